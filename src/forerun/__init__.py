@@ -1,0 +1,1 @@
+"""Forerun: run your training before you run it."""

@@ -1,0 +1,1 @@
+"""What a simulation means: breakdown, bottleneck, figures a user reads."""

@@ -1,0 +1,47 @@
+"""Prediction: what a user reads. Every figure can say where it came from (`explain`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The outcome of one plan. Times in seconds, memory in GiB (2**30 bytes), of the slowest or fullest rank."""
+
+    model: str
+    cluster: str
+    plan: Plan
+    n_gpus: int
+
+    step_time_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float
+    """model FLOP/s over dense peak: 6 N + 12 L h s per token, attention not halved for causal masks (PaLM, appendix B)"""
+    hfu: float
+    """FLOP/s that the kernels execute, recomputation included and causal attention halved, over dense peak"""
+
+    peak_allocated_gib: float
+    peak_reserved_gib: float
+    memory_limit_gib: float
+    fits: bool
+    memory_by_category_gib: dict[str, float]
+    """at the peak of the fullest rank class; the sum is peak_allocated_gib"""
+    peak_rank_class: str
+    peak_owner: str
+    """block and node at which the peak stands, for people"""
+
+    exposed_comm_s: float
+    """time in which communication runs and no compute does"""
+    bubble_s: float
+    """time in which a rank waits for other pipeline stages, mean over ranks"""
+    breakdown: dict[str, float]
+    """seconds by cause on the slowest rank; the sum is step_time_s"""
+    bottleneck: str
+    dollars_per_billion_tokens: float | None
+    coverage: float
+    """share of kernel time in calibrated shapes, 0 to 1"""
+    explain: tuple[str, ...]
+    """one line a figure: where it comes from"""

@@ -1,0 +1,1 @@
+"""On what it is trained: devices, links, clusters."""

@@ -1,0 +1,66 @@
+"""Device, Link and Cluster: what a plan runs on. Every figure is a datasheet value or has its source in the YAML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from forerun.errors import ForerunError
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator. Peaks are dense (no sparsity)."""
+
+    name: str
+    vendor: str
+    architecture: str
+    """volta, ampere, ada, hopper, blackwell, cdna3, tpu: selects kernels"""
+    peak_flops: dict[str, float] = field(hash=False)
+    """dtype (fp32, tf32, bf16, fp16, fp8, nvfp4) -> FLOP/s"""
+    memory_bytes: int
+    memory_bytes_per_s: float
+    multiprocessors: int
+    power_w: float
+    cost_profile: str
+    """name of the file in cost/profiles with the fitted kernel constants"""
+    sustained: float = 1.0
+    """clock under a long training step over the clock at which the cost profile was measured"""
+
+    def peak(self, dtype: str) -> float:
+        """Dense peak in FLOP/s of matrix multiplications in `dtype`."""
+        if dtype not in self.peak_flops:
+            known = ", ".join(sorted(self.peak_flops))
+            raise ForerunError(f"device {self.name} has no {dtype} matrix unit; it has: {known}")
+        return self.peak_flops[dtype]
+
+
+@dataclass(frozen=True)
+class Link:
+    """One level of the network, seen by one GPU."""
+
+    name: str
+    kind: Literal["nvswitch", "nvlink", "pcie", "infinity-fabric", "ici", "infiniband", "roce", "efa", "omnipath", "ethernet"]
+    size: int
+    """how many members of the level below it joins; 0 for as many as there are"""
+    bytes_per_s: float
+    """per GPU and direction: the GPU's share of its node's NICs"""
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal devices joined by links, ordered from the inside out."""
+
+    name: str
+    device: Device
+    links: tuple[Link, ...]
+    host_bytes_per_s: float
+    """GPU to host memory, per GPU and direction"""
+    price_per_gpu_hour: float | None = None
+    mtbf_gpu_hours: float | None = None
+
+    @property
+    def node_size(self) -> int:
+        """GPUs of one innermost (NVLink or PCIe) domain."""
+        return self.links[0].size

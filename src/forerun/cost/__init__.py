@@ -1,0 +1,1 @@
+"""Program op -> nanoseconds."""

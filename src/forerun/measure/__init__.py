@@ -1,0 +1,1 @@
+"""Fit cost profiles to measured kernels."""

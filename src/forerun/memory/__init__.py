@@ -1,0 +1,1 @@
+"""Tensor lifetimes -> bytes over time."""

@@ -1,0 +1,1 @@
+"""What is trained: architectures, from config.json, presets or YAML."""

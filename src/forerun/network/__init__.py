@@ -1,0 +1,1 @@
+"""Collectives on the links of a cluster."""

@@ -1,0 +1,136 @@
+"""Plan: how a model is trained. Frozen; torchtitan's names for the mesh axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from forerun.errors import ForerunError
+
+Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4"]
+Schedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "ZB1P", "ZBV", "DualPipeV"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One parallelism configuration of one optimizer step.
+
+    The world is dp_replicate x dp_shard x cp x tp x pp ranks; `ep` is carved out of dp_shard x cp.
+    `n_microbatches` is the number of micro batches of one data-parallel rank in one optimizer step:
+    pipeline micro batches when pp > 1, gradient accumulation steps otherwise.
+    """
+
+    seq_len: int
+    micro_batch: int = 1
+    n_microbatches: int = 1
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+
+    zero_stage: Literal[0, 1, 2, 3] = 3
+    """what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters (FSDP)"""
+    reshard_after_forward: Literal["default", "always", "never"] = "default"
+    """default: reshard unless pp > 1, as torchtitan does"""
+    prefetch: int = 1
+    """how many FSDP units are gathered ahead; 0 serialises gathers and compute"""
+    ddp_bucket_mib: float = 25.0
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    accumulate_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """dtype of the gradient buffer that micro batches add into; auto is the stack's habit"""
+    overlap_grad_reduce: bool = True
+    """reduce gradients while the backward pass still runs"""
+
+    sequence_parallel: bool = True
+    loss_parallel: bool = True
+    async_tp: bool = False
+
+    pp_schedule: Schedule = "1F1B"
+    virtual_stages: int = 1
+    """stages per rank (Megatron's model chunks); above 1 needs an interleaved or V schedule"""
+    layers_per_stage: tuple[int, ...] | None = None
+    """layers of each of the pp x virtual_stages stages in model order; None spreads them evenly"""
+    balance_ends: bool = False
+    """count embedding and head as one layer each when spreading layers over stages"""
+
+    cp_method: Literal["ring", "allgather", "ulysses"] = "ring"
+    expert_imbalance: float = 1.0
+    """tokens of the busiest expert rank over the mean, at least 1"""
+
+    precision: Precision = "bf16"
+    """dtype of the matrix multiplications"""
+    master_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """dtype of the weights that the optimizer updates"""
+    fp8_recipe: Literal["tensorwise", "rowwise", "delayed", "mx", "none"] = "none"
+    fp8_all_gather: bool = False
+
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    selective_policy: Literal["op", "attention", "mlp", "mlp-act-norm", "attention+mlp", "params"] = "op"
+    """op: torchtitan's per-operator list; attention: Megatron's core attention; mlp: the feed-forward;
+    mlp-act-norm: feed-forward activation and norms; attention+mlp: the two sub-blocks apart;
+    params: only the gathered or cast parameters"""
+    checkpoint_every: int = 1
+    """checkpoint every n-th layer"""
+    compile: bool = False
+    cuda_graphs: bool = False
+    attention: str = "auto"
+    """attention kernel (naive, flash1, flash2, flash3, triton, flex, cudnn, sdpa); auto is the stack's own"""
+
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    optimizer_impl: Literal["fused", "foreach", "loop"] = "fused"
+    offload: Literal["none", "optimizer", "params"] = "none"
+    """what lives in host memory between uses"""
+    activation_offload: float = 0.0
+    """fraction of the saved activations kept in host memory until backward"""
+
+    stack: str = "torchtitan"
+    """software stack: which kernels run, what overlaps, what the host costs (`forerun stacks`)"""
+
+    def __post_init__(self) -> None:
+        positive = ("seq_len", "micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep",
+                    "virtual_stages", "checkpoint_every")  # fmt: skip
+        for field in positive:
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ForerunError(f"plan: {field} must be a whole number of at least 1, got {value!r}")
+        if self.prefetch < 0:
+            raise ForerunError(f"plan: prefetch must be at least 0, got {self.prefetch}")
+        if self.expert_imbalance < 1:
+            raise ForerunError(f"plan: expert_imbalance must be at least 1, got {self.expert_imbalance}")
+        if not 0 <= self.activation_offload <= 1:
+            raise ForerunError(f"plan: activation_offload must be between 0 and 1, got {self.activation_offload}")
+
+    @property
+    def world_size(self) -> int:
+        return self.dp_replicate * self.dp_shard * self.cp * self.tp * self.pp
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel degree: ranks that see different samples."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def fsdp(self) -> int:
+        """Ranks over which state is sharded: context-parallel ranks share weights, so they shard too."""
+        return self.dp_shard * self.cp
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per optimizer step."""
+        return self.micro_batch * self.n_microbatches * self.dp
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.seq_len
+
+    @property
+    def n_stages(self) -> int:
+        return self.pp * self.virtual_stages
+
+    def describe(self) -> str:
+        """The mesh in one short line, axes of degree 1 left out."""
+        axes = [(n, getattr(self, n)) for n in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")]
+        return " ".join(f"{name}{degree}" for name, degree in axes if degree > 1) or "one GPU"

@@ -1,0 +1,1 @@
+"""Predictions and searches as text, JSON, CSV and traces."""

@@ -1,0 +1,1 @@
+"""Find the best plan of a space."""

@@ -1,0 +1,1 @@
+"""Published measurements in, accuracy out."""
