@@ -211,6 +211,10 @@ class FlatProgram:
     meeting_size: I32
     """participants of each rendezvous"""
     sync: I8
+    meeting_channel: I32
+    """channel of each rendezvous"""
+    class_names: tuple[str, ...]
+    channel_names: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.op)

@@ -1,0 +1,347 @@
+"""The hot loops of the engine. Every stream of every rank class is an actor that runs its nodes in order.
+
+`run_dataflow` needs no clock: without contention a node's start follows from its predecessors alone, so an actor runs
+until it meets a node whose inputs are not known yet, and parks on the first of them. `run_contended` moves all rank
+classes through time together, because how fast a node progresses depends on what runs beside it.
+
+Both live in one file: numba's disk cache notices changes of the file of a function, not of the files it calls.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.jit import njit
+from forerun.program.types import F64, I8, I32, I64, Stream
+
+Records = npt.NDArray[np.void]
+
+_COMPUTE_STREAM = int(Stream.COMPUTE)
+_NEVER = np.iinfo(np.int64).max
+
+_BLOCKED = 0  # waits for a node, for its meeting, or has no node left
+_SCHEDULED = 1  # its node becomes ready at `when`
+_RUNNING = 2  # its node ends at `when`, as things stand
+
+_NEUTRAL = 0
+_COMPUTE = 1
+_NETWORK = 2
+
+_ACTOR = np.dtype(
+    [
+        ("head", np.int64),  # node at the front of the stream, -1 when the stream is done
+        ("link", np.int64),  # next actor in the list of waiters or of meeting members that this one is in
+        ("when", np.int64),
+        ("since", np.int64),  # when `remaining` was true
+        ("remaining", np.int64),  # work left, ps at full speed
+        ("stretch", np.float64),  # time per unit of work while slowed
+        ("status", np.int8),
+        ("side", np.int8),
+        ("slowed", np.int8),
+    ]
+)
+_HOST = np.dtype(
+    [
+        ("next", np.int64),  # first node not issued yet
+        ("time", np.int64),
+        ("awaits", np.int64),  # node whose end the host waits for, -1 for none
+        ("n_compute", np.int64),  # compute nodes that run
+        ("n_network", np.int64),  # network nodes that run
+        ("when", np.int64),  # earliest event of the class
+    ]
+)
+_MEETING = np.dtype([("arrived", np.int64), ("ready", np.int64), ("members", np.int64)])
+
+
+@njit
+def _stream_order(class_ptr: I64, stream: I8, n_streams: int, actors: Records) -> I32:
+    """The node after each node on its stream, -1 for none; sets the head of every actor."""
+    following = np.empty(len(stream), np.int32)
+    for c in range(len(class_ptr) - 1):
+        first = c * n_streams
+        for s in range(n_streams):
+            actors[first + s].head = -1
+        for i in range(class_ptr[c + 1] - 1, class_ptr[c] - 1, -1):
+            a = first + stream[i]
+            following[i] = actors[a].head
+            actors[a].head = i
+    return following
+
+
+@njit
+def _issue(host: Records, c: int, last: int, op: I32, sync: I8, issue_ps: I64, issued: I64, release_ps: int) -> None:
+    """Let the host of class `c` issue from `release_ps` until a node that it waits for, or `last` (exclusive)."""
+    time = max(host[c].time, release_ps)
+    i = host[c].next
+    host[c].awaits = -1
+    while i < last:
+        time += issue_ps[op[i]]
+        issued[i] = time
+        i += 1
+        if sync[i - 1]:
+            host[c].awaits = i - 1
+            break
+    host[c].next = i
+    host[c].time = time
+
+
+@njit
+def _blocker(i: int, c: int, host: Records, pred_ptr: I64, pred: I32, end: I64) -> int:
+    """A node that must end before node `i` of class `c` can be ready, -1 for none."""
+    blocker: int = -1
+    if i >= host[c].next:
+        blocker = host[c].awaits
+    else:
+        for e in range(pred_ptr[i], pred_ptr[i + 1]):
+            if end[pred[e]] < 0:
+                blocker = pred[e]
+                break
+    return blocker
+
+
+@njit
+def _class_ends(class_ptr: I64, end: I64, host: Records) -> tuple[I64, bool]:
+    """When each class is done, and whether some node never ran."""
+    class_end = np.zeros(len(host), np.int64)
+    stuck = False
+    for c in range(len(host)):
+        class_end[c] = host[c].time
+        for i in range(class_ptr[c], class_ptr[c + 1]):
+            stuck |= end[i] < 0
+            class_end[c] = max(class_end[c], end[i])
+    return class_end, stuck
+
+
+@njit
+def run_dataflow(
+    class_ptr: I64,
+    op: I32,
+    stream: I8,
+    pred_ptr: I64,
+    pred: I32,
+    meeting: I32,
+    meeting_size: I32,
+    sync: I8,
+    duration_ps: I64,
+    issue_ps: I64,
+    n_streams: int,
+) -> tuple[I64, I64, I64, I64, bool]:
+    """Start, end and issue end of every node, end of every class, and whether nodes are left that never ran."""
+    n_classes = len(class_ptr) - 1
+    start = np.zeros(len(op), np.int64)
+    end = np.full(len(op), -1, np.int64)
+    issued = np.zeros(len(op), np.int64)
+    actors = np.zeros(n_classes * n_streams, _ACTOR)
+    host = np.zeros(n_classes, _HOST)
+    meetings = np.zeros(len(meeting_size), _MEETING)
+    for m in range(len(meetings)):
+        meetings[m].members = -1
+    following = _stream_order(class_ptr, stream, n_streams, actors)
+    waiters = np.full(len(op), -1, np.int32)
+    free = np.zeros(len(actors), np.int64)
+    runnable = np.arange(len(actors))
+    n_runnable = len(actors)
+    for c in range(n_classes):
+        host[c].next = class_ptr[c]
+        _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, 0)
+
+    finished = np.empty(len(actors), np.int64)
+    while n_runnable:
+        n_runnable -= 1
+        a = runnable[n_runnable]
+        c = a // n_streams
+        while actors[a].head >= 0:
+            i = actors[a].head
+            blocker = _blocker(i, c, host, pred_ptr, pred, end)
+            if blocker >= 0:
+                actors[a].link = waiters[blocker]
+                waiters[blocker] = a
+                break
+            ready = max(free[a], issued[i])
+            for e in range(pred_ptr[i], pred_ptr[i + 1]):
+                ready = max(ready, end[pred[e]])
+            n_finished = 1
+            finished[0] = a
+            m = meeting[i]
+            if m >= 0:
+                meetings[m].arrived += 1
+                meetings[m].ready = max(meetings[m].ready, ready)
+                actors[a].link = meetings[m].members
+                meetings[m].members = a
+                if meetings[m].arrived < meeting_size[m]:
+                    break
+                ready = meetings[m].ready
+                n_finished = 0
+                member = a
+                while member >= 0:
+                    finished[n_finished] = member
+                    n_finished += 1
+                    member = actors[member].link
+            for f in range(n_finished):
+                b = finished[f]
+                j = actors[b].head
+                start[j] = ready
+                end[j] = ready + duration_ps[op[j]]
+                free[b] = end[j]
+                actors[b].head = following[j]
+                if sync[j]:
+                    d = b // n_streams
+                    _issue(host, d, class_ptr[d + 1], op, sync, issue_ps, issued, end[j])
+                waiter = waiters[j]
+                while waiter >= 0:
+                    runnable[n_runnable] = waiter
+                    n_runnable += 1
+                    waiter = actors[waiter].link
+                if b != a:
+                    runnable[n_runnable] = b
+                    n_runnable += 1
+    class_end, stuck = _class_ends(class_ptr, end, host)
+    return start, end, issued, class_end, stuck
+
+
+@njit
+def _schedule(
+    a: int, c: int, now: int, actors: Records, host: Records, pred_ptr: I64, pred: I32, end: I64, issued: I64,
+    waiters: I32,
+) -> None:  # fmt: skip
+    """Find out when the node at the head of actor `a` is ready, or park the actor on a node that must end first."""
+    actors[a].status = _BLOCKED
+    actors[a].when = _NEVER
+    i = actors[a].head
+    if i < 0:
+        return
+    blocker = _blocker(i, c, host, pred_ptr, pred, end)
+    if blocker >= 0:
+        actors[a].link = waiters[blocker]
+        waiters[blocker] = a
+    else:
+        actors[a].status = _SCHEDULED
+        actors[a].when = max(now, issued[i])
+
+
+@njit
+def _settle(c: int, now: int, n_streams: int, actors: Records, host: Records) -> None:
+    """Change the speed of the running nodes of class `c` that gained or lost company, and date its next event."""
+    earliest = _NEVER
+    for a in range(c * n_streams, (c + 1) * n_streams):
+        actor = actors[a]
+        if actor.status == _RUNNING and actor.side != _NEUTRAL:
+            company = host[c].n_network if actor.side == _COMPUTE else host[c].n_compute
+            slowed = company > 0
+            if slowed != actor.slowed:
+                passed = now - actor.since
+                if actor.slowed:
+                    passed = min(np.int64(np.rint(passed / actor.stretch)), actor.remaining)
+                actor.remaining -= passed
+                actor.since = now
+                actor.slowed = slowed
+                left = np.int64(np.rint(actor.remaining * actor.stretch)) if slowed else actor.remaining
+                actor.when = now + left
+        earliest = min(earliest, actor.when)
+    host[c].when = earliest
+
+
+@njit
+def run_contended(
+    class_ptr: I64,
+    op: I32,
+    stream: I8,
+    pred_ptr: I64,
+    pred: I32,
+    meeting: I32,
+    meeting_size: I32,
+    sync: I8,
+    duration_ps: I64,
+    issue_ps: I64,
+    slow_compute: F64,
+    slow_network: F64,
+    network_op: npt.NDArray[np.bool_],
+    n_streams: int,
+) -> tuple[I64, I64, I64, I64, bool]:
+    """As run_dataflow, with compute and network of a class slowing each other."""
+    n_classes = len(class_ptr) - 1
+    start = np.zeros(len(op), np.int64)
+    end = np.full(len(op), -1, np.int64)
+    issued = np.zeros(len(op), np.int64)
+    actors = np.zeros(n_classes * n_streams, _ACTOR)
+    host = np.zeros(n_classes, _HOST)
+    meetings = np.zeros(len(meeting_size), _MEETING)
+    for m in range(len(meetings)):
+        meetings[m].members = -1
+    following = _stream_order(class_ptr, stream, n_streams, actors)
+    waiters = np.full(len(op), -1, np.int32)
+    for c in range(n_classes):
+        host[c].next = class_ptr[c]
+        _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, 0)
+        for a in range(c * n_streams, (c + 1) * n_streams):
+            _schedule(a, c, 0, actors, host, pred_ptr, pred, end, issued, waiters)
+        _settle(c, 0, n_streams, actors, host)
+
+    while True:
+        c = 0
+        for d in range(1, n_classes):
+            if host[d].when < host[c].when:
+                c = d
+        now = host[c].when
+        if now == _NEVER:
+            break
+        a = c * n_streams
+        while a < (c + 1) * n_streams:
+            actor = actors[a]
+            if actor.when > now:
+                a += 1
+                continue
+            i = actor.head
+            if actor.status == _SCHEDULED:
+                m = meeting[i]
+                if m >= 0:
+                    actor.status = _BLOCKED
+                    actor.when = _NEVER
+                    actor.link = meetings[m].members
+                    meetings[m].members = a
+                    meetings[m].arrived += 1
+                    if meetings[m].arrived == meeting_size[m]:
+                        member = a
+                        while member >= 0:
+                            j = actors[member].head
+                            start[j] = now
+                            actors[member].status = _RUNNING
+                            actors[member].side = _NEUTRAL
+                            actors[member].when = now + duration_ps[op[j]]
+                            d = member // n_streams
+                            host[d].when = min(host[d].when, actors[member].when)
+                            member = actors[member].link
+                else:
+                    start[i] = now
+                    actor.status = _RUNNING
+                    actor.since = now
+                    actor.remaining = duration_ps[op[i]]
+                    actor.when = now + actor.remaining
+                    actor.slowed = 0
+                    actor.side = _NEUTRAL
+                    if network_op[op[i]]:
+                        actor.side = _NETWORK
+                        actor.stretch = 1.0 + slow_network[op[i]]
+                        host[c].n_network += 1
+                    elif stream[i] == _COMPUTE_STREAM:
+                        actor.side = _COMPUTE
+                        actor.stretch = 1.0 + slow_compute[op[i]]
+                        host[c].n_compute += 1
+            else:
+                end[i] = now
+                host[c].n_network -= actor.side == _NETWORK
+                host[c].n_compute -= actor.side == _COMPUTE
+                actor.head = following[i]
+                if sync[i]:
+                    _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, now)
+                _schedule(a, c, now, actors, host, pred_ptr, pred, end, issued, waiters)
+                waiter = waiters[i]
+                while waiter >= 0:
+                    other = actors[waiter].link
+                    _schedule(waiter, c, now, actors, host, pred_ptr, pred, end, issued, waiters)
+                    waiter = other
+                a = c * n_streams
+        _settle(c, now, n_streams, actors, host)
+    class_end, stuck = _class_ends(class_ptr, end, host)
+    return start, end, issued, class_end, stuck

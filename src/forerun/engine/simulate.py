@@ -1,0 +1,110 @@
+"""simulate: when every node of a Program starts and ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.engine.kernels import run_contended, run_dataflow
+from forerun.errors import ForerunError
+from forerun.program.types import F64, I64, N_STREAMS, FlatProgram
+
+_LISTED = 4
+"""how many stuck nodes a deadlock message names"""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When every node of a FlatProgram runs, in integer picoseconds from the start of the step."""
+
+    start_ps: I64
+    end_ps: I64
+    issue_end_ps: I64
+    """when the host has issued the node"""
+    class_end_ps: I64
+    """when the last node of each rank class has ended and its host is done"""
+
+    @property
+    def end_of_step_ps(self) -> int:
+        """When the last rank class is done."""
+        return int(self.class_end_ps.max(initial=0))
+
+
+def simulate(
+    flat: FlatProgram,
+    duration_ps: I64,
+    issue_ps: I64,
+    slow_compute: F64,
+    slow_network: F64,
+    network_op: npt.NDArray[np.bool_],
+) -> Timeline:
+    """Run every rank class of `flat`. All other arguments have one entry per op, `(flat.n_ops,)`.
+
+    * The host of a rank class issues its nodes in order, one after the other, `issue_ps` each. After a node with
+      sync = 1 it goes on only when that node has ended.
+    * A node is ready when it is issued, its predecessors have ended, and the node before it on its stream has ended.
+      It starts at once, and takes `duration_ps` if nothing slows it.
+    * The nodes of a meeting start together, when the last of them is ready.
+    * Inside a rank class, compute and network slow each other. A *network node* has `network_op` and no meeting; a
+      *compute node* is on Stream.COMPUTE, is no `network_op` and has no meeting. While at least one network node runs,
+      a compute node progresses at rate 1 / (1 + slow_compute[op]); while a compute node runs, a network node
+      progresses at rate 1 / (1 + slow_network[op]). All other nodes neither slow nor are slowed.
+    * Remaining work is whole picoseconds: the work done in an interval is rounded down, the time still needed up.
+    * Events at the same time are taken in order of (rank class, stream); nothing in the result depends on it.
+
+    Raises:
+        ForerunError: a column has the wrong length or a negative entry, or nodes wait for each other for ever.
+    """
+    for name, column in (
+        ("duration_ps", duration_ps),
+        ("issue_ps", issue_ps),
+        ("slow_compute", slow_compute),
+        ("slow_network", slow_network),
+    ):
+        if len(column) != flat.n_ops:
+            raise ForerunError(f"engine: {name} has {len(column)} entries, the program has {flat.n_ops} ops")
+        if flat.n_ops and not column.min() >= 0:
+            worst = int(np.argmin(column))
+            raise ForerunError(f"engine: {name} of op {worst} is {column[worst]}, must be at least 0")
+    if len(network_op) != flat.n_ops:
+        raise ForerunError(f"engine: network_op has {len(network_op)} entries, the program has {flat.n_ops} ops")
+
+    program = (
+        flat.class_ptr,
+        flat.op,
+        flat.stream,
+        flat.pred_ptr,
+        flat.pred,
+        flat.meeting,
+        flat.meeting_size,
+        flat.sync,
+    )
+    if network_op.any() and (slow_compute.any() or slow_network.any()):
+        contention = (slow_compute, slow_network, network_op)
+        start, end, issued, class_end, stuck = run_contended(*program, duration_ps, issue_ps, *contention, N_STREAMS)
+    else:
+        start, end, issued, class_end, stuck = run_dataflow(*program, duration_ps, issue_ps, N_STREAMS)
+    if stuck:
+        _raise_deadlock(flat, end)
+    return Timeline(start, end, issued, class_end)
+
+
+def _raise_deadlock(flat: FlatProgram, end_ps: I64) -> NoReturn:
+    """Name the first node that never ran on each stream of each class, those at a meeting before the others."""
+    first: dict[tuple[int, int], int] = {}
+    for node in np.flatnonzero(end_ps < 0).tolist():
+        owner = int(np.searchsorted(flat.class_ptr, node, side="right")) - 1
+        first.setdefault((owner, int(flat.stream[node])), node)
+    stuck = sorted(first.items(), key=lambda item: (flat.meeting[item[1]] < 0, item[1]))
+    texts = []
+    for (owner, stream), node in stuck[:_LISTED]:
+        text = f"class {flat.class_names[owner]!r} step {flat.step[node]} node {node - flat.class_ptr[owner]}"
+        text += f" (op {flat.op[node]}, stream {stream})"
+        if flat.meeting[node] >= 0:
+            text += f" on channel {flat.channel_names[flat.meeting_channel[flat.meeting[node]]]!r}"
+        texts.append(text)
+    more = f" and {len(stuck) - _LISTED} more streams" if len(stuck) > _LISTED else ""
+    raise ForerunError(f"deadlock: these nodes never run: {'; '.join(texts)}{more}")
