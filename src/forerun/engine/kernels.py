@@ -89,15 +89,12 @@ def _issue(host: Records, c: int, last: int, op: I32, sync: I8, issue_ps: I64, i
 @njit
 def _blocker(i: int, c: int, host: Records, pred_ptr: I64, pred: I32, end: I64) -> int:
     """A node that must end before node `i` of class `c` can be ready, -1 for none."""
-    blocker: int = -1
     if i >= host[c].next:
-        blocker = host[c].awaits
-    else:
-        for e in range(pred_ptr[i], pred_ptr[i + 1]):
-            if end[pred[e]] < 0:
-                blocker = pred[e]
-                break
-    return blocker
+        return int(host[c].awaits)
+    for e in range(pred_ptr[i], pred_ptr[i + 1]):
+        if end[pred[e]] < 0:
+            return int(pred[e])
+    return -1
 
 
 @njit
