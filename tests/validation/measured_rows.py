@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from forerun.analysis.prediction import Prediction
+from forerun.plan.plan import Plan
 from forerun.validation.rows import Measurement, read_measurements
 
 ROW = {
@@ -81,3 +83,31 @@ def write_rows(path: Path, *changes: dict[str, str]) -> Path:
 def measurement(tmp_path: Path, **change: str) -> Measurement:
     """One parsed row that differs from ROW in the cells given."""
     return read_measurements(write_rows(tmp_path / "one.csv", change))[0]
+
+
+def prediction(step_time_s: float, allocated_gib: float, reserved_gib: float, fits: bool) -> Prediction:
+    """A Prediction with these figures and plain values elsewhere."""
+    return Prediction(
+        model="Small-Llama",
+        cluster="lab",
+        plan=Plan(seq_len=4096, dp_shard=16),
+        n_gpus=16,
+        step_time_s=step_time_s,
+        tokens_per_s_per_gpu=1000.0,
+        mfu=0.4,
+        hfu=0.4,
+        peak_allocated_gib=allocated_gib,
+        peak_reserved_gib=reserved_gib,
+        memory_limit_gib=80.0,
+        fits=fits,
+        memory_by_category_gib={"parameters": allocated_gib},
+        peak_rank_class="0",
+        peak_owner="layer 0",
+        exposed_comm_s=0.0,
+        bubble_s=0.0,
+        breakdown={"compute": step_time_s},
+        bottleneck="compute",
+        dollars_per_billion_tokens=None,
+        coverage=1.0,
+        explain=(),
+    )

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from measured_rows import measurement, write_rows
 from scipy import stats as scipy_stats
 
 from forerun.validation import metrics
 from forerun.validation.metrics import Forecast
 from forerun.validation.rows import Measurement, read_measurements
-from measured_rows import measurement, write_rows
 
 
 def test_error_statistics_by_hand() -> None:

@@ -6,10 +6,10 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from measured_rows import ROW, measurement, write_rows
 
 from forerun.errors import ForerunError
 from forerun.validation.rows import Measurement, read_measurements
-from measured_rows import ROW, measurement, write_rows
 
 
 def test_cells_become_typed_values(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ ATTENTION = (
     (r"flex", "flex"),
     (r"sdpa", "sdpa"),
     (r"cudnn", "cudnn"),
-    (r"flash(attention)?[- ]?3|fa3", "flash3"),
-    (r"flash(attention)?[- ]?1", "flash1"),
+    (r"flash[-_ ]?(attn|attention)?[-_ ]?3|fa3", "flash3"),
+    (r"flash[-_ ]?(attn|attention)?[-_ ]?1", "flash1"),
     (r"flash|fa2", "flash2"),
     (r"^none", "auto"),
 )

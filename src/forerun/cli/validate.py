@@ -1,0 +1,54 @@
+"""`forerun validate`: predictions against published measurements."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from forerun.analysis.predict import predict
+from forerun.errors import ForerunError
+from forerun.model.architecture_table import load_architectures
+from forerun.validation.hardware import read_hardware
+from forerun.validation.report import build_report, print_report
+from forerun.validation.rows import read_measurements
+from forerun.validation.run import run, write_predictions
+
+PIPED_WIDTH = 160
+"""columns when the output is no terminal: names must not be cut"""
+
+
+def validate(
+    measurements: Annotated[Path, typer.Argument(help="CSV file of measured configurations.")],
+    models: Annotated[Path, typer.Option(help="YAML file of the architectures that the rows name.")],
+    hardware: Annotated[Path, typer.Option(help="YAML file of the clusters that the rows name.")],
+    out: Annotated[Path | None, typer.Option(help="Write one prediction per row to this CSV file.")] = None,
+    split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
+    worst: Annotated[int, typer.Option(min=0, help="List this many of the largest errors.")] = 0,
+    verbose: Annotated[bool, typer.Option("--verbose", help="List every assumption made for silent sources.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Predict every measured configuration and print how far the predictions are off."""
+    rows = read_measurements(measurements)
+    if split is not None:
+        rows = [row for row in rows if row.split == split]
+        if not rows:
+            raise ForerunError(f"{measurements}: no row of split {split!r}")
+    architectures, hosts = load_architectures(models), read_hardware(hardware)
+    with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:
+        task = progress.add_task("predicting", total=len(rows))
+        results = run(rows, architectures, hosts, predict, lambda result: progress.advance(task))
+    if out is not None:
+        write_predictions(out, results)
+    report = build_report(results)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        print_report(report, Console(width=None if sys.stdout.isatty() else PIPED_WIDTH), worst=worst, verbose=verbose)
+    if report["rows"]["faults"]:
+        raise typer.Exit(1)

@@ -1,0 +1,98 @@
+"""From a measured row to what a prediction needs: model, plan and cluster, with every assumption written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forerun.cluster.types import Cluster
+from forerun.errors import ForerunError
+from forerun.model.spec import ModelSpec
+from forerun.plan.plan import Plan
+from forerun.validation.cluster_mapping import cluster_of
+from forerun.validation.hardware import Hardware
+from forerun.validation.plan_mapping import Inexpressible, plan_of
+from forerun.validation.rows import Measurement
+
+DIMENSIONS = ("n_layers", "hidden", "n_heads", "n_kv_heads", "ffn_hidden", "vocab")
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """One expressed row. `notes` are the assumptions made where the row is silent."""
+
+    model: ModelSpec
+    plan: Plan
+    cluster: Cluster
+    notes: tuple[str, ...]
+
+
+def map_row(row: Measurement, models: Mapping[str, ModelSpec], hardware: Hardware) -> Inputs:
+    """Model, plan and cluster of `row`, mapped by the meaning of its columns. Raises Inexpressible with the reason."""
+    notes: list[str] = []
+    try:
+        model = _model_of(row, models, notes)
+        plan = plan_of(row, model, notes)
+        cluster = cluster_of(row, hardware, notes)
+    except Inexpressible:
+        raise
+    except ForerunError as error:
+        raise Inexpressible(str(error)) from None
+    return Inputs(model, plan, cluster, tuple(notes))
+
+
+def to_inputs(row: Measurement, models: Mapping[str, ModelSpec], hardware: Hardware) -> tuple[ModelSpec, Plan, Cluster]:
+    """`map_row` without its notes: the arguments of a predictor."""
+    inputs = map_row(row, models, hardware)
+    return inputs.model, inputs.plan, inputs.cluster
+
+
+def _model_of(row: Measurement, models: Mapping[str, ModelSpec], notes: list[str]) -> ModelSpec:
+    """The named architecture with the dimensions of the row, or one made from the row alone."""
+    known = models.get(row.model)
+    model = _from_row(row, notes) if known is None else _with_row_dimensions(row, known, notes)
+    if model.position == "learned" and row.seq_len:
+        # a run allocates one learned position per token of its sequence
+        model = replace(model, max_positions=row.seq_len)
+    return model
+
+
+def _with_row_dimensions(row: Measurement, model: ModelSpec, notes: list[str]) -> ModelSpec:
+    """The row is what was measured, so it wins over a table that says otherwise."""
+    stated = {name: getattr(row, name) for name in DIMENSIONS}
+    changed: dict[str, Any] = {
+        name: value for name, value in stated.items() if value is not None and value != getattr(model, name)
+    }
+    if not changed:
+        return model
+    if row.head_dim and model.mla is None:
+        changed["head_dim"] = row.head_dim
+    notes.append(f"the row's dimensions differ from the models file: taken {changed}")
+    return replace(model, **changed)
+
+
+def _from_row(row: Measurement, notes: list[str]) -> ModelSpec:
+    """A dense decoder: gated feed-forwards go with RMSNorm and rotary positions, others follow GPT-2."""
+    if row.is_moe:
+        raise Inexpressible(f"model {row.model!r} has experts, but is not in the models file")
+    missing = [name for name in (*DIMENSIONS, "head_dim") if getattr(row, name) is None]
+    if missing:
+        raise Inexpressible(f"model {row.model!r} is not in the models file and the row lacks {', '.join(missing)}")
+    if row.mlp not in ("swiglu", "geglu", "gelu", "relu"):
+        raise Inexpressible(f"model {row.model!r} is not in the models file and its mlp {row.mlp!r} is not known")
+    notes.append(f"model {row.model!r} is not in the models file: made from the row's dimensions")
+    fields: dict[str, Any] = {name: getattr(row, name) for name in (*DIMENSIONS, "head_dim", "mlp")}
+    gated = row.mlp in ("swiglu", "geglu")
+    bias = not gated
+    return ModelSpec(
+        name=row.model,
+        norm="rmsnorm" if gated else "layernorm",
+        position="none" if row.n_heads == 0 else "rope" if gated else "learned",
+        tied_embeddings=bias and row.n_heads != 0,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+        norm_bias=bias,
+        **fields,
+    )
