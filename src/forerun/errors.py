@@ -1,15 +1,20 @@
 """The errors a user can cause. The console prints their one line and exits with status 2."""
 
+import difflib
+
 
 class ForerunError(ValueError):
     """Bad input: the message is one line that names the thing, the place and the fix."""
 
 
 class UnknownName(ForerunError):
-    """A name that is not in a catalogue."""
+    """A name that is not in a catalogue; the message offers close ones first, then all."""
 
     def __init__(self, what: str, name: str, known: list[str]) -> None:
-        super().__init__(f"unknown {what} {name!r}; known: {', '.join(sorted(known))}")
+        lower = {k.lower(): k for k in known}
+        close = [lower[k] for k in difflib.get_close_matches(name.lower(), lower, 3)]
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        super().__init__(f"unknown {what} {name!r}; {hint}known: {', '.join(sorted(known))}")
 
 
 class ImpossiblePlan(ForerunError):

@@ -30,6 +30,14 @@ class MoESpec:
     capacity_factor: float | None = None
     """tokens per expert are padded or dropped to this multiple of the mean; None is dropless"""
 
+    def __post_init__(self) -> None:
+        if min(self.n_experts, self.expert_ffn) < 1 or min(self.shared_ffn, self.n_dense_layers) < 0:
+            raise ForerunError(f"moe: a count or width is impossible: {self}")
+        if not 0 < self.top_k <= self.n_experts:
+            raise ForerunError(f"moe: top_k {self.top_k} of {self.n_experts} experts")
+        if self.capacity_factor is not None and self.capacity_factor <= 0:
+            raise ForerunError(f"moe: capacity_factor must be positive, got {self.capacity_factor}")
+
 
 @dataclass(frozen=True, slots=True)
 class MLASpec:
@@ -40,6 +48,11 @@ class MLASpec:
     qk_rope_dim: int
     v_head_dim: int
     q_lora_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        widths = (self.kv_lora_rank, self.qk_nope_dim, self.qk_rope_dim, self.v_head_dim, self.q_lora_rank or 1)
+        if min(widths) < 1:
+            raise ForerunError(f"mla: every width must be at least 1: {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +87,15 @@ class ModelSpec:
     """a norm of width head_dim on queries and on keys"""
     embedding_norm: bool = False
     """a norm right after the embedding (BLOOM, BERT)"""
+    block_norms: bool = True
+    """a norm at each half of a layer; a plain residual stack has none"""
     final_norm: bool = True
     token_types: int = 0
     """rows of a token-type embedding (BERT)"""
     pooler: bool = False
     """a hidden x hidden tanh pooler (BERT)"""
+    pooler_classes: int = 0
+    """width of a classifier on the pooler (BERT's next-sentence head has 2)"""
     head_transform: bool = False
     """dense + activation + norm before the head (BERT's masked-language-model head)"""
     sliding_window: int | None = None
@@ -90,13 +107,20 @@ class ModelSpec:
             if getattr(self, field) < 1:
                 raise ForerunError(f"model {self.name}: {field} must be at least 1, got {getattr(self, field)}")
         if self.n_heads < 0 or (self.n_heads and self.head_dim < 1):
-            raise ForerunError(f"model {self.name}: n_heads {self.n_heads} needs a positive head_dim, got {self.head_dim}")
+            raise ForerunError(
+                f"model {self.name}: n_heads {self.n_heads} needs a positive head_dim, got {self.head_dim}"
+            )
         if self.n_heads and (self.n_kv_heads < 1 or self.n_heads % self.n_kv_heads):
             raise ForerunError(
                 f"model {self.name}: n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}"
             )
-        if self.moe and not 0 < self.moe.top_k <= self.moe.n_experts:
-            raise ForerunError(f"model {self.name}: top_k {self.moe.top_k} of {self.moe.n_experts} experts")
+        if self.pooler_classes and not self.pooler:
+            raise ForerunError(f"model {self.name}: pooler_classes {self.pooler_classes} needs pooler: true")
+        for field in ("max_positions", "token_types", "pooler_classes"):
+            if getattr(self, field) < 0:
+                raise ForerunError(f"model {self.name}: {field} must be at least 0, got {getattr(self, field)}")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ForerunError(f"model {self.name}: sliding_window must be at least 1, got {self.sliding_window}")
         if self.moe and not 0 <= self.moe.n_dense_layers <= self.n_layers:
             raise ForerunError(f"model {self.name}: n_dense_layers {self.moe.n_dense_layers} of {self.n_layers} layers")
 

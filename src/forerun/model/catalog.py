@@ -1,0 +1,93 @@
+"""The catalogue: presets by name, and `load_model`, which takes a name or any of the model files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ForerunError, UnknownName
+from forerun.model.fields import Fields, read_yaml
+from forerun.model.huggingface import load_huggingface
+from forerun.model.parameters import active_parameter_count, parameter_count
+from forerun.model.spec import ModelSpec
+from forerun.model.spec_file import load_spec_file, read_spec
+
+PRESETS = Path(__file__).parent / "presets"
+_SUFFIXES = (".json", ".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One preset, for a table. Parameters and widths in elements."""
+
+    name: str
+    parameters: int
+    active_parameters: int
+    layers: int
+    hidden: int
+    heads: int
+    source: str
+
+
+def load_model(name_or_path: str | Path) -> ModelSpec:
+    """The model behind a preset's name (in any case), a folder with a config.json, a config.json, or a YAML file.
+
+    A name is looked up before the disk is; write `./name` for a folder of the same name.
+    Raises UnknownName for what is neither a preset nor a path, ForerunError for a bad file, both in one line.
+    """
+    name = str(name_or_path)
+    if isinstance(name_or_path, str) and name.strip().lower() in _entries():
+        return _preset(name.strip().lower())
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return load_huggingface(path)
+    if path.suffix in _SUFFIXES:
+        return load_huggingface(path) if path.suffix == ".json" else load_spec_file(path)
+    if path.exists():
+        raise ForerunError(f"{path}: a model file ends in {', '.join(_SUFFIXES)}")
+    if isinstance(name_or_path, Path) or len(path.parts) > 1:
+        raise ForerunError(f"{path}: no such file or folder, and no preset of that name")
+    raise UnknownName("model", name, model_names())
+
+
+def model_names() -> list[str]:
+    """The presets' names, by family and size."""
+    return list(_entries())
+
+
+def model_table() -> list[ModelRow]:
+    """A row for each preset, by family and size."""
+    return [_row(_preset(name), entry) for name, entry in _entries().items()]
+
+
+def _row(spec: ModelSpec, entry: Mapping[str, Any]) -> ModelRow:
+    return ModelRow(
+        spec.name,
+        parameter_count(spec),
+        active_parameter_count(spec),
+        spec.n_layers,
+        spec.hidden,
+        spec.n_heads,
+        entry["source"],
+    )
+
+
+@cache
+def _preset(name: str) -> ModelSpec:
+    return read_spec(Fields(_entries()[name], f"preset {name}"), name)
+
+
+@cache
+def _entries() -> dict[str, dict[str, Any]]:
+    """Preset entries by name; a file's `common` fields hold for each of its models."""
+    entries: dict[str, dict[str, Any]] = {}
+    for path in sorted(PRESETS.glob("*.yaml")):
+        document = read_yaml(path)
+        common, models = document.mapping("common"), document.mapping("models")
+        document.finish()
+        for name, fields in models.items():
+            entries[name] = {**common, **fields}
+    return entries
