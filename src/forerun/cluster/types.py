@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Literal
 
 from forerun.errors import ForerunError
+
+LinkKind = Literal[
+    "nvswitch", "nvlink", "pcie", "infinity-fabric", "ici", "infiniband", "roce", "efa", "omnipath", "ethernet"
+]
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,8 @@ class Device:
     """name of the file in cost/profiles with the fitted kernel constants"""
     sustained: float = 1.0
     """clock under a long training step over the clock at which the cost profile was measured"""
+    source: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
+    """where the figures come from, by key of the device file"""
 
     def peak(self, dtype: str) -> float:
         """Dense peak in FLOP/s of matrix multiplications in `dtype`."""
@@ -40,12 +48,15 @@ class Link:
     """One level of the network, seen by one GPU."""
 
     name: str
-    kind: Literal["nvswitch", "nvlink", "pcie", "infinity-fabric", "ici", "infiniband", "roce", "efa", "omnipath", "ethernet"]
+    kind: LinkKind
     size: int
     """how many members of the level below it joins; 0 for as many as there are"""
     bytes_per_s: float
     """per GPU and direction: the GPU's share of its node's NICs"""
     latency_s: float
+    """of one hop of a small message"""
+    source: str = field(default="", compare=False)
+    """where the figures come from"""
 
 
 @dataclass(frozen=True)
@@ -59,8 +70,16 @@ class Cluster:
     """GPU to host memory, per GPU and direction"""
     price_per_gpu_hour: float | None = None
     mtbf_gpu_hours: float | None = None
+    source: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
+    """where price, failure rate and host rate come from, by key of the cluster file"""
 
     @property
     def node_size(self) -> int:
         """GPUs of one innermost (NVLink or PCIe) domain."""
         return self.links[0].size
+
+    @property
+    def max_gpus(self) -> int | None:
+        """How many GPUs the links join; None where the outermost one joins as many as there are."""
+        sizes = [link.size for link in self.links]
+        return None if 0 in sizes else prod(sizes)

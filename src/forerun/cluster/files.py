@@ -1,0 +1,102 @@
+"""YAML files into checked entries: whatever is wrong becomes one line that names the file and the key."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from forerun.errors import ForerunError
+
+
+class Entry(BaseModel):
+    """A mapping of a file: unknown keys are refused, and text is never read as a number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+EntryType = TypeVar("EntryType", bound=Entry)
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice, which plain YAML would silently let win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if key is not None and key != "<<" and key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises ForerunError, naming the file and where possible the line: unreadable file, not UTF-8, not YAML, a key given
+    twice, no mapping at the top.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ForerunError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except (OSError, ValueError) as error:
+        raise ForerunError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, place: str) -> dict[str, Any]:
+    """The mapping in a YAML text; `place` names it in the ForerunError raised as by `read_yaml`."""
+    try:
+        data = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
+        raise ForerunError(f"{place}{where}: not valid YAML: {problem}") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ForerunError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ForerunError(f"{place}: expected keys and values, got {_short(data)}")
+    return {str(key): value for key, value in data.items()}
+
+
+def check(model: type[EntryType], data: dict[str, Any], place: str) -> EntryType:
+    """`data` as a `model`; ForerunError names `place`, the first wrong key, and how many more are wrong."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        first = problems[0]
+        path = [str(part) for part in first["loc"]]
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ForerunError(f"{place}: {_explain(model, path, first)}{more}") from None
+
+
+def _explain(model: type[Entry], path: list[str], problem: Any) -> str:
+    key = ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key!r}; known: {', '.join(_known_keys(model, path[:-1]))}"
+    if problem["type"] == "missing":
+        return f"key {key!r} is missing"
+    if problem["type"] == "value_error":
+        message = str(problem["ctx"]["error"])
+        return f"{key}: {message}" if key else message
+    return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, got {_short(problem['input'])}"
+
+
+def _known_keys(model: type[BaseModel], path: list[str]) -> list[str]:
+    for part in path:
+        annotation = model.model_fields[part].annotation
+        choices = [annotation, *get_args(annotation)]
+        model = next(choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel))
+    return sorted(model.model_fields)
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
