@@ -14,5 +14,5 @@ SCORE = FOLDER / "score.py"
 
 needs_measurements = pytest.mark.skipif(
     not all(path.exists() for path in (MEASUREMENTS, MODELS, HARDWARE, SCORE)),
-    reason="the published measurements (../shared/validation) are not on this machine",
+    reason="the published measurements are not beside this checkout",
 )

@@ -61,6 +61,7 @@ def test_a_complete_row_needs_no_assumption(tmp_path: Path) -> None:
     ("framework", "software", "notes", "stack"),
     [
         ("llm-foundry/Composer FSDP1", "torch 2.1.0", "", "composer"),
+        ("llm-foundry/Composer FSDP1", "torch 1.13/2.0 era", "", "composer-torch2.0"),
         ("torchtitan FSDP2", "", "", "torchtitan"),
         ("torchtitan SimpleFSDP (aot_eager)", "torchtitan 2025-11", "", "simple-fsdp"),
         ("Megatron-LM", "", "", "megatron-lm"),
@@ -128,7 +129,7 @@ def test_a_smaller_last_micro_batch_is_noted(tmp_path: Path) -> None:
         ({"precision": "int4"}, "precision 'int4' is not known"),
         ({"activation_checkpointing": "sometimes"}, "activation_checkpointing 'sometimes'"),
         ({"cpu_offload": "everything"}, "cpu_offload 'everything'"),
-        ({"gpu": "Abacus"}, "gpu 'Abacus' is not in the device catalogue"),
+        ({"gpu": "Abacus"}, "unknown device 'Abacus'"),
         (megatron(pp_schedule="zigzag"), "pp_schedule 'zigzag'"),
         ({"model": "Other", "is_moe": "yes"}, "model 'Other' has experts"),
         ({"model": "Other", "hidden": ""}, "the row lacks hidden"),
@@ -345,7 +346,7 @@ def test_overlap_is_off_where_the_notes_say_so(tmp_path: Path) -> None:
 
 def test_learned_positions_are_as_many_as_the_sequence(tmp_path: Path) -> None:
     row = measurement(tmp_path, seq_len="512")
-    learned = replace(MODEL, position="learned", max_positions=2048)
+    learned = replace(MODEL, position="learned")
     assert map_row(row, {"Small-Llama": learned}, HOSTS).model.max_positions == 512
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from forerun.model.architecture_table import load_architectures
 from published import HARDWARE, MEASUREMENTS, MODELS, needs_measurements
 
+from forerun.model.architecture_table import load_architectures
+from forerun.model.parameters import parameter_count
 from forerun.plan.stack import stack_names
 from forerun.validation.hardware import read_hardware
 from forerun.validation.mapping import Inexpressible, Inputs, map_row
@@ -53,6 +54,16 @@ def test_plans_agree_with_the_rows(mapped: Mapped) -> None:
         assert (inputs.model.n_layers, inputs.model.hidden, inputs.model.vocab) == (row.n_layers, row.hidden, row.vocab)
         per_stage = inputs.plan.layers_per_stage
         assert per_stage is None or sum(per_stage) == row.n_layers, row.id
+
+
+def test_models_have_the_parameters_that_the_sources_count(mapped: Mapped) -> None:
+    counts = {
+        row.id: (parameter_count(inputs.model), row.n_params_source)
+        for row, inputs in mapped
+        if row.n_params_source and not isinstance(inputs, str)
+    }
+    assert len(counts) > 100
+    assert {name: pair for name, pair in counts.items() if pair[0] != pair[1]} == {}
 
 
 def test_complete_rows_run_on_known_software(mapped: Mapped) -> None:

@@ -49,6 +49,7 @@ def validate(
     if as_json:
         print(json.dumps(report, indent=2))
     else:
-        print_report(report, Console(width=None if sys.stdout.isatty() else PIPED_WIDTH), worst=worst, verbose=verbose)
+        width = None if sys.stdout.isatty() else PIPED_WIDTH
+        print_report(report, Console(width=width, markup=False, highlight=False), worst=worst, verbose=verbose)
     if report["rows"]["faults"]:
         raise typer.Exit(1)

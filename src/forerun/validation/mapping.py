@@ -8,6 +8,7 @@ from typing import Any
 
 from forerun.cluster.types import Cluster
 from forerun.errors import ForerunError
+from forerun.model.architecture_table import sized_for, spec_from_architecture
 from forerun.model.spec import ModelSpec
 from forerun.plan.plan import Plan
 from forerun.validation.cluster_mapping import cluster_of
@@ -52,10 +53,7 @@ def _model_of(row: Measurement, models: Mapping[str, ModelSpec], notes: list[str
     """The named architecture with the dimensions of the row, or one made from the row alone."""
     known = models.get(row.model)
     model = _from_row(row, notes) if known is None else _with_row_dimensions(row, known, notes)
-    if model.position == "learned" and row.seq_len:
-        # a run allocates one learned position per token of its sequence
-        model = replace(model, max_positions=row.seq_len)
-    return model
+    return sized_for(model, row.seq_len) if row.seq_len else model
 
 
 def _with_row_dimensions(row: Measurement, model: ModelSpec, notes: list[str]) -> ModelSpec:
@@ -79,20 +77,13 @@ def _from_row(row: Measurement, notes: list[str]) -> ModelSpec:
     missing = [name for name in (*DIMENSIONS, "head_dim") if getattr(row, name) is None]
     if missing:
         raise Inexpressible(f"model {row.model!r} is not in the models file and the row lacks {', '.join(missing)}")
-    if row.mlp not in ("swiglu", "geglu", "gelu", "relu"):
-        raise Inexpressible(f"model {row.model!r} is not in the models file and its mlp {row.mlp!r} is not known")
     notes.append(f"model {row.model!r} is not in the models file: made from the row's dimensions")
-    fields: dict[str, Any] = {name: getattr(row, name) for name in (*DIMENSIONS, "head_dim", "mlp")}
     gated = row.mlp in ("swiglu", "geglu")
-    bias = not gated
-    return ModelSpec(
-        name=row.model,
-        norm="rmsnorm" if gated else "layernorm",
-        position="none" if row.n_heads == 0 else "rope" if gated else "learned",
-        tied_embeddings=bias and row.n_heads != 0,
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=bias,
-        norm_bias=bias,
-        **fields,
+    entry: dict[str, Any] = {name: getattr(row, name) for name in (*DIMENSIONS, "mlp")}
+    entry |= {"norm": "rmsnorm" if gated else "layernorm", "bias": not gated}
+    if row.n_heads == 0:
+        return spec_from_architecture(row.model, {**entry, "attention": "none", "pos_emb": "none"})
+    positions = "rope" if gated else "learned"
+    return spec_from_architecture(
+        row.model, {**entry, "head_dim": row.head_dim, "tied_embeddings": not gated, "pos_emb": positions}
     )

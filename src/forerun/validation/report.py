@@ -156,7 +156,10 @@ def percent(value: float | None, signed: bool = False) -> str:
 
 
 def print_report(report: Report, console: Console, worst: int = 0, verbose: bool = False) -> None:
-    """Print the tables of `build_report`: summary first, then where the error sits, then what is not covered."""
+    """Print the tables of `build_report`: where the error sits, what is not covered, and a summary as the last line.
+
+    The console should not interpret markup: names may hold brackets.
+    """
     rows = report["rows"]
     console.print(
         f"{rows['total']} rows ({rows['ok']} ok, {rows['oom']} out of memory), {rows['with_measured_time']} with a "
@@ -179,7 +182,7 @@ def print_report(report: Report, console: Console, worst: int = 0, verbose: bool
     _print_regret(console, report["regret"])
     _print_worst(console, report["results"], worst)
     _print_uncovered(console, report, verbose)
-    console.print(summary_line(report), highlight=False)
+    console.print(summary_line(report))
 
 
 def summary_line(report: Report) -> str:
@@ -258,7 +261,7 @@ def _print_uncovered(console: Console, report: Report, verbose: bool) -> None:
     uncovered = report["not_expressed"]
     console.print(f"Not predicted: {len(uncovered)} rows")
     for entry in uncovered:
-        console.print(f"  {entry['id']} (tier {entry['tier']}): {entry['reason']}", markup=False, highlight=False)
+        console.print(f"  {entry['id']} (tier {entry['tier']}): {entry['reason']}")
     faults = report["rows"]["faults"]
     if faults:
         console.print(f"  {faults} of these are faults of this program: please report them")
@@ -266,5 +269,5 @@ def _print_uncovered(console: Console, report: Report, verbose: bool) -> None:
     console.print(f"Assumptions: {len(assumptions)} kinds" + ("" if verbose else " (--verbose lists them)"))
     if verbose:
         for note, count in assumptions.items():
-            console.print(f"  {count:>4}  {note}", markup=False, highlight=False)
+            console.print(f"  {count:>4}  {note}")
     console.print()

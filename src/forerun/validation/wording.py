@@ -32,6 +32,7 @@ def says(text: str, pattern: str) -> bool:
 
 STACKS = (
     StackWords("simple-fsdp", r"simple_?\s*fsdp"),
+    StackWords("composer-torch2.0", r"composer|llm-foundry", software=r"torch (1\.|2\.0\b)"),
     StackWords("composer", r"composer|llm-foundry"),
     StackWords("torchtitan", r"torchtitan|fsdp2"),
     StackWords("nanotron", r"nanotron"),
@@ -52,7 +53,7 @@ NEAREST_STACK = "torchtitan"
 """stands in for software that no table entry names"""
 
 MEGATRON_FAMILY = frozenset({"megatron-lm", "megatron-deepspeed", "megatron-core", "megatron-kwai", "nemo"})
-FSDP_FAMILY = frozenset({"composer", "torchtitan", "simple-fsdp", "fms-fsdp"})
+FSDP_FAMILY = frozenset({"composer", "composer-torch2.0", "torchtitan", "simple-fsdp", "fms-fsdp"})
 """parameters are sharded between steps even when they stay gathered from forward to backward"""
 GATHER_CP_FAMILY = frozenset({"torchtitan"})
 """context parallelism gathers keys and values at once (`context_parallel_rotate_method = allgather`)"""
