@@ -56,9 +56,12 @@ class Stream(IntEnum):
     CP = 4
     EP = 5
     PP_SEND = 6
+    """activations to the next pipeline stage; gradients to the previous one have streams of their own"""
     PP_RECV = 7
     COPY = 8
     """device-host copies"""
+    PP_SEND_GRAD = 9
+    PP_RECV_GRAD = 10
 
 
 N_STREAMS = len(Stream)

@@ -1,0 +1,148 @@
+"""Where the time of a step goes on every rank class: kernels by kind, and every idle gap of the compute stream by cause.
+
+A gap of the compute stream belongs to what the next compute node waited for last: a collective or transfer on another
+stream (exposed communication), the other side of a rendezvous (pipeline bubble), or the host.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from forerun.engine.jit import njit
+from forerun.engine.simulate import Timeline
+from forerun.program.types import F64, I8, I32, I64, FlatProgram, OpKind, OpTable, Phase, Stream
+
+
+class Cause(IntEnum):
+    """Rows of the breakdown."""
+
+    MATMUL = 0
+    ATTENTION = 1
+    MEMORY_BOUND = 2
+    RECOMPUTE = 3
+    OPTIMIZER = 4
+    EXPOSED_DATA_PARALLEL = 5
+    EXPOSED_TENSOR_PARALLEL = 6
+    EXPOSED_CONTEXT_PARALLEL = 7
+    EXPOSED_EXPERT_PARALLEL = 8
+    EXPOSED_PIPELINE_TRANSFER = 9
+    EXPOSED_HOST_COPY = 10
+    BUBBLE = 11
+    HOST = 12
+
+
+N_CAUSES = len(Cause)
+EXPOSED = (
+    Cause.EXPOSED_DATA_PARALLEL,
+    Cause.EXPOSED_TENSOR_PARALLEL,
+    Cause.EXPOSED_CONTEXT_PARALLEL,
+    Cause.EXPOSED_EXPERT_PARALLEL,
+    Cause.EXPOSED_PIPELINE_TRANSFER,
+    Cause.EXPOSED_HOST_COPY,
+)
+
+_STREAM_CAUSE = np.zeros(len(Stream), np.int64)
+for _stream, _cause in (
+    (Stream.GATHER, Cause.EXPOSED_DATA_PARALLEL),
+    (Stream.REDUCE, Cause.EXPOSED_DATA_PARALLEL),
+    (Stream.TP, Cause.EXPOSED_TENSOR_PARALLEL),
+    (Stream.CP, Cause.EXPOSED_CONTEXT_PARALLEL),
+    (Stream.EP, Cause.EXPOSED_EXPERT_PARALLEL),
+    (Stream.PP_SEND, Cause.EXPOSED_PIPELINE_TRANSFER),
+    (Stream.PP_RECV, Cause.EXPOSED_PIPELINE_TRANSFER),
+    (Stream.PP_SEND_GRAD, Cause.EXPOSED_PIPELINE_TRANSFER),
+    (Stream.PP_RECV_GRAD, Cause.EXPOSED_PIPELINE_TRANSFER),
+    (Stream.COPY, Cause.EXPOSED_HOST_COPY),
+):
+    _STREAM_CAUSE[_stream] = _cause
+
+
+def breakdown_ps(flat: FlatProgram, ops: OpTable, timeline: Timeline) -> I64:
+    """Picoseconds by rank class and Cause, (n_classes, N_CAUSES); every row sums to the end of the step."""
+    kinds = np.full(len(ops), int(Cause.MEMORY_BOUND), np.int64)
+    kinds[ops.kind == OpKind.GEMM] = Cause.MATMUL
+    kinds[ops.kind == OpKind.ATTENTION] = Cause.ATTENTION
+    kinds[ops.kind == OpKind.DELAY] = Cause.HOST
+    return _breakdown(
+        flat.class_ptr,
+        flat.op,
+        flat.stream,
+        flat.phase,
+        flat.pred_ptr,
+        flat.pred,
+        flat.meeting,
+        timeline.start_ps,
+        timeline.end_ps,
+        timeline.issue_end_ps,
+        kinds,
+        _STREAM_CAUSE,
+        timeline.end_of_step_ps,
+    )
+
+
+@njit
+def _breakdown(
+    class_ptr: I64,
+    op: I32,
+    stream: I8,
+    phase: I8,
+    pred_ptr: I64,
+    pred: I32,
+    meeting: I32,
+    start: I64,
+    end: I64,
+    issued: I64,
+    kinds: I64,
+    stream_cause: I64,
+    step_end: int,
+) -> I64:
+    n_classes = len(class_ptr) - 1
+    out = np.zeros((n_classes, 13), np.int64)
+    for c in range(n_classes):
+        now = np.int64(0)
+        for i in range(class_ptr[c], class_ptr[c + 1]):
+            if stream[i] != 0:
+                continue
+            if start[i] > now:
+                gap = start[i] - now
+                cause, waited, blocker = 12, issued[i], -1
+                for e in range(pred_ptr[i], pred_ptr[i + 1]):
+                    p = pred[e]
+                    if stream[p] != 0 and end[p] > now and end[p] >= waited:
+                        cause, waited, blocker = stream_cause[stream[p]], end[p], p
+                if blocker >= 0 and meeting[blocker] >= 0:  # only the transfer itself is communication
+                    moving = min(gap, end[blocker] - max(now, start[blocker]))
+                    out[c, cause] += moving
+                    out[c, 11] += gap - moving
+                else:
+                    out[c, cause] += gap
+            busy = end[i] - max(start[i], now)
+            if busy > 0:
+                kind = kinds[op[i]]
+                if phase[i] == 2:
+                    kind = 3
+                elif phase[i] == 3 and kind != 12:
+                    kind = 4
+                out[c, kind] += busy
+            now = max(now, end[i])
+        if n_classes > 1:
+            out[c, 11] += step_end - now
+        else:
+            out[c, 5] += step_end - now
+    return out
+
+
+def exposed_s(row: F64) -> float:
+    """Seconds of exposed communication in one row (seconds by Cause)."""
+    return float(sum(row[cause] for cause in EXPOSED))
+
+
+def phases_ps(flat: FlatProgram, timeline: Timeline) -> dict[str, int]:
+    """Compute-stream picoseconds by phase, of the first rank class."""
+    nodes = slice(int(flat.class_ptr[0]), int(flat.class_ptr[1]))
+    compute = flat.stream[nodes] == Stream.COMPUTE
+    busy = (timeline.end_ps[nodes] - timeline.start_ps[nodes])[compute]
+    phase = flat.phase[nodes][compute]
+    return {p.name.lower(): int(busy[phase == p].sum()) for p in Phase}

@@ -1,0 +1,165 @@
+"""predict: build, run, read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.analysis.breakdown import Cause, breakdown_ps, exposed_s
+from forerun.analysis.prediction import Prediction
+from forerun.cluster.types import Cluster
+from forerun.cost.step_costs import StepCosts, step_costs
+from forerun.engine.simulate import Timeline
+from forerun.engine.simulate import simulate as run
+from forerun.errors import ForerunError
+from forerun.memory.profile import MemoryProfile, profile
+from forerun.memory.reserved import outside_allocator_bytes, reserved_bytes
+from forerun.model.parameters import model_flops_per_token
+from forerun.model.spec import ModelSpec
+from forerun.plan.constraints import check_plan
+from forerun.plan.plan import Plan
+from forerun.plan.stack import load_stack
+from forerun.program.types import FlatProgram, Program, Stream
+from forerun.program.unfold import unfold
+from forerun.symbolic.build import build
+from forerun.units import GIB, PS_PER_S
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Everything that one prediction was read from."""
+
+    program: Program
+    flat: FlatProgram
+    costs: StepCosts
+    timeline: Timeline
+    memory: list[MemoryProfile]
+    prediction: Prediction
+
+
+def predict(model: ModelSpec, plan: Plan, cluster: Cluster) -> Prediction:
+    """What one optimizer step of `model` under `plan` does on `cluster`.
+
+    Raises:
+        ImpossiblePlan: the plan cannot run; the message says why.
+        ForerunError: an unknown stack, kernel or dtype.
+    """
+    return simulate(model, plan, cluster).prediction
+
+
+def simulate(model: ModelSpec, plan: Plan, cluster: Cluster) -> Simulation:
+    """As `predict`, with the Program, its Timeline and its memory."""
+    check_plan(model, plan, cluster)
+    program = build(model, plan, cluster)
+    flat = unfold(program)
+    costs = step_costs(program.ops, program.groups, cluster, load_stack(plan.stack), plan)
+    timeline = run(flat, costs.duration_ps, costs.issue_ps, costs.slow_compute, costs.slow_network, costs.network_op)
+    memory = profile(program)
+    prediction = _read(model, plan, cluster, program, flat, costs, timeline, memory)
+    return Simulation(program, flat, costs, timeline, memory, prediction)
+
+
+def _read(
+    model: ModelSpec,
+    plan: Plan,
+    cluster: Cluster,
+    program: Program,
+    flat: FlatProgram,
+    costs: StepCosts,
+    timeline: Timeline,
+    memory: list[MemoryProfile],
+) -> Prediction:
+    step_s = timeline.end_of_step_ps / PS_PER_S
+    if step_s <= 0:
+        raise ForerunError("the step takes no time: nothing was simulated")
+    seconds = breakdown_ps(flat, program.ops, timeline) / PS_PER_S
+    slowest = _busiest(seconds)
+    row = seconds[slowest]
+    tokens_per_gpu = plan.tokens_per_step / plan.world_size
+    peak = _peak(plan, cluster)
+    mfu = model_flops_per_token(model, plan.seq_len) * tokens_per_gpu / step_s / peak
+    worst = max(range(len(memory)), key=lambda i: memory[i].peak_bytes)
+    resident = int(program.rank_classes[worst].resident_bytes.sum())
+    reserved = reserved_bytes(memory[worst].peak_bytes, resident)
+    outside = outside_allocator_bytes(sum(group.size > 1 for group in program.groups))
+    price = cluster.price_per_gpu_hour
+    causes = {cause.name.lower(): float(row[cause]) for cause in Cause}
+    return Prediction(
+        model=model.name,
+        cluster=cluster.name,
+        plan=plan,
+        n_gpus=plan.world_size,
+        step_time_s=step_s,
+        tokens_per_s_per_gpu=tokens_per_gpu / step_s,
+        mfu=mfu,
+        hfu=_hardware_flops(program, flat) / step_s / peak,
+        peak_allocated_gib=memory[worst].peak_bytes / GIB,
+        peak_reserved_gib=reserved / GIB,
+        memory_limit_gib=cluster.device.memory_bytes / GIB,
+        fits=reserved + outside <= cluster.device.memory_bytes,
+        memory_by_category_gib={name: size / GIB for name, size in memory[worst].by_category.items()},
+        peak_rank_class=memory[worst].rank_class,
+        peak_owner=memory[worst].owner(program, worst),
+        exposed_comm_s=exposed_s(row),
+        bubble_s=float(seconds[:, Cause.BUBBLE].mean()),
+        breakdown={name: value for name, value in causes.items() if value > 0},
+        bottleneck=max(causes, key=lambda name: causes[name]),
+        dollars_per_billion_tokens=_dollars(plan, step_s, price),
+        coverage=_coverage(flat, costs, timeline),
+        explain=_explain(program, cluster, plan, costs, memory[worst], outside),
+    )
+
+
+def _busiest(seconds: np.ndarray) -> int:  # type: ignore[type-arg]
+    """The rank class that waits least for others: the one that sets the pace."""
+    return int(np.argmin(seconds[:, Cause.BUBBLE]))
+
+
+def _peak(plan: Plan, cluster: Cluster) -> float:
+    """Dense peak that MFU divides by: of the 16-bit matrix unit, also for fp8 runs, as frameworks report it."""
+    device = cluster.device
+    wanted = plan.precision if plan.precision in ("fp32", "tf32", "fp16") else "bf16"
+    for dtype in (wanted, "bf16", "fp16"):
+        if dtype in device.peak_flops:
+            return device.peak_flops[dtype]
+    return max(device.peak_flops.values())
+
+
+def _hardware_flops(program: Program, flat: FlatProgram) -> float:
+    """FLOPs per GPU that the kernels of the step execute, mean over rank classes of equal size."""
+    return float(program.ops.flops[flat.op].sum()) / len(program.rank_classes)
+
+
+def _dollars(plan: Plan, step_s: float, price: float | None) -> float | None:
+    if price is None:
+        return None
+    return price * plan.world_size * step_s / 3600 / plan.tokens_per_step * 1e9
+
+
+def _coverage(flat: FlatProgram, costs: StepCosts, timeline: Timeline) -> float:
+    """Share of kernel time in calibrated shapes; device-side joins and host delays do not count."""
+    spent = (timeline.end_ps - timeline.start_ps) * (flat.stream <= Stream.EP)
+    total = float(spent.sum())
+    return float((spent * costs.calibrated[flat.op]).sum()) / total if total else 1.0
+
+
+def _explain(
+    program: Program, cluster: Cluster, plan: Plan, costs: StepCosts, memory: MemoryProfile, outside: int
+) -> tuple[str, ...]:
+    stack = load_stack(plan.stack)
+    nodes = sum(len(cls.block) for cls in program.rank_classes)
+    lines = [
+        f"step_time_s: end of a simulated step of {nodes} block instances ({len(program.ops)} distinct kernels and"
+        f" collectives) on {len(program.rank_classes)} distinct rank(s)",
+        f"kernels: cost profile {cluster.device.cost_profile!r}, sustained clock {cluster.device.sustained:.2f};"
+        f" software stack {stack.name!r}: {stack.description}",
+        f"collectives: links {', '.join(f'{k.name} {k.bytes_per_s / 1e9:.0f} GB/s per GPU' for k in cluster.links)};"
+        f" groups {', '.join(f'{g.axis} {g.nodes}x{g.ranks_per_node}' for g in program.groups if g.size > 1) or 'none'}"
+        " (nodes x ranks per node)",
+        f"mfu: 6 N + 12 L h s FLOPs per token over the dense peak of {_peak(plan, cluster) / 1e12:.0f} TFLOP/s",
+        f"peak_allocated_gib: tensors in host issue order; peak at {memory.rank_class}",
+        f"fits: reserved plus {outside / GIB:.2f} GiB of context and NCCL buffers against"
+        f" {cluster.device.memory_bytes / GIB:.1f} GiB",
+    ]
+    return tuple(lines)

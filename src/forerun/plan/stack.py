@@ -1,0 +1,129 @@
+"""Stack: the habits of a training framework that decide which kernels run and what overlaps.
+
+A stack is a data file in `stacks/`. Structural habits (which kernels are fused, who waits for whom) are facts of
+the code; the few rates in it are fitted, and the file says on what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import pydantic
+import yaml
+
+from forerun.errors import ForerunError, UnknownName
+
+Style = Literal["composed", "fused", "compiled"]
+"""composed: one kernel per tensor operation; fused: hand-written kernels; compiled: TorchInductor's"""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One software stack. Times in microseconds of host or device time; shares between 0 and 1."""
+
+    name: str
+    description: str
+    source: str
+
+    norm: Style = "composed"
+    activation: Style = "composed"
+    rope: Style = "composed"
+    residual: Style = "composed"
+    loss: Style = "composed"
+    softmax: Style = "fused"
+    """scale, mask and softmax of unfused attention"""
+    attention: str = "flash2"
+    attention_dropout: bool = False
+    hidden_dropout: bool = False
+    repeat_kv: bool = False
+    """key and value heads are copied to the number of query heads before attention"""
+    qkv_copies: int = 0
+    """layout copies of queries, keys, values and output around the attention kernel"""
+    fused_qkv: bool = False
+    """one matrix for queries, keys and values"""
+    fused_bias_grad: bool = False
+    """bias gradients come out of the matrix multiplication"""
+    fp8_cast_passes: float = 1.0
+    """passes over each operand to cast it to fp8, beyond one read and one write"""
+    save_gathered_input: bool = True
+    """sequence parallel: keep the gathered input of a column-parallel layer instead of gathering it again"""
+    padded_vocab_multiple: int = 1
+
+    issue_us: float = 6.0
+    """host time to launch one kernel, eager"""
+    compiled_issue_us: float = 2.5
+    launch_blocking_us: float = 0.0
+    """gap after every kernel when the host waits for each (CUDA_LAUNCH_BLOCKING)"""
+    kernel_gap_us: float = 1.0
+    """idle time of the device between two kernels of one stream"""
+    clip_grad: bool = True
+    autocast: bool = False
+    """weights stay fp32 and are cast where they are used (torch.autocast)"""
+    step_us: float = 3000.0
+    """host time of a step outside forward, backward and optimizer"""
+
+    fsdp: Literal["fsdp1", "fsdp2", "simple"] = "fsdp2"
+    fsdp_reduce_every_microbatch: bool = True
+    grad_reduce: Literal["reduce-scatter", "all-reduce", "owner-reduce"] = "reduce-scatter"
+    """what ZeRO-1 does with gradients before its sharded step"""
+    owner_broadcast_us: float = 0.0
+    """per owning rank, when every rank broadcasts its updated parameters in turn"""
+    grad_reduce_overlap: bool = True
+    grad_reduce_exposed: float = 0.0
+    """share of an overlapped gradient reduction that waits for the end of backward"""
+    accumulate_dtype: Literal["fp32", "bf16", "fp16", "param"] = "param"
+    """dtype of the gradient buffer that micro batches add into"""
+    fused_accumulation: bool = False
+    """weight gradients are added to the buffer inside the matrix multiplication"""
+    dummy_weight_grads: bool = False
+    """fused accumulation hands autograd one empty gradient per distinct weight shape, kept for ever"""
+    overlap_slowdown: float = 0.15
+    """how much slower a kernel runs beside a collective (NCCL takes multiprocessors and memory bandwidth)"""
+
+    tp_forward_overlap: bool = False
+    tp_backward_overlap: bool = False
+    """tensor-parallel collectives of the backward pass run beside the other gradient's matrix multiplication"""
+    tp_copies: int = 0
+    """extra layout copies of the buffer around each tensor-parallel collective"""
+    p2p_overlap: bool = False
+    cp_overlap: bool = True
+    recompute_early_stop: bool = True
+
+    gemm_rate: float = 1.0
+    """sustained matrix-multiplication rate of this stack over the device profile's"""
+    memory_rate: float = 1.0
+    """achieved bandwidth of memory-bound kernels over the device profile's"""
+    attention_rate: float = 1.0
+    network_rate: float = 1.0
+
+    fitted: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
+    """constant -> how it was fitted and on how many rows"""
+
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+
+
+_ADAPTER = pydantic.TypeAdapter(Stack)
+
+
+def stack_names() -> list[str]:
+    """Names of the shipped stacks, sorted."""
+    folder = resources.files("forerun.plan") / "stacks"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+@cache
+def load_stack(name: str) -> Stack:
+    """The shipped stack `name`; UnknownName lists the known ones."""
+    key = name.lower()
+    if key not in stack_names():
+        raise UnknownName("stack", name, stack_names())
+    text = (resources.files("forerun.plan") / "stacks" / f"{key}.yaml").read_text(encoding="utf-8")
+    try:
+        return _ADAPTER.validate_python({"name": key, **yaml.safe_load(text)})
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ForerunError(f"stack {key}: {place}: {first['msg']}") from None

@@ -1,0 +1,295 @@
+"""build: model x plan on a cluster -> Program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from forerun.cluster.types import Cluster
+from forerun.model.spec import ModelSpec
+from forerun.plan.plan import Plan
+from forerun.plan.stack import load_stack
+from forerun.program.builder import BlockBuilder
+from forerun.program.types import Block, Category, Channel, Collective, Phase, Program, RankClass, Stream
+from forerun.symbolic.data_parallel import REDUCED, DataParallel, ParallelBlocks, sharded
+from forerun.symbolic.kernels import Kit
+from forerun.symbolic.layer import MODULES
+from forerun.symbolic.linear import Weights
+from forerun.symbolic.mesh import groups_of
+from forerun.symbolic.optimizer import optimizer_block, resident_bytes
+from forerun.symbolic.pipeline import Wires
+from forerun.symbolic.schedule import SPLIT, Action, actions, layers_of_stages, rank_stages, stage_rank
+from forerun.symbolic.units import Unit, Units, build_units, layer_unit
+
+
+def build(model: ModelSpec, plan: Plan, cluster: Cluster) -> Program:
+    """The Program of one optimizer step of `model` under `plan`. Raises ImpossiblePlan for an impossible schedule."""
+    return _Builder(model, plan, cluster).program()
+
+
+@dataclass(slots=True)
+class _Part:
+    """A unit at its place in a stage, with its blocks' numbers."""
+
+    unit: Unit
+    layer: int
+    forward: int
+    backward: int
+    weights: int
+    parallel: dict[str, int]
+
+
+@dataclass(slots=True)
+class _Steps:
+    """Steps of one rank class."""
+
+    block: list[int] = field(default_factory=list)
+    microbatch: list[int] = field(default_factory=list)
+    layer: list[int] = field(default_factory=list)
+    now: int = 0
+
+    def add(self, block: int | None, layer: int = -1) -> None:
+        if block is not None and block >= 0:
+            self.block.append(block)
+            self.microbatch.append(self.now)
+            self.layer.append(layer)
+
+
+class _Builder:
+    def __init__(self, model: ModelSpec, plan: Plan, cluster: Cluster) -> None:
+        self.model, self.plan, self.cluster = model, plan, cluster
+        stack = load_stack(plan.stack)
+        self.kit = Kit(model, plan, stack, groups_of(plan, cluster.node_size))
+        self.parallel = DataParallel(self.kit)
+        self.blocks: list[Block] = []
+        self.split = plan.pp > 1 and plan.pp_schedule in SPLIT
+        self.units: Units = build_units(self.kit, self.split)
+        self._parts: dict[int, _Part] = {}
+        self._layer_numbers = list(range(model.n_layers))
+        self.wires = Wires(self.kit, self._add)
+        self.reshard = plan.zero_stage == 3 and (
+            plan.reshard_after_forward == "always" or (plan.reshard_after_forward == "default" and plan.pp == 1)
+        )
+        self.gather_once = plan.pp > 1 and not self.reshard
+        self.reduce_last = plan.pp > 1 or not stack.fsdp_reduce_every_microbatch or plan.zero_stage < 3
+        self.overlap_reduce = plan.overlap_grad_reduce and stack.grad_reduce_overlap
+
+    def _add(self, block: Block | None) -> int:
+        if block is None:
+            return -1
+        self.blocks.append(block)
+        return len(self.blocks) - 1
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _part(self, unit: Unit, layer: int) -> _Part:
+        found = self._parts.get(id(unit))
+        if found is None:
+            around: ParallelBlocks = self.parallel.blocks(unit.name, unit.weights, unit.gradient_bytes)
+            numbers = {name: self._add(getattr(around, name)) for name in ParallelBlocks.__dataclass_fields__}
+            found = _Part(
+                unit, -1, self._add(unit.forward), self._add(unit.backward), self._add(unit.weight_backward), numbers
+            )
+            self._parts[id(unit)] = found
+        return _Part(unit, layer, found.forward, found.backward, found.weights, found.parallel)
+
+    def _stage_parts(self) -> list[list[_Part]]:
+        """Parts of every stage, in model order."""
+        stages: list[list[_Part]] = []
+        layer = 0
+        for n in layers_of_stages(self.model.n_layers, self.plan):
+            parts = []
+            for number in range(layer, layer + n):
+                parts.append(self._part(layer_unit(self.units, self.kit, number), number))
+            layer += n
+            stages.append(parts)
+        stages[0].insert(0, self._part(self.units.embedding, -1))
+        stages[-1].append(self._part(self.units.head, self.model.n_layers))
+        return stages
+
+    # -- steps of one rank -------------------------------------------------------------------------------------
+
+    def program(self) -> Program:
+        stages = self._stage_parts()
+        classes = []
+        for rank, order in enumerate(actions(self.plan)):
+            mine = rank_stages(self.plan, rank)
+            parts = [part for stage in mine for part in stages[stage]]
+            steps = self._steps(rank, order, stages)
+            weights = self._weights(parts, rank)
+            self._finish(steps, parts, weights, rank)
+            classes.append(
+                RankClass(
+                    name=f"stage {', '.join(map(str, mine))}" if self.plan.pp > 1 else "every rank",
+                    n_ranks=self.plan.world_size // self.plan.pp,
+                    block=np.array(steps.block, np.int32),
+                    microbatch=np.array(steps.microbatch, np.int32),
+                    layer=np.array(steps.layer, np.int32),
+                    resident_bytes=np.array(resident_bytes(self.kit, weights), np.int64),
+                )
+            )
+        return Program(
+            ops=self.kit.ops.build(),
+            blocks=tuple(self.blocks),
+            rank_classes=tuple(classes),
+            groups=self.kit.groups,
+            channels=tuple(self.wires.channels),
+            modules=MODULES,
+        )
+
+    def _weights(self, parts: list[_Part], rank: int) -> Weights:
+        """All parameters of a rank; a tied head shares the embedding's matrix where both are on the rank."""
+        weights = Weights()
+        names = [part.unit.name for part in parts]
+        for part in parts:
+            matrices = part.unit.weights.matrices
+            if self.model.tied_embeddings and part.unit.name == "head" and "embedding" in names:
+                matrices = matrices[:-1]
+            weights.matrices += matrices
+            weights.vectors += part.unit.weights.vectors
+            weights.experts += part.unit.weights.experts
+        return weights
+
+    def _steps(self, rank: int, order: list[Action], stages: list[list[_Part]]) -> _Steps:
+        steps, plan = _Steps(), self.plan
+        last_stage = plan.n_stages - 1
+        blocking = plan.pp > 1 and not self.kit.stack.p2p_overlap
+        for i, action in enumerate(order):
+            steps.now = action.microbatch
+            first, last = action.microbatch == 0, action.microbatch == plan.n_microbatches - 1
+            self._receive(steps, order, i, blocking)
+            parts = stages[action.stage]
+            if action.kind == "F":
+                self._forward(steps, parts, first)
+                if action.stage < last_stage and self.wires.crosses(action.stage):
+                    steps.add(self.wires.block("send", "activations", action.stage))
+            elif action.kind == "B":
+                self._backward(steps, parts, first, last)
+                if action.stage > 0 and self.wires.crosses(action.stage - 1):
+                    steps.add(self.wires.block("send", "gradients", action.stage - 1))
+            else:
+                for part in reversed(parts):
+                    steps.add(part.weights, part.layer)
+                    self._gradients(steps, part, first, last)
+        return steps
+
+    def _receive(self, steps: _Steps, order: list[Action], i: int, blocking: bool) -> None:
+        """Post what this action needs (and, with overlap, what the next one needs), then wait for this action's."""
+        if self.plan.pp == 1:
+            return
+        if blocking or i == 0:
+            self._post(steps, order[i])
+        needs = self._needs(order[i])
+        forward, backward = needs == "activations", needs == "gradients"
+        if forward or backward or blocking:
+            steps.add(self.wires.wait(forward, backward, blocking))
+        if not blocking and i + 1 < len(order):
+            self._post(steps, order[i + 1])
+
+    def _needs(self, action: Action) -> str:
+        if action.kind == "F" and action.stage > 0 and self.wires.crosses(action.stage - 1):
+            return "activations"
+        if action.kind == "B" and action.stage < self.plan.n_stages - 1 and self.wires.crosses(action.stage):
+            return "gradients"
+        return ""
+
+    def _post(self, steps: _Steps, action: Action) -> None:
+        needs = self._needs(action)
+        if needs:
+            border = action.stage - 1 if needs == "activations" else action.stage
+            steps.add(self.wires.block("recv", needs, border))
+
+    def _forward(self, steps: _Steps, parts: list[_Part], first: bool) -> None:
+        gathers = self.parallel.fsdp and (first or not self.gather_once)
+        for i, part in enumerate(parts):
+            if gathers:
+                steps.add(part.parallel["gather"], part.layer)
+                steps.add(part.parallel["open"], part.layer)
+            steps.add(part.forward, part.layer)
+            kept = i == len(parts) - 1 and part.unit.name == "head"  # the last unit is needed again at once
+            if gathers and self.reshard and not kept:
+                steps.add(part.parallel["close"], part.layer)
+
+    def _backward(self, steps: _Steps, parts: list[_Part], first: bool, last: bool) -> None:
+        regather = self.parallel.fsdp and self.reshard
+        backward = parts[::-1]
+        held = backward[0].unit.name == "head"
+        if regather and not held:
+            steps.add(backward[0].parallel["gather"], backward[0].layer)
+        for i, part in enumerate(backward):
+            gathered = regather and not (held and i == 0)
+            if gathered:
+                steps.add(part.parallel["reopen"], part.layer)
+            if regather and i + 1 < len(backward):
+                steps.add(backward[i + 1].parallel["gather"], backward[i + 1].layer)
+            steps.add(part.backward, part.layer)
+            if regather:
+                steps.add(part.parallel["reclose" if gathered else "close"], part.layer)
+            elif self.parallel.fsdp and last:
+                steps.add(part.parallel["close"], part.layer)
+            if not self.split:
+                self._gradients(steps, part, first, last)
+
+    def _gradients(self, steps: _Steps, part: _Part, first: bool, last: bool) -> None:
+        around = part.parallel
+        if self.parallel.fsdp and not self.reduce_last:
+            steps.add(around["reduce_first" if first else "reduce"], part.layer)
+            return
+        if not self.parallel.fsdp:
+            steps.add(around["accumulate_first" if first else "accumulate"], part.layer)
+            if last and self.overlap_reduce:
+                steps.add(around["reduce"], part.layer)
+        elif self.plan.n_microbatches == 1:
+            steps.add(around["reduce_first"], part.layer)
+        else:
+            steps.add(around["accumulate_first" if first else "accumulate"], part.layer)
+            if last:
+                steps.add(around["reduce_accumulated"], part.layer)
+
+    # -- end of the step -----------------------------------------------------------------------------------------
+
+    def _finish(self, steps: _Steps, parts: list[_Part], weights: Weights, rank: int) -> None:
+        """Reductions that waited for the end, tied embeddings, the optimizer."""
+        plan, kit = self.plan, self.kit
+        steps.now = plan.n_microbatches
+        if not self.parallel.fsdp and not self.overlap_reduce:
+            block = BlockBuilder()
+            start = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD)
+            self.parallel.reduce_nodes(block, "all", weights, [start])
+            if len(block) > 1:
+                steps.add(self._add(block.build("reduce at the end")))
+        ends = {stage_rank(plan, 0), stage_rank(plan, plan.n_stages - 1)}
+        if self.model.tied_embeddings and len(ends) == 2 and rank in ends:
+            steps.add(self._add(self._tied_embedding_reduction(tuple(sorted(ends)))))
+        steps.add(self._add(optimizer_block(kit, self.parallel, weights, self._gradient_bytes(steps))))
+
+    def _tied_embedding_reduction(self, ends: tuple[int, ...]) -> Block:
+        """First and last stage sum the gradients of their copies of the embedding."""
+        kit = self.kit
+        name = "tied embedding gradients"
+        number = next((i for i, c in enumerate(self.wires.channels) if c.name == name), None)
+        if number is None:
+            number = len(self.wires.channels)
+            self.wires.channels.append(Channel(name, ends))
+        elements = kit.shapes.vocab * kit.shapes.hidden
+        if self.plan.zero_stage >= 2:
+            elements = sharded(elements, self.plan.fsdp)
+        size = elements * self.parallel.reduce_bytes
+        op = kit.collective_op("embedding.tied", Collective.ALL_REDUCE, "pp_far", size, self.plan.reduce_dtype)
+        block = BlockBuilder()
+        start = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, wait=(REDUCED,))
+        block.node(op, Stream.REDUCE, Phase.BACKWARD, after=(start,), record=REDUCED, channel=number)
+        return block.build(name)
+
+    def _gradient_bytes(self, steps: _Steps) -> int:
+        """Bytes of gradients that the steps have allocated and nothing has freed."""
+        total = 0
+        counts = np.bincount(np.array(steps.block, np.int64), minlength=len(self.blocks))
+        for number in np.nonzero(counts)[0]:
+            block = self.blocks[number]
+            mine = block.tensor_category == Category.GRADIENT
+            kept = mine & (block.tensor_free < 0)
+            gone = mine & (block.tensor_alloc < 0)
+            total += int(counts[number]) * int(block.tensor_bytes[kept].sum() - block.tensor_bytes[gone].sum())
+        return total

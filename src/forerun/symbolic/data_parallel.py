@@ -1,0 +1,229 @@
+"""Data parallelism around a unit: gather and free its parameters, reduce its gradients.
+
+Every action is a small block of its own, so that the order of blocks alone says what is prefetched:
+
+* `gather` starts the all-gather of a unit's parameters once the unit before it has its own (one unit ahead, as FSDP's
+  rate limiter and FSDP2's buffers allow), or once compute reaches it when nothing is prefetched;
+* `open` makes compute wait for the gathered parameters and copies them out;
+* `close` frees them;
+* `reduce` reduces the unit's gradients after its backward pass.
+
+Gathers and reductions of one process group run in issue order on one stream, as NCCL's communicator makes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.program.builder import BlockBuilder
+from forerun.program.types import Block, Category, Collective, Phase, Stream
+from forerun.symbolic.kernels import Kit
+from forerun.symbolic.linear import Weights
+from forerun.symbolic.shapes import DTYPE_BYTES, ceil_div
+
+GATHERED, OPENED, REDUCED = 0, 1, 2
+"""event slots"""
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelBlocks:
+    """Blocks around one unit; None where there is nothing to do."""
+
+    gather: Block | None = None
+    open: Block | None = None
+    reopen: Block | None = None
+    """`open` in the backward pass: the next unit's gathered buffer is alive too"""
+    close: Block | None = None
+    reclose: Block | None = None
+    """`close` after `reopen`"""
+    reduce_first: Block | None = None
+    """reduction in the first micro batch: it allocates the sharded gradients"""
+    reduce: Block | None = None
+    reduce_accumulated: Block | None = None
+    """reduction of the buffer that micro batches were added into"""
+    accumulate: Block | None = None
+    """add this micro batch's gradients to the buffer"""
+    accumulate_first: Block | None = None
+
+
+def sharded(elements: int, ranks: int) -> int:
+    return ceil_div(elements, ranks)
+
+
+class DataParallel:
+    """Writes the blocks of one plan."""
+
+    def __init__(self, kit: Kit) -> None:
+        self.kit = kit
+        plan = kit.plan
+        self.fsdp = plan.zero_stage == 3 and plan.fsdp > 1
+        self.simple = kit.stack.fsdp == "simple"
+        self.reduce_bytes = DTYPE_BYTES[plan.reduce_dtype]
+        self.param_bytes = kit.shapes.weight_bytes
+        self.master_bytes = DTYPE_BYTES[plan.master_dtype]
+        self.expert_axis = "dp_expert"
+
+    def blocks(self, name: str, weights: Weights, made: int) -> ParallelBlocks:
+        """Blocks around a unit with `weights`, whose backward pass leaves `made` bytes of gradients."""
+        if self.fsdp:
+            gathered = weights.total * self.param_bytes
+            return ParallelBlocks(
+                gather=self._gather(name, weights),
+                open=self._open(name, weights, gathered, backward=False),
+                reopen=self._open(name, weights, gathered, backward=True),
+                close=self._free(name, gathered),
+                reclose=self._free(name, gathered if self.simple else 2 * gathered),
+                reduce_first=self._reduce_scatter(name, weights, made, first=True),
+                reduce=self._reduce_scatter(name, weights, made, first=False),
+                reduce_accumulated=self._reduce_scatter(name, weights, -1, first=True),
+                accumulate=self._accumulate(name, weights, made, first=False),
+                accumulate_first=self._accumulate(name, weights, made, first=True),
+            )
+        return ParallelBlocks(
+            reduce=self._reduce_replicated(name, weights),
+            accumulate=self._accumulate(name, weights, made, first=False),
+            accumulate_first=self._accumulate(name, weights, made, first=True),
+        )
+
+    # -- fully sharded -------------------------------------------------------------------------------------
+
+    def _parts(self, weights: Weights) -> list[tuple[str, list[int]]]:
+        """(mesh axis, tensors) that are gathered together."""
+        dense = [*weights.matrices, *weights.vectors]
+        parts = [("dp_shard", dense)]
+        if weights.experts:
+            parts.append((self.expert_axis if self.kit.plan.ep > 1 else "dp_shard", weights.experts))
+        return parts
+
+    def _collectives(
+        self, name: str, kind: Collective, weights: Weights, element_bytes: float, dtype: str
+    ) -> list[int]:
+        ops = []
+        for axis, tensors in self._parts(weights):
+            if self.kit.group_size.get(axis, 1) == 1:
+                continue
+            sizes = (
+                [t for t in tensors if t > 65536] + [sum(t for t in tensors if t <= 65536)]
+                if self.simple
+                else [sum(tensors)]
+            )
+            for size in sizes:
+                if size:
+                    ops.append(self.kit.collective_op(name, kind, axis, size * element_bytes, dtype))
+        return ops
+
+    def _gather(self, name: str, weights: Weights) -> Block:
+        kit, block = self.kit, BlockBuilder()
+        serial = kit.plan.prefetch == 0 or self.simple
+        after: list[int] = []
+        if self.master_bytes != self.param_bytes or kit.stack.fsdp == "fsdp2":  # cast and copy in the local shard
+            shard = sharded(weights.total, kit.plan.fsdp)
+            op = kit.ops.memory(name + ".copy_in", shard * self.master_bytes, shard * self.param_bytes)
+            stream = Stream.COMPUTE if serial else Stream.GATHER
+            after = [block.node(op, stream, wait=() if serial else (OPENED,))]
+        elif serial:
+            after = [block.node(kit.marker)]
+        ops = self._collectives(name + ".gather", Collective.ALL_GATHER, weights, self._wire_bytes(), kit.wide_dtype)
+        for i, op in enumerate(ops):
+            last = i == len(ops) - 1
+            block.node(op, Stream.GATHER, after=after if serial else (), wait=() if serial else (OPENED,), record=GATHERED if last else -1)  # fmt: skip
+        return block.build(name + ".gather")
+
+    def _wire_bytes(self) -> float:
+        return 1.0 if self.kit.plan.fp8_all_gather else self.param_bytes
+
+    def _open(self, name: str, weights: Weights, gathered: int, backward: bool) -> Block:
+        kit, block = self.kit, BlockBuilder()
+        if kit.stack.fsdp == "fsdp2":
+            op = kit.ops.memory(name + ".copy_out", gathered, gathered)
+            node = block.node(op, wait=(GATHERED,), record=OPENED)
+            block.temporary(gathered, node, Category.UNSHARDED)  # the all-gather's output
+        else:
+            block.node(kit.marker, wait=(GATHERED,), record=OPENED)
+        block.tensor(gathered, Category.UNSHARDED, 0, -1)
+        if backward and not self.simple:  # the next unit's gather has been issued
+            block.tensor(gathered, Category.UNSHARDED, 0, -1)
+        return block.build(name + (".reopen" if backward else ".open"))
+
+    def _free(self, name: str, gathered: int) -> Block:
+        block = BlockBuilder()
+        block.node(self.kit.marker)
+        block.tensor(gathered, Category.UNSHARDED, -1, 0)
+        return block.build(name + ".close")
+
+    def _reduce_scatter(self, name: str, weights: Weights, made: int, first: bool) -> Block:
+        """Copy gradients into one buffer of the reduction's dtype, reduce-scatter it, all-reduce over replicas.
+
+        `made` is what the backward pass left, -1 where it was added into a buffer.
+        """
+        kit, block, plan = self.kit, BlockBuilder(), self.kit.plan
+        total = weights.total
+        wire = total * self.reduce_bytes
+        copy = kit.ops.memory(name + ".grad_copy_in", total * kit.grad_bytes, wire)
+        node = block.node(copy, Stream.COMPUTE, Phase.BACKWARD)
+        block.tensor(wire, Category.COMMUNICATION, 0, node)
+        if made >= 0:
+            block.tensor(made, Category.UNSHARDED, -1, node)
+        elif not persistent_gradients(kit):
+            block.tensor(total * DTYPE_BYTES[kit.accumulate_dtype], Category.GRADIENT, -1, node)
+        kind, dtype = Collective.REDUCE_SCATTER, plan.reduce_dtype
+        for op in self._collectives(name + ".reduce", kind, weights, self.reduce_bytes, dtype):
+            node = block.node(op, Stream.GATHER, Phase.BACKWARD, after=(node,), record=REDUCED)
+        if self.simple:  # compiled collectives are waited for where they stand
+            node = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))
+        shard = sharded(total, plan.fsdp)
+        if plan.dp_replicate > 1:
+            op = kit.collective_op(name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", shard * self.reduce_bytes, dtype)  # fmt: skip
+            node = block.node(op, Stream.REDUCE, Phase.BACKWARD, after=(node,), record=REDUCED)
+        if first:
+            block.tensor(shard * self.master_bytes, Category.GRADIENT, 0, -1)
+        return block.build(name + ".reduce")
+
+    # -- replicated or optimizer-sharded -------------------------------------------------------------------
+
+    def _accumulate(self, name: str, weights: Weights, made: int, first: bool) -> Block | None:
+        """Add a micro batch's gradients to the buffer; plain PyTorch keeps the first micro batch's as the buffer."""
+        kit = self.kit
+        if kit.stack.fused_accumulation:
+            return None
+        block, total = BlockBuilder(), weights.total
+        buffer = DTYPE_BYTES[kit.accumulate_dtype]
+        persistent = persistent_gradients(kit)
+        if first and not persistent:
+            block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD)
+            block.tensor(made, Category.UNSHARDED, -1, 0)
+            block.tensor(total * buffer, Category.GRADIENT, 0, -1)
+        else:
+            op = kit.ops.memory(name + ".accumulate", total * (kit.grad_bytes + buffer), total * buffer)
+            block.node(op, Stream.COMPUTE, Phase.BACKWARD)
+            block.tensor(made, Category.UNSHARDED, -1, 0)
+        return block.build(name + (".accumulate_first" if first else ".accumulate"))
+
+    def _reduce_replicated(self, name: str, weights: Weights) -> Block | None:
+        block = BlockBuilder()
+        start = block.node(self.kit.marker, Stream.COMPUTE, Phase.BACKWARD)
+        self.reduce_nodes(block, name, weights, [start])
+        return block.build(name + ".reduce") if len(block) > 1 else None
+
+    def reduce_nodes(self, block: BlockBuilder, name: str, weights: Weights, after: list[int]) -> None:
+        """Append the reduction of replicated gradients of `weights`."""
+        kit, plan = self.kit, self.kit.plan
+        dtype = plan.reduce_dtype
+        size = self.reduce_bytes
+        sharded_state = plan.zero_stage >= 1 and plan.fsdp > 1
+        scatter = sharded_state and kit.stack.grad_reduce == "reduce-scatter"
+        for axis, tensors in self._parts(weights):
+            elements = sum(tensors)
+            if kit.group_size.get(axis, 1) > 1 and elements:
+                kind = Collective.REDUCE_SCATTER if scatter else Collective.ALL_REDUCE
+                op = kit.collective_op(name + ".grads", kind, axis, elements * size, dtype)
+                after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
+            if plan.dp_replicate > 1 and elements:
+                part = sharded(elements, plan.fsdp) if scatter else elements
+                op = kit.collective_op(name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", part * size, dtype)
+                after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
+
+
+def persistent_gradients(kit: Kit) -> bool:
+    """Whether the gradient buffer lives through the whole step (Megatron's main_grad)."""
+    return kit.stack.fused_accumulation or kit.stack.accumulate_dtype != "param"

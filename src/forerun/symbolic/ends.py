@@ -1,0 +1,110 @@
+"""The two ends of a model: embedding, and final norm, head and loss."""
+
+from __future__ import annotations
+
+from forerun.program.types import Category, Collective, Stream
+from forerun.symbolic.kernels import Kit
+from forerun.symbolic.linear import Section, Weights
+from forerun.symbolic.tape import Tape, TapeOp, on_compute
+
+EMBEDDING, HEAD = 0, 5
+
+
+def embedding_section(kit: Kit) -> Section:
+    """Token (and position, type) tables; vocab-parallel under tensor parallelism."""
+    s, model = kit.shapes, kit.model
+    section = Section(kit, Tape([], kit.marker), Weights())
+    weights = section.weights
+    weights.matrices.append(s.vocab * s.hidden)
+    if model.position == "learned":
+        weights.matrices.append(model.max_positions * s.hidden)
+    if model.token_types:
+        weights.matrices.append(model.token_types * s.hidden)
+    size = s.tokens * s.hidden * s.act_bytes
+    lookups = 1 + (model.position == "learned") + bool(model.token_types)
+    forward, backward = kit.pattern("embedding", lookups * s.tokens * s.hidden, "composed")
+    sp = kit.plan.sequence_parallel and kit.plan.tp > 1
+    kind = Collective.REDUCE_SCATTER if sp else Collective.ALL_REDUCE
+    forward = forward + kit.collective("embedding.reduce", kind, "tp", size, Stream.TP)
+    gather = kit.collective("embedding.gather", Collective.ALL_GATHER, "tp", size, Stream.TP) if sp else []
+    section.tape.add(
+        TapeOp(
+            "embedding",
+            "embedding",
+            EMBEDDING,
+            forward,
+            gather + backward,
+            makes=(("x", 0),),
+            weight_grad_bytes=section._weight_grad_bytes(sum(weights.matrices)),
+            gradless=True,
+        )
+    )
+    if model.embedding_norm:
+        section.norm("embedding.norm", "x", "x.normed", s.tokens_sp, EMBEDDING)
+    return section
+
+
+def head_section(kit: Kit) -> Section:
+    """Final norm, head matrix (the embedding's when tied) and loss."""
+    s, model, plan = kit.shapes, kit.model, kit.plan
+    row = s.hidden * s.act_bytes
+    section = Section(kit, Tape([("x", s.tokens_sp * row)], kit.marker), Weights())
+    x = "x"
+    if model.final_norm:
+        section.norm("final_norm", x, "x.normed", s.tokens_sp, HEAD)
+        x = "x.normed"
+    if model.head_transform:
+        section.weights.matrices.append(s.hidden * s.hidden)
+        section._linear("head.transform", x, "t", s.tokens_sp, s.hidden, s.hidden, True, HEAD)
+        section.norm("head.norm", "t", "t.normed", s.tokens_sp, HEAD)
+        x = "t.normed"
+    inside = section.enter("head.enter", x, "x.gathered", HEAD)
+    _head_matrix(section, inside)
+    if plan.loss_parallel or plan.tp == 1:
+        _loss(section, s.tokens, s.vocab)
+    else:
+        size = s.tokens * s.vocab * plan.tp * s.act_bytes
+        gather = kit.collective("loss.gather", Collective.ALL_GATHER, "tp", size, Stream.TP)
+        section.tape.add(TapeOp("loss.gather", "gather", HEAD, gather, [], reads=("logits",), makes=(("all_logits", size),)))  # fmt: skip
+        _loss(section, s.tokens, s.vocab * plan.tp, "all_logits")
+    return section
+
+
+def _head_matrix(section: Section, x: str) -> None:
+    kit, s = section.kit, section.kit.shapes
+    forward, dgrad, wgrad = kit.gemms("head", s.tokens, s.hidden, s.vocab, dtype=kit.wide_dtype)
+    elements = s.hidden * s.vocab
+    section.weights.matrices.append(elements)
+    section.tape.add(
+        TapeOp(
+            "head",
+            "matmul",
+            HEAD,
+            on_compute(forward),
+            on_compute(dgrad),
+            on_compute(wgrad),
+            reads=(x,),
+            saves=(x,),
+            makes=(("logits", s.tokens * s.vocab * s.act_bytes),),
+            weight_grad_bytes=section._weight_grad_bytes(elements),
+            category=Category.LOGITS,
+        )
+    )
+
+
+def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> None:
+    """Cross entropy. Composed code makes an fp32 copy and keeps the fp32 log-softmax; fused code works in place on
+    one fp32 copy; compiled code reads the logits again in backward."""
+    kit = section.kit
+    style = kit.style(kit.stack.loss)
+    forward, backward = kit.pattern("loss", tokens * vocab, kit.stack.loss)
+    if kit.plan.loss_parallel and kit.plan.tp > 1:  # maximum, sum and target logit of every token
+        forward = forward + 3 * kit.collective("loss.reduce", Collective.ALL_REDUCE, "tp", 4 * tokens, Stream.TP)
+    wide, add = tokens * vocab * 4, section.tape.add
+    if style == "composed":
+        add(TapeOp("loss.float", "loss", HEAD, [], [], reads=(logits,), makes=(("logits32", wide),), category=Category.LOGITS))  # fmt: skip
+        add(TapeOp("loss", "loss", HEAD, forward, backward, reads=("logits32",), saves=("log_softmax",), makes=(("log_softmax", wide),), category=Category.LOGITS))  # fmt: skip
+    elif style == "fused":
+        add(TapeOp("loss", "loss", HEAD, forward, backward, reads=(logits,), saves=("softmax",), makes=(("softmax", wide),), category=Category.LOGITS))  # fmt: skip
+    else:
+        add(TapeOp("loss", "loss", HEAD, forward, backward, reads=(logits,), saves=(logits,), makes=(("loss", 4),), category=Category.LOGITS))  # fmt: skip

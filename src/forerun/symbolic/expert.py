@@ -1,0 +1,106 @@
+"""Mixture of experts: router, dispatch over the expert-parallel group, grouped matrix products, combination."""
+
+from __future__ import annotations
+
+from forerun.program.types import Collective, Stream
+from forerun.symbolic.feed_forward import feed_forward
+from forerun.symbolic.linear import Section
+from forerun.symbolic.shapes import ceil_div
+from forerun.symbolic.tape import TapeOp, on_compute
+
+
+def experts(section: Section, x: str, y: str, module: int) -> None:
+    """Routed experts (and the shared ones) from the normed `x` to the branch output `y`."""
+    kit, s, moe = section.kit, section.kit.shapes, section.kit.model.moe
+    assert moe is not None
+    plan = kit.plan
+    tokens = s.tokens_sp  # routing works on this rank's own tokens
+    copies = tokens * moe.top_k
+    busiest = max(plan.expert_imbalance, moe.capacity_factor or 1.0)
+    arrived = round(copies * busiest)
+    local = max(1, moe.n_experts // plan.ep)
+    width = moe.expert_ffn
+    row = s.hidden * s.act_bytes
+
+    section.weights.matrices.append(s.hidden * moe.n_experts)
+    if moe.router_bias:
+        section.weights.vectors.append(moe.n_experts)
+    section._linear("ffn.router", x, "scores", tokens, s.hidden, moe.n_experts, False, module)
+    style = kit.stack.norm
+    section.pointwise("ffn.route", "router", tokens * moe.n_experts, style, ("scores",), (("weights", tokens * moe.top_k * 8),), ("scores",), module)  # fmt: skip
+    section.pointwise("ffn.permute", "permute", copies * s.hidden, style, (x,), (("sent", copies * row),), module=module)  # fmt: skip
+    inside = _exchange(section, "ffn.dispatch", "sent", "arrived", copies * row, arrived * row, module)
+    _grouped(section, inside, arrived, local, width, module)
+    back = _exchange(section, "ffn.combine_exchange", "expert.y", "returned", copies * row, copies * row, module)
+    size = tokens * row
+    routed = "routed" if moe.shared_ffn else y
+    section.pointwise(
+        "ffn.combine",
+        "combine",
+        copies * s.hidden,
+        style,
+        (back, "weights"),
+        ((routed, size),),
+        (back, "weights"),
+        module,
+    )
+    if moe.shared_ffn:
+        from_shared = "shared.y"
+        _shared(section, x, from_shared, module)
+        forward, backward = kit.pattern("residual", tokens * s.hidden, kit.stack.residual)
+        section.tape.add(
+            TapeOp("ffn.sum", "pointwise", module, forward, backward, reads=(routed, from_shared), makes=((y, size),))
+        )
+
+
+def _exchange(section: Section, name: str, x: str, y: str, sent: float, arrived: float, module: int) -> str:
+    """All-to-all over the expert-parallel group; `arrived` bytes come in at the busiest rank."""
+    kit = section.kit
+    if kit.plan.ep == 1:
+        return x
+    size = max(sent, arrived)
+    forward = kit.collective(name, Collective.ALL_TO_ALL, "ep", size, Stream.EP)
+    backward = kit.collective(name + ".backward", Collective.ALL_TO_ALL, "ep", size, Stream.EP)
+    section.tape.add(TapeOp(name, "exchange", module, forward, backward, reads=(x,), makes=((y, int(arrived)),)))
+    return y
+
+
+def _grouped(section: Section, x: str, tokens: int, local: int, width: int, module: int) -> None:
+    """Grouped products of the local experts over `tokens` routed tokens."""
+    kit, s = section.kit, section.kit.shapes
+    each = max(1, ceil_div(tokens, local))
+    gated = kit.model.gated_mlp
+    up = (2 if gated else 1) * width
+    kit_fwd = kit.gemms("ffn.expert_up", each, s.hidden, up, local)
+    act_size = tokens * width * s.act_bytes
+    section.weights.experts += [local * s.hidden * up, local * width * s.hidden]
+
+    def add(name: str, ops: tuple[int, int, int], reads: str, makes: tuple[str, int], elements: int) -> None:
+        section.tape.add(
+            TapeOp(
+                name,
+                "matmul",
+                module,
+                kit.casts(name, elements) + on_compute(ops[0]),
+                on_compute(ops[1]),
+                on_compute(ops[2]),
+                reads=(reads,),
+                saves=(reads,),
+                makes=(makes,),
+                weight_grad_bytes=section._weight_grad_bytes(section.weights.experts[-1 if "down" in name else -2]),
+            )
+        )
+
+    add("ffn.expert_up", kit_fwd, x, ("expert.u", tokens * up * s.act_bytes), tokens * s.hidden)
+    pattern = "swiglu" if gated else "gelu"
+    section.pointwise("ffn.expert.act", pattern, tokens * width, kit.stack.activation, ("expert.u",), (("expert.act", act_size),), ("expert.u",), module)  # fmt: skip
+    down = kit.gemms("ffn.expert_down", each, width, s.hidden, local)
+    add("ffn.expert_down", down, "expert.act", ("expert.y", tokens * s.hidden * s.act_bytes), tokens * width)
+
+
+def _shared(section: Section, x: str, y: str, module: int) -> None:
+    moe = section.kit.model.moe
+    assert moe is not None
+    feed_forward(section, x, y, module, ceil_div(moe.shared_ffn, section.tp), "shared")
+    if moe.shared_gate:
+        section.weights.matrices.append(section.kit.shapes.hidden)

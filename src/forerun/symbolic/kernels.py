@@ -1,0 +1,118 @@
+"""Kit: the kernels of one plan, as rows of an op table, in the styles of its software stack."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import resources
+
+import yaml
+
+from forerun.model.spec import ModelSpec
+from forerun.plan.plan import Plan
+from forerun.plan.stack import Stack, Style
+from forerun.program.builder import OpTableBuilder
+from forerun.program.groups import CommGroup
+from forerun.program.types import Collective, Stream
+from forerun.symbolic.shapes import DTYPE_BYTES, Shapes
+from forerun.symbolic.tape import Stage, on_compute
+
+
+@lru_cache(maxsize=1)
+def _patterns() -> dict[str, dict[str, list[float]]]:
+    text = (resources.files("forerun.symbolic") / "elementwise.yaml").read_text(encoding="utf-8")
+    patterns: dict[str, dict[str, list[float]]] = yaml.safe_load(text)
+    return patterns
+
+
+class Kit:
+    """Adds kernels to an op table; every method answers with op numbers or stages."""
+
+    def __init__(self, model: ModelSpec, plan: Plan, stack: Stack, groups: dict[str, CommGroup]) -> None:
+        self.model, self.plan, self.stack = model, plan, stack
+        self.shapes = Shapes.of(model, plan, stack)
+        self.ops = OpTableBuilder()
+        self.groups = tuple(groups.values())
+        self.group_index = {axis: i for i, axis in enumerate(groups)}
+        self.group_size = {axis: group.size for axis, group in groups.items()}
+        self.marker = self.ops.delay("join", 0)
+        self.matmul_dtype = plan.precision
+        self.wide_dtype = "bf16" if plan.precision in ("fp8", "mxfp8", "nvfp4") else plan.precision
+        self.fp8 = plan.precision in ("fp8", "mxfp8", "nvfp4")
+        self.accumulate_bytes = 4 if stack.fused_accumulation and self.accumulate_dtype == "fp32" else 0
+
+    @property
+    def accumulate_dtype(self) -> str:
+        """dtype of the gradient buffer that micro batches add into."""
+        if self.plan.accumulate_dtype != "auto":
+            return self.plan.accumulate_dtype
+        return self.wide_dtype if self.stack.accumulate_dtype == "param" else self.stack.accumulate_dtype
+
+    @property
+    def grad_bytes(self) -> int:
+        """Bytes of a weight gradient element as the backward pass makes it."""
+        return DTYPE_BYTES[self.wide_dtype]
+
+    # -- memory-bound --------------------------------------------------------------------------------------
+
+    def style(self, wanted: Style) -> Style:
+        return "compiled" if self.plan.compile else wanted
+
+    def pattern(self, name: str, elements: float, style: Style) -> tuple[list[Stage], list[Stage]]:
+        """Forward and backward stages of an element-wise pattern over `elements` elements."""
+        forward, n_forward, backward, n_backward = _patterns()[name][self.style(style)]
+        scale = elements * self.shapes.act_bytes / 2
+        return (
+            self._memory(name, forward * scale, int(n_forward)),
+            self._memory(name + ".backward", backward * scale, int(n_backward)),
+        )
+
+    def _memory(self, name: str, traffic: float, launches: int) -> list[Stage]:
+        if traffic <= 0:
+            return []
+        return on_compute(self.ops.memory(name, traffic / 2, traffic / 2, max(1, launches)))
+
+    def traffic(self, name: str, bytes_read: float, bytes_written: float, launches: int = 1) -> list[Stage]:
+        """One memory-bound kernel (or `launches` that share the traffic)."""
+        if bytes_read + bytes_written <= 0:
+            return []
+        return on_compute(self.ops.memory(name, bytes_read, bytes_written, launches))
+
+    # -- matrix multiplication -----------------------------------------------------------------------------
+
+    def gemms(
+        self, name: str, tokens: int, n_in: int, n_out: int, batch: int = 1, dtype: str | None = None
+    ) -> tuple[int, int, int]:
+        """Forward, input gradient and weight gradient of y[tokens, n_out] = x[tokens, n_in] w."""
+        dtype = dtype or self.matmul_dtype
+        gemm = self.ops.gemm
+        return (
+            gemm(name, tokens, n_out, n_in, batch, 0, dtype),
+            gemm(name + ".dgrad", tokens, n_in, n_out, batch, 1, dtype),
+            gemm(name + ".wgrad", n_out, n_in, tokens, batch, 2, dtype, self.accumulate_bytes),
+        )
+
+    def casts(self, name: str, *elements: float) -> list[Stage]:
+        """Casts to fp8 of operands with so many elements; nothing in wider precisions."""
+        if not self.fp8:
+            return []
+        read_write, launches, _, _ = _patterns()["fp8_cast"][self.style("fused")]
+        if not self.plan.compile:
+            read_write *= self.stack.fp8_cast_passes
+        return self._memory(name + ".cast", read_write * sum(elements), int(launches) * len(elements))
+
+    # -- communication -------------------------------------------------------------------------------------
+
+    def collective(self, name: str, kind: Collective, axis: str, size_bytes: float, stream: Stream) -> list[Stage]:
+        """One collective over `axis`; nothing when the axis has one rank or there is nothing to move."""
+        if self.group_size.get(axis, 1) == 1 or size_bytes <= 0:
+            return []
+        op = self.ops.collective(name, kind, self.group_index[axis], size_bytes, self.wide_dtype)
+        return [((op, stream),)]
+
+    def collective_op(self, name: str, kind: Collective, axis: str, size_bytes: float, dtype: str) -> int:
+        """Op number of a collective that the caller places itself."""
+        return self.ops.collective(name, kind, self.group_index[axis], size_bytes, dtype)
+
+    def p2p(self, name: str, axis: str, size_bytes: float) -> int:
+        """Op number of a transfer between neighbours of `axis`."""
+        return self.ops.p2p(name, self.group_index[axis], size_bytes, self.wide_dtype)

@@ -1,0 +1,89 @@
+"""One layer of a model on a tape: attention and feed-forward, with its checkpoint regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forerun.model.spec import ModelSpec
+from forerun.plan.plan import Plan
+from forerun.symbolic.attention import attention
+from forerun.symbolic.expert import experts
+from forerun.symbolic.feed_forward import feed_forward
+from forerun.symbolic.kernels import Kit
+from forerun.symbolic.linear import Section, Weights
+from forerun.symbolic.tape import Region, Tape, TapeOp, keep_nothing
+
+ATTENTION_NORM, ATTENTION, FFN_NORM, FFN = 1, 2, 3, 4
+"""module numbers within a layer"""
+
+MODULES = ("embedding", "layer.attention_norm", "layer.attention", "layer.ffn_norm", "layer.ffn", "head", "optimizer")
+
+
+def layer_section(kit: Kit, moe: bool, checkpointed: bool) -> Section:
+    """Tape and weights of one layer."""
+    shapes, model = kit.shapes, kit.model
+    size = shapes.tokens_sp * shapes.hidden * shapes.act_bytes
+    tape = Tape([("x", size)], kit.marker)
+    section = Section(kit, tape, Weights())
+    stream = "x"
+    if model.n_heads:
+        section.norm("attention_norm", "x", "x.normed", shapes.tokens_sp, ATTENTION_NORM)
+        attention(section, "x.normed", "attention.y", ATTENTION)
+        section.residual("attention_residual", "x", "attention.y", "h", ATTENTION)
+        stream = "h"
+    section.norm("ffn_norm", stream, "h.normed", shapes.tokens_sp, FFN_NORM)
+    if moe:
+        experts(section, "h.normed", "ffn.y", FFN)
+    else:
+        feed_forward(section, "h.normed", "ffn.y", FFN)
+    section.residual("ffn_residual", stream, "ffn.y", "y", FFN)
+    tape.early_stop = kit.stack.recompute_early_stop
+    if checkpointed:
+        tape.regions = checkpoint_regions(kit.plan, model, tape)
+    return section
+
+
+def checkpoint_regions(plan: Plan, model: ModelSpec, tape: Tape) -> list[Region]:
+    """Regions that run again in backward under the plan's activation checkpointing."""
+    ops = tape.ops
+    if plan.activation_checkpointing == "full":
+        return [Region(0, len(ops) - 1, keep_nothing)]
+    if plan.activation_checkpointing == "none" or plan.selective_policy == "params":
+        return []
+    policy = plan.selective_policy
+    if policy == "op":
+        return [Region(0, len(ops) - 1, _SaveEverySecondMatmul(ops))]
+    if policy == "attention":
+        return _runs(ops, lambda op: op.kind in ("core", "attention"))
+    if policy == "mlp":
+        return _runs(ops, lambda op: op.module == FFN and op.kind != "residual")
+    if policy == "mlp-act-norm":
+        return _runs(ops, lambda op: op.kind == "norm" or op.name.endswith(".act"), discard_output=True)
+    return _runs(ops, lambda op: op.module == ATTENTION and op.kind != "residual") + _runs(
+        ops, lambda op: op.module == FFN and op.kind != "residual"
+    )
+
+
+class _SaveEverySecondMatmul:
+    """torchtitan's selective policy: keep attention outputs, scattered outputs and every second matmul."""
+
+    def __init__(self, ops: list[TapeOp]) -> None:
+        matmuls = [op.name for op in ops if op.kind == "matmul"]
+        self.kept = set(matmuls[::2])
+
+    def __call__(self, op: TapeOp) -> bool:
+        return op.kind in ("attention", "reduce") or op.name in self.kept
+
+
+def _runs(ops: list[TapeOp], wanted: Callable[[TapeOp], bool], discard_output: bool = False) -> list[Region]:
+    """Maximal runs of consecutive operations that `wanted` chooses."""
+    regions: list[Region] = []
+    start = None
+    for i, op in enumerate([*ops, None]):
+        inside = op is not None and wanted(op)
+        if inside and start is None:
+            start = i
+        elif not inside and start is not None:
+            regions.append(Region(start, i - 1, keep_nothing, discard_output))
+            start = None
+    return regions

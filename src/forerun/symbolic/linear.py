@@ -1,0 +1,267 @@
+"""Linear layers with their tensor-parallel collectives, the parameters they own, and their place on a tape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from forerun.program.types import Collective, Stream
+from forerun.symbolic.kernels import Kit
+from forerun.symbolic.tape import Stage, Tape, TapeOp, on_compute
+
+
+@dataclass(slots=True)
+class Weights:
+    """Elements of the parameters that one rank holds before any data-parallel sharding."""
+
+    matrices: list[int] = field(default_factory=list)
+    vectors: list[int] = field(default_factory=list)
+    experts: list[int] = field(default_factory=list)
+    """matrices of local experts: sharded over fewer ranks"""
+
+    @property
+    def dense(self) -> int:
+        return sum(self.matrices) + sum(self.vectors)
+
+    @property
+    def expert(self) -> int:
+        return sum(self.experts)
+
+    @property
+    def total(self) -> int:
+        return self.dense + self.expert
+
+    @property
+    def tensors(self) -> list[int]:
+        return [*self.matrices, *self.vectors, *self.experts]
+
+
+@dataclass(slots=True)
+class Section:
+    """A tape under construction, with the weights it collects."""
+
+    kit: Kit
+    tape: Tape
+    weights: Weights
+
+    # -- element-wise --------------------------------------------------------------------------------------
+
+    def pointwise(
+        self,
+        name: str,
+        pattern: str,
+        elements: float,
+        style: str,
+        reads: tuple[str, ...],
+        makes: tuple[tuple[str, int], ...],
+        saves: tuple[str, ...] = (),
+        module: int = 0,
+        kind: str = "pointwise",
+    ) -> None:
+        """An element-wise pattern as one operation."""
+        forward, backward = self.kit.pattern(pattern, elements, style)  # type: ignore[arg-type]
+        self.tape.add(TapeOp(name, kind, module, forward, backward, reads=reads, saves=saves, makes=makes))
+
+    def norm(self, name: str, x: str, y: str, tokens: int, module: int, width: int | None = None) -> None:
+        """A norm of `width` (the hidden size unless given) over `tokens`; its weights join the section."""
+        kit = self.kit
+        width = width or kit.shapes.hidden
+        kind = kit.model.norm
+        self.weights.vectors += [width] * (2 if kind == "layernorm" and kit.model.norm_bias else 1)
+        size = tokens * width * kit.shapes.act_bytes
+        makes, saves = [(y, size)], (x,)
+        if kind == "rmsnorm" and kit.style(kit.stack.norm) == "composed":  # fp32 copy, normed copy and its 2-byte cast
+            wide = tokens * width * 4
+            makes += [(y + ".float", wide), (y + ".unit", wide), (y + ".cast", size)]
+            saves = tuple(tensor for tensor, _ in makes[1:])
+        self.pointwise(name, kind, tokens * width, kit.stack.norm, (x,), tuple(makes), saves, module, "norm")
+
+    def residual(self, name: str, x: str, branch: str, y: str, module: int) -> None:
+        """y = x + branch."""
+        kit = self.kit
+        elements = kit.shapes.tokens_sp * kit.shapes.hidden
+        pattern = "dropout_add" if kit.stack.hidden_dropout else "residual"
+        forward, backward = kit.pattern(pattern, elements, kit.stack.residual)
+        makes = [(y, elements * kit.shapes.act_bytes)]
+        saves: tuple[str, ...] = ()
+        if kit.stack.hidden_dropout:
+            makes.append((y + ".mask", elements))
+            saves = (y + ".mask",)
+        self.tape.add(
+            TapeOp(name, "residual", module, forward, backward, reads=(x, branch), saves=saves, makes=tuple(makes))
+        )
+
+    # -- tensor-parallel borders ----------------------------------------------------------------------------
+
+    @property
+    def tp(self) -> int:
+        return self.kit.plan.tp
+
+    @property
+    def sp(self) -> bool:
+        return self.kit.plan.sequence_parallel and self.tp > 1
+
+    def copies(self, name: str, size_bytes: float) -> list[Stage]:
+        """Layout copies that this stack makes around a tensor-parallel collective."""
+        return self.kit.traffic(name + ".copy", size_bytes, size_bytes) * self.kit.stack.tp_copies
+
+    def enter(self, name: str, x: str, y: str, module: int, width: int | None = None) -> str:
+        """Bring `x` into the tensor-parallel region; answers the name of the tensor inside."""
+        if self.tp == 1:
+            return x
+        kit, shapes = self.kit, self.kit.shapes
+        size = shapes.tokens * (width or shapes.hidden) * shapes.act_bytes
+        if self.sp:
+            forward = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", size, Stream.TP)
+            backward = kit.collective(name + ".scatter", Collective.REDUCE_SCATTER, "tp", size, Stream.TP)
+            copies = self.copies(name, size)
+            self.tape.add(
+                TapeOp(name, "gather", module, forward + copies, copies + backward, reads=(x,), makes=((y, size),))
+            )
+            return y
+        backward = kit.collective(name + ".reduce", Collective.ALL_REDUCE, "tp", size, Stream.TP)
+        self.tape.add(
+            TapeOp(name, "gather", module, [], self.copies(name, size) + backward, reads=(x,), makes=((y, 0),))
+        )
+        return x
+
+    def column(self, name: str, x: str, n_in: int, outs: list[tuple[str, str, int]], bias: bool, module: int) -> None:
+        """Column-parallel linear layers over one input: `outs` are (name, tensor, local output width).
+
+        When the stack overlaps, the gather of the input hides behind the weight products of the other operand
+        (backward) or behind the first product (forward, ring exchange). A stack that does not keep the gathered
+        input gathers it again for the weight gradient.
+        """
+        kit, stack = self.kit, self.kit.stack
+        border = self.tp > 1 and (
+            stack.tp_backward_overlap or self._ring or (self.sp and not stack.save_gathered_input)
+        )
+        inside = x if border else self.enter(name + ".enter", x, name + ".x", module)
+        for i, (label, y, width) in enumerate(outs):
+            self.weights.matrices.append(n_in * width)
+            if bias:
+                self.weights.vectors.append(width)
+            if border:
+                self._column_with_border(label, x, y, n_in, width, bias, module, first=i == 0, last=i == len(outs) - 1)
+            else:
+                self._linear(label, inside, y, kit.shapes.tokens, n_in, width, bias, module)
+
+    @property
+    def _ring(self) -> bool:
+        return self.kit.plan.async_tp or self.kit.stack.tp_forward_overlap
+
+    def _linear(self, name: str, x: str, y: str, tokens: int, n_in: int, n_out: int, bias: bool, module: int) -> None:
+        kit = self.kit
+        forward, dgrad, wgrad = kit.gemms(name, tokens, n_in, n_out)
+        size = tokens * n_out * kit.shapes.act_bytes
+        cast_in = kit.casts(name, tokens * n_in, n_in * n_out)
+        cast_out = kit.casts(name + ".grad", tokens * n_out)
+        self.tape.add(
+            TapeOp(
+                name,
+                "matmul",
+                module,
+                cast_in + on_compute(forward),
+                cast_out + on_compute(dgrad),
+                on_compute(wgrad) + self._bias_grad(name, tokens, n_out, bias),
+                reads=(x,),
+                saves=(x,),
+                makes=((y, size),),
+                weight_grad_bytes=self._weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
+            )
+        )
+
+    def _weight_grad_bytes(self, elements: int) -> int:
+        return 0 if self.kit.stack.fused_accumulation else elements * self.kit.grad_bytes
+
+    def _bias_grad(self, name: str, tokens: int, n_out: int, bias: bool) -> list[Stage]:
+        if not bias or self.kit.stack.fused_bias_grad:
+            return []
+        return self.kit.pattern("bias_add", tokens * n_out, "fused")[1]
+
+    def _column_with_border(
+        self, name: str, x: str, y: str, n_in: int, n_out: int, bias: bool, module: int, first: bool, last: bool
+    ) -> None:
+        """A column-parallel layer with the collectives of its border.
+
+        Backward, Megatron's order: gather the input beside dgrad, then reduce the input gradient beside wgrad, or one
+        after the other in a stack that does not overlap them.
+        `first` and `last` say whether this is the first or last layer on the shared input: only they communicate.
+        """
+        kit, shapes, sp = self.kit, self.kit.shapes, self.sp
+        tokens, size = shapes.tokens, shapes.tokens * n_in * shapes.act_bytes
+        forward_op, dgrad, wgrad = kit.gemms(name, tokens, n_in, n_out)
+        product: list[Stage] = on_compute(forward_op)
+        gather = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", size, Stream.TP) if sp else []
+        forward = kit.casts(name, tokens * n_in, n_in * n_out)
+        if sp and first:
+            forward += self._beside(gather, product, name, size) if self._ring else [*gather, *product]
+        else:
+            forward += product
+        kind = Collective.REDUCE_SCATTER if sp else Collective.ALL_REDUCE
+        reduce = kit.collective(name + ".reduce", kind, "tp", size, Stream.TP) if first else []
+        again = gather if last and not kit.stack.save_gathered_input else []
+        if kit.stack.tp_backward_overlap or self._ring:
+            backward = [sum((*again, ((dgrad, Stream.COMPUTE),)), ()), sum((*reduce, ((wgrad, Stream.COMPUTE),)), ())]
+        else:
+            backward = [*again, *on_compute(dgrad), *reduce, *on_compute(wgrad)]
+        self.tape.add(
+            TapeOp(
+                name,
+                "matmul",
+                module,
+                forward,
+                kit.casts(name + ".grad", tokens * n_out) + backward,
+                self._bias_grad(name, tokens, n_out, bias),
+                reads=(x,),
+                saves=(x,),
+                makes=((y, tokens * n_out * shapes.act_bytes),),
+                weight_grad_bytes=self._weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
+            )
+        )
+
+    def _beside(self, collective: list[Stage], product: list[Stage], name: str, size: float) -> list[Stage]:
+        """A ring exchange cut in tp pieces: the first piece is exposed, the others run beside the product."""
+        kit, head = self.kit, size / self.tp
+        kind = Collective.ALL_GATHER
+        first = kit.collective(name + ".head", kind, "tp", head, Stream.TP)
+        rest = kit.collective(name + ".rest", kind, "tp", size - head, Stream.TP)
+        return [*first, (*rest[0], *product[0])] if collective else product
+
+    def row(self, name: str, x: str, y: str, n_in: int, n_out: int, bias: bool, module: int) -> None:
+        """A row-parallel linear layer: local product, then the reduction over tp."""
+        kit, shapes = self.kit, self.kit.shapes
+        self.weights.matrices.append(n_in * n_out)
+        if bias:
+            self.weights.vectors.append(n_out)
+        if self.tp == 1:
+            self._linear(name, x, y, shapes.tokens, n_in, n_out, bias, module)
+            return
+        size = shapes.tokens * n_out * shapes.act_bytes
+        self._linear(name, x, y + ".partial", shapes.tokens, n_in, n_out, False, module)
+        linear = self.tape.ops[-1]
+        kind = Collective.REDUCE_SCATTER if self.sp else Collective.ALL_REDUCE
+        reduce = kit.collective(name + ".reduce", kind, "tp", size, Stream.TP)
+        gather = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", size, Stream.TP) if self.sp else []
+        copies = self.copies(name, size)
+        backward = [*gather, *(copies if self.sp else [])]
+        if self._ring:
+            linear.forward = linear.forward[:-1] + self._beside(reduce, linear.forward[-1:], name + ".reduce", size)
+            reduce = []
+            if gather:
+                linear.backward = linear.backward[:-1] + self._beside(
+                    gather, linear.backward[-1:], name + ".dgather", size
+                )
+                backward = []
+        backward += self._bias_grad(name, shapes.tokens_sp, n_out, bias)
+        out_bytes = shapes.tokens_sp * n_out * shapes.act_bytes
+        self.tape.add(
+            TapeOp(
+                name + ".border",
+                "reduce",
+                module,
+                copies + reduce,
+                backward,
+                reads=(y + ".partial",),
+                makes=((y, out_bytes),),
+            )
+        )

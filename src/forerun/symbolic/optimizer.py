@@ -1,0 +1,133 @@
+"""The optimizer step: gradient norm, update, and the gathering of updated parameters; and what it keeps in memory."""
+
+from __future__ import annotations
+
+from forerun.program.builder import BlockBuilder
+from forerun.program.types import N_CATEGORIES, Block, Category, Collective, Phase, Stream
+from forerun.symbolic.data_parallel import REDUCED, DataParallel, persistent_gradients, sharded
+from forerun.symbolic.kernels import Kit
+from forerun.symbolic.linear import Weights
+from forerun.symbolic.shapes import DTYPE_BYTES
+
+OPTIMIZER = 6
+"""module number"""
+
+_STATES = {"adamw": 2, "adam": 2, "sgd": 1}
+_TENSORS_PER_LAUNCH = 60
+"""tensors of one multi-tensor kernel: its argument block holds about so many"""
+_FOREACH_PASSES = {"adamw": 12, "adam": 11, "sgd": 4}
+"""multi-tensor kernels per step, each reading about two and writing about one operand"""
+
+
+def local_elements(kit: Kit, weights: Weights) -> int:
+    """Elements that this rank updates."""
+    plan = kit.plan
+    if plan.zero_stage == 0:
+        return weights.total
+    experts = weights.expert
+    expert_ranks = max(1, plan.fsdp // plan.ep)
+    return sharded(weights.dense, plan.fsdp) + (sharded(experts, expert_ranks) if experts else 0)
+
+
+def optimizer_block(kit: Kit, parallel: DataParallel, weights: Weights, grads_allocated: int) -> Block:
+    """Clip, update, gather updated parameters; frees `grads_allocated` bytes of gradients at the end."""
+    plan, stack, block = kit.plan, kit.stack, BlockBuilder()
+    phase, local = Phase.OPTIMIZER, local_elements(kit, weights)
+    grad = DTYPE_BYTES[plan.master_dtype] if plan.zero_stage == 3 else DTYPE_BYTES[kit.accumulate_dtype]
+    n_tensors = len(weights.tensors)
+    launches = max(1, n_tensors // _TENSORS_PER_LAUNCH)
+    start = block.node(kit.marker, phase=phase, module=OPTIMIZER, wait=(REDUCED,))
+    if stack.clip_grad:
+        norm = kit.ops.memory("grad_norm", local * grad, 0, max(launches, n_tensors // 20))
+        node = block.node(norm, phase=phase, module=OPTIMIZER)
+        axis = next((a for a in ("dp_shard", "dp_replicate", "tp", "pp") if kit.group_size.get(a, 1) > 1), None)
+        if axis:
+            op = kit.collective_op("grad_norm.reduce", Collective.ALL_REDUCE, axis, 4, "fp32")
+            node = block.node(op, Stream.REDUCE, phase, OPTIMIZER, after=(node,))
+        block.node(kit.ops.memory("grad_clip", local * grad, local * grad, launches), phase=phase, module=OPTIMIZER, after=(node,))  # fmt: skip
+    _update(kit, block, local, grad, launches, n_tensors)
+    _gather_updated(kit, parallel, block, weights)
+    if persistent_gradients(kit):
+        buffer = weights.total * DTYPE_BYTES[kit.accumulate_dtype]
+        block.node(kit.ops.memory("zero_grad", 0, buffer), phase=phase, module=OPTIMIZER)
+    if stack.step_us:
+        idle = kit.ops.delay("step", int(stack.step_us * 1e6))
+        block.node(idle, phase=phase, module=OPTIMIZER)
+    if grads_allocated:
+        block.tensor(grads_allocated, Category.GRADIENT, -1, len(block) - 1)
+    del start
+    return block.build("optimizer")
+
+
+def _update(kit: Kit, block: BlockBuilder, local: int, grad: int, launches: int, n_tensors: int) -> None:
+    plan = kit.plan
+    master = 4 if kit.shapes.weight_bytes == 2 or plan.master_dtype == "fp32" else DTYPE_BYTES[plan.master_dtype]
+    states = _STATES[plan.optimizer] * 4
+    read, write = master + grad + states, master + states
+    if has_working_copy(kit):
+        write += kit.shapes.weight_bytes
+    if plan.optimizer_impl == "foreach":
+        passes = _FOREACH_PASSES[plan.optimizer]
+        op = kit.ops.memory("optimizer", local * 8 * passes, local * 4 * passes, passes * launches)
+    elif plan.optimizer_impl == "loop":
+        passes = _FOREACH_PASSES[plan.optimizer]
+        op = kit.ops.memory("optimizer", local * 8 * passes, local * 4 * passes, passes * n_tensors)
+    else:
+        op = kit.ops.memory("optimizer", local * read, local * write, launches)
+    if plan.offload == "optimizer":
+        copy = kit.ops.host_copy("optimizer.offload", local * (states + master))
+        node = block.node(copy, Stream.COPY, Phase.OPTIMIZER, OPTIMIZER, after=(len(block) - 1,))
+        block.node(op, phase=Phase.OPTIMIZER, module=OPTIMIZER, after=(node,))
+        back = block.node(copy, Stream.COPY, Phase.OPTIMIZER, OPTIMIZER, after=(len(block) - 1,))
+        block.node(kit.marker, phase=Phase.OPTIMIZER, module=OPTIMIZER, after=(back,))
+        return
+    block.node(op, phase=Phase.OPTIMIZER, module=OPTIMIZER)
+
+
+def _gather_updated(kit: Kit, parallel: DataParallel, block: BlockBuilder, weights: Weights) -> None:
+    """ZeRO-1 and ZeRO-2: every rank gathers the parameters that the others updated."""
+    plan, stack = kit.plan, kit.stack
+    if plan.zero_stage not in (1, 2) or plan.fsdp == 1:
+        return
+    size = weights.total * kit.shapes.weight_bytes
+    last = len(block) - 1
+    if stack.owner_broadcast_us:
+        owners = plan.fsdp
+        op = kit.ops.delay("parameters.broadcast", int(stack.owner_broadcast_us * 1e6 * owners))
+        block.node(op, phase=Phase.OPTIMIZER, module=OPTIMIZER)
+        return
+    for axis, tensors in parallel._parts(weights):
+        if kit.group_size.get(axis, 1) > 1:
+            share = size * sum(tensors) / max(1, weights.total)
+            op = kit.collective_op("parameters.gather", Collective.ALL_GATHER, axis, share, kit.wide_dtype)
+            last = block.node(op, Stream.GATHER, Phase.OPTIMIZER, OPTIMIZER, after=(last,))
+    block.node(kit.marker, phase=Phase.OPTIMIZER, module=OPTIMIZER, after=(last,))
+
+
+def has_working_copy(kit: Kit) -> bool:
+    """Whether low-precision parameters live beside the master weights (everything but FSDP)."""
+    return kit.plan.zero_stage != 3 and DTYPE_BYTES[kit.plan.master_dtype] == 4 and kit.shapes.weight_bytes == 2 and not kit.stack.autocast  # fmt: skip
+
+
+def resident_bytes(kit: Kit, weights: Weights) -> list[int]:
+    """Bytes by category that live through the whole step on a rank with `weights`."""
+    plan = kit.plan
+    resident = [0] * N_CATEGORIES
+    local = local_elements(kit, weights)
+    master = DTYPE_BYTES[plan.master_dtype]
+    states = _STATES[plan.optimizer] * 4
+    if plan.zero_stage == 3:
+        resident[Category.PARAMETER] = local * master
+    else:
+        working = kit.shapes.weight_bytes if has_working_copy(kit) else master
+        resident[Category.PARAMETER] = weights.total * working
+        if has_working_copy(kit):
+            states += 4
+        if persistent_gradients(kit):
+            resident[Category.GRADIENT] = weights.total * DTYPE_BYTES[kit.accumulate_dtype]
+    if kit.stack.dummy_weight_grads:
+        ends = kit.shapes.vocab * kit.shapes.hidden
+        resident[Category.GRADIENT] += sum({size for size in weights.matrices if size != ends}) * kit.grad_bytes
+    if plan.offload == "none":
+        resident[Category.OPTIMIZER] = local * states
+    return resident

@@ -1,0 +1,79 @@
+"""Blocks that move activations and gradients between pipeline stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forerun.program.builder import BlockBuilder
+from forerun.program.types import Block, Category, Channel, Phase, Stream
+from forerun.symbolic.kernels import Kit
+from forerun.symbolic.schedule import stage_rank
+
+ARRIVED, ARRIVED_GRAD, SENT = 3, 4, 5
+"""event slots"""
+
+
+class Wires:
+    """Channels and blocks of the stage borders of one plan."""
+
+    def __init__(self, kit: Kit, add_block: Callable[[Block], int]) -> None:
+        self.kit, self.add_block = kit, add_block
+        self.channels: list[Channel] = []
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._blocks: dict[tuple[str, str, int], int] = {}
+        s = kit.shapes
+        share = kit.plan.tp if kit.plan.sequence_parallel and kit.plan.tp > 1 else 1
+        self.size_bytes = s.tokens * s.hidden * s.act_bytes // share
+
+    def crosses(self, stage: int) -> bool:
+        """Whether the border between `stage` and the next lies between two ranks."""
+        return stage_rank(self.kit.plan, stage) != stage_rank(self.kit.plan, stage + 1)
+
+    def _channel(self, what: str, stage: int) -> int:
+        key = (what, stage)
+        if key not in self._numbers:
+            plan = self.kit.plan
+            members = tuple(sorted((stage_rank(plan, stage), stage_rank(plan, stage + 1))))
+            self._numbers[key] = len(self.channels)
+            self.channels.append(Channel(f"{what} between stages {stage} and {stage + 1}", members))
+        return self._numbers[key]
+
+    def _op(self, what: str, stage: int) -> int:
+        kit, plan = self.kit, self.kit.plan
+        a, b = sorted((stage_rank(plan, stage), stage_rank(plan, stage + 1)))
+        per_node = kit.groups[kit.group_index["pp"]].ranks_per_node
+        near = a // per_node == b // per_node
+        return kit.p2p("pipeline." + what, "pp_near" if near else "pp_far", self.size_bytes)
+
+    def block(self, action: str, what: str, stage: int) -> int:
+        """Block number of `action` (send, recv) of `what` (activations, gradients) over the border after `stage`."""
+        key = (action, what, stage)
+        if key not in self._blocks:
+            self._blocks[key] = self.add_block(self._build(action, what, stage))
+        return self._blocks[key]
+
+    def _build(self, action: str, what: str, stage: int) -> Block:
+        grad = what == "gradients"
+        if action == "send":
+            stream, slot = (Stream.PP_SEND_GRAD if grad else Stream.PP_SEND), SENT
+        else:
+            stream, slot = (Stream.PP_RECV_GRAD if grad else Stream.PP_RECV), ARRIVED_GRAD if grad else ARRIVED
+        phase = Phase.BACKWARD if grad else Phase.FORWARD
+        block = BlockBuilder()
+        start = block.node(self.kit.marker, Stream.COMPUTE, phase)
+        block.node(
+            self._op(what, stage), stream, phase, after=(start,), record=slot, channel=self._channel(what, stage)
+        )
+        if action == "recv":
+            block.tensor(self.size_bytes, Category.COMMUNICATION, 0, 1)
+        return block.build(f"{action} {what}")
+
+    def wait(self, forward: bool, backward: bool, sent: bool) -> int:
+        """Block after which compute has what it was sent (and, without overlap, has sent its own)."""
+        key = ("wait", f"{forward}{backward}{sent}", 0)
+        if key not in self._blocks:
+            slots = [ARRIVED] * forward + [ARRIVED_GRAD] * backward + [SENT] * sent
+            block = BlockBuilder()
+            block.node(self.kit.marker, wait=slots)
+            self._blocks[key] = self.add_block(block.build("wait"))
+        return self._blocks[key]

@@ -1,0 +1,299 @@
+"""A tape of the operations of one block of a model, from which forward, recompute and backward are written.
+
+An operation says which kernels it runs in each direction, which tensors it reads, makes and needs again in backward.
+The tape is an autograd in miniature: backward walks it in reverse, gradients live from the last reader of a tensor to
+its maker, and a checkpointed region drops what it saved and runs forward again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from forerun.program.builder import BlockBuilder
+from forerun.program.types import Category, Phase, Stream
+
+Kernel = tuple[int, Stream]
+Stage = tuple[Kernel, ...]
+"""kernels that may run side by side; a stage waits for the stage before it"""
+
+
+def on_compute(*ops: int) -> list[Stage]:
+    """One stage for each op, one after the other on the compute stream."""
+    return [((op, Stream.COMPUTE),) for op in ops]
+
+
+@dataclass(slots=True)
+class TapeOp:
+    """One operation. `saves` names the tensors that its backward reads."""
+
+    name: str
+    kind: str
+    """matmul, attention, collective, norm, pointwise, residual, loss: what checkpoint policies choose by"""
+    module: int
+    forward: list[Stage]
+    backward: list[Stage]
+    """gradient of the inputs (and of small weights)"""
+    weight_backward: list[Stage] = field(default_factory=list)
+    """gradient of the weights, separable for zero-bubble schedules"""
+    reads: tuple[str, ...] = ()
+    saves: tuple[str, ...] = ()
+    makes: tuple[tuple[str, int], ...] = ()
+    """(tensor, bytes)"""
+    weight_grad_bytes: int = 0
+    """gradient buffers that the weight backward allocates"""
+    gradless: bool = False
+    """its inputs need no gradient (the first operation of a model)"""
+    category: Category = Category.ACTIVATION
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Operations first..last (inclusive) that a checkpoint runs again; outputs of `keep` are kept.
+
+    Outputs of a region that later operations save are kept too, as autograd does, unless `discard_output`: then they
+    are made again just before their first use in backward (Megatron-Core's CheckpointWithoutOutput).
+    """
+
+    first: int
+    last: int
+    keep: Callable[[TapeOp], bool]
+    discard_output: bool = False
+
+
+def keep_nothing(_: TapeOp) -> bool:
+    return False
+
+
+class Tape:
+    """Operations of a block in forward order, with its checkpointed regions."""
+
+    def __init__(self, inputs: Sequence[tuple[str, int]], marker: int) -> None:
+        """`inputs` are (tensor, bytes) that come from outside; `marker` is an op that takes no time."""
+        self.inputs = tuple(inputs)
+        self.marker = marker
+        self.ops: list[TapeOp] = []
+        self.regions: list[Region] = []
+        self.early_stop = True
+
+    def add(self, op: TapeOp) -> None:
+        self.ops.append(op)
+
+    # -- what survives the forward pass ------------------------------------------------------------------
+
+    def _sizes(self) -> dict[str, int]:
+        sizes = dict(self.inputs)
+        for op in self.ops:
+            sizes.update(op.makes)
+        return sizes
+
+    def kept(self) -> set[str]:
+        """Names of the tensors that live from forward to backward."""
+        region_of = self._region_of()
+        maker = {name: i for i, op in enumerate(self.ops) for name, _ in op.makes}
+        kept: set[str] = set()
+        for i, op in enumerate(self.ops):
+            region = region_of.get(i)
+            for name in op.saves:
+                made = maker.get(name, -1)
+                home = region_of.get(made)
+                dropped = home is not None and (home is region or home.discard_output) and not home.keep(self.ops[made])
+                if not dropped:
+                    kept.add(name)
+            if region is not None:
+                if region.keep(op):
+                    kept.update(name for name, _ in op.makes)
+                kept.update(name for name in op.reads if not region.first <= maker.get(name, -1) <= region.last)
+        return kept
+
+    def _region_of(self) -> dict[int, Region]:
+        return {i: region for region in self.regions for i in range(region.first, region.last + 1)}
+
+    def _recomputed(self, region: Region) -> list[int]:
+        """Operations that run again in the backward pass of a region, in forward order."""
+        again = [i for i in range(region.first, region.last + 1) if not region.keep(self.ops[i])]
+        if not self.early_stop:
+            return again
+        needed = self.remade(region)
+        last = max((i for i in again if any(name in needed for name, _ in self.ops[i].makes)), default=-1)
+        return [i for i in again if i <= last]
+
+    def remade(self, region: Region) -> set[str]:
+        """Tensors that backward needs and a region's second run makes."""
+        made = {name for i in range(region.first, region.last + 1) for name, _ in self.ops[i].makes}
+        users = self.ops if region.discard_output else self.ops[region.first : region.last + 1]
+        return made & {name for op in users for name in op.saves}
+
+    def recompute_before(self, region: Region) -> int:
+        """Operation before whose backward a region runs again."""
+        if not region.discard_output:
+            return region.last
+        needed = self.remade(region)
+        return max((i for i, op in enumerate(self.ops) if needed & set(op.saves)), default=region.last)
+
+    # -- writing blocks ----------------------------------------------------------------------------------
+
+    def forward_block(self) -> BlockBuilder:
+        """Nodes of the forward pass; kept tensors outlive the block."""
+        writer = _Writer(self.marker)
+        kept = self.kept()
+        last_reader = {n: i for i, op in enumerate(self.ops) for n in op.reads}
+        live: dict[str, tuple[int, int, Category]] = {}
+        for tensor, size in self.inputs:
+            if tensor in kept:
+                writer.block.tensor(size, Category.ACTIVATION, 0, -1)
+        for i, op in enumerate(self.ops):
+            first = len(writer.block)
+            writer.stages(op.forward, Phase.FORWARD, op.module)
+            first, last = writer.span(first)
+            for tensor, size in op.makes:
+                if tensor in kept:
+                    writer.block.tensor(size, op.category, first, -1)
+                else:
+                    live[tensor] = (size, first, Category.TEMPORARY)
+            for tensor in [t for t in live if last_reader.get(t, -1) <= i]:
+                size, start, category = live.pop(tensor)
+                writer.block.tensor(size, category, start, last)
+        writer.join()
+        return writer.block
+
+    def backward_block(self, split: bool = False) -> tuple[BlockBuilder, BlockBuilder | None]:
+        """Nodes of the backward pass, and of the weight gradients apart when `split`."""
+        writer = _Writer(self.marker)
+        weights = _Writer(self.marker) if split else None
+        _Backward(self, writer, weights).run()
+        writer.join()
+        if weights is not None:
+            weights.join()
+        return writer.block, None if weights is None else weights.block
+
+
+class _Backward:
+    """One walk of a tape in reverse."""
+
+    def __init__(self, tape: Tape, writer: _Writer, weights: _Writer | None) -> None:
+        self.tape = tape
+        self.writer = writer
+        self.weights = weights
+        self.sizes = tape._sizes()
+        self.kept = tape.kept()
+        self.release = self._releases()
+        self.grads: dict[str, tuple[int, int]] = {}
+        self.remade: dict[str, tuple[int, int]] = {}
+
+    def _releases(self) -> dict[int, list[str]]:
+        """Saved tensors by the operation after whose backward nobody needs them."""
+        ops, last_use = self.tape.ops, {}
+        for i in range(len(ops) - 1, -1, -1):
+            last_use.update(dict.fromkeys(ops[i].saves, i))
+        for region in self.tape.regions:
+            inside = ops[region.first : region.last + 1]
+            made = {name for op in inside for name, _ in op.makes}
+            for tensor in {name for op in inside for name in op.reads} - made:
+                last_use[tensor] = min(region.first, last_use.get(tensor, region.first))
+        for i, op in enumerate(ops):
+            for name, _ in op.makes:
+                last_use.setdefault(name, i)
+        releases: dict[int, list[str]] = {}
+        for tensor, i in last_use.items():
+            releases.setdefault(i, []).append(tensor)
+        return releases
+
+    def run(self) -> None:
+        ops = self.tape.ops
+        regions: dict[int, list[Region]] = {}
+        for region in self.tape.regions:
+            regions.setdefault(self.tape.recompute_before(region), []).append(region)
+        if ops and ops[-1].kind != "loss":
+            for tensor, size in ops[-1].makes:
+                self.grads[tensor] = (size, 0)
+        for i in range(len(ops) - 1, -1, -1):
+            for region in regions.get(i, ()):
+                self._recompute(region)
+            self._op(i, ops[i])
+        end = len(self.writer.block) - 1
+        for size, start in self.grads.values():
+            self.writer.block.tensor(size, Category.TEMPORARY, start, end)
+
+    def _recompute(self, region: Region) -> None:
+        block = self.writer.block
+        needed = self.tape.remade(region) - self.kept
+        for i in self.tape._recomputed(region):
+            op, first = self.tape.ops[i], len(block)
+            self.writer.stages(op.forward, Phase.RECOMPUTE, op.module)
+            for tensor, size in op.makes:
+                if tensor in needed:
+                    self.remade[tensor] = (size, first)
+                elif tensor not in self.kept:
+                    block.tensor(size, Category.TEMPORARY, *self.writer.span(first))
+
+    def _op(self, i: int, op: TapeOp) -> None:
+        block, first = self.writer.block, len(self.writer.block)
+        self.writer.stages(op.backward, Phase.BACKWARD, op.module)
+        (self.weights or self.writer).stages(op.weight_backward, Phase.BACKWARD, op.module)
+        if op.weight_grad_bytes:
+            target = (self.weights or self.writer).block
+            target.tensor(op.weight_grad_bytes, Category.UNSHARDED, max(0, len(target) - 1), -1)
+        first, last = self.writer.span(first)
+        self._gradients(op, first, last)
+        for tensor in self.release.get(i, ()):
+            if tensor in self.kept:
+                category = self._category(tensor)
+                target = self.weights.block if self.weights and op.weight_backward else block
+                target.tensor(self.sizes[tensor], category, -1, max(0, len(target) - 1))
+            elif tensor in self.remade:
+                size, start = self.remade.pop(tensor)
+                block.tensor(size, Category.TEMPORARY, start, last)
+
+    def _category(self, tensor: str) -> Category:
+        for op in self.tape.ops:
+            if any(name == tensor for name, _ in op.makes):
+                return op.category
+        return Category.ACTIVATION
+
+    def _gradients(self, op: TapeOp, first: int, last: int) -> None:
+        block = self.writer.block
+        made = [name for name, _ in op.makes]
+        if op.kind == "residual":  # both branches take over the gradient of the sum
+            if made and made[0] in self.grads and op.reads[0] not in self.grads:
+                self.grads[op.reads[0]] = self.grads.pop(made[0])
+        elif not op.gradless:
+            for tensor in op.reads:
+                if tensor not in self.grads and self.sizes.get(tensor):
+                    self.grads[tensor] = (self.sizes[tensor], first)
+        for tensor in made:
+            if tensor in self.grads:
+                size, start = self.grads.pop(tensor)
+                block.tensor(size, Category.TEMPORARY, start, last)
+
+
+class _Writer:
+    """Appends stages to a block: side by side within a stage, one stage after the other."""
+
+    def __init__(self, marker: int) -> None:
+        self.block = BlockBuilder()
+        self.marker = marker
+        self.before: tuple[tuple[int, Stream], ...] = ()
+
+    def stages(self, stages: list[Stage], phase: Phase, module: int) -> None:
+        node, before = self.block.node, self.before
+        for stage in stages:
+            if not before and any(stream != Stream.COMPUTE for _, stream in stage):
+                before = ((node(self.marker, Stream.COMPUTE, phase, module), Stream.COMPUTE),)
+            now = []
+            for op, stream in stage:
+                after = [n for n, s in before if s != stream]
+                now.append((node(op, stream, phase, module, after), stream))
+            before = tuple(now)
+        self.before = before
+
+    def span(self, first: int) -> tuple[int, int]:
+        """First and last node written since `first`; the last node when an operation has none of its own."""
+        last = max(0, len(self.block) - 1)
+        return min(first, last), last
+
+    def join(self) -> None:
+        """End on the compute stream, so that the next block starts after everything here."""
+        others = [n for n, s in self.before if s != Stream.COMPUTE]
+        if others:
+            self.before = ((self.block.node(self.marker, Stream.COMPUTE, after=others), Stream.COMPUTE),)
