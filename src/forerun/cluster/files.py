@@ -57,7 +57,7 @@ def parse_yaml(text: str, place: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
-        raise ForerunError(f"{place}{where}: not valid YAML: {problem}") from None
+        raise ForerunError(f"{place}{where}: not valid YAML: {' '.join(problem.split())}") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise ForerunError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
@@ -74,7 +74,7 @@ def check(model: type[EntryType], data: dict[str, Any], place: str) -> EntryType
         first = problems[0]
         path = [str(part) for part in first["loc"]]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise ForerunError(f"{place}: {_explain(model, path, first)}{more}") from None
+        raise ForerunError(f"{place}: {' '.join(_explain(model, path, first).split())}{more}") from None
 
 
 def _explain(model: type[Entry], path: list[str], problem: Any) -> str:
