@@ -50,14 +50,14 @@ FAMILIES = {
 
 IGNORED = (
     # who wrote the file, and with what
-    *("_attn_implementation_autoset", "_commit_hash", "_name_or_path", "auto_map", "name_or_path", "tokenizer_class"),
-    *("transformers_version", "unsloth_fixed", "unsloth_version"),
+    *("_attn_implementation_autoset", "_commit_hash", "_name_or_path", "auto_map", "is_llama_config", "name_or_path"),
+    *("tokenizer_class", "transformers_version", "unsloth_fixed", "unsloth_version"),
     # number formats and kernels, which belong to the plan
     *("_attn_implementation", "_flash_attn_2_enabled", "attn_implementation", "compression_config", "dtype"),
     *("gradient_checkpointing", "pretraining_tp", "quantization_config", "torch_dtype", "torchscript", "use_bfloat16"),
     # positions that have no table: rotary, ALiBi
     *("max_position_embeddings", "original_max_position_embeddings", "partial_rotary_factor", "rope_interleave"),
-    *("rope_parameters", "rope_scaling", "rope_theta"),
+    *("rope_interleaved", "rope_parameters", "rope_scaling", "rope_theta"),
     # scalars of norms, dropout, initialisation and loss
     *("activation_dropout", "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "classifier_dropout"),
     *("dropout", "embd_pdrop", "emb_pdrop", "hidden_dropout", "hidden_dropout_prob", "init_std", "initializer_factor"),

@@ -62,8 +62,8 @@ def phi3(config: Fields) -> Values:
     return decoder(config) | {"sliding_window": window(config, _width(config))}
 
 
-def decoder(config: Fields, needs_kv_heads: bool = False, tied: bool = False, activation: str | None = None) -> Values:
-    """The fields these families share. `tied` is the family's default, `activation` what `hidden_act` may be left to.
+def decoder(config: Fields, needs_kv_heads: bool = False, tied: bool = False, activation: str = "silu") -> Values:
+    """The fields these families share. `tied` is the family's default, `activation` its default for `hidden_act`.
 
     `needs_kv_heads`: the family's default for a missing `num_key_value_heads` is a number of one certain model, so the
     key must be there; else it is as many as the heads.
@@ -88,6 +88,7 @@ def decoder(config: Fields, needs_kv_heads: bool = False, tied: bool = False, ac
 def qwen_window(config: Fields) -> int | None:
     """Qwen's window: only where `use_sliding_window` says so, from layer `max_window_layers` on."""
     width = _width(config)
+    config.expect("use_mrope", False)
     config.stated("max_window_layers")
     if not config.flag("use_sliding_window") or width is None:
         return window(config, None)

@@ -66,6 +66,7 @@ def deepseek_v3(config: Fields) -> Values:
 
 def _deepseek(config: Fields, router_bias: bool) -> Values:
     bias = config.flag("attention_bias")
+    config.expect("hidden_act", "silu")
     config.expect("mlp_bias", False)
     config.expect("moe_layer_freq", 1)
     n_heads = config.integer("num_attention_heads")
@@ -88,7 +89,7 @@ def _deepseek(config: Fields, router_bias: bool) -> Values:
         "head_dim": mla.v_head_dim,
         "ffn_hidden": config.integer("intermediate_size"),
         "vocab": config.integer("vocab_size"),
-        "mlp": {"silu": "swiglu"}[config.text("hidden_act", choices=("silu",))],
+        "mlp": "swiglu",
         "tied_embeddings": config.flag("tie_word_embeddings"),
         "qkv_bias": bias,
         "out_bias": bias,
