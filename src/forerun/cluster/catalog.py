@@ -46,6 +46,7 @@ class _Catalog:
     raw_devices: Mapping[str, dict[str, Any]]
     device_by_alias: Mapping[str, str]
     clusters: Mapping[str, ClusterEntry]
+    cluster_aliases: Mapping[str, tuple[str, ...]]
     cluster_by_alias: Mapping[str, str]
     latency_s: Mapping[str, float]
 
@@ -87,7 +88,9 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
 def cluster_table() -> list[ClusterRow]:
     """One row for each preset, in the order of the file."""
     catalog = _catalog()
-    return [_row(_cluster(entry, name, name), entry.aliases) for name, entry in catalog.clusters.items()]
+    return [
+        _row(_cluster(entry, name, name), catalog.cluster_aliases[name]) for name, entry in catalog.clusters.items()
+    ]
 
 
 def cluster_from_parts(
@@ -147,16 +150,17 @@ def _positive(value: float, what: str, place: str) -> float:
 @lru_cache(maxsize=1)
 def _catalog() -> _Catalog:
     links = _preset("links.yaml")
-    raw_devices = _preset("devices.yaml")["devices"]
+    raw_devices, device_aliases = _without_aliases(_preset("devices.yaml")["devices"])
     devices = {name: check(DeviceEntry, raw, f"devices.yaml: {name}") for name, raw in raw_devices.items()}
-    raw_clusters = _preset("clusters.yaml")["clusters"]
+    raw_clusters, cluster_aliases = _without_aliases(_preset("clusters.yaml")["clusters"])
     clusters = {name: check(ClusterEntry, raw, f"clusters.yaml: {name}") for name, raw in raw_clusters.items()}
     return _Catalog(
         devices=devices,
         raw_devices=raw_devices,
-        device_by_alias=_aliases({name: entry.aliases for name, entry in devices.items()}),
+        device_by_alias=_names_of(device_aliases),
         clusters=clusters,
-        cluster_by_alias=_aliases({name: entry.aliases for name, entry in clusters.items()}),
+        cluster_aliases=cluster_aliases,
+        cluster_by_alias=_names_of(cluster_aliases),
         latency_s={k: check(LinkKindEntry, raw, f"links.yaml: {k}").latency_us / US_PER_S for k, raw in links.items()},
     )
 
@@ -166,7 +170,13 @@ def _preset(file_name: str) -> dict[str, Any]:
     return parse_yaml(text, file_name)
 
 
-def _aliases(names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def _without_aliases(raw: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, tuple[str, ...]]]:
+    """The entries as a user would write them, and their aliases."""
+    entries = {name: {key: value for key, value in entry.items() if key != "aliases"} for name, entry in raw.items()}
+    return entries, {name: tuple(entry.get("aliases", ())) for name, entry in raw.items()}
+
+
+def _names_of(names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     """Lower-case name or alias -> name; a word that means two things is refused."""
     found: dict[str, str] = {}
     for name, aliases in names.items():
@@ -193,8 +203,6 @@ def _is_file(text: str) -> bool:
 
 def _read_cluster(path: Path) -> Cluster:
     entry = check(ClusterEntry, read_yaml(path), str(path))
-    if entry.aliases:
-        raise ForerunError(f"{path}: aliases are for the presets that come with forerun; remove the key")
     return _cluster(entry, entry.name or path.stem, str(path))
 
 
@@ -216,8 +224,8 @@ def _inline_device(data: dict[str, Any], cluster_name: str, place: str) -> tuple
     """Name and entry of a device written out in a cluster file, with `like` as the device it starts from."""
     own = {str(key): value for key, value in data.items()}
     name, like = own.pop("name", f"device of {cluster_name}"), own.pop("like", None)
-    for key, value in (("name", name), ("like", like or "")):
-        if not isinstance(value, str):
+    for key, value in (("name", name), ("like", like)):
+        if not isinstance(value, str) and not (key == "like" and value is None):
             raise ForerunError(f"{place}: device.{key}: expected text, got {value!r}")
     if like is not None:
         try:
@@ -233,7 +241,7 @@ def _overlay(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     replaced = set(own)
     if replaced & {"memory_gb", "memory_gib"}:
         replaced |= {"memory_gb", "memory_gib"}
-    kept = {key: value for key, value in base.items() if key not in replaced | {"aliases"}}
+    kept = {key: value for key, value in base.items() if key not in replaced}
     sources = {key: text for key, text in base["source"].items() if key not in replaced}
     own_sources = own.get("source", {})
     return kept | own | {"source": sources | own_sources if isinstance(own_sources, dict) else own_sources}

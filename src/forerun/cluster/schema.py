@@ -57,7 +57,6 @@ class LinkKindEntry(Entry):
 class SystemEntry(Entry):
     """What stands around the devices."""
 
-    aliases: tuple[Name, ...] = Field(default=(), strict=False)
     gpus_per_node: Count | None = None
     """GPUs of one NVLink (or PCIe) domain: 72 for an NVL72 rack"""
     intra_node: LinkEntry | None = None
