@@ -2,6 +2,8 @@
 
 import difflib
 
+_CLOSE = 3
+
 
 class ForerunError(ValueError):
     """Bad input: the message is one line that names the thing, the place and the fix."""
@@ -12,7 +14,9 @@ class UnknownName(ForerunError):
 
     def __init__(self, what: str, name: str, known: list[str]) -> None:
         lower = {k.lower(): k for k in known}
-        close = [lower[k] for k in difflib.get_close_matches(name.lower(), lower, 3)]
+        longer = [k for k in lower if name and k.startswith(name.lower())]
+        near = [*longer, *difflib.get_close_matches(name.lower(), lower, _CLOSE)]
+        close = [lower[k] for k in dict.fromkeys(near)][:_CLOSE]
         hint = f"did you mean {' or '.join(close)}? " if close else ""
         super().__init__(f"unknown {what} {name!r}; {hint}known: {', '.join(sorted(known))}")
 

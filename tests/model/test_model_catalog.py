@@ -59,8 +59,23 @@ def test_names_are_taken_in_any_case() -> None:
 def test_unknown_name_offers_close_ones_first() -> None:
     with pytest.raises(UnknownName) as error:
         load_model("llama3.1-8b")
-    assert str(error.value).startswith("unknown model 'llama3.1-8b'; did you mean llama-3.1-8b")
+    assert str(error.value).startswith("unknown model or folder 'llama3.1-8b'; did you mean llama-3.1-8b")
     assert "known: bert-base," in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "offered"),
+    [("gpt2", "did you mean gpt2-small"), ("meta-llama/Llama-3.1-8B", "did you mean llama-3.1-8b"), ("zzz", "known: ")],
+)
+def test_part_of_a_name_offers_the_whole(name: str, offered: str) -> None:
+    with pytest.raises(UnknownName, match=offered):
+        load_model(name)
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 5000, "a\0b"])
+def test_what_can_be_no_name_is_unknown(name: str) -> None:
+    with pytest.raises(UnknownName):
+        load_model(name)
 
 
 def test_a_file_of_ones_own_is_named_by_the_file(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,19 +38,19 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     A name is looked up before the disk is; write `./name` for a folder of the same name.
     Raises UnknownName for what is neither a preset nor a path, ForerunError for a bad file, both in one line.
     """
-    name = str(name_or_path)
-    if isinstance(name_or_path, str) and name.strip().lower() in _entries():
-        return _preset(name.strip().lower())
+    name = str(name_or_path).strip()
+    if isinstance(name_or_path, str) and (name.lower() in _entries() or not name):
+        return _preset(name)
     path = Path(name).expanduser()
-    if path.is_dir():
+    if _there(path.is_dir):
         return load_huggingface(path)
     if path.suffix in _SUFFIXES:
         return load_huggingface(path) if path.suffix == ".json" else load_spec_file(path)
-    if path.exists():
+    if _there(path.exists):
         raise ForerunError(f"{path}: a model file ends in {', '.join(_SUFFIXES)}")
-    if isinstance(name_or_path, Path) or len(path.parts) > 1:
-        raise ForerunError(f"{path}: no such file or folder, and no preset of that name")
-    raise UnknownName("model", name, model_names())
+    if isinstance(name_or_path, Path):
+        raise ForerunError(f"{path}: no such file or folder")
+    raise UnknownName("model or folder", name, model_names())
 
 
 def model_names() -> list[str]:
@@ -75,8 +75,22 @@ def _row(spec: ModelSpec, entry: Mapping[str, Any]) -> ModelRow:
     )
 
 
-@cache
+def _there(test: Callable[[], bool]) -> bool:
+    """A name too long for the file system is not there."""
+    try:
+        return test()
+    except OSError:
+        return False
+
+
 def _preset(name: str) -> ModelSpec:
+    if name.lower() not in _entries():
+        raise UnknownName("model", name, model_names())
+    return _read_preset(name.lower())
+
+
+@cache
+def _read_preset(name: str) -> ModelSpec:
     return read_spec(Fields(_entries()[name], f"preset {name}"), name)
 
 

@@ -160,8 +160,9 @@ class Fields:
 
 def read_json(path: Path) -> Fields:
     """The object in a JSON file. ForerunError where it can't be read, is cut short, or is not an object."""
+    content = _content(path)
     try:
-        value = json.loads(_content(path))
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ForerunError(f"{path}: not valid JSON ({error}); is the file cut short?") from None
     return _object(value, path, "a JSON object")
@@ -169,8 +170,9 @@ def read_json(path: Path) -> Fields:
 
 def read_yaml(path: Path) -> Fields:
     """The mapping in a YAML file. ForerunError where it can't be read, is not valid, or is not a mapping."""
+    content = _content(path)
     try:
-        value = yaml.load(_content(path), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        value = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ForerunError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     return _object(value, path, "a YAML mapping")
