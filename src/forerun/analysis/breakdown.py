@@ -1,4 +1,4 @@
-"""Where the time of a step goes on every rank class: kernels by kind, and every idle gap of the compute stream by cause.
+"""Where the time of a step goes on every rank class: kernels by kind, idle gaps of the compute stream by cause.
 
 A gap of the compute stream belongs to what the next compute node waited for last: a collective or transfer on another
 stream (exposed communication), the other side of a rendezvous (pipeline bubble), or the host.

@@ -19,7 +19,7 @@ class Prediction:
     step_time_s: float
     tokens_per_s_per_gpu: float
     mfu: float
-    """model FLOP/s over dense peak: 6 N + 12 L h s per token, attention not halved for causal masks (PaLM, appendix B)"""
+    """model FLOP/s over dense peak: 6 N + 12 L h s per token, attention not halved for causal masks (PaLM, app. B)"""
     hfu: float
     """FLOP/s that the kernels execute, recomputation included and causal attention halved, over dense peak"""
 

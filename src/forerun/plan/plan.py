@@ -38,7 +38,8 @@ class Plan:
     prefetch: int = 1
     """how many FSDP units are gathered ahead; 0 serialises gathers and compute"""
     ddp_bucket_mib: float = 25.0
-    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    reduce_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """dtype in which gradients are reduced; auto is the stack's habit"""
     accumulate_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """dtype of the gradient buffer that micro batches add into; auto is the stack's habit"""
     overlap_grad_reduce: bool = True
@@ -90,8 +91,19 @@ class Plan:
     """software stack: which kernels run, what overlaps, what the host costs (`forerun stacks`)"""
 
     def __post_init__(self) -> None:
-        positive = ("seq_len", "micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep",
-                    "virtual_stages", "checkpoint_every")  # fmt: skip
+        positive = (
+            "seq_len",
+            "micro_batch",
+            "n_microbatches",
+            "dp_replicate",
+            "dp_shard",
+            "cp",
+            "tp",
+            "pp",
+            "ep",
+            "virtual_stages",
+            "checkpoint_every",
+        )
         for field in positive:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:

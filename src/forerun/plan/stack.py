@@ -74,6 +74,7 @@ class Stack:
     grad_reduce_overlap: bool = True
     grad_reduce_exposed: float = 0.0
     """share of an overlapped gradient reduction that waits for the end of backward"""
+    reduce_dtype: Literal["fp32", "bf16", "fp16", "param"] = "fp32"
     accumulate_dtype: Literal["fp32", "bf16", "fp16", "param"] = "param"
     """dtype of the gradient buffer that micro batches add into"""
     fused_accumulation: bool = False

@@ -55,7 +55,7 @@ def _projections(section: Section, x: str, module: int) -> None:
 
 def _latent_projections(section: Section, x: str, module: int) -> None:
     """Multi-head latent attention: low-rank down projections (replicated over tp), norms, up projections."""
-    kit, s, mla = section.kit, section.kit.shapes, section.kit.model.mla
+    s, mla = section.kit.shapes, section.kit.model.mla
     assert mla is not None
     tokens = s.tokens_sp
     query = x
@@ -202,8 +202,17 @@ def _context_parallel(section: Section, module: int) -> None:
     else:
         forward, backward = _ring(section, 2 * kv)
     section.tape.add(
-        TapeOp("attention.kernel", "attention", module, forward, backward, reads=reads, saves=(*reads, "o", "lse"), makes=makes)
-    )  # fmt: skip
+        TapeOp(
+            "attention.kernel",
+            "attention",
+            module,
+            forward,
+            backward,
+            reads=reads,
+            saves=(*reads, "o", "lse"),
+            makes=makes,
+        )
+    )
 
 
 def _causal_keys(seq: int, causal: bool) -> int:
@@ -217,7 +226,9 @@ def _ring(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
     far_f, far_b = _kernel_op(section, s.seq, _causal_keys(s.seq, kit.model.causal), False, s.heads, s.kv_heads)
     hop: Stage = ((kit.p2p("cp.hop", "cp", kv_bytes), Stream.CP),)
     hop_back: Stage = ((kit.p2p("cp.hop.backward", "cp", 2 * kv_bytes), Stream.CP),)
-    merge = kit.traffic("cp.merge", 3 * s.tokens * s.heads * s.v_head_dim * s.act_bytes, s.tokens * s.heads * s.v_head_dim * 4)  # fmt: skip
+    merge = kit.traffic(
+        "cp.merge", 3 * s.tokens * s.heads * s.v_head_dim * s.act_bytes, s.tokens * s.heads * s.v_head_dim * 4
+    )
 
     def stages(own: int, far: int, wire: Stage, extra: list[Stage]) -> list[Stage]:
         out: list[Stage] = []
@@ -256,13 +267,57 @@ def _naive(section: Section, module: int) -> None:
     soft_f, soft_b = kit.pattern("softmax", scores, stack.softmax)
     value = reads[-1]
     add = section.tape.add
-    add(TapeOp("attention.qk", "core", module, on_compute(qk), on_compute(*qk_back), reads=reads[:2], saves=reads[:2], makes=(("scores", score_bytes),)))  # fmt: skip
-    add(TapeOp("attention.softmax", "core", module, soft_f, soft_b, reads=("scores",), saves=("probs",), makes=(("probs", score_bytes),)))  # fmt: skip
+    add(
+        TapeOp(
+            "attention.qk",
+            "core",
+            module,
+            on_compute(qk),
+            on_compute(*qk_back),
+            reads=reads[:2],
+            saves=reads[:2],
+            makes=(("scores", score_bytes),),
+        )
+    )
+    add(
+        TapeOp(
+            "attention.softmax",
+            "core",
+            module,
+            soft_f,
+            soft_b,
+            reads=("scores",),
+            saves=("probs",),
+            makes=(("probs", score_bytes),),
+        )
+    )
     probs = "probs"
     if stack.attention_dropout:
         drop_f, drop_b = kit.pattern("score_dropout", scores, stack.softmax)
         makes = (("dropped", score_bytes), ("score.mask", scores))
-        add(TapeOp("attention.dropout", "core", module, drop_f, drop_b, reads=("probs",), saves=("score.mask",), makes=makes))  # fmt: skip
+        add(
+            TapeOp(
+                "attention.dropout",
+                "core",
+                module,
+                drop_f,
+                drop_b,
+                reads=("probs",),
+                saves=("score.mask",),
+                makes=makes,
+            )
+        )
         probs = "dropped"
     out = s.tokens * s.heads * s.v_head_dim * s.act_bytes
-    add(TapeOp("attention.pv", "core", module, on_compute(pv), on_compute(*pv_back), reads=(probs, value), saves=(probs, value), makes=(("o", out),)))  # fmt: skip
+    add(
+        TapeOp(
+            "attention.pv",
+            "core",
+            module,
+            on_compute(pv),
+            on_compute(*pv_back),
+            reads=(probs, value),
+            saves=(probs, value),
+            makes=(("o", out),),
+        )
+    )

@@ -182,8 +182,9 @@ class _Builder:
             self._post(steps, order[i])
         needs = self._needs(order[i])
         forward, backward = needs == "activations", needs == "gradients"
-        if forward or backward or blocking:
-            steps.add(self.wires.wait(forward, backward, blocking))
+        sent = blocking and self.plan.virtual_stages == 1  # interleaved receivers take an output long before they use it
+        if forward or backward or sent:
+            steps.add(self.wires.wait(forward, backward, sent))
         if not blocking and i + 1 < len(order):
             self._post(steps, order[i + 1])
 
@@ -276,7 +277,7 @@ class _Builder:
         if self.plan.zero_stage >= 2:
             elements = sharded(elements, self.plan.fsdp)
         size = elements * self.parallel.reduce_bytes
-        op = kit.collective_op("embedding.tied", Collective.ALL_REDUCE, "pp_far", size, self.plan.reduce_dtype)
+        op = kit.collective_op("embedding.tied", Collective.ALL_REDUCE, "pp_far", size, self.kit.reduce_dtype)
         block = BlockBuilder()
         start = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, wait=(REDUCED,))
         block.node(op, Stream.REDUCE, Phase.BACKWARD, after=(start,), record=REDUCED, channel=number)

@@ -58,7 +58,7 @@ class DataParallel:
         plan = kit.plan
         self.fsdp = plan.zero_stage == 3 and plan.fsdp > 1
         self.simple = kit.stack.fsdp == "simple"
-        self.reduce_bytes = DTYPE_BYTES[plan.reduce_dtype]
+        self.reduce_bytes = DTYPE_BYTES[kit.reduce_dtype]
         self.param_bytes = kit.shapes.weight_bytes
         self.master_bytes = DTYPE_BYTES[plan.master_dtype]
         self.expert_axis = "dp_expert"
@@ -126,7 +126,13 @@ class DataParallel:
         ops = self._collectives(name + ".gather", Collective.ALL_GATHER, weights, self._wire_bytes(), kit.wide_dtype)
         for i, op in enumerate(ops):
             last = i == len(ops) - 1
-            block.node(op, Stream.GATHER, after=after if serial else (), wait=() if serial else (OPENED,), record=GATHERED if last else -1)  # fmt: skip
+            block.node(
+                op,
+                Stream.GATHER,
+                after=after if serial else (),
+                wait=() if serial else (OPENED,),
+                record=GATHERED if last else -1,
+            )
         return block.build(name + ".gather")
 
     def _wire_bytes(self) -> float:
@@ -166,14 +172,16 @@ class DataParallel:
             block.tensor(made, Category.UNSHARDED, -1, node)
         elif not persistent_gradients(kit):
             block.tensor(total * DTYPE_BYTES[kit.accumulate_dtype], Category.GRADIENT, -1, node)
-        kind, dtype = Collective.REDUCE_SCATTER, plan.reduce_dtype
+        kind, dtype = Collective.REDUCE_SCATTER, kit.reduce_dtype
         for op in self._collectives(name + ".reduce", kind, weights, self.reduce_bytes, dtype):
             node = block.node(op, Stream.GATHER, Phase.BACKWARD, after=(node,), record=REDUCED)
         if self.simple:  # compiled collectives are waited for where they stand
             node = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))
         shard = sharded(total, plan.fsdp)
         if plan.dp_replicate > 1:
-            op = kit.collective_op(name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", shard * self.reduce_bytes, dtype)  # fmt: skip
+            op = kit.collective_op(
+                name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", shard * self.reduce_bytes, dtype
+            )
             node = block.node(op, Stream.REDUCE, Phase.BACKWARD, after=(node,), record=REDUCED)
         if first:
             block.tensor(shard * self.master_bytes, Category.GRADIENT, 0, -1)
@@ -208,19 +216,26 @@ class DataParallel:
     def reduce_nodes(self, block: BlockBuilder, name: str, weights: Weights, after: list[int]) -> None:
         """Append the reduction of replicated gradients of `weights`."""
         kit, plan = self.kit, self.kit.plan
-        dtype = plan.reduce_dtype
+        dtype = kit.reduce_dtype
         size = self.reduce_bytes
         sharded_state = plan.zero_stage >= 1 and plan.fsdp > 1
         scatter = sharded_state and kit.stack.grad_reduce == "reduce-scatter"
         for axis, tensors in self._parts(weights):
             elements = sum(tensors)
-            if kit.group_size.get(axis, 1) > 1 and elements:
-                kind = Collective.REDUCE_SCATTER if scatter else Collective.ALL_REDUCE
-                op = kit.collective_op(name + ".grads", kind, axis, elements * size, dtype)
+            if not elements:
+                continue
+            if not scatter:  # one all-reduce over every rank that holds these weights
+                everyone = "dp_expert_all" if axis == self.expert_axis else "dp_all"
+                if kit.group_size[everyone] > 1:
+                    op = kit.collective_op(name + ".grads", Collective.ALL_REDUCE, everyone, elements * size, dtype)
+                    after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
+                continue
+            if kit.group_size.get(axis, 1) > 1:
+                op = kit.collective_op(name + ".grads", Collective.REDUCE_SCATTER, axis, elements * size, dtype)
                 after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
-            if plan.dp_replicate > 1 and elements:
-                part = sharded(elements, plan.fsdp) if scatter else elements
-                op = kit.collective_op(name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", part * size, dtype)
+            if plan.dp_replicate > 1:
+                part = sharded(elements, plan.fsdp) * size
+                op = kit.collective_op(name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", part, dtype)
                 after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
 
 

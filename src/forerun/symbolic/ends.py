@@ -65,7 +65,9 @@ def head_section(kit: Kit) -> Section:
     else:
         size = s.tokens * s.vocab * plan.tp * s.act_bytes
         gather = kit.collective("loss.gather", Collective.ALL_GATHER, "tp", size, Stream.TP)
-        section.tape.add(TapeOp("loss.gather", "gather", HEAD, gather, [], reads=("logits",), makes=(("all_logits", size),)))  # fmt: skip
+        section.tape.add(
+            TapeOp("loss.gather", "gather", HEAD, gather, [], reads=("logits",), makes=(("all_logits", size),))
+        )
         _loss(section, s.tokens, s.vocab * plan.tp, "all_logits")
     return section
 
@@ -102,9 +104,56 @@ def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> 
         forward = forward + 3 * kit.collective("loss.reduce", Collective.ALL_REDUCE, "tp", 4 * tokens, Stream.TP)
     wide, add = tokens * vocab * 4, section.tape.add
     if style == "composed":
-        add(TapeOp("loss.float", "loss", HEAD, [], [], reads=(logits,), makes=(("logits32", wide),), category=Category.LOGITS))  # fmt: skip
-        add(TapeOp("loss", "loss", HEAD, forward, backward, reads=("logits32",), saves=("log_softmax",), makes=(("log_softmax", wide),), category=Category.LOGITS))  # fmt: skip
+        add(
+            TapeOp(
+                "loss.float",
+                "loss",
+                HEAD,
+                [],
+                [],
+                reads=(logits,),
+                makes=(("logits32", wide),),
+                category=Category.LOGITS,
+            )
+        )
+        add(
+            TapeOp(
+                "loss",
+                "loss",
+                HEAD,
+                forward,
+                backward,
+                reads=("logits32",),
+                saves=("log_softmax",),
+                makes=(("log_softmax", wide),),
+                category=Category.LOGITS,
+            )
+        )
     elif style == "fused":
-        add(TapeOp("loss", "loss", HEAD, forward, backward, reads=(logits,), saves=("softmax",), makes=(("softmax", wide),), category=Category.LOGITS))  # fmt: skip
+        add(
+            TapeOp(
+                "loss",
+                "loss",
+                HEAD,
+                forward,
+                backward,
+                reads=(logits,),
+                saves=("softmax",),
+                makes=(("softmax", wide),),
+                category=Category.LOGITS,
+            )
+        )
     else:
-        add(TapeOp("loss", "loss", HEAD, forward, backward, reads=(logits,), saves=(logits,), makes=(("loss", 4),), category=Category.LOGITS))  # fmt: skip
+        add(
+            TapeOp(
+                "loss",
+                "loss",
+                HEAD,
+                forward,
+                backward,
+                reads=(logits,),
+                saves=(logits,),
+                makes=(("loss", 4),),
+                category=Category.LOGITS,
+            )
+        )

@@ -27,8 +27,19 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
         section.weights.vectors.append(moe.n_experts)
     section._linear("ffn.router", x, "scores", tokens, s.hidden, moe.n_experts, False, module)
     style = kit.stack.norm
-    section.pointwise("ffn.route", "router", tokens * moe.n_experts, style, ("scores",), (("weights", tokens * moe.top_k * 8),), ("scores",), module)  # fmt: skip
-    section.pointwise("ffn.permute", "permute", copies * s.hidden, style, (x,), (("sent", copies * row),), module=module)  # fmt: skip
+    section.pointwise(
+        "ffn.route",
+        "router",
+        tokens * moe.n_experts,
+        style,
+        ("scores",),
+        (("weights", tokens * moe.top_k * 8),),
+        ("scores",),
+        module,
+    )
+    section.pointwise(
+        "ffn.permute", "permute", copies * s.hidden, style, (x,), (("sent", copies * row),), module=module
+    )
     inside = _exchange(section, "ffn.dispatch", "sent", "arrived", copies * row, arrived * row, module)
     _grouped(section, inside, arrived, local, width, module)
     back = _exchange(section, "ffn.combine_exchange", "expert.y", "returned", copies * row, copies * row, module)
@@ -93,7 +104,16 @@ def _grouped(section: Section, x: str, tokens: int, local: int, width: int, modu
 
     add("ffn.expert_up", kit_fwd, x, ("expert.u", tokens * up * s.act_bytes), tokens * s.hidden)
     pattern = "swiglu" if gated else "gelu"
-    section.pointwise("ffn.expert.act", pattern, tokens * width, kit.stack.activation, ("expert.u",), (("expert.act", act_size),), ("expert.u",), module)  # fmt: skip
+    section.pointwise(
+        "ffn.expert.act",
+        pattern,
+        tokens * width,
+        kit.stack.activation,
+        ("expert.u",),
+        (("expert.act", act_size),),
+        ("expert.u",),
+        module,
+    )
     down = kit.gemms("ffn.expert_down", each, width, s.hidden, local)
     add("ffn.expert_down", down, "expert.act", ("expert.y", tokens * s.hidden * s.act_bytes), tokens * width)
 

@@ -48,6 +48,13 @@ class Kit:
         return self.wide_dtype if self.stack.accumulate_dtype == "param" else self.stack.accumulate_dtype
 
     @property
+    def reduce_dtype(self) -> str:
+        """dtype in which gradients travel."""
+        if self.plan.reduce_dtype != "auto":
+            return self.plan.reduce_dtype
+        return self.wide_dtype if self.stack.reduce_dtype == "param" else self.stack.reduce_dtype
+
+    @property
     def grad_bytes(self) -> int:
         """Bytes of a weight gradient element as the backward pass makes it."""
         return DTYPE_BYTES[self.wide_dtype]

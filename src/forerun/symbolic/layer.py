@@ -27,15 +27,21 @@ def layer_section(kit: Kit, moe: bool, checkpointed: bool) -> Section:
     section = Section(kit, tape, Weights())
     stream = "x"
     if model.n_heads:
-        section.norm("attention_norm", "x", "x.normed", shapes.tokens_sp, ATTENTION_NORM)
-        attention(section, "x.normed", "attention.y", ATTENTION)
+        inside = "x"
+        if model.block_norms:
+            inside = "x.normed"
+            section.norm("attention_norm", "x", inside, shapes.tokens_sp, ATTENTION_NORM)
+        attention(section, inside, "attention.y", ATTENTION)
         section.residual("attention_residual", "x", "attention.y", "h", ATTENTION)
         stream = "h"
-    section.norm("ffn_norm", stream, "h.normed", shapes.tokens_sp, FFN_NORM)
+    inside = stream
+    if model.block_norms:
+        inside = stream + ".normed"
+        section.norm("ffn_norm", stream, inside, shapes.tokens_sp, FFN_NORM)
     if moe:
-        experts(section, "h.normed", "ffn.y", FFN)
+        experts(section, inside, "ffn.y", FFN)
     else:
-        feed_forward(section, "h.normed", "ffn.y", FFN)
+        feed_forward(section, inside, "ffn.y", FFN)
     section.residual("ffn_residual", stream, "ffn.y", "y", FFN)
     tape.early_stop = kit.stack.recompute_early_stop
     if checkpointed:

@@ -68,7 +68,8 @@ class Section:
         kind = kit.model.norm
         self.weights.vectors += [width] * (2 if kind == "layernorm" and kit.model.norm_bias else 1)
         size = tokens * width * kit.shapes.act_bytes
-        makes, saves = [(y, size)], (x,)
+        makes = [(y, size)]
+        saves: tuple[str, ...] = (x,)
         if kind == "rmsnorm" and kit.style(kit.stack.norm) == "composed":  # fp32 copy, normed copy and its 2-byte cast
             wide = tokens * width * 4
             makes += [(y + ".float", wide), (y + ".unit", wide), (y + ".cast", size)]

@@ -21,6 +21,8 @@ def groups_of(plan: Plan, node_size: int) -> dict[str, CommGroup]:
         "dp_replicate": on("dp_replicate", plan.dp_replicate, tp * fsdp, node_size),
         "ep": on("ep", plan.ep, tp, node_size),
         "dp_expert": on("dp_expert", max(1, fsdp // plan.ep), tp * plan.ep, node_size),
+        "dp_all": on("dp_all", fsdp * plan.dp_replicate, tp, node_size),
+        "dp_expert_all": on("dp_expert_all", max(1, fsdp * plan.dp_replicate // plan.ep), tp * plan.ep, node_size),
         "pp": on("pp", plan.pp, tp * fsdp * plan.dp_replicate, node_size),
         "pp_near": CommGroup("pp_near", 2, 1, 2),
         "pp_far": CommGroup("pp_far", 2, 2, 1),

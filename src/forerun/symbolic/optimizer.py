@@ -44,7 +44,12 @@ def optimizer_block(kit: Kit, parallel: DataParallel, weights: Weights, grads_al
         if axis:
             op = kit.collective_op("grad_norm.reduce", Collective.ALL_REDUCE, axis, 4, "fp32")
             node = block.node(op, Stream.REDUCE, phase, OPTIMIZER, after=(node,))
-        block.node(kit.ops.memory("grad_clip", local * grad, local * grad, launches), phase=phase, module=OPTIMIZER, after=(node,))  # fmt: skip
+        block.node(
+            kit.ops.memory("grad_clip", local * grad, local * grad, launches),
+            phase=phase,
+            module=OPTIMIZER,
+            after=(node,),
+        )
     _update(kit, block, local, grad, launches, n_tensors)
     _gather_updated(kit, parallel, block, weights)
     if persistent_gradients(kit):
@@ -106,7 +111,12 @@ def _gather_updated(kit: Kit, parallel: DataParallel, block: BlockBuilder, weigh
 
 def has_working_copy(kit: Kit) -> bool:
     """Whether low-precision parameters live beside the master weights (everything but FSDP)."""
-    return kit.plan.zero_stage != 3 and DTYPE_BYTES[kit.plan.master_dtype] == 4 and kit.shapes.weight_bytes == 2 and not kit.stack.autocast  # fmt: skip
+    return (
+        kit.plan.zero_stage != 3
+        and DTYPE_BYTES[kit.plan.master_dtype] == 4
+        and kit.shapes.weight_bytes == 2
+        and not kit.stack.autocast
+    )
 
 
 def resident_bytes(kit: Kit, weights: Weights) -> list[int]:

@@ -106,55 +106,58 @@ def _v_schedule(p: int, m: int, overlap: bool) -> tuple[tuple[Action, ...], ...]
     """Two stages a rank in a V (ZBV, arXiv 2405.15362; DualPipeV), by list scheduling in unit passes.
 
     Every rank takes, in each time slot, the first that is ready of: a backward, a forward of its later stage, a
-    forward of its earlier one while fewer than 2 p micro-batch halves are in flight, a weight pass. DualPipeV lets
-    weight passes wait until no forward is ready.
+    forward of its earlier one while fewer than 2 p micro-batch halves are in flight, a weight pass. DualPipeV keeps
+    p more in flight.
     """
-    last = 2 * p - 1
-    finish: dict[Action, int] = {}
-    order: list[list[Action]] = [[] for _ in range(p)]
-    waiting: list[list[Action]] = [[] for _ in range(p)]
-    next_forward = [[0, 0] for _ in range(p)]
-    next_backward = [[0, 0] for _ in range(p)]
-    in_flight = [0] * p
-    limit = 2 * p + (p if overlap else 0)
-    slot = 0
-    while sum(map(len, order)) < 6 * m * p:
-        chosen: list[Action | None] = [None] * p
-        for r in range(p):
-            stages = (r, last - r)
+    scheduler = _VScheduler(p, m, 3 * p if overlap else 2 * p)
+    while scheduler.left:
+        scheduler.slot()
+    return tuple(tuple(row) for row in scheduler.order)
 
-            def ready(action: Action) -> bool:
-                if action.kind == "F":
-                    before = Action("F", action.stage - 1, action.microbatch)
-                    return action.stage == 0 or finish.get(before, slot + 1) <= slot
-                if finish.get(Action("F", action.stage, action.microbatch), slot + 1) > slot:
-                    return False
-                after = Action("B", action.stage + 1, action.microbatch)
-                return action.stage == last or finish.get(after, slot + 1) <= slot
 
-            for half in (0, 1):
-                i = next_backward[r][half]
-                if chosen[r] is None and i < m and ready(Action("B", stages[half], i)):
-                    chosen[r] = Action("B", stages[half], i)
-                    next_backward[r][half] += 1
-                    in_flight[r] -= 1
-            for half in (1, 0):
-                i = next_forward[r][half]
-                free = half == 1 or in_flight[r] < limit
-                if chosen[r] is None and i < m and free and ready(Action("F", stages[half], i)):
-                    chosen[r] = Action("F", stages[half], i)
-                    next_forward[r][half] += 1
-                    in_flight[r] += 1
-            if chosen[r] is None and waiting[r]:
-                chosen[r] = waiting[r].pop(0)
-        for r, action in enumerate(chosen):
+class _VScheduler:
+    """State of the list scheduling of a V."""
+
+    def __init__(self, p: int, m: int, limit: int) -> None:
+        self.p, self.m, self.limit = p, m, limit
+        self.left = 6 * m * p
+        self.now = 0
+        self.finish: dict[Action, int] = {}
+        self.order: list[list[Action]] = [[] for _ in range(p)]
+        self.waiting: list[list[Action]] = [[] for _ in range(p)]
+        self.next: list[dict[Pass, list[int]]] = [{"F": [0, 0], "B": [0, 0]} for _ in range(p)]
+        self.in_flight = [0] * p
+
+    def slot(self) -> None:
+        """Choose what every rank runs in this slot."""
+        for rank, action in enumerate([self._choose(rank) for rank in range(self.p)]):
             if action is not None:
-                order[r].append(action)
-                finish[action] = slot + 1
+                self.order[rank].append(action)
+                self.finish[action] = self.now + 1
+                self.left -= 1
                 if action.kind == "B":
-                    waiting[r].append(Action("W", action.stage, action.microbatch))
-        slot += 1
-    return tuple(tuple(row) for row in order)
+                    self.waiting[rank].append(Action("W", action.stage, action.microbatch))
+        self.now += 1
+
+    def _choose(self, rank: int) -> Action | None:
+        for kind, half in (("B", 0), ("B", 1), ("F", 1), ("F", 0)):
+            if kind == "F" and half == 0 and self.in_flight[rank] >= self.limit:
+                continue
+            action = Action(kind, (rank, 2 * self.p - 1 - rank)[half], self.next[rank][kind][half])  # type: ignore[arg-type,index]
+            if action.microbatch < self.m and self._ready(action):
+                self.next[rank][action.kind][half] += 1
+                self.in_flight[rank] += 1 if kind == "F" else -1
+                return action
+        return self.waiting[rank].pop(0) if self.waiting[rank] else None
+
+    def _done(self, action: Action) -> bool:
+        return self.finish.get(action, self.now + 1) <= self.now
+
+    def _ready(self, action: Action) -> bool:
+        stage, i = action.stage, action.microbatch
+        if action.kind == "F":
+            return stage == 0 or self._done(Action("F", stage - 1, i))
+        return self._done(Action("F", stage, i)) and (stage == 2 * self.p - 1 or self._done(Action("B", stage + 1, i)))
 
 
 def layers_of_stages(n_layers: int, plan: Plan) -> list[int]:

@@ -83,6 +83,7 @@ def layer_unit(units: Units, kit: Kit, layer: int) -> Unit:
     """The unit of layer number `layer`."""
     plain = (layer + 1) % kit.plan.checkpoint_every != 0
     if kit.model.is_moe_layer(layer):
-        assert units.moe is not None and units.moe_plain is not None
+        assert units.moe is not None
+        assert units.moe_plain is not None
         return units.moe_plain if plain else units.moe
     return units.dense_plain if plain else units.dense
