@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from forerun.program.builder import BlockBuilder, OpTableBuilder
 from forerun.program.groups import CommGroup
-from forerun.program.types import N_CATEGORIES, N_STREAMS, Block, Channel, OpTable, Program, RankClass
+from forerun.program.types import N_CATEGORIES, Block, Channel, OpTable, Program, RankClass, Stream
 
 N_OPS = 6
 N_SLOTS = 3
+# Mostly two streams, so that nodes run beside each other and one after the other.
+STREAMS = st.sampled_from([Stream.COMPUTE, Stream.COMPUTE, Stream.GATHER, Stream.GATHER, *Stream])
 
 
 def op_table(n_ops: int = N_OPS) -> OpTable:
@@ -44,12 +46,12 @@ def plain_blocks(draw: st.DrawFn, name: str, sync: bool = True) -> Block:
     """A block of some nodes with predecessors, event slots and tensors, and no channel."""
     block = BlockBuilder()
     for i in range(draw(st.integers(1, 6))):
-        after = draw(st.lists(st.integers(0, i - 1), max_size=2)) if i else []
+        after = draw(st.lists(st.integers(0, i - 1), max_size=2)) if i and draw(st.booleans()) else []
         node = block.node(
             draw(st.integers(0, N_OPS - 1)),
-            draw(st.integers(0, N_STREAMS - 1)),
+            draw(STREAMS),
             after=after,
-            wait=draw(st.lists(st.integers(0, N_SLOTS - 1), max_size=2)),
+            wait=draw(st.lists(st.integers(0, N_SLOTS - 1), max_size=2)) if draw(st.booleans()) else [],
             record=draw(st.integers(-1, N_SLOTS - 1)),
             sync=sync and draw(st.integers(0, 7)) == 0,
         )
@@ -79,7 +81,7 @@ def random_programs(draw: st.DrawFn) -> Program:
         for i in range(draw(st.integers(1, 3))):
             members = draw(st.lists(st.integers(0, n_classes - 1), min_size=2, max_size=n_classes, unique=True))
             channels.append(Channel(f"channel {i}", tuple(members)))
-            blocks.append(transfer_block(i, draw(st.integers(0, N_STREAMS - 1)), draw(st.integers(0, N_SLOTS - 1))))
+            blocks.append(transfer_block(i, draw(STREAMS), draw(st.integers(0, N_SLOTS - 1))))
     sequences: list[list[int]] = [[] for _ in range(n_classes)]
     for _ in range(draw(st.integers(1, 12))):
         if channels and draw(st.booleans()):

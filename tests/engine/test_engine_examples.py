@@ -111,6 +111,16 @@ def test_contention_starts_and_stops_in_the_middle() -> None:
     assert timeline.end_ps.tolist() == [300, 1080, 700]
 
 
+def test_every_node_beside_a_long_one_is_slowed() -> None:
+    block = BlockBuilder()
+    for _ in range(3):
+        block.node(0, COMPUTE)
+    block.node(1, GATHER)
+    timeline = run(block.build("b"), [100, 1000], slow_compute=0.5, slow_network=1.0, network_ops=[1])
+    # 3 x 150 beside each other; the gather has done 225 by then.
+    assert timeline.end_ps.tolist() == [150, 300, 450, 1225]
+
+
 def test_two_network_streams_do_not_slow_each_other() -> None:
     block = BlockBuilder()
     block.node(0, GATHER)
