@@ -9,6 +9,8 @@ Both live in one file: numba's disk cache notices changes of the file of a funct
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -240,6 +242,51 @@ def _settle(c: int, now: int, n_streams: int, actors: Records, host: Records) ->
 
 
 @njit
+def _arrive(
+    a: int, meeting: Any, size: int, now: int, op: I32, duration_ps: I64, start: I64, actors: Records, host: Records,
+    n_streams: int,
+) -> None:  # fmt: skip
+    """Actor `a` is ready for its meeting; the last of the `size` members starts all."""
+    actors[a].status = _BLOCKED
+    actors[a].when = _NEVER
+    actors[a].link = meeting.members
+    meeting.members = a
+    meeting.arrived += 1
+    member = a if meeting.arrived == size else -1
+    while member >= 0:
+        j = actors[member].head
+        start[j] = now
+        actors[member].status = _RUNNING
+        actors[member].side = _NEUTRAL
+        actors[member].when = now + duration_ps[op[j]]
+        d = member // n_streams
+        host[d].when = min(host[d].when, actors[member].when)
+        member = actors[member].link
+
+
+@njit
+def _begin(
+    actor: Any, host: Any, now: int, op: int, stream: int, duration_ps: I64, slow_compute: F64, slow_network: F64,
+    network_op: npt.NDArray[np.bool_],
+) -> None:  # fmt: skip
+    """Start a node without a meeting at full speed; `_settle` slows it before time goes on."""
+    actor.status = _RUNNING
+    actor.since = now
+    actor.remaining = duration_ps[op]
+    actor.when = now + actor.remaining
+    actor.slowed = 0
+    actor.side = _NEUTRAL
+    if network_op[op]:
+        actor.side = _NETWORK
+        actor.stretch = 1.0 + slow_network[op]
+        host.n_network += 1
+    elif stream == _COMPUTE_STREAM:
+        actor.side = _COMPUTE
+        actor.stretch = 1.0 + slow_compute[op]
+        host.n_compute += 1
+
+
+@njit
 def run_contended(
     class_ptr: I64,
     op: I32,
@@ -288,44 +335,15 @@ def run_contended(
             actor = actors[a]
             if actor.when > now:
                 a += 1
-                continue
-            i = actor.head
-            if actor.status == _SCHEDULED:
-                m = meeting[i]
-                if m >= 0:
-                    actor.status = _BLOCKED
-                    actor.when = _NEVER
-                    actor.link = meetings[m].members
-                    meetings[m].members = a
-                    meetings[m].arrived += 1
-                    if meetings[m].arrived == meeting_size[m]:
-                        member = a
-                        while member >= 0:
-                            j = actors[member].head
-                            start[j] = now
-                            actors[member].status = _RUNNING
-                            actors[member].side = _NEUTRAL
-                            actors[member].when = now + duration_ps[op[j]]
-                            d = member // n_streams
-                            host[d].when = min(host[d].when, actors[member].when)
-                            member = actors[member].link
-                else:
-                    start[i] = now
-                    actor.status = _RUNNING
-                    actor.since = now
-                    actor.remaining = duration_ps[op[i]]
-                    actor.when = now + actor.remaining
-                    actor.slowed = 0
-                    actor.side = _NEUTRAL
-                    if network_op[op[i]]:
-                        actor.side = _NETWORK
-                        actor.stretch = 1.0 + slow_network[op[i]]
-                        host[c].n_network += 1
-                    elif stream[i] == _COMPUTE_STREAM:
-                        actor.side = _COMPUTE
-                        actor.stretch = 1.0 + slow_compute[op[i]]
-                        host[c].n_compute += 1
+            elif actor.status == _SCHEDULED and meeting[actor.head] >= 0:
+                m = meeting[actor.head]
+                _arrive(a, meetings[m], meeting_size[m], now, op, duration_ps, start, actors, host, n_streams)
+            elif actor.status == _SCHEDULED:
+                i = actor.head
+                start[i] = now
+                _begin(actor, host[c], now, op[i], stream[i], duration_ps, slow_compute, slow_network, network_op)
             else:
+                i = actor.head
                 end[i] = now
                 host[c].n_network -= actor.side == _NETWORK
                 host[c].n_compute -= actor.side == _COMPUTE
