@@ -36,12 +36,11 @@ def step_costs(ops: OpTable, groups: tuple[CommGroup, ...], cluster: Cluster, st
     """
     rates = KernelRates(
         gemm=stack.gemm_rate,
-        attention_forward=stack.attention_rate,
-        attention_backward=stack.attention_rate,
+        attention=stack.attention_rate,
         memory=stack.memory_rate,
         network=stack.network_rate,
     )
-    duration, calibrated = durations_ps(ops, cluster.device, groups, cluster, rates)
+    duration, calibrated = durations_ps(ops, groups, cluster, rates)
     kernel = ops.kind <= OpKind.MEMORY
     launches = ops.launches.astype(np.int64)
     gap_us = 0.0 if plan.cuda_graphs else stack.kernel_gap_us + stack.launch_blocking_us
