@@ -90,6 +90,8 @@ class Stack:
     tp_copies: int = 0
     """extra layout copies of the buffer around each tensor-parallel collective"""
     p2p_overlap: bool = False
+    p2p_scatter: bool = False
+    """tensor-parallel ranks send a share of the activation each and gather it on arrival (Megatron-LM)"""
     cp_overlap: bool = True
     recompute_early_stop: bool = True
 

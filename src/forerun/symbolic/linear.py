@@ -101,8 +101,15 @@ class Section:
     def sp(self) -> bool:
         return self.kit.plan.sequence_parallel and self.tp > 1
 
+    @property
+    def gathered_share(self) -> float:
+        """Bytes that a gather of activations moves over their size: tensorwise fp8 gathers what it has cast."""
+        return 0.5 if self.kit.fp8 and self.kit.plan.fp8_recipe == "tensorwise" else 1.0
+
     def copies(self, name: str, size_bytes: float) -> list[Stage]:
-        """Layout copies that this stack makes around a tensor-parallel collective."""
+        """Layout copies that this stack makes around a tensor-parallel collective; a compiler fuses them away."""
+        if self.kit.plan.compile:
+            return []
         return self.kit.traffic(name + ".copy", size_bytes, size_bytes) * self.kit.stack.tp_copies
 
     def enter(self, name: str, x: str, y: str, module: int, width: int | None = None) -> str:
@@ -112,7 +119,8 @@ class Section:
         kit, shapes = self.kit, self.kit.shapes
         size = shapes.tokens * (width or shapes.hidden) * shapes.act_bytes
         if self.sp:
-            forward = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", size, Stream.TP)
+            moved = size * self.gathered_share
+            forward = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", moved, Stream.TP)
             backward = kit.collective(name + ".scatter", Collective.REDUCE_SCATTER, "tp", size, Stream.TP)
             copies = self.copies(name, size)
             self.tape.add(
@@ -192,10 +200,11 @@ class Section:
         tokens, size = shapes.tokens, shapes.tokens * n_in * shapes.act_bytes
         forward_op, dgrad, wgrad = kit.gemms(name, tokens, n_in, n_out)
         product: list[Stage] = on_compute(forward_op)
-        gather = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", size, Stream.TP) if sp else []
+        moved = size * self.gathered_share
+        gather = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", moved, Stream.TP) if sp else []
         forward = kit.casts(name, tokens * n_in, n_in * n_out)
         if sp and first:
-            forward += self._beside(gather, product, name, size) if self._ring else [*gather, *product]
+            forward += self._beside(gather, product, name, moved) if self._ring else [*gather, *product]
         else:
             forward += product
         kind = Collective.REDUCE_SCATTER if sp else Collective.ALL_REDUCE
@@ -242,7 +251,8 @@ class Section:
         linear = self.tape.ops[-1]
         kind = Collective.REDUCE_SCATTER if self.sp else Collective.ALL_REDUCE
         reduce = kit.collective(name + ".reduce", kind, "tp", size, Stream.TP)
-        gather = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", size, Stream.TP) if self.sp else []
+        moved = size * self.gathered_share
+        gather = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", moved, Stream.TP) if self.sp else []
         copies = self.copies(name, size)
         backward = [*gather, *(copies if self.sp else [])]
         if self._ring:
@@ -250,7 +260,7 @@ class Section:
             reduce = []
             if gather:
                 linear.backward = linear.backward[:-1] + self._beside(
-                    gather, linear.backward[-1:], name + ".dgather", size
+                    gather, linear.backward[-1:], name + ".dgather", moved
                 )
                 backward = []
         backward += self._bias_grad(name, shapes.tokens_sp, n_out, bias)

@@ -22,7 +22,7 @@ class Wires:
         self._numbers: dict[tuple[str, int], int] = {}
         self._blocks: dict[tuple[str, str, int], int] = {}
         s = kit.shapes
-        share = kit.plan.tp if kit.plan.sequence_parallel and kit.plan.tp > 1 else 1
+        share = kit.plan.tp if kit.plan.sequence_parallel or kit.stack.p2p_scatter else 1
         self.size_bytes = s.tokens * s.hidden * s.act_bytes // share
 
     def crosses(self, stage: int) -> bool:

@@ -55,7 +55,11 @@ def _device(row: Measurement, facts: HostFacts, notes: list[str]) -> Device:
         notes.append(f"{gpu} with {memory_gb:g} GB is not in the catalogue: taken as {device.name} with that memory")
         device = replace(device, memory_bytes=round(memory_gb * GIB))
     if says(f"{row.notes} {facts.stated}", r"power[- ]limited"):
-        notes.append(f"{gpu} with an unknown power limit: taken at full power")
+        notes.append(f"{gpu} with an unknown power limit: taken as the catalogue's power-limited part")
+        try:
+            device = replace(load_device(f"{gpu}-power-limited"), memory_bytes=device.memory_bytes)
+        except UnknownName:
+            notes[-1] = f"{gpu} with an unknown power limit: taken at full power"
     return device
 
 
