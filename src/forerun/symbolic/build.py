@@ -12,7 +12,8 @@ from forerun.plan.plan import Plan
 from forerun.plan.stack import load_stack
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import Block, Category, Channel, Collective, Phase, Program, RankClass, Stream
-from forerun.symbolic.data_parallel import REDUCED, DataParallel, ParallelBlocks, sharded
+from forerun.symbolic.data_parallel import REDUCED, DataParallel, sharded
+from forerun.symbolic.data_parallel import Action as Around
 from forerun.symbolic.kernels import Kit
 from forerun.symbolic.layer import MODULES
 from forerun.symbolic.linear import Weights
@@ -28,6 +29,20 @@ def build(model: ModelSpec, plan: Plan, cluster: Cluster) -> Program:
     return _Builder(model, plan, cluster).program()
 
 
+class _Around(dict[Around, int]):
+    """Block numbers of the data-parallel actions around one unit, built when first asked for."""
+
+    def __init__(self, builder: _Builder, unit: Unit) -> None:
+        super().__init__()
+        self.builder, self.unit = builder, unit
+
+    def __missing__(self, action: Around) -> int:
+        unit = self.unit
+        block = self.builder.parallel.block(action, unit.name, unit.weights, unit.gradient_bytes)
+        number = self[action] = self.builder._add(block)
+        return number
+
+
 @dataclass(slots=True)
 class _Part:
     """A unit at its place in a stage, with its blocks' numbers."""
@@ -37,7 +52,7 @@ class _Part:
     forward: int
     backward: int
     weights: int
-    parallel: dict[str, int]
+    parallel: _Around
 
 
 @dataclass(slots=True)
@@ -86,11 +101,8 @@ class _Builder:
     def _part(self, unit: Unit, layer: int) -> _Part:
         found = self._parts.get(id(unit))
         if found is None:
-            around: ParallelBlocks = self.parallel.blocks(unit.name, unit.weights, unit.gradient_bytes)
-            numbers = {name: self._add(getattr(around, name)) for name in ParallelBlocks.__dataclass_fields__}
-            found = _Part(
-                unit, -1, self._add(unit.forward), self._add(unit.backward), self._add(unit.weight_backward), numbers
-            )
+            weights = self._add(unit.weight_backward)
+            found = _Part(unit, -1, self._add(unit.forward), self._add(unit.backward), weights, _Around(self, unit))
             self._parts[id(unit)] = found
         return _Part(unit, layer, found.forward, found.backward, found.weights, found.parallel)
 
@@ -182,7 +194,9 @@ class _Builder:
             self._post(steps, order[i])
         needs = self._needs(order[i])
         forward, backward = needs == "activations", needs == "gradients"
-        sent = blocking and self.plan.virtual_stages == 1  # interleaved receivers take an output long before they use it
+        sent = (
+            blocking and self.plan.virtual_stages == 1
+        )  # interleaved receivers take an output long before they use it
         if forward or backward or sent:
             steps.add(self.wires.wait(forward, backward, sent))
         if not blocking and i + 1 < len(order):

@@ -6,14 +6,14 @@ Every action is a small block of its own, so that the order of blocks alone says
   rate limiter and FSDP2's buffers allow), or once compute reaches it when nothing is prefetched;
 * `open` makes compute wait for the gathered parameters and copies them out;
 * `close` frees them;
-* `reduce` reduces the unit's gradients after its backward pass.
+* `reduce` reduces the unit's gradients after its backward pass, `accumulate` adds them to a buffer.
 
 Gathers and reductions of one process group run in issue order on one stream, as NCCL's communicator makes them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Literal
 
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import Block, Category, Collective, Phase, Stream
@@ -25,25 +25,18 @@ GATHERED, OPENED, REDUCED = 0, 1, 2
 """event slots"""
 
 
-@dataclass(frozen=True, slots=True)
-class ParallelBlocks:
-    """Blocks around one unit; None where there is nothing to do."""
-
-    gather: Block | None = None
-    open: Block | None = None
-    reopen: Block | None = None
-    """`open` in the backward pass: the next unit's gathered buffer is alive too"""
-    close: Block | None = None
-    reclose: Block | None = None
-    """`close` after `reopen`"""
-    reduce_first: Block | None = None
-    """reduction in the first micro batch: it allocates the sharded gradients"""
-    reduce: Block | None = None
-    reduce_accumulated: Block | None = None
-    """reduction of the buffer that micro batches were added into"""
-    accumulate: Block | None = None
-    """add this micro batch's gradients to the buffer"""
-    accumulate_first: Block | None = None
+Action = Literal[
+    "gather",
+    "open",
+    "reopen",  # `open` in the backward pass: the next unit's gathered buffer is alive too
+    "close",
+    "reclose",  # `close` after `reopen`
+    "reduce_first",  # reduction in the first micro batch: it allocates the sharded gradients
+    "reduce",
+    "reduce_accumulated",  # reduction of the buffer that micro batches were added into
+    "accumulate_first",
+    "accumulate",  # add this micro batch's gradients to the buffer
+]
 
 
 def sharded(elements: int, ranks: int) -> int:
@@ -63,27 +56,25 @@ class DataParallel:
         self.master_bytes = DTYPE_BYTES[plan.master_dtype]
         self.expert_axis = "dp_expert"
 
-    def blocks(self, name: str, weights: Weights, made: int) -> ParallelBlocks:
-        """Blocks around a unit with `weights`, whose backward pass leaves `made` bytes of gradients."""
-        if self.fsdp:
-            gathered = weights.total * self.param_bytes
-            return ParallelBlocks(
-                gather=self._gather(name, weights),
-                open=self._open(name, weights, gathered, backward=False),
-                reopen=self._open(name, weights, gathered, backward=True),
-                close=self._free(name, gathered),
-                reclose=self._free(name, gathered if self.simple else 2 * gathered),
-                reduce_first=self._reduce_scatter(name, weights, made, first=True),
-                reduce=self._reduce_scatter(name, weights, made, first=False),
-                reduce_accumulated=self._reduce_scatter(name, weights, -1, first=True),
-                accumulate=self._accumulate(name, weights, made, first=False),
-                accumulate_first=self._accumulate(name, weights, made, first=True),
-            )
-        return ParallelBlocks(
-            reduce=self._reduce_replicated(name, weights),
-            accumulate=self._accumulate(name, weights, made, first=False),
-            accumulate_first=self._accumulate(name, weights, made, first=True),
-        )
+    def block(self, action: Action, name: str, weights: Weights, made: int) -> Block | None:
+        """The block of one action around a unit whose backward pass leaves `made` bytes of gradients.
+
+        None where there is nothing to do.
+        """
+        gathered = weights.total * self.param_bytes
+        if action == "gather":
+            return self._gather(name, weights)
+        if action in ("open", "reopen"):
+            return self._open(name, weights, gathered, backward=action == "reopen")
+        if action in ("close", "reclose"):
+            return self._free(name, gathered if action == "close" or self.simple else 2 * gathered)
+        if action.startswith("accumulate"):
+            return self._accumulate(name, weights, made, first=action == "accumulate_first")
+        if not self.fsdp:
+            return self._reduce_replicated(name, weights)
+        if action == "reduce_accumulated":
+            return self._reduce_scatter(name, weights, -1, first=True)
+        return self._reduce_scatter(name, weights, made, first=action == "reduce_first")
 
     # -- fully sharded -------------------------------------------------------------------------------------
 

@@ -1,0 +1,77 @@
+"""Predictions per second on one core, and the time of Llama-3.1-405B on 16,384 GPUs.
+
+Run: python benchmarks/predict.py. Every plan is distinct and every prediction runs the full event simulation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from forerun.analysis.predict import predict, simulate
+from forerun.cluster.catalog import load_cluster
+from forerun.errors import ImpossiblePlan
+from forerun.model.catalog import load_model
+from forerun.plan.plan import Plan
+
+
+def distinct_plans() -> list[Plan]:
+    """Plans of a 32-layer model on 64 GPUs: data, sharded, tensor and pipeline parallel, three checkpointing modes."""
+    plans = []
+    axes = itertools.product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4), ("none", "selective", "full"), (1, 3), (False, True))
+    for tp, pp, micro_batch, checkpointing, zero_stage, compiled in axes:
+        dp = 64 // (tp * pp)
+        plans.append(
+            Plan(
+                seq_len=4096,
+                tp=tp,
+                pp=pp,
+                dp_shard=dp,
+                micro_batch=micro_batch,
+                n_microbatches=max(1, 256 // (dp * micro_batch)) if pp > 1 else 1,
+                zero_stage=zero_stage,
+                activation_checkpointing=checkpointing,
+                compile=compiled,
+            )
+        )
+    return plans
+
+
+def main() -> None:
+    model, cluster = load_model("llama-3.1-8b"), load_cluster("h100-sxm")
+    plans = distinct_plans()
+    predict(model, plans[0], cluster)
+    for label, chosen in (
+        ("one micro batch (pp 1)", [p for p in plans if p.pp == 1]),
+        ("pipelines of 32 to 256 micro batches", [p for p in plans if p.pp > 1]),
+    ):
+        done = nodes = 0
+        start = time.perf_counter()
+        for plan in chosen:
+            try:
+                nodes += len(simulate(model, plan, cluster).flat)
+                done += 1
+            except ImpossiblePlan:
+                continue
+        seconds = time.perf_counter() - start
+        print(f"32 layers, {label}: {done / seconds:.0f} predictions/s, {nodes // done} nodes each ({done} plans)")
+    big = load_model("llama-3.1-405b")
+    first = None
+    for replicas in (1, 4, 16, 64):
+        plan = Plan(
+            seq_len=8192, tp=8, pp=16, dp_shard=2, dp_replicate=replicas, n_microbatches=32, zero_stage=1,
+            activation_checkpointing="selective",
+        )  # fmt: skip
+        predict(big, plan, cluster)
+        start = time.perf_counter()
+        result = predict(big, plan, cluster)
+        seconds = time.perf_counter() - start
+        first = first or seconds
+        print(
+            f"405B on {plan.world_size:>6} GPUs: {seconds * 1e3:.0f} ms ({seconds / first:.2f} of the smallest), "
+            f"step {result.step_time_s:.1f} s, MFU {result.mfu:.1%}"
+        )
+
+
+if __name__ == "__main__":
+    main()
