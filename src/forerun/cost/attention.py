@@ -1,43 +1,163 @@
-"""Time of fused attention kernels.
+"""Fused attention: row blocks of queries, each with its keys and a few more.
 
-Forward, after the form fitted to measured causal kernels: work of all row blocks of 128 queries, each with `keys` extra
-keys, plus the part of the longest row block that runs alone at the end, joined with the memory time by a 4-norm:
+For queries s_q, keys s_k, `pairs` of them a query attends on average (s_k / 2 under a causal mask of a square), head
+sizes D of queries and keys and Dv of values:
 
-  all = 2 b H s_q (D + D_v) (pairs / s_q + c) / P
-  one = L 2 128 (D + D_v) (s_kv + c) SM / P
-  t   = t0 + ((all + one)^4 + M^4)^(1/4)
+    all = 2 b H s_q (D + Dv) (pairs + c) / P       work, c extra keys a query: diagonal, prologue, softmax tail
+    one = L 2 128 (D + Dv) (s_k + c) SM / P        exposed part of the longest block of 128 queries
+    M = bytes of queries, keys, values, output over the bandwidth
+    t = t0 + ((all + one)^4 + M^4)^(1/4)
 
-Backward runs 2.5 times the FLOPs at a fraction of the forward rate.
+The backward pass executes 2.5 times the FLOPs (FlashAttention-2, section 4.1) at a lower rate.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import resources
 
-from forerun.cost.profile import AttentionProfile, Common, HeadProfile
+import numpy as np
+import pydantic
+import yaml
+
+from forerun.cluster.types import Device
+from forerun.cost.profile import AttentionEntry, Profile, load_profile
+from forerun.errors import ForerunError, UnknownName
 from forerun.program.types import F64
 
+BACKWARD_FLOPS = 2.5
+_US = 1e-6
+_ROWS = 128
+_BYTES = 2.0
+_BACKWARD_PASSES = 3.0
+"""the backward pass reads queries, output and its gradient, keys and values, and writes three gradients: three times
+the forward's bytes, with query gradients accumulated in fp32"""
+_DEFAULT = "default"
 
-def head_profile(profile: AttentionProfile, head_dim: int) -> HeadProfile:
-    """Constants of the calibrated head size nearest to `head_dim`."""
-    nearest = min(profile.head_dims, key=lambda size: (abs(size - head_dim), size))
-    return profile.head_dims[nearest]
+
+@dataclass(frozen=True, slots=True)
+class KernelRate:
+    """A kernel on one architecture."""
+
+    forward: float
+    backward: float
 
 
-def attention_us(
-    dims: F64, rate: F64, head: HeadProfile, constants: Common, multiprocessors: int, traffic_us: F64
-) -> F64:
-    """Microseconds of attention kernels with the `dims` of OpTable rows, (n, 9).
+@dataclass(frozen=True, slots=True)
+class AttentionKernel:
+    """One fused kernel."""
 
-    `rate` is FLOP/s of each row's kernel and direction.
+    head_dim_multiple: int
+    rates: dict[str, KernelRate]
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    source: str
+    kernels: dict[str, AttentionKernel]
+
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+
+
+@cache
+def attention_kernels() -> dict[str, AttentionKernel]:
+    """The kernels of `attention_kernels.yaml` by name.
+
+    Raises:
+        ForerunError: an unknown key, a wrong type, or a kernel without a default rate.
     """
-    batch, heads, _, seq_q, seq_kv, head_dim, causal, backward, v_dim = dims.T
-    widths = head_dim + v_dim
+    text = (resources.files("forerun.cost") / "attention_kernels.yaml").read_text(encoding="utf-8")
+    try:
+        kernels = pydantic.TypeAdapter(_Kernels).validate_python(yaml.safe_load(text)).kernels
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise ForerunError(f"attention_kernels.yaml: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    for name, kernel in kernels.items():
+        if _DEFAULT not in kernel.rates:
+            raise ForerunError(f"attention_kernels.yaml: kernels.{name}.rates: give it a {_DEFAULT!r}")
+    return kernels
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRates:
+    """Constants of one kernel at one head size on one device."""
+
+    flops_per_s: float
+    peak_flops_per_s: float
+    backward_rate: float
+    extra_keys: float
+    launch_s: float
+    tail_rows: float
+    """exposed queries of the longest row block, times multiprocessors"""
+    bytes_per_s: float
+    padded: float
+    """head size that the kernel computes on, over the real one"""
+    calibrated: bool
+
+
+def _at(table: dict[int, AttentionEntry], head_dim: float) -> AttentionEntry:
+    """Constants between calibrated head sizes; a head smaller than all of them leaves matrix units idle."""
+    sizes = sorted(table)
+    entries = [table[size] for size in sizes]
+
+    def between(values: list[float]) -> float:
+        return float(np.interp(head_dim, sizes, values))
+
+    return AttentionEntry(
+        p_tflops=between([e.p_tflops for e in entries]) * min(1.0, head_dim / sizes[0]),
+        extra_keys=between([e.extra_keys for e in entries]),
+        launch_us=between([e.launch_us for e in entries]),
+        tail=between([e.tail for e in entries]),
+    )
+
+
+@lru_cache(maxsize=1024)
+def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile | None = None) -> AttentionRates:
+    """Constants of `kernel` at `head_dim` on `device`; `profile` stands in for the device's own.
+
+    Raises:
+        UnknownName: a kernel that is not in `attention_kernels.yaml`.
+    """
+    profile = profile or load_profile(device.cost_profile)
+    if kernel not in attention_kernels():
+        raise UnknownName("attention kernel", kernel, ["naive", *attention_kernels()])
+    found = attention_kernels()[kernel]
+    rate = found.rates.get(device.architecture, found.rates[_DEFAULT])
+    padded = -(-head_dim // found.head_dim_multiple) * found.head_dim_multiple
+    entry = _at(profile.attention.head_dim, padded)
+    peak = next((device.peak_flops[d] for d in ("bf16", "fp16") if d in device.peak_flops), device.peak("fp32"))
+    return AttentionRates(
+        flops_per_s=entry.p_tflops / profile.reference.peak_tflops["bf16"] * peak * rate.forward,
+        peak_flops_per_s=peak,
+        backward_rate=rate.backward,
+        extra_keys=entry.extra_keys,
+        launch_s=entry.launch_us * _US,
+        tail_rows=entry.tail * _ROWS * device.multiprocessors,
+        bytes_per_s=profile.attention.hbm_fraction * device.memory_bytes_per_s,
+        padded=padded / head_dim,
+        calibrated=profile.calibrated and head_dim in profile.attention.head_dim,
+    )
+
+
+def attention_s(dims: F64, rates: AttentionRates, speed: float = 1.0) -> F64:
+    """Seconds of fused attention kernels.
+
+    `dims` are the first nine dims of OpTable's ATTENTION rows as an array (9, ...): batch, heads, kv_heads, seq_q,
+    seq_kv, head_dim, causal, backward, v_head_dim. A causal mask halves the square on the diagonal: pairs =
+    s_q s_k - min(s_q, s_k)^2 / 2. `speed` multiplies the compute rate, which never passes the peak.
+    """
+    batch, heads, kv_heads, seq_q, seq_kv, head_dim, causal, backward, v_head_dim = dims
     square = np.minimum(seq_q, seq_kv)
-    keys = seq_kv - causal * 0.5 * square * square / seq_q
-    flops = 2.0 * widths * np.where(backward > 0, constants.backward_flops_ratio, 1.0)
-    per_us = rate / 1e6
-    every = batch * heads * np.ceil(seq_q / 128) * 128 * flops * (keys + head.keys) / per_us
-    longest = head.tail * 128 * flops * (seq_kv + head.keys) * multiprocessors / per_us
-    misaligned = np.where(head_dim % 16 > 0, 1 + constants.misaligned_head_penalty, 1.0)
-    return np.asarray(head.launch_us + (((every + longest) * misaligned) ** 4 + traffic_us**4) ** 0.25)
+    keys = seq_kv - (causal != 0) * 0.5 * square * square / seq_q
+    width = head_dim + v_head_dim
+    is_backward = backward != 0
+    rate = rates.flops_per_s * np.where(is_backward, rates.backward_rate * speed, speed)
+    per_pair = 2.0 * rates.padded * width * np.where(is_backward, BACKWARD_FLOPS, 1.0)
+    per_pair = per_pair / np.minimum(rate, rates.peak_flops_per_s)
+    work = batch * heads * np.maximum(seq_q, _ROWS) * per_pair * (keys + rates.extra_keys)
+    tail = rates.tail_rows * per_pair * (seq_kv + rates.extra_keys)
+    traffic = _BYTES * batch * (seq_q * heads + seq_kv * kv_heads) * width / rates.bytes_per_s
+    traffic = traffic * np.where(is_backward, _BACKWARD_PASSES, 1.0)
+    time: F64 = rates.launch_s + ((work + tail) ** 4 + traffic**4) ** 0.25
+    return time

@@ -1,37 +1,136 @@
-"""Time of matrix multiplications: a roofline padded for waves and pipeline fill.
+"""Matrix multiplication: a padded roofline.
 
-  F  = 2 (m n + x0 128 128 SM) (k + k0) / P        compute, padded by x0 waves and k0 of depth
-  F' = F (1 + d T / (T + tau)),  T = 2 m n k / P   long kernels run slower
-  M  = bytes / BW                                   operands and result once
-  t  = t0 + (F'^3 + M^3)^(1/3)                      smooth maximum
+For (m, k) by (k, n), `batch` times, with x0 waves and k0 of padding:
 
-Strictly increasing in m, n, k; never faster than the roofline of P and BW.
+    F = 2 (batch m n + x0 128 128 SM) (k + k0) / P        work, with a half-open last wave and a pipeline to fill
+    F' = F (1 + d T / (T + tau)),  T = 2 batch m n k / P    long kernels slow down
+    M = (operands + result) / BW
+    t = t0 + (F'^3 + M^3)^(1/3)                           smooth maximum of compute and memory time
+
+It grows strictly with m, n, k and batch, is differentiable, and never beats the roofline of the device's peaks.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 import numpy as np
 
-from forerun.cost.profile import Common, GemmProfile
-from forerun.program.types import F64
+from forerun.cluster.types import Device
+from forerun.cost.profile import Profile, load_profile
+from forerun.program.types import F64, I64
 
+WGRAD = 2
+DGRAD = 1
+_US = 1e-6
 _TILE = 128 * 128
+_ALIGN_BYTES = 16
+
+_DTYPE_BYTES = {
+    "fp32": (4.0, 4.0),
+    "tf32": (4.0, 4.0),
+    "bf16": (2.0, 2.0),
+    "fp16": (2.0, 2.0),
+    "fp8": (1.0, 2.0),
+    "mxfp8": (1.03125, 2.0),
+    "nvfp4": (0.5625, 2.0),
+}
+"""dtype -> bytes of an operand's and of a result's element; block scales included"""
+_CONSTANTS_OF = {"mxfp8": "fp8", "nvfp4": "fp8"}
+_PEAK_OF = {"mxfp8": "fp8"}
 
 
-def gemm_us(
-    m: F64, n: F64, k: F64, batch: F64, peak_flops: F64, profile: GemmProfile, multiprocessors: int, traffic_us: F64
-) -> F64:
-    """Microseconds of `batch` products of (m, k) by (k, n).
+@dataclass(frozen=True, slots=True)
+class GemmRates:
+    """Constants of one dtype on one device, in seconds, bytes and FLOP/s."""
 
-    `peak_flops` is the sustained rate in FLOP/s, `traffic_us` the time of the operands and result at memory speed.
+    flops_per_s: float
+    peak_flops_per_s: float
+    bytes_per_s: float
+    launch_s: float
+    wave_outputs: float
+    depth_pad: float
+    slowdown: float
+    slowdown_tau_s: float
+    misaligned: float
+    quant_passes: float
+    input_bytes: float
+    output_bytes: float
+    dgrad_rate: float
+    wgrad_rate: float
+    accumulate_exposed: float
+
+
+@lru_cache(maxsize=256)
+def gemm_rates(device: Device, dtype: str, profile: Profile | None = None) -> GemmRates:
+    """Constants of `dtype` on `device`; `profile` stands in for the device's own.
+
+    A device without bf16 runs it at the rate of fp16. Dtypes that were not measured take the fractions of bf16
+    (mxfp8 and nvfp4: those of fp8, where the profile has them).
+
+    Raises:
+        ForerunError: the device has no matrix unit of `dtype`.
     """
-    per_us = peak_flops / 1e6
-    padded = 2 * (batch * m * n + profile.wave_fraction * _TILE * multiprocessors) * (k + profile.depth_pad) / per_us
-    ideal = 2 * batch * m * n * k / per_us
-    compute = padded * (1 + profile.slowdown * ideal / (ideal + profile.slowdown_tau_us))
-    return np.asarray(profile.launch_us + np.cbrt(compute**3 + traffic_us**3))
+    profile = profile or load_profile(device.cost_profile)
+    unit = _PEAK_OF.get(dtype, dtype)
+    peak = device.peak("fp16" if unit == "bf16" and unit not in device.peak_flops else unit)
+    wanted = _CONSTANTS_OF.get(dtype, dtype)
+    measured = wanted if wanted in profile.gemm else "bf16"
+    entry, roles = profile.gemm[measured], profile.gemm_roles
+    input_bytes, output_bytes = _DTYPE_BYTES[dtype]
+    return GemmRates(
+        flops_per_s=entry.p_tflops / profile.reference.peak_tflops[measured] * peak,
+        peak_flops_per_s=peak,
+        bytes_per_s=entry.hbm_gb_s / profile.reference.hbm_gb_s * device.memory_bytes_per_s,
+        launch_s=entry.launch_us * _US,
+        wave_outputs=entry.wave_fraction * _TILE * device.multiprocessors,
+        depth_pad=entry.depth_pad,
+        slowdown=entry.slowdown,
+        slowdown_tau_s=entry.slowdown_tau_us * _US,
+        misaligned=entry.misaligned,
+        quant_passes=entry.quant_passes,
+        input_bytes=input_bytes,
+        output_bytes=output_bytes,
+        dgrad_rate=roles.dgrad_rate,
+        wgrad_rate=roles.wgrad_rate,
+        accumulate_exposed=roles.accumulate_exposed,
+    )
 
 
-def wgrad_factor(role: F64, constants: Common) -> F64:
-    """Relative time of a product by role: weight gradients (role 2) read both operands across their rows."""
-    return np.where(role == 2, 1 + constants.wgrad_slowdown, 1.0)
+def gemm_s(
+    m: F64 | I64,
+    n: F64 | I64,
+    k: F64 | I64,
+    rates: GemmRates,
+    batch: F64 | I64 | float = 1.0,
+    role: I64 | int = 0,
+    accumulate_bytes: F64 | I64 | float = 0.0,
+    speed: float = 1.0,
+) -> F64:
+    """Seconds of `batch` products of (m, k) by (k, n); arrays broadcast.
+
+    `role` is 0 forward, 1 dgrad, 2 wgrad. `accumulate_bytes` is the element size of a buffer that the result is added
+    to, 0 where it is stored. `speed` multiplies the compute rate (sustained clocks, habits of a software stack), which
+    never passes the peak.
+    """
+    m, n, k = np.asarray(m, np.float64), np.asarray(n, np.float64), np.asarray(k, np.float64)
+    role = np.asarray(role)
+    by_role = np.where(role == WGRAD, rates.wgrad_rate, np.where(role == DGRAD, rates.dgrad_rate, 1.0))
+    rate = np.minimum(rates.flops_per_s * speed * by_role, rates.peak_flops_per_s)
+    result = batch * m * n
+    ideal = 2.0 * result * k / rate
+    compute = 2.0 * (result + rates.wave_outputs) * (k + rates.depth_pad) / rate
+    compute = compute * (1.0 + rates.slowdown * ideal / (ideal + rates.slowdown_tau_s))
+    if rates.misaligned:
+        step = _ALIGN_BYTES / rates.input_bytes
+        compute = compute * (1.0 + rates.misaligned * ((n % step != 0) | (k % step != 0)))
+    accumulate = np.asarray(accumulate_bytes, np.float64)
+    operands = batch * (m + n) * k * rates.input_bytes
+    stored = result * np.where(accumulate > 0, 0.0, rates.output_bytes)
+    added = 2.0 * result * accumulate / rates.bytes_per_s
+    exposed = rates.accumulate_exposed * added
+    memory = (operands + stored) / rates.bytes_per_s + (added - exposed)
+    quantised = rates.quant_passes * 3.0 * batch * m * k / rates.bytes_per_s
+    time: F64 = rates.launch_s + np.cbrt(compute**3 + memory**3) + exposed + quantised
+    return time

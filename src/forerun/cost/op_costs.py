@@ -1,26 +1,32 @@
-"""Device time of every op of a Program."""
+"""Durations of the rows of an op table: each kind goes to its model, all rows of a kind at once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from forerun.cluster.types import Cluster, Device
-from forerun.cost.attention import attention_us, head_profile
-from forerun.cost.gemm import gemm_us, wgrad_factor
-from forerun.cost.profile import attention_kernel, common, load_profile
-from forerun.network.nccl import collective_us, p2p_us
+from forerun.cost.attention import attention_rates, attention_s
+from forerun.cost.gemm import gemm_rates, gemm_s
+from forerun.cost.memory_bound import host_copy_s, memory_bound_s, memory_rates
+from forerun.cost.profile import load_profile
+from forerun.network.lines import smooth_minimum_s
+from forerun.network.nccl import collective_lines
 from forerun.program.groups import CommGroup
 from forerun.program.types import F64, I64, Collective, OpKind, OpTable
-from forerun.units import PS_PER_US
+from forerun.units import PS_PER_S
 
-_FP8 = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "nvfp4"}
+_GEMM_RANGE = (64, 65536)
+_SEQ_RANGE = (128, 131072)
+_MEASURED_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRates:
-    """What a software stack reaches of the device profile's rates."""
+    """Multipliers on the rates of kernels and links: the habits of a software stack."""
 
     gemm: float = 1.0
     attention: float = 1.0
@@ -28,86 +34,101 @@ class KernelRates:
     network: float = 1.0
 
 
-def durations_ps(ops: OpTable, groups: tuple[CommGroup, ...], cluster: Cluster, rates: KernelRates) -> tuple[I64, F64]:
-    """Picoseconds of every op, and 1.0 where its shape lies in the calibrated range (0.0 elsewhere)."""
+def durations_ps(ops: OpTable, groups: Sequence[CommGroup], cluster: Cluster, rates: KernelRates) -> tuple[I64, F64]:
+    """Picoseconds of every row, and 1 where its shape lies in the measured range of a measured device, else 0.
+
+    `device.sustained` slows matrix multiplications and attention. Fixed delays count as measured.
+
+    Raises:
+        ForerunError: a dtype that the device lacks, an unknown attention kernel, a group that no link joins.
+    """
     device = cluster.device
-    time_us = np.zeros(len(ops))
-    calibrated = np.ones(len(ops))
-    _gemms(ops, device, rates, time_us, calibrated)
-    _attention(ops, device, rates, time_us, calibrated)
-    _memory(ops, device, rates, time_us)
-    _network(ops, groups, cluster, rates, time_us, calibrated)
-    out = np.rint(time_us * PS_PER_US).astype(np.int64)
-    delay = ops.kind == OpKind.DELAY
-    out[delay] = ops.bytes_read[delay].astype(np.int64)
-    return out, calibrated
+    time_s = np.zeros(len(ops))
+    covered = np.ones(len(ops))
+    kind = ops.kind
+    for number in np.flatnonzero(np.bincount(kind, minlength=len(OpKind))).tolist():
+        rows = np.flatnonzero(kind == number)
+        if number == OpKind.GEMM:
+            _gemms(ops, rows, device, rates, time_s, covered)
+        elif number == OpKind.ATTENTION:
+            _attention(ops, rows, device, rates, time_s, covered)
+        elif number == OpKind.MEMORY:
+            size = ops.bytes_read[rows] + ops.bytes_written[rows]
+            time_s[rows] = memory_bound_s(size, ops.launches[rows], memory_rates(device), rates.memory)
+        elif number in (OpKind.COLLECTIVE, OpKind.P2P):
+            _collectives(ops, rows, groups, cluster, rates.network, time_s, covered)
+        elif number == OpKind.HOST_COPY:
+            time_s[rows] = host_copy_s(ops.bytes_comm[rows], cluster.host_bytes_per_s, memory_rates(device))
+        else:
+            time_s[rows] = ops.bytes_read[rows] / PS_PER_S
+    if not load_profile(device.cost_profile).calibrated:
+        covered[kind != OpKind.DELAY] = 0.0
+    return np.rint(time_s * PS_PER_S).astype(np.int64), covered
 
 
-def matmul_rate(device: Device, dtype: str) -> float:
-    """FLOP/s that large products in `dtype` reach at the clock at which the profile was measured."""
-    profile, constants = load_profile(device.cost_profile).gemm, common()
-    if dtype == "fp32":
-        return device.peak("fp32") * constants.simt_peak_fraction
-    if dtype in _FP8:
-        return device.peak(_FP8[dtype]) * profile.fp8_peak_fraction
-    wanted = dtype if dtype in device.peak_flops or dtype != "bf16" else "fp16"
-    return device.peak(wanted) * profile.peak_fraction
+def _same(values: Sequence[str], rows: I64) -> dict[str, I64]:
+    """`rows` by their entry of `values`."""
+    found: dict[str, list[int]] = {}
+    for row in rows.tolist():
+        found.setdefault(values[row], []).append(row)
+    return {value: np.array(members) for value, members in found.items()}
 
 
-def _gemms(ops: OpTable, device: Device, rates: KernelRates, time_us: F64, calibrated: F64) -> None:
-    rows = np.flatnonzero(ops.kind == OpKind.GEMM)
-    if not len(rows):
-        return
-    profile, constants = load_profile(device.cost_profile).gemm, common()
-    m, n, k, batch, role = ops.dims[rows, :5].astype(np.float64).T
-    by_dtype = {dtype: matmul_rate(device, dtype) for dtype in {ops.dtype[row] for row in rows}}
+def _gemms(ops: OpTable, rows: I64, device: Device, rates: KernelRates, time_s: F64, covered: F64) -> None:
     speed = device.sustained * rates.gemm
-    rate = np.array([by_dtype[ops.dtype[row]] for row in rows]) * speed
-    bandwidth = device.memory_bytes_per_s * profile.memory_fraction / 1e6
-    accumulate = ops.dims[rows, 5] * batch * m * n * 2
-    traffic = (ops.bytes_read[rows] + ops.bytes_written[rows] - accumulate) / bandwidth
-    time = gemm_us(m, n, k, batch, rate, profile, device.multiprocessors, traffic) * wgrad_factor(role, constants)
-    time_us[rows] = time + constants.accumulate_exposed * accumulate / bandwidth
-    calibrated[rows] = (np.minimum(np.minimum(m, n), k) >= 64) & (np.maximum(n, k) <= 65536) & (batch == 1)
+    for dtype, same in _same(ops.dtype, rows).items():
+        m, n, k, batch, role, accumulate = ops.dims[same, :6].T
+        constants = gemm_rates(device, dtype)
+        time_s[same] = gemm_s(m, n, k, constants, batch.astype(np.float64), role, accumulate, speed)
+    shape = ops.dims[rows, :3]
+    covered[rows] = (shape.min(axis=1) >= _GEMM_RANGE[0]) & (shape.max(axis=1) <= _GEMM_RANGE[1])
 
 
-def _attention(ops: OpTable, device: Device, rates: KernelRates, time_us: F64, calibrated: F64) -> None:
-    rows = np.flatnonzero(ops.kind == OpKind.ATTENTION)
-    if not len(rows):
-        return
-    profile, constants = load_profile(device.cost_profile).attention, common()
-    dims = ops.dims[rows].astype(np.float64)
-    head = head_profile(profile, int(dims[0, 5]))
-    peak = device.peak("bf16" if "bf16" in device.peak_flops else "fp16")
-    kernels = [attention_kernel(ops.dtype[row], device.architecture) for row in rows]
-    forward = np.array([kernel.forward for kernel in kernels])
-    backward = np.array([kernel.backward for kernel in kernels])
-    speed = peak * head.peak_fraction * device.sustained * rates.attention
-    rate = speed * forward * np.where(dims[:, 7] > 0, backward, 1.0)
-    bandwidth = device.memory_bytes_per_s * constants.memory_fraction / 1e6
-    traffic = (ops.bytes_read[rows] + ops.bytes_written[rows]) / bandwidth
-    time_us[rows] = attention_us(dims, rate, head, constants, device.multiprocessors, traffic)
-    calibrated[rows] = (dims[:, 3] >= 128) & np.isin(dims[:, 5], list(profile.head_dims))
+def _attention(ops: OpTable, rows: I64, device: Device, rates: KernelRates, time_s: F64, covered: F64) -> None:
+    for kernel, of_kernel in _same(ops.dtype, rows).items():
+        head_dims = ops.dims[of_kernel, 5]
+        for head_dim in np.unique(head_dims).tolist():
+            same = of_kernel[head_dims == head_dim]
+            constants = attention_rates(device, kernel, head_dim)
+            dims = ops.dims[same].T.astype(np.float64)
+            time_s[same] = attention_s(dims, constants, device.sustained * rates.attention)
+            seq = dims[3:5]
+            inside = (seq.min(axis=0) >= _SEQ_RANGE[0]) & (seq.max(axis=0) <= _SEQ_RANGE[1])
+            covered[same] = inside & constants.calibrated
 
 
-def _memory(ops: OpTable, device: Device, rates: KernelRates, time_us: F64) -> None:
-    rows = np.flatnonzero(ops.kind == OpKind.MEMORY)
-    constants = common()
-    bandwidth = device.memory_bytes_per_s * constants.memory_fraction * rates.memory / 1e6
-    traffic = (ops.bytes_read[rows] + ops.bytes_written[rows]) / bandwidth
-    time_us[rows] = constants.memory_launch_us * ops.launches[rows] + traffic
+_Row = tuple[list[float], list[float], float]
 
 
-def _network(
-    ops: OpTable, groups: tuple[CommGroup, ...], cluster: Cluster, rates: KernelRates, time_us: F64, calibrated: F64
+@lru_cache(maxsize=64)
+def _line_table(cluster: Cluster) -> dict[tuple[int, int, int], _Row]:
+    """(collective, nodes, ranks per node) -> latency and seconds per byte of its lines, and whether it was measured.
+
+    Filled as Programs ask, so that one look at the cluster serves all collectives of a Program.
+    """
+    return {}
+
+
+def _line_row(kind: int, group: CommGroup, cluster: Cluster) -> _Row:
+    measured = load_profile(cluster.device.cost_profile).collectives
+    latency, slope = collective_lines(Collective(kind), group.nodes, group.ranks_per_node, cluster, measured).columns()
+    on_nvlink = measured is not None and cluster.links[0].kind in ("nvlink", "nvswitch")
+    known = group.size == 1 or (on_nvlink and group.nodes == 1 and group.size <= _MEASURED_RANKS)
+    return latency, slope, float(known)
+
+
+def _collectives(
+    ops: OpTable, rows: I64, groups: Sequence[CommGroup], cluster: Cluster, speed: float, time_s: F64, covered: F64
 ) -> None:
-    for row in np.flatnonzero(ops.kind == OpKind.COLLECTIVE).tolist():
-        group = groups[ops.group[row]]
-        kind = Collective(int(ops.collective[row]))
-        time_us[row] = collective_us(kind, float(ops.bytes_comm[row]) / rates.network, group, cluster)
-        calibrated[row] = group.nodes == 1
-    for row in np.flatnonzero(ops.kind == OpKind.P2P).tolist():
-        time_us[row] = p2p_us(float(ops.bytes_comm[row]) / rates.network, groups[ops.group[row]], cluster)
-        calibrated[row] = 0.0
-    copies = np.flatnonzero(ops.kind == OpKind.HOST_COPY)
-    time_us[copies] = ops.bytes_comm[copies] / (cluster.host_bytes_per_s * common().host_copy_fraction) * 1e6
+    table = _line_table(cluster)
+    found: list[_Row] = []
+    for kind, number in zip(ops.collective[rows].tolist(), ops.group[rows].tolist(), strict=True):
+        group = groups[number]
+        key = (kind, group.nodes, group.ranks_per_node)
+        if key not in table:
+            table[key] = _line_row(kind, group, cluster)
+        found.append(table[key])
+    latency, slope, known = zip(*found, strict=True)
+    size = ops.bytes_comm[rows]
+    time_s[rows] = smooth_minimum_s(np.array(latency), np.array(slope), size) / speed
+    covered[rows] = known

@@ -1,105 +1,127 @@
-"""Cost profiles: the fitted constants of a device, as data."""
+"""Profile: the kernel constants of one measured device, from `cost/profiles/<name>.yaml`.
+
+A profile states rates as measured, beside the peaks of the device they were measured on. A device that uses the
+profile of another takes the fraction: compute scales with its peak, memory traffic with its HBM bandwidth,
+collectives with its link rate (network/nccl.py).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
+from typing import Any
 
 import pydantic
 import yaml
 
 from forerun.errors import ForerunError, UnknownName
+from forerun.network.constants import NodeCollectives
 
-
-class _Strict(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-
-
-class GemmProfile(_Strict):
-    """Padded roofline of matrix multiplications. Fractions are of the device's datasheet figures."""
-
-    source: str
-    peak_fraction: float
-    fp8_peak_fraction: float
-    memory_fraction: float
-    launch_us: float
-    wave_fraction: float
-    """of a wave of 128 x 128 tiles by which the output is padded"""
-    depth_pad: float
-    """elements by which the depth is padded (pipeline fill and epilogue)"""
-    slowdown: float
-    """of long kernels, relative; reached over slowdown_tau_us"""
-    slowdown_tau_us: float
-
-
-class HeadProfile(_Strict):
-    """Fused attention forward at one head size."""
-
-    peak_fraction: float
-    keys: float
-    """extra keys that a row block of 128 queries costs"""
-    launch_us: float
-    tail: float
-    """share of the longest row block that stands alone at the end"""
-
-
-class AttentionProfile(_Strict):
-    source: str
-    head_dims: dict[int, HeadProfile]
-
-
-class ProtocolLines(_Strict):
-    """Three lines (LL-, LL128- and Simple-like) of a collective inside a node; bandwidths are bus GB/s."""
-
-    a_us: float
-    h_us: float
-    bw1: float
-    d2_us: float
-    bw2: float
-    d3_us: float
-    h3_us: float
-    bw3: float
-    kappa: float
-
-
-class CollectiveProfile(_Strict):
-    source: str
-    link_gb_s: float
-    """link rate, per GPU and direction, of the device that was measured"""
-    all_reduce: ProtocolLines
-    all_gather: ProtocolLines
-    reduce_scatter: ProtocolLines
-    all_to_all: ProtocolLines
-
-
-class Profile(_Strict):
-    """Everything fitted for one device."""
-
-    gemm: GemmProfile
-    attention: AttentionProfile
-    collectives: CollectiveProfile
-
-
-class AttentionKernel(_Strict):
-    """Rates of a kernel: forward over the device's calibrated rate, backward over its own forward."""
-
-    forward: float
-    backward: float
+STRICT = pydantic.ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
-    """Constants that no profile measures device by device (common.yaml)."""
+class Reference:
+    """Datasheet figures of the device that was measured."""
 
-    simt_peak_fraction: float
-    wgrad_slowdown: float
+    peak_tflops: dict[str, float] = field(hash=False)
+    hbm_gb_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GemmEntry:
+    """Constants of matrix multiplications in one dtype (form in cost/gemm.py)."""
+
+    p_tflops: float
+    hbm_gb_s: float
+    launch_us: float
+    wave_fraction: float
+    """unused share of a wave of 128 x 128 tiles, one on each multiprocessor"""
+    depth_pad: float
+    """pipeline fill and epilogue, in elements of k"""
+    slowdown: float
+    """how much longer a very long kernel takes than its rate says"""
+    slowdown_tau_us: float
+    """length of a kernel at half of that"""
+    source: str
+    misaligned: float = 0.0
+    """how much longer where n or k is not a multiple of 16 bytes"""
+    quant_passes: float = 0.0
+    """passes over the first operand that quantise it inside the kernel"""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmRoles:
+    """Backward multiplications against forward ones."""
+
+    dgrad_rate: float
+    wgrad_rate: float
     accumulate_exposed: float
-    memory_fraction: float
-    memory_launch_us: float
-    backward_flops_ratio: float
-    misaligned_head_penalty: float
-    host_copy_fraction: float
+    """share of the traffic of an accumulating output that does not overlap with the multiplication"""
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionEntry:
+    """Constants of fused causal attention at one head size (form in cost/attention.py)."""
+
+    p_tflops: float
+    extra_keys: float
+    """work of each query beyond its keys: mask diagonal, prologue, softmax tail"""
+    launch_us: float
+    tail: float
+    """exposed share of the longest row block"""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTable:
+    """Attention by head size."""
+
+    hbm_fraction: float
+    head_dim: dict[int, AttentionEntry] = field(hash=False)
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEntry:
+    """Memory-bound kernels."""
+
+    hbm_fraction: float
+    launch_us: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopyEntry:
+    """Copies between device and pinned host memory."""
+
+    link_fraction: float
+    launch_us: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One file of `cost/profiles`."""
+
+    name: str
+    source: str
+    calibrated: bool
+    """whether kernels of this device were measured, or the constants are a judgement"""
+    reference: Reference
+    gemm: dict[str, GemmEntry] = field(hash=False)
+    gemm_roles: GemmRoles
+    attention: AttentionTable
+    memory_bound: MemoryEntry
+    host_copy: HostCopyEntry
+    collectives: NodeCollectives | None = None
+    """inside a node over NVLink; None takes the constants of the link's kind"""
+
+    __pydantic_config__ = STRICT
+
+
+_ADAPTER = pydantic.TypeAdapter(Profile)
 
 
 def profile_names() -> list[str]:
@@ -108,35 +130,37 @@ def profile_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
+def parse_profile(data: dict[str, Any], place: str) -> Profile:
+    """A checked Profile.
+
+    Raises:
+        ForerunError: an unknown key, a missing one, a wrong type, or a rate above the reference's peak.
+    """
+    try:
+        profile = _ADAPTER.validate_python(data)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise ForerunError(f"{place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    peaks = profile.reference.peak_tflops
+    for dtype, entry in profile.gemm.items():
+        if dtype not in peaks:
+            raise ForerunError(f"{place}: gemm.{dtype}: reference.peak_tflops has no {dtype}; add it")
+        _below(entry.p_tflops, peaks[dtype], f"{place}: gemm.{dtype}.p_tflops")
+        _below(entry.hbm_gb_s, profile.reference.hbm_gb_s, f"{place}: gemm.{dtype}.hbm_gb_s")
+    for head_dim, attention in profile.attention.head_dim.items():
+        _below(attention.p_tflops, peaks["bf16"], f"{place}: attention.head_dim.{head_dim}.p_tflops")
+    return profile
+
+
+def _below(value: float, peak: float, place: str) -> None:
+    if not 0 < value <= peak:
+        raise ForerunError(f"{place}: must be above 0 and at most the reference's {peak:g}, got {value:g}")
+
+
 @cache
 def load_profile(name: str) -> Profile:
-    """The shipped profile `name`. Raises UnknownName, or ForerunError naming a wrong key."""
+    """The shipped profile `name`; UnknownName lists the known ones."""
     if name not in profile_names():
         raise UnknownName("cost profile", name, profile_names())
     text = (resources.files("forerun.cost") / "profiles" / f"{name}.yaml").read_text(encoding="utf-8")
-    try:
-        return Profile.model_validate(yaml.safe_load(text))
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ForerunError(f"cost profile {name}: {place}: {first['msg']}") from None
-
-
-@lru_cache(maxsize=1)
-def common() -> Common:
-    """The constants of common.yaml."""
-    data = yaml.safe_load((resources.files("forerun.cost") / "common.yaml").read_text(encoding="utf-8"))
-    return Common(**{name: float(entry["value"]) for name, entry in data.items()})
-
-
-@cache
-def attention_kernel(kernel: str, architecture: str) -> AttentionKernel:
-    """Rates of an attention kernel on an architecture; the default where it has none of its own.
-
-    Raises:
-        UnknownName: no such kernel.
-    """
-    data = yaml.safe_load((resources.files("forerun.cost") / "attention_kernels.yaml").read_text(encoding="utf-8"))
-    if kernel not in data or kernel == "default":
-        raise UnknownName("attention kernel", kernel, ["naive", *(name for name in data if name != "default")])
-    return AttentionKernel.model_validate(data[kernel].get(architecture, data["default"]))
+    return parse_profile({"name": name, **yaml.safe_load(text)}, f"cost profile {name}")

@@ -1,136 +1,206 @@
-"""Time of NCCL collectives by how their group lies on the nodes.
+"""Collectives as NCCL runs them: lines of latency and bandwidth inside a node, rings and trees between nodes.
 
-A collective is a few straight lines (latency + bytes / bandwidth), one for each protocol or algorithm, joined by a
-smooth minimum: NCCL picks the fastest. Inside a node the lines are fitted to measurements of the device; across
-nodes they follow NCCL's own tuning model (src/graph/tuning.cc) with the fabric's measured efficiency.
-
-Bytes are the full buffer (nccl-tests' convention). Every line rises with bytes and with ranks, so does the minimum.
+Sizes follow nccl-tests: the full buffer (gathered output of an all-gather, whole input of a reduce-scatter, send
+buffer of an all-to-all). A group is (nodes, ranks per node); every GPU owns its share of its node's NICs, so a group
+with p ranks on a node drives p of them.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
-from typing import Any
+from math import log2
 
 import numpy as np
-import yaml
+import numpy.typing as npt
 
 from forerun.cluster.types import Cluster, Link
-from forerun.cost.profile import CollectiveProfile, ProtocolLines, load_profile
 from forerun.errors import ForerunError
+from forerun.network.constants import NodeCollectives, NodeOp, Protocol, fabrics
+from forerun.network.lines import FREE, Lines, smooth_minimum_s
 from forerun.program.groups import CommGroup
-from forerun.program.types import Collective
+from forerun.program.types import F64, Collective
+from forerun.units import GIGA
 
-_SHARPNESS = 8
-"""exponent of the smooth minimum"""
-
-_MEASURED = {
-    Collective.ALL_REDUCE: "all_reduce",
-    Collective.ALL_GATHER: "all_gather",
-    Collective.REDUCE_SCATTER: "reduce_scatter",
-    Collective.ALL_TO_ALL: "all_to_all",
-    Collective.BROADCAST: "all_gather",
-}
+_US = 1e-6
+_MEASURED_HOPS = 7
+"""Collectives were measured on up to 8 ranks of a node."""
+_SLOWER = 8
+"""Power of the norm that joins the times of two resources: near the maximum, without its kink."""
+_MEASURED_LINKS = ("nvlink", "nvswitch")
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """Latency in microseconds and microseconds per byte of every way to run one collective."""
+def collective_s(
+    kind: Collective,
+    size_bytes: npt.ArrayLike,
+    group: CommGroup,
+    cluster: Cluster,
+    measured: NodeCollectives | None = None,
+) -> F64:
+    """Seconds of collectives of `size_bytes` (any shape) over `group`; 0 in a group of one rank.
 
-    latency_us: tuple[float, ...]
-    us_per_byte: tuple[float, ...]
-
-    def time_us(self, size_bytes: float) -> float:
-        """Smooth minimum over the lines."""
-        times = [a + b * size_bytes for a, b in zip(self.latency_us, self.us_per_byte, strict=True)]
-        fastest = min(times)
-        spread = sum((fastest / t) ** _SHARPNESS for t in times)
-        return float(fastest * spread ** (-1 / _SHARPNESS))
-
-
-@lru_cache(maxsize=1)
-def _fabrics() -> Any:
-    return yaml.safe_load((resources.files("forerun.network") / "fabrics.yaml").read_text(encoding="utf-8"))
-
-
-def collective_us(kind: Collective, size_bytes: float, group: CommGroup, cluster: Cluster) -> float:
-    """Microseconds of one collective of `size_bytes` over `group`; 0 for a single rank.
+    `measured` holds the constants of the device's own NVLink, from its cost profile; None takes those of the link's
+    kind. Never decreases with the bytes. SEND_RECV is a transfer between neighbours (see `p2p_lines`).
 
     Raises:
-        ForerunError: the group spans nodes and the cluster has no link between nodes.
+        ForerunError: the group spans nodes of a cluster that has no link between nodes.
     """
-    if group.size <= 1 or size_bytes <= 0:
-        return 0.0
-    return _lines(kind, group, cluster.links, cluster.device.cost_profile).time_us(size_bytes)
+    latency, slope = collective_lines(kind, group.nodes, group.ranks_per_node, cluster, measured).columns()
+    sizes = np.asarray(size_bytes, dtype=np.float64)
+    return smooth_minimum_s(np.array(latency), np.array(slope), sizes)
 
 
-def p2p_us(size_bytes: float, group: CommGroup, cluster: Cluster) -> float:
-    """Microseconds of one transfer between neighbours of `group`."""
-    link = _outer(cluster.links) if group.nodes > 1 else cluster.links[0]
-    fabric = _fabric(link)
-    return float(fabric["step_us"][2] + 2.0 + size_bytes / (fabric["efficiency"] * link.bytes_per_s) * 1e6)
-
-
-def _outer(links: tuple[Link, ...]) -> Link:
-    if len(links) < 2:
-        raise ForerunError("the plan spans several nodes, but the cluster has no link between nodes (add inter_node)")
-    return links[1]
-
-
-def _fabric(link: Link) -> Any:
-    kinds = _fabrics()["kinds"]
-    if link.kind not in kinds:
-        raise ForerunError(f"network: no figures for links of kind {link.kind!r}; known: {', '.join(kinds)}")
-    return kinds[link.kind]
+def p2p_s(size_bytes: npt.ArrayLike, same_node: bool, cluster: Cluster, measured: NodeCollectives | None = None) -> F64:
+    """Seconds of a transfer between two GPUs of one node, or of two nodes."""
+    nodes, ranks = (1, 2) if same_node else (2, 1)
+    return collective_s(Collective.SEND_RECV, size_bytes, CommGroup("p2p", 2, nodes, ranks), cluster, measured)
 
 
 @lru_cache(maxsize=4096)
-def _lines(kind: Collective, group: CommGroup, links: tuple[Link, ...], profile: str) -> Lines:
-    inside = load_profile(profile).collectives
-    if group.nodes == 1:
-        return _inside_node(kind, group.size, links[0], inside)
-    return _across_nodes(kind, group, links[0], _outer(links), inside)
+def collective_lines(
+    kind: Collective, nodes: int, ranks_per_node: int, cluster: Cluster, measured: NodeCollectives | None
+) -> Lines:
+    """Lines of one collective over `nodes` x `ranks_per_node` ranks of `cluster`."""
+    if nodes * ranks_per_node == 1 or kind == Collective.NONE:
+        return FREE
+    if nodes == 1:
+        return _in_node(kind, ranks_per_node, cluster, measured)
+    if kind == Collective.SEND_RECV:
+        return _neighbours(cluster, _outer_link(cluster, nodes))
+    if kind == Collective.ALL_TO_ALL:
+        return _all_to_all(nodes, ranks_per_node, cluster, measured)
+    return _between_nodes(kind, nodes, ranks_per_node, cluster, measured)
 
 
-def _share(kind: Collective, n: int) -> float:
-    """Bytes that a rank's link carries over the bytes of the buffer (nccl-tests, PERFORMANCE.md)."""
-    return (2 if kind == Collective.ALL_REDUCE else 1) * (n - 1) / n
+# -- inside a node ---------------------------------------------------------------------------------------------
 
 
-def _inside_node(kind: Collective, n: int, link: Link, profile: CollectiveProfile) -> Lines:
-    lines: ProtocolLines = getattr(profile, _MEASURED[kind])
-    hops = n - 1
-    ramp = hops / (hops + lines.kappa)
-    scale = link.bytes_per_s / 1e9 / profile.link_gb_s
-    slope = _share(kind, n) / (ramp * scale) / 1e3
-    base = lines.a_us + lines.h_us * hops
-    return Lines(
-        (base, base + lines.d2_us, base + lines.d2_us + lines.d3_us + lines.h3_us * hops),
-        (slope / lines.bw1, slope / lines.bw2, slope / lines.bw3),
+def _node_constants(cluster: Cluster, measured: NodeCollectives | None) -> tuple[NodeCollectives, float]:
+    """Constants of the innermost link, and its rate over theirs."""
+    link = cluster.links[0]
+    table = fabrics().in_node
+    found = measured if measured is not None and link.kind in _MEASURED_LINKS else table.get(link.kind, table["pcie"])
+    return found, link.bytes_per_s / (found.link_gb_s * GIGA)
+
+
+def _node_op(kind: Collective, constants: NodeCollectives) -> NodeOp:
+    if kind == Collective.ALL_REDUCE:
+        return constants.all_reduce
+    if kind == Collective.REDUCE_SCATTER:
+        return constants.reduce_scatter
+    if kind in (Collective.ALL_TO_ALL, Collective.SEND_RECV):
+        return constants.all_to_all
+    return constants.all_gather
+
+
+def _passes(kind: Collective, ranks: int) -> float:
+    """Bytes that pass each rank's link over the full buffer's."""
+    if kind in (Collective.BROADCAST, Collective.SEND_RECV):
+        return 1.0
+    return (ranks - 1) / ranks * (2.0 if kind == Collective.ALL_REDUCE else 1.0)
+
+
+def _hops(ranks: int) -> float:
+    """Steps of a ring; beyond the measured 8 ranks trees and switch reductions take over, and steps grow as a log."""
+    r = ranks - 1
+    return r if r <= _MEASURED_HOPS else _MEASURED_HOPS * (1.0 + float(np.log(r / _MEASURED_HOPS)))
+
+
+def _in_node(kind: Collective, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
+    constants, speed = _node_constants(cluster, measured)
+    op = _node_op(kind, constants)
+    if kind == Collective.SEND_RECV:
+        ranks = 2
+    r, hops = ranks - 1, _hops(ranks)
+    slope = _passes(kind, ranks) * (r + op.kappa) / r / (speed * GIGA)
+    first = op.a_us + op.h_us * hops
+    latency = (first, first + op.d2, first + op.d2 + op.d3 + op.h3 * hops)
+    return Lines(tuple(t * _US for t in latency), (slope / op.bw1, slope / op.bw2, slope / op.bw3))
+
+
+# -- between nodes ---------------------------------------------------------------------------------------------
+
+
+def _outer_link(cluster: Cluster, nodes: int) -> Link:
+    """The innermost link between nodes that joins at least `nodes` of them."""
+    reach = 1
+    for link in cluster.links[1:]:
+        reach *= link.size
+        if link.size == 0 or reach >= nodes:
+            return link
+    raise ForerunError(
+        f"cluster {cluster.name}: no link joins {nodes} nodes of {cluster.node_size} GPUs; "
+        "give it an inter_node link, or use fewer GPUs"
     )
 
 
-def _across_nodes(kind: Collective, group: CommGroup, near: Link, far: Link, profile: CollectiveProfile) -> Lines:
-    data, fabric = _fabrics(), _fabric(far)
-    n, nodes, per_node = group.size, group.nodes, group.ranks_per_node
-    wire = far.bytes_per_s * fabric["efficiency"] / 1e6
-    lines: ProtocolLines = getattr(profile, _MEASURED[kind])
-    inside = lines.bw3 * near.bytes_per_s / profile.link_gb_s / 1e6
-    if kind == Collective.ALL_TO_ALL:
-        slope = max((per_node - 1) / n / inside, (n - per_node) / n / wire)
-        return Lines((data["base_us"][1] + data["all_to_all_us_per_node"] * nodes,), (slope,))
+def _wire_bytes_per_s(link: Link) -> float:
+    return link.bytes_per_s * fabrics().efficiency.get(link.kind, fabrics().efficiency_other)
+
+
+def _extra_hop_us(link: Link) -> float:
+    """What a hop of this fabric takes beyond one of the fabric that was measured."""
+    return link.latency_s / _US - fabrics().reference_latency_us
+
+
+def _slower(*times: float) -> float:
+    """Smooth maximum: the slower of resources that work side by side."""
+    worst = max(times)
+    total: float = sum((t / worst) ** _SLOWER for t in times) ** (1 / _SLOWER)
+    return worst * total
+
+
+def _node_slope(
+    kind: Collective, ranks: int, passes: float, cluster: Cluster, measured: NodeCollectives | None
+) -> float:
+    """Seconds per byte that the links inside a node take for their part of a collective between nodes."""
+    if ranks == 1:
+        return 0.0
+    constants, speed = _node_constants(cluster, measured)
+    op = _node_op(kind, constants)
+    return passes * (ranks - 1 + op.kappa) / (ranks - 1) / (op.bw3 * speed * GIGA)
+
+
+def _between_nodes(
+    kind: Collective, nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None
+) -> Lines:
+    """Ring over all ranks; for an all-reduce also a tree over nodes, of which NCCL takes the faster.
+
+    Through the NICs of a node go (nodes - 1) / nodes of the buffer (twice for an all-reduce), in a tree 2 of it.
+    """
+    link = _outer_link(cluster, nodes)
+    node_slope = _node_slope(Collective.ALL_GATHER, ranks, _passes(kind, nodes * ranks), cluster, measured)
+    wire, extra = ranks * _wire_bytes_per_s(link), _extra_hop_us(link)
     rounds = 2 if kind == Collective.ALL_REDUCE else 1
-    ring = rounds * max((nodes - 1) / nodes / (wire * per_node), (n - 1) / n / inside if per_node > 1 else 0.0)
-    latency, slopes = [], []
-    for protocol in range(3):
-        step = nodes * fabric["step_us"][protocol] + (n - nodes) * data["near_step_us"][protocol]
-        latency.append(data["base_us"][protocol] + rounds * step)
-        slopes.append(ring / data["bandwidth_share"][protocol])
-    if kind == Collective.ALL_REDUCE:  # a tree over the nodes: logarithmic latency at half the bandwidth
-        hops = (per_node - 1) * data["near_step_us"][2] + math.ceil(math.log2(nodes)) * fabric["step_us"][2]
-        latency.append(data["base_us"][2] + 2 * hops)
-        slopes.append(ring / 2 / data["tree_share"] * np.clip(2 * (nodes - 1) / nodes, 1.0, 1.25))
-    return Lines(tuple(latency), tuple(float(s) for s in slopes))
+    ring_slope = _slower(_passes(kind, nodes) / wire, node_slope)
+
+    def ring_us(p: Protocol) -> float:
+        return p.base_us + rounds * nodes * ((ranks - 1) * p.node_hop_us + p.net_hop_us + extra)
+
+    latency = [ring_us(p) * _US for p in fabrics().ring]
+    slope = [ring_slope / p.rate for p in fabrics().ring]
+    if kind == Collective.ALL_REDUCE:
+        tree_slope = _slower(2.0 / wire, node_slope)
+        for p in fabrics().tree:
+            climb = (ranks - 1) * p.node_hop_us + log2(nodes) * (p.net_hop_us + extra)
+            latency.append((p.base_us + 2 * climb) * _US)
+            slope.append(tree_slope / p.rate)
+    return Lines(tuple(latency), tuple(slope))
+
+
+def _all_to_all(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
+    """Each rank sends a share of its buffer to every other: over its own NIC to those of other nodes."""
+    link, constants = _outer_link(cluster, nodes), fabrics().all_to_all
+    n = nodes * ranks
+    near = _node_slope(Collective.ALL_TO_ALL, ranks, (ranks - 1) / n, cluster, measured)
+    far = (n - ranks) / n / _wire_bytes_per_s(link)
+    growth = constants.growth_us * (n / 8) ** constants.power
+    latency = constants.base_us + growth + _extra_hop_us(link)
+    return Lines((latency * _US,), (_slower(far, near),))
+
+
+def _neighbours(cluster: Cluster, link: Link) -> Lines:
+    """A transfer over one GPU's share of the NICs."""
+    wire, extra = _wire_bytes_per_s(link), _extra_hop_us(link)
+    first, *_, last = fabrics().ring
+    latency = tuple((p.base_us + p.net_hop_us + extra) * _US for p in (first, last))
+    return Lines(latency, (1 / (wire * first.rate), 1 / (wire * last.rate)))
