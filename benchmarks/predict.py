@@ -49,7 +49,7 @@ def main() -> None:
         start = time.perf_counter()
         for plan in chosen:
             try:
-                nodes += len(simulate(model, plan, cluster).flat)
+                nodes += len(simulate(model, plan, cluster, folded=True).flat)
                 done += 1
             except ImpossiblePlan:
                 continue

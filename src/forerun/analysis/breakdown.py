@@ -50,17 +50,20 @@ for _stream, _cause in (
     (Stream.TP, Cause.EXPOSED_TENSOR_PARALLEL),
     (Stream.CP, Cause.EXPOSED_CONTEXT_PARALLEL),
     (Stream.EP, Cause.EXPOSED_EXPERT_PARALLEL),
-    (Stream.PP_SEND, Cause.EXPOSED_PIPELINE_TRANSFER),
-    (Stream.PP_RECV, Cause.EXPOSED_PIPELINE_TRANSFER),
-    (Stream.PP_SEND_GRAD, Cause.EXPOSED_PIPELINE_TRANSFER),
-    (Stream.PP_RECV_GRAD, Cause.EXPOSED_PIPELINE_TRANSFER),
+    *((stream, Cause.EXPOSED_PIPELINE_TRANSFER) for stream in Stream if stream.name.startswith("PP_")),
     (Stream.COPY, Cause.EXPOSED_HOST_COPY),
 ):
     _STREAM_CAUSE[_stream] = _cause
 
 
-def breakdown_ps(flat: FlatProgram, ops: OpTable, timeline: Timeline) -> I64:
-    """Picoseconds by rank class and Cause, (n_classes, N_CAUSES); every row sums to the end of the step."""
+def breakdown_ps(
+    flat: FlatProgram, ops: OpTable, timeline: Timeline, split_ps: I64 | None = None, alone: bool = False
+) -> I64:
+    """Picoseconds by rank class and Cause, (n_classes, N_CAUSES); every row sums to the end of the step.
+
+    `split_ps` (n_ops, N_CAUSES) divides ops that stand for several. With `alone` every class is a program of its own:
+    rows sum to the end of their class.
+    """
     kinds = np.full(len(ops), int(Cause.MEMORY_BOUND), np.int64)
     kinds[ops.kind == OpKind.GEMM] = Cause.MATMUL
     kinds[ops.kind == OpKind.ATTENTION] = Cause.ATTENTION
@@ -78,7 +81,8 @@ def breakdown_ps(flat: FlatProgram, ops: OpTable, timeline: Timeline) -> I64:
         timeline.issue_end_ps,
         kinds,
         _STREAM_CAUSE,
-        timeline.end_of_step_ps,
+        np.zeros((len(ops), N_CAUSES), np.int64) if split_ps is None else split_ps,
+        -1 if alone else timeline.end_of_step_ps,
     )
 
 
@@ -96,10 +100,12 @@ def _breakdown(
     issued: I64,
     kinds: I64,
     stream_cause: I64,
+    split: I64,
     step_end: int,
 ) -> I64:
     n_classes = len(class_ptr) - 1
-    out = np.zeros((n_classes, 13), np.int64)
+    out = np.zeros((n_classes, split.shape[1]), np.int64)
+    divided = split.sum(axis=1) > 0
     for c in range(n_classes):
         now = np.int64(0)
         for i in range(class_ptr[c], class_ptr[c + 1]):
@@ -119,7 +125,9 @@ def _breakdown(
                 else:
                     out[c, cause] += gap
             busy = end[i] - max(start[i], now)
-            if busy > 0:
+            if busy > 0 and divided[op[i]]:
+                out[c] += split[op[i]]
+            elif busy > 0:
                 kind = kinds[op[i]]
                 if phase[i] == 2:
                     kind = 3
@@ -127,10 +135,8 @@ def _breakdown(
                     kind = 4
                 out[c, kind] += busy
             now = max(now, end[i])
-        if n_classes > 1:
-            out[c, 11] += step_end - now
-        else:
-            out[c, 5] += step_end - now
+        if step_end > now:
+            out[c, 11 if n_classes > 1 else 5] += step_end - now
     return out
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.analysis.breakdown import Cause, breakdown_ps, exposed_s
+from forerun.analysis.fold import Folded, fold, unfolded
 from forerun.analysis.prediction import Prediction
 from forerun.cluster.types import Cluster
 from forerun.cost.step_costs import StepCosts, step_costs
@@ -45,19 +46,23 @@ def predict(model: ModelSpec, plan: Plan, cluster: Cluster) -> Prediction:
         ImpossiblePlan: the plan cannot run; the message says why.
         ForerunError: an unknown stack, kernel or dtype.
     """
-    return simulate(model, plan, cluster).prediction
+    return simulate(model, plan, cluster, folded=True).prediction
 
 
-def simulate(model: ModelSpec, plan: Plan, cluster: Cluster) -> Simulation:
-    """As `predict`, with the Program, its Timeline and its memory."""
+def simulate(model: ModelSpec, plan: Plan, cluster: Cluster, folded: bool = False) -> Simulation:
+    """As `predict`, with the Program, its Timeline and its memory.
+
+    With `folded` the Timeline is of a Program whose equal runs of blocks are single nodes; the figures are the same.
+    """
     check_plan(model, plan, cluster)
     program = build(model, plan, cluster)
-    flat = unfold(program)
     costs = step_costs(program.ops, program.groups, cluster, load_stack(plan.stack), plan)
+    reduced = fold(program, costs) if folded else unfolded(program, costs)
+    flat, costs = unfold(reduced.program), reduced.costs
     timeline = run(flat, costs.duration_ps, costs.issue_ps, costs.slow_compute, costs.slow_network, costs.network_op)
     memory = profile(program)
-    prediction = _read(model, plan, cluster, program, flat, costs, timeline, memory)
-    return Simulation(program, flat, costs, timeline, memory, prediction)
+    prediction = _read(model, plan, cluster, program, reduced, flat, timeline, memory)
+    return Simulation(reduced.program, flat, costs, timeline, memory, prediction)
 
 
 def _read(
@@ -65,15 +70,15 @@ def _read(
     plan: Plan,
     cluster: Cluster,
     program: Program,
+    reduced: Folded,
     flat: FlatProgram,
-    costs: StepCosts,
     timeline: Timeline,
     memory: list[MemoryProfile],
 ) -> Prediction:
     step_s = timeline.end_of_step_ps / PS_PER_S
     if step_s <= 0:
         raise ForerunError("the step takes no time: nothing was simulated")
-    seconds = breakdown_ps(flat, program.ops, timeline) / PS_PER_S
+    seconds = breakdown_ps(flat, reduced.program.ops, timeline, reduced.split_ps) / PS_PER_S
     slowest = _busiest(seconds)
     row = seconds[slowest]
     tokens_per_gpu = plan.tokens_per_step / plan.world_size
@@ -93,7 +98,7 @@ def _read(
         step_time_s=step_s,
         tokens_per_s_per_gpu=tokens_per_gpu / step_s,
         mfu=mfu,
-        hfu=_hardware_flops(program, flat) / step_s / peak,
+        hfu=_hardware_flops(reduced, flat) / step_s / peak,
         peak_allocated_gib=memory[worst].peak_bytes / GIB,
         peak_reserved_gib=reserved / GIB,
         memory_limit_gib=cluster.device.memory_bytes / GIB,
@@ -106,12 +111,12 @@ def _read(
         breakdown={name: value for name, value in causes.items() if value > 0},
         bottleneck=max(causes, key=lambda name: causes[name]),
         dollars_per_billion_tokens=_dollars(plan, step_s, price),
-        coverage=_coverage(flat, costs, timeline),
-        explain=_explain(program, cluster, plan, costs, memory[worst], outside),
+        coverage=_coverage(flat, reduced.costs, timeline),
+        explain=_explain(program, cluster, plan, memory[worst], outside),
     )
 
 
-def _busiest(seconds: np.ndarray) -> int:  # type: ignore[type-arg]
+def _busiest(seconds: np.ndarray) -> int:
     """The rank class that waits least for others: the one that sets the pace."""
     return int(np.argmin(seconds[:, Cause.BUBBLE]))
 
@@ -126,9 +131,9 @@ def _peak(plan: Plan, cluster: Cluster) -> float:
     return max(device.peak_flops.values())
 
 
-def _hardware_flops(program: Program, flat: FlatProgram) -> float:
+def _hardware_flops(reduced: Folded, flat: FlatProgram) -> float:
     """FLOPs per GPU that the kernels of the step execute, mean over rank classes of equal size."""
-    return float(program.ops.flops[flat.op].sum()) / len(program.rank_classes)
+    return float(reduced.flops[flat.op].sum()) / len(reduced.program.rank_classes)
 
 
 def _dollars(plan: Plan, step_s: float, price: float | None) -> float | None:
@@ -144,9 +149,7 @@ def _coverage(flat: FlatProgram, costs: StepCosts, timeline: Timeline) -> float:
     return float((spent * costs.calibrated[flat.op]).sum()) / total if total else 1.0
 
 
-def _explain(
-    program: Program, cluster: Cluster, plan: Plan, costs: StepCosts, memory: MemoryProfile, outside: int
-) -> tuple[str, ...]:
+def _explain(program: Program, cluster: Cluster, plan: Plan, memory: MemoryProfile, outside: int) -> tuple[str, ...]:
     stack = load_stack(plan.stack)
     nodes = sum(len(cls.block) for cls in program.rank_classes)
     lines = [

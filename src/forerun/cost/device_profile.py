@@ -136,7 +136,9 @@ def attention_kernel(kernel: str, architecture: str) -> AttentionKernel:
     Raises:
         UnknownName: no such kernel.
     """
-    data = yaml.safe_load((resources.files("forerun.cost") / "fused_attention_kernels.yaml").read_text(encoding="utf-8"))
+    data = yaml.safe_load(
+        (resources.files("forerun.cost") / "fused_attention_kernels.yaml").read_text(encoding="utf-8")
+    )
     if kernel not in data or kernel == "default":
         raise UnknownName("attention kernel", kernel, ["naive", *(name for name in data if name != "default")])
     return AttentionKernel.model_validate(data[kernel].get(architecture, data["default"]))

@@ -62,6 +62,11 @@ class Stream(IntEnum):
     """device-host copies"""
     PP_SEND_GRAD = 9
     PP_RECV_GRAD = 10
+    PP_SEND_BACK = 11
+    """the same four on the way back of a V schedule, whose neighbours are the other way round"""
+    PP_RECV_BACK = 12
+    PP_SEND_GRAD_BACK = 13
+    PP_RECV_GRAD_BACK = 14
 
 
 N_STREAMS = len(Stream)

@@ -7,10 +7,23 @@ from collections.abc import Callable
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import Block, Category, Channel, Phase, Stream
 from forerun.symbolic.kernels import Kit
-from forerun.symbolic.schedule import stage_rank
+from forerun.symbolic.schedule import V_SCHEDULES, stage_rank
 
 ARRIVED, ARRIVED_GRAD, SENT = 3, 4, 5
 """event slots"""
+
+
+_STREAMS = {
+    (True, False, False): Stream.PP_SEND,
+    (False, False, False): Stream.PP_RECV,
+    (True, True, False): Stream.PP_SEND_GRAD,
+    (False, True, False): Stream.PP_RECV_GRAD,
+    (True, False, True): Stream.PP_SEND_BACK,
+    (False, False, True): Stream.PP_RECV_BACK,
+    (True, True, True): Stream.PP_SEND_GRAD_BACK,
+    (False, True, True): Stream.PP_RECV_GRAD_BACK,
+}
+"""stream by (sends, moves gradients, on the way back of a V)"""
 
 
 class Wires:
@@ -24,6 +37,10 @@ class Wires:
         s = kit.shapes
         share = kit.plan.tp if kit.plan.sequence_parallel or kit.stack.p2p_scatter else 1
         self.size_bytes = s.tokens * s.hidden * s.act_bytes // share
+
+    @property
+    def _is_v(self) -> bool:
+        return self.kit.plan.pp_schedule in V_SCHEDULES
 
     def crosses(self, stage: int) -> bool:
         """Whether the border between `stage` and the next lies between two ranks."""
@@ -54,10 +71,9 @@ class Wires:
 
     def _build(self, action: str, what: str, stage: int) -> Block:
         grad = what == "gradients"
-        if action == "send":
-            stream, slot = (Stream.PP_SEND_GRAD if grad else Stream.PP_SEND), SENT
-        else:
-            stream, slot = (Stream.PP_RECV_GRAD if grad else Stream.PP_RECV), ARRIVED_GRAD if grad else ARRIVED
+        back = stage_rank(self.kit.plan, stage) > stage_rank(self.kit.plan, stage + 1) and self._is_v
+        stream = _STREAMS[action == "send", grad, back]
+        slot = SENT if action == "send" else ARRIVED_GRAD if grad else ARRIVED
         phase = Phase.BACKWARD if grad else Phase.FORWARD
         block = BlockBuilder()
         start = block.node(self.kit.marker, Stream.COMPUTE, phase)

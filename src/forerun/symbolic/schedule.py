@@ -19,13 +19,15 @@ class Action(NamedTuple):
     microbatch: int
 
 
-SPLIT = ("ZB1P", "ZBV", "DualPipeV")
+V_SCHEDULES = ("ZBV", "DualPipeV")
+"""schedules with two stages a rank, down the ranks and up again"""
+SPLIT = ("ZB1P", *V_SCHEDULES)
 """schedules that run weight gradients apart from input gradients"""
 
 
 def stage_rank(plan: Plan, stage: int) -> int:
     """Pipeline rank that holds a stage: round robin, or down and up again for the V schedules."""
-    if plan.pp_schedule in ("ZBV", "DualPipeV"):
+    if plan.pp_schedule in V_SCHEDULES:
         return stage if stage < plan.pp else 2 * plan.pp - 1 - stage
     return stage % plan.pp
 
