@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from forerun.cluster.catalog import cluster_names, cluster_table, device_names, load_cluster, load_device
-from forerun.cost.device_profile import profile_names
+from forerun.cost.profile import profile_names
 from forerun.errors import ForerunError
 from forerun.units import GIB, TERA
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.cluster.types import Cluster
-from forerun.cost.durations import KernelRates, durations_ps
+from forerun.cost.op_costs import KernelRates, durations_ps
 from forerun.plan.plan import Plan
 from forerun.plan.stack import Stack
 from forerun.program.groups import CommGroup
