@@ -54,7 +54,8 @@ class _Closed:
 
 def fold(program: Program, costs: StepCosts) -> Folded:
     """`program` with its runs of closed blocks as single nodes."""
-    closed = _closed_blocks(program, costs)
+    may_close = _used_and_closed(program)
+    closed = _closed_blocks(program, costs, np.flatnonzero(may_close).tolist())
     if not closed:
         return _unfolded(program, costs)
     runs: dict[bytes, int] = {}
@@ -62,7 +63,7 @@ def fold(program: Program, costs: StepCosts) -> Folded:
     macros: list[_Closed] = []
     classes = []
     n_ops = len(program.ops)
-    traffic = _traffic(program, costs)
+    traffic = _traffic(program, costs, may_close)
     is_closed = np.zeros(len(blocks), np.bool_)
     is_closed[list(closed)] = True
     for cls in program.rank_classes:
@@ -117,10 +118,18 @@ def _is_closed(block: Block) -> bool:
     return bool(joined[away].all())
 
 
-def _closed_blocks(program: Program, costs: StepCosts) -> dict[int, _Closed]:
-    """Closed blocks that the host keeps ahead of, with what they take alone."""
-    used = np.unique(np.concatenate([cls.block for cls in program.rank_classes])).tolist()
-    numbers = [number for number in used if _is_closed(program.blocks[number])]
+def _used_and_closed(program: Program) -> Mask:
+    """Blocks that some rank class runs and that are closed."""
+    out = np.zeros(len(program.blocks), np.bool_)
+    for cls in program.rank_classes:
+        out[cls.block] = True
+    for number in np.flatnonzero(out).tolist():
+        out[number] = _is_closed(program.blocks[number])
+    return out
+
+
+def _closed_blocks(program: Program, costs: StepCosts, numbers: list[int]) -> dict[int, _Closed]:
+    """What the closed blocks `numbers` take alone."""
     if not numbers:
         return {}
     zero = np.zeros(N_CATEGORIES, np.int64)
@@ -169,7 +178,7 @@ class _Traffic:
     """(may start one before compute gets there, records the event it waits for) for every such event"""
 
 
-def _traffic(program: Program, costs: StepCosts) -> _Traffic:
+def _traffic(program: Program, costs: StepCosts, closed: Mask) -> _Traffic:
     """Collectives that may run beside other blocks; none matter when nothing slows anything."""
     if not (costs.slow_compute.any() or costs.slow_network.any()):
         return _Traffic([], [])
@@ -177,9 +186,8 @@ def _traffic(program: Program, costs: StepCosts) -> _Traffic:
     early: dict[int, list[int]] = {}
     waits: dict[int, list[int]] = {}
     records: dict[int, list[int]] = {}
-    for number, block in enumerate(program.blocks):
-        if _is_closed(block):
-            continue
+    for number in np.flatnonzero(~closed).tolist():
+        block = program.blocks[number]
         collective = costs.network_op[block.op] & (block.channel < 0)
         compute = block.stream == Stream.COMPUTE
         waited, waiting_compute = block.pred, np.repeat(compute, np.diff(block.pred_ptr))

@@ -64,8 +64,9 @@ class _Steps:
     layer: list[int] = field(default_factory=list)
     now: int = 0
 
-    def add(self, block: int | None, layer: int = -1) -> None:
-        if block is not None and block >= 0:
+    def add(self, block: int, layer: int = -1) -> None:
+        """Append a step; a block number of -1 is nothing to do."""
+        if block >= 0:
             self.block.append(block)
             self.microbatch.append(self.now)
             self.layer.append(layer)

@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import Category, Phase, Stream
 
+# Members of an IntEnum are looked up anew at every use; these are used for every node.
+_COMPUTE, _TEMPORARY, _ACTIVATION = Stream.COMPUTE, Category.TEMPORARY, Category.ACTIVATION
+_FORWARD, _BACKWARD, _RECOMPUTE, _UNSHARDED = Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE, Category.UNSHARDED
+
 Kernel = tuple[int, Stream]
 Stage = tuple[Kernel, ...]
 """kernels that may run side by side; a stage waits for the stage before it"""
@@ -20,7 +24,7 @@ Stage = tuple[Kernel, ...]
 
 def on_compute(*ops: int) -> list[Stage]:
     """One stage for each op, one after the other on the compute stream."""
-    return [((op, Stream.COMPUTE),) for op in ops]
+    return [((op, _COMPUTE),) for op in ops]
 
 
 @dataclass(slots=True)
@@ -44,7 +48,7 @@ class TapeOp:
     """gradient buffers that the weight backward allocates"""
     gradless: bool = False
     """its inputs need no gradient (the first operation of a model)"""
-    category: Category = Category.ACTIVATION
+    category: Category = _ACTIVATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +145,16 @@ class Tape:
         live: dict[str, tuple[int, int, Category]] = {}
         for tensor, size in self.inputs:
             if tensor in kept:
-                writer.block.tensor(size, Category.ACTIVATION, 0, -1)
+                writer.block.tensor(size, _ACTIVATION, 0, -1)
         for i, op in enumerate(self.ops):
             first = len(writer.block)
-            writer.stages(op.forward, Phase.FORWARD, op.module)
+            writer.stages(op.forward, _FORWARD, op.module)
             first, last = writer.span(first)
             for tensor, size in op.makes:
                 if tensor in kept:
                     writer.block.tensor(size, op.category, first, -1)
                 else:
-                    live[tensor] = (size, first, Category.TEMPORARY)
+                    live[tensor] = (size, first, _TEMPORARY)
             for tensor in [t for t in live if last_reader.get(t, -1) <= i]:
                 size, start, category = live.pop(tensor)
                 writer.block.tensor(size, category, start, last)
@@ -213,27 +217,27 @@ class _Backward:
             self._op(i, ops[i])
         end = len(self.writer.block) - 1
         for size, start in self.grads.values():
-            self.writer.block.tensor(size, Category.TEMPORARY, start, end)
+            self.writer.block.tensor(size, _TEMPORARY, start, end)
 
     def _recompute(self, region: Region) -> None:
         block = self.writer.block
         needed = self.tape.remade(region) - self.kept
         for i in self.tape._recomputed(region):
             op, first = self.tape.ops[i], len(block)
-            self.writer.stages(op.forward, Phase.RECOMPUTE, op.module)
+            self.writer.stages(op.forward, _RECOMPUTE, op.module)
             for tensor, size in op.makes:
                 if tensor in needed:
                     self.remade[tensor] = (size, first)
                 elif tensor not in self.kept:
-                    block.tensor(size, Category.TEMPORARY, *self.writer.span(first))
+                    block.tensor(size, _TEMPORARY, *self.writer.span(first))
 
     def _op(self, i: int, op: TapeOp) -> None:
         block, first = self.writer.block, len(self.writer.block)
-        self.writer.stages(op.backward, Phase.BACKWARD, op.module)
-        (self.weights or self.writer).stages(op.weight_backward, Phase.BACKWARD, op.module)
+        self.writer.stages(op.backward, _BACKWARD, op.module)
+        (self.weights or self.writer).stages(op.weight_backward, _BACKWARD, op.module)
         if op.weight_grad_bytes:
             target = (self.weights or self.writer).block
-            target.tensor(op.weight_grad_bytes, Category.UNSHARDED, max(0, len(target) - 1), -1)
+            target.tensor(op.weight_grad_bytes, _UNSHARDED, max(0, len(target) - 1), -1)
         first, last = self.writer.span(first)
         self._gradients(op, first, last)
         for tensor in self.release.get(i, ()):
@@ -243,13 +247,13 @@ class _Backward:
                 target.tensor(self.sizes[tensor], category, -1, max(0, len(target) - 1))
             elif tensor in self.remade:
                 size, start = self.remade.pop(tensor)
-                block.tensor(size, Category.TEMPORARY, start, last)
+                block.tensor(size, _TEMPORARY, start, last)
 
     def _category(self, tensor: str) -> Category:
         for op in self.tape.ops:
             if any(name == tensor for name, _ in op.makes):
                 return op.category
-        return Category.ACTIVATION
+        return _ACTIVATION
 
     def _gradients(self, op: TapeOp, first: int, last: int) -> None:
         block = self.writer.block
@@ -264,7 +268,7 @@ class _Backward:
         for tensor in made:
             if tensor in self.grads:
                 size, start = self.grads.pop(tensor)
-                block.tensor(size, Category.TEMPORARY, start, last)
+                block.tensor(size, _TEMPORARY, start, last)
 
 
 class _Writer:
@@ -278,8 +282,8 @@ class _Writer:
     def stages(self, stages: list[Stage], phase: Phase, module: int) -> None:
         node, before = self.block.node, self.before
         for stage in stages:
-            if not before and any(stream != Stream.COMPUTE for _, stream in stage):
-                before = ((node(self.marker, Stream.COMPUTE, phase, module), Stream.COMPUTE),)
+            if not before and any(stream != _COMPUTE for _, stream in stage):
+                before = ((node(self.marker, _COMPUTE, phase, module), _COMPUTE),)
             now = []
             for op, stream in stage:
                 after = [n for n, s in before if s != stream]
@@ -294,6 +298,6 @@ class _Writer:
 
     def join(self) -> None:
         """End on the compute stream, so that the next block starts after everything here."""
-        others = [n for n, s in self.before if s != Stream.COMPUTE]
+        others = [n for n, s in self.before if s != _COMPUTE]
         if others:
-            self.before = ((self.block.node(self.marker, Stream.COMPUTE, after=others), Stream.COMPUTE),)
+            self.before = ((self.block.node(self.marker, _COMPUTE, after=others), _COMPUTE),)
