@@ -1,0 +1,252 @@
+"""Predictions, searches and catalogues as text. Readable at 80 columns and without colour; bars are plain '#'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from forerun.analysis.prediction import Prediction
+from forerun.cluster.catalog import ClusterRow
+from forerun.model.catalog import ModelRow
+from forerun.plan.stack import Stack
+from forerun.report.histogram import bar, runtime_histogram
+from forerun.report.wording import command_line, log_line, percent, plan_words, seconds
+from forerun.search.result import SearchResult
+
+_BAR_WIDTH = 40
+_SHORT = 0.001
+"""shares of the step below this are summed up as 'other'"""
+
+
+def console(stderr: bool = False) -> Console:
+    """A console that prints text as it stands; colours only where the terminal wants them."""
+    return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=False)
+
+
+def print_prediction(out: Console, prediction: Prediction, flops_per_token: float, *, explain: bool) -> None:
+    """One prediction: figures, breakdown, memory, and with `explain` where each figure comes from."""
+    plan = prediction.plan
+    out.print(Text(f"{prediction.model} on {prediction.n_gpus} x {prediction.cluster}", style="bold"))
+    out.print(f"{plan_words(plan)}, seq {plan.seq_len}, global batch {plan.global_batch}, stack {plan.stack}")
+    out.print()
+    out.print(_figures(prediction))
+    out.print()
+    _print_breakdown(out, prediction)
+    out.print()
+    _print_memory(out, prediction)
+    out.print()
+    out.print(log_line(prediction, flops_per_token))
+    if explain:
+        out.print()
+        out.print(Text("Where the figures come from", style="bold"))
+        for line in prediction.explain:
+            out.print(f"  {line}")
+
+
+def print_search(
+    out: Console, result: SearchResult, top: int, flops_per_token: float, *, model: str, cluster: str
+) -> None:
+    """A search: the best plans, how the times spread, what was left out and why, the winner in detail.
+
+    `model` and `cluster` are what the user called them, for the command that repeats the winner.
+    """
+    question = f"{result.model} on {result.n_gpus} x {result.cluster}"
+    out.print(Text(f"{question}: seq {result.seq_len}, global batch {result.global_batch}", style="bold"))
+    out.print()
+    if result.ranked:
+        out.print(_ranking(result, top))
+        out.print()
+        _print_histogram(out, result)
+        out.print()
+    _print_counts(out, result)
+    best = result.best
+    if best is None:
+        out.print()
+        out.print(f"Nothing fits. The nearest miss: {plan_words(result.too_large[0].plan)}")
+        out.print(f"  {result.too_large[0].reason}")
+        return
+    out.print()
+    out.print(Text(f"Best by {result.objective}: {plan_words(best.plan)}", style="bold"))
+    out.print()
+    out.print(_figures(best))
+    out.print()
+    _print_breakdown(out, best)
+    out.print()
+    _print_memory(out, best)
+    out.print()
+    out.print(log_line(best, flops_per_token))
+    out.print()
+    out.print("In detail:")
+    out.print(f"  {command_line(best.plan, model, cluster)} --explain", soft_wrap=True)
+
+
+def print_models(out: Console, rows: Sequence[ModelRow]) -> None:
+    """The model presets."""
+    table = _table(
+        ("model", "left"), ("parameters", "right"), ("active", "right"), ("layers", "right"), ("hidden", "right")
+    )
+    for row in rows:
+        active = "" if row.active_parameters == row.parameters else f"{row.active_parameters:,}"
+        table.add_row(row.name, f"{row.parameters:,}", active, str(row.layers), str(row.hidden))
+    out.print(table)
+
+
+def print_clusters(out: Console, rows: Sequence[ClusterRow]) -> None:
+    """The cluster presets; rates for each GPU and direction."""
+    table = _table(
+        ("cluster", "left"),
+        ("memory\nGiB", "right"),
+        ("bf16\nTFLOP/s", "right"),
+        ("GPUs in\na node", "right"),
+        ("in a node\nGB/s", "right"),
+        ("between nodes\nGbit/s", "right"),
+    )
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.memory_gib:.0f}",
+            "" if row.bf16_tflops is None else f"{row.bf16_tflops:.0f}",
+            str(row.gpus_per_node or ""),
+            f"{row.intra_node} {row.intra_node_gb_s:.0f}",
+            "" if row.inter_node is None else f"{row.inter_node} {row.inter_node_gbit_s:.0f}",
+        )
+    out.print(table)
+
+
+def print_stacks(out: Console, stacks: Sequence[Stack]) -> None:
+    """The software stacks."""
+    table = _table(("stack", "left"), ("what it is", "left"))
+    for stack in stacks:
+        table.add_row(stack.name, stack.description)
+    out.print(table)
+
+
+def _table(*columns: tuple[str, str]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    for name, justify in columns:
+        table.add_column(name, justify="right" if justify == "right" else "left", vertical="top")
+    return table
+
+
+def _ranking(result: SearchResult, top: int) -> Table:
+    table = _table(
+        ("#", "right"),
+        ("plan", "left"),
+        ("step\ntime", "right"),
+        ("tok/s\n/GPU", "right"),
+        ("MFU", "right"),
+        ("HFU", "right"),
+        ("peak\nGiB", "right"),
+        ("expos.\ncomm", "right"),
+        ("bubble", "right"),
+    )
+    for column in table.columns:
+        column.no_wrap = column.header != "plan"
+    for rank, prediction in enumerate(result.top(top), 1):
+        table.add_row(
+            str(rank),
+            plan_words(prediction.plan),
+            seconds(prediction.step_time_s),
+            f"{prediction.tokens_per_s_per_gpu:,.0f}",
+            percent(prediction.mfu),
+            percent(prediction.hfu),
+            f"{prediction.peak_reserved_gib:.1f}",
+            percent(prediction.exposed_comm_s / prediction.step_time_s),
+            percent(prediction.bubble_s / prediction.step_time_s),
+        )
+    return table
+
+
+def _print_histogram(out: Console, result: SearchResult) -> None:
+    bins = runtime_histogram(result.ranked)
+    most = max(each.count for each in bins)
+    out.print(Text("Step times of the plans that fit and were simulated", style="bold"))
+    table = _table(("", "right"), ("", "left"), ("", "left"))
+    table.show_header = False
+    for each in bins:
+        table.add_row(
+            f"{seconds(each.low_s)} to {seconds(each.high_s)}", f"{each.count}", bar(each.count, most, _BAR_WIDTH)
+        )
+    out.print(table)
+
+
+def _print_counts(out: Console, result: SearchResult) -> None:
+    counts = result.counts
+    valid = counts["considered"] - counts["impossible"]
+    out.print(Text(f"{counts['considered']:,} configurations, {valid:,} of them valid", style="bold"))
+    _print_shares(out, "fit", counts["ok"], {})
+    by_cause = {f"{cause} is the largest part": n for cause, n in result.out_of_memory.items()}
+    _print_shares(out, f"run out of {result.memory_limit_gib:.1f} GiB", counts["out_of_memory"], by_cause)
+    if result.too_large:
+        out.print(f"            nearest miss {result.too_large[0].reason}")
+    _print_shares(
+        out,
+        "not simulated: a bound shows they are slower"
+        if result.objective != "memory"
+        else "not simulated: a bound shows they are larger",
+        counts["skipped"],
+        {},
+    )
+    _print_shares(out, "impossible", counts["impossible"], result.impossible)
+
+
+def _print_shares(out: Console, what: str, count: int, parts: Mapping[str, int]) -> None:
+    if not count:
+        return
+    out.print(f"  {count:>8,}  {what}")
+    for name, n in parts.items():
+        out.print(f"  {'':8}  {n:>8,}  {name}")
+
+
+def _figures(prediction: Prediction) -> Table:
+    step = prediction.step_time_s
+    limit = prediction.memory_limit_gib
+    table = _table(("", "left"), ("", "left"))
+    table.show_header = False
+    rows = [
+        ("step time", seconds(step)),
+        ("tokens/s/GPU", f"{prediction.tokens_per_s_per_gpu:,.0f}"),
+        ("MFU, HFU", f"{percent(prediction.mfu)}, {percent(prediction.hfu)}"),
+        (
+            "peak memory",
+            f"{prediction.peak_allocated_gib:.1f} GiB allocated, {prediction.peak_reserved_gib:.1f} reserved"
+            f" of {limit:.1f}: {'fits' if prediction.fits else 'does not fit'}",
+        ),
+        ("exposed comm", f"{seconds(prediction.exposed_comm_s)} ({percent(prediction.exposed_comm_s / step)})"),
+        ("bubble", f"{seconds(prediction.bubble_s)} ({percent(prediction.bubble_s / step)})"),
+        ("bottleneck", prediction.bottleneck.replace("_", " ")),
+    ]
+    if prediction.dollars_per_billion_tokens is not None:
+        rows.append(("cost", f"{prediction.dollars_per_billion_tokens:,.2f} dollars per billion tokens"))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _print_breakdown(out: Console, prediction: Prediction) -> None:
+    out.print(Text("Where the step goes (slowest rank)", style="bold"))
+    step = prediction.step_time_s
+    causes = sorted(prediction.breakdown.items(), key=lambda item: -item[1])
+    shown = {name.replace("_", " "): time for name, time in causes if time / step >= _SHORT}
+    other = step - sum(shown.values())
+    if other / step >= _SHORT:
+        shown["other"] = other
+    _print_bars(out, {name: (seconds(time), time / step) for name, time in shown.items()})
+
+
+def _print_memory(out: Console, prediction: Prediction) -> None:
+    out.print(Text(f"Memory at the peak ({prediction.peak_rank_class}, {prediction.peak_owner})", style="bold"))
+    parts = sorted(prediction.memory_by_category_gib.items(), key=lambda item: -item[1])
+    total = prediction.peak_allocated_gib
+    _print_bars(out, {name: (f"{size:.2f} GiB", size / total) for name, size in parts if size / total >= _SHORT})
+
+
+def _print_bars(out: Console, rows: Mapping[str, tuple[str, float]]) -> None:
+    table = _table(("", "left"), ("", "right"), ("", "right"), ("", "left"))
+    table.show_header = False
+    for name, (text, share) in rows.items():
+        table.add_row(f"  {name}", text, percent(share), "#" * round(_BAR_WIDTH * max(0.0, min(1.0, share))))
+    out.print(table)

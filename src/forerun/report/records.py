@@ -1,0 +1,77 @@
+"""Predictions and searches as plain data: JSON objects and CSV rows, keys with their units."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from forerun.analysis.prediction import Prediction
+from forerun.files import whole_file
+from forerun.plan.plan import Plan
+from forerun.report.histogram import runtime_histogram
+from forerun.search.result import SearchResult
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """Every field of a plan; what a plan file takes."""
+    values = {field.name: getattr(plan, field.name) for field in fields(plan)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def prediction_record(prediction: Prediction) -> dict[str, Any]:
+    """Every figure of a prediction, its plan as an object."""
+    values = {field.name: getattr(prediction, field.name) for field in fields(prediction)}
+    values["explain"] = list(prediction.explain)
+    return values | {"plan": plan_record(prediction.plan)}
+
+
+def search_record(result: SearchResult, top: int) -> dict[str, Any]:
+    """A search: the question, the counts, the reasons, and the `top` best plans that fit (`best` is null for none)."""
+    best = [prediction_record(prediction) for prediction in result.top(top)]
+    return {
+        "model": result.model,
+        "cluster": result.cluster,
+        "n_gpus": result.n_gpus,
+        "seq_len": result.seq_len,
+        "global_batch": result.global_batch,
+        "objective": result.objective,
+        "memory_limit_gib": result.memory_limit_gib,
+        "counts": result.counts,
+        "impossible": dict(result.impossible),
+        "impossible_examples": dict(result.impossible_examples),
+        "out_of_memory": result.out_of_memory,
+        "nearest_miss": result.too_large[0].reason if result.too_large else None,
+        "runtime_histogram": [
+            {"from_s": bin_.low_s, "to_s": bin_.high_s, "plans": bin_.count}
+            for bin_ in runtime_histogram(result.ranked)
+        ],
+        "best": best[0] if best else None,
+        "top": best,
+    }
+
+
+def to_json(record: dict[str, Any]) -> str:
+    """One JSON object, indented; figures that are not numbers would be a fault, so they raise ValueError."""
+    return json.dumps(record, indent=2, allow_nan=False)
+
+
+def write_csv(path: str | Path, result: SearchResult) -> None:
+    """Every possible plan of a search as one row, best first. The file appears whole or not at all.
+
+    Raises ForerunError where the file can't be written.
+    """
+    rows = result.to_rows()
+    with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else ["rank"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return {None: "", True: "yes", False: "no"}.get(value, value) if isinstance(value, (bool, type(None))) else value

@@ -1,0 +1,68 @@
+"""Plans and figures in words, for people."""
+
+from __future__ import annotations
+
+from forerun.analysis.prediction import Prediction
+from forerun.plan.plan import Plan
+
+_SHARDING = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP"}
+_ALWAYS_SHOWN = ("seq_len", "micro_batch", "n_microbatches")
+
+
+def seconds(time_s: float) -> str:
+    """Three digits, in s or ms."""
+    if time_s >= 1 or time_s == 0:
+        return f"{time_s:.3g} s" if time_s < 100 else f"{time_s:.0f} s"
+    return f"{time_s * 1e3:.3g} ms"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage of one digit after the point."""
+    return f"{share:.1%}"
+
+
+def plan_words(plan: Plan) -> str:
+    """What sets a plan apart, in one short line: mesh, sharding, schedule, micro batches, checkpointing."""
+    words = [plan.describe()]
+    if plan.fsdp * plan.dp_replicate > 1:
+        hybrid = plan.zero_stage == 3 and plan.dp_replicate > 1 and plan.fsdp > 1
+        words.append("HSDP" if hybrid else _SHARDING[plan.zero_stage])
+    if plan.zero_stage == 3 and plan.fsdp > 1 and plan.reshard_after_forward != "default":
+        words.append({"always": "reshard", "never": "no reshard"}[plan.reshard_after_forward])
+    if plan.pp > 1:
+        words.append(plan.pp_schedule + (f" x{plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
+    words.append(f"mb {plan.micro_batch} x {plan.n_microbatches}")
+    if plan.activation_checkpointing != "none":
+        words.append(f"AC {plan.activation_checkpointing}")
+    return ", ".join(words)
+
+
+def log_line(prediction: Prediction, model_flops_per_token: float) -> str:
+    """The figures as torchtitan's training log prints them, to lay beside a real run.
+
+    memory is reserved memory and its share of the GPU, tps is tokens/s of one GPU, tflops are model TFLOP/s of one GPU.
+    """
+    share = prediction.peak_reserved_gib / prediction.memory_limit_gib
+    tflops = model_flops_per_token * prediction.tokens_per_s_per_gpu / 1e12
+    return (
+        f"memory: {prediction.peak_reserved_gib:5.2f}GiB({share:.2%})  tps: {round(prediction.tokens_per_s_per_gpu):,}"
+        f"  tflops: {tflops:,.2f}  mfu: {prediction.mfu:.2%}"
+    )
+
+
+def command_line(plan: Plan, model: str, cluster: str) -> str:
+    """The `forerun predict` command of a plan: every field that is not the default."""
+    default = Plan(seq_len=plan.seq_len)
+    parts = [f"forerun predict {model} --cluster {cluster} --seq-len {plan.seq_len}"]
+    for name in Plan.__dataclass_fields__:
+        value = getattr(plan, name)
+        if name == "seq_len" or (value == getattr(default, name) and name not in _ALWAYS_SHOWN):
+            continue
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            parts.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, tuple):
+            parts.append(f"--{option} {','.join(map(str, value))}")
+        else:
+            parts.append(f"--{option} {value}")
+    return " ".join(parts)

@@ -1,0 +1,45 @@
+"""What a software stack offers to a search: data in `spaces.yaml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import pydantic
+import yaml
+
+from forerun.errors import ForerunError
+from forerun.plan.plan import Schedule
+from forerun.plan.stack import load_stack
+
+
+@dataclass(frozen=True)
+class Habits:
+    """The axes that a family of stacks has, and the values worth trying."""
+
+    stacks: tuple[str, ...]
+    source: str
+    axes: tuple[str, ...]
+    """mesh axes beside data parallelism"""
+    zero_stages: tuple[int, ...]
+    schedules: tuple[tuple[Schedule, int], ...]
+    """(name, virtual stages) to try where pp is above 1"""
+    selective_policy: str
+    cp_method: str
+    reshard: tuple[str, ...] = ("default",)
+
+
+@cache
+def _families() -> tuple[Habits, ...]:
+    text = (resources.files("forerun.search") / "spaces.yaml").read_text(encoding="utf-8")
+    return pydantic.TypeAdapter(tuple[Habits, ...]).validate_python(yaml.safe_load(text))
+
+
+def habits_of(stack: str) -> Habits:
+    """The habits of a stack. Raises UnknownName for one that does not exist."""
+    name = load_stack(stack).name
+    for family in _families():
+        if name in family.stacks:
+            return family
+    raise ForerunError(f"stack {name} has no entry in search/spaces.yaml, so there is no space to search; use predict")
