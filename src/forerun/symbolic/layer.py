@@ -46,6 +46,9 @@ def layer_section(kit: Kit, moe: bool, checkpointed: bool) -> Section:
     tape.early_stop = kit.stack.recompute_early_stop
     if checkpointed:
         tape.regions = checkpoint_regions(kit.plan, model, tape)
+    if kit.plan.activation_offload:
+        tape.offload = kit.plan.activation_offload
+        tape.offload_op = kit.ops.host_copy("offload", tape.kept_bytes() * tape.offload)
     return section
 
 

@@ -79,6 +79,19 @@ class Tape:
         self.ops: list[TapeOp] = []
         self.regions: list[Region] = []
         self.early_stop = True
+        self.offload = 0.0
+        """share of the kept tensors that waits for backward in host memory"""
+        self.offload_op = -1
+        """copy of that share over the host link"""
+
+    def kept_bytes(self) -> int:
+        """Bytes that live from forward to backward, offloaded or not."""
+        sizes = self._sizes()
+        return sum(sizes[name] for name in self.kept() if name in sizes)
+
+    def on_device(self, size: int) -> int:
+        """Bytes of a kept tensor of `size` bytes that stay on the device."""
+        return size - int(size * self.offload)
 
     def add(self, op: TapeOp) -> None:
         self.ops.append(op)
@@ -143,29 +156,46 @@ class Tape:
         kept = self.kept()
         last_reader = {n: i for i, op in enumerate(self.ops) for n in op.reads}
         live: dict[str, tuple[int, int, Category]] = {}
+        offloaded: list[tuple[int, int]] = []
+
+        def keep(size: int, category: Category, node: int) -> None:
+            stays = self.on_device(size)
+            writer.block.tensor(stays, category, node, -1)
+            if stays < size:
+                offloaded.append((size - stays, node))
+
         for tensor, size in self.inputs:
             if tensor in kept:
-                writer.block.tensor(size, _ACTIVATION, 0, -1)
+                keep(size, _ACTIVATION, 0)
         for i, op in enumerate(self.ops):
             first = len(writer.block)
             writer.stages(op.forward, _FORWARD, op.module)
             first, last = writer.span(first)
             for tensor, size in op.makes:
                 if tensor in kept:
-                    writer.block.tensor(size, op.category, first, -1)
+                    keep(size, op.category, first)
                 else:
                     live[tensor] = (size, first, _TEMPORARY)
             for tensor in [t for t in live if last_reader.get(t, -1) <= i]:
                 size, start, category = live.pop(tensor)
                 writer.block.tensor(size, category, start, last)
         writer.join()
+        last = max(0, len(writer.block) - 1)
+        for size, node in offloaded:
+            writer.block.tensor(size, _TEMPORARY, node, last)
+        if self.offload_op >= 0:
+            writer.block.node(self.offload_op, Stream.COPY, _FORWARD, after=(last,))
         return writer.block
 
     def backward_block(self, split: bool = False) -> tuple[BlockBuilder, BlockBuilder | None]:
         """Nodes of the backward pass, and of the weight gradients apart when `split`."""
         writer = _Writer(self.marker)
         weights = _Writer(self.marker) if split else None
+        fetched: tuple[tuple[int, Stream], ...] = ()
+        if self.offload_op >= 0:  # comes back beside the block's own kernels
+            fetched = ((writer.block.node(self.offload_op, Stream.COPY, _BACKWARD), Stream.COPY),)
         _Backward(self, writer, weights).run()
+        writer.before += fetched
         writer.join()
         if weights is not None:
             weights.join()
@@ -244,7 +274,11 @@ class _Backward:
             if tensor in self.kept:
                 category = self._category(tensor)
                 target = self.weights.block if self.weights and op.weight_backward else block
-                target.tensor(self.sizes[tensor], category, -1, max(0, len(target) - 1))
+                size, end = self.sizes[tensor], max(0, len(target) - 1)
+                stays = self.tape.on_device(size)
+                target.tensor(stays, category, -1, end)
+                if stays < size:
+                    target.tensor(size - stays, category, 0, end)
             elif tensor in self.remade:
                 size, start = self.remade.pop(tensor)
                 block.tensor(size, _TEMPORARY, start, last)
