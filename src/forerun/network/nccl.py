@@ -105,16 +105,19 @@ def _hops(ranks: int) -> float:
     return r if r <= _MEASURED_HOPS else _MEASURED_HOPS * (1.0 + float(np.log(r / _MEASURED_HOPS)))
 
 
-def _in_node(kind: Collective, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
-    constants, speed = _node_constants(cluster, measured)
-    op = _node_op(kind, constants)
-    if kind == Collective.SEND_RECV:
-        ranks = 2
+def measured_lines(kind: Collective, ranks: int, op: NodeOp, speed: float) -> Lines:
+    """Lines of a collective among `ranks` of a node, on links `speed` times as fast as those `op` was fitted to."""
     r, hops = ranks - 1, _hops(ranks)
     slope = _passes(kind, ranks) * (r + op.kappa) / r / (speed * GIGA)
     first = op.a_us + op.h_us * hops
     latency = (first, first + op.d2, first + op.d2 + op.d3 + op.h3 * hops)
     return Lines(tuple(t * _US for t in latency), (slope / op.bw1, slope / op.bw2, slope / op.bw3))
+
+
+def _in_node(kind: Collective, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
+    constants, speed = _node_constants(cluster, measured)
+    pair = kind == Collective.SEND_RECV
+    return measured_lines(kind, 2 if pair else ranks, _node_op(kind, constants), speed)
 
 
 # -- between nodes ---------------------------------------------------------------------------------------------

@@ -1,0 +1,309 @@
+"""Fit the constants of a cost profile to measured kernel times.
+
+Every function takes columns (a pandas DataFrame, or a mapping of names to arrays) and returns the entry of a profile
+(`cost/profiles/*.yaml`). Fits minimise a soft-L1 of log(predicted / measured), so a few stray measurements do not
+steer them, over the logarithms of positive constants. Needs scipy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares
+
+from forerun.cost.attention import AttentionRates, attention_s
+from forerun.cost.gemm import GemmRates, gemm_s
+from forerun.cost.profile import AttentionEntry, GemmEntry
+from forerun.errors import ForerunError
+from forerun.network.constants import NodeOp
+from forerun.network.lines import smooth_minimum_s
+from forerun.network.nccl import measured_lines
+from forerun.program.types import F64, Collective
+from forerun.units import GIGA, TERA
+
+Columns = Mapping[str, npt.ArrayLike]
+_US = 1e-6
+_SCALE = 0.1
+"""log error beyond which a measurement loses weight"""
+_SHARE = 0.8
+"""share of the HBM peak that attention streams at"""
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Datasheet figures of the device that was measured."""
+
+    tflops: float
+    """dense, in the dtype of the measurements"""
+    hbm_gb_s: float
+    multiprocessors: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """One constant and its range; it is fitted as log(value + shift), so a range may touch zero."""
+
+    start: float
+    low: float
+    high: float
+    shift: float = 0.0
+
+
+def mape(predicted_s: F64, measured_s: F64) -> float:
+    """Mean absolute error in percent of the measured time."""
+    return float(np.mean(np.abs(predicted_s / measured_s - 1.0)) * 100)
+
+
+def _columns(data: Columns, names: Sequence[str], least: int) -> list[F64]:
+    missing = [name for name in names if name not in data]
+    if missing:
+        raise ForerunError(f"measurements: column {missing[0]!r} is missing; needed: {', '.join(names)}")
+    found = [np.asarray(data[name], np.float64) for name in names]
+    if len(found[0]) < least:
+        raise ForerunError(f"measurements: {len(found[0])} rows are too few to fit {least} constants; measure more")
+    if any(not (np.isfinite(column) & (column > 0)).all() for column in found):
+        raise ForerunError(f"measurements: every value of {', '.join(names)} must be a positive number")
+    return found
+
+
+def _fit(
+    parameters: Sequence[_Parameter], model_s: Callable[[F64], F64], measured_s: F64, weight: F64
+) -> tuple[F64, float]:
+    """Constants that explain `measured_s` best, and their mean absolute error in percent."""
+    shift = np.array([p.shift for p in parameters])
+
+    def residual(x: F64) -> F64:
+        error: F64 = np.sqrt(weight) * np.log(model_s(np.exp(x) - shift) / measured_s)
+        return error
+
+    low, high, start = (
+        np.log(np.array([getattr(p, key) for p in parameters]) + shift) for key in ("low", "high", "start")
+    )
+    solution = least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=_SCALE, x_scale=0.1)
+    best: F64 = np.exp(solution.x) - shift
+    return best, mape(model_s(best), measured_s)
+
+
+# -- matrix multiplication ---------------------------------------------------------------------------------------
+
+
+def gemm_constants(entry: GemmEntry, peaks: Peaks, input_bytes: float = 2.0, output_bytes: float = 2.0) -> GemmRates:
+    """`entry` as the forward constants of the measured device itself."""
+    return GemmRates(
+        flops_per_s=entry.p_tflops * TERA,
+        peak_flops_per_s=peaks.tflops * TERA,
+        bytes_per_s=entry.hbm_gb_s * GIGA,
+        launch_s=entry.launch_us * _US,
+        wave_outputs=entry.wave_fraction * 128 * 128 * peaks.multiprocessors,
+        depth_pad=entry.depth_pad,
+        slowdown=entry.slowdown,
+        slowdown_tau_s=entry.slowdown_tau_us * _US,
+        misaligned=entry.misaligned,
+        quant_passes=entry.quant_passes,
+        input_bytes=input_bytes,
+        output_bytes=output_bytes,
+        dgrad_rate=1.0,
+        wgrad_rate=1.0,
+        accumulate_exposed=1.0,
+    )
+
+
+def gemm_weights(m: F64, n: F64, k: F64) -> F64:
+    """Training shapes (m >= 2048, n and k >= 1024) count three times, other large ones 1.5, the rest half."""
+    large = np.minimum(np.minimum(m, n), k) >= 512
+    training = (m >= 2048) & (np.minimum(n, k) >= 1024)
+    return np.where(training, 3.0, np.where(large, 1.5, 0.5))
+
+
+def fit_gemm(
+    data: Columns, peaks: Peaks, source: str, input_bytes: float = 2.0, quantises: bool = False
+) -> tuple[GemmEntry, float]:
+    """Constants of forward products (columns m, n, k, latency_us) and their mean absolute error in percent.
+
+    `quantises`: the measured kernels cast the first operand inside the timing.
+    """
+    m, n, k, latency_us = _columns(data, ("m", "n", "k", "latency_us"), 9)
+    parameters = [
+        _Parameter(0.8 * peaks.tflops, 0.05 * peaks.tflops, peaks.tflops),
+        _Parameter(0.8 * peaks.hbm_gb_s, 0.2 * peaks.hbm_gb_s, peaks.hbm_gb_s),
+        _Parameter(3.0, 0.1, 100.0),
+        _Parameter(0.1, 0.0, 1.0, 0.02),
+        _Parameter(100.0, 1.0, 2000.0),
+        _Parameter(0.15, 0.0, 1.0, 0.1),
+        _Parameter(1000.0, 50.0, 20000.0),
+        *([_Parameter(1.5, 0.0, 5.0, 0.5)] if quantises else []),
+    ]
+
+    def entry(x: F64) -> GemmEntry:
+        p, bandwidth, launch, wave, depth, slow, tau, *rest = (float(value) for value in x)
+        return GemmEntry(p, bandwidth, launch, wave, depth, slow, tau, source, quant_passes=rest[0] if rest else 0.0)
+
+    def model_s(x: F64) -> F64:
+        return gemm_s(m, n, k, gemm_constants(entry(x), peaks, input_bytes))
+
+    best, error = _fit(parameters, model_s, latency_us * _US, gemm_weights(m, n, k))
+    return entry(best), error
+
+
+# -- attention ---------------------------------------------------------------------------------------------------
+
+
+def attention_constants(entry: AttentionEntry, peaks: Peaks) -> AttentionRates:
+    """`entry` as the constants of the measured device and kernel themselves."""
+    return AttentionRates(
+        flops_per_s=entry.p_tflops * TERA,
+        peak_flops_per_s=peaks.tflops * TERA,
+        backward_rate=1.0,
+        extra_keys=entry.extra_keys,
+        launch_s=entry.launch_us * _US,
+        tail_rows=entry.tail * 128 * peaks.multiprocessors,
+        bytes_per_s=_SHARE * peaks.hbm_gb_s * GIGA,
+        padded=1.0,
+        calibrated=True,
+    )
+
+
+def attention_dims(data: Columns) -> F64:
+    """Dims (9, rows) of causal forward kernels, as OpTable has them."""
+    batch, seq, heads, kv_heads, head_dim = _columns(data, ("batch", "seq", "heads", "kv_heads", "head_dim"), 1)
+    one = np.ones_like(seq)
+    return np.array([batch, heads, kv_heads, seq, seq, head_dim, one, 0 * one, head_dim])
+
+
+def fit_attention(data: Columns, peaks: Peaks, kv_cache: bool = False) -> tuple[AttentionEntry, float]:
+    """Constants of causal forward kernels of one head size, and their mean absolute error in percent.
+
+    Columns: batch, seq, heads, kv_heads, head_dim, latency_us. `kv_cache`: the measured kernels make passes over keys
+    and values for a serving cache, which are fitted beside the constants and left out of them.
+    """
+    (latency_us,) = _columns(data, ("latency_us",), 5)
+    dims = attention_dims(data)
+    if len(np.unique(dims[5])) > 1:
+        raise ForerunError("measurements: fit one head_dim at a time")
+    cache_s = 4.0 * dims[0] * dims[3] * dims[2] * dims[5] / (peaks.hbm_gb_s * GIGA)
+    parameters = [
+        _Parameter(0.6 * peaks.tflops, 0.02 * peaks.tflops, peaks.tflops),
+        _Parameter(300.0, 1.0, 3000.0),
+        _Parameter(8.0, 0.5, 100.0),
+        _Parameter(0.4, 0.0, 3.0, 0.1),
+        *([_Parameter(2.0, 0.0, 20.0, 0.5)] if kv_cache else []),
+    ]
+
+    def entry(x: F64) -> AttentionEntry:
+        return AttentionEntry(*(float(value) for value in x[:4]))
+
+    def model_s(x: F64) -> F64:
+        passes = float(x[4]) if kv_cache else 0.0
+        kernel_s = attention_s(dims, attention_constants(entry(x), peaks))
+        return np.asarray(kernel_s + passes * cache_s, np.float64)
+
+    training = (dims[3] >= 2048) & (dims[0] * dims[1] >= 16)
+    weight = np.where(training, 3.0, np.where(dims[3] >= 1024, 1.5, 0.5))
+    best, error = _fit(parameters, model_s, latency_us * _US, weight)
+    return entry(best), error
+
+
+# -- collectives -------------------------------------------------------------------------------------------------
+
+
+def collective_s(kind: Collective, op: NodeOp, ranks: F64, size_bytes: F64) -> F64:
+    """Seconds of collectives inside a node under `op`, for columns of ranks and sizes."""
+    latency = np.empty((len(ranks), 6))
+    slope = np.empty_like(latency)
+    for count in np.unique(ranks).tolist():
+        first, second = measured_lines(kind, int(count), op, 1.0).columns()
+        latency[ranks == count], slope[ranks == count] = first, second
+    return smooth_minimum_s(latency, slope, size_bytes)
+
+
+def fit_collective(kind: Collective, data: Columns, link_gb_s: float) -> tuple[NodeOp, float]:
+    """Constants of one collective inside a node, all group sizes together, and their mean absolute error in percent.
+
+    Columns: num_gpus, message_bytes, latency_us. `link_gb_s` is the rate of a GPU's links, one direction, which
+    bounds the bandwidths.
+    """
+    ranks, size, latency_us = _columns(data, ("num_gpus", "message_bytes", "latency_us"), 9)
+    parameters = [
+        _Parameter(6.0, 0.5, 100.0),
+        _Parameter(1.0, 0.01, 50.0),
+        _Parameter(0.02 * link_gb_s, 1e-3 * link_gb_s, link_gb_s),
+        _Parameter(2.0, 0.05, 50.0),
+        _Parameter(0.4 * link_gb_s, 0.02 * link_gb_s, 1.5 * link_gb_s),
+        _Parameter(15.0, 0.05, 200.0),
+        _Parameter(2.0, 0.0, 50.0, 0.5),
+        _Parameter(0.8 * link_gb_s, 0.05 * link_gb_s, 1.5 * link_gb_s),
+        _Parameter(0.5, 0.0, 2.0, 0.1),
+    ]
+
+    def model_s(x: F64) -> F64:
+        return collective_s(kind, NodeOp(*(float(value) for value in x)), ranks, size)
+
+    best, error = _fit(parameters, model_s, latency_us * _US, np.where(size >= 2**20, 2.0, 1.0))
+    return NodeOp(*(float(value) for value in best)), error
+
+
+# -- a whole device ----------------------------------------------------------------------------------------------
+
+_OPS = {
+    "all_reduce": Collective.ALL_REDUCE,
+    "all_gather": Collective.ALL_GATHER,
+    "reduce_scatter": Collective.REDUCE_SCATTER,
+    "all_to_all": Collective.ALL_TO_ALL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFit:
+    """Sections of a profile, and the mean absolute error in percent of each by name."""
+
+    sections: dict[str, Any]
+    error_percent: dict[str, float]
+
+
+def fit_device(
+    peaks: Peaks,
+    gemm: Columns,
+    attention: Mapping[int, Columns] | None = None,
+    collectives: Mapping[str, Columns] | None = None,
+    link_gb_s: float = 0.0,
+    source: str = "measured here",
+) -> DeviceFit:
+    """Sections `gemm`, `attention` and `collectives` of a profile from 16-bit measurements of one device.
+
+    `attention` maps a head size to its columns, `collectives` the name of a collective (all_reduce, all_gather,
+    reduce_scatter, all_to_all) to its own; `link_gb_s` goes with them.
+
+    Raises:
+        ForerunError: a column is missing, a value is not positive, too few rows, or an unknown collective.
+    """
+    errors: dict[str, float] = {}
+    entry, errors["gemm"] = fit_gemm(gemm, peaks, source)
+    sections: dict[str, Any] = {"gemm": {"bf16": _plain(entry)}}
+    if attention:
+        heads = {}
+        for size, columns in sorted(attention.items()):
+            head, errors[f"attention {size}"] = fit_attention(columns, peaks)
+            heads[size] = _plain(head)
+        sections["attention"] = {"hbm_fraction": _SHARE, "head_dim": heads, "source": source}
+    if collectives:
+        unknown = set(collectives) - set(_OPS)
+        if unknown or link_gb_s <= 0:
+            wrong = f"unknown collective {min(unknown)!r}; known: {', '.join(_OPS)}" if unknown else "give link_gb_s"
+            raise ForerunError(f"measurements: {wrong}")
+        ops: dict[str, Any] = {"link_gb_s": link_gb_s, "source": source}
+        for name, columns in collectives.items():
+            op, errors[name] = fit_collective(_OPS[name], columns, link_gb_s)
+            ops[name] = _plain(op)
+        sections["collectives"] = ops
+    return DeviceFit(sections, errors)
+
+
+def _plain(entry: GemmEntry | AttentionEntry | NodeOp) -> dict[str, Any]:
+    """Fields of an entry as YAML holds them, figures to four digits, without what is zero by default."""
+    values = {name: getattr(entry, name) for name in entry.__slots__}
+    rounded = {name: v if isinstance(v, str) else float(f"{v:.4g}") for name, v in values.items()}
+    return {name: v for name, v in rounded.items() if v != 0 or name not in ("misaligned", "quant_passes")}
