@@ -1,1 +1,55 @@
-"""Forerun: run your training before you run it."""
+"""Forerun: run your training before you run it.
+
+    import forerun
+    forerun.predict("llama-3.1-8b", forerun.Plan(seq_len=8192, dp_shard=8), "h100-sxm").step_time_s
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forerun.api import load_cluster, load_model, predict, search, simulate
+    from forerun.cluster.types import Cluster
+    from forerun.errors import ForerunError, ImpossiblePlan, UnknownName
+    from forerun.model.spec import ModelSpec
+    from forerun.plan.plan import Plan
+
+__version__ = metadata.version("forerun")
+
+_HOMES = {
+    "predict": "forerun.api",
+    "search": "forerun.api",
+    "simulate": "forerun.api",
+    "load_model": "forerun.api",
+    "load_cluster": "forerun.api",
+    "ModelSpec": "forerun.model.spec",
+    "Cluster": "forerun.cluster.types",
+    "Plan": "forerun.plan.plan",
+    "ForerunError": "forerun.errors",
+    "ImpossiblePlan": "forerun.errors",
+    "UnknownName": "forerun.errors",
+}
+
+__all__ = [
+    "Cluster",
+    "ForerunError",
+    "ImpossiblePlan",
+    "ModelSpec",
+    "Plan",
+    "UnknownName",
+    "__version__",
+    "load_cluster",
+    "load_model",
+    "predict",
+    "search",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `import forerun` and the console's help stay quick."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'forerun' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,40 @@
+# make demo: install and run the main job on an example. make test: install what tests need, lint, types, all tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint types tests bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/forerun plan examples/llama-3.1-8b/config.json --cluster h100-sxm --gpus 64 --seq-len 8192 --global-batch 256
+
+test: lint types tests
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed-test
+	$(BIN)/mypy
+
+tests: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+bench: $(VENV)/installed
+	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/predict.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/installed-test: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[test]'
+	@touch $@ $(VENV)/installed
