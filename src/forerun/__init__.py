@@ -1,7 +1,7 @@
 """Forerun: run your training before you run it.
 
-    import forerun
-    forerun.predict("llama-3.1-8b", forerun.Plan(seq_len=8192, dp_shard=8), "h100-sxm").step_time_s
+import forerun
+forerun.predict("llama-3.1-8b", forerun.Plan(seq_len=8192, dp_shard=8), "h100-sxm").step_time_s
 """
 
 from __future__ import annotations

@@ -161,15 +161,17 @@ def _ranking(result: SearchResult, top: int) -> Table:
 
 
 def _print_histogram(out: Console, result: SearchResult) -> None:
-    bins = runtime_histogram(result.ranked)
-    most = max(each.count for each in bins)
-    out.print(Text("Step times of the plans that fit and were simulated", style="bold"))
-    table = _table(("", "right"), ("", "left"), ("", "left"))
+    bins = runtime_histogram(result)
+    most = max(each.simulated + each.bounded for each in bins)
+    bounded = any(each.bounded for each in bins)
+    note = "# simulated" + (", . not simulated, at the least they take" if bounded else "")
+    out.print(Text(f"Step times ({note})", style="bold"))
+    table = _table(("", "right"), ("", "left"), ("", "right"), ("", "left"))
     table.show_header = False
     for each in bins:
-        table.add_row(
-            f"{seconds(each.low_s)} to {seconds(each.high_s)}", f"{each.count}", bar(each.count, most, _BAR_WIDTH)
-        )
+        count = each.simulated + each.bounded
+        times = (seconds(each.low_s), f"to {seconds(each.high_s)}")
+        table.add_row(*times, f"{count:,}", bar(each.simulated, each.bounded, most, _BAR_WIDTH))
     out.print(table)
 
 
@@ -182,14 +184,8 @@ def _print_counts(out: Console, result: SearchResult) -> None:
     _print_shares(out, f"run out of {result.memory_limit_gib:.1f} GiB", counts["out_of_memory"], by_cause)
     if result.too_large:
         out.print(f"            nearest miss {result.too_large[0].reason}")
-    _print_shares(
-        out,
-        "not simulated: a bound shows they are slower"
-        if result.objective != "memory"
-        else "not simulated: a bound shows they are larger",
-        counts["skipped"],
-        {},
-    )
+    worse = "larger" if result.objective == "memory" else "slower"
+    _print_shares(out, f"not simulated: a bound shows they are {worse}", counts["skipped"], {})
     _print_shares(out, "impossible", counts["impossible"], result.impossible)
 
 

@@ -1,4 +1,4 @@
-"""How step times spread over plans."""
+"""How step times spread over the plans of a search."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from forerun.analysis.prediction import Prediction
+from forerun.search.result import SearchResult
 
 BINS = 10
 
@@ -17,28 +17,33 @@ class Bin:
 
     low_s: float
     high_s: float
-    count: int
+    simulated: int
+    """plans that fit"""
+    bounded: int
+    """plans that were skipped, at the lower bound of their time"""
 
 
-def runtime_histogram(predictions: Sequence[Prediction], bins: int = BINS) -> list[Bin]:
-    """Step times in at most `bins` bins of equal ratio; fewer where there are fewer plans, none without plans."""
-    times = sorted(prediction.step_time_s for prediction in predictions)
+def runtime_histogram(result: SearchResult, bins: int = BINS) -> list[Bin]:
+    """Step times of what fits, and lower bounds of what was skipped for its time, in bins of equal ratio."""
+    simulated = [prediction.step_time_s for prediction in result.ranked]
+    bounded = [] if result.objective == "memory" else [each.at_least for each in result.skipped]
+    times = simulated + bounded
     if not times:
         return []
-    low, high = times[0], times[-1]
-    if low == high:
-        return [Bin(low, high, len(times))]
-    bins = min(bins, len(times))
+    low, high = min(times), max(times)
+    bins = 1 if low == high else min(bins, len(times))
     edges = [low * (high / low) ** (i / bins) for i in range(bins)] + [high]
-    counts = [0] * bins
-    at = 0
+    one, other = _counts(simulated, edges), _counts(bounded, edges)
+    return [Bin(edges[i], edges[i + 1], one[i], other[i]) for i in range(bins)]
+
+
+def _counts(times: Sequence[float], edges: Sequence[float]) -> list[int]:
+    counts = [0] * (len(edges) - 1)
     for time in times:
-        while at < bins - 1 and time >= edges[at + 1]:
-            at += 1
-        counts[at] += 1
-    return [Bin(edges[i], edges[i + 1], counts[i]) for i in range(bins)]
+        counts[sum(edge <= time for edge in edges[1:-1])] += 1
+    return counts
 
 
-def bar(count: int, most: int, width: int) -> str:
-    """A bar of '#' as long as `count` is of `most`, at least one character for anything."""
-    return "#" * ceil(width * count / most) if count else ""
+def bar(simulated: int, bounded: int, most: int, width: int) -> str:
+    """'#' for simulated plans, then '.' for bounded ones, `width` characters for `most`; something for anything."""
+    return "#" * ceil(width * simulated / most) + "." * ceil(width * bounded / most)

@@ -46,8 +46,8 @@ def search_record(result: SearchResult, top: int) -> dict[str, Any]:
         "out_of_memory": result.out_of_memory,
         "nearest_miss": result.too_large[0].reason if result.too_large else None,
         "runtime_histogram": [
-            {"from_s": bin_.low_s, "to_s": bin_.high_s, "plans": bin_.count}
-            for bin_ in runtime_histogram(result.ranked)
+            {"from_s": each.low_s, "to_s": each.high_s, "simulated": each.simulated, "bounded": each.bounded}
+            for each in runtime_histogram(result)
         ],
         "best": best[0] if best else None,
         "top": best,

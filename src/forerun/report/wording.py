@@ -10,10 +10,12 @@ _ALWAYS_SHOWN = ("seq_len", "micro_batch", "n_microbatches")
 
 
 def seconds(time_s: float) -> str:
-    """Three digits, in s or ms."""
-    if time_s >= 1 or time_s == 0:
-        return f"{time_s:.3g} s" if time_s < 100 else f"{time_s:.0f} s"
-    return f"{time_s * 1e3:.3g} ms"
+    """Three digits, in s, ms or us."""
+    unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if time_s >= s), ("us", 1e-6))
+    value = time_s / size
+    if value == 0:
+        return "0 s"
+    return f"{value:.2f} {unit}" if value < 10 else f"{value:.1f} {unit}" if value < 100 else f"{value:,.0f} {unit}"
 
 
 def percent(share: float) -> str:

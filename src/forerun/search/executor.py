@@ -46,11 +46,16 @@ class _Task:
             return Refused(str(error))
 
 
+def available_cpus() -> int:
+    """CPUs that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def default_workers() -> int:
-    """One process for each CPU that this one may use; one alone where processes can't be forked from a script."""
-    if sys.platform != "linux":
-        return 1
-    return len(os.sched_getaffinity(0))
+    """One process for each CPU; one alone where processes can't be forked, so that any script can search."""
+    return available_cpus() if sys.platform == "linux" else 1
 
 
 class Executor:

@@ -36,6 +36,8 @@ class Skipped:
     """A plan that was not simulated: at the very best it comes after the ones that were asked for."""
 
     plan: Plan
+    at_least: float
+    """lower bound of the objective: seconds, or GiB for memory"""
     reason: str
 
 

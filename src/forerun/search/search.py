@@ -185,7 +185,7 @@ class _Search:
         unit = "GiB" if self.objective == "memory" else "s"
         for each in queue:
             reason = f"at least {each.bound:.4g} {unit}, place {self.keep} has {last_place:.4g} {unit}"
-            self.skipped.append(Skipped(each.plan, reason))
+            self.skipped.append(Skipped(each.plan, each.bound, reason))
 
     def _record(self, queued: _Queued, answer: Prediction | Refused) -> None:
         if isinstance(answer, Refused):

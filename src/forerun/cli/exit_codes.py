@@ -1,0 +1,7 @@
+"""What the console command tells a shell."""
+
+BAD_INPUT = 2
+"""one line on stderr says what; a fault while `validate` predicts a row is 1"""
+NOTHING_FITS = 3
+"""`plan` found nothing that fits, or `predict --must-fit` a plan that does not"""
+INTERRUPTED = 130
