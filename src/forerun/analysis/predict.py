@@ -21,6 +21,7 @@ from forerun.model.spec import ModelSpec
 from forerun.plan.constraints import check_plan
 from forerun.plan.plan import Plan
 from forerun.plan.stack import load_stack
+from forerun.program.groups import CommGroup
 from forerun.program.types import FlatProgram, Program, Stream
 from forerun.program.unfold import unfold
 from forerun.symbolic.build import build
@@ -87,7 +88,7 @@ def _read(
     worst = max(range(len(memory)), key=lambda i: memory[i].peak_bytes)
     resident = int(program.rank_classes[worst].resident_bytes.sum())
     reserved = reserved_bytes(memory[worst].peak_bytes, resident)
-    outside = outside_allocator_bytes(sum(group.size > 1 for group in program.groups))
+    outside = outside_allocator_bytes(len(_used_groups(program)))
     price = cluster.price_per_gpu_hour
     causes = {cause.name.lower(): float(row[cause]) for cause in Cause}
     return Prediction(
@@ -114,6 +115,12 @@ def _read(
         coverage=_coverage(flat, reduced.costs, timeline),
         explain=_explain(program, cluster, plan, memory[worst], outside),
     )
+
+
+def _used_groups(program: Program) -> list[CommGroup]:
+    """Groups that some collective or transfer of the Program uses: each has a communicator."""
+    used = np.unique(program.ops.group[program.ops.group >= 0]).tolist()
+    return [program.groups[number] for number in used if program.groups[number].size > 1]
 
 
 def _busiest(seconds: np.ndarray) -> int:
@@ -158,7 +165,7 @@ def _explain(program: Program, cluster: Cluster, plan: Plan, memory: MemoryProfi
         f"kernels: cost profile {cluster.device.cost_profile!r}, sustained clock {cluster.device.sustained:.2f};"
         f" software stack {stack.name!r}: {stack.description}",
         f"collectives: links {', '.join(f'{k.name} {k.bytes_per_s / 1e9:.0f} GB/s per GPU' for k in cluster.links)};"
-        f" groups {', '.join(f'{g.axis} {g.nodes}x{g.ranks_per_node}' for g in program.groups if g.size > 1) or 'none'}"
+        f" groups {', '.join(f'{g.axis} {g.nodes}x{g.ranks_per_node}' for g in _used_groups(program)) or 'none'}"
         " (nodes x ranks per node)",
         f"mfu: 6 N + 12 L h s FLOPs per token over the dense peak of {_peak(plan, cluster) / 1e12:.0f} TFLOP/s",
         f"peak_allocated_gib: tensors in host issue order; peak at {memory.rank_class}",
