@@ -1,7 +1,9 @@
 """Forerun: run your training before you run it.
 
-import forerun
-forerun.predict("llama-3.1-8b", forerun.Plan(seq_len=8192, dp_shard=8), "h100-sxm").step_time_s
+>>> import forerun
+>>> plan = forerun.Plan(seq_len=8192, dp_shard=8, activation_checkpointing="full")
+>>> forerun.predict("llama-3.1-8b", plan, "h100-sxm").fits
+True
 """
 
 from __future__ import annotations
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
     from forerun.errors import ForerunError, ImpossiblePlan, UnknownName
     from forerun.model.spec import ModelSpec
     from forerun.plan.plan import Plan
+
+# The room `search` and the function of that name share one attribute. The room is imported here, once, and its name
+# taken off again, so that no later import of one of its modules puts it over the function.
+import_module("forerun.search")
+globals().pop("search", None)
 
 __version__ = metadata.version("forerun")
 
