@@ -97,18 +97,24 @@ class AttentionRates:
 
 
 def _at(table: dict[int, AttentionEntry], head_dim: float) -> AttentionEntry:
-    """Constants between calibrated head sizes; a head smaller than all of them leaves matrix units idle."""
+    """Constants at any head size, such that the time of a kernel is linear in it between calibrated sizes.
+
+    Below all of them it stays level, as matrix units idle; above all of them it grows in proportion.
+    """
     sizes = sorted(table)
-    entries = [table[size] for size in sizes]
+    inside = min(head_dim, sizes[-1])
 
     def between(values: list[float]) -> float:
-        return float(np.interp(head_dim, sizes, values))
+        return float(np.interp(inside, sizes, values))
 
+    slope = [size / table[size].p_tflops for size in sizes]
+    keys = [a * table[size].extra_keys for a, size in zip(slope, sizes, strict=True)]
+    tail = [a * table[size].tail for a, size in zip(slope, sizes, strict=True)]
     return AttentionEntry(
-        p_tflops=between([e.p_tflops for e in entries]) * min(1.0, head_dim / sizes[0]),
-        extra_keys=between([e.extra_keys for e in entries]),
-        launch_us=between([e.launch_us for e in entries]),
-        tail=between([e.tail for e in entries]),
+        p_tflops=inside / between(slope),
+        extra_keys=between(keys) / between(slope),
+        launch_us=between([table[size].launch_us for size in sizes]),
+        tail=between(tail) / between(slope),
     )
 
 
