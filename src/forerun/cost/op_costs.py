@@ -14,7 +14,7 @@ from forerun.cost.gemm import gemm_rates, gemm_s
 from forerun.cost.memory_bound import host_copy_s, memory_bound_s, memory_rates
 from forerun.cost.profile import load_profile
 from forerun.network.lines import smooth_minimum_s
-from forerun.network.nccl import collective_lines
+from forerun.network.nccl import collective_lines, measured_in_node
 from forerun.program.groups import CommGroup
 from forerun.program.types import F64, I64, Collective, OpKind, OpTable
 from forerun.units import PS_PER_S
@@ -112,8 +112,9 @@ def _line_table(cluster: Cluster) -> dict[tuple[int, int, int], _Row]:
 def _line_row(kind: int, group: CommGroup, cluster: Cluster) -> _Row:
     measured = load_profile(cluster.device.cost_profile).collectives
     latency, slope = collective_lines(Collective(kind), group.nodes, group.ranks_per_node, cluster, measured).columns()
-    on_nvlink = measured is not None and cluster.links[0].kind in ("nvlink", "nvswitch")
-    known = group.size == 1 or (on_nvlink and group.nodes == 1 and group.size <= _MEASURED_RANKS)
+    known = group.size == 1 or (
+        measured_in_node(cluster, measured) and group.nodes == 1 and group.size <= _MEASURED_RANKS
+    )
     return latency, slope, float(known)
 
 

@@ -74,11 +74,17 @@ def collective_lines(
 # -- inside a node ---------------------------------------------------------------------------------------------
 
 
+def measured_in_node(cluster: Cluster, measured: NodeCollectives | None) -> bool:
+    """Whether the device's own constants hold on the innermost link of `cluster`: they were taken over NVLink."""
+    return measured is not None and cluster.links[0].kind in _MEASURED_LINKS
+
+
 def _node_constants(cluster: Cluster, measured: NodeCollectives | None) -> tuple[NodeCollectives, float]:
     """Constants of the innermost link, and its rate over theirs."""
     link = cluster.links[0]
     table = fabrics().in_node
-    found = measured if measured is not None and link.kind in _MEASURED_LINKS else table.get(link.kind, table["pcie"])
+    found = measured if measured_in_node(cluster, measured) else None
+    found = found or table.get(link.kind, table["pcie"])
     return found, link.bytes_per_s / (found.link_gb_s * GIGA)
 
 
