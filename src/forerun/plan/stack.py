@@ -33,6 +33,10 @@ class Stack:
     rope: Style = "composed"
     residual: Style = "composed"
     loss: Style = "composed"
+    loss_in_fp32: bool = True
+    """a fused loss keeps an fp32 copy of the logits"""
+    compiles_loss: bool = True
+    """torch.compile covers the loss too, not only the layers"""
     softmax: Style = "fused"
     """scale, mask and softmax of unfused attention"""
     attention: str = "flash2"

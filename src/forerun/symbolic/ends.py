@@ -96,10 +96,10 @@ def _head_matrix(section: Section, x: str) -> None:
 
 def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> None:
     """Cross entropy. Composed code makes an fp32 copy and keeps the fp32 log-softmax; fused code works in place on
-    one fp32 copy; compiled code reads the logits again in backward."""
+    one fp32 copy or on the logits themselves; compiled code reads the logits again in backward."""
     kit = section.kit
-    style = kit.style(kit.stack.loss)
-    forward, backward = kit.pattern("loss", tokens * vocab, kit.stack.loss)
+    style = kit.loss_style
+    forward, backward = kit.pattern_in("loss", tokens * vocab, style)
     if kit.plan.loss_parallel and kit.plan.tp > 1:  # maximum, sum and target logit of every token
         forward = forward + 3 * kit.collective("loss.reduce", Collective.ALL_REDUCE, "tp", 4 * tokens, Stream.TP)
     wide, add = tokens * vocab * 4, section.tape.add
@@ -129,7 +129,7 @@ def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> 
                 category=Category.LOGITS,
             )
         )
-    elif style == "fused":
+    elif style == "fused" and kit.stack.loss_in_fp32:
         add(
             TapeOp(
                 "loss",

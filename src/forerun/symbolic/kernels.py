@@ -62,11 +62,21 @@ class Kit:
     # -- memory-bound --------------------------------------------------------------------------------------
 
     def style(self, wanted: Style) -> Style:
+        """The style in which a pattern runs: the stack's, or the compiler's where it compiles."""
         return "compiled" if self.plan.compile else wanted
+
+    @property
+    def loss_style(self) -> Style:
+        """The style of the loss, which some stacks leave out of what they compile."""
+        return self.style(self.stack.loss) if self.stack.compiles_loss else self.stack.loss
 
     def pattern(self, name: str, elements: float, style: Style) -> tuple[list[Stage], list[Stage]]:
         """Forward and backward stages of an element-wise pattern over `elements` elements."""
-        forward, n_forward, backward, n_backward = _patterns()[name][self.style(style)]
+        return self.pattern_in(name, elements, self.style(style))
+
+    def pattern_in(self, name: str, elements: float, style: Style) -> tuple[list[Stage], list[Stage]]:
+        """As `pattern`, in exactly this style."""
+        forward, n_forward, backward, n_backward = _patterns()[name][style]
         scale = elements * self.shapes.act_bytes / 2
         return (
             self._memory(name, forward * scale, int(n_forward)),

@@ -100,7 +100,7 @@ def _batch(row: Measurement, stack: str, mesh: Fields, notes: list[str]) -> Fiel
         return {"micro_batch": micro, "n_microbatches": 1}
     if not micro and not count:
         # torchtitan's default splits the local batch into one micro batch per stage
-        count = mesh["pp"] if stack in ("torchtitan", "simple-fsdp") and local % mesh["pp"] == 0 else local
+        count = mesh["pp"] if stack.startswith(("torchtitan", "simple-fsdp")) and local % mesh["pp"] == 0 else local
     micro = micro or local // (count or 1)
     count = count or local // micro
     if micro * count != local:

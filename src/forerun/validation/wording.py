@@ -34,6 +34,7 @@ STACKS = (
     StackWords("simple-fsdp", r"simple_?\s*fsdp"),
     StackWords("composer-torch2.0", r"composer|llm-foundry", software=r"torch (1\.|2\.0\b)"),
     StackWords("composer", r"composer|llm-foundry"),
+    StackWords("torchtitan-2024", r"torchtitan|fsdp2", software=r"\b20(23|24)\b"),
     StackWords("torchtitan", r"torchtitan|fsdp2"),
     StackWords("nanotron", r"nanotron"),
     StackWords("internevo", r"internevo"),
@@ -53,9 +54,9 @@ NEAREST_STACK = "torchtitan"
 """stands in for software that no table entry names"""
 
 MEGATRON_FAMILY = frozenset({"megatron-lm", "megatron-deepspeed", "megatron-core", "megatron-kwai", "nemo"})
-FSDP_FAMILY = frozenset({"composer", "composer-torch2.0", "torchtitan", "simple-fsdp", "fms-fsdp"})
+FSDP_FAMILY = frozenset({"composer", "composer-torch2.0", "torchtitan", "torchtitan-2024", "simple-fsdp", "fms-fsdp"})
 """parameters are sharded between steps even when they stay gathered from forward to backward"""
-GATHER_CP_FAMILY = frozenset({"torchtitan"})
+GATHER_CP_FAMILY = frozenset({"torchtitan", "torchtitan-2024"})
 """context parallelism gathers keys and values at once (`context_parallel_rotate_method = allgather`)"""
 HALF_GRADIENT_STACKS = frozenset({"internevo", "deepspeed", "megatron-lm", "megatron-deepspeed"})
 """gradients are reduced in the dtype of the parameters unless a source says otherwise"""
