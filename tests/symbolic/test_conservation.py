@@ -152,3 +152,19 @@ def test_checkpointing_never_needs_more_memory() -> None:
         for mode in ("none", "selective", "full")
     ]
     assert peaks[0] > peaks[1] > peaks[2]
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "params"])
+def test_offloaded_state_is_not_on_the_device(offload: str) -> None:
+    kept, away = (build(DENSE, plan(dp_shard=4, offload=o), CLUSTER) for o in ("none", offload))
+    assert leak(away) == {}
+    states = {"optimizer"} | ({"parameter"} if offload == "params" else set())
+    by_category = profile(away)[0].by_category
+    assert states <= set(profile(kept)[0].by_category)
+    assert not states & set(by_category)
+
+
+def test_offloaded_activations_come_back() -> None:
+    half = build(DENSE, plan(micro_batch=4, activation_offload=0.5), CLUSTER)
+    assert leak(half) == {}
+    assert profile(half)[0].peak_bytes < profile(build(DENSE, plan(micro_batch=4), CLUSTER))[0].peak_bytes

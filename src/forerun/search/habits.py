@@ -37,9 +37,13 @@ def _families() -> tuple[Habits, ...]:
 
 
 def habits_of(stack: str) -> Habits:
-    """The habits of a stack. Raises UnknownName for one that does not exist."""
+    """The habits of a stack, or of the one that it is a version of (`torchtitan-2024` of `torchtitan`).
+
+    Raises UnknownName for a stack that does not exist, ForerunError for one that `spaces.yaml` knows nothing about.
+    """
     name = load_stack(stack).name
-    for family in _families():
-        if name in family.stacks:
-            return family
+    known = {stack: family for family in _families() for stack in family.stacks}
+    found = [stack for stack in known if name == stack or name.startswith(stack + "-")]
+    if found:
+        return known[max(found, key=len)]
     raise ForerunError(f"stack {name} has no entry in search/spaces.yaml, so there is no space to search; use predict")

@@ -107,13 +107,18 @@ class DataParallel:
         kit, block = self.kit, BlockBuilder()
         serial = kit.plan.prefetch == 0 or self.simple
         after: list[int] = []
+        if kit.plan.offload == "params":  # the sharded master weights come from host memory
+            shard = sharded(weights.total, kit.plan.fsdp)
+            op = kit.ops.host_copy(name + ".fetch", shard * self.master_bytes)
+            start = [block.node(kit.marker)] if serial else []
+            after = [block.node(op, Stream.COPY, after=start, wait=() if serial else (OPENED,))]
         if self.master_bytes != self.param_bytes or kit.stack.fsdp == "fsdp2":  # cast and copy in the local shard
             shard = sharded(weights.total, kit.plan.fsdp)
             op = kit.ops.memory(name + ".copy_in", shard * self.master_bytes, shard * self.param_bytes)
             stream = Stream.COMPUTE if serial else Stream.GATHER
-            after = [block.node(op, stream, wait=() if serial else (OPENED,))]
+            after = [block.node(op, stream, after=after, wait=() if serial else (OPENED,))]
         elif serial:
-            after = [block.node(kit.marker)]
+            after = [block.node(kit.marker, after=after)]
         ops = self._collectives(name + ".gather", Collective.ALL_GATHER, weights, self._wire_bytes(), kit.wide_dtype)
         for i, op in enumerate(ops):
             last = i == len(ops) - 1
@@ -174,7 +179,10 @@ class DataParallel:
                 name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", shard * self.reduce_bytes, dtype
             )
             node = block.node(op, Stream.REDUCE, Phase.BACKWARD, after=(node,), record=REDUCED)
-        if first:
+        if plan.offload == "params":
+            op = kit.ops.host_copy(name + ".grads_out", shard * self.reduce_bytes)
+            block.node(op, Stream.COPY, Phase.BACKWARD, after=(node,), record=REDUCED)
+        elif first:
             block.tensor(shard * self.master_bytes, Category.GRADIENT, 0, -1)
         return block.build(name + ".reduce")
 

@@ -79,6 +79,11 @@ def _update(kit: Kit, block: BlockBuilder, local: int, grad: int, launches: int,
         op = kit.ops.memory("optimizer", local * 8 * passes, local * 4 * passes, passes * n_tensors)
     else:
         op = kit.ops.memory("optimizer", local * read, local * write, launches)
+    if plan.offload == "params":  # the host updates, at about the rate at which its memory feeds the link
+        update = kit.ops.host_copy("optimizer.on_host", local * (read + write))
+        node = block.node(update, Stream.COPY, Phase.OPTIMIZER, OPTIMIZER, after=(len(block) - 1,))
+        block.node(kit.marker, phase=Phase.OPTIMIZER, module=OPTIMIZER, after=(node,))
+        return
     if plan.offload == "optimizer":
         copy = kit.ops.host_copy("optimizer.offload", local * (states + master))
         node = block.node(copy, Stream.COPY, Phase.OPTIMIZER, OPTIMIZER, after=(len(block) - 1,))
@@ -127,7 +132,7 @@ def resident_bytes(kit: Kit, weights: Weights) -> list[int]:
     master = DTYPE_BYTES[plan.master_dtype]
     states = _STATES[plan.optimizer] * 4
     if plan.zero_stage == 3:
-        resident[Category.PARAMETER] = local * master
+        resident[Category.PARAMETER] = 0 if plan.offload == "params" else local * master
     else:
         working = kit.shapes.weight_bytes if has_working_copy(kit) else master
         resident[Category.PARAMETER] = weights.total * working
