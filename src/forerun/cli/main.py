@@ -39,6 +39,8 @@ def run(arguments: list[str]) -> int:
     try:
         code = _app(arguments)(arguments or ["--help"], prog_name="forerun", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # some versions of Typer answer Ctrl-C by this code, others raise Abort
+            return _fail("interrupted", INTERRUPTED)
         return code if isinstance(code, int) else 0
     except ForerunError as error:
         return _fail(str(error))

@@ -1,0 +1,209 @@
+"""The search finds what trying everything finds, and accounts for every configuration."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from forerun.analysis.predict import predict
+from forerun.analysis.prediction import Prediction
+from forerun.cluster.catalog import load_cluster
+from forerun.errors import ForerunError, ImpossiblePlan
+from forerun.model.catalog import load_model
+from forerun.plan.plan import Plan
+from forerun.search.executor import Executor, Refused
+from forerun.search.memory_bound import MemoryBounds
+from forerun.search.search import REFUSED_RULE, search
+from forerun.search.space import Tally, make_space
+from forerun.search.time_bound import least_step_s
+from forerun.search.units import UnitRuns
+from forerun.units import GIB
+
+TINY = replace(load_model("gpt2-small"), n_layers=4, vocab=1024, name="tiny")
+CLUSTER = load_cluster("h100-sxm")
+QUESTION = {"n_gpus": 8, "seq_len": 512, "global_batch": 32}
+FEW = {"pp": [1, 2], "cp": 1, "activation_checkpointing": ["none", "full"]}
+
+
+def made_up_time(plan: Plan) -> float:
+    """Any fixed function of a plan, with ties."""
+    return 1.0 + (plan.tp * 7 + plan.pp * 3 + plan.micro_batch * 5 + plan.zero_stage) % 11
+
+
+def made_up(model, plan, cluster) -> Prediction:
+    time_s = made_up_time(plan)
+    memory_gib = 40.0 + plan.micro_batch
+    return Prediction(
+        model=model.name,
+        cluster=cluster.name,
+        plan=plan,
+        n_gpus=plan.world_size,
+        step_time_s=time_s,
+        tokens_per_s_per_gpu=plan.tokens_per_step / plan.world_size / time_s,
+        mfu=0.4,
+        hfu=0.4,
+        peak_allocated_gib=memory_gib,
+        peak_reserved_gib=memory_gib,
+        memory_limit_gib=cluster.device.memory_bytes / GIB,
+        fits=plan.tp != 4,
+        memory_by_category_gib={"activation": 30.0, "parameter": memory_gib - 30},
+        peak_rank_class="every rank",
+        peak_owner="somewhere",
+        exposed_comm_s=0.0,
+        bubble_s=0.0,
+        breakdown={"matmul": time_s},
+        bottleneck="matmul",
+        dollars_per_billion_tokens=None,
+        coverage=1.0,
+        explain=(),
+    )
+
+
+def picky(model, plan, cluster) -> Prediction:
+    if plan.micro_batch > 1:
+        raise ImpossiblePlan("one at a time")
+    return made_up(model, plan, cluster)
+
+
+def everything(fixed):
+    return list(make_space(TINY, CLUSTER, *QUESTION.values(), fixed).plans(Tally()))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_it_finds_what_trying_everything_finds(workers):
+    plans = everything(FEW)
+    assert len(plans) > 64  # enough for several processes
+    result = search(TINY, CLUSTER, **QUESTION, fixed=FEW, predictor=made_up, workers=workers)
+    fitting = [plan for plan in plans if plan.tp != 4]
+    expected = sorted(fitting, key=made_up_time)  # stable: ties stay in the order of the space
+    assert [prediction.plan for prediction in result.ranked] == expected
+    assert result.best is not None
+    assert result.best.step_time_s == min(map(made_up_time, fitting))
+    assert {each.plan for each in result.too_large} == {plan for plan in plans if plan.tp == 4}
+
+
+def test_every_configuration_is_counted_once():
+    result = search(TINY, CLUSTER, **QUESTION, predictor=picky, workers=1)
+    counts = result.counts
+    assert counts["considered"] == counts["impossible"] + counts["out_of_memory"] + counts["skipped"] + counts["ok"]
+    assert result.impossible[REFUSED_RULE] > 0
+    assert result.impossible_examples[REFUSED_RULE] == "one at a time"
+    assert sum(result.out_of_memory.values()) == counts["out_of_memory"]
+    rows = result.to_rows()
+    assert len(rows) == counts["considered"] - counts["impossible"]
+    assert [row["rank"] for row in rows if row["status"] == "ok"] == list(range(1, counts["ok"] + 1))
+    assert len(result.to_dataframe()) == len(rows)
+
+
+def test_what_does_not_fit_says_why():
+    result = search(TINY, CLUSTER, **QUESTION, fixed={"tp": 4, "micro_batch": 1}, predictor=made_up, workers=1)
+    assert result.best is None
+    limit = CLUSTER.device.memory_bytes / GIB
+    assert result.too_large[0].reason == (
+        f"needs 41.0 GiB beside CUDA and NCCL at every rank, {limit:.1f} available: activation 30.0"
+    )
+    assert result.out_of_memory == {"activation": len(result.too_large)}
+
+
+def test_a_plan_of_which_the_states_alone_are_too_large_is_not_simulated():
+    model = load_model("llama-3.1-70b")
+    result = search(model, CLUSTER, 8, 4096, 8, fixed={"pp": 1}, predictor=made_up, workers=1, memory_limit_gib=40)
+    assert result.best is None
+    assert all(each.prediction is None for each in result.too_large)
+    assert all("needs at least" in each.reason and "40.0 available" in each.reason for each in result.too_large)
+
+
+@pytest.mark.parametrize("objective", ["time", "memory", "cost"])
+def test_skipping_by_bounds_changes_no_place(objective):
+    question = {"n_gpus": 8, "seq_len": 512, "global_batch": 128, "objective": objective, "keep": 5, "workers": 1}
+    fixed = {"cp": 1, "pp": [1, 2, 4]}
+    quick = search(TINY, CLUSTER, **question, fixed=fixed)
+    full = search(TINY, CLUSTER, **question, fixed=fixed, exhaustive=True)
+    assert [prediction.plan for prediction in quick.top(5)] == [prediction.plan for prediction in full.top(5)]
+    assert quick.counts["considered"] == full.counts["considered"]
+    assert full.counts["skipped"] == 0
+    if objective == "time":
+        assert quick.counts["skipped"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "n_gpus", "batch", "fixed"),
+    [
+        ("llama-3.1-8b", 32, 128, {"seq": 8192}),
+        ("llama-3.1-8b", 32, 128, {"seq": 4096, "stack": "megatron-core"}),
+        ("mixtral-8x7b", 32, 64, {"seq": 4096, "stack": "megatron-core"}),
+        ("deepseek-v2-lite", 16, 64, {"seq": 4096}),
+        ("gpt2-xl", 16, 64, {"seq": 1024, "stack": "deepspeed"}),
+    ],
+)
+def test_bounds_never_exceed_what_is_predicted(name, n_gpus, batch, fixed):
+    model, seq_len = load_model(name), fixed.pop("seq")
+    plans = list(make_space(model, CLUSTER, n_gpus, seq_len, batch, fixed).plans(Tally()))
+    memory, runs = MemoryBounds(model), UnitRuns(model, CLUSTER)
+    some = plans[:: math.ceil(len(plans) / 40)]
+    assert len(some) > 20
+    for plan in some:
+        prediction, units = predict(model, plan, CLUSTER), runs.of(plan)
+        assert least_step_s(plan, units) <= prediction.step_time_s * (1 + 1e-9), plan
+        for bound in (memory.of_states(plan), memory.of_first_rank(plan, units)):
+            assert bound.total / GIB <= prediction.peak_allocated_gib * (1 + 1e-9), plan
+
+
+def test_the_time_bound_is_close_without_communication():
+    model = load_model("llama-3.1-8b")
+    plan = Plan(seq_len=8192, n_microbatches=2, zero_stage=0)
+    bound = least_step_s(plan, UnitRuns(model, CLUSTER).of(plan))
+    assert 0.9 < bound / predict(model, plan, CLUSTER).step_time_s <= 1
+
+
+def test_a_memory_limit_is_of_a_gpu():
+    tight = search(TINY, CLUSTER, **QUESTION, fixed=FEW, predictor=made_up, memory_limit_gib=10, workers=1)
+    assert tight.memory_limit_gib == pytest.approx(10)
+    with pytest.raises(ForerunError, match="memory limit of 200 GiB"):
+        search(TINY, CLUSTER, **QUESTION, memory_limit_gib=200)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"objective": "speed"}, "objective must be one of time, memory, cost"),
+        ({"keep": 0}, "keep must be at least 1"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"fixed": {"tp": 3}}, "do not divide 8 GPUs"),
+        ({"fixed": {"ep": 2, "dp_shard": -1}}, "no plan of .* is possible: experts do not split over ep"),
+    ],
+)
+def test_a_bad_question_is_named(options, message):
+    with pytest.raises(ForerunError, match=message):
+        search(TINY, CLUSTER, **QUESTION, predictor=made_up, **options)
+
+
+def test_cost_needs_a_price():
+    with pytest.raises(ForerunError, match="has no price_per_gpu_hour"):
+        search(TINY, replace(CLUSTER, price_per_gpu_hour=None), **QUESTION, objective="cost")
+
+
+def test_progress_ends_at_the_end():
+    seen = []
+    search(
+        TINY,
+        CLUSTER,
+        **QUESTION,
+        fixed=FEW,
+        predictor=made_up,
+        workers=1,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen[-1][0] == seen[-1][1] == len(everything(FEW))
+    assert seen == sorted(seen)
+
+
+def test_answers_come_in_order_from_processes():
+    plans = everything(FEW)
+    with Executor(picky, TINY, CLUSTER, workers=2) as executor:
+        answers = list(executor.run(plans))
+    for plan, answer in zip(plans, answers, strict=True):
+        if plan.micro_batch > 1:
+            assert answer == Refused("one at a time")
+        else:
+            assert answer.plan == plan
