@@ -181,8 +181,6 @@ def _schedule(model: ModelSpec, plan: Plan, cluster: Cluster) -> str | None:
 
 
 def _offload(model: ModelSpec, plan: Plan, cluster: Cluster) -> str | None:
-    if plan.offload == "params" and plan.fsdp == 1:
-        return "offload params needs weights that are sharded: dp_shard x cp must be above 1"
     if plan.offload == "params" and plan.zero_stage != 3:
         return f"offload params needs zero_stage 3 (parameters gathered when used), got {plan.zero_stage}"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -183,7 +184,7 @@ def _print_counts(out: Console, result: SearchResult) -> None:
     by_cause = {f"{cause} is the largest part": n for cause, n in result.out_of_memory.items()}
     _print_shares(out, f"run out of {result.memory_limit_gib:.1f} GiB", counts["out_of_memory"], by_cause)
     if result.too_large:
-        out.print(f"            nearest miss {result.too_large[0].reason}")
+        out.print(Padding(f"nearest miss {result.too_large[0].reason}", (0, 0, 0, 12)))
     worse = "larger" if result.objective == "memory" else "slower"
     _print_shares(out, f"not simulated: a bound shows they are {worse}", counts["skipped"], {})
     _print_shares(out, "impossible", counts["impossible"], result.impossible)

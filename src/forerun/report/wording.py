@@ -24,7 +24,10 @@ def percent(share: float) -> str:
 
 
 def plan_words(plan: Plan) -> str:
-    """What sets a plan apart, in one short line: mesh, sharding, schedule, micro batches, checkpointing."""
+    """What sets a plan apart, in one short line: mesh, sharding, schedule, checkpointing.
+
+    mb=2x8 is 8 micro batches of 2 sequences, Interleaved1F1Bx4 has 4 stages a rank.
+    """
     words = [plan.describe()]
     if plan.fsdp * plan.dp_replicate > 1:
         hybrid = plan.zero_stage == 3 and plan.dp_replicate > 1 and plan.fsdp > 1
@@ -32,10 +35,10 @@ def plan_words(plan: Plan) -> str:
     if plan.zero_stage == 3 and plan.fsdp > 1 and plan.reshard_after_forward != "default":
         words.append({"always": "reshard", "never": "no reshard"}[plan.reshard_after_forward])
     if plan.pp > 1:
-        words.append(plan.pp_schedule + (f" x{plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
-    words.append(f"mb {plan.micro_batch} x {plan.n_microbatches}")
+        words.append(plan.pp_schedule + (f"x{plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
+    words.append(f"mb={plan.micro_batch}x{plan.n_microbatches}")
     if plan.activation_checkpointing != "none":
-        words.append(f"AC {plan.activation_checkpointing}")
+        words.append(f"AC={plan.activation_checkpointing}")
     return ", ".join(words)
 
 

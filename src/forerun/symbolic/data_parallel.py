@@ -49,7 +49,7 @@ class DataParallel:
     def __init__(self, kit: Kit) -> None:
         self.kit = kit
         plan = kit.plan
-        self.fsdp = plan.zero_stage == 3 and plan.fsdp > 1
+        self.fsdp = plan.zero_stage == 3 and (plan.fsdp > 1 or plan.offload == "params")
         self.simple = kit.stack.fsdp == "simple"
         self.reduce_bytes = DTYPE_BYTES[kit.reduce_dtype]
         self.param_bytes = kit.shapes.weight_bytes
@@ -104,31 +104,22 @@ class DataParallel:
         return ops
 
     def _gather(self, name: str, weights: Weights) -> Block:
+        """Fetch, cast, gather: one after the other, from the moment the unit before has its parameters."""
         kit, block = self.kit, BlockBuilder()
         serial = kit.plan.prefetch == 0 or self.simple
-        after: list[int] = []
+        shard = sharded(weights.total, kit.plan.fsdp)
+        chain: list[tuple[int, Stream]] = []
         if kit.plan.offload == "params":  # the sharded master weights come from host memory
-            shard = sharded(weights.total, kit.plan.fsdp)
-            op = kit.ops.host_copy(name + ".fetch", shard * self.master_bytes)
-            start = [block.node(kit.marker)] if serial else []
-            after = [block.node(op, Stream.COPY, after=start, wait=() if serial else (OPENED,))]
+            chain.append((kit.ops.host_copy(name + ".fetch", shard * self.master_bytes), Stream.COPY))
         if self.master_bytes != self.param_bytes or kit.stack.fsdp == "fsdp2":  # cast and copy in the local shard
-            shard = sharded(weights.total, kit.plan.fsdp)
             op = kit.ops.memory(name + ".copy_in", shard * self.master_bytes, shard * self.param_bytes)
-            stream = Stream.COMPUTE if serial else Stream.GATHER
-            after = [block.node(op, stream, after=after, wait=() if serial else (OPENED,))]
-        elif serial:
-            after = [block.node(kit.marker, after=after)]
+            chain.append((op, Stream.COMPUTE if serial else Stream.GATHER))
         ops = self._collectives(name + ".gather", Collective.ALL_GATHER, weights, self._wire_bytes(), kit.wide_dtype)
-        for i, op in enumerate(ops):
-            last = i == len(ops) - 1
-            block.node(
-                op,
-                Stream.GATHER,
-                after=after if serial else (),
-                wait=() if serial else (OPENED,),
-                record=GATHERED if last else -1,
-            )
+        chain += [(op, Stream.GATHER) for op in ops]
+        after: tuple[int, ...] = (block.node(kit.marker),) if serial else ()
+        for i, (op, stream) in enumerate(chain):
+            record = GATHERED if i == len(chain) - 1 else -1
+            after = (block.node(op, stream, after=after, wait=() if serial else (OPENED,), record=record),)
         return block.build(name + ".gather")
 
     def _wire_bytes(self) -> float:
