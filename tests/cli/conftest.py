@@ -1,12 +1,9 @@
 """The console command, run as a user runs it."""
 
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-COMMAND = Path(sys.executable).with_name("forerun")
+from console_command import COMMAND
 
 
 @pytest.fixture

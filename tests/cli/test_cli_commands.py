@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND
+from console_command import COMMAND
 
 from forerun.cli.main import COMMANDS, run
 from forerun.cli.plan_options import HELP

@@ -1,0 +1,38 @@
+"""What README.md and docs/cli.md tell people to type works."""
+
+import re
+import shlex
+from pathlib import Path
+
+from forerun.cli.main import COMMANDS
+from forerun.cli.plan_options import HELP
+
+ROOT = Path(__file__).parent.parent
+OWN_OPTIONS = {
+    *("--cluster", "--gpus", "--seq-len", "--global-batch", "--top", "--json", "--csv", "--objective", "--explain"),
+    *("--trace", "--models", "--hardware", "--help", "--plan-file", "--max-tp", "--exhaustive", "--must-fit"),
+}
+
+
+def test_the_python_of_the_readme_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "Plan(seq_len=8192" in printed
+    assert "'considered'" in printed
+
+
+def test_commands_and_options_that_are_named_exist():
+    known = OWN_OPTIONS | {"--" + name.replace("_", "-") for name in HELP}
+    for page in (ROOT / "README.md", ROOT / "docs" / "cli.md"):
+        text = page.read_text(encoding="utf-8")
+        options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+        assert options <= known, page.name
+        for command in re.findall(r"`forerun ([^`]+)`", text):
+            assert shlex.split(command)[0].rstrip(",") in {*COMMANDS, "COMMAND"}, page.name
+
+
+def test_files_that_are_linked_exist():
+    for page in (ROOT / "README.md", ROOT / "docs" / "cli.md"):
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert link.startswith("https://") or (page.parent / link).exists(), f"{page.name}: {link}"
