@@ -168,3 +168,13 @@ def test_offloaded_activations_come_back() -> None:
     half = build(DENSE, plan(micro_batch=4, activation_offload=0.5), CLUSTER)
     assert leak(half) == {}
     assert profile(half)[0].peak_bytes < profile(build(DENSE, plan(micro_batch=4), CLUSTER))[0].peak_bytes
+
+
+def test_prefetching_further_trades_memory_for_time() -> None:
+    programs = [
+        build(DENSE, plan(dp_shard=8, prefetch=depth, activation_checkpointing="full"), CLUSTER)
+        for depth in (0, 1, 2, 3)
+    ]
+    assert all(leak(program) == {} for program in programs)
+    peaks = [profile(program)[0].peak_bytes for program in programs]
+    assert peaks[1] <= peaks[2] <= peaks[3]

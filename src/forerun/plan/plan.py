@@ -36,7 +36,7 @@ class Plan:
     reshard_after_forward: Literal["default", "always", "never"] = "default"
     """default: reshard unless pp > 1, as torchtitan does"""
     prefetch: int = 1
-    """how many FSDP units are gathered ahead; 0 serialises gathers and compute"""
+    """how many FSDP units are gathered ahead (FSDP2: one); 0 serialises gathers and compute"""
     ddp_bucket_mib: float = 25.0
     reduce_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """dtype in which gradients are reduced; auto is the stack's habit"""

@@ -29,17 +29,17 @@ def build(model: ModelSpec, plan: Plan, cluster: Cluster) -> Program:
     return _Builder(model, plan, cluster).program()
 
 
-class _Around(dict[Around, int]):
-    """Block numbers of the data-parallel actions around one unit, built when first asked for."""
+class _Around(dict[tuple[Around, int], int]):
+    """Block numbers of the data-parallel actions around one unit, by turn, built when first asked for."""
 
     def __init__(self, builder: _Builder, unit: Unit) -> None:
         super().__init__()
         self.builder, self.unit = builder, unit
 
-    def __missing__(self, action: Around) -> int:
-        unit = self.unit
-        block = self.builder.parallel.block(action, unit.name, unit.weights, unit.gradient_bytes)
-        number = self[action] = self.builder._add(block)
+    def __missing__(self, key: tuple[Around, int]) -> int:
+        unit, (action, turn) = self.unit, key
+        block = self.builder.parallel.block(action, turn, unit.name, unit.weights, unit.gradient_bytes)
+        number = self[key] = self.builder._add(block)
         return number
 
 
@@ -63,6 +63,8 @@ class _Steps:
     microbatch: list[int] = field(default_factory=list)
     layer: list[int] = field(default_factory=list)
     now: int = 0
+    gathers: int = 0
+    opens: int = 0
 
     def add(self, block: int, layer: int = -1) -> None:
         """Append a step; a block number of -1 is nothing to do."""
@@ -220,48 +222,58 @@ class _Builder:
         gathers = self.parallel.fsdp and (first or not self.gather_once)
         for i, part in enumerate(parts):
             if gathers:
-                steps.add(part.parallel["gather"], part.layer)
-                steps.add(part.parallel["open"], part.layer)
+                self._gather(steps, part)
+                self._open(steps, part, "open")
             steps.add(part.forward, part.layer)
             kept = i == len(parts) - 1 and part.unit.name == "head"  # the last unit is needed again at once
             if gathers and self.reshard and not kept:
-                steps.add(part.parallel["close"], part.layer)
+                steps.add(part.parallel["close", 0], part.layer)
+
+    def _gather(self, steps: _Steps, part: _Part) -> None:
+        steps.add(part.parallel["gather", steps.gathers % self.parallel.depth], part.layer)
+        steps.gathers += 1
+
+    def _open(self, steps: _Steps, part: _Part, action: Around) -> None:
+        """Gathers are opened in the order in which they were issued."""
+        steps.add(part.parallel[action, steps.opens % self.parallel.depth], part.layer)
+        steps.opens += 1
 
     def _backward(self, steps: _Steps, parts: list[_Part], first: bool, last: bool) -> None:
         regather = self.parallel.fsdp and self.reshard
         backward = parts[::-1]
-        held = backward[0].unit.name == "head"
+        held = backward[0].unit.name == "head"  # still there from the forward pass
+        waiting = backward[held:] if regather else []
         if regather and not held:
-            steps.add(backward[0].parallel["gather"], backward[0].layer)
+            self._gather(steps, waiting.pop(0))
         for i, part in enumerate(backward):
             gathered = regather and not (held and i == 0)
             if gathered:
-                steps.add(part.parallel["reopen"], part.layer)
-            if regather and i + 1 < len(backward):
-                steps.add(backward[i + 1].parallel["gather"], backward[i + 1].layer)
+                self._open(steps, part, "reopen")
+            while waiting and steps.gathers - steps.opens < self.parallel.depth:
+                self._gather(steps, waiting.pop(0))
             steps.add(part.backward, part.layer)
             if regather:
-                steps.add(part.parallel["reclose" if gathered else "close"], part.layer)
+                steps.add(part.parallel["reclose" if gathered else "close", 0], part.layer)
             elif self.parallel.fsdp and last:
-                steps.add(part.parallel["close"], part.layer)
+                steps.add(part.parallel["close", 0], part.layer)
             if not self.split:
                 self._gradients(steps, part, first, last)
 
     def _gradients(self, steps: _Steps, part: _Part, first: bool, last: bool) -> None:
         around = part.parallel
         if self.parallel.fsdp and not self.reduce_last:
-            steps.add(around["reduce_first" if first else "reduce"], part.layer)
+            steps.add(around["reduce_first" if first else "reduce", 0], part.layer)
             return
         if not self.parallel.fsdp:
-            steps.add(around["accumulate_first" if first else "accumulate"], part.layer)
+            steps.add(around["accumulate_first" if first else "accumulate", 0], part.layer)
             if last and self.overlap_reduce:
-                steps.add(around["reduce"], part.layer)
+                steps.add(around["reduce", 0], part.layer)
         elif self.plan.n_microbatches == 1:
-            steps.add(around["reduce_first"], part.layer)
+            steps.add(around["reduce_first", 0], part.layer)
         else:
-            steps.add(around["accumulate_first" if first else "accumulate"], part.layer)
+            steps.add(around["accumulate_first" if first else "accumulate", 0], part.layer)
             if last:
-                steps.add(around["reduce_accumulated"], part.layer)
+                steps.add(around["reduce_accumulated", 0], part.layer)
 
     # -- end of the step -----------------------------------------------------------------------------------------
 

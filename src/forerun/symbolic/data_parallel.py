@@ -21,8 +21,18 @@ from forerun.symbolic.kernels import Kit
 from forerun.symbolic.linear import Weights
 from forerun.symbolic.shapes import DTYPE_BYTES, ceil_div
 
-GATHERED, OPENED, REDUCED = 0, 1, 2
-"""event slots"""
+REDUCED = 2
+"""event slot; gathers take turns with slots of their own"""
+
+
+def gathered_slot(turn: int) -> int:
+    """Event slot that the gather of this turn records."""
+    return 8 + 2 * turn
+
+
+def opened_slot(turn: int) -> int:
+    """Event slot that says that compute has taken the parameters of this turn."""
+    return 9 + 2 * turn
 
 
 Action = Literal[
@@ -55,19 +65,21 @@ class DataParallel:
         self.param_bytes = kit.shapes.weight_bytes
         self.master_bytes = DTYPE_BYTES[plan.master_dtype]
         self.expert_axis = "dp_expert"
+        self.depth = max(1, plan.prefetch)
+        """units that are gathered ahead"""
 
-    def block(self, action: Action, name: str, weights: Weights, made: int) -> Block | None:
+    def block(self, action: Action, turn: int, name: str, weights: Weights, made: int) -> Block | None:
         """The block of one action around a unit whose backward pass leaves `made` bytes of gradients.
 
-        None where there is nothing to do.
+        `turn` counts gathers modulo the prefetch depth. None where there is nothing to do.
         """
         gathered = weights.total * self.param_bytes
         if action == "gather":
-            return self._gather(name, weights)
+            return self._gather(name, weights, turn)
         if action in ("open", "reopen"):
-            return self._open(name, weights, gathered, backward=action == "reopen")
+            return self._open(name, gathered, turn, ahead=self.depth if action == "reopen" else 0)
         if action in ("close", "reclose"):
-            return self._free(name, gathered if action == "close" or self.simple else 2 * gathered)
+            return self._free(name, gathered * (1 if action == "close" or self.simple else 1 + self.depth))
         if action.startswith("accumulate"):
             return self._accumulate(name, weights, made, first=action == "accumulate_first")
         if not self.fsdp:
@@ -103,7 +115,7 @@ class DataParallel:
                     ops.append(self.kit.collective_op(name, kind, axis, size * element_bytes, dtype))
         return ops
 
-    def _gather(self, name: str, weights: Weights) -> Block:
+    def _gather(self, name: str, weights: Weights, turn: int) -> Block:
         """Fetch, cast, gather: one after the other, from the moment the unit before has its parameters."""
         kit, block = self.kit, BlockBuilder()
         serial = kit.plan.prefetch == 0 or self.simple
@@ -118,25 +130,26 @@ class DataParallel:
         chain += [(op, Stream.GATHER) for op in ops]
         after: tuple[int, ...] = (block.node(kit.marker),) if serial else ()
         for i, (op, stream) in enumerate(chain):
-            record = GATHERED if i == len(chain) - 1 else -1
-            after = (block.node(op, stream, after=after, wait=() if serial else (OPENED,), record=record),)
+            record = gathered_slot(turn) if i == len(chain) - 1 else -1
+            after = (block.node(op, stream, after=after, wait=() if serial else (opened_slot(turn),), record=record),)
         return block.build(name + ".gather")
 
     def _wire_bytes(self) -> float:
         return 1.0 if self.kit.plan.fp8_all_gather else self.param_bytes
 
-    def _open(self, name: str, weights: Weights, gathered: int, backward: bool) -> Block:
+    def _open(self, name: str, gathered: int, turn: int, ahead: int) -> Block:
+        """`ahead` further units have been gathered already."""
         kit, block = self.kit, BlockBuilder()
         if kit.stack.fsdp == "fsdp2":
             op = kit.ops.memory(name + ".copy_out", gathered, gathered)
-            node = block.node(op, wait=(GATHERED,), record=OPENED)
+            node = block.node(op, wait=(gathered_slot(turn),), record=opened_slot(turn))
             block.temporary(gathered, node, Category.UNSHARDED)  # the all-gather's output
         else:
-            block.node(kit.marker, wait=(GATHERED,), record=OPENED)
+            block.node(kit.marker, wait=(gathered_slot(turn),), record=opened_slot(turn))
         block.tensor(gathered, Category.UNSHARDED, 0, -1)
-        if backward and not self.simple:  # the next unit's gather has been issued
-            block.tensor(gathered, Category.UNSHARDED, 0, -1)
-        return block.build(name + (".reopen" if backward else ".open"))
+        if ahead and not self.simple:
+            block.tensor(gathered * ahead, Category.UNSHARDED, 0, -1)
+        return block.build(name + (".reopen" if ahead else ".open"))
 
     def _free(self, name: str, gathered: int) -> Block:
         block = BlockBuilder()
