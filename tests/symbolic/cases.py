@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forerun.cluster.catalog import load_cluster
+from forerun.model.catalog import load_model
 from forerun.model.spec import MLASpec, ModelSpec, MoESpec
 from forerun.plan.plan import Plan
 
@@ -17,6 +18,7 @@ MOE = ModelSpec(
     "moe", 4, 1024, 16, 16, 64, 2816, 32000, moe=MoESpec(8, 2, 704, shared_ffn=1408, n_dense_layers=1),
     mla=MLASpec(256, 64, 32, 64, 384),
 )  # fmt: skip
+BERT = load_model("bert-base")
 
 
 def plan(**fields: object) -> Plan:

@@ -17,7 +17,7 @@ from forerun.symbolic.kernels import Kit
 from forerun.symbolic.mesh import groups_of
 from forerun.symbolic.units import build_units, layer_unit
 
-from .cases import CLUSTER, DENSE, GPT, MOE, SCHEDULES, plan
+from .cases import BERT, CLUSTER, DENSE, GPT, MOE, SCHEDULES, plan
 
 
 def matmul_flops(program: Program, p: Plan) -> float:
@@ -44,7 +44,7 @@ def leak(program: Program) -> dict[str, int]:
     return {name: size for name, size in out.items() if size}
 
 
-@pytest.mark.parametrize("model", [DENSE, GPT, MOE], ids=lambda m: m.name)
+@pytest.mark.parametrize("model", [DENSE, GPT, MOE, BERT], ids=lambda m: m.name)
 def test_one_rank_holds_every_parameter(model: ModelSpec) -> None:
     p = plan(stack="megatron-core", zero_stage=0)
     kit = Kit(model, p, load_stack("torchtitan"), groups_of(p, 8))

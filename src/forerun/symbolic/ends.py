@@ -57,7 +57,12 @@ def head_section(kit: Kit) -> Section:
         section.weights.matrices.append(s.hidden * s.hidden)
         section._linear("head.transform", x, "t", s.tokens_sp, s.hidden, s.hidden, True, HEAD)
         section.norm("head.norm", "t", "t.normed", s.tokens_sp, HEAD)
+        section.weights.vectors.append(s.hidden)
         x = "t.normed"
+    if model.pooler:
+        _pooler(section, x)
+    if model.head_bias:
+        section.weights.vectors.append(s.vocab)
     inside = section.enter("head.enter", x, "x.gathered", HEAD)
     _head_matrix(section, inside)
     if plan.loss_parallel or plan.tp == 1:
@@ -70,6 +75,17 @@ def head_section(kit: Kit) -> Section:
         )
         _loss(section, s.tokens, s.vocab * plan.tp, "all_logits")
     return section
+
+
+def _pooler(section: Section, x: str) -> None:
+    """A dense layer on the first token of every sequence, and a classifier on it."""
+    kit, model = section.kit, section.kit.model
+    hidden, rows = model.hidden, kit.plan.micro_batch
+    section.weights.matrices += [hidden * hidden, hidden * model.pooler_classes]
+    section.weights.vectors += [hidden, model.pooler_classes]
+    section._linear("pooler", x, "pooled", rows, hidden, hidden, True, HEAD)
+    if model.pooler_classes:
+        section._linear("pooler.classifier", "pooled", "classes", rows, hidden, model.pooler_classes, True, HEAD)
 
 
 def _head_matrix(section: Section, x: str) -> None:

@@ -36,7 +36,7 @@ def optimizer_block(kit: Kit, parallel: DataParallel, weights: Weights, grads_al
     grad = DTYPE_BYTES[plan.master_dtype] if plan.zero_stage == 3 else DTYPE_BYTES[kit.accumulate_dtype]
     n_tensors = len(weights.tensors)
     launches = max(1, n_tensors // _TENSORS_PER_LAUNCH)
-    start = block.node(kit.marker, phase=phase, module=OPTIMIZER, wait=(REDUCED,))
+    block.node(kit.marker, phase=phase, module=OPTIMIZER, wait=(REDUCED,))
     if stack.clip_grad:
         norm = kit.ops.memory("grad_norm", local * grad, 0, max(launches, n_tensors // 20))
         node = block.node(norm, phase=phase, module=OPTIMIZER)
@@ -60,7 +60,6 @@ def optimizer_block(kit: Kit, parallel: DataParallel, weights: Weights, grads_al
         block.node(idle, phase=phase, module=OPTIMIZER)
     if grads_allocated:
         block.tensor(grads_allocated, Category.GRADIENT, -1, len(block) - 1)
-    del start
     return block.build("optimizer")
 
 
