@@ -46,6 +46,7 @@ def made_up(model, plan, cluster) -> Prediction:
         peak_reserved_gib=memory_gib,
         memory_limit_gib=cluster.device.memory_bytes / GIB,
         fits=plan.tp != 4,
+        warnings=(),
         memory_by_category_gib={"activation": 30.0, "parameter": memory_gib - 30},
         peak_rank_class="every rank",
         peak_owner="somewhere",

@@ -100,6 +100,7 @@ def prediction(step_time_s: float, allocated_gib: float, reserved_gib: float, fi
         peak_reserved_gib=reserved_gib,
         memory_limit_gib=80.0,
         fits=fits,
+        warnings=(),
         memory_by_category_gib={"parameters": allocated_gib},
         peak_rank_class="0",
         peak_owner="layer 0",

@@ -27,6 +27,9 @@ from forerun.program.unfold import unfold
 from forerun.symbolic.build import build
 from forerun.units import GIB, PS_PER_S
 
+_FULL = 0.92
+"""share of the memory above which published runs are slower than their kernels"""
+
 
 @dataclass(frozen=True)
 class Simulation:
@@ -104,6 +107,7 @@ def _read(
         peak_reserved_gib=reserved / GIB,
         memory_limit_gib=cluster.device.memory_bytes / GIB,
         fits=reserved + outside <= cluster.device.memory_bytes,
+        warnings=_warnings((reserved + outside) / cluster.device.memory_bytes),
         memory_by_category_gib={name: size / GIB for name, size in memory[worst].by_category.items()},
         peak_rank_class=memory[worst].rank_class,
         peak_owner=memory[worst].owner(program, worst),
@@ -115,6 +119,12 @@ def _read(
         coverage=_coverage(flat, reduced.costs, timeline),
         explain=_explain(program, cluster, plan, memory[worst], outside),
     )
+
+
+def _warnings(memory_share: float) -> tuple[str, ...]:
+    if _FULL < memory_share <= 1:
+        return (f"memory is {memory_share:.0%} full: allocator retries can make the step 10 to 30 % slower",)
+    return ()
 
 
 def _used_groups(program: Program) -> list[CommGroup]:

@@ -27,6 +27,8 @@ class Prediction:
     peak_reserved_gib: float
     memory_limit_gib: float
     fits: bool
+    warnings: tuple[str, ...]
+    """what the figures leave out and a user should know, one line each"""
     memory_by_category_gib: dict[str, float]
     """at the peak of the fullest rank class; the sum is peak_allocated_gib"""
     peak_rank_class: str

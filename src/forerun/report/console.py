@@ -218,6 +218,7 @@ def _figures(prediction: Prediction) -> Table:
     ]
     if prediction.dollars_per_billion_tokens is not None:
         rows.append(("cost", f"{prediction.dollars_per_billion_tokens:,.2f} dollars per billion tokens"))
+    rows += [("warning", text) for text in prediction.warnings]
     for row in rows:
         table.add_row(*row)
     return table

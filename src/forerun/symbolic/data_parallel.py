@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from forerun.plan.plan import Plan
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import Block, Category, Collective, Phase, Stream
 from forerun.symbolic.kernels import Kit
@@ -51,6 +52,12 @@ Action = Literal[
 
 def sharded(elements: int, ranks: int) -> int:
     return ceil_div(elements, ranks)
+
+
+def shard_elements(plan: Plan, weights: Weights) -> int:
+    """Elements of `weights` in one rank's shard: experts are sharded over the ranks that expert parallelism leaves."""
+    experts = sharded(weights.expert, max(1, plan.fsdp // plan.ep)) if weights.experts else 0
+    return sharded(weights.dense, plan.fsdp) + experts
 
 
 class DataParallel:
@@ -119,7 +126,7 @@ class DataParallel:
         """Fetch, cast, gather: one after the other, from the moment the unit before has its parameters."""
         kit, block = self.kit, BlockBuilder()
         serial = kit.plan.prefetch == 0 or self.simple
-        shard = sharded(weights.total, kit.plan.fsdp)
+        shard = shard_elements(kit.plan, weights)
         chain: list[tuple[int, Stream]] = []
         if kit.plan.offload == "params":  # the sharded master weights come from host memory
             chain.append((kit.ops.host_copy(name + ".fetch", shard * self.master_bytes), Stream.COPY))
@@ -177,7 +184,7 @@ class DataParallel:
             node = block.node(op, Stream.GATHER, Phase.BACKWARD, after=(node,), record=REDUCED)
         if self.simple:  # compiled collectives are waited for where they stand
             node = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))
-        shard = sharded(total, plan.fsdp)
+        shard = shard_elements(plan, weights)
         if plan.dp_replicate > 1:
             op = kit.collective_op(
                 name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", shard * self.reduce_bytes, dtype

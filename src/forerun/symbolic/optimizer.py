@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import N_CATEGORIES, Block, Category, Collective, Phase, Stream
-from forerun.symbolic.data_parallel import REDUCED, DataParallel, persistent_gradients, sharded
+from forerun.symbolic.data_parallel import REDUCED, DataParallel, persistent_gradients, shard_elements
 from forerun.symbolic.kernels import Kit
 from forerun.symbolic.linear import Weights
 from forerun.symbolic.shapes import DTYPE_BYTES
@@ -21,12 +21,7 @@ _FOREACH_PASSES = {"adamw": 12, "adam": 11, "sgd": 4}
 
 def local_elements(kit: Kit, weights: Weights) -> int:
     """Elements that this rank updates."""
-    plan = kit.plan
-    if plan.zero_stage == 0:
-        return weights.total
-    experts = weights.expert
-    expert_ranks = max(1, plan.fsdp // plan.ep)
-    return sharded(weights.dense, plan.fsdp) + (sharded(experts, expert_ranks) if experts else 0)
+    return weights.total if kit.plan.zero_stage == 0 else shard_elements(kit.plan, weights)
 
 
 def optimizer_block(kit: Kit, parallel: DataParallel, weights: Weights, grads_allocated: int) -> Block:
