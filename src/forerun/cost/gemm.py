@@ -107,8 +107,11 @@ def gemm_s(
     role: I64 | int = 0,
     accumulate_bytes: F64 | I64 | float = 0.0,
     speed: float = 1.0,
+    kernels: F64 | I64 | float = 1.0,
 ) -> F64:
     """Seconds of `batch` products of (m, k) by (k, n); arrays broadcast.
+
+    They run as so many `kernels`, each with a last wave of its own: 1 for a batched product, `batch` for a grouped one.
 
     `role` is 0 forward, 1 dgrad, 2 wgrad. `accumulate_bytes` is the element size of a buffer that the result is added
     to, 0 where it is stored. `speed` multiplies the compute rate (sustained clocks, habits of a software stack), which
@@ -120,7 +123,7 @@ def gemm_s(
     rate = np.minimum(rates.flops_per_s * speed * by_role, rates.peak_flops_per_s)
     result = batch * m * n
     ideal = 2.0 * result * k / rate
-    compute = 2.0 * (result + rates.wave_outputs) * (k + rates.depth_pad) / rate
+    compute = 2.0 * (result + rates.wave_outputs * kernels) * (k + rates.depth_pad) / rate
     compute = compute * (1.0 + rates.slowdown * ideal / (ideal + rates.slowdown_tau_s))
     if rates.misaligned:
         step = _ALIGN_BYTES / rates.input_bytes

@@ -39,6 +39,8 @@ class Stack:
     """torch.compile covers the loss too, not only the layers"""
     softmax: Style = "fused"
     """scale, mask and softmax of unfused attention"""
+    moe: Style = "composed"
+    """routing, permutation and combination of a mixture of experts"""
     attention: str = "flash2"
     attention_dropout: bool = False
     hidden_dropout: bool = False

@@ -69,9 +69,11 @@ class OpTableBuilder:
         accumulate_bytes: int = 0,
         input_bytes: float = 2,
         output_bytes: float = 2,
-        launches: int = 1,
+        kernels: int = 1,
     ) -> int:
         """`batch` products of (m, k) by (k, n): 2 m n k FLOPs each; bytes are operands and result.
+
+        They run as so many `kernels`: 1 for a batched product, `batch` for a grouped one.
 
         `input_bytes` and `output_bytes` are bytes per element. `accumulate_bytes` is the element size of a buffer
         that the result is added to (read and written instead of the output), 0 where the result is stored.
@@ -81,11 +83,11 @@ class OpTableBuilder:
             name,
             _GEMM,
             dtype,
-            (m, n, k, batch, role, accumulate_bytes, 0, 0, 0),
+            (m, n, k, batch, role, accumulate_bytes, kernels, 0, 0),
             2.0 * result * k,
             float(batch * (m + n) * k * input_bytes + result * accumulate_bytes),
             float(result * (accumulate_bytes or output_bytes)),
-            launches=launches,
+            launches=kernels,
         )
 
     def attention(

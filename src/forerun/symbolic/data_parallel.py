@@ -244,7 +244,7 @@ class DataParallel:
                 op = kit.collective_op(name + ".grads", Collective.REDUCE_SCATTER, axis, elements * size, dtype)
                 after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
             if plan.dp_replicate > 1:
-                part = sharded(elements, plan.fsdp) * size
+                part = sharded(elements, kit.group_size[axis]) * size
                 op = kit.collective_op(name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", part, dtype)
                 after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
 

@@ -26,7 +26,7 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
     if moe.router_bias:
         section.weights.vectors.append(moe.n_experts)
     section._linear("ffn.router", x, "scores", tokens, s.hidden, moe.n_experts, False, module)
-    style = kit.stack.norm
+    style = kit.stack.moe
     section.pointwise(
         "ffn.route",
         "router",

@@ -97,15 +97,15 @@ class Kit:
     # -- matrix multiplication -----------------------------------------------------------------------------
 
     def gemms(
-        self, name: str, tokens: int, n_in: int, n_out: int, batch: int = 1, dtype: str | None = None
+        self, name: str, tokens: int, n_in: int, n_out: int, groups: int = 1, dtype: str | None = None
     ) -> tuple[int, int, int]:
-        """Forward, input gradient and weight gradient of y[tokens, n_out] = x[tokens, n_in] w."""
+        """Forward, input gradient and weight gradient of y[tokens, n_out] = x[tokens, n_in] w, for `groups` of them."""
         dtype = dtype or self.matmul_dtype
         gemm = self.ops.gemm
         return (
-            gemm(name, tokens, n_out, n_in, batch, 0, dtype),
-            gemm(name + ".dgrad", tokens, n_in, n_out, batch, 1, dtype),
-            gemm(name + ".wgrad", n_out, n_in, tokens, batch, 2, dtype, self.accumulate_bytes),
+            gemm(name, tokens, n_out, n_in, groups, 0, dtype, kernels=groups),
+            gemm(name + ".dgrad", tokens, n_in, n_out, groups, 1, dtype, kernels=groups),
+            gemm(name + ".wgrad", n_out, n_in, tokens, groups, 2, dtype, self.accumulate_bytes, kernels=groups),
         )
 
     def casts(self, name: str, *elements: float) -> list[Stage]:
