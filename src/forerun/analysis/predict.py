@@ -15,7 +15,7 @@ from forerun.engine.simulate import Timeline
 from forerun.engine.simulate import simulate as run
 from forerun.errors import ForerunError
 from forerun.memory.profile import MemoryProfile, profile
-from forerun.memory.reserved import outside_allocator_bytes, reserved_bytes
+from forerun.memory.reserved import outside_allocator_bytes, reserved
 from forerun.model.parameters import model_flops_per_token
 from forerun.model.spec import ModelSpec
 from forerun.plan.constraints import check_plan
@@ -27,8 +27,7 @@ from forerun.program.unfold import unfold
 from forerun.symbolic.build import build
 from forerun.units import GIB, PS_PER_S
 
-_FULL = 0.92
-"""share of the memory above which published runs are slower than their kernels"""
+_TIGHT = "memory is full: the allocator retries, which has cost published runs 8 to 27 % of their speed"
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,8 @@ def _read(
     mfu = model_flops_per_token(model, plan.seq_len) * tokens_per_gpu / step_s / peak
     worst = max(range(len(memory)), key=lambda i: memory[i].peak_bytes)
     resident = int(program.rank_classes[worst].resident_bytes.sum())
-    reserved = reserved_bytes(memory[worst].peak_bytes, resident)
     outside = outside_allocator_bytes(len(_used_groups(program)))
+    held = reserved(memory[worst].peak_bytes, resident, cluster.device.memory_bytes - outside)
     price = cluster.price_per_gpu_hour
     causes = {cause.name.lower(): float(row[cause]) for cause in Cause}
     return Prediction(
@@ -104,10 +103,10 @@ def _read(
         mfu=mfu,
         hfu=_hardware_flops(reduced, flat) / step_s / peak,
         peak_allocated_gib=memory[worst].peak_bytes / GIB,
-        peak_reserved_gib=reserved / GIB,
+        peak_reserved_gib=held.peak_bytes / GIB,
         memory_limit_gib=cluster.device.memory_bytes / GIB,
-        fits=reserved + outside <= cluster.device.memory_bytes,
-        warnings=_warnings((reserved + outside) / cluster.device.memory_bytes),
+        fits=held.fits,
+        warnings=(_TIGHT,) if held.tight else (),
         memory_by_category_gib={name: size / GIB for name, size in memory[worst].by_category.items()},
         peak_rank_class=memory[worst].rank_class,
         peak_owner=memory[worst].owner(program, worst),
@@ -119,12 +118,6 @@ def _read(
         coverage=_coverage(flat, reduced.costs, timeline),
         explain=_explain(program, cluster, plan, memory[worst], outside),
     )
-
-
-def _warnings(memory_share: float) -> tuple[str, ...]:
-    if _FULL < memory_share <= 1:
-        return (f"memory is {memory_share:.0%} full: allocator retries can make the step 10 to 30 % slower",)
-    return ()
 
 
 def _used_groups(program: Program) -> list[CommGroup]:

@@ -15,8 +15,11 @@ from forerun.units import GIB, MIB
 class ReserveModel:
     """Constants of reserved.yaml."""
 
-    activation_slack: float
-    """share of the varying part of the peak (everything that is not resident) that is held but not allocated"""
+    slack: float
+    """share of the varying part of the peak (everything that is not resident) that is held but not allocated, when
+    memory is plenty"""
+    least_slack: float
+    """the same when memory is short: cached blocks are given back, only fragmentation is left"""
     segment_bytes: int
     context_bytes: int
     """CUDA context and kernels, outside the allocator"""
@@ -29,18 +32,36 @@ def reserve_model() -> ReserveModel:
     text = (resources.files("forerun.memory") / "reserved.yaml").read_text(encoding="utf-8")
     data = yaml.safe_load(text)
     return ReserveModel(
-        activation_slack=data["activation_slack"],
+        slack=data["slack"],
+        least_slack=data["least_slack"],
         segment_bytes=int(data["segment_mib"] * MIB),
         context_bytes=int(data["context_gib"] * GIB),
         nccl_bytes_per_group=int(data["nccl_mib_per_group"] * MIB),
     )
 
 
-def reserved_bytes(peak_bytes: int, resident_bytes: int) -> int:
-    """Peak of torch.cuda.max_memory_reserved, estimated: resident tensors are packed, the rest leaves gaps."""
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What the allocator holds."""
+
+    peak_bytes: int
+    """estimate of torch.cuda.max_memory_reserved"""
+    fits: bool
+    tight: bool
+    """it fits only because the allocator gives cached blocks back and asks again, which costs time"""
+
+
+def reserved(peak_bytes: int, resident_bytes: int, available_bytes: int) -> Reserved:
+    """Reserved memory at a peak of `peak_bytes` allocated, of which `resident_bytes` live through the whole step.
+
+    Resident tensors are packed, the rest leaves gaps; `available_bytes` is what the device leaves to the allocator.
+    """
     model = reserve_model()
-    held = peak_bytes + model.activation_slack * max(0, peak_bytes - resident_bytes)
-    return int(-(-held // model.segment_bytes)) * model.segment_bytes
+    varying = max(0, peak_bytes - resident_bytes)
+    wanted = -int(-(peak_bytes + model.slack * varying) // model.segment_bytes) * model.segment_bytes
+    fits = peak_bytes + model.least_slack * varying <= available_bytes
+    tight = fits and wanted > available_bytes
+    return Reserved(available_bytes if tight else wanted, fits, tight)
 
 
 def outside_allocator_bytes(n_groups: int) -> int:
