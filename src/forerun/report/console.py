@@ -59,6 +59,9 @@ def print_search(
     out.print()
     if result.ranked:
         out.print(_ranking(result, top))
+        warned = next((place.warnings[0] for place in result.top(top) if place.warnings), None)
+        if warned:
+            out.print(f"! {warned}")
         out.print()
         _print_histogram(out, result)
         out.print()
@@ -154,7 +157,7 @@ def _ranking(result: SearchResult, top: int) -> Table:
             f"{prediction.tokens_per_s_per_gpu:,.0f}",
             percent(prediction.mfu),
             percent(prediction.hfu),
-            f"{prediction.peak_reserved_gib:.1f}",
+            f"{prediction.peak_reserved_gib:.1f}{'!' if prediction.warnings else ''}",
             percent(prediction.exposed_comm_s / prediction.step_time_s),
             percent(prediction.bubble_s / prediction.step_time_s),
         )
