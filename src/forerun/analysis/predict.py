@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.analysis.breakdown import Cause, breakdown_ps, exposed_s
+from forerun.analysis.explain import explain
 from forerun.analysis.fold import Folded, fold, unfolded
 from forerun.analysis.prediction import Prediction
 from forerun.cluster.types import Cluster
@@ -89,8 +90,10 @@ def _read(
     mfu = model_flops_per_token(model, plan.seq_len) * tokens_per_gpu / step_s / peak
     worst = max(range(len(memory)), key=lambda i: memory[i].peak_bytes)
     resident = int(program.rank_classes[worst].resident_bytes.sum())
-    outside = outside_allocator_bytes(len(_used_groups(program)))
+    groups = _used_groups(program)
+    outside = outside_allocator_bytes(len(groups))
     held = reserved(memory[worst].peak_bytes, resident, cluster.device.memory_bytes - outside)
+    coverage = _coverage(flat, reduced.costs, timeline)
     price = cluster.price_per_gpu_hour
     causes = {cause.name.lower(): float(row[cause]) for cause in Cause}
     return Prediction(
@@ -115,8 +118,8 @@ def _read(
         breakdown={name: value for name, value in causes.items() if value > 0},
         bottleneck=max(causes, key=lambda name: causes[name]),
         dollars_per_billion_tokens=_dollars(plan, step_s, price),
-        coverage=_coverage(flat, reduced.costs, timeline),
-        explain=_explain(program, cluster, plan, memory[worst], outside),
+        coverage=coverage,
+        explain=explain(program, cluster, plan, groups, memory[worst], outside, peak, coverage),
     )
 
 
@@ -157,22 +160,3 @@ def _coverage(flat: FlatProgram, costs: StepCosts, timeline: Timeline) -> float:
     spent = (timeline.end_ps - timeline.start_ps) * (flat.stream <= Stream.EP)
     total = float(spent.sum())
     return float((spent * costs.calibrated[flat.op]).sum()) / total if total else 1.0
-
-
-def _explain(program: Program, cluster: Cluster, plan: Plan, memory: MemoryProfile, outside: int) -> tuple[str, ...]:
-    stack = load_stack(plan.stack)
-    nodes = sum(len(cls.block) for cls in program.rank_classes)
-    lines = [
-        f"step_time_s: end of a simulated step of {nodes} block instances ({len(program.ops)} distinct kernels and"
-        f" collectives) on {len(program.rank_classes)} distinct rank(s)",
-        f"kernels: cost profile {cluster.device.cost_profile!r}, sustained clock {cluster.device.sustained:.2f};"
-        f" software stack {stack.name!r}: {stack.description}",
-        f"collectives: links {', '.join(f'{k.name} {k.bytes_per_s / 1e9:.0f} GB/s per GPU' for k in cluster.links)};"
-        f" groups {', '.join(f'{g.axis} {g.nodes}x{g.ranks_per_node}' for g in _used_groups(program)) or 'none'}"
-        " (nodes x ranks per node)",
-        f"mfu: 6 N + 12 L h s FLOPs per token over the dense peak of {_peak(plan, cluster) / 1e12:.0f} TFLOP/s",
-        f"peak_allocated_gib: tensors in host issue order; peak at {memory.rank_class}",
-        f"fits: reserved plus {outside / GIB:.2f} GiB of context and NCCL buffers against"
-        f" {cluster.device.memory_bytes / GIB:.1f} GiB",
-    ]
-    return tuple(lines)

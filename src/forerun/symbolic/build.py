@@ -197,9 +197,8 @@ class _Builder:
             self._post(steps, order[i])
         needs = self._needs(order[i])
         forward, backward = needs == "activations", needs == "gradients"
-        sent = (
-            blocking and self.plan.virtual_stages == 1
-        )  # interleaved receivers take an output long before they use it
+        # interleaved receivers take an output long before they use it; zero-bubble runtimes do not wait for sends
+        sent = blocking and self.plan.virtual_stages == 1 and not self.split
         if forward or backward or sent:
             steps.add(self.wires.wait(forward, backward, sent))
         if not blocking and i + 1 < len(order):

@@ -148,9 +148,12 @@ class _VScheduler:
             action = Action(kind, (rank, 2 * self.p - 1 - rank)[half], self.next[rank][kind][half])  # type: ignore[arg-type,index]
             if action.microbatch < self.m and self._ready(action):
                 self.next[rank][action.kind][half] += 1
-                self.in_flight[rank] += 1 if kind == "F" else -1
+                self.in_flight[rank] += kind == "F"
                 return action
-        return self.waiting[rank].pop(0) if self.waiting[rank] else None
+        if not self.waiting[rank]:
+            return None
+        self.in_flight[rank] -= 1  # a micro batch holds its activations until its weight pass
+        return self.waiting[rank].pop(0)
 
     def _done(self, action: Action) -> bool:
         return self.finish.get(action, self.now + 1) <= self.now

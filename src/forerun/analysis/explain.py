@@ -1,0 +1,55 @@
+"""Where every figure of a prediction comes from, one line a figure."""
+
+from __future__ import annotations
+
+from forerun.cluster.types import Cluster
+from forerun.memory.profile import MemoryProfile
+from forerun.memory.reserved import reserve_model
+from forerun.plan.plan import Plan
+from forerun.plan.stack import load_stack
+from forerun.program.groups import CommGroup
+from forerun.program.types import Program
+from forerun.units import GIB
+
+
+def explain(
+    program: Program,
+    cluster: Cluster,
+    plan: Plan,
+    groups: list[CommGroup],
+    memory: MemoryProfile,
+    outside_bytes: int,
+    peak_flops: float,
+    coverage: float,
+) -> tuple[str, ...]:
+    """Lines that name the inputs, the models and the fitted constants behind each figure of a Prediction.
+
+    `groups` are the communication groups in use, `outside_bytes` the memory that the allocator does not see,
+    `peak_flops` what MFU divides by, `coverage` the share of kernel time in calibrated shapes.
+    """
+    device, stack, model = cluster.device, load_stack(plan.stack), reserve_model()
+    steps = sum(len(cls.block) for cls in program.rank_classes)
+    links = ", ".join(f"{link.kind} {link.bytes_per_s / 1e9:.0f} GB/s per GPU" for link in cluster.links)
+    where = ", ".join(f"{group.axis} {group.nodes}x{group.ranks_per_node}" for group in groups) or "none"
+    fitted = "; ".join(f"{name} {getattr(stack, name)} ({how})" for name, how in stack.fitted.items())
+    lines = [
+        f"step_time_s: end of a simulated step of {steps:,} block instances ({len(program.ops)} distinct kernels and"
+        f" collectives) on {len(program.rank_classes)} distinct rank(s)",
+        f"kernels: cost profile {device.cost_profile!r} at {device.sustained:.2f} of its clock"
+        f" ({device.source.get('sustained', 'not fitted')}); {coverage:.0%} of kernel time in calibrated shapes",
+        f"software: stack {stack.name!r}, {stack.description} ({stack.source})",
+        *([f"software, fitted: {fitted}"] if fitted else []),
+        f"collectives: {links}; groups as nodes x ranks per node: {where}",
+        "exposed_comm_s: gaps of the compute stream that end with a collective or transfer on another stream",
+        "bubble_s: gaps that end with another pipeline stage, mean over ranks",
+        f"mfu: 6 N + 12 L h s FLOPs per token over the dense peak of {peak_flops / 1e12:.0f} TFLOP/s",
+        "hfu: FLOPs of the kernels that ran, recomputation included and causal attention halved, over the same peak",
+        "peak_allocated_gib: tensors from allocation to last use in host issue order; the peak is on"
+        f" {memory.rank_class}",
+        f"peak_reserved_gib: allocated plus {model.slack:.0%} of what does not live through the whole step (fitted)",
+        f"fits: with {model.least_slack:.0%} fragmentation and {outside_bytes / GIB:.2f} GiB of context and NCCL"
+        f" buffers within {device.memory_bytes / GIB:.1f} GiB",
+    ]
+    if cluster.price_per_gpu_hour is not None:
+        lines.append(f"dollars_per_billion_tokens: {cluster.price_per_gpu_hour} dollars per GPU-hour, a list price")
+    return tuple(lines)
