@@ -5,7 +5,7 @@ from __future__ import annotations
 from forerun.program.types import Category, Collective, Stream
 from forerun.symbolic.kernels import Kit
 from forerun.symbolic.linear import Section, Weights
-from forerun.symbolic.tape import Tape, TapeOp, on_compute
+from forerun.symbolic.tape import Stage, Tape, TapeOp, on_compute
 
 EMBEDDING, HEAD = 0, 5
 
@@ -118,58 +118,20 @@ def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> 
     forward, backward = kit.pattern_in("loss", tokens * vocab, style)
     if kit.plan.loss_parallel and kit.plan.tp > 1:  # maximum, sum and target logit of every token
         forward = forward + 3 * kit.collective("loss.reduce", Collective.ALL_REDUCE, "tp", 4 * tokens, Stream.TP)
-    wide, add = tokens * vocab * 4, section.tape.add
+    wide = tokens * vocab * 4
+    kept, size = logits, 4  # compiled code and in-place kernels keep the logits themselves
     if style == "composed":
-        add(
-            TapeOp(
-                "loss.float",
-                "loss",
-                HEAD,
-                [],
-                [],
-                reads=(logits,),
-                makes=(("logits32", wide),),
-                category=Category.LOGITS,
-            )
-        )
-        add(
-            TapeOp(
-                "loss",
-                "loss",
-                HEAD,
-                forward,
-                backward,
-                reads=("logits32",),
-                saves=("log_softmax",),
-                makes=(("log_softmax", wide),),
-                category=Category.LOGITS,
-            )
-        )
+        section.tape.add(_loss_op("loss.float", [], [], logits, (), ("logits32", wide)))
+        logits, kept, size = "logits32", "log_softmax", wide
     elif style == "fused" and kit.stack.loss_in_fp32:
-        add(
-            TapeOp(
-                "loss",
-                "loss",
-                HEAD,
-                forward,
-                backward,
-                reads=(logits,),
-                saves=("softmax",),
-                makes=(("softmax", wide),),
-                category=Category.LOGITS,
-            )
-        )
-    else:
-        add(
-            TapeOp(
-                "loss",
-                "loss",
-                HEAD,
-                forward,
-                backward,
-                reads=(logits,),
-                saves=(logits,),
-                makes=(("loss", 4),),
-                category=Category.LOGITS,
-            )
-        )
+        kept, size = "softmax", wide
+    made = (kept if kept != logits else "loss", size)
+    section.tape.add(_loss_op("loss", forward, backward, logits, (kept,), made))
+
+
+def _loss_op(
+    name: str, forward: list[Stage], backward: list[Stage], reads: str, saves: tuple[str, ...], made: tuple[str, int]
+) -> TapeOp:
+    return TapeOp(
+        name, "loss", HEAD, forward, backward, reads=(reads,), saves=saves, makes=(made,), category=Category.LOGITS
+    )

@@ -54,7 +54,9 @@ def _actions(schedule: str, p: int, v: int, m: int) -> tuple[tuple[Action, ...],
         return tuple(_interleaved(p, r, v, m) for r in range(p))
     if schedule == "ZB1P":
         return tuple(_zero_bubble(p, r, m) for r in range(p))
-    return _v_schedule(p, m, overlap=schedule == "DualPipeV")
+    if schedule == "ZBV":
+        return tuple(_zbv(p, r, m) for r in range(p))
+    return tuple(_dual_pipe_v(p, r, m) for r in range(p))
 
 
 def _one_f_one_b(p: int, rank: int, m: int) -> tuple[Action, ...]:
@@ -104,65 +106,103 @@ def _zero_bubble(p: int, rank: int, m: int) -> tuple[Action, ...]:
     return tuple(order)
 
 
-def _v_schedule(p: int, m: int, overlap: bool) -> tuple[tuple[Action, ...], ...]:
-    """Two stages a rank in a V (ZBV, arXiv 2405.15362; DualPipeV), by list scheduling in unit passes.
+class _VRank:
+    """Passes of one rank of a V in order: its stage on the way down is half 0, the one on the way up half 1."""
 
-    Every rank takes, in each time slot, the first that is ready of: a backward, a forward of its later stage, a
-    forward of its earlier one while fewer than 2 p micro-batch halves are in flight, a weight pass. DualPipeV keeps
-    p more in flight.
+    def __init__(self, p: int, rank: int) -> None:
+        self.stages = (rank, 2 * p - 1 - rank)
+        self.order: list[Action] = []
+        self.later: list[tuple[int, int]] = []
+        """(half, micro batch) of weight passes put off"""
+        self.next: dict[Pass, list[int]] = {"F": [0, 0], "B": [0, 0]}
+
+    def _add(self, kind: Pass, half: int) -> int:
+        number = self.next[kind][half]
+        self.next[kind][half] += 1
+        self.order.append(Action(kind, self.stages[half], number))
+        return number
+
+    def forward(self, half: int) -> None:
+        """Forward of this half's next micro batch."""
+        self._add("F", half)
+
+    def backward(self, half: int, put_off: bool = False) -> None:
+        """Backward of this half's next micro batch, its weight pass at once or put off."""
+        self.later.append((half, self._add("B", half)))
+        if not put_off:
+            self.weights(len(self.later) - 1)
+
+    def weights(self, place: int = 0) -> None:
+        """A weight pass that was put off, the oldest unless `place` says otherwise."""
+        half, number = self.later.pop(place)
+        self.order.append(Action("W", self.stages[half], number))
+
+
+def _zbv(p: int, rank: int, m: int) -> tuple[Action, ...]:
+    """ZBV (arXiv 2405.15362, section 4), in the fixed order that torch.distributed.pipelining runs.
+
+    The order is that of at least 2 p - 1 micro batches; those above `m` are left out.
     """
-    scheduler = _VScheduler(p, m, 3 * p if overlap else 2 * p)
-    while scheduler.left:
-        scheduler.slot()
-    return tuple(tuple(row) for row in scheduler.order)
+    v = _VRank(p, rank)
+    n = max(m, 2 * p - 1)
+    for _ in range(2 * (p - rank) - 1):
+        v.forward(0)
+    for _ in range(rank):
+        v.forward(1)
+        v.forward(0)
+    for _ in range(p - rank):
+        v.forward(1)
+        v.backward(1)
+    forwards = v.next["F"]
+    while forwards[1] < n:
+        if forwards[0] < n:
+            v.forward(0)
+        v.backward(0)
+        v.forward(1)
+        v.backward(1)
+    for _ in range(rank):
+        v.backward(0, put_off=True)
+        v.backward(1, put_off=True)
+    v.later.sort()  # weight passes of the way down go first
+    for _ in range(p - rank):
+        v.backward(0, put_off=True)
+        v.later.sort()
+        v.weights()
+    while v.later:
+        v.weights(next((i for i, (half, _) in enumerate(v.later) if half), 0))
+    return tuple(action for action in v.order if action.microbatch < m)
 
 
-class _VScheduler:
-    """State of the list scheduling of a V."""
-
-    def __init__(self, p: int, m: int, limit: int) -> None:
-        self.p, self.m, self.limit = p, m, limit
-        self.left = 6 * m * p
-        self.now = 0
-        self.finish: dict[Action, int] = {}
-        self.order: list[list[Action]] = [[] for _ in range(p)]
-        self.waiting: list[list[Action]] = [[] for _ in range(p)]
-        self.next: list[dict[Pass, list[int]]] = [{"F": [0, 0], "B": [0, 0]} for _ in range(p)]
-        self.in_flight = [0] * p
-
-    def slot(self) -> None:
-        """Choose what every rank runs in this slot."""
-        for rank, action in enumerate([self._choose(rank) for rank in range(self.p)]):
-            if action is not None:
-                self.order[rank].append(action)
-                self.finish[action] = self.now + 1
-                self.left -= 1
-                if action.kind == "B":
-                    self.waiting[rank].append(Action("W", action.stage, action.microbatch))
-        self.now += 1
-
-    def _choose(self, rank: int) -> Action | None:
-        for kind, half in (("B", 0), ("B", 1), ("F", 1), ("F", 0)):
-            if kind == "F" and half == 0 and self.in_flight[rank] >= self.limit:
-                continue
-            action = Action(kind, (rank, 2 * self.p - 1 - rank)[half], self.next[rank][kind][half])  # type: ignore[arg-type,index]
-            if action.microbatch < self.m and self._ready(action):
-                self.next[rank][action.kind][half] += 1
-                self.in_flight[rank] += kind == "F"
-                return action
-        if not self.waiting[rank]:
-            return None
-        self.in_flight[rank] -= 1  # a micro batch holds its activations until its weight pass
-        return self.waiting[rank].pop(0)
-
-    def _done(self, action: Action) -> bool:
-        return self.finish.get(action, self.now + 1) <= self.now
-
-    def _ready(self, action: Action) -> bool:
-        stage, i = action.stage, action.microbatch
-        if action.kind == "F":
-            return stage == 0 or self._done(Action("F", stage - 1, i))
-        return self._done(Action("F", stage, i)) and (stage == 2 * self.p - 1 or self._done(Action("B", stage + 1, i)))
+def _dual_pipe_v(p: int, rank: int, m: int) -> tuple[Action, ...]:
+    """DualPipeV (DeepSeek's DualPipe cut in half, arXiv 2412.19437, section 3.2.1): its eight phases, for m >= 2 p."""
+    v = _VRank(p, rank)
+    for _ in range(2 * (p - rank - 1)):
+        v.forward(0)
+    for _ in range(rank + 1):
+        v.forward(0)
+        v.forward(1)
+    for _ in range(p - rank - 1):
+        v.backward(1)
+        v.forward(1)
+    for _ in range(m - 2 * p + rank + 1):
+        v.forward(0)
+        v.backward(1)
+        v.forward(1)
+        v.backward(0)
+    for _ in range(p - rank - 1):
+        v.backward(1)
+        v.forward(1)
+        v.backward(0)
+    half = (rank + 1) // 2
+    for i in range(rank + 1):
+        v.backward(1, put_off=i > half or (i == half and rank % 2 == 1))
+        v.backward(0, put_off=i >= half)
+    for _ in range(p - rank - 1):
+        v.weights()
+        v.backward(0, put_off=True)
+    while v.later:
+        v.weights()
+    return tuple(v.order)
 
 
 def layers_of_stages(n_layers: int, plan: Plan) -> list[int]:
