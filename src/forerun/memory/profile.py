@@ -32,7 +32,7 @@ class MemoryProfile:
         """Block and operation at which the peak stands, in words."""
         cls = program.rank_classes[rank]
         block = program.blocks[int(cls.block[self.peak_step])]
-        op = program.ops.name[int(block.op[min(self.peak_node, len(block) - 1)])]
+        op = program.ops.name[int(block.op[min(self.peak_node, len(block) - 1)])] if len(block) else "what is kept"
         layer = int(cls.layer[self.peak_step])
         where = f" of layer {layer}" if layer >= 0 else ""
         return f"{op} in {block.name}{where}, micro batch {int(cls.microbatch[self.peak_step])}"

@@ -1,0 +1,63 @@
+"""How close the real predictor comes to published runs. The bounds are the project's promises."""
+
+from __future__ import annotations
+
+import pytest
+from published import HARDWARE, MEASUREMENTS, MODELS, needs_measurements
+
+from forerun.analysis.predict import predict
+from forerun.model.architecture_table import load_architectures
+from forerun.validation import metrics
+from forerun.validation.hardware import read_hardware
+from forerun.validation.metrics import Forecast
+from forerun.validation.rows import Measurement, read_measurements
+from forerun.validation.run import RowResult, forecasts, run
+
+pytestmark = [needs_measurements, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def results() -> list[RowResult]:
+    return run(read_measurements(MEASUREMENTS), load_architectures(MODELS), read_hardware(HARDWARE), predict)
+
+
+@pytest.fixture(scope="module")
+def complete(results: list[RowResult]) -> list[Measurement]:
+    """Rows of tier A: nothing that decides time or memory is left open."""
+    return [result.row for result in results if result.row.tier == "A"]
+
+
+@pytest.fixture(scope="module")
+def found(results: list[RowResult]) -> dict[str, Forecast]:
+    return forecasts(results)
+
+
+def test_no_row_trips_over_a_fault(results: list[RowResult]) -> None:
+    assert [(result.row.id, result.reason) for result in results if result.defect] == []
+    assert all(result.reason for result in results if result.prediction is None)
+
+
+def test_complete_rows_are_expressed(complete: list[Measurement], found: dict[str, Forecast]) -> None:
+    assert len(complete) > 200
+    assert sum(row.id in found for row in complete) >= 0.97 * len(complete)
+
+
+def test_step_time(complete: list[Measurement], found: dict[str, Forecast]) -> None:
+    stats = metrics.time_stats(complete, found)
+    assert stats.compared >= 0.97 * stats.total > 200
+    assert stats.mape <= 0.08, stats
+    assert abs(stats.signed) <= 0.03, stats
+
+
+def test_allocated_memory(complete: list[Measurement], found: dict[str, Forecast]) -> None:
+    stats = metrics.memory_stats(complete, found, "allocated")
+    assert stats.compared >= 0.97 * stats.total > 30
+    assert stats.mape <= 0.05, stats
+
+
+def test_what_fits(complete: list[Measurement], found: dict[str, Forecast]) -> None:
+    """Rows of other tiers leave open what memory depends on (checkpointing first of all)."""
+    judged = metrics.out_of_memory(complete, found)
+    assert judged.oom_judged == judged.oom_rows > 0
+    assert judged.oom_found >= judged.oom_rows - 1, judged
+    assert judged.ok_refused <= 0.03 * judged.ok_judged, judged
