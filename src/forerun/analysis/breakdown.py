@@ -10,8 +10,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from forerun.engine.jit import njit
 from forerun.engine.simulate import Timeline
+from forerun.jit import njit
 from forerun.program.types import F64, I8, I32, I64, FlatProgram, OpKind, OpTable, Phase, Stream
 
 
