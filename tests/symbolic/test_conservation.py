@@ -178,3 +178,18 @@ def test_prefetching_further_trades_memory_for_time() -> None:
     assert all(leak(program) == {} for program in programs)
     peaks = [profile(program)[0].peak_bytes for program in programs]
     assert peaks[1] <= peaks[2] <= peaks[3]
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_buckets_change_how_gradients_travel_and_not_how_much(zero_stage: int) -> None:
+    def traffic(bucket_mib: float) -> tuple[int, float]:
+        p = plan(zero_stage=zero_stage, dp_shard=8, ddp_bucket_mib=bucket_mib)
+        program = build(DENSE, p, CLUSTER)
+        ops = unfold(program).op
+        grads = np.array([name.endswith(".grads") for name in program.ops.name])[ops]
+        return int(grads.sum()), float(program.ops.bytes_comm[ops][grads].sum())
+
+    (few, whole), (many, same) = traffic(200.0), traffic(10.0)
+    assert many > 3 * few
+    assert same == pytest.approx(whole, rel=1e-9)
+    assert whole == pytest.approx(4 * parameter_count(DENSE), rel=1e-9)

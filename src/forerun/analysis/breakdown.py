@@ -12,7 +12,7 @@ import numpy as np
 
 from forerun.engine.simulate import Timeline
 from forerun.jit import njit
-from forerun.program.types import F64, I8, I32, I64, FlatProgram, OpKind, OpTable, Phase, Stream
+from forerun.program.types import F64, I8, I32, I64, FlatProgram, OpKind, OpTable, Stream
 
 
 class Cause(IntEnum):
@@ -143,12 +143,3 @@ def _breakdown(
 def exposed_s(row: F64) -> float:
     """Seconds of exposed communication in one row (seconds by Cause)."""
     return float(sum(row[cause] for cause in EXPOSED))
-
-
-def phases_ps(flat: FlatProgram, timeline: Timeline) -> dict[str, int]:
-    """Compute-stream picoseconds by phase, of the first rank class."""
-    nodes = slice(int(flat.class_ptr[0]), int(flat.class_ptr[1]))
-    compute = flat.stream[nodes] == Stream.COMPUTE
-    busy = (timeline.end_ps[nodes] - timeline.start_ps[nodes])[compute]
-    phase = flat.phase[nodes][compute]
-    return {p.name.lower(): int(busy[phase == p].sum()) for p in Phase}

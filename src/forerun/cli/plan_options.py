@@ -27,7 +27,7 @@ HELP = {
     "zero_stage": "what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters (FSDP)",
     "reshard_after_forward": "free gathered parameters after the forward pass",
     "prefetch": "FSDP units gathered ahead",
-    "ddp_bucket_mib": "size of a DDP gradient bucket",
+    "ddp_bucket_mib": "size of a bucket of replicated gradients; 0: the stack's own",
     "reduce_dtype": "dtype in which gradients are reduced",
     "accumulate_dtype": "dtype of the gradient buffer",
     "overlap_grad_reduce": "reduce gradients while backward runs",

@@ -37,7 +37,8 @@ class Plan:
     """default: reshard unless pp > 1, as torchtitan does"""
     prefetch: int = 1
     """how many FSDP units are gathered ahead (FSDP2: one); 0 serialises gathers and compute"""
-    ddp_bucket_mib: float = 25.0
+    ddp_bucket_mib: float = 0.0
+    """size of a bucket in which replicated gradients are reduced; 0 is the stack's habit"""
     reduce_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """dtype in which gradients are reduced; auto is the stack's habit"""
     accumulate_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -110,6 +111,8 @@ class Plan:
                 raise ForerunError(f"plan: {field} must be a whole number of at least 1, got {value!r}")
         if self.prefetch < 0:
             raise ForerunError(f"plan: prefetch must be at least 0, got {self.prefetch}")
+        if self.ddp_bucket_mib < 0:
+            raise ForerunError(f"plan: ddp_bucket_mib must be at least 0, got {self.ddp_bucket_mib}")
         if self.expert_imbalance < 1:
             raise ForerunError(f"plan: expert_imbalance must be at least 1, got {self.expert_imbalance}")
         if not 0 <= self.activation_offload <= 1:

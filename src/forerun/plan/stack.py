@@ -78,8 +78,8 @@ class Stack:
     owner_broadcast_us: float = 0.0
     """per owning rank, when every rank broadcasts its updated parameters in turn"""
     grad_reduce_overlap: bool = True
-    grad_reduce_exposed: float = 0.0
-    """share of an overlapped gradient reduction that waits for the end of backward"""
+    bucket_mib: float = 25.0
+    """size of a bucket in which replicated gradients are reduced beside the backward pass"""
     reduce_dtype: Literal["fp32", "bf16", "fp16", "param"] = "fp32"
     accumulate_dtype: Literal["fp32", "bf16", "fp16", "param"] = "param"
     """dtype of the gradient buffer that micro batches add into"""

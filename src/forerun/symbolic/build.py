@@ -63,6 +63,8 @@ class _Steps:
     microbatch: list[int] = field(default_factory=list)
     layer: list[int] = field(default_factory=list)
     now: int = 0
+    bucket: list[Unit] = field(default_factory=list)
+    """units whose gradients wait for the bucket to fill"""
     gathers: int = 0
     opens: int = 0
 
@@ -84,7 +86,7 @@ class _Builder:
         self.split = plan.pp > 1 and plan.pp_schedule in SPLIT
         self.units: Units = build_units(self.kit, self.split)
         self._parts: dict[int, _Part] = {}
-        self._layer_numbers = list(range(model.n_layers))
+        self._buckets: dict[tuple[int, ...], int] = {}
         self.wires = Wires(self.kit, self._add)
         self.reshard = plan.zero_stage == 3 and (
             plan.reshard_after_forward == "always" or (plan.reshard_after_forward == "default" and plan.pp == 1)
@@ -266,7 +268,7 @@ class _Builder:
         if not self.parallel.fsdp:
             steps.add(around["accumulate_first" if first else "accumulate", 0], part.layer)
             if last and self.overlap_reduce:
-                steps.add(around["reduce", 0], part.layer)
+                self._bucket(steps, part)
         elif self.plan.n_microbatches == 1:
             steps.add(around["reduce_first", 0], part.layer)
         else:
@@ -274,18 +276,32 @@ class _Builder:
             if last:
                 steps.add(around["reduce_accumulated", 0], part.layer)
 
+    def _bucket(self, steps: _Steps, part: _Part) -> None:
+        """Fill the bucket; reduce it when it is full."""
+        steps.bucket.append(part.unit)
+        size = sum(unit.weights.total for unit in steps.bucket) * self.parallel.reduce_bytes
+        if size >= self.parallel.bucket_bytes:
+            self._reduce_bucket(steps)
+
+    def _reduce_bucket(self, steps: _Steps) -> None:
+        key = tuple(id(unit) for unit in steps.bucket)
+        if key not in self._buckets:
+            name = "reduce " + ", ".join(dict.fromkeys(unit.name for unit in steps.bucket))
+            weights = Weights.joined(unit.weights for unit in steps.bucket)
+            self._buckets[key] = self._add(self.parallel.reduce_replicated(name, weights, self.parallel.bucket_bytes))
+        steps.add(self._buckets[key])
+        steps.bucket.clear()
+
     # -- end of the step -----------------------------------------------------------------------------------------
 
     def _finish(self, steps: _Steps, parts: list[_Part], weights: Weights, rank: int) -> None:
         """Reductions that waited for the end, tied embeddings, the optimizer."""
         plan, kit = self.plan, self.kit
         steps.now = plan.n_microbatches
+        if steps.bucket:
+            self._reduce_bucket(steps)
         if not self.parallel.fsdp and not self.overlap_reduce:
-            block = BlockBuilder()
-            start = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD)
-            self.parallel.reduce_nodes(block, "all", weights, [start])
-            if len(block) > 1:
-                steps.add(self._add(block.build("reduce at the end")))
+            steps.add(self._add(self.parallel.reduce_replicated("reduce at the end", weights)))
         ends = {stage_rank(plan, 0), stage_rank(plan, plan.n_stages - 1)}
         if self.model.tied_embeddings and len(ends) == 2 and rank in ends:
             steps.add(self._add(self._tied_embedding_reduction(tuple(sorted(ends)))))

@@ -13,6 +13,7 @@ Gathers and reductions of one process group run in issue order on one stream, as
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal
 
 from forerun.plan.plan import Plan
@@ -21,6 +22,7 @@ from forerun.program.types import Block, Category, Collective, Phase, Stream
 from forerun.symbolic.kernels import Kit
 from forerun.symbolic.linear import Weights
 from forerun.symbolic.shapes import DTYPE_BYTES, ceil_div
+from forerun.units import MIB
 
 REDUCED = 2
 """event slot; gathers take turns with slots of their own"""
@@ -89,8 +91,6 @@ class DataParallel:
             return self._free(name, gathered * (1 if action == "close" or self.simple else 1 + self.depth))
         if action.startswith("accumulate"):
             return self._accumulate(name, weights, made, first=action == "accumulate_first")
-        if not self.fsdp:
-            return self._reduce_replicated(name, weights)
         if action == "reduce_accumulated":
             return self._reduce_scatter(name, weights, -1, first=True)
         return self._reduce_scatter(name, weights, made, first=action == "reduce_first")
@@ -217,17 +217,25 @@ class DataParallel:
             block.tensor(made, Category.UNSHARDED, -1, 0)
         return block.build(name + (".accumulate_first" if first else ".accumulate"))
 
-    def _reduce_replicated(self, name: str, weights: Weights) -> Block | None:
+    @property
+    def bucket_bytes(self) -> float:
+        """Bytes of gradients that are reduced together while the backward pass goes on."""
+        return (self.kit.plan.ddp_bucket_mib or self.kit.stack.bucket_mib) * MIB
+
+    def reduce_replicated(self, name: str, weights: Weights, bucket_bytes: float = inf) -> Block | None:
+        """Reduction of replicated gradients of `weights`, in buckets; None where nobody shares them."""
         block = BlockBuilder()
         start = block.node(self.kit.marker, Stream.COMPUTE, Phase.BACKWARD)
-        self.reduce_nodes(block, name, weights, [start])
-        return block.build(name + ".reduce") if len(block) > 1 else None
+        buckets = max(1, round(weights.total * self.reduce_bytes / bucket_bytes))
+        for _ in range(buckets):
+            self._reduce_bucket(block, name, weights, 1 / buckets, [start])
+        return block.build(name) if len(block) > 1 else None
 
-    def reduce_nodes(self, block: BlockBuilder, name: str, weights: Weights, after: list[int]) -> None:
-        """Append the reduction of replicated gradients of `weights`."""
+    def _reduce_bucket(self, block: BlockBuilder, name: str, weights: Weights, share: float, after: list[int]) -> None:
+        """Append the collectives of one bucket that holds `share` of the gradients."""
         kit, plan = self.kit, self.kit.plan
         dtype = kit.reduce_dtype
-        size = self.reduce_bytes
+        size = self.reduce_bytes * share
         sharded_state = plan.zero_stage >= 1 and plan.fsdp > 1
         scatter = sharded_state and kit.stack.grad_reduce == "reduce-scatter"
         for axis, tensors in self._parts(weights):

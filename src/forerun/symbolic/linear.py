@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from forerun.program.types import Collective, Stream
@@ -17,6 +18,16 @@ class Weights:
     vectors: list[int] = field(default_factory=list)
     experts: list[int] = field(default_factory=list)
     """matrices of local experts: sharded over fewer ranks"""
+
+    @staticmethod
+    def joined(parts: Iterable[Weights]) -> Weights:
+        """All weights of `parts`."""
+        whole = Weights()
+        for part in parts:
+            whole.matrices += part.matrices
+            whole.vectors += part.vectors
+            whole.experts += part.experts
+        return whole
 
     @property
     def dense(self) -> int:
