@@ -1,0 +1,1 @@
+"""Chakra execution traces: what every rank of a job executes, as files."""

@@ -1,0 +1,110 @@
+"""Attributes of a node, whatever type their writer chose for them.
+
+Writers disagree: the same attribute is int32 in one trace and uint64 or a text in the next, and booleans come as
+integers. Here a value is what it says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from forerun.chakra.schema import AttributeProto
+
+GROUP_SPELLINGS = ("pg_name", "comm_group")
+DIMENSION_SPELLINGS = ("involve_dims", "involved_dims", "involved_dim")
+"""names of the attributes that say who takes part in a collective, today's first"""
+_INT64 = 1 << 63
+_TRUE, _FALSE = {"true", "yes"}, {"false", "no", ""}
+
+Value = Any
+"""a number, text or bytes, a list of them, or None for an attribute without a value"""
+
+
+def decoded(blob: bytes) -> tuple[str, Value]:
+    """Name and value of the bytes of an AttributeProto; raises ValueError if they are none."""
+    try:
+        attribute = AttributeProto.FromString(blob)
+    except DecodeError as error:
+        raise ValueError(f"an attribute can't be decoded ({error})") from None
+    return attribute.name, value_of(attribute)
+
+
+def value_of(attribute: Any) -> Value:
+    """The value of an AttributeProto, lists as Python lists."""
+    kind = attribute.WhichOneof("value")
+    if kind is None:
+        return None
+    value = getattr(attribute, kind)
+    return list(value.values) if kind.endswith("_list") else value
+
+
+def whole_number(value: Value, name: str) -> int:
+    """`value` as a whole number of 64 bits; texts count by their integer part, as do floats.
+
+    Raises ValueError, naming the attribute `name`, where it is none.
+    """
+    if isinstance(value, (list, bytes)) and len(value) == 1:
+        value = value[0]
+    try:
+        if isinstance(value, str):
+            text = value.strip()
+            number = int(text) if text.lstrip("+-").isdecimal() else int(float(text))
+        else:
+            number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} is {_short(value)}, which is no number") from None
+    if not -_INT64 <= number < _INT64:
+        raise ValueError(f"{name} is {_short(value)}, which does not fit in 64 bits")
+    return number
+
+
+def truth(value: Value, name: str) -> bool:
+    """`value` as a boolean, which may be written as a number or a text; raises ValueError where it is neither."""
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if text in _TRUE or text in _FALSE:
+            return text in _TRUE
+    return whole_number(value, name) != 0
+
+
+def text_of(value: Value, name: str) -> str:
+    """`value` as text, numbers in their shortest form; raises ValueError where it is a list or not UTF-8."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"{name} is {_short(value)}, which is no text") from None
+    if isinstance(value, list):
+        raise ValueError(f"{name} is {_short(value)}, which is no text")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return "" if value is None else str(value)
+
+
+def dimensions(value: Value, name: str) -> tuple[bool, ...]:
+    """`value` as one boolean a dimension of the network; raises ValueError where it is no list."""
+    if not isinstance(value, list):
+        raise ValueError(f"{name} is {_short(value)}, which is no list")
+    return tuple(truth(item, name) for item in value)
+
+
+def tensors(value: Value, name: str) -> list[tuple[str, int]]:
+    """`value` (name, size, name, size, ...) as pairs; raises ValueError where it is no such list."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) % 2 or not all(isinstance(item, str) for item in value):
+        raise ValueError(f"{name} is {_short(value)}, not a list of names and sizes")
+    pairs = [
+        (tensor, whole_number(size, f"{name}: size of {tensor!r}"))
+        for tensor, size in zip(value[::2], value[1::2], strict=True)
+    ]
+    if any(size < 0 for _, size in pairs):
+        raise ValueError(f"{name} has a tensor of negative size")
+    return pairs
+
+
+def _short(value: Value) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

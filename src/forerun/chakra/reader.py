@@ -1,0 +1,89 @@
+"""Reading Chakra traces: node by node, or one rank into columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from google.protobuf.message import DecodeError
+
+from forerun.chakra.columns import Columns
+from forerun.chakra.framing import chunks, messages, opened
+from forerun.chakra.schema import GlobalMetadata, Node, RawNode
+from forerun.chakra.trace import RankTrace
+from forerun.errors import ForerunError
+
+
+def nodes(path: str | Path) -> Iterator[Any]:
+    """The nodes of a trace file (plain, gzip or Zstandard) in file order, one message in memory at a time.
+
+    Raises ForerunError, naming the file and the node: unreadable, truncated or damaged file.
+    """
+    with opened(Path(path)) as file:
+        yield from node_messages(file, str(path), Node)
+
+
+def metadata(path: str | Path) -> Any:
+    """The GlobalMetadata that a trace file begins with; raises ForerunError as `nodes` does."""
+    with opened(Path(path)) as file:
+        return _metadata(messages(chunks(file, str(path)), str(path)), str(path))
+
+
+def read_rank(path: str | Path, names: bool = False, tensors: bool = True) -> RankTrace:
+    """One rank's trace in columns; `names` keeps node and tensor names, `tensors` the inputs and outputs of nodes.
+
+    Number attributes may have any number type or be texts. A tensor has the size it is first given.
+
+    Raises ForerunError, naming the file and the node: whatever `nodes` raises, an unknown node type or collective, a
+    missing, negative or wrong attribute, a node id twice, a dependency on an unknown node or on the node itself.
+    """
+    with opened(Path(path)) as file:
+        return read_rank_from(file, str(path), names, tensors)
+
+
+def read_rank_from(file: BinaryIO, place: str, names: bool = False, tensors: bool = True) -> RankTrace:
+    """`read_rank` of an open file, which `place` names in errors."""
+    columns = Columns(names, tensors)
+    add = columns.add
+    for node in node_messages(file, place, RawNode):
+        try:
+            add(node)
+        except (ValueError, OverflowError) as error:
+            reason = error if isinstance(error, ValueError) else "a number that does not fit in 64 bits"
+            raise ForerunError(f"{place}: {describe(node)}: {reason}") from None
+    try:
+        return columns.finish()
+    except ValueError as error:
+        raise ForerunError(f"{place}: {error}") from None
+
+
+def node_messages(file: BinaryIO, place: str, kind: Any) -> Iterator[Any]:
+    """The nodes of an open trace file as messages of class `kind`: Node or RawNode. Raises as `nodes`."""
+    stream = messages(chunks(file, place), place)
+    _metadata(stream, place)
+    decode = kind.FromString
+    number = 1
+    try:
+        for number, message in enumerate(stream, 1):  # noqa: B007
+            yield decode(message)
+    except DecodeError as error:
+        raise ForerunError(f"{place}: node number {number} can't be decoded ({error}); write it again") from None
+
+
+def describe(node: Any) -> str:
+    """`node 7 (name)`, as errors name it."""
+    return f"node {node.id} ({node.name[:80]})" if node.name else f"node {node.id}"
+
+
+def _metadata(stream: Iterator[bytes], place: str) -> Any:
+    first = next(stream, None)
+    if first is None:
+        raise ForerunError(f"{place}: empty file; a Chakra trace begins with its metadata")
+    # Field 1 of the metadata is a text, that of a node a number.
+    if first.startswith(b"\x08"):
+        raise ForerunError(f"{place}: begins with a node; a Chakra trace begins with its metadata")
+    try:
+        return GlobalMetadata.FromString(first)
+    except DecodeError:
+        raise ForerunError(f"{place}: does not begin with metadata; is it a Chakra trace?") from None
