@@ -45,6 +45,8 @@ def whole_number(value: Value, name: str) -> int:
 
     Raises ValueError, naming the attribute `name`, where it is none.
     """
+    if type(value) is int and -_INT64 <= value < _INT64:
+        return value
     if isinstance(value, (list, bytes)) and len(value) == 1:
         value = value[0]
     try:
@@ -90,19 +92,13 @@ def dimensions(value: Value, name: str) -> tuple[bool, ...]:
     return tuple(truth(item, name) for item in value)
 
 
-def tensors(value: Value, name: str) -> list[tuple[str, int]]:
-    """`value` (name, size, name, size, ...) as pairs; raises ValueError where it is no such list."""
+def tensor_list(value: Value, name: str) -> tuple[list[str], list[str]]:
+    """Names and sizes of `value` (name, size, name, size, ...); raises ValueError if it is no such list."""
     if value is None:
-        return []
-    if not isinstance(value, list) or len(value) % 2 or not all(isinstance(item, str) for item in value):
+        return [], []
+    if not isinstance(value, list) or len(value) % 2 or (value and not isinstance(value[0], str)):
         raise ValueError(f"{name} is {_short(value)}, not a list of names and sizes")
-    pairs = [
-        (tensor, whole_number(size, f"{name}: size of {tensor!r}"))
-        for tensor, size in zip(value[::2], value[1::2], strict=True)
-    ]
-    if any(size < 0 for _, size in pairs):
-        raise ValueError(f"{name} has a tensor of negative size")
-    return pairs
+    return value[::2], value[1::2]
 
 
 def _short(value: Value) -> str:

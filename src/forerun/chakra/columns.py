@@ -14,7 +14,7 @@ from forerun.chakra.attributes import (
     Value,
     decoded,
     dimensions,
-    tensors,
+    tensor_list,
     text_of,
     truth,
     whole_number,
@@ -24,9 +24,8 @@ from forerun.program.types import I32, I64
 
 _CACHED = 1 << 15
 """attributes kept decoded; most traces have far fewer that differ, besides the lists of tensors"""
-_COMP, _SEND, _RECV, _COLLECTIVE = NodeKind.COMP, NodeKind.SEND, NodeKind.RECV, NodeKind.COLLECTIVE
-_MEMORY = (NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
-_LAST_KIND, _LAST_COMM_TYPE = max(NodeKind), max(CommType)
+_SEND, _COLLECTIVE = int(NodeKind.SEND), int(NodeKind.COLLECTIVE)
+_LAST_KIND, _LAST_COMM_TYPE = int(max(NodeKind)), int(max(CommType))
 _WHO = (DIMENSION_SPELLINGS[0], GROUP_SPELLINGS[0], *DIMENSION_SPELLINGS[1:], *GROUP_SPELLINGS[1:])
 _INT32 = 1 << 31
 
@@ -44,25 +43,37 @@ class AttributeCache(dict[bytes, tuple[str, Value]]):
 class _TensorTable(AttributeCache):
     """The same, but lists of tensors become rows of a table of tensors."""
 
-    def __init__(self, keep: bool, keep_names: bool) -> None:
+    def __init__(self, keep: bool) -> None:
         super().__init__()
-        self._keep, self._keep_names = keep, keep_names
+        self._keep = keep
         self.rows: dict[str, int] = {}
         self.sizes = array("q")
 
     def __missing__(self, blob: bytes) -> tuple[str, Value]:
         name, value = decoded(blob)
-        if name in ("inputs", "outputs"):
+        if name == "inputs" or name == "outputs":
             # Few lists repeat, so they are not worth their place.
-            return name, [self._row(*pair) for pair in tensors(value, name)] if self._keep else ()
+            return name, self._list(name, value) if self._keep else ()
         if len(self) >= _CACHED:
             self.clear()
         found = self[blob] = name, value
         return found
 
-    def _row(self, tensor: str, size: int) -> int:
-        row = self.rows.setdefault(tensor, len(self.sizes))
-        if row == len(self.sizes):
+    def _list(self, name: str, value: Value) -> list[int]:
+        tensors, sizes = tensor_list(value, name)
+        rows = self.rows
+        try:
+            return [rows[tensor] for tensor in tensors]
+        except KeyError:
+            return [self._row(tensor, size) for tensor, size in zip(tensors, sizes, strict=True)]
+
+    def _row(self, tensor: str, text: str) -> int:
+        row = self.rows.get(tensor)
+        if row is None:
+            size = whole_number(text, f"size of tensor {tensor!r}")
+            if size < 0:
+                raise ValueError(f"size of tensor {tensor!r} is {size}, which is negative")
+            row = self.rows[tensor] = len(self.sizes)
             self.sizes.append(size)
         return row
 
@@ -72,111 +83,115 @@ class Columns:
 
     def __init__(self, names: bool, tensors: bool) -> None:
         self._with_names, self._with_tensors = names, tensors
-        self._table = _TensorTable(tensors, names)
+        self._table = _TensorTable(tensors)
         self._names: list[str] = []
         self._groups: dict[str, int] = {}
         self._dimensions: dict[int, tuple[bool, ...]] = {}
         self._lists_tensors = True
-        self._column = {name: array(code) for name, code in _COLUMNS.items()}
-        self._append = {name: column.append for name, column in self._column.items()}
+        self._node = [array(code) for code in _NODE_COLUMNS.values()]
+        self._communication = [array(code) for code, _ in _COMMUNICATION_COLUMNS.values()]
+        self._communicating = array("q")
         self._data, self._ctrl = array("Q"), array("Q")
         self._inputs, self._outputs = array("i"), array("i")
-        self._pointers = {name: array("q", [0]) for name in ("data", "ctrl", "inputs", "outputs")}
+        self._pointers = [array("q", [0]) for _ in range(4)]
 
     def __len__(self) -> int:
-        return len(self._column["node_id"])
+        return len(self._node[0])
 
     def add(self, node: Any) -> None:
-        """Take one RawNode; raises ValueError, saying what is wrong with it."""
-        cache, append = self._table, self._append
+        """Take one RawNode; raises ValueError, saying what is wrong with it, or OverflowError."""
+        cache = self._table
         attributes = dict([cache[blob] for blob in node.attr])
         kind = node.type
         if not 0 <= kind <= _LAST_KIND:
             raise ValueError(f"unknown node type {kind}")
-        communicates = _SEND <= kind <= _COLLECTIVE
-        append["node_id"](node.id)
-        append["kind"](kind)
-        append["duration_us"](node.duration_micros)
-        append["num_ops"](_amount(attributes, "num_ops"))
-        append["tensor_size"](_amount(attributes, "tensor_size"))
-        append["is_cpu"](truth(attributes["is_cpu_op"], "is_cpu_op") if "is_cpu_op" in attributes else 0)
-        append["comm_size"](_amount(attributes, "comm_size", communicates))
-        if communicates:
+        if _SEND <= kind <= _COLLECTIVE:
             self._add_communication(kind, attributes)
-        else:
-            append["comm_type"](-1)
-            append["comm_tag"](0)
-            append["peer"](-1)
-            append["group"](-1)
-            append["priority"](0)
+        node_id, kinds, is_cpu, duration, num_ops, tensor_size = self._node
+        node_id.append(node.id)
+        kinds.append(kind)
+        is_cpu.append(truth(attributes["is_cpu_op"], "is_cpu_op") if "is_cpu_op" in attributes else 0)
+        duration.append(node.duration_micros)
+        num_ops.append(_amount(attributes, "num_ops") if "num_ops" in attributes else 0)
+        tensor_size.append(_amount(attributes, "tensor_size") if "tensor_size" in attributes else 0)
         self._add_lists(node, attributes)
 
     def _add_communication(self, kind: int, attributes: dict[str, Value]) -> None:
-        append = self._append
         comm_type = peer = group = -1
         if kind == _COLLECTIVE:
-            comm_type = _given(attributes, "comm_type")
+            comm_type = whole_number(_given(attributes, "comm_type"), "comm_type")
             if not 0 <= comm_type <= _LAST_COMM_TYPE:
                 raise ValueError(f"unknown comm_type {comm_type}")
             group = self._group(attributes)
         else:
             name = "comm_dst" if kind == _SEND else "comm_src"
-            peer = _given(attributes, name)
+            peer = whole_number(_given(attributes, name), name)
             if not 0 <= peer < _INT32:
                 raise ValueError(f"{name} is {peer}, which is no rank")
-        append["comm_type"](comm_type)
-        append["peer"](peer)
-        append["group"](group)
-        append["comm_tag"](whole_number(attributes.get("comm_tag") or 0, "comm_tag"))
         priority = whole_number(attributes.get("comm_priority") or 0, "comm_priority")
         if not -_INT32 <= priority < _INT32:
             raise ValueError(f"comm_priority is {priority}, which does not fit in 32 bits")
-        append["priority"](priority)
+        _given(attributes, "comm_size")
+        values = (
+            comm_type,
+            _amount(attributes, "comm_size"),
+            whole_number(attributes.get("comm_tag") or 0, "comm_tag"),
+            peer,
+            group,
+            priority,
+        )
+        for column, value in zip(self._communication, values, strict=True):
+            column.append(value)
+        self._communicating.append(len(self))
 
     def _group(self, attributes: dict[str, Value]) -> int:
         said = next((name for name in _WHO if attributes.get(name) is not None), None)
         if said in DIMENSION_SPELLINGS:
-            self._dimensions[len(self._column["group"])] = dimensions(attributes[said], said)
+            self._dimensions[len(self)] = dimensions(attributes[said], said)
             return -1
         name = text_of(attributes[said], said) if said else ""
         return self._groups.setdefault(name, len(self._groups)) if name else -1
 
     def _add_lists(self, node: Any, attributes: dict[str, Value]) -> None:
-        pointers = self._pointers
+        data_ptr, ctrl_ptr, input_ptr, output_ptr = self._pointers
         if self._with_names:
             self._names.append(node.name)
         if dependencies := node.data_deps:
             self._data.extend(dependencies)
-        pointers["data"].append(len(self._data))
+        data_ptr.append(len(self._data))
         if dependencies := node.ctrl_deps:
             self._ctrl.extend(dependencies)
-        pointers["ctrl"].append(len(self._ctrl))
+        ctrl_ptr.append(len(self._ctrl))
         if self._with_tensors:
-            self._inputs.extend(attributes.get("inputs", ()))
-            self._outputs.extend(attributes.get("outputs", ()))
-            pointers["inputs"].append(len(self._inputs))
-            pointers["outputs"].append(len(self._outputs))
+            if "inputs" in attributes:
+                self._inputs.extend(attributes["inputs"])
+            if "outputs" in attributes:
+                self._outputs.extend(attributes["outputs"])
+            input_ptr.append(len(self._inputs))
+            output_ptr.append(len(self._outputs))
             self._lists_tensors &= "inputs" in attributes and "outputs" in attributes
 
     def finish(self) -> RankTrace:
         """The trace; raises ValueError: a node id twice, a dependency on no node of the trace or on the node itself."""
-        n = len(self)
-        column = {name: _array(values, _COLUMNS[name]) for name, values in self._column.items()}
-        pointer = {name: _array(values, "q") for name, values in self._pointers.items()}
+        column = {name: _array(values) for name, values in zip(_NODE_COLUMNS, self._node, strict=True)}
+        for (name, (code, default)), values in zip(_COMMUNICATION_COLUMNS.items(), self._communication, strict=True):
+            column[name] = np.full(len(self), default, code)
+            column[name][_array(self._communicating)] = _array(values)
+        data_ptr, ctrl_ptr, input_ptr, output_ptr = (_array(values) for values in self._pointers)
         if not self._with_tensors:
-            pointer["inputs"] = pointer["outputs"] = np.zeros(n + 1, np.int64)
+            input_ptr = output_ptr = np.zeros(len(self) + 1, np.int64)
         rows = NodeRows(column["node_id"])
         return RankTrace(
             **{**column, "is_cpu": column["is_cpu"].astype(np.bool_)},
-            data_ptr=pointer["data"],
-            data=rows.of(_array(self._data, "Q"), pointer["data"], "data"),
-            ctrl_ptr=pointer["ctrl"],
-            ctrl=rows.of(_array(self._ctrl, "Q"), pointer["ctrl"], "control"),
-            input_ptr=pointer["inputs"],
-            input_tensor=_array(self._inputs, "i"),
-            output_ptr=pointer["outputs"],
-            output_tensor=_array(self._outputs, "i"),
-            tensor_bytes=_array(self._table.sizes, "q"),
+            data_ptr=data_ptr,
+            data=rows.of(_array(self._data), data_ptr, "data"),
+            ctrl_ptr=ctrl_ptr,
+            ctrl=rows.of(_array(self._ctrl), ctrl_ptr, "control"),
+            input_ptr=input_ptr,
+            input_tensor=_array(self._inputs),
+            output_ptr=output_ptr,
+            output_tensor=_array(self._outputs),
+            tensor_bytes=_array(self._table.sizes),
             group_names=tuple(self._groups),
             names=tuple(self._names),
             tensor_names=tuple(self._table.rows) if self._with_names else (),
@@ -185,20 +200,23 @@ class Columns:
         )
 
 
-_COLUMNS = {
+_NODE_COLUMNS = {
     "node_id": "q",
     "kind": "b",
     "is_cpu": "b",
     "duration_us": "q",
     "num_ops": "q",
     "tensor_size": "q",
-    "comm_type": "b",
-    "comm_size": "q",
-    "comm_tag": "q",
-    "peer": "i",
-    "group": "i",
-    "priority": "i",
 }
+_COMMUNICATION_COLUMNS = {
+    "comm_type": ("b", -1),
+    "comm_size": ("q", 0),
+    "comm_tag": ("q", 0),
+    "peer": ("i", -1),
+    "group": ("i", -1),
+    "priority": ("i", 0),
+}
+"""name -> type code, value of the nodes that don't communicate"""
 
 
 class NodeRows:
@@ -234,23 +252,18 @@ class NodeRows:
         return rows
 
 
-def _array(values: array[Any], code: str) -> npt.NDArray[Any]:
-    return np.frombuffer(values, dtype=np.dtype(code)) if len(values) else np.zeros(0, np.dtype(code))
+def _array(values: array[Any]) -> npt.NDArray[Any]:
+    return np.frombuffer(values, np.dtype(values.typecode)) if len(values) else np.zeros(0, np.dtype(values.typecode))
 
 
-def _given(attributes: dict[str, Value], name: str) -> int:
+def _given(attributes: dict[str, Value], name: str) -> Value:
     if attributes.get(name) is None:
         raise ValueError(f"{name} is missing")
-    return whole_number(attributes[name], name)
+    return attributes[name]
 
 
-def _amount(attributes: dict[str, Value], name: str, needed: bool = False) -> int:
-    value = attributes.get(name)
-    if value is None:
-        if needed:
-            raise ValueError(f"{name} is missing")
-        return 0
-    amount = whole_number(value, name)
+def _amount(attributes: dict[str, Value], name: str) -> int:
+    amount = whole_number(attributes[name] or 0, name)
     if amount < 0:
         raise ValueError(f"{name} is {amount}, which is negative")
     return amount

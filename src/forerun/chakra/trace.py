@@ -37,6 +37,8 @@ class CommType(IntEnum):
     BROADCAST = 5
     ALL_TO_ALL = 6
     REDUCE_SCATTER = 7
+    REDUCE_SCATTER_BLOCK = 8
+    BARRIER = 9
 
 
 @dataclass(frozen=True, slots=True)
