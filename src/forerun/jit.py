@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numba
 
@@ -17,6 +19,19 @@ def njit(function: F) -> F:
     NUMBA_CACHE_DIR, nor the home directory can be written (a read-only install, a container without a home).
     """
     try:
-        return cast(F, numba.njit(cache=True)(function))
+        compiled = numba.njit(cache=True)(function)
     except RuntimeError:
         return cast(F, numba.njit(function))
+    _watch_siblings(compiled, Path(inspect.getfile(function)).parent)
+    return cast(F, compiled)
+
+
+def _watch_siblings(compiled: Any, folder: Path) -> None:
+    """Make a change of any module of `folder` outdate the cache.
+
+    Numba stamps a cache with the file of the compiled function alone; functions that it calls from modules beside it
+    are compiled into it and would stay as they were.
+    """
+    cache_file = compiled._cache._cache_file
+    newest = max(path.stat().st_mtime_ns for path in folder.glob("*.py"))
+    cache_file._source_stamp = (*cache_file._source_stamp, newest)

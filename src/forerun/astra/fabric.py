@@ -1,0 +1,53 @@
+"""A network as the engine's fabric: closed-form distances, or links."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forerun.engine.fabric import DIMENSION, HOPS_CONSTANT, HOPS_RING, HOPS_TABLE, Fabric
+from forerun.errors import ForerunError
+from forerun.network.network_file import Network
+
+_LARGEST_TABLE = 4096
+_CONSTANT_HOPS = {"FullyConnected": 1, "Switch": 2}
+
+
+def fabric_of(network: Network, aware: bool, mirrored: bool = False) -> Fabric:
+    """The fabric of `network`, congestion-aware or not. `mirrored`: one actor stands for all ranks.
+
+    Raises:
+        ForerunError: the network is too large for a table of its routes.
+    """
+    nothing = np.zeros(0, np.float64)
+    if aware:
+        topology = network.topology()
+        links = topology.links()
+        return Fabric(
+            network.n_npus,
+            mirrored,
+            np.zeros(0, DIMENSION),
+            np.zeros(0, np.int32),
+            topology.next_link(),
+            links.dst.astype(np.int32),
+            links.latency_ns,
+            network.bytes_per_ns(links.bandwidth_gbps),
+        )
+    dimension, tables = np.zeros(len(network.dims), DIMENSION), [np.zeros(0, np.int32)]
+    stride = 1
+    for d, dim in enumerate(network.dims):
+        rule, hops = HOPS_CONSTANT, _CONSTANT_HOPS.get(dim.topology, 0)
+        if dim.topology == "Ring":
+            rule = HOPS_RING
+        elif hops == 0:
+            if dim.n_npus > _LARGEST_TABLE:
+                raise ForerunError(f"{dim.topology} of {dim.n_npus} ranks is too large for a table of its distances")
+            rule, hops = HOPS_TABLE, sum(len(table) for table in tables)
+            a, b = np.divmod(np.arange(dim.n_npus**2, dtype=np.int32), dim.n_npus)
+            tables.append(network.dim_topology(d).hop_counts(a, b).astype(np.int32))
+        bytes_per_ns = float(network.bytes_per_ns(np.array([dim.bandwidth_gbps]))[0])
+        dimension[d] = (dim.n_npus, stride, rule, hops, dim.latency_ns, bytes_per_ns)
+        stride *= dim.n_npus
+    no_links = np.zeros((0, 0), np.int32)
+    return Fabric(
+        network.n_npus, mirrored, dimension, np.concatenate(tables), no_links, np.zeros(0, np.int32), nothing, nothing
+    )

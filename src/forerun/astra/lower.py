@@ -1,0 +1,299 @@
+"""Execution traces as nodes of the engine's slot policy, with ASTRA-sim's costs.
+
+This is the compatibility set of cost functions: a roofline in doubles, truncated to ns; instant nodes; durations of the
+trace where it is replayed. What differs between two ranks of one trace is only who is in their groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from forerun.astra.collectives import CollectiveTables
+from forerun.astra.remote_memory import RemoteMemory
+from forerun.astra.system import System
+from forerun.chakra.trace import CommGroups, CommType, NodeKind, RankTrace
+from forerun.engine.ready import SLOT_COMM, SLOT_COMPUTE, SLOT_CPU, SLOT_NONE, set_order
+from forerun.engine.slots import COLLECTIVE, INSTANT, RECV, SEND, TIMED, Matches, Nodes
+from forerun.errors import ForerunError
+from forerun.program.types import F64, I8, I32, I64
+
+IssueOrder = Literal["ascending", "march-2025"]
+_TAG_SPACE = 500_000_000
+"""tags of sends are taken modulo this (`Sys::FrontEndSendRecvType`)"""
+_WORLD = ""
+_MOST_NS = 1 << 60
+
+
+@dataclass(frozen=True)
+class LoweredTrace:
+    """One trace, whoever runs it. Rows are nodes by rising node number."""
+
+    trace: RankTrace
+    row: I64
+    """rows of the trace in this order"""
+    action: I8
+    slot: I8
+    duration_ns: I64
+    performance: F64
+    """operations/s of the roofline, 0 for nodes that it does not time"""
+    n_pred: I32
+    child_ptr: I64
+    child: I32
+    root: I64
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    nodes: Nodes
+    matches: Matches
+    key: I64
+    """node numbers for the hashed issue policy, empty for the ascending one"""
+    traces: tuple[LoweredTrace, ...]
+    """of each actor"""
+    match_text: tuple[str, ...]
+    """how each match is called in a message to the user"""
+
+
+def lower_trace(
+    trace: RankTrace, system: System, memory: RemoteMemory, order: IssueOrder = "ascending", place: str = "trace"
+) -> LoweredTrace:
+    """Cost and order of the nodes of one trace.
+
+    Raises:
+        ForerunError: a node can't be simulated; `place` and the node's number are named.
+    """
+    row = np.argsort(trace.node_id, kind="stable")
+    kind = trace.kind[row].astype(np.int64)
+    is_cpu = trace.is_cpu[row]
+    comp = kind == NodeKind.COMP
+    slot = np.where(is_cpu, SLOT_CPU, np.where(comp, SLOT_COMPUTE, SLOT_COMM))
+    slot = np.where((kind == NodeKind.RECV) & ~is_cpu, SLOT_NONE, slot).astype(np.int8)
+    action, duration_ns, performance = _costs(trace, row, kind, is_cpu, system, memory, place)
+    position = np.empty(len(row), np.int64)
+    position[row] = np.arange(len(row))
+    n_pred, child_ptr, child = _children(trace, row, position)
+    if order == "march-2025":
+        child, root = _hashed_order(trace, row, position, child_ptr, child)
+    else:
+        root = np.flatnonzero(n_pred == 0)
+    return LoweredTrace(trace, row, action, slot, duration_ns, performance, n_pred, child_ptr, child, root)
+
+
+def _costs(
+    trace: RankTrace, row: I64, kind: I64, is_cpu: np.ndarray, system: System, memory: RemoteMemory, place: str
+) -> tuple[I8, I64, F64]:
+    """Action, duration and roofline performance of every node."""
+    replayed_ns = np.where(trace.duration_us[row] != 0, trace.duration_us[row] * 1000, 1)
+    performance = np.zeros(len(row))
+    if system.replay_only:
+        return np.full(len(row), TIMED, np.int8), replayed_ns, performance
+    action = np.full(len(row), TIMED, np.int8)
+    duration_ns = replayed_ns.copy()
+    action[(kind == NodeKind.INVALID) | (kind == NodeKind.METADATA)] = INSTANT
+    comm = kind == NodeKind.COLLECTIVE
+    _refuse(trace, row, is_cpu & (kind >= NodeKind.SEND), place, "a communication node can't run on the host")
+    action[comm & (trace.comm_type[row] != CommType.BROADCAST)] = COLLECTIVE
+    action[kind == NodeKind.SEND] = SEND
+    action[kind == NodeKind.RECV] = RECV
+    storage = (kind == NodeKind.MEM_LOAD) | (kind == NodeKind.MEM_STORE)
+    if storage.any():
+        duration_ns[storage] = memory.runtime_ns(trace.tensor_size[row][storage])
+    if system.roofline_enabled:
+        timed = (kind == NodeKind.COMP) & ~is_cpu
+        size = trace.tensor_size[row].astype(np.float64)
+        ops = trace.num_ops[row].astype(np.float64)
+        action[timed & (size == 0)] = INSTANT
+        timed &= size > 0
+        if timed.any():
+            if not (system.local_mem_bw and system.peak_perf):
+                raise ForerunError(f"{place}: the roofline needs local-mem-bw and peak-perf above 0 in the system file")
+            _refuse(trace, row, timed & (ops == 0), place, "num_ops is 0, so the roofline gives no time")
+            intensity = np.divide(ops, size, out=np.zeros_like(ops), where=timed)
+            performance = np.where(timed, np.minimum(system.memory_bytes_per_s * intensity, system.peak_flops), 0.0)
+            seconds = np.divide(ops, performance, out=np.zeros_like(ops), where=timed)
+            nanoseconds = seconds * 1e9
+            _refuse(trace, row, nanoseconds > _MOST_NS, place, "takes longer than 2**60 ns")
+            duration_ns[timed] = nanoseconds[timed].astype(np.int64)
+    return action, duration_ns, performance
+
+
+def _refuse(trace: RankTrace, row: I64, bad: np.ndarray, place: str, why: str) -> None:
+    if bad.any():
+        raise ForerunError(f"{place}: node {trace.node_id[row[int(np.argmax(bad))]]}: {why}")
+
+
+def _children(trace: RankTrace, row: I64, position: I64) -> tuple[I32, I64, I32]:
+    """Number of distinct predecessors, and CSR successors in trace order, of nodes by rising node number."""
+    n = len(row)
+    parents = [position[trace.data], position[trace.ctrl]]
+    children = [np.repeat(np.arange(n), np.diff(trace.data_ptr)), np.repeat(np.arange(n), np.diff(trace.ctrl_ptr))]
+    parent, child_row = np.concatenate(parents), np.concatenate(children)
+    pair = np.unique(parent * n + child_row) if n else np.zeros(0, np.int64)
+    parent, child_row = np.divmod(pair, max(n, 1))
+    child = position[child_row].astype(np.int32)
+    n_pred = np.bincount(child, minlength=n).astype(np.int32)
+    child_ptr = np.concatenate([[0], np.cumsum(np.bincount(parent, minlength=n))]).astype(np.int64)
+    return n_pred, child_ptr, child
+
+
+def _hashed_order(trace: RankTrace, row: I64, position: I64, child_ptr: I64, child: I32) -> tuple[I32, I64]:
+    """Successors of each node, and the nodes without predecessors, in the order of C++ hash containers.
+
+    The reference keeps both in unordered containers filled in trace order: children of a node, and a map from nodes
+    to parents into which a node comes before those of its parents that are not there yet.
+    """
+    ids = trace.node_id[row]
+    ordered = child.copy()
+    for i in range(len(row)):
+        first, last = child_ptr[i], child_ptr[i + 1]
+        if last - first > 1:
+            ordered[first:last] = child[first:last][set_order(ids[child[first:last]])]
+    seen: dict[int, None] = {}
+    has_parent = np.zeros(len(row), bool)
+    for i in range(len(row)):
+        data = trace.data[trace.data_ptr[i] : trace.data_ptr[i + 1]]
+        ctrl = trace.ctrl[trace.ctrl_ptr[i] : trace.ctrl_ptr[i + 1]]
+        parents = list(dict.fromkeys([*data.tolist(), *ctrl.tolist()]))
+        seen.setdefault(i)
+        has_parent[i] = bool(parents)
+        if len(parents) > 1:
+            parents = [parents[k] for k in set_order(trace.node_id[np.array(parents)]).tolist()]
+        for parent in parents:
+            seen.setdefault(parent)
+    inserted = np.array(list(seen), np.int64)
+    in_order = inserted[set_order(trace.node_id[inserted])] if len(inserted) else inserted
+    return ordered, position[in_order[~has_parent[in_order]]]
+
+
+def lower_program(
+    traces: Sequence[LoweredTrace],
+    ranks: Sequence[int],
+    groups: Sequence[tuple[str, ...]],
+    comm_groups: CommGroups,
+    tables: CollectiveTables,
+    order: IssueOrder = "ascending",
+) -> LoweredProgram:
+    """The nodes of all actors: actor i is rank `ranks[i]`, runs `traces[i]` and calls its groups `groups[i]`.
+
+    Raises:
+        ForerunError: a group is unknown or lacks the rank, a send goes nowhere, a collective can't be simulated.
+    """
+    counts = np.array([len(trace) for trace in traces])
+    first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    target = np.full(first[-1], -1, np.int32)
+    position = np.zeros(first[-1], np.int32)
+    for actor, (lowered, rank) in enumerate(zip(traces, ranks, strict=True)):
+        nodes = np.flatnonzero(lowered.action == COLLECTIVE)
+        if len(nodes):
+            calls, places = _calls(lowered, nodes, rank, groups[actor], comm_groups, tables)
+            target[first[actor] + nodes] = calls
+            position[first[actor] + nodes] = places
+    matches, texts = _matches(traces, ranks, first, target, position, tables.n_ranks)
+    shift = first[:-1]
+    edges = np.array([len(trace.child) for trace in traces])
+    nodes_of = Nodes(
+        first=first,
+        action=np.concatenate([trace.action for trace in traces]),
+        slot=np.concatenate([trace.slot for trace in traces]),
+        duration_ns=np.concatenate([trace.duration_ns for trace in traces]),
+        tail_ns=np.zeros(first[-1], np.int64),
+        target=target,
+        position=position,
+        size=np.concatenate([trace.trace.comm_size[trace.row] for trace in traces]),
+        n_pred=np.concatenate([trace.n_pred for trace in traces]),
+        child_ptr=np.concatenate(
+            [[0], *(trace.child_ptr[1:] + base for trace, base in zip(traces, np.cumsum(edges) - edges, strict=True))]
+        ).astype(np.int64),
+        child=np.concatenate([trace.child + base for trace, base in zip(traces, shift, strict=True)]).astype(np.int32),
+        root=np.concatenate([trace.root + base for trace, base in zip(traces, shift, strict=True)]).astype(np.int64),
+        root_ptr=np.concatenate([[0], np.cumsum([len(trace.root) for trace in traces])]).astype(np.int64),
+    )
+    key = np.zeros(0, np.int64)
+    if order == "march-2025":
+        key = np.concatenate([trace.trace.node_id[trace.row] for trace in traces]).astype(np.int64)
+    return LoweredProgram(nodes_of, matches, key, tuple(traces), texts)
+
+
+def _calls(
+    lowered: LoweredTrace, nodes: I64, rank: int, groups: tuple[str, ...], comm_groups: CommGroups,
+    tables: CollectiveTables,
+) -> tuple[I32, I32]:  # fmt: skip
+    """Call of each collective node, and the rank's position in its communicator."""
+    trace, rows = lowered.trace, lowered.row[nodes]
+    involved: Mapping[int, tuple[bool, ...]] = trace.involved_dims or {}
+    dims = np.array([row if row in involved else -1 for row in rows.tolist()]) if involved else np.full(len(rows), -1)
+    columns = [trace.comm_type[rows], trace.comm_size[rows], trace.group[rows], trace.priority[rows], dims]
+    distinct, inverse = np.unique(np.stack([c.astype(np.int64) for c in columns], axis=1), axis=0, return_inverse=True)
+    calls, places = np.empty(len(distinct), np.int32), np.empty(len(distinct), np.int32)
+    for k, (kind, size, group, priority, dims_row) in enumerate(distinct.tolist()):
+        name = groups[group] if group >= 0 and dims_row < 0 else _WORLD
+        if name == _WORLD:
+            members, place = tuple(range(tables.n_ranks)), rank
+            communicator = tables.communicator(_WORLD if dims_row < 0 else "dimensions", members)
+        else:
+            node = trace.node_id[rows[int(np.argmax(inverse.reshape(-1) == k))]]
+            members = comm_groups.get(name, ())
+            if rank not in members:
+                problem = f"lacks rank {rank}" if name in comm_groups else "is not in the communicator group file"
+                raise ForerunError(f"rank {rank}, node {node}: group {name!r} {problem}")
+            place, communicator = members.index(rank), tables.communicator(name, members)
+        try:
+            calls[k] = tables.call(CommType(kind), size, communicator, priority, involved.get(dims_row))
+        except ForerunError as error:
+            node = trace.node_id[rows[int(np.argmax(inverse.reshape(-1) == k))]]
+            raise ForerunError(f"rank {rank}, node {node}: {error}") from None
+        places[k] = place
+    return calls[inverse.reshape(-1)], places[inverse.reshape(-1)]
+
+
+def _matches(
+    traces: Sequence[LoweredTrace], ranks: Sequence[int], first: I64, target: I32, position: I32, n_ranks: int
+) -> tuple[Matches, tuple[str, ...]]:
+    """Which sends and receives belong together; writes their numbers into `target` and receivers into `position`."""
+    keys, nodes, sends = [], [], []
+    for actor, (lowered, rank) in enumerate(zip(traces, ranks, strict=True)):
+        of_actor = np.flatnonzero((lowered.action == SEND) | (lowered.action == RECV))
+        if not len(of_actor):
+            continue
+        trace, rows = lowered.trace, lowered.row[of_actor]
+        is_send = lowered.action[of_actor] == SEND
+        peer = trace.peer[rows].astype(np.int64)
+        bad = (peer < 0) | (peer >= n_ranks) | (peer == rank)
+        _refuse(
+            trace, rows, bad, f"rank {rank}", f"sends to or receives from a rank outside 0..{n_ranks - 1} or itself"
+        )
+        _refuse(trace, rows, trace.comm_size[rows] <= 0, f"rank {rank}", "a message needs a size above 0")
+        here = np.full(len(rows), rank)
+        source, sink = np.where(is_send, here, peer), np.where(is_send, peer, here)
+        keys.append(np.stack([trace.comm_tag[rows] % _TAG_SPACE, source, sink, trace.comm_size[rows]], axis=1))
+        nodes.append(first[actor] + of_actor)
+        sends.append(is_send)
+        position[first[actor] + of_actor] = peer
+    if not keys:
+        empty = np.zeros(0, np.int64)
+        return Matches(np.zeros(1, np.int64), empty, empty, np.zeros(0, np.int8), empty, empty), ()
+    distinct, inverse = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
+    inverse, is_send = inverse.reshape(-1), np.concatenate(sends)
+    target[np.concatenate(nodes)] = inverse
+    n_sends = np.bincount(inverse[is_send], minlength=len(distinct))
+    n_recvs = np.bincount(inverse[~is_send], minlength=len(distinct))
+    pairs = np.concatenate([[0], np.cumsum(np.maximum(n_sends, n_recvs))]).astype(np.int64)
+    texts = tuple(f"tag {tag} from rank {a} to rank {b}, {size} bytes" for tag, a, b, size in distinct.tolist())
+    return (
+        Matches(
+            pairs,
+            np.zeros(len(distinct), np.int64),
+            np.zeros(len(distinct), np.int64),
+            np.zeros(pairs[-1], np.int8),
+            np.full(pairs[-1], -1, np.int64),
+            np.full(pairs[-1], -1, np.int64),
+        ),
+        texts,
+    )

@@ -1,0 +1,114 @@
+"""ASTRA-sim's statistics of one rank: times by kind, roofline averages, peak of local memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.astra.lower import LoweredTrace
+from forerun.astra.system import System
+from forerun.chakra.trace import NodeKind
+from forerun.program.types import I64
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatistics:
+    """Times in ns; percentages of the compute time; the names of the reference's output."""
+
+    wall_cycles_finished: int
+    exposed_communication: int
+    wall_time: int
+    gpu_time: int
+    comm_time: int
+    compute_bound_pct: float | None
+    avg_compute_util_pct: float | None
+    avg_mem_util_pct: float | None
+    avg_op_intensity: float | None
+    peak_memory_bytes: int | None
+    cpu_time: int = 0
+    remote_mem_time: int = 0
+
+
+def rank_statistics(
+    lowered: LoweredTrace, system: System, start_ns: I64, end_ns: I64, done_order: I64, finish_ns: int
+) -> RankStatistics:
+    """Statistics of a rank that ran `lowered`; the arrays have one entry per row of it."""
+    kind, is_cpu = lowered.trace.kind[lowered.row], lowered.trace.is_cpu[lowered.row]
+    comp = kind == NodeKind.COMP
+    gpu = comp & ~is_cpu
+    duration = end_ns - start_ns
+    busy = int(duration[~is_cpu].sum()) if system.replay_only else int(duration[gpu].sum())
+    roofline: tuple[float | None, ...] = (None,) * 4
+    if system.roofline_enabled:
+        roofline = _roofline(lowered, system, duration, comp)
+    return RankStatistics(
+        int(finish_ns),
+        int(finish_ns) - busy,
+        int(end_ns.max(initial=0)),
+        union_ns(start_ns[gpu], end_ns[gpu]),
+        union_ns(start_ns[kind >= NodeKind.SEND], end_ns[kind >= NodeKind.SEND]),
+        *roofline,
+        peak_memory_bytes(lowered, start_ns, end_ns, done_order) if system.track_local_mem else None,
+        union_ns(start_ns[comp & is_cpu], end_ns[comp & is_cpu]),
+        union_ns(*(times[(kind == NodeKind.MEM_LOAD) | (kind == NodeKind.MEM_STORE)] for times in (start_ns, end_ns))),
+    )
+
+
+def _roofline(lowered: LoweredTrace, system: System, duration: I64, comp: np.ndarray) -> tuple[float, ...]:
+    """Compute-bound share, compute and memory utilisation in percent, operation intensity: means over compute time."""
+    total = 1 + int(duration[comp].sum())
+    timed = lowered.performance > 0
+    performance, duration = lowered.performance[timed], duration[timed]
+    trace, row = lowered.trace, lowered.row[timed]
+    intensity = trace.num_ops[row].astype(np.float64) / trace.tensor_size[row].astype(np.float64)
+    bound = int(duration[performance >= system.peak_flops].sum())
+    compute = float((performance / system.peak_flops * duration).sum())
+    memory = float(((performance / intensity) / system.memory_bytes_per_s * duration).sum())
+    operations = float((intensity * duration).sum())
+    percent = [round(share / total * 100, 3) for share in (bound, compute, memory)]
+    return (*percent, round(operations / total, 3))
+
+
+def union_ns(start_ns: I64, end_ns: I64) -> int:
+    """Length of the union of intervals."""
+    if not len(start_ns):
+        return 0
+    order = np.argsort(start_ns, kind="stable")
+    start, reached = start_ns[order], np.maximum.accumulate(end_ns[order])
+    gaps = np.maximum(start[1:] - reached[:-1], 0)
+    return int(reached[-1] - start[0] - gaps.sum())
+
+
+def peak_memory_bytes(lowered: LoweredTrace, start_ns: I64, end_ns: I64, done_order: I64) -> int:
+    """Largest sum of the tensors alive at a tick (`LocalMemUsageTracker`).
+
+    Records are made as nodes end. A tensor lives from the start of the node that writes it, or from 0 if a read of it
+    is recorded first; to the end of the last recorded read, or for ever. At a tick, births and deaths count together.
+    """
+    trace = lowered.trace
+    n = len(trace.tensor_bytes)
+    if not n:
+        return 0
+    when_done, at_start, at_end = (np.empty(len(trace), np.int64) for _ in range(3))
+    when_done[lowered.row], at_start[lowered.row], at_end[lowered.row] = done_order, start_ns, end_ns
+    birth, death = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
+    first_write, first_read = np.full(n, np.iinfo(np.int64).max), np.full(n, np.iinfo(np.int64).max)
+    writer = np.repeat(np.arange(len(trace)), np.diff(trace.output_ptr))
+    reader = np.repeat(np.arange(len(trace)), np.diff(trace.input_ptr))
+    np.minimum.at(first_write, trace.output_tensor, when_done[writer])
+    np.minimum.at(first_read, trace.input_tensor, when_done[reader])
+    written = first_write < first_read
+    order = np.argsort(when_done[writer], kind="stable")[::-1]
+    birth[trace.output_tensor[order]] = at_start[writer[order]]
+    birth[~written & (first_read < np.iinfo(np.int64).max)] = 0
+    order = np.argsort(when_done[reader], kind="stable")
+    death[trace.input_tensor[order]] = at_end[reader[order]]
+    alive = birth >= 0
+    dies = alive & (death >= 0)
+    tick = np.concatenate([birth[alive], death[dies]])
+    change = np.concatenate([trace.tensor_bytes[alive], -trace.tensor_bytes[dies]])
+    order = np.argsort(tick, kind="stable")
+    total = np.cumsum(change[order])
+    last_of_tick = np.append(np.diff(tick[order]) != 0, True)
+    return int(total[last_of_tick].max(initial=0))

@@ -1,0 +1,332 @@
+"""The slot issue policy: every rank has hardware slots instead of streams, and picks among what is ready.
+
+A rank has one slot for compute, one for communication and one for the host; receives need none. It looks through its
+ready nodes at the start and whenever one of its nodes ends, and issues those whose slot is free; a node that becomes
+ready while it looks is seen the next time. Collectives and sends run as messages (`collectives`, `fabric`), or take a
+given time where that is known. These are the rules of ASTRA-sim's workload layer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.engine import ready as queue
+from forerun.engine.calendar import NOW, OVERFLOW, WAKE, next_event, register, schedule, take_callback
+from forerun.engine.collectives import (
+    BUNDLE,
+    RECEIVE,
+    Engine,
+    bundle_done,
+    find_stream,
+    next_phase,
+    packet_received,
+    retire,
+    start_collective,
+)
+from forerun.engine.fabric import ARRIVAL, LINK_FREE, forward, free_link, free_message, new_message, send
+from forerun.engine.mailbox import arrive
+from forerun.engine.ready import SLOT_COMPUTE, SLOT_CPU, SLOT_NONE, Ready
+from forerun.jit import njit
+from forerun.program.types import I8, I32, I64
+
+TIMED = 0
+"""takes `duration_ns`; a known collective is noticed at its end by an event `tail_ns` before, as its last message is"""
+INSTANT = 1
+"""is over when it is issued, and nobody looks for what became ready"""
+COLLECTIVE = 2
+SEND = 3
+RECV = 4
+
+_NODE_DONE = 2  # callback
+_TAIL = 4  # event
+
+_NOT_SENT = 0
+_UNDER_WAY = 1
+_ARRIVED = 2
+
+
+class Nodes(NamedTuple):
+    """The nodes of all actors, one actor after the other, by rising node number; nothing here changes."""
+
+    first: I64
+    """(actors + 1,)"""
+    action: I8
+    slot: I8
+    duration_ns: I64
+    tail_ns: I64
+    target: I32
+    """COLLECTIVE: its call; SEND and RECV: their match; else -1"""
+    position: I32
+    """COLLECTIVE: of the rank in the communicator; SEND: receiving rank"""
+    size: I64
+    """SEND: bytes"""
+    n_pred: I32
+    child_ptr: I64
+    child: I32
+    root: I64
+    """nodes without dependencies, in the order in which they become ready"""
+    root_ptr: I64
+
+
+class Matches(NamedTuple):
+    """Sends and receives with the same (tag, sender, receiver, size) match in the order in which they are issued."""
+
+    first: I64
+    """(matches + 1,) first pair of each match"""
+    n_sent: I64
+    n_received: I64
+    state: I8
+    """(pairs,)"""
+    sender: I64
+    """(pairs,) node, -1 before it is issued"""
+    receiver: I64
+
+
+class Result(NamedTuple):
+    start_ns: I64
+    """-1 for a node that never ran"""
+    end_ns: I64
+    done_order: I64
+    """(nodes,) position of each node among those of its actor, in the order in which they ended"""
+    finish_ns: I64
+    """(actors,) when the actor found nothing left, -1 for never"""
+    last_tail_ns: I64
+    """(nodes,) COLLECTIVE: time between the last event that led to its end and that end"""
+
+
+class Run(NamedTuple):
+    """All that changes while a program runs."""
+
+    busy: npt.NDArray[np.bool_]
+    """(actors, slots)"""
+    pred_left: I32
+    n_running: I64
+    """(actors,) issued and not ended"""
+    n_done: I64
+    fresh: I64
+    looked: I64
+
+
+def run_slots(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready) -> tuple[Result, bool]:
+    """Run the program; the second answer is whether a table of the engine was too small, so that nothing is known."""
+    n_actors, n_nodes = len(nodes.first) - 1, len(nodes.action)
+    result = Result(
+        np.full(n_nodes, -1, np.int64),
+        np.full(n_nodes, -1, np.int64),
+        np.zeros(n_nodes, np.int64),
+        np.full(n_actors, -1, np.int64),
+        np.zeros(n_nodes, np.int64),
+    )
+    longest = int(np.diff(nodes.first).max(initial=0))
+    run = Run(
+        np.zeros((n_actors, queue.N_SLOTS), np.bool_),
+        nodes.n_pred.copy(),
+        np.zeros(n_actors, np.int64),
+        np.zeros(n_actors, np.int64),
+        np.zeros(longest, np.int64),
+        np.zeros(longest if len(ready.key) else 0, np.int64),
+    )
+    _run(engine, nodes, matches, ready, run, result)
+    return result, bool(engine.calendar.clock[OVERFLOW])
+
+
+@njit
+def _run(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result) -> None:
+    calendar = engine.calendar
+    for actor in range(len(nodes.first) - 1):
+        for k in range(nodes.root_ptr[actor], nodes.root_ptr[actor + 1]):
+            queue.add(ready, actor, nodes.root[k])
+    for actor in range(len(nodes.first) - 1):
+        _look(engine, nodes, matches, ready, run, result, actor)
+        _check_finished(engine, ready, run, result, actor)
+    while calendar.clock[OVERFLOW] == 0:
+        kind, arg = next_event(calendar)
+        if kind < 0:
+            break
+        if kind == WAKE:
+            actor = calendar.wake[arg].actor
+            while True:
+                what, subject, extra, since = take_callback(calendar, arg)
+                if what < 0:
+                    break
+                if what == _NODE_DONE:
+                    _done(engine, nodes, matches, ready, run, result, actor, subject)
+                elif extra >= 0:
+                    register(calendar, actor, extra, BUNDLE, subject, -1)
+                elif bundle_done(engine, actor, subject):
+                    _phase_done(engine, nodes, matches, ready, run, result, actor, subject, since)
+        elif kind == ARRIVAL:
+            if forward(calendar, engine.fabric, engine.traffic, arg):
+                _arrived(engine, nodes, matches, ready, run, result, arg)
+        elif kind == LINK_FREE:
+            free_link(calendar, engine.fabric, engine.traffic, arg)
+        elif kind == RECEIVE:
+            _receive(engine, nodes, matches, ready, run, result, arg)
+        else:
+            register(calendar, _owner(nodes, arg), nodes.tail_ns[arg], _NODE_DONE, arg, 0)
+
+
+@njit
+def _owner(nodes: Nodes, node: int) -> int:
+    return int(np.searchsorted(nodes.first, node, side="right")) - 1
+
+
+@njit
+def _look(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, actor: int) -> None:
+    """Issue what is ready now and has a free slot."""
+    n_fresh = 0
+    if len(ready.key):
+        n = queue.snapshot(ready, actor, run.looked)
+        for k in range(n):
+            node = run.looked[k]
+            slot = nodes.slot[node]
+            if slot == SLOT_NONE or not run.busy[actor, slot]:
+                queue.erase(ready, actor, node)
+                n_fresh = _issue(engine, nodes, matches, run, result, actor, node, n_fresh)
+    else:
+        while True:
+            node = queue.lowest(ready, actor, SLOT_NONE)
+            for slot in range(SLOT_COMPUTE, SLOT_CPU + 1):
+                if not run.busy[actor, slot]:
+                    other = queue.lowest(ready, actor, slot)
+                    if other >= 0 and (node < 0 or other < node):
+                        node = other
+            if node < 0:
+                break
+            queue.pop(ready, actor, nodes.slot[node])
+            n_fresh = _issue(engine, nodes, matches, run, result, actor, node, n_fresh)
+    for k in range(n_fresh):
+        queue.add(ready, actor, run.fresh[k])
+
+
+@njit
+def _issue(
+    engine: Engine, nodes: Nodes, matches: Matches, run: Run, result: Result, actor: int, node: int, n_fresh: int
+) -> int:
+    """Start a node; nodes that an instant one makes ready go to `fresh`, whose new length is the answer."""
+    calendar = engine.calendar
+    now = calendar.clock[NOW]
+    slot, action = nodes.slot[node], nodes.action[node]
+    result.start_ns[node] = now
+    if action == INSTANT:
+        result.end_ns[node] = now
+        result.done_order[node] = run.n_done[actor]
+        run.n_done[actor] += 1
+        for k in range(nodes.child_ptr[node], nodes.child_ptr[node + 1]):
+            child = nodes.child[k]
+            run.pred_left[child] -= 1
+            if run.pred_left[child] == 0:
+                run.fresh[n_fresh] = child
+                n_fresh += 1
+        return n_fresh
+    run.n_running[actor] += 1
+    if slot != SLOT_NONE:
+        run.busy[actor, slot] = True
+    if action == TIMED:
+        tail = nodes.tail_ns[node]
+        if tail > 0:
+            schedule(calendar, now + nodes.duration_ns[node] - tail, _TAIL, node)
+        else:
+            register(calendar, actor, nodes.duration_ns[node], _NODE_DONE, node, 0)
+    elif action == COLLECTIVE:
+        start_collective(engine, actor, node, nodes.target[node], nodes.position[node])
+    elif action == SEND:
+        match = nodes.target[node]
+        pair = matches.first[match] + matches.n_sent[match]
+        matches.n_sent[match] += 1
+        matches.sender[pair] = node
+        matches.state[pair] = _UNDER_WAY
+        target = nodes.position[node]
+        m = new_message(calendar, engine.traffic, target, target, -1, pair, 0, nodes.size[node])
+        if m > 0:
+            send(calendar, engine.fabric, engine.traffic, m, actor)
+    else:
+        match = nodes.target[node]
+        pair = matches.first[match] + matches.n_received[match]
+        matches.n_received[match] += 1
+        matches.receiver[pair] = node
+        if matches.state[pair] == _ARRIVED:
+            m = new_message(calendar, engine.traffic, actor, actor, -1, pair, 0, 0)
+            schedule(calendar, now, RECEIVE, m)
+    return n_fresh
+
+
+@njit
+def _done(
+    engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, actor: int, node: int
+) -> None:
+    """A node has ended: what waited for it becomes ready, and the rank looks for what to do."""
+    result.end_ns[node] = engine.calendar.clock[NOW]
+    result.done_order[node] = run.n_done[actor]
+    run.n_done[actor] += 1
+    run.n_running[actor] -= 1
+    if nodes.slot[node] != SLOT_NONE:
+        run.busy[actor, nodes.slot[node]] = False
+    for k in range(nodes.child_ptr[node], nodes.child_ptr[node + 1]):
+        child = nodes.child[k]
+        run.pred_left[child] -= 1
+        if run.pred_left[child] == 0:
+            queue.add(ready, actor, child)
+    _look(engine, nodes, matches, ready, run, result, actor)
+    _check_finished(engine, ready, run, result, actor)
+
+
+@njit
+def _check_finished(engine: Engine, ready: Ready, run: Run, result: Result, actor: int) -> None:
+    if run.n_running[actor] == 0 and not queue.any_ready(ready, actor):
+        result.finish_ns[actor] = engine.calendar.clock[NOW]
+
+
+@njit
+def _phase_done(
+    engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, actor: int, s: int,
+    since: int,
+) -> None:  # fmt: skip
+    """A chunk has ended a phase; with its last chunk the collective ends on this rank."""
+    if next_phase(engine, actor, s):
+        return
+    node = engine.streams.stream[s].node
+    engine.streams.chunks_left[node] -= 1
+    if engine.streams.chunks_left[node] == 0:
+        result.last_tail_ns[node] = engine.calendar.clock[NOW] - since
+        _done(engine, nodes, matches, ready, run, result, actor, node)
+    retire(engine, actor, s)
+
+
+@njit
+def _arrived(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, m: int) -> None:
+    """Message `m` is at its receiver: the send is over; so is the receive if it was posted."""
+    message = engine.traffic.message[m]
+    if message.communicator >= 0:
+        if arrive(engine.mailbox, engine.calendar.clock, message.communicator, message.stream, message.lane):
+            _receive(engine, nodes, matches, ready, run, result, m)
+        else:
+            free_message(engine.traffic, m)
+        return
+    pair = message.stream
+    free_message(engine.traffic, m)
+    sender = matches.sender[pair]
+    posted = matches.receiver[pair] >= 0
+    _done(engine, nodes, matches, ready, run, result, _owner(nodes, sender), sender)
+    matches.state[pair] = _ARRIVED
+    if posted:
+        receiver = matches.receiver[pair]
+        _done(engine, nodes, matches, ready, run, result, _owner(nodes, receiver), receiver)
+
+
+@njit
+def _receive(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, m: int) -> None:
+    """Message and receive have met."""
+    message = engine.traffic.message[m]
+    communicator, stream, actor = message.communicator, message.stream, message.to
+    free_message(engine.traffic, m)
+    if communicator < 0:
+        receiver = matches.receiver[stream]
+        _done(engine, nodes, matches, ready, run, result, _owner(nodes, receiver), receiver)
+        return
+    s = find_stream(engine, actor, communicator, stream)
+    if packet_received(engine, actor, s):
+        _phase_done(engine, nodes, matches, ready, run, result, actor, s, engine.calendar.clock[NOW])
