@@ -19,6 +19,7 @@ from forerun.chakra.attributes import (
     truth,
     whole_number,
 )
+from forerun.chakra.graph import NodeRows, as_numpy
 from forerun.chakra.trace import CommType, NodeKind, RankTrace
 from forerun.program.types import I32, I64
 
@@ -34,9 +35,13 @@ class AttributeCache(dict[bytes, tuple[str, Value]]):
     """Bytes of an AttributeProto -> its name and value, decoded when first asked for."""
 
     def __missing__(self, blob: bytes) -> tuple[str, Value]:
+        return self.keep(blob, decoded(blob))
+
+    def keep(self, blob: bytes, found: tuple[str, Value]) -> tuple[str, Value]:
+        """Take what `blob` was found to be; memory stays bounded."""
         if len(self) >= _CACHED:
             self.clear()
-        found = self[blob] = decoded(blob)
+        self[blob] = found
         return found
 
 
@@ -54,10 +59,7 @@ class _TensorTable(AttributeCache):
         if name == "inputs" or name == "outputs":
             # Few lists repeat, so they are not worth their place.
             return name, self._list(name, value) if self._keep else ()
-        if len(self) >= _CACHED:
-            self.clear()
-        found = self[blob] = name, value
-        return found
+        return self.keep(blob, (name, value))
 
     def _list(self, name: str, value: Value) -> list[int]:
         tensors, sizes = tensor_list(value, name)
@@ -173,25 +175,29 @@ class Columns:
 
     def finish(self) -> RankTrace:
         """The trace; raises ValueError: a node id twice, a dependency on no node of the trace or on the node itself."""
-        column = {name: _array(values) for name, values in zip(_NODE_COLUMNS, self._node, strict=True)}
-        for (name, (code, default)), values in zip(_COMMUNICATION_COLUMNS.items(), self._communication, strict=True):
-            column[name] = np.full(len(self), default, code)
-            column[name][_array(self._communicating)] = _array(values)
-        data_ptr, ctrl_ptr, input_ptr, output_ptr = (_array(values) for values in self._pointers)
+        column = {name: as_numpy(values) for name, values in zip(_NODE_COLUMNS, self._node, strict=True)}
+        for (name, (_, default)), values in zip(_COMMUNICATION_COLUMNS.items(), self._communication, strict=True):
+            some = as_numpy(values)
+            column[name] = np.full(len(self), default, some.dtype)
+            column[name][as_numpy(self._communicating)] = some
+        data_ptr, ctrl_ptr, input_ptr, output_ptr = (as_numpy(values) for values in self._pointers)
         if not self._with_tensors:
             input_ptr = output_ptr = np.zeros(len(self) + 1, np.int64)
         rows = NodeRows(column["node_id"])
+        twice = rows.repeated()
+        if len(twice):
+            raise ValueError(f"node {twice[0]}: two nodes have this id; give every node its own")
         return RankTrace(
             **{**column, "is_cpu": column["is_cpu"].astype(np.bool_)},
             data_ptr=data_ptr,
-            data=rows.of(_array(self._data), data_ptr, "data"),
+            data=_dependencies(rows, as_numpy(self._data), data_ptr, "data"),
             ctrl_ptr=ctrl_ptr,
-            ctrl=rows.of(_array(self._ctrl), ctrl_ptr, "control"),
+            ctrl=_dependencies(rows, as_numpy(self._ctrl), ctrl_ptr, "control"),
             input_ptr=input_ptr,
-            input_tensor=_array(self._inputs),
+            input_tensor=as_numpy(self._inputs),
             output_ptr=output_ptr,
-            output_tensor=_array(self._outputs),
-            tensor_bytes=_array(self._table.sizes),
+            output_tensor=as_numpy(self._outputs),
+            tensor_bytes=as_numpy(self._table.sizes),
             group_names=tuple(self._groups),
             names=tuple(self._names),
             tensor_names=tuple(self._table.rows) if self._with_names else (),
@@ -219,41 +225,16 @@ _COMMUNICATION_COLUMNS = {
 """name -> type code, value of the nodes that don't communicate"""
 
 
-class NodeRows:
-    """From node ids, which are any numbers, to rows of the trace."""
-
-    def __init__(self, node_id: I64) -> None:
-        self._ids = node_id
-        self._in_order = bool((node_id[1:] > node_id[:-1]).all())
-        self._order: I64 = np.arange(len(node_id)) if self._in_order else np.argsort(node_id, kind="stable")
-        self._sorted = node_id if self._in_order else node_id[self._order]
-        same = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
-        if len(same):
-            raise ValueError(f"node {self._sorted[same[0]]}: two nodes have this id; give every node its own")
-
-    def of(self, wanted: npt.NDArray[np.uint64], pointer: I64, what: str) -> I32:
-        """Rows of the ids `wanted`, of which node i lists `pointer[i]` to `pointer[i + 1]`; `what` names the list.
-
-        Raises ValueError where an id is of no node, or is the node's own.
-        """
-        if not len(wanted):
-            return np.zeros(0, np.int32)
-        ids = wanted.astype(np.int64)
-        place = np.minimum(np.searchsorted(self._sorted, ids), len(self._sorted) - 1)
-        unknown = np.flatnonzero(self._sorted[place] != ids)
-        if len(unknown):
-            node = self._ids[np.searchsorted(pointer, unknown[0], "right") - 1]
-            raise ValueError(f"node {node}: {what} dependency on node {wanted[unknown[0]]}, which is not in the trace")
-        rows = self._order[place].astype(np.int32)
-        owner = np.repeat(np.arange(len(self._ids), dtype=np.int32), np.diff(pointer))
-        own = np.flatnonzero(rows == owner)
-        if len(own):
-            raise ValueError(f"node {self._ids[owner[own[0]]]}: {what} dependency on itself; remove it")
-        return rows
-
-
-def _array(values: array[Any]) -> npt.NDArray[Any]:
-    return np.frombuffer(values, np.dtype(values.typecode)) if len(values) else np.zeros(0, np.dtype(values.typecode))
+def _dependencies(rows: NodeRows, wanted: npt.NDArray[np.uint64], pointer: I64, what: str) -> I32:
+    """Rows of the ids `wanted`, of which node i lists `pointer[i]` to `pointer[i + 1]`; `what` names the list."""
+    found = rows.of(wanted)
+    owner = np.repeat(np.arange(len(pointer) - 1, dtype=np.int32), np.diff(pointer))
+    for wrong in np.flatnonzero((found < 0) | (found == owner))[:1]:
+        node = f"node {rows.ids[owner[wrong]]}: {what} dependency on"
+        if found[wrong] < 0:
+            raise ValueError(f"{node} node {wanted[wrong]}, which is not in the trace")
+        raise ValueError(f"{node} itself; remove it")
+    return found
 
 
 def _given(attributes: dict[str, Value], name: str) -> Value:
