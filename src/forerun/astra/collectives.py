@@ -91,6 +91,10 @@ class CollectiveTables:
     def n_phases(self, call: int) -> int:
         return self._call_rows[call][2]
 
+    def position(self, call: int, rank: int) -> int:
+        """Place of `rank` in the communicator of a call."""
+        return self._members[self._call_rows[call][0]].index(rank)
+
     def phases_of(self, call: int) -> list[Phase]:
         _, first, n_phases, _, _ = self._call_rows[call]
         return self._phases[first : first + n_phases]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from forerun.engine.fabric import DIMENSION, HOPS_CONSTANT, HOPS_RING, HOPS_TABLE, Fabric
@@ -12,18 +14,21 @@ _LARGEST_TABLE = 4096
 _CONSTANT_HOPS = {"FullyConnected": 1, "Switch": 2}
 
 
-def fabric_of(network: Network, aware: bool, mirrored: bool = False) -> Fabric:
-    """The fabric of `network`, congestion-aware or not. `mirrored`: one actor stands for all ranks.
+def fabric_of(network: Network, aware: bool, mirrored_ranks: Sequence[int] = ()) -> Fabric:
+    """The fabric of `network`, congestion-aware or not. With `mirrored_ranks`, these stand for all others.
 
     Raises:
         ForerunError: the network is too large for a table of its routes.
     """
     nothing = np.zeros(0, np.float64)
+    mirrored = len(mirrored_ranks) > 0
+    rank = np.array(mirrored_ranks if mirrored else range(network.n_npus), np.int64)
     if aware:
         topology = network.topology()
         links = topology.links()
         return Fabric(
             network.n_npus,
+            rank,
             mirrored,
             np.zeros(0, DIMENSION),
             np.zeros(0, np.int32),
@@ -49,5 +54,13 @@ def fabric_of(network: Network, aware: bool, mirrored: bool = False) -> Fabric:
         stride *= dim.n_npus
     no_links = np.zeros((0, 0), np.int32)
     return Fabric(
-        network.n_npus, mirrored, dimension, np.concatenate(tables), no_links, np.zeros(0, np.int32), nothing, nothing
+        network.n_npus,
+        rank,
+        mirrored,
+        dimension,
+        np.concatenate(tables),
+        no_links,
+        np.zeros(0, np.int32),
+        nothing,
+        nothing,
     )

@@ -26,6 +26,8 @@ _TAG_SPACE = 500_000_000
 """tags of sends are taken modulo this (`Sys::FrontEndSendRecvType`)"""
 _WORLD = ""
 _MOST_NS = 1 << 60
+UNKNOWN_NS = -1
+"""of a send: the fabric tells"""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def _costs(
     _refuse(trace, row, is_cpu & (kind >= NodeKind.SEND), place, "a communication node can't run on the host")
     action[comm & (trace.comm_type[row] != CommType.BROADCAST)] = COLLECTIVE
     action[kind == NodeKind.SEND] = SEND
+    duration_ns[kind == NodeKind.SEND] = UNKNOWN_NS
     action[kind == NodeKind.RECV] = RECV
     storage = (kind == NodeKind.MEM_LOAD) | (kind == NodeKind.MEM_STORE)
     if storage.any():
@@ -179,8 +182,11 @@ def lower_program(
     comm_groups: CommGroups,
     tables: CollectiveTables,
     order: IssueOrder = "ascending",
+    messages: Messages | None = None,
 ) -> LoweredProgram:
     """The nodes of all actors: actor i is rank `ranks[i]`, runs `traces[i]` and calls its groups `groups[i]`.
+
+    `messages` says which sends and receives belong together where actors stand for several ranks.
 
     Raises:
         ForerunError: a group is unknown or lacks the rank, a send goes nowhere, a collective can't be simulated.
@@ -195,14 +201,18 @@ def lower_program(
             calls, places = _calls(lowered, nodes, rank, groups[actor], comm_groups, tables)
             target[first[actor] + nodes] = calls
             position[first[actor] + nodes] = places
-    matches, texts = _matches(traces, ranks, first, target, position, tables.n_ranks)
+    messages = messages or match_messages(traces, ranks, tables.n_ranks)
+    at = first[messages.actor] + messages.node
+    target[at], position[at] = messages.match, messages.receiver
+    duration_ns = np.concatenate([trace.duration_ns for trace in traces])
+    duration_ns[at] = messages.delay_ns
     shift = first[:-1]
     edges = np.array([len(trace.child) for trace in traces])
     nodes_of = Nodes(
         first=first,
         action=np.concatenate([trace.action for trace in traces]),
         slot=np.concatenate([trace.slot for trace in traces]),
-        duration_ns=np.concatenate([trace.duration_ns for trace in traces]),
+        duration_ns=duration_ns,
         tail_ns=np.zeros(first[-1], np.int64),
         target=target,
         position=position,
@@ -218,7 +228,7 @@ def lower_program(
     key = np.zeros(0, np.int64)
     if order == "march-2025":
         key = np.concatenate([trace.trace.node_id[trace.row] for trace in traces]).astype(np.int64)
-    return LoweredProgram(nodes_of, matches, key, tuple(traces), texts)
+    return LoweredProgram(nodes_of, _matches(messages), key, tuple(traces), messages.texts)
 
 
 def _calls(
@@ -253,47 +263,75 @@ def _calls(
     return calls[inverse.reshape(-1)], places[inverse.reshape(-1)]
 
 
-def _matches(
-    traces: Sequence[LoweredTrace], ranks: Sequence[int], first: I64, target: I32, position: I32, n_ranks: int
-) -> tuple[Matches, tuple[str, ...]]:
-    """Which sends and receives belong together; writes their numbers into `target` and receivers into `position`."""
-    keys, nodes, sends = [], [], []
+@dataclass(frozen=True)
+class Messages:
+    """Sends and receives of the actors, one row a node."""
+
+    actor: I64
+    node: I64
+    """of the actor"""
+    is_send: np.ndarray
+    match: I64
+    """equal for sends and receives that belong together"""
+    receiver: I64
+    """of a send: the actor that gets it; of a receive: itself"""
+    peer: I64
+    """rank at the other end"""
+    delay_ns: I64
+    texts: tuple[str, ...]
+    """of each match"""
+
+
+def match_messages(traces: Sequence[LoweredTrace], ranks: Sequence[int], n_ranks: int) -> Messages:
+    """Sends and receives with the same (tag, sender, receiver, size) belong together.
+
+    Raises:
+        ForerunError: a message goes to no rank or has no size.
+    """
+    none = np.zeros(0, np.int64)
+    keys, columns = [np.zeros((0, 4), np.int64)], [(none, none, np.zeros(0, bool), none)]
     for actor, (lowered, rank) in enumerate(zip(traces, ranks, strict=True)):
-        of_actor = np.flatnonzero((lowered.action == SEND) | (lowered.action == RECV))
-        if not len(of_actor):
+        node = np.flatnonzero((lowered.action == SEND) | (lowered.action == RECV))
+        if not len(node):
             continue
-        trace, rows = lowered.trace, lowered.row[of_actor]
-        is_send = lowered.action[of_actor] == SEND
+        trace, rows = lowered.trace, lowered.row[node]
+        is_send = lowered.action[node] == SEND
         peer = trace.peer[rows].astype(np.int64)
         bad = (peer < 0) | (peer >= n_ranks) | (peer == rank)
-        _refuse(
-            trace, rows, bad, f"rank {rank}", f"sends to or receives from a rank outside 0..{n_ranks - 1} or itself"
-        )
+        _refuse(trace, rows, bad, f"rank {rank}", f"its peer must be another rank, 0 to {n_ranks - 1}")
         _refuse(trace, rows, trace.comm_size[rows] <= 0, f"rank {rank}", "a message needs a size above 0")
-        here = np.full(len(rows), rank)
-        source, sink = np.where(is_send, here, peer), np.where(is_send, peer, here)
+        source, sink = np.where(is_send, rank, peer), np.where(is_send, peer, rank)
         keys.append(np.stack([trace.comm_tag[rows] % _TAG_SPACE, source, sink, trace.comm_size[rows]], axis=1))
-        nodes.append(first[actor] + of_actor)
-        sends.append(is_send)
-        position[first[actor] + of_actor] = peer
-    if not keys:
-        empty = np.zeros(0, np.int64)
-        return Matches(np.zeros(1, np.int64), empty, empty, np.zeros(0, np.int8), empty, empty), ()
-    distinct, inverse = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
-    inverse, is_send = inverse.reshape(-1), np.concatenate(sends)
-    target[np.concatenate(nodes)] = inverse
-    n_sends = np.bincount(inverse[is_send], minlength=len(distinct))
-    n_recvs = np.bincount(inverse[~is_send], minlength=len(distinct))
-    pairs = np.concatenate([[0], np.cumsum(np.maximum(n_sends, n_recvs))]).astype(np.int64)
+        columns.append((np.full(len(node), actor), node, is_send, peer))
+    actor_of, node_of, is_send, peer = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    distinct, match = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
     texts = tuple(f"tag {tag} from rank {a} to rank {b}, {size} bytes" for tag, a, b, size in distinct.tolist())
-    return (
-        Matches(
-            pairs,
-            np.zeros(len(distinct), np.int64),
-            np.zeros(len(distinct), np.int64),
-            np.zeros(pairs[-1], np.int8),
-            np.full(pairs[-1], -1, np.int64),
-            np.full(pairs[-1], -1, np.int64),
-        ),
-        texts,
+    unknown = np.full(len(node_of), UNKNOWN_NS, np.int64)
+    return Messages(
+        actor_of, node_of, is_send, match.reshape(-1), np.where(is_send, peer, actor_of), peer, unknown, texts
+    )
+
+
+def _matches(messages: Messages) -> Matches:
+    """The engine's table of pairs, empty."""
+    n = len(messages.texts)
+    sent = np.bincount(messages.match[messages.is_send], minlength=n)
+    received = np.bincount(messages.match[~messages.is_send], minlength=n)
+    return _empty_matches(np.maximum(sent, received))
+
+
+def no_matches() -> Matches:
+    """For programs without sends."""
+    return _empty_matches(np.zeros(0, np.int64))
+
+
+def _empty_matches(counts: I64) -> Matches:
+    n, n_pairs = len(counts), int(counts.sum())
+    return Matches(
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        np.zeros(n, np.int64),
+        np.zeros(n, np.int64),
+        np.zeros(n_pairs, np.int8),
+        np.full(n_pairs, -1, np.int64),
+        np.full(n_pairs, -1, np.int64),
     )

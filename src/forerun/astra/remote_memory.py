@@ -59,3 +59,6 @@ def read_remote_memory(path: str | Path | None) -> RemoteMemory:
     raise ForerunError(
         f"{path}: memory-type {str(kind)[:40]!r} is not simulated; known: NO_MEMORY_EXPANSION, PER_NPU_MEMORY_EXPANSION"
     )
+
+
+NO_EXPANSION = RemoteMemory()

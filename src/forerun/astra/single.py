@@ -8,43 +8,44 @@ import numpy as np
 
 from forerun.astra.collectives import CollectiveTables
 from forerun.astra.fabric import fabric_of
-from forerun.astra.lower import lower_program, lower_trace
-from forerun.astra.remote_memory import RemoteMemory
+from forerun.astra.lower import LoweredProgram, no_matches
 from forerun.astra.run import SlotRun, run_program
 from forerun.astra.symmetry import is_symmetric
 from forerun.astra.system import System
-from forerun.chakra.trace import CommType, NodeKind, RankTrace
+from forerun.chakra.trace import CommType
+from forerun.engine.ready import SLOT_COMM
+from forerun.engine.slots import COLLECTIVE, Nodes
+from forerun.errors import ForerunError
 from forerun.network.network_file import Network
 from forerun.program.types import I64
 
 
-def one_node(kind: CommType, size: int, group: str | None = None) -> RankTrace:
-    """The trace of a rank that takes part in one collective."""
-    nothing, pointer = np.zeros(0, np.int32), np.zeros(2, np.int64)
-    return RankTrace(
-        node_id=np.array([1], np.int64),
-        kind=np.array([NodeKind.COLLECTIVE], np.int8),
-        is_cpu=np.zeros(1, np.bool_),
-        duration_us=np.zeros(1, np.int64),
-        num_ops=np.zeros(1, np.int64),
-        tensor_size=np.zeros(1, np.int64),
-        comm_type=np.array([kind], np.int8),
-        comm_size=np.array([size], np.int64),
-        comm_tag=np.zeros(1, np.int64),
-        peer=np.full(1, -1, np.int32),
-        group=np.array([-1 if group is None else 0], np.int32),
-        priority=np.zeros(1, np.int32),
-        data_ptr=pointer,
-        data=nothing,
-        ctrl_ptr=pointer,
-        ctrl=nothing,
-        input_ptr=pointer,
-        input_tensor=nothing,
-        output_ptr=pointer,
-        output_tensor=nothing,
-        tensor_bytes=np.zeros(0, np.int64),
-        group_names=() if group is None else (group,),
+def chain_of(calls: Sequence[Sequence[int]], ranks: Sequence[int], tables: CollectiveTables) -> LoweredProgram:
+    """A program in which actor i, rank `ranks[i]`, makes the calls `calls[i]` one after the other."""
+    counts = np.array([len(chain) for chain in calls], np.int64)
+    n, first = int(counts.sum()), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    target = np.array([call for chain in calls for call in chain], np.int32)
+    position = [tables.position(call, rank) for chain, rank in zip(calls, ranks, strict=True) for call in chain]
+    is_root, is_last = np.zeros(n, bool), np.zeros(n, bool)
+    is_root[first[:-1][counts > 0]] = True
+    is_last[first[1:][counts > 0] - 1] = True
+    nothing = np.zeros(n, np.int64)
+    nodes = Nodes(
+        first=first,
+        action=np.full(n, COLLECTIVE, np.int8),
+        slot=np.full(n, SLOT_COMM, np.int8),
+        duration_ns=nothing,
+        tail_ns=nothing,
+        target=target,
+        position=np.array(position, np.int32),
+        size=nothing,
+        n_pred=(~is_root).astype(np.int32),
+        child_ptr=np.concatenate([[0], np.cumsum(~is_last)]).astype(np.int64),
+        child=(np.flatnonzero(~is_last) + 1).astype(np.int32),
+        root=np.flatnonzero(is_root).astype(np.int64),
+        root_ptr=np.concatenate([[0], np.cumsum(counts > 0)]).astype(np.int64),
     )
+    return LoweredProgram(nodes, no_matches(), np.zeros(0, np.int64), (), ())
 
 
 def collective_times(
@@ -60,26 +61,20 @@ def collective_times(
     `size` is the full local buffer, for an all-gather the local shard. With `groups`, each runs a collective of its
     own at the same time; ranks in none of them end at 0. Where all ranks are alike, one is simulated.
     """
-    system = system.model_copy(update={"roofline_enabled": False, "replay_only": False, "track_local_mem": False})
     tables = CollectiveTables(system, [dim.n_npus for dim in network.dims])
-    world = tuple(range(network.n_npus))
-    names = {str(k): tuple(group) for k, group in enumerate(groups)}
-    ranks = sorted(rank for group in groups or [world] for rank in group)
-    name_of = {rank: name for name, group in names.items() for rank in group}
-    lowered = lower_trace(one_node(kind, size, "0" if groups else None), system, RemoteMemory())
-    communicator = tables.communicator("0" if groups else "", tuple(groups[0]) if groups else world)
-    call = tables.call(kind, size, communicator)
-    mirrored = not aware and is_symmetric(network, tables.phases_of(call), list(names.values()))
-    if mirrored:
-        ranks = ranks[:1]
-    members = [(name_of.get(rank, ""),) for rank in ranks]
-    program = lower_program([lowered] * len(ranks), ranks, members, names, tables)
-    run = run_program(program, tables, fabric_of(network, aware, mirrored))
+    everyone = groups or [tuple(range(network.n_npus))]
+    if min(len(group) for group in everyone) < 2:
+        raise ForerunError("a collective needs at least two ranks in every group")
+    names = [str(k) for k in range(len(groups))] or [""]
+    call_of: dict[int, int] = {}
+    for name, group in zip(names, everyone, strict=True):
+        call = tables.call(kind, size, tables.communicator(name, tuple(group)))
+        call_of.update(dict.fromkeys(group, call))
+    phases = tables.phases_of(call_of[everyone[0][0]])
+    mirrored = not aware and is_symmetric(network, phases, groups)
+    ranks = [everyone[0][0]] if mirrored else list(range(network.n_npus))
+    program = chain_of([[call_of[rank]] if rank in call_of else [] for rank in ranks], ranks, tables)
+    run = run_program(program, tables, fabric_of(network, aware, ranks if mirrored else ()))
     ends = np.zeros(network.n_npus, np.int64)
-    if mirrored and not groups:
-        ends[:] = run.result.end_ns[0]
-    elif mirrored:
-        ends[[rank for group in groups for rank in group]] = run.result.end_ns[0]
-    else:
-        ends[ranks] = run.result.end_ns
+    ends[sorted(call_of)] = run.result.end_ns
     return ends, run

@@ -12,7 +12,7 @@ import numpy as np
 
 from forerun.astra.collectives import Phase
 from forerun.engine import collectives as machine
-from forerun.network.network_file import Network
+from forerun.network.network_file import Network, NetworkDim
 from forerun.program.types import I64
 
 _ANYWHERE_ALIKE = ("Ring", "FullyConnected", "Switch", "Torus2D", "Torus3D")
@@ -27,16 +27,16 @@ def is_symmetric(network: Network, phases: Sequence[Phase], groups: Sequence[tup
         if phase["stride"] == 0:
             if not _equal_neighbours(network, groups):
                 return False
-        elif not all(dim.topology in _ANYWHERE_ALIKE for dim in _dims_of(network, phase)):
+            continue
+        dims = _dims_of(network, phase)
+        if len(dims) > 1 or any(dim.topology not in _ANYWHERE_ALIKE for dim in dims):
             return False
-        elif len(_dims_of(network, phase)) > 1:
-            return False
-        elif phase["algorithm"] == machine.HALVING_DOUBLING and not _equal_partners(network, phase):
+        if phase["algorithm"] == machine.HALVING_DOUBLING and not _equal_partners(network, phase):
             return False
     return True
 
 
-def _dims_of(network: Network, phase: Phase) -> list[object]:
+def _dims_of(network: Network, phase: Phase) -> list[NetworkDim]:
     """Dimensions of the network that a logical ring runs through."""
     reached, dims = 1, []
     for dim in network.dims:
@@ -77,3 +77,11 @@ def distances(network: Network, source: I64, target: I64) -> I64:
             hops[here] = network.dim_topology(d).hop_counts(a[here].astype(np.int32), b[here].astype(np.int32))
         stride *= dim.n_npus
     return np.stack([dimension, hops], axis=1)
+
+
+def delays_ns(network: Network, source: I64, target: I64, size: I64) -> I64:
+    """Congestion-unaware delay of each message."""
+    seen = distances(network, source, target)
+    latency_ns = np.array([dim.latency_ns for dim in network.dims])
+    bytes_per_ns = network.bytes_per_ns(np.array([dim.bandwidth_gbps for dim in network.dims]))
+    return (seen[:, 1] * latency_ns[seen[:, 0]] + size / bytes_per_ns[seen[:, 0]]).astype(np.int64)

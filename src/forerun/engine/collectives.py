@@ -163,12 +163,12 @@ def reduction_ns(size: int, bytes_per_s: float) -> int:
 
 
 @njit
-def _ring_member(collectives: Collectives, stream: Any, phase: Any, actor: int, index: int) -> int:
+def _ring_member(collectives: Collectives, stream: Any, phase: Any, rank: int, index: int) -> int:
     """Rank at ring position `index`."""
     if phase.stride == 0:
         first = collectives.member_ptr[collectives.call[stream.call].communicator]
         return int(collectives.member[first + index])
-    return int(actor + (index - stream.index) * phase.stride)
+    return int(rank + (index - stream.index) * phase.stride)
 
 
 @njit
@@ -178,19 +178,20 @@ def _send_and_post(engine: Engine, actor: int, s: int, to_index: int, from_index
     stream = engine.streams.stream[s]
     call = engine.collectives.call[stream.call]
     phase = engine.collectives.phase[call.first_phase + stream.step]
-    source = _ring_member(engine.collectives, stream, phase, actor, from_index) if from_index >= 0 else -1
+    rank = fabric.rank[actor]
+    source = _ring_member(engine.collectives, stream, phase, rank, from_index) if from_index >= 0 else -1
     if to_index >= 0:
-        target = _ring_member(engine.collectives, stream, phase, actor, to_index)
+        target = _ring_member(engine.collectives, stream, phase, rank, to_index)
         to = target
-        lane = actor * fabric.n_ranks + target
+        lane = rank * fabric.n_ranks + target
         if fabric.mirrored:
             to = actor
-            lane = source * fabric.n_ranks + actor
+            lane = source * fabric.n_ranks + rank
         m = new_message(engine.calendar, engine.traffic, to, target, call.communicator, stream.number, lane, size)
         if m > 0:
-            send(engine.calendar, fabric, engine.traffic, m, actor)
+            send(engine.calendar, fabric, engine.traffic, m, rank)
     if source >= 0:
-        lane = source * fabric.n_ranks + actor
+        lane = source * fabric.n_ranks + rank
         if post(engine.mailbox, engine.calendar.clock, call.communicator, stream.number, lane):
             m = new_message(engine.calendar, engine.traffic, actor, actor, call.communicator, stream.number, lane, size)
             schedule(engine.calendar, engine.calendar.clock[NOW], RECEIVE, m)
@@ -403,7 +404,7 @@ def _line_up(engine: Engine, actor: int, s: int) -> None:
     stream.direction = 1 - (packed & 2)
     stream.tree = packed & 1
     phase = engine.collectives.phase[engine.collectives.call[stream.call].first_phase + stream.step]
-    stream.index = stream.position if phase.stride == 0 else (actor // phase.stride) % phase.n
+    stream.index = stream.position if phase.stride == 0 else (engine.fabric.rank[actor] // phase.stride) % phase.n
     stream.to_send = phase.n_messages
     stream.started = 0
     stream.inserted = 0

@@ -51,8 +51,10 @@ class Fabric(NamedTuple):
     """The network, as the kernels see it. Without links it is congestion-unaware."""
 
     n_ranks: int
+    rank: I64
+    """(actors,) rank of each actor"""
     mirrored: bool
-    """one actor stands for all ranks: what it sends, it gets"""
+    """every actor stands for all ranks of its collectives: what it sends, it gets"""
     dimension: Records
     hop_table: I32
     next_link: I32

@@ -14,7 +14,6 @@ from forerun.engine.calendar import OVERFLOW
 from forerun.jit import njit
 from forerun.program.types import I64
 
-
 _MIX_LANE = np.int64(-7046029254386353131)
 _MIX_STREAM = np.int64(-4417276706812531889)
 _MIX_COMMUNICATOR = np.int64(1609587929392839161)

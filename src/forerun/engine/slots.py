@@ -56,11 +56,12 @@ class Nodes(NamedTuple):
     action: I8
     slot: I8
     duration_ns: I64
+    """TIMED; SEND whose time is known: until its message arrives, -1 to let the fabric tell"""
     tail_ns: I64
     target: I32
     """COLLECTIVE: its call; SEND and RECV: their match; else -1"""
     position: I32
-    """COLLECTIVE: of the rank in the communicator; SEND: receiving rank"""
+    """COLLECTIVE: of the rank in the communicator; SEND: receiving actor"""
     size: I64
     """SEND: bytes"""
     n_pred: I32
@@ -241,8 +242,10 @@ def _issue(
         matches.state[pair] = _UNDER_WAY
         target = nodes.position[node]
         m = new_message(calendar, engine.traffic, target, target, -1, pair, 0, nodes.size[node])
-        if m > 0:
-            send(calendar, engine.fabric, engine.traffic, m, actor)
+        if nodes.duration_ns[node] >= 0:
+            schedule(calendar, now + nodes.duration_ns[node], ARRIVAL, m)
+        elif m > 0:
+            send(calendar, engine.fabric, engine.traffic, m, engine.fabric.rank[actor])
     else:
         match = nodes.target[node]
         pair = matches.first[match] + matches.n_received[match]

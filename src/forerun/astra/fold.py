@@ -1,0 +1,200 @@
+"""Folding: ranks that do the same at the same distances are simulated once.
+
+Ranks form classes: equal traces but for whom they talk to. A class folds into one rank where all its groups look alike
+from inside (`symmetry`), and where all its ranks send equally far to ranks of one class. Each distinct collective is
+then a fixed time, found once by the engine with a mirrored fabric, and a message has a known delay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from forerun.astra.collectives import CollectiveTables
+from forerun.astra.fabric import fabric_of
+from forerun.astra.lower import IssueOrder, LoweredProgram, LoweredTrace, Messages, lower_program, match_messages
+from forerun.astra.run import run_program
+from forerun.astra.single import chain_of
+from forerun.astra.symmetry import delays_ns, distances, is_symmetric
+from forerun.astra.system import System
+from forerun.chakra.trace import CommGroups
+from forerun.engine.slots import COLLECTIVE, TIMED
+from forerun.network.network_file import Network
+from forerun.program.types import I64
+
+Signature = tuple[object, ...]
+"""what the time of a collective depends on, on one machine"""
+
+
+@dataclass
+class CollectiveTimes:
+    """(time, tail) in ns of collectives met before on a machine; keep it to replay many traces there."""
+
+    system: System
+    network: Network
+    known: dict[Signature, tuple[int, int]] = field(default_factory=dict)
+
+
+def classes_of(lowered: Sequence[LoweredTrace]) -> I64:
+    """Class of each rank: those that share the lowered columns."""
+    numbers: dict[int, int] = {}
+    return np.array([numbers.setdefault(id(trace.row), len(numbers)) for trace in lowered], np.int64)
+
+
+def fold(
+    lowered: Sequence[LoweredTrace],
+    classes: I64,
+    comm_groups: CommGroups,
+    times: CollectiveTimes,
+    order: IssueOrder = "ascending",
+) -> LoweredProgram | None:
+    """The program of one rank of each class, or None where ranks of a class differ in what they see."""
+    network = times.network
+    leaders = np.unique(classes, return_index=True)[1]
+    messages = _fold_messages(lowered, classes, leaders, network)
+    if messages is None:
+        return None
+    signatures = _signatures(lowered, classes, leaders, comm_groups, times)
+    if signatures is None:
+        return None
+    tables = CollectiveTables(times.system, [dim.n_npus for dim in network.dims])
+    of_leaders = [lowered[rank] for rank in leaders]
+    groups = [trace.trace.group_names for trace in of_leaders]
+    program = lower_program(of_leaders, leaders.tolist(), groups, comm_groups, tables, order, messages)
+    return _with_times(program, tables, leaders, signatures, times)
+
+
+def _fold_messages(lowered: Sequence[LoweredTrace], classes: I64, leaders: I64, network: Network) -> Messages | None:
+    """Sends and receives of the leaders, None where ranks of a class send to different classes or distances."""
+    full = match_messages(lowered, range(len(lowered)), network.n_npus)
+    n_leaders = len(leaders)
+    if not len(full.node):
+        return full
+    order = np.argsort(full.match * 2 + full.is_send, kind="stable")
+    receives, sends = order[0::2], order[1::2]
+    if len(receives) != len(sends) or not (
+        full.is_send[sends].all() and (full.match[receives] == full.match[sends]).all()
+    ):
+        return None
+    if full.is_send[receives].any():
+        return None
+    sender, receiver = full.actor[sends], full.actor[receives]
+    size = np.array(
+        [lowered[a].trace.comm_size[lowered[a].row[i]] for a, i in zip(sender, full.node[sends], strict=True)]
+    )
+    delay = delays_ns(network, sender, receiver, size)
+    ends = np.stack([classes[sender], full.node[sends], classes[receiver], full.node[receives], delay], axis=1)
+    kinds, counts = np.unique(ends, axis=0, return_counts=True)
+    members = np.bincount(classes, minlength=n_leaders)
+    alike = (counts == members[kinds[:, 0]]) & (counts == members[kinds[:, 2]])
+    if (
+        not alike.all()
+        or len(np.unique(kinds[:, :2], axis=0)) < len(kinds)
+        or len(np.unique(kinds[:, 2:4], axis=0)) < len(kinds)
+    ):
+        return None
+    number = np.arange(len(kinds))
+    is_send = np.repeat([True, False], len(kinds))
+    return Messages(
+        actor=np.concatenate([kinds[:, 0], kinds[:, 2]]),
+        node=np.concatenate([kinds[:, 1], kinds[:, 3]]),
+        is_send=is_send,
+        match=np.concatenate([number, number]),
+        receiver=np.concatenate([kinds[:, 2], kinds[:, 2]]),
+        peer=np.concatenate([leaders[kinds[:, 2]], leaders[kinds[:, 0]]]),
+        delay_ns=np.concatenate([kinds[:, 4], np.zeros(len(kinds), np.int64)]),
+        texts=tuple(f"from class {a} to class {b}" for a, _, b, _, _ in kinds.tolist()),
+    )
+
+
+def _signatures(
+    lowered: Sequence[LoweredTrace], classes: I64, leaders: I64, comm_groups: CommGroups, times: CollectiveTimes
+) -> dict[tuple[int, int], Signature] | None:
+    """What each (class, group) looks like from inside; None where a group spans classes or is seen differently."""
+    signatures: dict[tuple[int, int], Signature] = {}
+    for c, leader in enumerate(leaders.tolist()):
+        trace = lowered[leader].trace
+        used = np.unique(trace.group[lowered[leader].row[lowered[leader].action == COLLECTIVE]])
+        if trace.involved_dims:
+            return None
+        for g in used.tolist():
+            if g < 0:
+                if len(leaders) > 1:
+                    return None
+                signatures[c, g] = ("all",)
+                continue
+            names = {lowered[rank].trace.group_names[g] for rank in np.flatnonzero(classes == c).tolist()}
+            groups = [comm_groups.get(name, ()) for name in sorted(names)]
+            signature = _ring_signature(groups, classes, c, times.network)
+            if signature is None:
+                return None
+            signatures[c, g] = signature
+    return signatures
+
+
+def _ring_signature(groups: Sequence[tuple[int, ...]], classes: I64, c: int, network: Network) -> Signature | None:
+    sizes = {len(group) for group in groups}
+    flat = np.array([rank for group in groups for rank in group], np.int64)
+    if len(sizes) != 1 or not len(flat) or flat.max() >= len(classes):
+        return None
+    members = np.sort(flat)
+    if not np.array_equal(members, np.flatnonzero(classes == c)):
+        return None
+    n = sizes.pop()
+    if n == network.n_npus:
+        return ("all",)
+    ahead = np.roll(flat.reshape(-1, n), -1, axis=1).reshape(-1)
+    seen = np.unique(distances(network, flat, ahead), axis=0) if n > 1 else np.zeros((1, 2), np.int64)
+    return ("ring", n, *seen[0].tolist()) if len(seen) == 1 else None
+
+
+def _with_times(
+    program: LoweredProgram, tables: CollectiveTables, leaders: I64, signatures: dict[tuple[int, int], Signature],
+    times: CollectiveTimes,
+) -> LoweredProgram | None:  # fmt: skip
+    """Give collectives the times they take; None where one is not symmetric."""
+    nodes = program.nodes
+    action, duration_ns, tail_ns = nodes.action.copy(), nodes.duration_ns.copy(), nodes.tail_ns.copy()
+    at = np.flatnonzero(action == COLLECTIVE)
+    actor = np.searchsorted(nodes.first, at, side="right") - 1
+    calls, example = np.unique(nodes.target[at], return_index=True)
+    keys: list[Signature] = []
+    for k in example.tolist():
+        lowered = program.traces[actor[k]]
+        row = lowered.row[at[k] - nodes.first[actor[k]]]
+        trace = lowered.trace
+        signature = signatures[int(actor[k]), int(trace.group[row])]
+        keys.append((*signature, int(trace.comm_type[row]), int(trace.comm_size[row])))
+    missing = {key: int(call) for key, call in zip(keys, calls, strict=True) if key not in times.known}
+    for key, call in missing.items():
+        if not tables.n_phases(call) or not (
+            key[0] == "ring" or is_symmetric(times.network, tables.phases_of(call), [])
+        ):
+            return None
+    if missing:
+        owner = {int(call): leaders[actor[k]] for call, k in zip(calls, example, strict=True)}
+        _measure(missing, owner, tables, times)
+    of_call = np.zeros((int(calls.max(initial=-1)) + 1, 2), np.int64)
+    of_call[calls] = [times.known[key] for key in keys] if keys else np.zeros((0, 2), np.int64)
+    action[at] = TIMED
+    duration_ns[at], tail_ns[at] = of_call[nodes.target[at], 0], of_call[nodes.target[at], 1]
+    changed = nodes._replace(action=action, duration_ns=duration_ns, tail_ns=tail_ns)
+    return replace(program, nodes=changed)
+
+
+def _measure(
+    missing: dict[Signature, int], owner: dict[int, int], tables: CollectiveTables, times: CollectiveTimes
+) -> None:
+    """Run the collectives one after the other on mirrored ranks and note their times."""
+    ranks = sorted({int(owner[call]) for call in missing.values()})
+    of_rank = {rank: [(key, call) for key, call in missing.items() if owner[call] == rank] for rank in ranks}
+    program = chain_of([[call for _, call in of_rank[rank]] for rank in ranks], ranks, tables)
+    fabric = fabric_of(times.network, aware=False, mirrored_ranks=ranks)
+    result = run_program(program, tables, fabric).result
+    k = 0
+    for rank in ranks:
+        for key, _ in of_rank[rank]:
+            times.known[key] = int(result.end_ns[k] - result.start_ns[k]), int(result.last_tail_ns[k])
+            k += 1

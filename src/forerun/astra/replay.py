@@ -1,0 +1,131 @@
+"""Replay of execution traces: what ASTRA-sim would print, of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from forerun.astra.collectives import CollectiveTables
+from forerun.astra.fabric import fabric_of
+from forerun.astra.fold import CollectiveTimes, classes_of
+from forerun.astra.fold import fold as folded
+from forerun.astra.lower import IssueOrder, LoweredProgram, LoweredTrace, lower_program, lower_trace
+from forerun.astra.remote_memory import NO_EXPANSION, RemoteMemory
+from forerun.astra.run import SlotRun, run_program
+from forerun.astra.statistics import RankStatistics, rank_statistics
+from forerun.astra.system import System
+from forerun.chakra.trace import CommGroups, RankTrace
+from forerun.errors import ForerunError
+from forerun.network.network_file import Network
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What traces are replayed on."""
+
+    system: System
+    network: Network
+    memory: RemoteMemory = NO_EXPANSION
+    aware: bool = False
+    """congestion-aware: links are queues"""
+    n_queues: int = 1
+    """queues of each dimension"""
+    injection_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Replay:
+    statistics: tuple[RankStatistics, ...]
+    """of each rank"""
+    program: LoweredProgram
+    run: SlotRun
+    actor_of_rank: tuple[int, ...]
+    """which simulated rank stands for each rank"""
+
+    @property
+    def wall_ns(self) -> int:
+        """When the last rank finished."""
+        return max(rank.wall_cycles_finished for rank in self.statistics)
+
+
+def replay(
+    traces: Sequence[RankTrace],
+    comm_groups: CommGroups,
+    machine: Machine,
+    order: IssueOrder = "ascending",
+    fold: bool = True,
+    times: CollectiveTimes | None = None,
+) -> Replay:
+    """Replay the trace of every rank. With `fold`, ranks that are provably alike are simulated once.
+
+    `times` keeps what collectives take from one replay on the same system and network to the next.
+
+    Raises:
+        ForerunError: the number of traces is not that of the network's ranks, a node can't be simulated, ranks wait for
+            each other for ever.
+    """
+    n_ranks = machine.network.n_npus
+    if len(traces) != n_ranks:
+        raise ForerunError(f"the network has {n_ranks} ranks, there are traces of {len(traces)}")
+    lowered = _lower(traces, machine, order)
+    program, classes = None, np.arange(n_ranks)
+    if fold and not machine.aware and machine.n_queues == 1 and machine.injection_scale == 1.0:
+        classes = classes_of(lowered)
+        times = times or CollectiveTimes(machine.system, machine.network)
+        program = folded(lowered, classes, comm_groups, times, order) if classes.max() + 1 < n_ranks else None
+    dims = [dim.n_npus for dim in machine.network.dims]
+    tables = CollectiveTables(machine.system, dims, machine.n_queues, machine.injection_scale)
+    if program is None:
+        classes = np.arange(n_ranks)
+        groups = [trace.group_names for trace in traces]
+        program = lower_program(lowered, range(n_ranks), groups, comm_groups, tables, order)
+    run = run_program(program, tables, fabric_of(machine.network, machine.aware))
+    of_actor = [statistics_of(program, run, actor, machine.system) for actor in range(len(program.traces))]
+    return Replay(tuple(of_actor[actor] for actor in classes), program, run, tuple(classes.tolist()))
+
+
+def _lower(traces: Sequence[RankTrace], machine: Machine, order: IssueOrder) -> list[LoweredTrace]:
+    """Lower every trace; those with the same columns only once."""
+    done: list[tuple[RankTrace, LoweredTrace]] = []
+    lowered = []
+    for rank, trace in enumerate(traces):
+        found = next((result for other, result in done if same_columns(trace, other)), None)
+        if found is None:
+            found = lower_trace(trace, machine.system, machine.memory, order, f"rank {rank}")
+            done.append((trace, found))
+        lowered.append(found if found.trace is trace else _of_trace(found, trace))
+    return lowered
+
+
+def _of_trace(lowered: LoweredTrace, trace: RankTrace) -> LoweredTrace:
+    values = {field.name: getattr(lowered, field.name) for field in fields(LoweredTrace)}
+    return LoweredTrace(**{**values, "trace": trace})
+
+
+_NOT_COMPARED = {"group_names", "names", "tensor_names", "involved_dims", "peer", "comm_tag"}
+
+
+def same_columns(a: RankTrace, b: RankTrace) -> bool:
+    """Whether two traces differ at most in names, in who is in their groups and in whom they send to."""
+    if a is b:
+        return True
+    if len(a) != len(b) or a.involved_dims != b.involved_dims or a.has_tensors != b.has_tensors:
+        return False
+    columns = [field.name for field in fields(RankTrace) if field.name not in _NOT_COMPARED]
+    return all(x is y or np.array_equal(x, y) for x, y in ((getattr(a, name), getattr(b, name)) for name in columns))
+
+
+def statistics_of(program: LoweredProgram, run: SlotRun, actor: int, system: System) -> RankStatistics:
+    """Statistics of one simulated rank."""
+    rows = slice(program.nodes.first[actor], program.nodes.first[actor + 1])
+    result = run.result
+    return rank_statistics(
+        program.traces[actor],
+        system,
+        result.start_ns[rows],
+        result.end_ns[rows],
+        result.done_order[rows],
+        int(result.finish_ns[actor]),
+    )
