@@ -15,6 +15,7 @@ from forerun.chakra.schema import AttributeProto
 GROUP_SPELLINGS = ("pg_name", "comm_group")
 DIMENSION_SPELLINGS = ("involve_dims", "involved_dims", "involved_dim")
 """names of the attributes that say who takes part in a collective, today's first"""
+_WHO = (DIMENSION_SPELLINGS[0], GROUP_SPELLINGS[0], *DIMENSION_SPELLINGS[1:], *GROUP_SPELLINGS[1:])
 _INT64 = 1 << 63
 _TRUE, _FALSE = {"true", "yes"}, {"false", "no", ""}
 
@@ -38,6 +39,14 @@ def value_of(attribute: Any) -> Value:
         return None
     value = getattr(attribute, kind)
     return list(value.values) if kind.endswith("_list") else value
+
+
+def said_by(attributes: dict[str, Value]) -> str | None:
+    """Name of the attribute that says who takes part in a collective, or None where none does.
+
+    Dimensions go over a group, and today's spellings over older ones.
+    """
+    return next((name for name in _WHO if attributes.get(name) is not None), None)
 
 
 def whole_number(value: Value, name: str) -> int:

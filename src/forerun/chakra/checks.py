@@ -7,9 +7,9 @@ from typing import Any
 
 from forerun.chakra.attributes import (
     DIMENSION_SPELLINGS,
-    GROUP_SPELLINGS,
     Value,
     dimensions,
+    said_by,
     tensor_list,
     text_of,
     truth,
@@ -28,8 +28,6 @@ _NEEDED: dict[int, tuple[str, ...]] = {
     NodeKind.COLLECTIVE: ("comm_size", "comm_type"),
 }
 _COMMUNICATING = (NodeKind.SEND, NodeKind.RECV, NodeKind.COLLECTIVE)
-WHO = (DIMENSION_SPELLINGS[0], GROUP_SPELLINGS[0], *DIMENSION_SPELLINGS[1:], *GROUP_SPELLINGS[1:])
-"""attributes that say who takes part in a collective: the first that is there counts"""
 _INT32, _INT63 = 1 << 31, 1 << 63
 
 
@@ -93,7 +91,7 @@ def _collective(attributes: dict[str, Value]) -> Iterator[Problem]:
         comm_type, problem = attempt(whole_number, attributes["comm_type"], "comm_type")
         if problem or not 0 <= comm_type <= max(CommType):
             yield "error", problem or f"unknown comm_type {comm_type}"
-    said = next((name for name in WHO if attributes.get(name) is not None), None)
+    said = said_by(attributes)
     if said:
         _, problem = attempt(dimensions if said in DIMENSION_SPELLINGS else text_of, attributes[said], said)
         if problem:

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from forerun.chakra.attributes import (
     DIMENSION_SPELLINGS,
-    GROUP_SPELLINGS,
     Value,
     decoded,
     dimensions,
+    said_by,
     tensor_list,
     text_of,
     truth,
@@ -27,7 +27,6 @@ _CACHED = 1 << 15
 """attributes kept decoded; most traces have far fewer that differ, besides the lists of tensors"""
 _SEND, _COLLECTIVE = int(NodeKind.SEND), int(NodeKind.COLLECTIVE)
 _LAST_KIND, _LAST_COMM_TYPE = int(max(NodeKind)), int(max(CommType))
-_WHO = (DIMENSION_SPELLINGS[0], GROUP_SPELLINGS[0], *DIMENSION_SPELLINGS[1:], *GROUP_SPELLINGS[1:])
 _INT32 = 1 << 31
 
 
@@ -45,12 +44,21 @@ class AttributeCache(dict[bytes, tuple[str, Value]]):
         return found
 
 
+class NumberCache(AttributeCache):
+    """The same, but lists of tensors count as empty and are not decoded."""
+
+    def __missing__(self, blob: bytes) -> tuple[str, Value]:
+        # The tag of the name, its length, the name.
+        if blob.startswith((b"\n\x06inputs", b"\n\x07outputs")):
+            return ("inputs" if blob[1] == len("inputs") else "outputs"), ()
+        return self.keep(blob, decoded(blob))
+
+
 class _TensorTable(AttributeCache):
     """The same, but lists of tensors become rows of a table of tensors."""
 
-    def __init__(self, keep: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._keep = keep
         self.rows: dict[str, int] = {}
         self.sizes = array("q")
 
@@ -58,7 +66,7 @@ class _TensorTable(AttributeCache):
         name, value = decoded(blob)
         if name == "inputs" or name == "outputs":
             # Few lists repeat, so they are not worth their place.
-            return name, self._list(name, value) if self._keep else ()
+            return name, self._list(name, value)
         return self.keep(blob, (name, value))
 
     def _list(self, name: str, value: Value) -> list[int]:
@@ -85,7 +93,8 @@ class Columns:
 
     def __init__(self, names: bool, tensors: bool) -> None:
         self._with_names, self._with_tensors = names, tensors
-        self._table = _TensorTable(tensors)
+        self._table = _TensorTable()
+        self._attributes: AttributeCache = self._table if tensors else NumberCache()
         self._names: list[str] = []
         self._groups: dict[str, int] = {}
         self._dimensions: dict[int, tuple[bool, ...]] = {}
@@ -102,7 +111,7 @@ class Columns:
 
     def add(self, node: Any) -> None:
         """Take one RawNode; raises ValueError, saying what is wrong with it, or OverflowError."""
-        cache = self._table
+        cache = self._attributes
         attributes = dict([cache[blob] for blob in node.attr])
         kind = node.type
         if not 0 <= kind <= _LAST_KIND:
@@ -147,7 +156,7 @@ class Columns:
         self._communicating.append(len(self))
 
     def _group(self, attributes: dict[str, Value]) -> int:
-        said = next((name for name in _WHO if attributes.get(name) is not None), None)
+        said = said_by(attributes)
         if said in DIMENSION_SPELLINGS:
             self._dimensions[len(self)] = dimensions(attributes[said], said)
             return -1

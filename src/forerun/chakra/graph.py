@@ -53,6 +53,11 @@ class Graph:
             self._wanted.extend(dependencies)
         self._pointer.append(len(self._wanted))
 
+    @property
+    def n_dependencies(self) -> int:
+        """Data and control dependencies of all nodes."""
+        return len(self._wanted)
+
     def depth(self) -> int:
         """Nodes on the longest chain of dependencies; what is on or behind a cycle doesn't count."""
         rows = NodeRows(as_numpy(self._ids).view(np.int64)).of(as_numpy(self._wanted))

@@ -128,9 +128,8 @@ class Collectives:
             severity="warning" if reordered else self._severity,
         )
 
-    def report(self, ranks: Iterable[int], findings: Findings) -> None:
-        """Report members that run no collective of a group of which others do; `ranks` are those with a trace."""
-        present = set(ranks)
+    def report(self, present: set[int], findings: Findings) -> None:
+        """Report members that run no collective of a group of which others do; `present` are ranks with a trace."""
         everyone: Mapping[str, Iterable[int]] = {**(self._groups or {}), ALL_RANKS: present}
         for group, first in self._first.items():
             for rank in sorted(set(everyone.get(group, ())) & present - self._seen[group]):

@@ -18,6 +18,7 @@ from forerun.errors import ForerunError
 
 _NAME = re.compile(r"(?P<prefix>.*?)(?:\.(?P<rank>0|[1-9]\d{0,8}|ALL_RANKS)|_rank(?P<only>0))\.et(?:\.gz|\.zst)?", re.S)
 _ALL = "ALL_RANKS"
+_EXPECTED = "expected files <prefix>.<rank>.et, .et.gz or .et.zst"
 _ARCHIVES = ("et.tar.zst", "et.tar.gz", "et.tar")
 _HASHED_BYTES = 1 << 26
 """members of a tar file up to this size are held to see whether they repeat"""
@@ -133,6 +134,26 @@ def find_traces(prefix: str | Path, n_ranks: int | None = None) -> list[Path]:
     return [by_rank[rank] for rank in range(count)]
 
 
+def trace_files(traces: str | Path | Sequence[str | Path], n_ranks: int | None = None) -> tuple[dict[int, Path], bool]:
+    """Trace files by rank, and whether they are all of a run: those at a prefix or in a folder (as in `open_traces`).
+
+    Of single files, the rank is that in their names, or where these say none or one twice, their place in the list.
+
+    Raises ForerunError where there is none, a rank is missing or has two files, or a folder holds several runs.
+    """
+    if not isinstance(traces, (str, Path)) or Path(traces).is_file():
+        files = [Path(traces)] if isinstance(traces, (str, Path)) else [Path(path) for path in traces]
+        said = [match["rank"] or match["only"] for path in files if (match := _NAME.fullmatch(path.name))]
+        if _ALL in said or len(set(said)) < len(files):
+            return dict(enumerate(files)), False
+        return {int(rank): path for rank, path in zip(said, files, strict=True)}, False
+    place = Path(traces)
+    if place.is_dir():
+        place = place / "et" if (place / "et").is_dir() else place
+        place = place / _only_prefix(place)
+    return dict(enumerate(find_traces(place, n_ranks))), True
+
+
 def open_traces(path: str | Path, n_ranks: int | None = None, names: bool = False, tensors: bool = True) -> Traces:
     """The traces at `path`: a prefix, a tar file, a folder of traces, or a folder that holds one of these as `et`.
 
@@ -152,17 +173,20 @@ def open_traces(path: str | Path, n_ranks: int | None = None, names: bool = Fals
     if place.is_file():
         traces.add_archive(place, n_ranks)
         return traces
-    if place.is_dir():
-        files = [file for file in _listed(place) if _prefix(file.name) is not None]
-        prefixes = sorted({_prefix(file.name) or "" for file in files})
-        if len(prefixes) > 1:
-            raise ForerunError(f"{place}: traces of several runs ({', '.join(prefixes[:4])}); give one's prefix")
-    else:
-        files = [file for file in _listed(place.parent) if _prefix(file.name) == place.name]
-    by_name = {file.name: file for file in files}
-    by_rank = _by_rank(by_name, str(place), n_ranks)
-    traces.add_files(by_rank, _count(by_rank, by_name, str(place), n_ranks))
+    start = place / _only_prefix(place) if place.is_dir() else place
+    by_name = {file.name: file for file in _listed(start.parent) if _prefix(file.name) == start.name}
+    by_rank = _by_rank(by_name, str(start), n_ranks)
+    traces.add_files(by_rank, _count(by_rank, by_name, str(start), n_ranks))
     return traces
+
+
+def _only_prefix(folder: Path) -> str:
+    prefixes = sorted({prefix for file in _listed(folder) if (prefix := _prefix(file.name)) is not None})
+    if len(prefixes) > 1:
+        raise ForerunError(f"{folder}: traces of several runs ({', '.join(prefixes[:4])}); give one's prefix")
+    if not prefixes:
+        raise ForerunError(f"{folder}: no traces; {_EXPECTED}")
+    return prefixes[0]
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -199,7 +223,7 @@ def _by_rank(found: Mapping[str, Item], place: str, n_ranks: int | None) -> dict
 def _count(by_rank: Mapping[int, object], names: Iterable[str], place: str, n_ranks: int | None) -> int:
     """How many ranks there are; raises ForerunError where the trace of one is missing."""
     if not by_rank:
-        raise ForerunError(f"{place}: no traces; expected files <prefix>.<rank>.et, .et.gz or .et.zst")
+        raise ForerunError(f"{place}: no traces; {_EXPECTED}")
     only_first = any((match := _NAME.fullmatch(name)) and match["only"] for name in names)
     count = n_ranks or (1 if only_first else max(by_rank) + 1)
     missing = next((rank for rank in range(count) if rank not in by_rank), None)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.chakra.attributes import DIMENSION_SPELLINGS, Value, decoded, text_of
-from forerun.chakra.checks import WHO, Problem, attempt, number, problems, tensor_problems
+from forerun.chakra.attributes import DIMENSION_SPELLINGS, Value, decoded, said_by, text_of
+from forerun.chakra.checks import Problem, attempt, number, problems, tensor_problems
 from forerun.chakra.columns import AttributeCache
 from forerun.chakra.findings import Finding, Findings
 from forerun.chakra.framing import opened
@@ -16,38 +16,43 @@ from forerun.chakra.matching import ALL_RANKS, Collectives, Messages
 from forerun.chakra.reader import node_messages
 from forerun.chakra.schema import RawNode
 from forerun.chakra.trace import CommGroups, CommType, NodeKind
-from forerun.chakra.traces import find_traces
+from forerun.chakra.traces import trace_files
 
 LISTED = 100
 """findings listed of each severity and kind; the others are counted"""
 
 
 def validate(
-    traces: str | Path | Sequence[str | Path], comm_groups: CommGroups | None = None, limit: int = LISTED
+    traces: str | Path | Sequence[str | Path],
+    comm_groups: CommGroups | None = None,
+    n_ranks: int | None = None,
+    limit: int = LISTED,
 ) -> list[Finding]:
-    """What is wrong with the traces of a run: their prefix, or the files of ranks 0, 1, ....
+    """What is wrong with the traces of a run: its prefix, its folder, or files of some ranks.
+
+    Of some ranks, only what these must agree on is compared.
 
     Node by node, so that memory grows by some 60 bytes a node of the longest trace, and by what waits for another rank.
     Of each severity and kind, `limit` findings are listed.
 
     Raises ForerunError where a file can't be read or is damaged: nothing behind that place can be checked.
     """
-    files = find_traces(traces) if isinstance(traces, (str, Path)) else [Path(path) for path in traces]
-    check = _Check(len(files), comm_groups, Findings(limit))
-    for rank, path in enumerate(files):
+    files, whole = trace_files(traces, n_ranks)
+    check = _Check(set(files), whole, comm_groups, Findings(limit))
+    for rank, path in files.items():
         check.rank(rank, path)
     return check.end()
 
 
 class _Check:
-    def __init__(self, n_ranks: int, comm_groups: CommGroups | None, findings: Findings) -> None:
-        self._n_ranks = n_ranks
+    def __init__(self, ranks: set[int], whole: bool, comm_groups: CommGroups | None, findings: Findings) -> None:
+        self._ranks, self._whole = ranks, whole
         self._findings = findings
         self._messages = Messages()
         self._collectives = Collectives(comm_groups)
-        for name, ranks in (comm_groups or {}).items():
-            if max(ranks) >= n_ranks:
-                findings.add("group", f"group {name!r} has rank {max(ranks)}, but there are {n_ranks} traces")
+        for name, members in (comm_groups or {}).items():
+            if whole and max(members) >= len(ranks):
+                findings.add("group", f"group {name!r} has rank {max(members)}, but there are {len(ranks)} traces")
 
     def rank(self, rank: int, path: Path) -> None:
         """Check one rank's trace."""
@@ -78,16 +83,17 @@ class _Check:
         tag = number(attributes, "comm_tag") or 0
         if peer is None:
             return
-        if not 0 <= peer < self._n_ranks:
-            what = f"rank {peer} is its other end, but there are {self._n_ranks} traces"
-            self._findings.add("message", what, rank, node.id, node.name)
+        if peer not in self._ranks:
+            if self._whole:
+                what = f"rank {peer} is its other end, but there are {len(self._ranks)} traces"
+                self._findings.add("message", what, rank, node.id, node.name)
             return
         route = (rank, peer, tag, size) if is_send else (peer, rank, tag, size)
         self._messages.add(is_send, route, node.id, node.name)
 
     def _collective(self, rank: int, node: Any, attributes: dict[str, Value], size: int) -> None:
         comm_type = number(attributes, "comm_type")
-        said = next((name for name in WHO if attributes.get(name) is not None), None)
+        said = said_by(attributes)
         if comm_type is None or not 0 <= comm_type <= max(CommType) or said in DIMENSION_SPELLINGS:
             return
         group, problem = attempt(text_of, attributes[said], said) if said else (ALL_RANKS, "")
@@ -107,7 +113,7 @@ class _Check:
     def end(self) -> list[Finding]:
         """All findings, with those that need all ranks."""
         self._messages.report(self._findings)
-        self._collectives.report(range(self._n_ranks), self._findings)
+        self._collectives.report(self._ranks, self._findings)
         return self._findings.all()
 
 

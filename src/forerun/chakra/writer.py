@@ -29,7 +29,7 @@ def message_writer(path: str | Path) -> Iterator[Callable[[bytes], None]]:
 
     The file appears when the block ends, and not at all if it fails. Raises ForerunError where it can't be written.
     """
-    with whole_file(path) as plain, _compressed(plain, Path(path).suffix) as file:
+    with packed_file(path) as file:
 
         def write(message: bytes) -> None:
             size, head = len(message), bytearray()
@@ -43,16 +43,21 @@ def message_writer(path: str | Path) -> Iterator[Callable[[bytes], None]]:
 
 
 @contextmanager
-def _compressed(file: BinaryIO, suffix: str) -> Iterator[BinaryIO]:
-    if suffix == ".gz":
-        # Neither name nor time go into the file, so that equal traces are equal files.
-        with gzip.GzipFile("", "wb", _COMPRESSION_LEVEL, file, mtime=0) as packed:
-            yield cast(BinaryIO, packed)
-    elif suffix == ".zst":
-        with zstandard.ZstdCompressor(_COMPRESSION_LEVEL).stream_writer(file, closefd=False) as stream:
-            yield cast(BinaryIO, stream)
-    else:
-        yield file
+def packed_file(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write to, compressed where its name ends in .gz or .zst; it appears whole or not at all.
+
+    Raises ForerunError where it can't be written.
+    """
+    with whole_file(path) as file:
+        if Path(path).suffix == ".gz":
+            # Neither name nor time go into the file, so that equal traces are equal files.
+            with gzip.GzipFile("", "wb", _COMPRESSION_LEVEL, file, mtime=0) as packed:
+                yield cast(BinaryIO, packed)
+        elif Path(path).suffix == ".zst":
+            with zstandard.ZstdCompressor(_COMPRESSION_LEVEL).stream_writer(file, closefd=False) as stream:
+                yield cast(BinaryIO, stream)
+        else:
+            yield file
 
 
 def write_rank(path: str | Path, trace: RankTrace) -> None:

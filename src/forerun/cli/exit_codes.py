@@ -1,5 +1,7 @@
 """What the console command tells a shell."""
 
+FOUND_ERRORS = 1
+"""`chakra validate` found errors in the traces"""
 BAD_INPUT = 2
 """one line on stderr says what; a fault while `validate` predicts a row is 1"""
 NOTHING_FITS = 3

@@ -23,6 +23,7 @@ COMMANDS = {
     "models": "List the model presets.",
     "clusters": "List the cluster presets.",
     "stacks": "List the software stacks.",
+    "chakra": "Check, describe and convert Chakra traces.",
     "version": "Print the version.",
 }
 # Typer brings its own copy of click from some version on; its errors are reached through their common descendant.
@@ -65,6 +66,9 @@ def _app(arguments: list[str]) -> typer.Typer:
     app.callback()(_forerun)
     for name, summary in COMMANDS.items():
         command = _load(name) if arguments[:1] == [name] else _not_asked_for
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, short_help=summary)
+            continue
         app.command(name, short_help=summary, help=None if arguments[:1] == [name] else summary)(command)
     return app
 
@@ -80,6 +84,6 @@ def _not_asked_for() -> None:
     """Stands for the other commands in the list of commands."""
 
 
-def _load(name: str) -> Callable[..., None]:
-    command: Callable[..., None] = getattr(import_module(f"forerun.cli.{name}"), name)
+def _load(name: str) -> Callable[..., None] | typer.Typer:
+    command: Callable[..., None] | typer.Typer = getattr(import_module(f"forerun.cli.{name}"), name)
     return command
