@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ from forerun.chakra.findings import Findings, Severity
 from forerun.chakra.graph import as_numpy
 from forerun.chakra.trace import CommGroups, CommType
 
-_END = tuple[int, str]
+_End = tuple[int, str]
 """node id and name"""
 ALL_RANKS = ""
 """name of the group of all ranks"""
@@ -22,15 +23,15 @@ class Messages:
     """Matches sends with receives by sender, receiver, tag and size; keeps those that wait for their other end."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[int, int, int, int], tuple[bool, list[_END]]] = {}
+        self._waiting: dict[tuple[int, int, int, int], tuple[bool, deque[_End]]] = {}
 
     def add(self, is_send: bool, route: tuple[int, int, int, int], node: int, name: str) -> None:
         """Take one end of a message; `route` is sender, receiver, tag and size."""
-        waits_for_send, ends = self._waiting.setdefault(route, (not is_send, []))
+        waits_for_send, ends = self._waiting.setdefault(route, (not is_send, deque()))
         if waits_for_send != is_send:
             ends.append((node, name))
             return
-        ends.pop()
+        ends.popleft()
         if not ends:
             del self._waiting[route]
 

@@ -120,8 +120,8 @@ class _TensorLists:
             tensors[pointer[row] : pointer[row + 1]]
             for pointer, tensors in zip(self._pointers, self._tensors, strict=True)
         ]
-        if self._always or any(parts):
-            for name, part in zip(("inputs", "outputs"), parts, strict=True):
+        for name, part in zip(("inputs", "outputs"), parts, strict=True):
+            if part or self._always:
                 attribute = AttributeProto(name=name)
                 if part:
                     attribute.string_list.values.extend([text for tensor in part for text in self._texts[tensor]])
