@@ -1,0 +1,59 @@
+"""Topologies by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.errors import ForerunError, UnknownName
+from forerun.network.topology.base import Topology
+from forerun.network.topology.fully_connected import FullyConnected
+from forerun.network.topology.mesh import Mesh2D
+from forerun.network.topology.ring import Ring
+from forerun.network.topology.switch import Switch
+
+Option = int | float | bool | None
+
+TOPOLOGIES: dict[str, type[Topology]] = {
+    "Ring": Ring,
+    "FullyConnected": FullyConnected,
+    "Switch": Switch,
+    "Mesh2D": Mesh2D,
+}
+
+
+def find(name: str) -> type[Topology]:
+    """The topology called `name`; case, `-` and `_` do not matter.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    by_plain = {_plain(known): known for known in TOPOLOGIES}
+    if _plain(name) not in by_plain:
+        raise UnknownName("topology", name, list(TOPOLOGIES))
+    return TOPOLOGIES[by_plain[_plain(name)]]
+
+
+def make(
+    name: str, sizes: int | Sequence[int], bandwidth_gbps: float, latency_ns: float, **options: Option
+) -> Topology:
+    """A topology by name, from its sizes (or its only one) and what it has of options.
+
+    Raises:
+        ForerunError: unknown name, wrong number of sizes, unknown option, a value that makes no sense.
+    """
+    topology = find(name)
+    given = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
+    expected = topology.size_names()
+    if len(given) != len(expected):
+        needs = f"{len(expected)} size{'s' if len(expected) > 1 else ''} ({', '.join(expected)})"
+        raise ForerunError(f"{topology.__name__} takes {needs}, got {len(given)}")
+    for option in options:
+        if not topology.option_names():
+            raise ForerunError(f"{topology.__name__} has no options, got {option!r}")
+        if option not in topology.option_names():
+            raise UnknownName(f"option of {topology.__name__}", option, list(topology.option_names()))
+    return topology(*given, bandwidth_gbps=bandwidth_gbps, latency_ns=latency_ns, **options)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
