@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from forerun.errors import ForerunError
 from forerun.stage.second.models import Member
@@ -55,7 +55,8 @@ def stage_of_layers(layers: int, stages: int, head_on_last: bool) -> dict[int, i
 
 
 def split(members: list[Member], stage_of: dict[int, int], stages: int) -> list[StageGraph]:
-    """Deal one micro-batch's tensors to stages; add what the micro-batches share, and what stages receive."""
+    """Deal one micro-batch's tensors to stages (they are changed: their operands become positions in their stage's list);
+    add what the micro-batches share, and what stages receive."""
     weights = [index for index, member in enumerate(members) if member.is_weight]
     gradients = {members[index].gradient for index in weights}
     graphs = [StageGraph() for _ in range(stages)]
@@ -70,7 +71,7 @@ def split(members: list[Member], stage_of: dict[int, int], stages: int) -> list[
     for index, member in enumerate(members):
         if not member.is_weight:
             stage = stage_of[member.layer]
-            place[index] = stage, put(stage, replace(member))
+            place[index] = stage, put(stage, member)
     for graph in graphs:
         graph.per_batch = len(graph.members)
     merged = {}
@@ -80,7 +81,7 @@ def split(members: list[Member], stage_of: dict[int, int], stages: int) -> list[
         merged[index] = put(stage, collected)
     for index in weights:
         stage = stage_of[members[index].layer]
-        place[index] = stage, put(stage, replace(members[index]))
+        place[index] = stage, put(stage, members[index])
     for index in weights:
         member, (stage, own) = members[index], place[index]
         sources = own, merged[member.gradient]
