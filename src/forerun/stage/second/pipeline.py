@@ -55,8 +55,10 @@ def stage_of_layers(layers: int, stages: int, head_on_last: bool) -> dict[int, i
 
 
 def split(members: list[Member], stage_of: dict[int, int], stages: int) -> list[StageGraph]:
-    """Deal one micro-batch's tensors to stages (they are changed: their operands become positions in their stage's list);
-    add what the micro-batches share, and what stages receive."""
+    """Deal one micro-batch's tensors to stages; add what the micro-batches share, and what stages receive.
+
+    The tensors themselves are changed: their operands become positions in their stage's list.
+    """
     weights = [index for index, member in enumerate(members) if member.is_weight]
     gradients = {members[index].gradient for index in weights}
     graphs = [StageGraph() for _ in range(stages)]
