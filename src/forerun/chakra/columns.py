@@ -24,17 +24,21 @@ from forerun.chakra.trace import CommType, NodeKind, RankTrace
 from forerun.program.types import I32, I64
 
 _CACHED = 1 << 15
-"""attributes kept decoded; most traces have far fewer that differ, besides the lists of tensors"""
+"""attributes kept decoded; few traces of a rank have more that differ"""
 _SEND, _COLLECTIVE = int(NodeKind.SEND), int(NodeKind.COLLECTIVE)
 _LAST_KIND, _LAST_COMM_TYPE = int(max(NodeKind)), int(max(CommType))
 _INT32 = 1 << 31
 
 
 class AttributeCache(dict[bytes, tuple[str, Value]]):
-    """Bytes of an AttributeProto -> its name and value, decoded when first asked for."""
+    """Bytes of an AttributeProto -> its name and value, decoded when first asked for.
+
+    A list of tensors is a pair of lists, names and sizes. One cache serves all ranks of a run, which differ little.
+    """
 
     def __missing__(self, blob: bytes) -> tuple[str, Value]:
-        return self.keep(blob, decoded(blob))
+        name, value = decoded(blob)
+        return self.keep(blob, (name, tensor_list(value, name) if name in ("inputs", "outputs") else value))
 
     def keep(self, blob: bytes, found: tuple[str, Value]) -> tuple[str, Value]:
         """Take what `blob` was found to be; memory stays bounded."""
@@ -50,32 +54,30 @@ class NumberCache(AttributeCache):
     def __missing__(self, blob: bytes) -> tuple[str, Value]:
         # The tag of the name, its length, the name.
         if blob.startswith((b"\n\x06inputs", b"\n\x07outputs")):
-            return ("inputs" if blob[1] == len("inputs") else "outputs"), ()
+            return ("inputs" if blob[1] == len("inputs") else "outputs"), ([], [])
         return self.keep(blob, decoded(blob))
 
 
-class _TensorTable(AttributeCache):
-    """The same, but lists of tensors become rows of a table of tensors."""
+def new_cache(tensors: bool) -> AttributeCache:
+    """An empty cache for reading ranks with or without tensors."""
+    return AttributeCache() if tensors else NumberCache()
+
+
+class _TensorTable:
+    """Names and sizes of the tensors of a rank; a tensor has the size that it is first given."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.rows: dict[str, int] = {}
         self.sizes = array("q")
 
-    def __missing__(self, blob: bytes) -> tuple[str, Value]:
-        name, value = decoded(blob)
-        if name == "inputs" or name == "outputs":
-            # Few lists repeat, so they are not worth their place.
-            return name, self._list(name, value)
-        return self.keep(blob, (name, value))
-
-    def _list(self, name: str, value: Value) -> list[int]:
-        tensors, sizes = tensor_list(value, name)
+    def of(self, tensors: tuple[list[str], list[str]]) -> list[int]:
+        """Rows of a list of tensors; raises ValueError where a size is none."""
+        names, sizes = tensors
         rows = self.rows
         try:
-            return [rows[tensor] for tensor in tensors]
+            return [rows[name] for name in names]
         except KeyError:
-            return [self._row(tensor, size) for tensor, size in zip(tensors, sizes, strict=True)]
+            return [self._row(name, size) for name, size in zip(names, sizes, strict=True)]
 
     def _row(self, tensor: str, text: str) -> int:
         row = self.rows.get(tensor)
@@ -91,10 +93,10 @@ class _TensorTable(AttributeCache):
 class Columns:
     """Grows the columns of one rank's trace."""
 
-    def __init__(self, names: bool, tensors: bool) -> None:
+    def __init__(self, names: bool, tensors: bool, cache: AttributeCache | None = None) -> None:
         self._with_names, self._with_tensors = names, tensors
         self._table = _TensorTable()
-        self._attributes: AttributeCache = self._table if tensors else NumberCache()
+        self._attributes = new_cache(tensors) if cache is None else cache
         self._names: list[str] = []
         self._groups: dict[str, int] = {}
         self._dimensions: dict[int, tuple[bool, ...]] = {}
@@ -175,9 +177,9 @@ class Columns:
         ctrl_ptr.append(len(self._ctrl))
         if self._with_tensors:
             if "inputs" in attributes:
-                self._inputs.extend(attributes["inputs"])
+                self._inputs.extend(self._table.of(attributes["inputs"]))
             if "outputs" in attributes:
-                self._outputs.extend(attributes["outputs"])
+                self._outputs.extend(self._table.of(attributes["outputs"]))
             input_ptr.append(len(self._inputs))
             output_ptr.append(len(self._outputs))
             self._lists_tensors &= "inputs" in attributes and "outputs" in attributes

@@ -12,7 +12,7 @@ from forerun.chakra.attributes import DIMENSION_SPELLINGS, Value, said_by, text_
 from forerun.chakra.columns import NumberCache
 from forerun.chakra.framing import opened
 from forerun.chakra.graph import Graph
-from forerun.chakra.reader import describe, metadata, node_messages
+from forerun.chakra.reader import collector_paused, describe, metadata, node_messages
 from forerun.chakra.schema import RawNode
 from forerun.chakra.trace import CommType, NodeKind
 from forerun.chakra.traces import trace_files
@@ -99,7 +99,7 @@ def overall(ranks: Iterable[RankInfo]) -> TraceInfo:
 
 def _rank_info(rank: int, path: Path) -> RankInfo:
     figures, graph, cache = TraceInfo(), Graph(), NumberCache()
-    with opened(path) as file:
+    with opened(path) as file, collector_paused():
         for node in node_messages(file, str(path), RawNode):
             graph.add(node)
             try:
@@ -112,18 +112,25 @@ def _rank_info(rank: int, path: Path) -> RankInfo:
     return RankInfo(rank, str(path), {"version": head.version, **said} if head.version else said, figures)
 
 
+_KINDS = {int(kind): kind.name.lower() for kind in NodeKind}
+_OPERATIONS = {int(kind): kind.name.lower() for kind in CommType}
+_SEND, _COLLECTIVE = int(NodeKind.SEND), int(NodeKind.COLLECTIVE)
+
+
 def _count(figures: TraceInfo, node: Any, attributes: dict[str, Value]) -> None:
     kind = node.type
-    figures.nodes[NodeKind(kind).name.lower() if 0 <= kind <= max(NodeKind) else f"type {kind}"] += 1
-    figures.num_ops += whole_number(attributes.get("num_ops") or 0, "num_ops")
-    figures.tensor_bytes += whole_number(attributes.get("tensor_size") or 0, "tensor_size")
-    if not NodeKind.SEND <= kind <= NodeKind.COLLECTIVE:
+    operation = _KINDS.get(kind) or f"type {kind}"
+    figures.nodes[operation] += 1
+    if "num_ops" in attributes:
+        figures.num_ops += whole_number(attributes["num_ops"] or 0, "num_ops")
+    if "tensor_size" in attributes:
+        figures.tensor_bytes += whole_number(attributes["tensor_size"] or 0, "tensor_size")
+    if not _SEND <= kind <= _COLLECTIVE:
         return
-    operation, group = NodeKind(kind).name.lower(), ""
-    if kind == NodeKind.COLLECTIVE:
+    group = ""
+    if kind == _COLLECTIVE:
         comm_type = whole_number(attributes.get("comm_type", -1), "comm_type")
-        known = -1 <= comm_type <= max(CommType)
-        operation = CommType(comm_type).name.lower() if known else f"comm_type {comm_type}"
+        operation = _OPERATIONS.get(comm_type) or f"comm_type {comm_type}"
         who = said_by(attributes)
         if who in DIMENSION_SPELLINGS:
             group = _BY_DIMENSION

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, BinaryIO, TypeVar, cast
 
+from forerun.chakra.columns import new_cache
 from forerun.chakra.framing import chunks, opened
 from forerun.chakra.reader import read_rank_from
 from forerun.chakra.trace import RankTrace
@@ -32,7 +33,7 @@ class Traces:
     def __init__(self, place: str, names: bool, tensors: bool) -> None:
         self.place = place
         self.n_ranks = 0
-        self._options = names, tensors
+        self._options = names, tensors, new_cache(tensors)
         self._paths: dict[int, Path] = {}
         self._read: dict[int, RankTrace] = {}
         self._by_content: dict[bytes, RankTrace] = {}

@@ -13,7 +13,7 @@ from forerun.chakra.findings import Finding, Findings
 from forerun.chakra.framing import opened
 from forerun.chakra.graph import Graph
 from forerun.chakra.matching import ALL_RANKS, Collectives, Messages
-from forerun.chakra.reader import node_messages
+from forerun.chakra.reader import collector_paused, node_messages
 from forerun.chakra.schema import RawNode
 from forerun.chakra.trace import CommGroups, CommType, NodeKind
 from forerun.chakra.traces import trace_files
@@ -58,7 +58,7 @@ class _Check:
         """Check one rank's trace."""
         graph = Graph()
         cache = _CheckedAttributes()
-        with opened(path) as file:
+        with opened(path) as file, collector_paused():
             for node in node_messages(file, str(path), RawNode):
                 graph.add(node)
                 attributes = dict([cache[blob] for blob in node.attr])
