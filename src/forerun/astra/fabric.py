@@ -8,7 +8,7 @@ import numpy as np
 
 from forerun.engine.fabric import DIMENSION, HOPS_CONSTANT, HOPS_RING, HOPS_TABLE, Fabric
 from forerun.errors import ForerunError
-from forerun.network.network_file import Network
+from forerun.network.network_file import Network, bytes_per_ns
 
 _LARGEST_TABLE = 4096
 _CONSTANT_HOPS = {"FullyConnected": 1, "Switch": 2}
@@ -35,7 +35,7 @@ def fabric_of(network: Network, aware: bool, mirrored_ranks: Sequence[int] = ())
             topology.next_link(),
             links.dst.astype(np.int32),
             links.latency_ns,
-            network.bytes_per_ns(links.bandwidth_gbps),
+            bytes_per_ns(links.bandwidth_gbps, gib=network.gib),
         )
     dimension, tables = np.zeros(len(network.dims), DIMENSION), [np.zeros(0, np.int32)]
     stride = 1
@@ -49,8 +49,7 @@ def fabric_of(network: Network, aware: bool, mirrored_ranks: Sequence[int] = ())
             rule, hops = HOPS_TABLE, sum(len(table) for table in tables)
             a, b = np.divmod(np.arange(dim.n_npus**2, dtype=np.int32), dim.n_npus)
             tables.append(network.dim_topology(d).hop_counts(a, b).astype(np.int32))
-        bytes_per_ns = float(network.bytes_per_ns(np.array([dim.bandwidth_gbps]))[0])
-        dimension[d] = (dim.n_npus, stride, rule, hops, dim.latency_ns, bytes_per_ns)
+        dimension[d] = (dim.n_npus, stride, rule, hops, dim.latency_ns, network.bytes_per_ns(d))
         stride *= dim.n_npus
     no_links = np.zeros((0, 0), np.int32)
     return Fabric(

@@ -31,7 +31,7 @@ OVERFLOW = 3
 _FREE_WAKE = 4
 _FREE_CALLBACK = 5
 
-WAKE = 0
+WAKE = np.int64(0)
 """kind of the event that runs a wake; all other kinds are the owner's"""
 
 

@@ -34,9 +34,9 @@ PICK_NEXT = 0
 PICK_FIRST_HALF = 1
 PICK_LAST_HALF = 2
 
-BUNDLE = 1
+BUNDLE = np.int64(1)
 """callback: a bundle is through; `arg` the stream, `extra` the reduction time that is still to come"""
-RECEIVE = 3
+RECEIVE = np.int64(3)
 """event: a receive was posted after its message had arrived"""
 
 CALL = np.dtype(
@@ -99,6 +99,9 @@ _SEND_UP = 3
 _WAIT_PARENT = 4
 _SEND_DOWN = 5
 _END = 6
+_NOBODY = np.int64(-1)
+_REDUCED = np.bool_(True)
+_PLAIN = np.bool_(False)
 
 
 class Collectives(NamedTuple):
@@ -214,8 +217,8 @@ def find_stream(engine: Engine, actor: int, communicator: int, number: int) -> i
 
 @njit
 def _bundle(engine: Engine, actor: int, s: int, phase: Any, size: int, reduced: bool) -> None:
-    later = reduction_ns(size, engine.collectives.reduce_bytes_per_s) if reduced else 0
-    register(engine.calendar, actor, phase.endpoint_ns, BUNDLE, s, later if reduced else -1)
+    later = reduction_ns(size, engine.collectives.reduce_bytes_per_s) if reduced else np.int64(0)
+    register(engine.calendar, actor, phase.endpoint_ns, BUNDLE, s, later if reduced else _NOBODY)
 
 
 @njit
@@ -283,14 +286,14 @@ def _tree_step(engine: Engine, actor: int, s: int, phase: Any, received: bool) -
     if left < 0 and right < 0:
         return _leaf_step(engine, actor, s, phase, parent)
     if stream.state == 0:
-        _send_and_post(engine, actor, s, -1, left, size)
-        _send_and_post(engine, actor, s, -1, right, size)
+        _send_and_post(engine, actor, s, _NOBODY, left, size)
+        _send_and_post(engine, actor, s, _NOBODY, right, size)
         stream.state = _WAIT_TWO
     elif stream.state == _WAIT_TWO and received:
-        _bundle(engine, actor, s, phase, size, True)
+        _bundle(engine, actor, s, phase, size, _REDUCED)
         stream.state = _WAIT_ONE
     elif stream.state == _WAIT_ONE and received:
-        _bundle(engine, actor, s, phase, size, True)
+        _bundle(engine, actor, s, phase, size, _REDUCED)
         stream.state = _SEND_UP
     elif stream.reductions < 1 and not received:
         stream.reductions += 1
@@ -298,11 +301,11 @@ def _tree_step(engine: Engine, actor: int, s: int, phase: Any, received: bool) -
         _send_and_post(engine, actor, s, parent, parent, size)
         stream.state = _WAIT_PARENT
     elif stream.state == _WAIT_PARENT and received:
-        _bundle(engine, actor, s, phase, size, True)
+        _bundle(engine, actor, s, phase, size, _REDUCED)
         stream.state = _SEND_DOWN
     elif stream.state == _SEND_DOWN:
-        _send_and_post(engine, actor, s, left, -1, size)
-        _send_and_post(engine, actor, s, right, -1, size)
+        _send_and_post(engine, actor, s, left, _NOBODY, size)
+        _send_and_post(engine, actor, s, right, _NOBODY, size)
         return True
     return False
 
@@ -311,13 +314,13 @@ def _tree_step(engine: Engine, actor: int, s: int, phase: Any, received: bool) -
 def _root_step(engine: Engine, actor: int, s: int, phase: Any, child: int) -> bool:
     stream = engine.streams.stream[s]
     if stream.state == 0:
-        _send_and_post(engine, actor, s, -1, child, phase.message)
+        _send_and_post(engine, actor, s, _NOBODY, child, phase.message)
         stream.state = _WAIT_ONE
     elif stream.state == _WAIT_ONE:
-        _bundle(engine, actor, s, phase, phase.message, True)
+        _bundle(engine, actor, s, phase, phase.message, _REDUCED)
         stream.state = _SEND_DOWN
     elif stream.state == _SEND_DOWN:
-        _send_and_post(engine, actor, s, child, -1, phase.message)
+        _send_and_post(engine, actor, s, child, _NOBODY, phase.message)
         return True
     return False
 
@@ -326,13 +329,13 @@ def _root_step(engine: Engine, actor: int, s: int, phase: Any, child: int) -> bo
 def _leaf_step(engine: Engine, actor: int, s: int, phase: Any, parent: int) -> bool:
     stream = engine.streams.stream[s]
     if stream.state == 0:
-        _bundle(engine, actor, s, phase, phase.message, False)
+        _bundle(engine, actor, s, phase, phase.message, _PLAIN)
         stream.state = _SEND_UP
     elif stream.state == _SEND_UP:
         _send_and_post(engine, actor, s, parent, parent, phase.message)
         stream.state = _WAIT_PARENT
     elif stream.state == _WAIT_PARENT:
-        _bundle(engine, actor, s, phase, phase.message, False)
+        _bundle(engine, actor, s, phase, phase.message, _PLAIN)
         stream.state = _END
     else:
         return True
@@ -345,7 +348,7 @@ def bundle_done(engine: Engine, actor: int, s: int) -> bool:
     stream = engine.streams.stream[s]
     phase = engine.collectives.phase[engine.collectives.call[stream.call].first_phase + stream.step]
     if phase.algorithm == DOUBLE_BINARY_TREE:
-        return _tree_step(engine, actor, s, phase, False)
+        return _tree_step(engine, actor, s, phase, _PLAIN)
     stream.free += 1
     if phase.algorithm == DIRECT and phase.collective == ALL_REDUCE and stream.to_send <= phase.n - 1:
         if stream.received < phase.n - 1:
@@ -363,7 +366,7 @@ def packet_received(engine: Engine, actor: int, s: int) -> bool:
     stream = engine.streams.stream[s]
     phase = engine.collectives.phase[engine.collectives.call[stream.call].first_phase + stream.step]
     if phase.algorithm == DOUBLE_BINARY_TREE:
-        return _tree_step(engine, actor, s, phase, True)
+        return _tree_step(engine, actor, s, phase, _REDUCED)
     stream.received += 1
     _insert_packet(engine, actor, s, phase)
     return False
@@ -376,7 +379,7 @@ def _start(engine: Engine, actor: int, s: int) -> None:
     stream.started = 1
     phase = engine.collectives.phase[engine.collectives.call[stream.call].first_phase + stream.step]
     if phase.algorithm == DOUBLE_BINARY_TREE:
-        _tree_step(engine, actor, s, phase, False)
+        _tree_step(engine, actor, s, phase, _PLAIN)
     else:
         for _ in range(phase.window):
             _insert_packet(engine, actor, s, phase)
@@ -445,8 +448,9 @@ def _leave_queue(engine: Engine, actor: int, s: int) -> None:
 
 
 @njit
-def next_phase(engine: Engine, actor: int, s: int) -> bool:
+def next_phase(engine: Engine, s: int) -> bool:
     """Stream `s` has ended a phase: on to the next one. False if that was the last: `retire` it then."""
+    actor = s // engine.streams.capacity
     stream = engine.streams.stream[s]
     if stream.step + 1 == engine.collectives.call[stream.call].n_phases:
         return False
@@ -460,8 +464,9 @@ def next_phase(engine: Engine, actor: int, s: int) -> bool:
 
 
 @njit
-def retire(engine: Engine, actor: int, s: int) -> None:
+def retire(engine: Engine, s: int) -> None:
     """Take a stream that has ended out of its queue; the next in line starts."""
+    actor = s // engine.streams.capacity
     stream = engine.streams.stream[s]
     queue = stream.queue
     _leave_queue(engine, actor, s)

@@ -77,9 +77,9 @@ class Traffic(NamedTuple):
     link_bytes: I64
 
 
-ARRIVAL = 1
+ARRIVAL = np.int64(1)
 """event: a message is at its receiver (unaware) or at the next device (aware)"""
-LINK_FREE = 2
+LINK_FREE = np.int64(2)
 
 
 def new_traffic(fabric: Fabric, capacity: int) -> Traffic:

@@ -20,6 +20,10 @@ _MIX_COMMUNICATOR = np.int64(1609587929392839161)
 """odd numbers without structure (those of xxHash), as signed integers that wrap around"""
 
 
+_MESSAGE = np.int64(1)
+_RECEIVE = np.int64(-1)
+
+
 class Mailbox(NamedTuple):
     key: I64
     """(slots, 3)"""
@@ -88,10 +92,10 @@ def _close_gap(mailbox: Mailbox, gap: int) -> None:
 @njit
 def arrive(mailbox: Mailbox, clock: I64, communicator: int, stream: int, lane: int) -> bool:
     """A message has come; whether a receive waited for it."""
-    return _change(mailbox, clock, communicator, stream, lane, 1)
+    return _change(mailbox, clock, communicator, stream, lane, _MESSAGE)
 
 
 @njit
 def post(mailbox: Mailbox, clock: I64, communicator: int, stream: int, lane: int) -> bool:
     """A receive is posted; whether its message had come already."""
-    return _change(mailbox, clock, communicator, stream, lane, -1)
+    return _change(mailbox, clock, communicator, stream, lane, _RECEIVE)

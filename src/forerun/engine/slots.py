@@ -40,12 +40,18 @@ COLLECTIVE = 2
 SEND = 3
 RECV = 4
 
-_NODE_DONE = 2  # callback
-_TAIL = 4  # event
+_NODE_DONE = np.int64(2)  # callback
+_TAIL = np.int64(4)  # event
 
-_NOT_SENT = 0
+_LOOK = np.int64(0)  # what is planned: `subject` an actor
+_END_NODE = np.int64(1)
+_END_PHASE = np.int64(2)  # a stream
+_RETIRE = np.int64(3)
+
 _UNDER_WAY = 1
 _ARRIVED = 2
+_NONE = np.int64(-1)
+_MOST_PLANNED = 8
 
 
 class Nodes(NamedTuple):
@@ -109,6 +115,11 @@ class Run(NamedTuple):
     n_done: I64
     fresh: I64
     looked: I64
+    planned: I64
+    """(plans, 2): what happens at once, and to which node, stream or actor"""
+    n_planned: I64
+    since: I64
+    """(1,) when the event was registered that ended the last phase"""
 
 
 def run_slots(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready) -> tuple[Result, bool]:
@@ -129,6 +140,9 @@ def run_slots(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready) -> t
         np.zeros(n_actors, np.int64),
         np.zeros(longest, np.int64),
         np.zeros(longest if len(ready.key) else 0, np.int64),
+        np.zeros((_MOST_PLANNED, 2), np.int64),
+        np.zeros(1, np.int64),
+        np.zeros(1, np.int64),
     )
     _run(engine, nodes, matches, ready, run, result)
     return result, bool(engine.calendar.clock[OVERFLOW])
@@ -140,34 +154,60 @@ def _run(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run,
     for actor in range(len(nodes.first) - 1):
         for k in range(nodes.root_ptr[actor], nodes.root_ptr[actor + 1]):
             queue.add(ready, actor, nodes.root[k])
-    for actor in range(len(nodes.first) - 1):
-        _look(engine, nodes, matches, ready, run, result, actor)
-        _check_finished(engine, ready, run, result, actor)
-    while calendar.clock[OVERFLOW] == 0:
-        kind, arg = next_event(calendar)
-        if kind < 0:
-            break
-        if kind == WAKE:
-            actor = calendar.wake[arg].actor
-            while True:
-                what, subject, extra, since = take_callback(calendar, arg)
-                if what < 0:
-                    break
-                if what == _NODE_DONE:
-                    _done(engine, nodes, matches, ready, run, result, actor, subject)
-                elif extra >= 0:
-                    register(calendar, actor, extra, BUNDLE, subject, -1)
-                elif bundle_done(engine, actor, subject):
-                    _phase_done(engine, nodes, matches, ready, run, result, actor, subject, since)
-        elif kind == ARRIVAL:
-            if forward(calendar, engine.fabric, engine.traffic, arg):
-                _arrived(engine, nodes, matches, ready, run, result, arg)
-        elif kind == LINK_FREE:
-            free_link(calendar, engine.fabric, engine.traffic, arg)
-        elif kind == RECEIVE:
-            _receive(engine, nodes, matches, ready, run, result, arg)
+    actor, w = 0, _NONE
+    while True:
+        if actor < len(nodes.first) - 1:
+            _plan(run, _LOOK, actor)
+            actor += 1
+        elif w >= 0:
+            kind, subject, extra, since = take_callback(calendar, w)
+            if kind == _NODE_DONE:
+                _plan(run, _END_NODE, subject)
+            elif kind == BUNDLE and extra >= 0:
+                register(calendar, calendar.wake[w].actor, extra, BUNDLE, subject, _NONE)
+            elif kind == BUNDLE:
+                if bundle_done(engine, calendar.wake[w].actor, subject):
+                    run.since[0] = since
+                    _plan(run, _END_PHASE, subject)
+            else:
+                w = _NONE
         else:
-            register(calendar, _owner(nodes, arg), nodes.tail_ns[arg], _NODE_DONE, arg, 0)
+            kind, subject = next_event(calendar)
+            if kind == WAKE:
+                w = subject
+            elif kind == ARRIVAL:
+                if forward(calendar, engine.fabric, engine.traffic, subject):
+                    _arrived(engine, matches, run, subject)
+            elif kind == LINK_FREE:
+                free_link(calendar, engine.fabric, engine.traffic, subject)
+            elif kind == RECEIVE:
+                _receive(engine, matches, run, subject)
+            elif kind == _TAIL:
+                register(calendar, _owner(nodes, subject), nodes.tail_ns[subject], _NODE_DONE, subject, _NONE)
+            else:
+                break
+        k = 0
+        while k < run.n_planned[0]:
+            what, subject = run.planned[k, 0], run.planned[k, 1]
+            k += 1
+            if what == _END_PHASE:
+                _phase_done(engine, run, result, subject)
+            elif what == _RETIRE:
+                retire(engine, subject)
+            else:
+                _look_again(engine, nodes, matches, ready, run, result, what, subject)
+        run.n_planned[0] = 0
+        if calendar.clock[OVERFLOW] != 0:
+            break
+
+
+@njit
+def _plan(run: Run, what: int, subject: int) -> None:
+    """Let something happen at once, after what is planned already."""
+    n = run.n_planned[0]
+    run.planned[n, 0] = what
+    run.planned[n, 1] = subject
+    run.n_planned[0] = n + 1
 
 
 @njit
@@ -178,7 +218,7 @@ def _owner(nodes: Nodes, node: int) -> int:
 @njit
 def _look(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, actor: int) -> None:
     """Issue what is ready now and has a free slot."""
-    n_fresh = 0
+    n_fresh = np.int64(0)
     if len(ready.key):
         n = queue.snapshot(ready, actor, run.looked)
         for k in range(n):
@@ -189,10 +229,10 @@ def _look(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run
                 n_fresh = _issue(engine, nodes, matches, run, result, actor, node, n_fresh)
     else:
         while True:
-            node = queue.lowest(ready, actor, SLOT_NONE)
+            node = queue.lowest(ready, actor, np.int64(SLOT_NONE))
             for slot in range(SLOT_COMPUTE, SLOT_CPU + 1):
                 if not run.busy[actor, slot]:
-                    other = queue.lowest(ready, actor, slot)
+                    other = queue.lowest(ready, actor, np.int64(slot))
                     if other >= 0 and (node < 0 or other < node):
                         node = other
             if node < 0:
@@ -231,17 +271,17 @@ def _issue(
         if tail > 0:
             schedule(calendar, now + nodes.duration_ns[node] - tail, _TAIL, node)
         else:
-            register(calendar, actor, nodes.duration_ns[node], _NODE_DONE, node, 0)
+            register(calendar, actor, nodes.duration_ns[node], _NODE_DONE, node, _NONE)
     elif action == COLLECTIVE:
-        start_collective(engine, actor, node, nodes.target[node], nodes.position[node])
+        start_collective(engine, actor, node, np.int64(nodes.target[node]), np.int64(nodes.position[node]))
     elif action == SEND:
         match = nodes.target[node]
         pair = matches.first[match] + matches.n_sent[match]
         matches.n_sent[match] += 1
         matches.sender[pair] = node
         matches.state[pair] = _UNDER_WAY
-        target = nodes.position[node]
-        m = new_message(calendar, engine.traffic, target, target, -1, pair, 0, nodes.size[node])
+        target = np.int64(nodes.position[node])
+        m = new_message(calendar, engine.traffic, target, target, _NONE, pair, _NONE, nodes.size[node])
         if nodes.duration_ns[node] >= 0:
             schedule(calendar, now + nodes.duration_ns[node], ARRIVAL, m)
         elif m > 0:
@@ -252,84 +292,77 @@ def _issue(
         matches.n_received[match] += 1
         matches.receiver[pair] = node
         if matches.state[pair] == _ARRIVED:
-            m = new_message(calendar, engine.traffic, actor, actor, -1, pair, 0, 0)
+            m = new_message(calendar, engine.traffic, actor, actor, _NONE, pair, _NONE, _NONE)
             schedule(calendar, now, RECEIVE, m)
     return n_fresh
 
 
 @njit
-def _done(
-    engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, actor: int, node: int
+def _look_again(
+    engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, what: int, subject: int
 ) -> None:
-    """A node has ended: what waited for it becomes ready, and the rank looks for what to do."""
-    result.end_ns[node] = engine.calendar.clock[NOW]
-    result.done_order[node] = run.n_done[actor]
-    run.n_done[actor] += 1
-    run.n_running[actor] -= 1
-    if nodes.slot[node] != SLOT_NONE:
-        run.busy[actor, nodes.slot[node]] = False
-    for k in range(nodes.child_ptr[node], nodes.child_ptr[node + 1]):
-        child = nodes.child[k]
-        run.pred_left[child] -= 1
-        if run.pred_left[child] == 0:
-            queue.add(ready, actor, child)
+    """A node has ended: what waited for it becomes ready, and the rank looks for what to do. Or it just looks."""
+    actor = subject
+    if what == _END_NODE:
+        node = subject
+        actor = _owner(nodes, node)
+        result.end_ns[node] = engine.calendar.clock[NOW]
+        result.done_order[node] = run.n_done[actor]
+        run.n_done[actor] += 1
+        run.n_running[actor] -= 1
+        if nodes.slot[node] != SLOT_NONE:
+            run.busy[actor, nodes.slot[node]] = False
+        for k in range(nodes.child_ptr[node], nodes.child_ptr[node + 1]):
+            child = nodes.child[k]
+            run.pred_left[child] -= 1
+            if run.pred_left[child] == 0:
+                queue.add(ready, actor, np.int64(child))
     _look(engine, nodes, matches, ready, run, result, actor)
-    _check_finished(engine, ready, run, result, actor)
-
-
-@njit
-def _check_finished(engine: Engine, ready: Ready, run: Run, result: Result, actor: int) -> None:
     if run.n_running[actor] == 0 and not queue.any_ready(ready, actor):
         result.finish_ns[actor] = engine.calendar.clock[NOW]
 
 
 @njit
-def _phase_done(
-    engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, actor: int, s: int,
-    since: int,
-) -> None:  # fmt: skip
+def _phase_done(engine: Engine, run: Run, result: Result, s: int) -> None:
     """A chunk has ended a phase; with its last chunk the collective ends on this rank."""
-    if next_phase(engine, actor, s):
+    if next_phase(engine, s):
         return
     node = engine.streams.stream[s].node
     engine.streams.chunks_left[node] -= 1
     if engine.streams.chunks_left[node] == 0:
-        result.last_tail_ns[node] = engine.calendar.clock[NOW] - since
-        _done(engine, nodes, matches, ready, run, result, actor, node)
-    retire(engine, actor, s)
+        result.last_tail_ns[node] = engine.calendar.clock[NOW] - run.since[0]
+        _plan(run, _END_NODE, node)
+    _plan(run, _RETIRE, s)
 
 
 @njit
-def _arrived(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, m: int) -> None:
+def _arrived(engine: Engine, matches: Matches, run: Run, m: int) -> None:
     """Message `m` is at its receiver: the send is over; so is the receive if it was posted."""
     message = engine.traffic.message[m]
     if message.communicator >= 0:
         if arrive(engine.mailbox, engine.calendar.clock, message.communicator, message.stream, message.lane):
-            _receive(engine, nodes, matches, ready, run, result, m)
+            _receive(engine, matches, run, m)
         else:
             free_message(engine.traffic, m)
         return
     pair = message.stream
     free_message(engine.traffic, m)
-    sender = matches.sender[pair]
-    posted = matches.receiver[pair] >= 0
-    _done(engine, nodes, matches, ready, run, result, _owner(nodes, sender), sender)
+    _plan(run, _END_NODE, matches.sender[pair])
     matches.state[pair] = _ARRIVED
-    if posted:
-        receiver = matches.receiver[pair]
-        _done(engine, nodes, matches, ready, run, result, _owner(nodes, receiver), receiver)
+    if matches.receiver[pair] >= 0:
+        _plan(run, _END_NODE, matches.receiver[pair])
 
 
 @njit
-def _receive(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, m: int) -> None:
+def _receive(engine: Engine, matches: Matches, run: Run, m: int) -> None:
     """Message and receive have met."""
     message = engine.traffic.message[m]
     communicator, stream, actor = message.communicator, message.stream, message.to
     free_message(engine.traffic, m)
     if communicator < 0:
-        receiver = matches.receiver[stream]
-        _done(engine, nodes, matches, ready, run, result, _owner(nodes, receiver), receiver)
+        _plan(run, _END_NODE, matches.receiver[stream])
         return
     s = find_stream(engine, actor, communicator, stream)
     if packet_received(engine, actor, s):
-        _phase_done(engine, nodes, matches, ready, run, result, actor, s, engine.calendar.clock[NOW])
+        run.since[0] = engine.calendar.clock[NOW]
+        _plan(run, _END_PHASE, s)
