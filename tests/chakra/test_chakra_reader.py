@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -250,6 +251,18 @@ def test_mutated_traces_give_an_error_or_a_trace(tmp_path_factory, data, suffix)
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(content)
     survives(path)
+
+
+def test_a_small_file_that_unpacks_to_a_large_one_is_refused_at_once(tmp_path):
+    path = tmp_path / "a.et.zst"
+    path.write_bytes(zstandard.compress(bytes(1 << 28)))
+    assert path.stat().st_size < 1 << 16
+    tracemalloc.start()
+    with pytest.raises(ForerunError, match="node number 1 is empty"):
+        read_rank(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 28
 
 
 def test_an_attribute_that_is_none(tmp_path):

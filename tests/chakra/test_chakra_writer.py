@@ -142,6 +142,7 @@ def test_any_trace_converts_and_back(tmp_path_factory, made):
         ("a.jsonl", '{"metadata": {}}\n\n{"idd": 1}', "line 3: .*idd"),
         ("a.jsonl", '{"metadata": {}}\n{"id": "x"}', "line 2: "),
         ("a.jsonl", '{"metadata": {}}\n{"id": -1}', "line 2: "),
+        ("a.jsonl", '{"metadata": {}}\n{"name": "\\ud800"}', "line 2: "),
         ("a.jsonl", '{"metadata": {}}\n[]', "line 2: expected an object"),
         ("a.jsonl", '{"metadata": {}}\n{"type": "COMPUTE"}', "line 2: "),
         ("a.jsonl", '{"metadata": {}}\n' + "[" * 100_000, "line 2: JSON that is no trace"),

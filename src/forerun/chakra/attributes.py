@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
-from forerun.chakra.schema import AttributeProto
+from forerun.chakra.schema import UNDECODABLE, AttributeProto
 
 GROUP_SPELLINGS = ("pg_name", "comm_group")
 DIMENSION_SPELLINGS = ("involve_dims", "involved_dims", "involved_dim")
@@ -27,7 +25,7 @@ def decoded(blob: bytes) -> tuple[str, Value]:
     """Name and value of the bytes of an AttributeProto; raises ValueError if they are none."""
     try:
         attribute = AttributeProto.FromString(blob)
-    except DecodeError as error:
+    except UNDECODABLE as error:
         raise ValueError(f"an attribute can't be decoded ({error})") from None
     return attribute.name, value_of(attribute)
 

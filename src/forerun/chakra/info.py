@@ -81,7 +81,7 @@ class RankInfo:
 def info(traces: str | Path | Sequence[str | Path], n_ranks: int | None = None) -> list[RankInfo]:
     """Figures of each rank of a run: its prefix, its folder, or files of some ranks.
 
-    Node by node, so that memory grows by some 40 bytes a node of the longest trace.
+    Node by node, so that memory grows by some 100 bytes a node of the longest trace.
 
     Raises ForerunError where a file can't be read, is damaged, or has a number that is none.
     """

@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from google.protobuf.message import DecodeError
-
 from forerun.chakra.columns import AttributeCache, Columns
 from forerun.chakra.framing import chunks, messages, opened
-from forerun.chakra.schema import GlobalMetadata, Node, RawNode
+from forerun.chakra.schema import UNDECODABLE, GlobalMetadata, Node, RawNode
 from forerun.chakra.trace import RankTrace
 from forerun.errors import ForerunError
 
@@ -81,9 +79,11 @@ def node_messages(file: BinaryIO, place: str, kind: Any) -> Iterator[Any]:
     decode = kind.FromString
     number = 1
     try:
-        for number, message in enumerate(stream, 1):  # noqa: B007
+        for number, message in enumerate(stream, 1):
+            if not message:  # a compressed file of zeros would be a billion of these
+                raise ForerunError(f"{place}: node number {number} is empty; the file is damaged or no Chakra trace")
             yield decode(message)
-    except DecodeError as error:
+    except UNDECODABLE as error:
         raise ForerunError(f"{place}: node number {number} can't be decoded ({error}); write it again") from None
 
 
@@ -101,5 +101,5 @@ def _metadata(stream: Iterator[bytes], place: str) -> Any:
         raise ForerunError(f"{place}: begins with a node; a Chakra trace begins with its metadata")
     try:
         return GlobalMetadata.FromString(first)
-    except DecodeError:
+    except UNDECODABLE:
         raise ForerunError(f"{place}: does not begin with metadata; is it a Chakra trace?") from None

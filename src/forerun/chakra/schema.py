@@ -7,6 +7,7 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from forerun.chakra.proto_language import parse_proto
@@ -41,3 +42,5 @@ Node: Any = _CLASSES["Node"]
 AttributeProto: Any = _CLASSES["AttributeProto"]
 RawNode: Any = _CLASSES["RawNode"]
 """a Node whose attributes are the bytes of an AttributeProto each"""
+UNDECODABLE = (DecodeError, UnicodeDecodeError)
+"""what decoding raises for bytes that are no message; protobuf's own Python code has the second for names"""

@@ -32,7 +32,7 @@ def validate(
 
     Of some ranks, only what these must agree on is compared.
 
-    Node by node, so that memory grows by some 60 bytes a node of the longest trace, and by what waits for another rank.
+    Node by node, so that memory grows by some 100 bytes a node of the longest trace and by what waits for another rank.
     Of each severity and kind, `limit` findings are listed.
 
     Raises ForerunError where a file can't be read or is damaged: nothing behind that place can be checked.
