@@ -12,14 +12,19 @@ from forerun.chakra.trace import CommType, NodeKind
 from forerun.chakra.validate import validate
 from forerun.chakra.writer import write_rank
 from forerun.errors import ForerunError
-from forerun.stage.second.generate import SecondStageArgs, footprint_lines, groups, rank_traces, stages
+from forerun.stage.second import SecondStageArgs, generate_second
 
 SMALL = SecondStageArgs(num_stacks=2, batch=8, dvocal=512, dmodel=256, dff=512, seq=64, head=8, kvhead=4)
 MOE = replace(SMALL, model_type="moe", experts=4, kexperts=2)
 
 
 def traces(args, named=True):
-    return list(rank_traces(args, stages(args, named)))
+    made = generate_second(args)
+    return [made.rank(rank, names=named) for rank in range(len(made))]
+
+
+def groups(args):
+    return generate_second(args).groups
 
 
 def ops_and_bytes(trace):
@@ -280,7 +285,7 @@ def test_footprint_by_hand():
     block, embeddings = 6 << 20, 2 << 30
     # weights before and after their update, four bytes each and four of optimizer state
     weights = 2 * 4 * (block + embeddings) / 2**30
-    lines = footprint_lines(args)
+    lines = generate_second(args).footprint_lines()
     assert [line[: line.index("total")] for line in lines] == [
         f"[Dense] [GPU pp=0,cp=0,tp=0,dp={rank}] " for rank in range(2)
     ]
@@ -297,10 +302,35 @@ def test_footprint_by_hand():
         ({"dp": 0}, "--dp 0: give a whole number of at least 1"),
         ({"pp": 4}, "--num_stacks 2 leaves pipeline stage 2"),
         ({"pp": 4, "mixed_precision": True}, "--num_stacks 2 leaves pipeline stage 2"),
-        ({"model_type": "moe", "tpsp": False}, "moe needs --tpsp true"),
+        ({"model_type": "moe", "tpsp": False}, "leave --tpsp true"),
         ({"model_type": "moe", "ep": 3}, "--ep 3 does not divide --experts 8"),
     ],
 )
 def test_impossible_flags(wrong, complaint):
     with pytest.raises(ForerunError, match=complaint):
-        stages(replace(SMALL, **wrong))
+        generate_second(replace(SMALL, **wrong))
+
+
+def test_ranks_and_classes():
+    made = generate_second(replace(MOE, dp=2, tp=2, ep=2, pp=2, micro_batch=4))
+    assert len(made) == made.n_ranks == 16
+    assert made.class_of_rank.tolist() == [0] * 8 + [1] * 8
+    for rank, trace in enumerate(made):
+        own = made.classes[made.class_of_rank[rank]]
+        assert not trace.names
+        assert trace.num_ops is own.num_ops
+        assert (trace.peer == np.where(own.peer < 0, -1, own.peer + rank % 8)).all()
+        mine = {name for name, members in made.groups.items() if rank in members and len(members) > 1}
+        assert set(trace.group_names) == mine
+    assert made.classes[1].group_names == made[8].group_names
+
+
+def test_no_such_rank():
+    with pytest.raises(ForerunError, match="rank 1: there are ranks 0 to 0"):
+        generate_second(SMALL).rank(1)
+
+
+def test_sizes_that_no_trace_can_hold():
+    made = generate_second(replace(SMALL, dvocal=1 << 30, dmodel=1 << 30, batch=1 << 10))
+    with pytest.raises(ForerunError, match="does not fit in 63 bits"):
+        made.rank(0)

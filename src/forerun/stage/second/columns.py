@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class Numbering:
     """per receiving stage: how many tensors it receives of each micro-batch"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StageColumns:
     """What is the same on every rank of a stage; shapes as in RankTrace."""
 
@@ -57,8 +58,38 @@ class StageColumns:
     output_ptr: I64
     output_tensor: I32
     tensor_bytes: I64
-    names: tuple[str, ...]
-    tensor_names: tuple[str, ...]
+    _graph: StageGraph
+    _nodes: Nodes
+    _rows: _Copies
+    _tensors: _Copies
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """`mb0.transformer.0.mha.qkv@0_COMP`, per row."""
+        ids = self._ids
+        owner = np.array(self._nodes.tensor, dtype=np.int64)[self._rows.source]
+        owners = self._tensors.place(owner, self._rows.batch).tolist()
+        suffixes = [SUFFIX[role] for role in self._nodes.role]
+        return tuple(ids[o] + suffixes[s] for o, s in zip(owners, self._rows.source.tolist(), strict=True))
+
+    @cached_property
+    def tensor_names(self) -> tuple[str, ...]:
+        """STAGE writes the shape behind the name: `mb0.transformer.0.mha.q@0MicroBatch/dp,Seq/cp,...`."""
+        shapes: dict[int, str] = {}
+        for member in self._graph.members:
+            key = id(member.operation)
+            if key not in shapes:
+                shapes[key] = ",".join(str(dim) for dim in member.operation.result.shape)
+        texts = [shapes[id(member.operation)] for member in self._graph.members]
+        return tuple(name + texts[i] for name, i in zip(self._ids, self._tensors.source.tolist(), strict=True))
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        tensors, members = self._tensors, zip(self._graph.members, self._graph.revisions, strict=True)
+        part = np.searchsorted([tensors.per_batch, tensors.end], tensors.source, side="right")
+        tails = [f"{member.name}@{revision}" for member, revision in members]
+        places = zip(tensors.source.tolist(), tensors.batch.tolist(), part.tolist(), strict=True)
+        return [_PREFIX[kind].format(batch) + tails[source] for source, batch, kind in places]
 
 
 class _Copies:
@@ -99,7 +130,6 @@ def stage_columns(
     numbering: Numbering,
     numbers: Numbers,
     counting: Counting,
-    named: bool,
 ) -> StageColumns:
     """Lay out `batches` micro-batches, each with its own copy of what is not shared."""
     members = len(graph.members)
@@ -131,8 +161,10 @@ def stage_columns(
         *_lists(_inputs(graph, nodes), rows, tensors),
         *_lists(_outputs(graph, nodes), rows, tensors),
         sizes.astype(np.int64)[tensors.source],
-        _node_names(graph, nodes, rows, tensors) if named else (),
-        _tensor_names(graph, tensors) if named else (),
+        graph,
+        nodes,
+        rows,
+        tensors,
     )
 
 
@@ -205,29 +237,3 @@ def _outputs(graph: StageGraph, nodes: Nodes) -> list[list[int]]:
         [stands_for(graph, tensor)] if role in made else []
         for tensor, role in zip(nodes.tensor, nodes.role, strict=True)
     ]
-
-
-def _ids(graph: StageGraph, tensors: _Copies) -> list[str]:
-    """`mb0.transformer.0.mha.q@0`."""
-    part = np.searchsorted([tensors.per_batch, tensors.end], tensors.source, side="right")
-    tails = [f"{member.name}@{revision}" for member, revision in zip(graph.members, graph.revisions, strict=True)]
-    places = zip(tensors.source.tolist(), tensors.batch.tolist(), part.tolist(), strict=True)
-    return [_PREFIX[kind].format(batch) + tails[source] for source, batch, kind in places]
-
-
-def _tensor_names(graph: StageGraph, tensors: _Copies) -> tuple[str, ...]:
-    """STAGE writes the shape behind the name."""
-    shapes: dict[int, str] = {}
-    for member in graph.members:
-        key = id(member.operation)
-        if key not in shapes:
-            shapes[key] = ",".join(str(dim) for dim in member.operation.result.shape)
-    texts = [shapes[id(member.operation)] for member in graph.members]
-    return tuple(name + texts[i] for name, i in zip(_ids(graph, tensors), tensors.source.tolist(), strict=True))
-
-
-def _node_names(graph: StageGraph, nodes: Nodes, rows: _Copies, tensors: _Copies) -> tuple[str, ...]:
-    ids = _ids(graph, tensors)
-    owners = tensors.place(np.array(nodes.tensor, dtype=np.int64)[rows.source], rows.batch)
-    suffixes = [SUFFIX[role] for role in nodes.role]
-    return tuple(ids[o] + suffixes[s] for o, s in zip(owners.tolist(), rows.source.tolist(), strict=True))

@@ -3,96 +3,156 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import replace
+from functools import cached_property
 from itertools import product
 
 import numpy as np
 
-from forerun.chakra.trace import RankTrace
-from forerun.errors import ForerunError, UnknownName
+from forerun.chakra.trace import CommGroups, RankTrace
+from forerun.errors import ForerunError
+from forerun.program.types import I32
+from forerun.stage.second.args import SecondStageArgs
 from forerun.stage.second.columns import Numbering, StageColumns, stage_columns
-from forerun.stage.second.memory import Counting, footprint
+from forerun.stage.second.memory import Counting, Footprint, footprint
 from forerun.stage.second.models import Shape, gpt, llama, mixture_of_experts, model
 from forerun.stage.second.nodes import Numbers, stage_nodes
-from forerun.stage.second.pipeline import StageGraph, split, stage_of_layers
+from forerun.stage.second.pipeline import split, stage_of_layers
 from forerun.stage.second.sizes import ONE, size
 
-MODEL_TYPES = ("dense", "gpt", "llama", "moe")
+_FAMILY = {"moe": "MoE", "gpt": "GPT"}
 
 
-@dataclass(frozen=True, slots=True)
-class SecondStageArgs:
-    """The flags of STAGE's second generation, with its defaults."""
+class SecondStageTraces:
+    """The traces of all ranks. Ranks of one pipeline stage differ only in peers and group names."""
 
-    dp: int = 1
-    tp: int = 1
-    sp: int = 1
-    """context parallelism: the sequence split over ranks that share keys and values"""
-    ep: int = 1
-    """expert parallelism; dense models add it to tp"""
-    pp: int = 1
-    weight_sharded: bool = False
-    activation_recompute: bool = False
-    """accepted as STAGE accepts it: its second generation recomputes nothing"""
-    tpsp: bool = True
-    """split the sequence over tp between blocks; mixed-precision dense models always do"""
-    dvocal: int = 32000
-    dmodel: int = 8192
-    dff: int = 28672
-    batch: int = 64
-    micro_batch: int = -1
-    """-1: the whole batch"""
-    seq: int = 1024
-    head: int = 64
-    kvhead: int = 8
-    num_stacks: int = 80
-    experts: int = 8
-    kexperts: int = 2
-    model_type: str = "dense"
-    mixed_precision: bool = False
+    def __init__(self, args: SecondStageArgs) -> None:
+        self.args = args
+        stage_of = stage_of_layers(args.num_stacks, args.pp, head_on_last=args.mixed_precision)
+        self._graphs = split(model(_shape(args), args.num_stacks), stage_of, args.pp)
+        self._numbers = Numbers(_values(args), tuple(degree for degree, ranks in args.degrees.items() if ranks > 1))
+        self._counting = Counting(args.mixed_precision, args.weight_sharded and args.dp > 1)
 
     @property
-    def is_mixture(self) -> bool:
-        return self.model_type == "moe"
+    def n_ranks(self) -> int:
+        return self.args.n_ranks
 
-    @property
-    def micro_batches(self) -> int:
-        return 1 if self.micro_batch == -1 else self.batch // self.micro_batch
+    def __len__(self) -> int:
+        return self.n_ranks
 
-    @property
-    def degrees(self) -> dict[str, int]:
-        """Ranks by spatial dimension, in the order of STAGE: the first varies fastest with the rank."""
-        if self.is_mixture:
-            return {"dp": self.dp, "tp": self.tp, "cp": self.sp, "ep": self.ep}
-        return {"dp": self.dp, "tp": self.tp * self.ep, "cp": self.sp}
+    def __getitem__(self, rank: int) -> RankTrace:
+        """The trace of `rank`, without names."""
+        return self.rank(rank)
 
-    @property
-    def ranks_a_stage(self) -> int:
-        return int(np.prod(list(self.degrees.values())))
+    def __iter__(self) -> Iterator[RankTrace]:
+        return (self.rank(rank) for rank in range(self.n_ranks))
 
-    def check(self) -> None:
-        """Raises ForerunError where STAGE cannot make a trace of these flags."""
-        for name in fields(self):
-            value = getattr(self, name.name)
-            if type(value) is int and value < 1 and (name.name, value) != ("micro_batch", -1):
-                raise ForerunError(f"--{name.name} {value}: give a whole number of at least 1")
-        if self.model_type not in MODEL_TYPES:
-            raise UnknownName("--model_type", self.model_type, list(MODEL_TYPES))
-        if self.micro_batch > 0 and self.batch % self.micro_batch:
-            raise ForerunError(f"--micro_batch {self.micro_batch} does not divide --batch {self.batch}")
-        if self.is_mixture and not self.tpsp:
-            raise ForerunError("--model_type moe needs --tpsp true")
-        if self.is_mixture and self.experts % self.ep:
-            raise ForerunError(f"--ep {self.ep} does not divide --experts {self.experts}")
+    @cached_property
+    def classes(self) -> tuple[RankTrace, ...]:
+        """The trace of each stage's first rank, without names."""
+        first_ranks = range(0, self.n_ranks, self.args.ranks_a_stage)
+        return tuple(
+            _rank_trace(columns, self._peers(columns, 0), self.group_names(rank))
+            for columns, rank in zip(self._columns, first_ranks, strict=True)
+        )
+
+    @cached_property
+    def class_of_rank(self) -> I32:
+        """Which of `classes` each rank belongs to, (n_ranks)."""
+        return np.repeat(np.arange(self.args.pp, dtype=np.int32), self.args.ranks_a_stage)
+
+    @cached_property
+    def groups(self) -> CommGroups:
+        """The communicator groups, numbered from 1: by dimension, then pipeline stage, then the other dimensions (the
+        first of them slowest); groups of one rank too."""
+        degrees, a_stage = self.args.degrees, self.args.ranks_a_stage
+        step = _steps(degrees)
+        found: dict[str, tuple[int, ...]] = {}
+        for degree, ranks in degrees.items():
+            others = [other for other in degrees if other != degree]
+            for stage, *index in product(range(self.args.pp), *(range(degrees[other]) for other in others)):
+                first = stage * a_stage + sum(step[other] * i for other, i in zip(others, index, strict=True))
+                found[str(len(found) + 1)] = tuple(range(first, first + ranks * step[degree], step[degree]))
+        return found
+
+    def group_names(self, rank: int) -> tuple[str, ...]:
+        """Names of the groups of `rank`, by dimension (those of more than one rank), as its trace numbers them."""
+        degrees = self.args.degrees
+        stage, index = divmod(rank, self.args.ranks_a_stage)
+        place = {degree: index // step % degrees[degree] for degree, step in _steps(degrees).items()}
+        before, names = 1, []
+        for degree, ranks in degrees.items():
+            number = stage
+            for other in degrees:
+                if other != degree:
+                    number = number * degrees[other] + place[other]
+            if ranks > 1:
+                names.append(str(before + number))
+            before += self.n_ranks // ranks
+        return tuple(names)
+
+    def rank(self, rank: int, names: bool = False) -> RankTrace:
+        """The trace of `rank`; `names` adds node and tensor names.
+
+        Raises:
+            ForerunError: there is no such rank.
+        """
+        if not 0 <= rank < self.n_ranks:
+            raise ForerunError(f"rank {rank}: there are ranks 0 to {self.n_ranks - 1}")
+        stage, index = divmod(rank, self.args.ranks_a_stage)
+        columns = self._columns[stage]
+        trace = replace(self.classes[stage], peer=self._peers(columns, index), group_names=self.group_names(rank))
+        return replace(trace, names=columns.names, tensor_names=columns.tensor_names) if names else trace
+
+    @cached_property
+    def footprints(self) -> tuple[Footprint, ...]:
+        """What each rank of a pipeline stage keeps in memory, per stage, as STAGE counts it."""
+        batches = self.args.micro_batches
+        return tuple(footprint(graph, batches, self._numbers, self._counting) for graph in self._graphs)
+
+    def footprint_lines(self) -> list[str]:
+        """What STAGE's `--print_gpu_vram` prints: a line a rank."""
+        args = self.args
+        slowest_first = {"pp": args.pp} | dict(reversed(args.degrees.items()))
+        lines = []
+        for place in product(*(range(ranks) for ranks in slowest_first.values())):
+            where = ",".join(f"{name}={index}" for name, index in zip(slowest_first, place, strict=True))
+            lines.append(f"[{_FAMILY.get(args.model_type, 'Dense')}] [GPU {where}] {self.footprints[place[0]]}")
+        return lines
+
+    @cached_property
+    def _columns(self) -> tuple[StageColumns, ...]:
+        batches = self.args.micro_batches
+        nodes = [stage_nodes(graph, self._numbers) for graph in self._graphs]
+        links_a_batch = np.array([len(graph.received_from) for graph in self._graphs], dtype=np.int64)
+        first_link = np.cumsum(links_a_batch * batches) - links_a_batch * batches
+        counts = [batches * (own.ids[0] + own.ids[2]) + own.ids[1] for own in nodes]
+        columns = []
+        for stage, (graph, own) in enumerate(zip(self._graphs, nodes, strict=True)):
+            numbering = Numbering(1 + sum(counts[:stage]), 1 + sum(counts), first_link, links_a_batch)
+            columns.append(stage_columns(stage, graph, own, batches, numbering, self._numbers, self._counting))
+        return tuple(columns)
+
+    def _peers(self, columns: StageColumns, index: int) -> I32:
+        """Messages are between ranks in the same place of two stages."""
+        peers = columns.partner * self.args.ranks_a_stage + index
+        return np.where(columns.partner < 0, -1, peers).astype(np.int32)
+
+
+def generate_second(args: SecondStageArgs) -> SecondStageTraces:
+    """The traces that STAGE's second generation (its main branch) makes of these flags, with tags from 1.
+
+    Raises:
+        ForerunError: a pipeline stage is left without layers, or a size does not fit in 63 bits.
+    """
+    return SecondStageTraces(args)
 
 
 def _shape(args: SecondStageArgs) -> Shape:
     shards = size("dp") if args.weight_sharded else ONE
     if args.is_mixture:
         return mixture_of_experts(args.experts // args.ep, shards)
-    if args.mixed_precision and args.model_type in ("dense", "llama"):
-        return llama(shards)
-    return gpt(args.tpsp, shards)
+    return llama(shards) if args.is_llama else gpt(args.tpsp, shards)
 
 
 def _values(args: SecondStageArgs) -> dict[str, int]:
@@ -106,102 +166,19 @@ def _values(args: SecondStageArgs) -> dict[str, int]:
         "KVHead": args.kvhead,
         "Experts": args.experts,
         "KExperts": args.kexperts,
-        "ep": args.ep,
-        **args.degrees,
-    }
+    } | args.degrees
 
 
-def _graphs(args: SecondStageArgs) -> tuple[list[StageGraph], Numbers, Counting]:
-    args.check()
-    stage_of = stage_of_layers(args.num_stacks, args.pp, head_on_last=args.mixed_precision)
-    graphs = split(model(_shape(args), args.num_stacks), stage_of, args.pp)
-    numbers = Numbers(_values(args), tuple(degree for degree, ranks in args.degrees.items() if ranks > 1))
-    return graphs, numbers, Counting(args.mixed_precision, args.weight_sharded and args.dp > 1)
+def _steps(degrees: dict[str, int]) -> dict[str, int]:
+    """How far apart neighbours in each dimension are."""
+    steps, step = {}, 1
+    for degree, ranks in degrees.items():
+        steps[degree] = step
+        step *= ranks
+    return steps
 
 
-def stages(args: SecondStageArgs, named: bool = True) -> list[StageColumns]:
-    """The columns of each pipeline stage's ranks.
-
-    Raises:
-        ForerunError: where STAGE cannot make a trace of the flags.
-    """
-    graphs, numbers, counting = _graphs(args)
-    batches = args.micro_batches
-    nodes = [stage_nodes(graph, numbers) for graph in graphs]
-    links_a_batch = np.array([len(graph.received_from) for graph in graphs], dtype=np.int64)
-    first_link = np.cumsum(links_a_batch * batches) - links_a_batch * batches
-    counts = [batches * (own.ids[0] + own.ids[2]) + own.ids[1] for own in nodes]
-    first_ids = [1 + sum(counts[:stage]) for stage in range(args.pp)]
-    return [
-        stage_columns(
-            stage,
-            graph,
-            own,
-            batches,
-            Numbering(first_ids[stage], 1 + sum(counts), first_link, links_a_batch),
-            numbers,
-            counting,
-            named,
-        )
-        for stage, (graph, own) in enumerate(zip(graphs, nodes, strict=True))
-    ]
-
-
-def footprint_lines(args: SecondStageArgs) -> list[str]:
-    """What `--print_gpu_vram` prints: one line a rank.
-
-    Raises:
-        ForerunError: where STAGE cannot make a trace of the flags.
-    """
-    graphs, numbers, counting = _graphs(args)
-    family = {"moe": "MoE", "gpt": "GPT"}.get(args.model_type, "Dense")
-    slowest_first = {"pp": args.pp} | dict(reversed(args.degrees.items()))
-    each = [footprint(graph, args.micro_batches, numbers, counting) for graph in graphs]
-    lines = []
-    for place in product(*(range(ranks) for ranks in slowest_first.values())):
-        where = ",".join(f"{name}={index}" for name, index in zip(slowest_first, place, strict=True))
-        lines.append(f"[{family}] [GPU {where}] {each[place[0]]}")
-    return lines
-
-
-def groups(args: SecondStageArgs) -> dict[str, tuple[int, ...]]:
-    """All communicator groups, numbered from 1: by dimension, then stage, then the other dimensions (the first of them
-    slowest); groups of one rank too."""
-    found: dict[str, tuple[int, ...]] = {}
-    degrees = args.degrees
-    for dimension, ranks in degrees.items():
-        others = [name for name in degrees if name != dimension]
-        for stage, *place in product(range(args.pp), *(range(degrees[name]) for name in others)):
-            here = dict(zip(others, place, strict=True))
-            members = (rank_of(args, stage, here | {dimension: index}) for index in range(ranks))
-            found[str(len(found) + 1)] = tuple(members)
-    return found
-
-
-def rank_of(args: SecondStageArgs, stage: int, place: dict[str, int]) -> int:
-    """Number of the rank at this place of this stage."""
-    rank = stage
-    for name, ranks in reversed(args.degrees.items()):
-        rank = rank * ranks + place[name]
-    return rank
-
-
-def rank_traces(args: SecondStageArgs, columns: list[StageColumns]) -> Iterator[RankTrace]:
-    """Every rank's trace, in the order of ranks; those of a stage share their columns."""
-    degrees = [degree for degree, ranks in args.degrees.items() if ranks > 1]
-    names_of_rank: dict[int, list[str]] = {rank: [] for rank in range(args.pp * args.ranks_a_stage)}
-    for name, members in groups(args).items():
-        for rank in members:
-            names_of_rank[rank].append(name)
-    above_1 = [index for index, degree in enumerate(args.degrees) if degree in degrees]
-    for stage, own in enumerate(columns):
-        for index in range(args.ranks_a_stage):
-            names = names_of_rank[stage * args.ranks_a_stage + index]
-            peer = np.where(own.partner < 0, -1, own.partner * args.ranks_a_stage + index).astype(np.int32)
-            yield _rank_trace(own, tuple(names[place] for place in above_1), peer)
-
-
-def _rank_trace(own: StageColumns, group_names: tuple[str, ...], peer: np.ndarray) -> RankTrace:
+def _rank_trace(own: StageColumns, peer: I32, group_names: tuple[str, ...]) -> RankTrace:
     rows = len(own.node_id)
     return RankTrace(
         node_id=own.node_id,
@@ -226,6 +203,4 @@ def _rank_trace(own: StageColumns, group_names: tuple[str, ...], peer: np.ndarra
         output_tensor=own.output_tensor,
         tensor_bytes=own.tensor_bytes,
         group_names=group_names,
-        names=own.names,
-        tensor_names=own.tensor_names,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from forerun.chakra.trace import CommType, NodeKind
+from forerun.errors import ForerunError
 from forerun.stage.second.matching import collectives
 from forerun.stage.second.pipeline import StageGraph
 from forerun.stage.second.sizes import Size
@@ -25,7 +26,11 @@ class Numbers:
         self._comms: dict[tuple[int, int, bool], list[tuple[CommType, int]]] = {}
 
     def of(self, size: Size) -> float:
-        return float(size.value(self._values))
+        """Raises ForerunError where it does not fit in 63 bits."""
+        value = float(size.value(self._values))
+        if value >= _LIMIT:
+            raise ForerunError(f"{size} comes to {value:.3g}, which does not fit in 63 bits: use smaller sizes")
+        return value
 
     def elements(self, operation: Operation) -> float:
         """Of the tensor that it makes, on one rank."""
@@ -51,6 +56,7 @@ class Numbers:
 
 
 _Value = TypeVar("_Value")
+_LIMIT = float(1 << 63)
 NO_COMM = -1
 SUFFIX = ("_COMP", "_X1COMM", "_X2_COMM", "_Y_SEND", "_Y_RECV")
 COMP, FIRST_COMM, SECOND_COMM, SEND, RECEIVE = range(5)
