@@ -28,6 +28,7 @@ _NEEDED: dict[int, tuple[str, ...]] = {
     NodeKind.COLLECTIVE: ("comm_size", "comm_type"),
 }
 _COMMUNICATING = (NodeKind.SEND, NodeKind.RECV, NodeKind.COLLECTIVE)
+_LAST_KIND, _LAST_COMM_TYPE = int(max(NodeKind)), int(max(CommType))
 _INT32, _INT63 = 1 << 31, 1 << 63
 
 
@@ -36,7 +37,7 @@ def problems(node: Any, attributes: dict[str, Value]) -> Iterator[Problem]:
     kind = node.type
     if node.id >= _INT63:
         yield "error", "its id does not fit in 63 bits"
-    if not 0 <= kind <= max(NodeKind):
+    if not 0 <= kind <= _LAST_KIND:
         yield "error", f"unknown node type {kind}"
         return
     if kind == NodeKind.INVALID:
@@ -56,7 +57,9 @@ def problems(node: Any, attributes: dict[str, Value]) -> Iterator[Problem]:
 
 def _numbers(attributes: dict[str, Value]) -> Iterator[Problem]:
     for name in _AMOUNTS:
-        amount, problem = attempt(whole_number, attributes.get(name) or 0, name)
+        if attributes.get(name) is None:
+            continue
+        amount, problem = attempt(whole_number, attributes[name], name)
         if problem:
             yield "error", problem
         elif amount < 0:
@@ -69,9 +72,10 @@ def _numbers(attributes: dict[str, Value]) -> Iterator[Problem]:
 
 def _communication(kind: int, attributes: dict[str, Value]) -> Iterator[Problem]:
     for name in ("comm_tag", "comm_priority"):
-        _, problem = attempt(whole_number, attributes.get(name) or 0, name)
-        if problem:
-            yield "error", problem
+        if attributes.get(name) is not None:
+            _, problem = attempt(whole_number, attributes[name], name)
+            if problem:
+                yield "error", problem
     if attributes.get("comm_size") is not None and number(attributes, "comm_size") == 0:
         yield "warning", "comm_size is 0"
     if kind == NodeKind.COLLECTIVE:
@@ -89,7 +93,7 @@ def _communication(kind: int, attributes: dict[str, Value]) -> Iterator[Problem]
 def _collective(attributes: dict[str, Value]) -> Iterator[Problem]:
     if attributes.get("comm_type") is not None:
         comm_type, problem = attempt(whole_number, attributes["comm_type"], "comm_type")
-        if problem or not 0 <= comm_type <= max(CommType):
+        if problem or not 0 <= comm_type <= _LAST_COMM_TYPE:
             yield "error", problem or f"unknown comm_type {comm_type}"
     said = said_by(attributes)
     if said:

@@ -18,6 +18,7 @@ from forerun.chakra.schema import RawNode
 from forerun.chakra.trace import CommGroups, CommType, NodeKind
 from forerun.chakra.traces import trace_files
 
+_SEND, _COLLECTIVE, _LAST_COMM_TYPE = int(NodeKind.SEND), int(NodeKind.COLLECTIVE), int(max(CommType))
 LISTED = 100
 """findings listed of each severity and kind; the others are counted"""
 
@@ -66,7 +67,7 @@ class _Check:
                 cache.complaints.clear()
                 for severity, message in wrong:
                     self._findings.add("node", message, rank, node.id, node.name, severity)
-                if NodeKind.SEND <= node.type <= NodeKind.COLLECTIVE:
+                if _SEND <= node.type <= _COLLECTIVE:
                     self._communication(rank, node, attributes)
         self._collectives.end_rank(rank, self._findings)
         self._graph(rank, path, graph)
@@ -75,10 +76,10 @@ class _Check:
         size = number(attributes, "comm_size")
         if size is None:
             return
-        if node.type == NodeKind.COLLECTIVE:
+        if node.type == _COLLECTIVE:
             self._collective(rank, node, attributes, size)
             return
-        is_send = node.type == NodeKind.SEND
+        is_send = node.type == _SEND
         peer = number(attributes, "comm_dst" if is_send else "comm_src")
         tag = number(attributes, "comm_tag") or 0
         if peer is None:
@@ -94,7 +95,7 @@ class _Check:
     def _collective(self, rank: int, node: Any, attributes: dict[str, Value], size: int) -> None:
         comm_type = number(attributes, "comm_type")
         said = said_by(attributes)
-        if comm_type is None or not 0 <= comm_type <= max(CommType) or said in DIMENSION_SPELLINGS:
+        if comm_type is None or not 0 <= comm_type <= _LAST_COMM_TYPE or said in DIMENSION_SPELLINGS:
             return
         group, problem = attempt(text_of, attributes[said], said) if said else (ALL_RANKS, "")
         if not problem:
