@@ -222,13 +222,16 @@ class Topology(ABC):
         for src in every:
             self.routes(np.full(self.n_npus, src, np.int32), every)
 
-    def both_ways(self, *connections: Connections, bandwidth_gbps: float = 0.0, latency_ns: float = -1.0) -> Links:
+    def both_ways(
+        self, *connections: Connections, bandwidth_gbps: float | None = None, latency_ns: float | None = None
+    ) -> Links:
         """Links in both directions between pairs of devices; bandwidth and latency default to the topology's."""
         one = np.concatenate([np.asarray(a, np.int32) for a, _ in connections])
         other = np.concatenate([np.asarray(b, np.int32) for _, b in connections])
         src, dst = np.concatenate([one, other]), np.concatenate([other, one])
-        bandwidth = np.full(len(src), bandwidth_gbps or self.bandwidth_gbps)
-        return Links(src, dst, bandwidth, np.full(len(src), self.latency_ns if latency_ns < 0 else latency_ns))
+        bandwidth = self.bandwidth_gbps if bandwidth_gbps is None else bandwidth_gbps
+        latency = self.latency_ns if latency_ns is None else latency_ns
+        return Links(src, dst, np.full(len(src), float(bandwidth)), np.full(len(src), float(latency)))
 
     @cached_property
     def _graph(self) -> tuple[Links, _Outgoing]:

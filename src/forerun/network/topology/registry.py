@@ -6,10 +6,15 @@ from collections.abc import Sequence
 
 from forerun.errors import ForerunError, UnknownName
 from forerun.network.topology.base import Topology
+from forerun.network.topology.dragonfly import Dragonfly
+from forerun.network.topology.fat_tree import FatTree
 from forerun.network.topology.fully_connected import FullyConnected
 from forerun.network.topology.mesh import Mesh2D
+from forerun.network.topology.rail import Rail
 from forerun.network.topology.ring import Ring
 from forerun.network.topology.switch import Switch
+from forerun.network.topology.torus import Torus2D, Torus3D
+from forerun.network.topology.tree import Tree
 
 Option = int | float | bool | None
 
@@ -18,6 +23,12 @@ TOPOLOGIES: dict[str, type[Topology]] = {
     "FullyConnected": FullyConnected,
     "Switch": Switch,
     "Mesh2D": Mesh2D,
+    "Torus2D": Torus2D,
+    "Torus3D": Torus3D,
+    "Tree": Tree,
+    "FatTree": FatTree,
+    "Rail": Rail,
+    "Dragonfly": Dragonfly,
 }
 
 
