@@ -20,7 +20,7 @@ from forerun.astra.single import chain_of
 from forerun.astra.symmetry import delays_ns, distances, is_symmetric
 from forerun.astra.system import System
 from forerun.chakra.trace import CommGroups
-from forerun.engine.slots import COLLECTIVE, TIMED
+from forerun.engine.slots import COLLECTIVE, TIMED, Result
 from forerun.network.network_file import Network
 from forerun.program.types import I64
 
@@ -37,33 +37,95 @@ class CollectiveTimes:
     known: dict[Signature, tuple[int, int]] = field(default_factory=dict)
 
 
-def classes_of(lowered: Sequence[LoweredTrace]) -> I64:
-    """Class of each rank: those that share the lowered columns."""
+@dataclass(frozen=True)
+class Folded:
+    """A program in which collectives take known times."""
+
+    program: LoweredProgram
+    tables: CollectiveTables
+    actor_of_rank: I64
+    joined: I64 | None = None
+    """(collective nodes, 2): node and group, where it is still to be seen that the members of a group start together"""
+
+    def holds(self, result: Result) -> bool:
+        """Whether the run bears out what was assumed: the k-th collectives of a group start together on its ranks."""
+        if self.joined is None:
+            return True
+        node, group = self.joined[:, 0], self.joined[:, 1]
+        if not len(node):
+            return True
+        nodes = self.program.nodes
+        rank = np.searchsorted(nodes.first, node, side="right") - 1
+        order = np.lexsort((result.start_ns[node], rank, group))
+        what = np.stack([result.start_ns[node], nodes.duration_ns[node], nodes.tail_ns[node]], axis=1)[order]
+        group, rank = group[order], rank[order]
+        of_group = np.flatnonzero(np.diff(group, prepend=-1))
+        for first, last in zip(of_group, [*of_group[1:], len(group)], strict=True):
+            members = len(np.unique(rank[first:last]))
+            calls = what[first:last].reshape(members, -1, 3) if (last - first) % members == 0 else np.zeros((0, 0, 3))
+            if not calls.size or not (calls == calls[0]).all():
+                return False
+        return True
+
+
+def fold_classes(
+    lowered: Sequence[LoweredTrace], comm_groups: CommGroups, times: CollectiveTimes, order: IssueOrder
+) -> Folded | None:
+    """The program of one rank of each class, or None where ranks of a class differ in what they see.
+
+    The hashed issue policy looks at node numbers, which differ from rank to rank: no two ranks are alike there.
+    """
     numbers: dict[int, int] = {}
-    return np.array([numbers.setdefault(id(trace.row), len(numbers)) for trace in lowered], np.int64)
-
-
-def fold(
-    lowered: Sequence[LoweredTrace],
-    classes: I64,
-    comm_groups: CommGroups,
-    times: CollectiveTimes,
-    order: IssueOrder = "ascending",
-) -> LoweredProgram | None:
-    """The program of one rank of each class, or None where ranks of a class differ in what they see."""
+    classes = np.array([numbers.setdefault(id(trace.row), len(numbers)) for trace in lowered], np.int64)
+    if order == "march-2025" or len(numbers) == len(lowered):
+        return None
     network = times.network
     leaders = np.unique(classes, return_index=True)[1]
     messages = _fold_messages(lowered, classes, leaders, network)
-    if messages is None:
-        return None
-    signatures = _signatures(lowered, classes, leaders, comm_groups, times)
+    signatures = _signatures(lowered, classes, leaders, comm_groups, times) if messages is not None else None
     if signatures is None:
         return None
     tables = CollectiveTables(times.system, [dim.n_npus for dim in network.dims])
     of_leaders = [lowered[rank] for rank in leaders]
     groups = [trace.trace.group_names for trace in of_leaders]
     program = lower_program(of_leaders, leaders.tolist(), groups, comm_groups, tables, order, messages)
-    return _with_times(program, tables, leaders, signatures, times)
+    timed = _with_times(program, tables, leaders, signatures, times)
+    return None if timed is None else Folded(timed, tables, classes)
+
+
+def fold_collectives(
+    lowered: Sequence[LoweredTrace], comm_groups: CommGroups, times: CollectiveTimes, order: IssueOrder
+) -> Folded | None:
+    """The program of all ranks with known collectives, or None where a group's ranks see different distances.
+
+    That all members of a group start together is an assumption that the run has to bear out.
+    """
+    signatures: dict[tuple[int, int], Signature] = {}
+    numbers: dict[str, int] = {}
+    group_of: list[I64] = []
+    for rank, one in enumerate(lowered):
+        trace = one.trace
+        if trace.involved_dims:
+            return None
+        names = [*trace.group_names, ""]
+        for g, name in enumerate(names):
+            group = comm_groups.get(name, ())
+            alike = ("all",) if name == "" else _ring_signature([group], times.network)
+            if alike is None:
+                return None
+            signatures[rank, g if name else -1] = alike
+        number = np.array([numbers.setdefault(name, len(numbers)) for name in names])
+        group_of.append(number[trace.group[one.row]])
+    dims = [dim.n_npus for dim in times.network.dims]
+    tables = CollectiveTables(times.system, dims)
+    ranks = np.arange(len(lowered))
+    groups = [one.trace.group_names for one in lowered]
+    program = lower_program(lowered, ranks.tolist(), groups, comm_groups, tables, order)
+    joined = np.flatnonzero(program.nodes.action == COLLECTIVE)
+    timed = _with_times(program, tables, ranks, signatures, times)
+    if timed is None:
+        return None
+    return Folded(timed, tables, ranks, np.stack([joined, np.concatenate(group_of)[joined]], axis=1))
 
 
 def _fold_messages(lowered: Sequence[LoweredTrace], classes: I64, leaders: I64, network: Network) -> Messages | None:
@@ -127,26 +189,28 @@ def _signatures(
                 continue
             names = {lowered[rank].trace.group_names[g] for rank in np.flatnonzero(classes == c).tolist()}
             groups = [comm_groups.get(name, ()) for name in sorted(names)]
-            signature = _ring_signature(groups, classes, c, times.network)
+            members = sorted(rank for group in groups for rank in group)
+            inside = np.array_equal(members, np.flatnonzero(classes == c))
+            signature = _ring_signature(groups, times.network) if inside else None
             if signature is None:
                 return None
             signatures[c, g] = signature
     return signatures
 
 
-def _ring_signature(groups: Sequence[tuple[int, ...]], classes: I64, c: int, network: Network) -> Signature | None:
+def _ring_signature(groups: Sequence[tuple[int, ...]], network: Network) -> Signature | None:
+    """What the rings of groups of one size look like, None where some rank is farther from the next than others."""
     sizes = {len(group) for group in groups}
     flat = np.array([rank for group in groups for rank in group], np.int64)
-    if len(sizes) != 1 or not len(flat) or flat.max() >= len(classes):
-        return None
-    members = np.sort(flat)
-    if not np.array_equal(members, np.flatnonzero(classes == c)):
+    if len(sizes) != 1 or not len(flat) or flat.max() >= network.n_npus:
         return None
     n = sizes.pop()
     if n == network.n_npus:
         return ("all",)
+    if n == 1:
+        return ("alone",)
     ahead = np.roll(flat.reshape(-1, n), -1, axis=1).reshape(-1)
-    seen = np.unique(distances(network, flat, ahead), axis=0) if n > 1 else np.zeros((1, 2), np.int64)
+    seen = np.unique(distances(network, flat, ahead), axis=0)
     return ("ring", n, *seen[0].tolist()) if len(seen) == 1 else None
 
 

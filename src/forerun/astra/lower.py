@@ -7,16 +7,17 @@ trace where it is replayed. What differs between two ranks of one trace is only 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.astra.collectives import CollectiveTables
 from forerun.astra.remote_memory import RemoteMemory
 from forerun.astra.system import System
 from forerun.chakra.trace import CommGroups, CommType, NodeKind, RankTrace
-from forerun.engine.ready import SLOT_COMM, SLOT_COMPUTE, SLOT_CPU, SLOT_NONE, set_order
+from forerun.engine.ready import SLOT_COMM, SLOT_COMPUTE, SLOT_CPU, SLOT_NONE, hashed_children, hashed_roots
 from forerun.engine.slots import COLLECTIVE, INSTANT, RECV, SEND, TIMED, Matches, Nodes
 from forerun.errors import ForerunError
 from forerun.program.types import F64, I8, I32, I64
@@ -25,6 +26,7 @@ IssueOrder = Literal["ascending", "march-2025"]
 _TAG_SPACE = 500_000_000
 """tags of sends are taken modulo this (`Sys::FrontEndSendRecvType`)"""
 _WORLD = ""
+Mask = npt.NDArray[np.bool_]
 _MOST_NS = 1 << 60
 UNKNOWN_NS = -1
 """of a send: the fabric tells"""
@@ -63,10 +65,8 @@ class LoweredProgram:
     """how each match is called in a message to the user"""
 
 
-def lower_trace(
-    trace: RankTrace, system: System, memory: RemoteMemory, order: IssueOrder = "ascending", place: str = "trace"
-) -> LoweredTrace:
-    """Cost and order of the nodes of one trace.
+def lower_trace(trace: RankTrace, system: System, memory: RemoteMemory, place: str = "trace") -> LoweredTrace:
+    """Cost and order of the nodes of one trace, for the ascending issue policy.
 
     Raises:
         ForerunError: a node can't be simulated; `place` and the node's number are named.
@@ -81,15 +81,12 @@ def lower_trace(
     position = np.empty(len(row), np.int64)
     position[row] = np.arange(len(row))
     n_pred, child_ptr, child = _children(trace, row, position)
-    if order == "march-2025":
-        child, root = _hashed_order(trace, row, position, child_ptr, child)
-    else:
-        root = np.flatnonzero(n_pred == 0)
+    root = np.flatnonzero(n_pred == 0)
     return LoweredTrace(trace, row, action, slot, duration_ns, performance, n_pred, child_ptr, child, root)
 
 
 def _costs(
-    trace: RankTrace, row: I64, kind: I64, is_cpu: np.ndarray, system: System, memory: RemoteMemory, place: str
+    trace: RankTrace, row: I64, kind: I64, is_cpu: Mask, system: System, memory: RemoteMemory, place: str
 ) -> tuple[I8, I64, F64]:
     """Action, duration and roofline performance of every node."""
     replayed_ns = np.where(trace.duration_us[row] != 0, trace.duration_us[row] * 1000, 1)
@@ -127,7 +124,7 @@ def _costs(
     return action, duration_ns, performance
 
 
-def _refuse(trace: RankTrace, row: I64, bad: np.ndarray, place: str, why: str) -> None:
+def _refuse(trace: RankTrace, row: I64, bad: Mask, place: str, why: str) -> None:
     if bad.any():
         raise ForerunError(f"{place}: node {trace.node_id[row[int(np.argmax(bad))]]}: {why}")
 
@@ -146,33 +143,22 @@ def _children(trace: RankTrace, row: I64, position: I64) -> tuple[I32, I64, I32]
     return n_pred, child_ptr, child
 
 
-def _hashed_order(trace: RankTrace, row: I64, position: I64, child_ptr: I64, child: I32) -> tuple[I32, I64]:
-    """Successors of each node, and the nodes without predecessors, in the order of C++ hash containers.
+def of_other(lowered: LoweredTrace, trace: RankTrace) -> LoweredTrace:
+    """The same for a trace that differs at most in node numbers (not in their order), names, groups and peers."""
+    return replace(lowered, trace=trace)
 
-    The reference keeps both in unordered containers filled in trace order: children of a node, and a map from nodes
-    to parents into which a node comes before those of its parents that are not there yet.
-    """
-    ids = trace.node_id[row]
-    ordered = child.copy()
-    for i in range(len(row)):
-        first, last = child_ptr[i], child_ptr[i + 1]
-        if last - first > 1:
-            ordered[first:last] = child[first:last][set_order(ids[child[first:last]])]
-    seen: dict[int, None] = {}
-    has_parent = np.zeros(len(row), bool)
-    for i in range(len(row)):
-        data = trace.data[trace.data_ptr[i] : trace.data_ptr[i + 1]]
-        ctrl = trace.ctrl[trace.ctrl_ptr[i] : trace.ctrl_ptr[i + 1]]
-        parents = list(dict.fromkeys([*data.tolist(), *ctrl.tolist()]))
-        seen.setdefault(i)
-        has_parent[i] = bool(parents)
-        if len(parents) > 1:
-            parents = [parents[k] for k in set_order(trace.node_id[np.array(parents)]).tolist()]
-        for parent in parents:
-            seen.setdefault(parent)
-    inserted = np.array(list(seen), np.int64)
-    in_order = inserted[set_order(trace.node_id[inserted])] if len(inserted) else inserted
-    return ordered, position[in_order[~has_parent[in_order]]]
+
+def in_hashed_order(lowered: LoweredTrace) -> LoweredTrace:
+    """The same for the hashed issue policy: the reference keeps children and roots in unordered containers."""
+    trace, key = lowered.trace, lowered.trace.node_id[lowered.row]
+    position = np.empty(len(key), np.int64)
+    position[lowered.row] = np.arange(len(key))
+    dependencies = (trace.data_ptr, trace.data, trace.ctrl_ptr, trace.ctrl)
+    return replace(
+        lowered,
+        child=hashed_children(key, lowered.child_ptr, lowered.child),
+        root=hashed_roots(key, lowered.row, position, *dependencies),
+    )
 
 
 def lower_program(
@@ -239,8 +225,9 @@ def _calls(
     trace, rows = lowered.trace, lowered.row[nodes]
     involved: Mapping[int, tuple[bool, ...]] = trace.involved_dims or {}
     dims = np.array([row if row in involved else -1 for row in rows.tolist()]) if involved else np.full(len(rows), -1)
-    columns = [trace.comm_type[rows], trace.comm_size[rows], trace.group[rows], trace.priority[rows], dims]
-    distinct, inverse = np.unique(np.stack([c.astype(np.int64) for c in columns], axis=1), axis=0, return_inverse=True)
+    columns: list[npt.NDArray[Any]] = [trace.comm_type[rows], trace.comm_size[rows], trace.group[rows]]
+    table = np.stack([*columns, trace.priority[rows], dims], axis=1).astype(np.int64)
+    distinct, inverse = np.unique(table, axis=0, return_inverse=True)
     calls, places = np.empty(len(distinct), np.int32), np.empty(len(distinct), np.int32)
     for k, (kind, size, group, priority, dims_row) in enumerate(distinct.tolist()):
         name = groups[group] if group >= 0 and dims_row < 0 else _WORLD
@@ -270,7 +257,7 @@ class Messages:
     actor: I64
     node: I64
     """of the actor"""
-    is_send: np.ndarray
+    is_send: Mask
     match: I64
     """equal for sends and receives that belong together"""
     receiver: I64

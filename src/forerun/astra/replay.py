@@ -9,9 +9,16 @@ import numpy as np
 
 from forerun.astra.collectives import CollectiveTables
 from forerun.astra.fabric import fabric_of
-from forerun.astra.fold import CollectiveTimes, classes_of
-from forerun.astra.fold import fold as folded
-from forerun.astra.lower import IssueOrder, LoweredProgram, LoweredTrace, lower_program, lower_trace
+from forerun.astra.fold import CollectiveTimes, fold_classes, fold_collectives
+from forerun.astra.lower import (
+    IssueOrder,
+    LoweredProgram,
+    LoweredTrace,
+    in_hashed_order,
+    lower_program,
+    lower_trace,
+    of_other,
+)
 from forerun.astra.remote_memory import NO_EXPANSION, RemoteMemory
 from forerun.astra.run import SlotRun, run_program
 from forerun.astra.statistics import RankStatistics, rank_statistics
@@ -19,6 +26,7 @@ from forerun.astra.system import System
 from forerun.chakra.trace import CommGroups, RankTrace
 from forerun.errors import ForerunError
 from forerun.network.network_file import Network
+from forerun.program.types import I64
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,48 +78,51 @@ def replay(
     if len(traces) != n_ranks:
         raise ForerunError(f"the network has {n_ranks} ranks, there are traces of {len(traces)}")
     lowered = _lower(traces, machine, order)
-    program, classes = None, np.arange(n_ranks)
+    times = times or CollectiveTimes(machine.system, machine.network)
     if fold and not machine.aware and machine.n_queues == 1 and machine.injection_scale == 1.0:
-        classes = classes_of(lowered)
-        times = times or CollectiveTimes(machine.system, machine.network)
-        program = folded(lowered, classes, comm_groups, times, order) if classes.max() + 1 < n_ranks else None
+        for folding in (fold_classes, fold_collectives):
+            folded = folding(lowered, comm_groups, times, order)
+            if folded is not None:
+                run = run_program(folded.program, folded.tables, fabric_of(machine.network, aware=False))
+                if folded.holds(run.result):
+                    return _replay(folded.program, run, folded.actor_of_rank, machine.system)
     dims = [dim.n_npus for dim in machine.network.dims]
     tables = CollectiveTables(machine.system, dims, machine.n_queues, machine.injection_scale)
-    if program is None:
-        classes = np.arange(n_ranks)
-        groups = [trace.group_names for trace in traces]
-        program = lower_program(lowered, range(n_ranks), groups, comm_groups, tables, order)
+    groups = [trace.group_names for trace in traces]
+    program = lower_program(lowered, range(n_ranks), groups, comm_groups, tables, order)
     run = run_program(program, tables, fabric_of(machine.network, machine.aware))
-    of_actor = [statistics_of(program, run, actor, machine.system) for actor in range(len(program.traces))]
-    return Replay(tuple(of_actor[actor] for actor in classes), program, run, tuple(classes.tolist()))
+    return _replay(program, run, np.arange(n_ranks), machine.system)
+
+
+def _replay(program: LoweredProgram, run: SlotRun, actor_of_rank: I64, system: System) -> Replay:
+    of_actor = [statistics_of(program, run, actor, system) for actor in range(len(program.traces))]
+    actors = tuple(actor_of_rank.tolist())
+    return Replay(tuple(of_actor[actor] for actor in actors), program, run, actors)
 
 
 def _lower(traces: Sequence[RankTrace], machine: Machine, order: IssueOrder) -> list[LoweredTrace]:
-    """Lower every trace; those with the same columns only once."""
-    done: list[tuple[RankTrace, LoweredTrace]] = []
+    """Lower every trace; the columns of those that are alike only once."""
+    done: list[LoweredTrace] = []
     lowered = []
     for rank, trace in enumerate(traces):
-        found = next((result for other, result in done if same_columns(trace, other)), None)
+        found = next((one for one in done if same_columns(trace, one.trace)), None)
         if found is None:
-            found = lower_trace(trace, machine.system, machine.memory, order, f"rank {rank}")
-            done.append((trace, found))
-        lowered.append(found if found.trace is trace else _of_trace(found, trace))
-    return lowered
+            found = lower_trace(trace, machine.system, machine.memory, f"rank {rank}")
+            done.append(found)
+        lowered.append(found if found.trace is trace else of_other(found, trace))
+    return [in_hashed_order(one) for one in lowered] if order == "march-2025" else lowered
 
 
-def _of_trace(lowered: LoweredTrace, trace: RankTrace) -> LoweredTrace:
-    values = {field.name: getattr(lowered, field.name) for field in fields(LoweredTrace)}
-    return LoweredTrace(**{**values, "trace": trace})
-
-
-_NOT_COMPARED = {"group_names", "names", "tensor_names", "involved_dims", "peer", "comm_tag"}
+_NOT_COMPARED = {"node_id", "group_names", "names", "tensor_names", "involved_dims", "peer", "comm_tag"}
 
 
 def same_columns(a: RankTrace, b: RankTrace) -> bool:
-    """Whether two traces differ at most in names, in who is in their groups and in whom they send to."""
+    """Whether two traces differ at most in node numbers (not in their order), names, group members and peers."""
     if a is b:
         return True
     if len(a) != len(b) or a.involved_dims != b.involved_dims or a.has_tensors != b.has_tensors:
+        return False
+    if a.node_id is not b.node_id and not np.array_equal(np.argsort(a.node_id), np.argsort(b.node_id)):
         return False
     columns = [field.name for field in fields(RankTrace) if field.name not in _NOT_COMPARED]
     return all(x is y or np.array_equal(x, y) for x, y in ((getattr(a, name), getattr(b, name)) for name in columns))

@@ -76,7 +76,7 @@ def _engine(program: LoweredProgram, tables: CollectiveTables, fabric: Fabric, c
         n_running=np.zeros((n_actors, n_queues), np.int64),
         allocator=allocator,
         tree_counter=np.zeros((n_actors, tables.n_counters), np.int64),
-        count=np.zeros(max(1, len(collectives.member)), np.int64),
+        n_made=np.zeros(max(1, len(collectives.member)), np.int64),
         priority=np.zeros(n_actors, np.int64),
         chunks_left=np.zeros(len(program.nodes.action), np.int64),
     )

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.astra.lower import LoweredTrace
 from forerun.astra.system import System
 from forerun.chakra.trace import NodeKind
 from forerun.program.types import I64
+
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +42,25 @@ def rank_statistics(
     gpu = comp & ~is_cpu
     duration = end_ns - start_ns
     busy = int(duration[~is_cpu].sum()) if system.replay_only else int(duration[gpu].sum())
-    roofline: tuple[float | None, ...] = (None,) * 4
-    if system.roofline_enabled:
-        roofline = _roofline(lowered, system, duration, comp)
+    comm, storage = kind >= NodeKind.SEND, (kind == NodeKind.MEM_LOAD) | (kind == NodeKind.MEM_STORE)
+    roofline = _roofline(lowered, system, duration, comp) if system.roofline_enabled else (None, None, None, None)
     return RankStatistics(
-        int(finish_ns),
-        int(finish_ns) - busy,
-        int(end_ns.max(initial=0)),
-        union_ns(start_ns[gpu], end_ns[gpu]),
-        union_ns(start_ns[kind >= NodeKind.SEND], end_ns[kind >= NodeKind.SEND]),
-        *roofline,
-        peak_memory_bytes(lowered, start_ns, end_ns, done_order) if system.track_local_mem else None,
-        union_ns(start_ns[comp & is_cpu], end_ns[comp & is_cpu]),
-        union_ns(*(times[(kind == NodeKind.MEM_LOAD) | (kind == NodeKind.MEM_STORE)] for times in (start_ns, end_ns))),
+        wall_cycles_finished=int(finish_ns),
+        exposed_communication=int(finish_ns) - busy,
+        wall_time=int(end_ns.max(initial=0)),
+        gpu_time=union_ns(start_ns[gpu], end_ns[gpu]),
+        comm_time=union_ns(start_ns[comm], end_ns[comm]),
+        compute_bound_pct=roofline[0],
+        avg_compute_util_pct=roofline[1],
+        avg_mem_util_pct=roofline[2],
+        avg_op_intensity=roofline[3],
+        peak_memory_bytes=peak_memory_bytes(lowered, start_ns, end_ns, done_order) if system.track_local_mem else None,
+        cpu_time=union_ns(start_ns[comp & is_cpu], end_ns[comp & is_cpu]),
+        remote_mem_time=union_ns(start_ns[storage], end_ns[storage]),
     )
 
 
-def _roofline(lowered: LoweredTrace, system: System, duration: I64, comp: np.ndarray) -> tuple[float, ...]:
+def _roofline(lowered: LoweredTrace, system: System, duration: I64, comp: Mask) -> tuple[float, float, float, float]:
     """Compute-bound share, compute and memory utilisation in percent, operation intensity: means over compute time."""
     total = 1 + int(duration[comp].sum())
     timed = lowered.performance > 0
@@ -66,8 +71,8 @@ def _roofline(lowered: LoweredTrace, system: System, duration: I64, comp: np.nda
     compute = float((performance / system.peak_flops * duration).sum())
     memory = float(((performance / intensity) / system.memory_bytes_per_s * duration).sum())
     operations = float((intensity * duration).sum())
-    percent = [round(share / total * 100, 3) for share in (bound, compute, memory)]
-    return (*percent, round(operations / total, 3))
+    shares = bound / total * 100, compute / total * 100, memory / total * 100, operations / total
+    return round(shares[0], 3), round(shares[1], 3), round(shares[2], 3), round(shares[3], 3)
 
 
 def union_ns(start_ns: I64, end_ns: I64) -> int:

@@ -84,4 +84,5 @@ def delays_ns(network: Network, source: I64, target: I64, size: I64) -> I64:
     seen = distances(network, source, target)
     latency_ns = np.array([dim.latency_ns for dim in network.dims])
     bytes_per_ns = np.array([network.bytes_per_ns(d) for d in range(len(network.dims))])
-    return (seen[:, 1] * latency_ns[seen[:, 0]] + size / bytes_per_ns[seen[:, 0]]).astype(np.int64)
+    delay: I64 = (seen[:, 1] * latency_ns[seen[:, 0]] + size / bytes_per_ns[seen[:, 0]]).astype(np.int64)
+    return delay

@@ -100,8 +100,10 @@ _WAIT_PARENT = 4
 _SEND_DOWN = 5
 _END = 6
 _NOBODY = np.int64(-1)
-_REDUCED = np.bool_(True)
-_PLAIN = np.bool_(False)
+_REDUCED = np.int64(1)
+_PLAIN = np.int64(0)
+_RECEIVED = np.int64(1)
+_BUNDLE_DONE = np.int64(0)
 
 
 class Collectives(NamedTuple):
@@ -142,7 +144,7 @@ class Streams(NamedTuple):
     """(actors, levels, 3): next queue by pick"""
     tree_counter: I64
     """(actors, counters)"""
-    count: I64
+    n_made: I64
     """(members of all communicators,): streams that the rank has started there"""
     priority: I64
     """(actors,)"""
@@ -216,7 +218,7 @@ def find_stream(engine: Engine, actor: int, communicator: int, number: int) -> i
 
 
 @njit
-def _bundle(engine: Engine, actor: int, s: int, phase: Any, size: int, reduced: bool) -> None:
+def _bundle(engine: Engine, actor: int, s: int, phase: Any, size: int, reduced: int) -> None:
     later = reduction_ns(size, engine.collectives.reduce_bytes_per_s) if reduced else np.int64(0)
     register(engine.calendar, actor, phase.endpoint_ns, BUNDLE, s, later if reduced else _NOBODY)
 
@@ -229,12 +231,13 @@ def _insert_packet(engine: Engine, actor: int, s: int, phase: Any) -> None:
         stream.plain_left = phase.window
         stream.round_left = phase.unreduced
         stream.first_round = 1 - stream.first_round
-    reduced = False
+    reduced = _PLAIN
     if stream.plain_left > 0:
         stream.plain_left -= 1
     else:
         stream.round_left -= 1
-        reduced = phase.collective == REDUCE_SCATTER or (phase.collective == ALL_REDUCE and stream.first_round == 1)
+        if phase.collective == REDUCE_SCATTER or (phase.collective == ALL_REDUCE and stream.first_round == 1):
+            reduced = _REDUCED
     size = phase.message
     if phase.algorithm == HALVING_DOUBLING:
         size = engine.collectives.step_size[phase.steps + stream.inserted]
@@ -271,7 +274,7 @@ def _ready(engine: Engine, actor: int, s: int, phase: Any) -> None:
 
 
 @njit
-def _tree_step(engine: Engine, actor: int, s: int, phase: Any, received: bool) -> bool:
+def _tree_step(engine: Engine, actor: int, s: int, phase: Any, received: int) -> bool:
     """One step of the double binary tree all-reduce; whether the phase is over."""
     stream = engine.streams.stream[s]
     row = phase.tree + stream.tree * phase.n + stream.index
@@ -348,7 +351,7 @@ def bundle_done(engine: Engine, actor: int, s: int) -> bool:
     stream = engine.streams.stream[s]
     phase = engine.collectives.phase[engine.collectives.call[stream.call].first_phase + stream.step]
     if phase.algorithm == DOUBLE_BINARY_TREE:
-        return _tree_step(engine, actor, s, phase, _PLAIN)
+        return _tree_step(engine, actor, s, phase, _BUNDLE_DONE)
     stream.free += 1
     if phase.algorithm == DIRECT and phase.collective == ALL_REDUCE and stream.to_send <= phase.n - 1:
         if stream.received < phase.n - 1:
@@ -366,7 +369,7 @@ def packet_received(engine: Engine, actor: int, s: int) -> bool:
     stream = engine.streams.stream[s]
     phase = engine.collectives.phase[engine.collectives.call[stream.call].first_phase + stream.step]
     if phase.algorithm == DOUBLE_BINARY_TREE:
-        return _tree_step(engine, actor, s, phase, _REDUCED)
+        return _tree_step(engine, actor, s, phase, _RECEIVED)
     stream.received += 1
     _insert_packet(engine, actor, s, phase)
     return False
@@ -379,7 +382,7 @@ def _start(engine: Engine, actor: int, s: int) -> None:
     stream.started = 1
     phase = engine.collectives.phase[engine.collectives.call[stream.call].first_phase + stream.step]
     if phase.algorithm == DOUBLE_BINARY_TREE:
-        _tree_step(engine, actor, s, phase, _PLAIN)
+        _tree_step(engine, actor, s, phase, _BUNDLE_DONE)
     else:
         for _ in range(phase.window):
             _insert_packet(engine, actor, s, phase)
@@ -513,8 +516,8 @@ def start_collective(engine: Engine, actor: int, node: int, c: int, position: in
         stream = streams.stream[s]
         stream.node = node
         stream.call = c
-        stream.number = streams.count[member]
-        streams.count[member] += 1
+        stream.number = streams.n_made[member]
+        streams.n_made[member] += 1
         stream.position = position
         stream.priority = priority
         stream.step = -1

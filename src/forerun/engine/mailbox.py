@@ -52,7 +52,7 @@ def _change(mailbox: Mailbox, clock: I64, communicator: int, stream: int, lane: 
     key, waiting = mailbox.key, mailbox.waiting
     while waiting[at] != 0:
         if key[at, 0] == communicator and key[at, 1] == stream and key[at, 2] == lane:
-            met = waiting[at] * by < 0
+            met = bool(waiting[at] * by < 0)
             waiting[at] += by
             if waiting[at] == 0:
                 _close_gap(mailbox, at)

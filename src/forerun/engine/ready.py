@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun.jit import njit
-from forerun.program.types import I8, I64
+from forerun.program.types import I8, I32, I64
 
 N_SLOTS = 4
 SLOT_COMPUTE = 0
@@ -196,6 +196,54 @@ def snapshot(ready: Ready, actor: int, out: I64) -> int:
         n += 1
         element = ready.following[element]
     return n
+
+
+@njit
+def hashed_children(key: I64, child_ptr: I64, child: I32) -> I32:
+    """Children of every node in the iteration order of a set of their numbers `key`, filled in the order given."""
+    ordered = child.copy()
+    for i in range(len(child_ptr) - 1):
+        first, last = child_ptr[i], child_ptr[i + 1]
+        if last - first > 1:
+            order = set_order(key[child[first:last]])
+            for k in range(last - first):
+                ordered[first + k] = child[first + order[k]]
+    return ordered
+
+
+@njit
+def hashed_roots(key: I64, row: I64, position: I64, data_ptr: I64, data: I32, ctrl_ptr: I64, ctrl: I32) -> I64:
+    """Nodes without parents, in the iteration order of a map from nodes to sets of parents.
+
+    The map is filled in trace order: a node, then those of its parents that are not in it yet, in the order of the set
+    of its parents. `key` and the answer are by rising node number, the other columns by row of the trace.
+    """
+    n = len(row)
+    is_in, has_parent = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+    inserted, n_inserted = np.empty(n, np.int64), 0
+    for i in range(n):
+        n_data, n_ctrl = data_ptr[i + 1] - data_ptr[i], ctrl_ptr[i + 1] - ctrl_ptr[i]
+        parents, n_parents = np.empty(n_data + n_ctrl, np.int64), 0
+        for k in range(n_data + n_ctrl):
+            parent = data[data_ptr[i] + k] if k < n_data else ctrl[ctrl_ptr[i] + k - n_data]
+            at = position[parent]
+            if not (parents[:n_parents] == at).any():
+                parents[n_parents] = at
+                n_parents += 1
+        here = position[i]
+        has_parent[here] = n_parents > 0
+        if not is_in[here]:
+            is_in[here] = True
+            inserted[n_inserted] = here
+            n_inserted += 1
+        for k in set_order(key[parents[:n_parents]]):
+            if not is_in[parents[k]]:
+                is_in[parents[k]] = True
+                inserted[n_inserted] = parents[k]
+                n_inserted += 1
+    in_order = inserted[set_order(key[inserted])]
+    roots: I64 = in_order[~has_parent[in_order]]
+    return roots
 
 
 @njit
