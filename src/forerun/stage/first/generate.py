@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
-from itertools import product
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from forerun.stage.first.args import StageArgs
 from forerun.stage.first.members import stage_order
 from forerun.stage.first.naming import node_names, tensor_names
 from forerun.stage.first.structure import Structure, structure
+from forerun.stage.ranks import communicator_groups, groups_of
 
 FIRST_TAG = 1
 
@@ -50,8 +50,12 @@ class StageTraces:
         self._made = made
         self._amounts = amounts
 
-    def __len__(self) -> int:
+    @property
+    def n_ranks(self) -> int:
         return self.args.n_ranks
+
+    def __len__(self) -> int:
+        return self.n_ranks
 
     def __getitem__(self, rank: int) -> RankTrace:
         if rank >= len(self):
@@ -73,37 +77,21 @@ class StageTraces:
 
     @cached_property
     def groups(self) -> CommGroups:
-        """The communicator groups, numbered from 1: by dimension, then pipeline stage, then the other dimensions (the
-        first of them slowest); groups of one rank too."""
-        args, degrees = self.args, self.args.degrees
-        place = {stage: number for number, stage in enumerate(stage_order(args.num_stacks, args.pp))}
-        step = {"dp": 1, "tp": args.dp, "sp": args.dp * args.tp}
-        found: dict[str, tuple[int, ...]] = {}
-        for degree, ranks in degrees.items():
-            others = [other for other in degrees if other != degree]
-            for stage, *index in product(range(args.pp), *(range(degrees[other]) for other in others)):
-                first = place[stage] * args.ranks_a_stage
-                first += sum(step[other] * i for other, i in zip(others, index, strict=True))
-                found[str(len(found) + 1)] = tuple(range(first, first + ranks * step[degree], step[degree]))
-        return found
+        """The communicator groups of all ranks, groups of one rank too."""
+        return communicator_groups(self.args.degrees, self._stage_order)
 
     def group_names(self, rank: int) -> tuple[str, ...]:
         """Names of the groups of `rank`: those of more than one rank, as column `group` of its trace numbers them."""
-        args = self.args
-        own, index = divmod(rank, args.ranks_a_stage)
-        stage = stage_order(args.num_stacks, args.pp)[own]
-        dp, tp, sp = index % args.dp, index // args.dp % args.tp, index // (args.dp * args.tp)
-        number = {
-            "dp": (stage * args.tp + tp) * args.sp + sp,
-            "tp": (stage * args.dp + dp) * args.sp + sp,
-            "sp": (stage * args.dp + dp) * args.tp + tp,
-        }
-        before, names = 1, []
-        for degree, ranks in args.degrees.items():
-            if ranks > 1:
-                names.append(str(before + number[degree]))
-            before += args.n_ranks // ranks
-        return tuple(names)
+        return groups_of(rank, self.args.degrees, self._stage_order)
+
+    @cached_property
+    def _stage_order(self) -> list[int]:
+        return stage_order(self.args.num_stacks, self.args.pp)
+
+    def for_replay(self) -> list[RankTrace]:
+        """Every rank's trace but for its node ids, which are those of the first rank of its pipeline stage (in the same
+        order): the ranks of a stage share all columns that don't name a message."""
+        return [self._rank(rank) for rank in range(len(self))]
 
     def rank(self, rank: int, names: bool = False) -> RankTrace:
         """The trace of `rank`; `names` adds the names of its nodes and tensors.
@@ -114,19 +102,25 @@ class StageTraces:
         if not 0 <= rank < len(self):
             raise ForerunError(f"rank {rank}: there are ranks 0 to {len(self) - 1}")
         stage, index = divmod(rank, self.args.ranks_a_stage)
-        layout, first = self._made.stages[stage], self.classes[stage]
-        later = np.where(layout.is_message, index, 0)
-        trace = replace(
-            first,
-            node_id=first.node_id + np.where(layout.is_message, 2 * index, layout.n_numbered * index),
-            comm_tag=first.comm_tag + later,
-            peer=first.peer + later.astype(np.int32),
-            group_names=self.group_names(rank),
-        )
+        layout = self._made.stages[stage]
+        trace = self._rank(rank)
+        ids = trace.node_id + np.where(layout.is_message, 2 * index, layout.n_numbered * index)
+        trace = replace(trace, node_id=ids)
         if not names:
             return trace
         nodes, tensors = self._names[stage]
         return replace(trace, names=nodes, tensor_names=tensors)
+
+    def _rank(self, rank: int) -> RankTrace:
+        stage, index = divmod(rank, self.args.ranks_a_stage)
+        first = self.classes[stage]
+        groups = self.group_names(rank)
+        if self.args.pp == 1:
+            return replace(first, group_names=groups)
+        later = np.where(self._made.stages[stage].is_message, index, 0)
+        return replace(
+            first, comm_tag=first.comm_tag + later, peer=first.peer + later.astype(np.int32), group_names=groups
+        )
 
     @cached_property
     def _names(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:

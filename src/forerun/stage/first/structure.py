@@ -60,7 +60,8 @@ class Structure:
             raise ForerunError(
                 f"these sizes give a node with {found.max():.3g} operations or elements; use smaller ones"
             )
-        return found.astype(np.int64)
+        truncated: I64 = found.astype(np.int64)
+        return truncated
 
 
 @dataclass(frozen=True, slots=True)
