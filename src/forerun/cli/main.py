@@ -24,6 +24,7 @@ COMMANDS = {
     "clusters": "List the cluster presets.",
     "stacks": "List the software stacks.",
     "chakra": "Check, describe and convert Chakra traces.",
+    "stage": "Generate Chakra traces of a transformer from the flags of STAGE.",
     "version": "Print the version.",
 }
 # Typer brings its own copy of click from some version on; its errors are reached through their common descendant.
