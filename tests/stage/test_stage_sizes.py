@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from forerun.chakra.trace import CommType
 from forerun.errors import ForerunError
 from forerun.stage.second.matching import collectives
-from forerun.stage.second.sizes import ONE, ZERO, number, product, size
-from forerun.stage.second.tensors import layout
+from forerun.stage.sizes import ONE, ZERO, number, product, size
+from forerun.stage.tensors import layout
 
 VALUES = {"a": 2, "b": 3, "c": 5, "d": 7}
 

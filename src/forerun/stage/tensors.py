@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 
-from forerun.stage.second.sizes import ZERO, Size, number, product, size
+from forerun.stage.sizes import ZERO, Size, number, product, size
 
 
 class Kind(Enum):

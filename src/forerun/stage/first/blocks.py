@@ -7,7 +7,7 @@ order of the tensors are STAGE's: they decide names, numbers and order of the no
 
 from __future__ import annotations
 
-from forerun.stage.second.tensors import Block, Layout, Operand, Tensor, layout
+from forerun.stage.tensors import Block, Layout, Operand, Tensor, layout
 
 NORM_OPS = 5
 TOKENS = "Batch/dp, Seq/sp"

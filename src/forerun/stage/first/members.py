@@ -18,8 +18,8 @@ from forerun.stage.first.blocks import (
     embedding,
     layer,
 )
-from forerun.stage.second.sizes import ZERO
-from forerun.stage.second.tensors import Block, Kind, Operation
+from forerun.stage.sizes import ZERO
+from forerun.stage.tensors import Block, Kind, Operation
 
 
 class Form(IntEnum):

@@ -9,8 +9,8 @@ from itertools import pairwise
 from forerun.chakra.trace import CommType, NodeKind
 from forerun.stage.first.matching import collectives
 from forerun.stage.first.members import Form, Member, StageMembers
-from forerun.stage.second.sizes import ZERO, Size
-from forerun.stage.second.tensors import Kind, Layout
+from forerun.stage.sizes import ZERO, Size
+from forerun.stage.tensors import Kind, Layout
 
 Amount = tuple[Size, ...]
 """sizes to be evaluated one by one and added up as doubles"""

@@ -14,7 +14,7 @@ from forerun.errors import ForerunError
 from forerun.program.types import F64, I32, I64
 from forerun.stage.first.members import stage_order
 from forerun.stage.first.skeleton import DEGREES, ModelSkeleton, StageSkeleton, build, smallest, stretch
-from forerun.stage.second.sizes import Size
+from forerun.stage.sizes import Size
 
 _KEPT = 64
 _TERMS = 3

@@ -6,8 +6,8 @@ Einsum letters: b batch, s position, m and n features, h heads.
 
 from __future__ import annotations
 
-from forerun.stage.second.sizes import Size, number, size
-from forerun.stage.second.tensors import Block, Layout, layout
+from forerun.stage.sizes import Size, number, size
+from forerun.stage.tensors import Block, Layout, layout
 
 NORM_OPS = 5
 ATTENTION_OPS = 3

@@ -12,13 +12,14 @@ import numpy as np
 from forerun.chakra.trace import CommGroups, RankTrace
 from forerun.errors import ForerunError
 from forerun.program.types import I32
+from forerun.stage.ranks import communicator_groups, groups_of
 from forerun.stage.second.args import SecondStageArgs
 from forerun.stage.second.columns import Numbering, StageColumns, stage_columns
 from forerun.stage.second.memory import Counting, Footprint, footprint
 from forerun.stage.second.models import Shape, gpt, llama, mixture_of_experts, model
 from forerun.stage.second.nodes import Numbers, stage_nodes
 from forerun.stage.second.pipeline import split, stage_of_layers
-from forerun.stage.second.sizes import ONE, size
+from forerun.stage.sizes import ONE, size
 
 _FAMILY = {"moe": "MoE", "gpt": "GPT"}
 
@@ -63,33 +64,12 @@ class SecondStageTraces:
 
     @cached_property
     def groups(self) -> CommGroups:
-        """The communicator groups, numbered from 1: by dimension, then pipeline stage, then the other dimensions (the
-        first of them slowest); groups of one rank too."""
-        degrees, a_stage = self.args.degrees, self.args.ranks_a_stage
-        step = _steps(degrees)
-        found: dict[str, tuple[int, ...]] = {}
-        for degree, ranks in degrees.items():
-            others = [other for other in degrees if other != degree]
-            for stage, *index in product(range(self.args.pp), *(range(degrees[other]) for other in others)):
-                first = stage * a_stage + sum(step[other] * i for other, i in zip(others, index, strict=True))
-                found[str(len(found) + 1)] = tuple(range(first, first + ranks * step[degree], step[degree]))
-        return found
+        """The communicator groups, numbered from 1; groups of one rank too."""
+        return communicator_groups(self.args.degrees, range(self.args.pp))
 
     def group_names(self, rank: int) -> tuple[str, ...]:
         """Names of the groups of `rank`, by dimension (those of more than one rank), as its trace numbers them."""
-        degrees = self.args.degrees
-        stage, index = divmod(rank, self.args.ranks_a_stage)
-        place = {degree: index // step % degrees[degree] for degree, step in _steps(degrees).items()}
-        before, names = 1, []
-        for degree, ranks in degrees.items():
-            number = stage
-            for other in degrees:
-                if other != degree:
-                    number = number * degrees[other] + place[other]
-            if ranks > 1:
-                names.append(str(before + number))
-            before += self.n_ranks // ranks
-        return tuple(names)
+        return groups_of(rank, self.args.degrees, range(self.args.pp))
 
     def rank(self, rank: int, names: bool = False) -> RankTrace:
         """The trace of `rank`; `names` adds node and tensor names.
@@ -167,15 +147,6 @@ def _values(args: SecondStageArgs) -> dict[str, int]:
         "Experts": args.experts,
         "KExperts": args.kexperts,
     } | args.degrees
-
-
-def _steps(degrees: dict[str, int]) -> dict[str, int]:
-    """How far apart neighbours in each dimension are."""
-    steps, step = {}, 1
-    for degree, ranks in degrees.items():
-        steps[degree] = step
-        step *= ranks
-    return steps
 
 
 def _rank_trace(own: StageColumns, peer: I32, group_names: tuple[str, ...]) -> RankTrace:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from forerun.chakra.trace import CommType
 from forerun.errors import ForerunError
-from forerun.stage.second.sizes import Size
-from forerun.stage.second.tensors import Layout
+from forerun.stage.sizes import Size
+from forerun.stage.tensors import Layout
 
 DEGREES = ("dp", "tp", "cp", "ep")
 

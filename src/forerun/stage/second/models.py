@@ -15,8 +15,8 @@ from forerun.stage.second.blocks import (
     norm,
     residual,
 )
-from forerun.stage.second.sizes import ONE, ZERO, Size
-from forerun.stage.second.tensors import Block, Kind, Layout, Operation, Tensor
+from forerun.stage.sizes import ONE, ZERO, Size
+from forerun.stage.tensors import Block, Kind, Layout, Operation, Tensor
 
 BUCKET = "_sharded_weight"
 

@@ -10,8 +10,8 @@ from forerun.chakra.trace import CommType, NodeKind
 from forerun.errors import ForerunError
 from forerun.stage.second.matching import collectives
 from forerun.stage.second.pipeline import StageGraph
-from forerun.stage.second.sizes import Size
-from forerun.stage.second.tensors import Kind, Operation
+from forerun.stage.sizes import Size
+from forerun.stage.tensors import Kind, Operation
 
 
 class Numbers:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from forerun.errors import ForerunError
 from forerun.stage.second.models import Member
-from forerun.stage.second.sizes import ZERO
-from forerun.stage.second.tensors import Kind, Operation
+from forerun.stage.sizes import ZERO
+from forerun.stage.tensors import Kind, Operation
 
 
 @dataclass(slots=True)
