@@ -303,6 +303,10 @@ def test_footprint_by_hand():
         ({"pp": 4}, "--num_stacks 2 leaves pipeline stage 2"),
         ({"pp": 4, "mixed_precision": True}, "--num_stacks 2 leaves pipeline stage 2"),
         ({"model_type": "moe", "tpsp": False}, "leave --tpsp true"),
+        ({"num_stacks": 1 << 30}, "use fewer layers, experts or micro-batches"),
+        ({"batch": 1 << 30, "micro_batch": 1}, "use fewer layers, experts or micro-batches"),
+        ({"model_type": "moe", "experts": 1 << 30}, "use fewer layers, experts or micro-batches"),
+        ({"dp": 1 << 20, "pp": 2}, "make 2097152 ranks; use 1048576 at most"),
         ({"model_type": "moe", "ep": 3}, "--ep 3 does not divide --experts 8"),
     ],
 )

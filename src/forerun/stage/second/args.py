@@ -9,6 +9,13 @@ from forerun.errors import ForerunError, UnknownName
 
 MODEL_TYPES = ("dense", "llama", "gpt", "moe")
 _MOST = 1 << 31
+_MOST_RANKS = 1 << 20
+_MOST_TENSORS = 1 << 22
+"""of one micro-batch"""
+_MOST_COPIES = 1 << 26
+"""of all micro-batches"""
+_TENSORS_A_BLOCK = 80
+_TENSORS_AN_EXPERT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +26,7 @@ class SecondStageArgs:
 
     Raises:
         ForerunError: a flag that is not a whole number of at least 1, an unknown model type, micro-batches that do not
-            make up the batch, experts that do not divide evenly.
+            make up the batch, experts that do not divide evenly, more ranks or tensors than any machine has room for.
     """
 
     dp: int = 1
@@ -66,6 +73,18 @@ class SecondStageArgs:
             raise ForerunError("--model_type moe splits tokens over tp: leave --tpsp true")
         if self.is_mixture and self.experts % self.ep:
             raise ForerunError(f"--ep {self.ep} does not divide --experts {self.experts}")
+        self._check_extent()
+
+    def _check_extent(self) -> None:
+        experts = self.experts // self.ep if self.is_mixture else 0
+        tensors = self.num_stacks * (_TENSORS_A_BLOCK + _TENSORS_AN_EXPERT * experts)
+        if tensors > _MOST_TENSORS or tensors * self.micro_batches > _MOST_COPIES:
+            raise ForerunError(
+                f"--num_stacks {self.num_stacks} with {self.micro_batches} micro-batches makes traces of "
+                f"about {tensors * self.micro_batches:.2g} tensors; use fewer layers, experts or micro-batches"
+            )
+        if self.n_ranks > _MOST_RANKS:
+            raise ForerunError(f"--dp, --tp, --sp, --ep, --pp make {self.n_ranks} ranks; use {_MOST_RANKS} at most")
 
     @property
     def is_mixture(self) -> bool:
