@@ -23,8 +23,10 @@ COMMANDS = {
     "models": "List the model presets.",
     "clusters": "List the cluster presets.",
     "stacks": "List the software stacks.",
+    "astra": "Replay Chakra traces on a network, as ASTRA-sim does.",
     "chakra": "Check, describe and convert Chakra traces.",
     "stage": "Generate Chakra traces of a transformer from the flags of STAGE.",
+    "traffic": "Deliver message patterns over a network.",
     "version": "Print the version.",
 }
 # Typer brings its own copy of click from some version on; its errors are reached through their common descendant.

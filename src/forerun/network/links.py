@@ -71,9 +71,7 @@ class Messages:
     size_bytes: I64
 
     @classmethod
-    def of(
-        cls, start_ns: npt.ArrayLike, src: npt.ArrayLike, dst: npt.ArrayLike, size_bytes: npt.ArrayLike
-    ) -> Messages:
+    def of(cls, start_ns: npt.ArrayLike, src: npt.ArrayLike, dst: npt.ArrayLike, size_bytes: npt.ArrayLike) -> Messages:
         """Columns from whatever holds whole numbers; a single number goes for all messages.
 
         Raises:

@@ -135,7 +135,7 @@ def network_from(data: Mapping[str, Any], place: str) -> Network:
             raise ForerunError(f"{where}: topology is {_short(name)}, it has to be a name")
         figures = _number(bandwidth, "bandwidth", where), _number(latency, "latency", where)
         dims.append(_dimension(name, _sizes(sizes, name, where), *figures, _options(option, where), where))
-    return _network(dims, _unit(data.get("bandwidth_unit", "GiB/s"), place), place)
+    return _network(dims, unit_is_gib(data.get("bandwidth_unit", "GiB/s"), place), place)
 
 
 def parse_topology(
@@ -168,6 +168,7 @@ def parse_topology(
             missing = "bandwidth" if speed is None else "latency"
             raise ForerunError(f"{where} has no {missing}: write {name}:{sizes}@50/500ns, or give --{missing}")
         units.add(unit)
+        speed, delay = _number(speed, "bandwidth", where), _number(delay, "latency", where)
         size_list = _sizes(sizes.split("x"), name, where)
         dims.append(_dimension(name, size_list, speed, delay, _text_options(options, where), where))
     if len(units) > 1:
@@ -245,7 +246,12 @@ def _by_dimension(data: Mapping[str, Any], key: str, n_dims: int, place: str) ->
     return value
 
 
-def _unit(value: Any, place: str) -> bool:
+def unit_is_gib(value: Any, place: str) -> bool:
+    """Whether the unit of bandwidth called `value` is of 2**30 bytes.
+
+    Raises:
+        ForerunError: there is no such unit.
+    """
     if not isinstance(value, str) or value not in _GIB_UNITS:
         raise ForerunError(f"{place}: bandwidth_unit is {_short(value)}, it has to be one of: {', '.join(_GIB_UNITS)}")
     return _GIB_UNITS[value]
@@ -266,7 +272,7 @@ def _for_all(figures: Sequence[float], n_dims: int, what: str) -> list[float | N
         raise ForerunError(f"--{what} has {len(figures)} values, the topology {n_dims} dimensions")
     if len(figures) == n_dims:
         return [*figures]
-    return [figures[0] if figures else None] * n_dims
+    return [figures[0] if len(figures) else None] * n_dims
 
 
 def _text_bandwidth(text: str, gib: bool, where: str) -> tuple[float, bool]:

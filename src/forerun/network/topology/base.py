@@ -22,7 +22,7 @@ from forerun.jit import njit
 from forerun.program.types import F64, I32, I64
 
 MAX_DEVICES = 1 << 24
-MAX_LINKS = 1 << 27
+MAX_LINKS = 1 << 25
 _MAX_TABLE = 200_000_000
 """entries of a table of next links: 800 MB"""
 _WALK_TABLE = 1 << 22
@@ -226,6 +226,9 @@ class Topology(ABC):
         self, *connections: Connections, bandwidth_gbps: float | None = None, latency_ns: float | None = None
     ) -> Links:
         """Links in both directions between pairs of devices; bandwidth and latency default to the topology's."""
+        n_links = 2 * sum(len(a) for a, _ in connections)
+        if n_links > MAX_LINKS:
+            raise self.error(f"it has {n_links:,} links, more than {MAX_LINKS:,}")
         one = np.concatenate([np.asarray(a, np.int32) for a, _ in connections])
         other = np.concatenate([np.asarray(b, np.int32) for _, b in connections])
         src, dst = np.concatenate([one, other]), np.concatenate([other, one])
