@@ -1,0 +1,134 @@
+"""`forerun astra`: replay Chakra traces as ASTRA-sim does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forerun.astra.case import read_case
+from forerun.astra.lower import IssueOrder
+from forerun.astra.remote_memory import read_remote_memory
+from forerun.astra.replay import Machine, replay
+from forerun.astra.statistics import RankStatistics
+from forerun.astra.stdout import output_lines
+from forerun.astra.system import read_system
+from forerun.chakra.groups import read_comm_groups
+from forerun.chakra.trace import CommGroups, RankTrace
+from forerun.chakra.traces import find_traces, open_traces
+from forerun.errors import ForerunError
+from forerun.network.network_file import read_network
+from forerun.report.records import to_json
+
+_NO_GROUPS = "empty"
+"""ASTRA-sim's word for no communicator group file"""
+
+
+class Backend(str, Enum):
+    UNAWARE = "unaware"
+    AWARE = "aware"
+
+
+class Order(str, Enum):
+    ASCENDING = "ascending"
+    MARCH_2025 = "march-2025"
+
+    @property
+    def policy(self) -> IssueOrder:
+        return "ascending" if self is Order.ASCENDING else "march-2025"
+
+
+def astra(
+    workload_configuration: Annotated[
+        str | None, typer.Option(help="Prefix of the traces: <prefix>.<rank>.et, also .gz or .zst.")
+    ] = None,
+    comm_group_configuration: Annotated[
+        str, typer.Option(help="JSON file of communicator groups, or empty.")
+    ] = _NO_GROUPS,
+    system_configuration: Annotated[Path | None, typer.Option(help="System file (JSON).")] = None,
+    network_configuration: Annotated[Path | None, typer.Option(help="Network file (YAML).")] = None,
+    remote_memory_configuration: Annotated[Path | None, typer.Option(help="Remote memory file (JSON).")] = None,
+    case: Annotated[Path | None, typer.Option(help="Replay a case folder instead: traces, systems and all.")] = None,
+    backend: Annotated[
+        Backend | None, typer.Option(help="Congestion-unaware (closed form, the default) or -aware (links queue).")
+    ] = None,
+    issue_order: Annotated[
+        Order, typer.Option(help="Order in which ready nodes are issued: by node number, or as the March-2025 build.")
+    ] = Order.ASCENDING,
+    num_queues_per_dim: Annotated[int, typer.Option(min=1, help="Queues of each dimension.")] = 1,
+    injection_scale: Annotated[float, typer.Option(min=0, help="Factor on the endpoint delay.")] = 1.0,
+    comm_scale: Annotated[float, typer.Option(help="Accepted; without effect, as in ASTRA-sim.", hidden=True)] = 1.0,
+    compute_scale: Annotated[float, typer.Option(help="Accepted; without effect, as in ASTRA-sim.", hidden=True)] = 1.0,
+    rendezvous_protocol: Annotated[
+        str, typer.Option(help="Not simulated: only false is accepted.", hidden=True)
+    ] = "false",
+    logging_configuration: Annotated[str, typer.Option(help="Accepted; nothing is logged.", hidden=True)] = _NO_GROUPS,
+    logging_folder: Annotated[str, typer.Option(help="Accepted; nothing is logged.", hidden=True)] = "log",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of ASTRA-sim's lines.")
+    ] = False,
+) -> None:
+    """Replay execution traces on a network, with ASTRA-sim's results."""
+    if rendezvous_protocol.lower() not in ("false", "0"):
+        raise ForerunError("--rendezvous-protocol is not simulated; leave it out")
+    aware = None if backend is None else backend is Backend.AWARE
+    if case is not None:
+        if workload_configuration or system_configuration or network_configuration:
+            raise ForerunError("--case brings its own traces, system and network; leave the configuration options out")
+        _replay_case(case, aware, issue_order.policy, as_json)
+        return
+    if workload_configuration is None or system_configuration is None or network_configuration is None:
+        raise ForerunError(
+            "give --workload-configuration, --system-configuration and --network-configuration, or a folder with --case"
+        )
+    machine = Machine(
+        read_system(system_configuration),
+        read_network(network_configuration),
+        read_remote_memory(remote_memory_configuration),
+        bool(aware),
+        num_queues_per_dim,
+        injection_scale,
+    )
+    groups: CommGroups = {} if _NO_GROUPS in comm_group_configuration else read_comm_groups(comm_group_configuration)
+    n_ranks = machine.network.n_npus
+    find_traces(workload_configuration, n_ranks)
+    traces = open_traces(workload_configuration, n_ranks, tensors=machine.system.track_local_mem)
+    statistics = replay([traces[rank] for rank in range(n_ranks)], groups, machine, issue_order.policy).statistics
+    if as_json:
+        print(to_json({"per_rank": _per_rank(statistics)}))
+    else:
+        print("\n".join(output_lines(statistics, datetime.now())))
+
+
+def _replay_case(folder: Path, aware: bool | None, order: IssueOrder, as_json: bool) -> None:
+    """Replay every system of a case; one that can't be simulated doesn't stop the others."""
+    case = read_case(folder, aware)
+    systems: dict[str, Any] = {}
+    for name, machine in case.machines.items():
+        systems[name] = _result(case.traces, case.comm_groups, machine, order)
+        if not as_json:
+            print(f"# {name}" if systems[name]["ok"] else f"# {name}: {systems[name]['error']}")
+            print("\n".join(output_lines(systems[name].get("statistics", ()), datetime.now())))
+        systems[name].pop("statistics", None)
+    if as_json:
+        print(to_json({"systems": systems}))
+
+
+def _result(traces: Sequence[RankTrace], groups: CommGroups, machine: Machine, order: IssueOrder) -> dict[str, Any]:
+    try:
+        statistics = replay(traces, groups, machine, order).statistics
+    except ForerunError as error:
+        return {"ok": False, "error": str(error), "per_rank": {}}
+    return {"ok": True, "per_rank": _per_rank(statistics), "statistics": statistics}
+
+
+def _per_rank(statistics: Sequence[RankStatistics]) -> dict[str, dict[str, Any]]:
+    return {
+        str(rank): {name: value for name, value in asdict(of_rank).items() if value is not None}
+        for rank, of_rank in enumerate(statistics)
+    }
