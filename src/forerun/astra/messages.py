@@ -35,7 +35,6 @@ def message_times(network: Network, sender: int, receiver: int, size: int, aware
         raise ForerunError(f"rank {sender} can't send to itself")
     if size < 1:
         raise ForerunError("a message needs a size above 0")
-    rank = np.arange(n)
     action, slot = np.full(n, TIMED, np.int8), np.full(n, SLOT_COMPUTE, np.int8)
     action[sender], slot[sender] = SEND, SLOT_COMM
     action[receiver], slot[receiver] = RECV, SLOT_NONE
@@ -55,11 +54,17 @@ def message_times(network: Network, sender: int, receiver: int, size: int, aware
         n_pred=np.zeros(n, np.int32),
         child_ptr=np.zeros(n + 1, np.int64),
         child=np.zeros(0, np.int32),
-        root=rank,
+        root=np.arange(n),
         root_ptr=np.arange(n + 1),
     )
-    one = [np.zeros(1, np.int64) for _ in range(2)]
-    matches = Matches(np.array([0, 1]), *one, np.zeros(1, np.int8), np.full(1, -1), np.full(1, -1))
+    matches = Matches(
+        first=np.array([0, 1]),
+        n_sent=np.zeros(1, np.int64),
+        n_received=np.zeros(1, np.int64),
+        state=np.zeros(1, np.int8),
+        sender=np.full(1, -1),
+        receiver=np.full(1, -1),
+    )
     text = f"{size} bytes from rank {sender} to rank {receiver}"
     program = LoweredProgram(nodes, matches, np.zeros(0, np.int64), (), (text,))
     tables = CollectiveTables(System.model_validate({}), [dim.n_npus for dim in network.dims])
