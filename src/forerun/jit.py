@@ -1,4 +1,4 @@
-"""njit: numba's compiler with a disk cache where there is a folder to keep it in, without one elsewhere."""
+"""numba's compiler with a disk cache where there is a folder to keep it in, without one elsewhere."""
 
 from __future__ import annotations
 
@@ -13,15 +13,27 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def njit(function: F) -> F:
-    """Compile `function` on its first call.
+    """Compile `function` on its first call."""
+    return _compiled(function)
 
-    Numba looks for a cache folder while it decorates and raises RuntimeError where neither the package's folder, nor
+
+def kernel(function: F) -> F:
+    """Compile a function that makes no arrays (numba refuses one that does) on its first call.
+
+    Without allocations nothing has to count references. Numba does count them for each array in a tuple whenever the
+    tuple is handed on, which takes ten times as long as what small functions do with it.
+    """
+    return _compiled(function, _nrt=False)
+
+
+def _compiled(function: F, **options: Any) -> F:
+    """Numba looks for a cache folder while it decorates and raises RuntimeError where neither the package's folder, nor
     NUMBA_CACHE_DIR, nor the home directory can be written (a read-only install, a container without a home).
     """
     try:
-        compiled = numba.njit(cache=True)(function)
+        compiled = numba.njit(cache=True, **options)(function)
     except RuntimeError:
-        return cast(F, numba.njit(function))
+        return cast(F, numba.njit(**options)(function))
     _watch_siblings(compiled, Path(inspect.getfile(function)).parent)
     return cast(F, compiled)
 

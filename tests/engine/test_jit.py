@@ -6,13 +6,18 @@ import sys
 from pathlib import Path
 
 import numba
+import numpy as np
 import pytest
 
-from forerun.jit import njit
+from forerun.jit import kernel, njit
 
 
 def add(a: int, b: int) -> int:
     return a + b
+
+
+def make(n: int) -> np.ndarray:
+    return np.zeros(n)
 
 
 def test_compiled_functions_compute() -> None:
@@ -50,3 +55,9 @@ def test_the_engine_runs_where_nothing_can_be_cached(tmp_path: Path) -> None:
         text=True,
     )
     assert done.stdout == "5\n", done.stderr
+
+
+def test_a_kernel_makes_no_arrays() -> None:
+    assert kernel(add)(2, 3) == 5
+    with pytest.raises(numba.core.errors.TypingError):
+        kernel(make)(2)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from forerun.jit import njit
+from forerun.jit import kernel
 from forerun.program.types import I64
 
 Records = npt.NDArray[np.void]
@@ -56,7 +56,7 @@ def new_calendar(n_actors: int, capacity: int) -> Calendar:
     return Calendar(np.zeros(6, np.int64), np.zeros(capacity, _EVENT), wake, np.full(n_actors, -1, np.int64), callback)
 
 
-@njit
+@kernel
 def schedule(calendar: Calendar, time: int, kind: int, arg: int) -> None:
     """Let event `kind` happen at `time`, after all that is scheduled for that tick already."""
     clock, event = calendar.clock, calendar.event
@@ -79,7 +79,7 @@ def schedule(calendar: Calendar, time: int, kind: int, arg: int) -> None:
     event[i].arg = arg
 
 
-@njit
+@kernel
 def next_event(calendar: Calendar) -> tuple[int, int]:
     """Take the next event and move the clock to it: (kind, arg), kind -1 when nothing is left."""
     clock, event = calendar.clock, calendar.event
@@ -110,7 +110,7 @@ def next_event(calendar: Calendar) -> tuple[int, int]:
     return kind, arg
 
 
-@njit
+@kernel
 def register(calendar: Calendar, actor: int, delay: int, kind: int, arg: int, extra: int) -> None:
     """Let `actor` run callback `kind` in `delay` ticks, with its other callbacks of that tick."""
     clock, wake, callback = calendar.clock, calendar.wake, calendar.callback
@@ -148,7 +148,7 @@ def register(calendar: Calendar, actor: int, delay: int, kind: int, arg: int, ex
     wake[w].tail = c
 
 
-@njit
+@kernel
 def take_callback(calendar: Calendar, w: int) -> tuple[int, int, int, int]:
     """The next callback of wake `w`: (kind, arg, extra, when it was registered); kind -1 when the wake is over.
 

@@ -17,7 +17,7 @@ import numpy as np
 from forerun.engine.calendar import NOW, Calendar, Records, register, schedule
 from forerun.engine.fabric import Fabric, Traffic, new_message, send
 from forerun.engine.mailbox import Mailbox, post
-from forerun.jit import njit
+from forerun.jit import kernel
 from forerun.program.types import I64
 
 RING = 0
@@ -161,13 +161,13 @@ class Engine(NamedTuple):
     streams: Streams
 
 
-@njit
+@kernel
 def reduction_ns(size: int, bytes_per_s: float) -> int:
     """One write and two reads of a reduced message."""
     return 3 * int(size / bytes_per_s * 1e9)
 
 
-@njit
+@kernel
 def _ring_member(collectives: Collectives, stream: Any, phase: Any, rank: int, index: int) -> int:
     """Rank at ring position `index`."""
     if phase.stride == 0:
@@ -176,7 +176,7 @@ def _ring_member(collectives: Collectives, stream: Any, phase: Any, rank: int, i
     return int(rank + (index - stream.index) * phase.stride)
 
 
-@njit
+@kernel
 def _send_and_post(engine: Engine, actor: int, s: int, to_index: int, from_index: int, size: int) -> None:
     """Send to one ring position (-1: none) and post the receive of a message from another (-1: none)."""
     fabric = engine.fabric
@@ -202,7 +202,7 @@ def _send_and_post(engine: Engine, actor: int, s: int, to_index: int, from_index
             schedule(engine.calendar, engine.calendar.clock[NOW], RECEIVE, m)
 
 
-@njit
+@kernel
 def find_stream(engine: Engine, actor: int, communicator: int, number: int) -> int:
     """The stream of `actor` with that number in the communicator."""
     streams = engine.streams
@@ -217,13 +217,13 @@ def find_stream(engine: Engine, actor: int, communicator: int, number: int) -> i
     return -1
 
 
-@njit
+@kernel
 def _bundle(engine: Engine, actor: int, s: int, phase: Any, size: int, reduced: int) -> None:
     later = reduction_ns(size, engine.collectives.reduce_bytes_per_s) if reduced else np.int64(0)
     register(engine.calendar, actor, phase.endpoint_ns, BUNDLE, s, later if reduced else _NOBODY)
 
 
-@njit
+@kernel
 def _insert_packet(engine: Engine, actor: int, s: int, phase: Any) -> None:
     """Start a bundle; rounds of packets take turns in being reduced."""
     stream = engine.streams.stream[s]
@@ -245,7 +245,7 @@ def _insert_packet(engine: Engine, actor: int, s: int, phase: Any) -> None:
     _bundle(engine, actor, s, phase, size, reduced)
 
 
-@njit
+@kernel
 def _ready(engine: Engine, actor: int, s: int, phase: Any) -> None:
     """Send the next packet if there is one and a bundle is free for it."""
     stream = engine.streams.stream[s]
@@ -273,7 +273,7 @@ def _ready(engine: Engine, actor: int, s: int, phase: Any) -> None:
     stream.free -= 1
 
 
-@njit
+@kernel
 def _tree_step(engine: Engine, actor: int, s: int, phase: Any, received: int) -> bool:
     """One step of the double binary tree all-reduce; whether the phase is over."""
     stream = engine.streams.stream[s]
@@ -313,7 +313,7 @@ def _tree_step(engine: Engine, actor: int, s: int, phase: Any, received: int) ->
     return False
 
 
-@njit
+@kernel
 def _root_step(engine: Engine, actor: int, s: int, phase: Any, child: int) -> bool:
     stream = engine.streams.stream[s]
     if stream.state == 0:
@@ -328,7 +328,7 @@ def _root_step(engine: Engine, actor: int, s: int, phase: Any, child: int) -> bo
     return False
 
 
-@njit
+@kernel
 def _leaf_step(engine: Engine, actor: int, s: int, phase: Any, parent: int) -> bool:
     stream = engine.streams.stream[s]
     if stream.state == 0:
@@ -345,7 +345,7 @@ def _leaf_step(engine: Engine, actor: int, s: int, phase: Any, parent: int) -> b
     return False
 
 
-@njit
+@kernel
 def bundle_done(engine: Engine, actor: int, s: int) -> bool:
     """A bundle of stream `s` is through; whether that ends its phase."""
     stream = engine.streams.stream[s]
@@ -363,7 +363,7 @@ def bundle_done(engine: Engine, actor: int, s: int) -> bool:
     return bool(stream.to_send == 0 and stream.free == phase.window)
 
 
-@njit
+@kernel
 def packet_received(engine: Engine, actor: int, s: int) -> bool:
     """A message for stream `s` has come; whether that ends its phase."""
     stream = engine.streams.stream[s]
@@ -375,7 +375,7 @@ def packet_received(engine: Engine, actor: int, s: int) -> bool:
     return False
 
 
-@njit
+@kernel
 def _start(engine: Engine, actor: int, s: int) -> None:
     """Begin the phase that stream `s` has waited for."""
     stream = engine.streams.stream[s]
@@ -388,7 +388,7 @@ def _start(engine: Engine, actor: int, s: int) -> None:
             _insert_packet(engine, actor, s, phase)
 
 
-@njit
+@kernel
 def _fill_queue(engine: Engine, actor: int, queue: int) -> None:
     """Start the streams next in line while the queue may run more."""
     streams = engine.streams
@@ -399,7 +399,7 @@ def _fill_queue(engine: Engine, actor: int, queue: int) -> None:
         at += 1
 
 
-@njit
+@kernel
 def _line_up(engine: Engine, actor: int, s: int) -> None:
     """Move stream `s` to its next phase and put it into the queue: after what runs, by priority, then by arrival."""
     streams = engine.streams
@@ -436,7 +436,7 @@ def _line_up(engine: Engine, actor: int, s: int) -> None:
     streams.n_queued[actor, stream.queue] = n + 1
 
 
-@njit
+@kernel
 def _leave_queue(engine: Engine, actor: int, s: int) -> None:
     streams = engine.streams
     queue = streams.stream[s].queue
@@ -450,7 +450,7 @@ def _leave_queue(engine: Engine, actor: int, s: int) -> None:
         queued[k] = queued[k + 1]
 
 
-@njit
+@kernel
 def next_phase(engine: Engine, s: int) -> bool:
     """Stream `s` has ended a phase: on to the next one. False if that was the last: `retire` it then."""
     actor = s // engine.streams.capacity
@@ -466,7 +466,7 @@ def next_phase(engine: Engine, s: int) -> bool:
     return True
 
 
-@njit
+@kernel
 def retire(engine: Engine, s: int) -> None:
     """Take a stream that has ended out of its queue; the next in line starts."""
     actor = s // engine.streams.capacity
@@ -478,7 +478,7 @@ def retire(engine: Engine, s: int) -> None:
     _fill_queue(engine, actor, queue)
 
 
-@njit
+@kernel
 def _pick_queue(engine: Engine, actor: int, phase: Any) -> int:
     """Queue and direction of a phase, packed; the queues of a dimension take turns."""
     n = engine.collectives.n_queues
@@ -496,7 +496,7 @@ def _pick_queue(engine: Engine, actor: int, phase: Any) -> int:
     return int((phase.level * n + queue) * 4 + (0 if clockwise else 2))
 
 
-@njit
+@kernel
 def start_collective(engine: Engine, actor: int, node: int, c: int, position: int) -> None:
     """Let `actor` take part in call `c`: cut it into chunks and line them up."""
     collectives, streams = engine.collectives, engine.streams

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.engine.calendar import NOW, OVERFLOW, Calendar, Records, schedule
-from forerun.jit import njit
+from forerun.jit import kernel
 from forerun.program.types import F64, I32, I64
 
 HOPS_CONSTANT = 0
@@ -91,7 +91,7 @@ def new_traffic(fabric: Fabric, capacity: int) -> Traffic:
     return Traffic(message, np.zeros(n_links, np.bool_), *empty)
 
 
-@njit
+@kernel
 def delay_ns(fabric: Fabric, source: int, target: int, size: int) -> int:
     """Congestion-unaware delay: only the lowest dimension in which the two ranks differ counts."""
     for d in range(len(fabric.dimension)):
@@ -109,7 +109,7 @@ def delay_ns(fabric: Fabric, source: int, target: int, size: int) -> int:
     return 0
 
 
-@njit
+@kernel
 def new_message(
     calendar: Calendar, traffic: Traffic, to: int, target: int, communicator: int, stream: int, lane: int, size: int
 ) -> int:
@@ -129,13 +129,13 @@ def new_message(
     return int(m)
 
 
-@njit
+@kernel
 def free_message(traffic: Traffic, m: int) -> None:
     traffic.message[m].next = traffic.message[0].next
     traffic.message[0].next = m
 
 
-@njit
+@kernel
 def send(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int, source: int) -> None:
     """Send message `m` from rank `source` to its target."""
     message = traffic.message[m]
@@ -147,7 +147,7 @@ def send(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int, source: i
         _queue(calendar, fabric, traffic, m)
 
 
-@njit
+@kernel
 def _queue(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int) -> None:
     message = traffic.message[m]
     link = fabric.next_link[message.device, message.target]
@@ -163,7 +163,7 @@ def _queue(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int) -> None
     traffic.link_tail[link] = m
 
 
-@njit
+@kernel
 def _transmit(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int) -> None:
     message = traffic.message[m]
     link = message.link
@@ -176,7 +176,7 @@ def _transmit(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int) -> N
     traffic.link_bytes[link] += message.size
 
 
-@njit
+@kernel
 def forward(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int) -> bool:
     """Message `m` has reached a device: whether it is its receiver; else it goes on."""
     if len(fabric.link_to) == 0:
@@ -189,7 +189,7 @@ def forward(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int) -> boo
     return False
 
 
-@njit
+@kernel
 def free_link(calendar: Calendar, fabric: Fabric, traffic: Traffic, link: int) -> None:
     """Link `link` has sent a message: it takes the next one that waits."""
     traffic.link_busy[link] = False

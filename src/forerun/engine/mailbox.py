@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun.engine.calendar import OVERFLOW
-from forerun.jit import njit
+from forerun.jit import kernel
 from forerun.program.types import I64
 
 _MIX_LANE = np.int64(-7046029254386353131)
@@ -38,13 +38,13 @@ def new_mailbox(capacity: int) -> Mailbox:
     return Mailbox(np.zeros((slots, 3), np.int64), np.zeros(slots, np.int64), np.zeros(1, np.int64))
 
 
-@njit
+@kernel
 def _home(mailbox: Mailbox, communicator: int, stream: int, lane: int) -> int:
     h = lane * _MIX_LANE ^ stream * _MIX_STREAM ^ communicator * _MIX_COMMUNICATOR
     return int((h ^ (h >> 29)) & (len(mailbox.waiting) - 1))
 
 
-@njit
+@kernel
 def _change(mailbox: Mailbox, clock: I64, communicator: int, stream: int, lane: int, by: int) -> bool:
     """Count a message (+1) or a receive (-1); whether it met its counterpart."""
     mask = len(mailbox.waiting) - 1
@@ -69,7 +69,7 @@ def _change(mailbox: Mailbox, clock: I64, communicator: int, stream: int, lane: 
     return False
 
 
-@njit
+@kernel
 def _close_gap(mailbox: Mailbox, gap: int) -> None:
     """Move entries that probing would no longer find into the slot that became empty."""
     mask = len(mailbox.waiting) - 1
@@ -89,13 +89,13 @@ def _close_gap(mailbox: Mailbox, gap: int) -> None:
             gap = at
 
 
-@njit
+@kernel
 def arrive(mailbox: Mailbox, clock: I64, communicator: int, stream: int, lane: int) -> bool:
     """A message has come; whether a receive waited for it."""
     return _change(mailbox, clock, communicator, stream, lane, _MESSAGE)
 
 
-@njit
+@kernel
 def post(mailbox: Mailbox, clock: I64, communicator: int, stream: int, lane: int) -> bool:
     """A receive is posted; whether its message had come already."""
     return _change(mailbox, clock, communicator, stream, lane, _RECEIVE)

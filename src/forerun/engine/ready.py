@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from forerun.jit import njit
+from forerun.jit import kernel, njit
 from forerun.program.types import I8, I32, I64
 
 N_SLOTS = 4
@@ -73,7 +73,7 @@ def new_ready(first: I64, slot: I8, key: I64) -> Ready:
     )
 
 
-@njit
+@kernel
 def add(ready: Ready, actor: int, node: int) -> None:
     """Node `node` of `actor` has no dependency left."""
     if len(ready.key):
@@ -89,13 +89,13 @@ def add(ready: Ready, actor: int, node: int) -> None:
     heap[base + i] = node
 
 
-@njit
+@kernel
 def lowest(ready: Ready, actor: int, slot: int) -> int:
     """The ready node with the lowest number for a slot, -1 for none (ascending policy)."""
     return int(ready.heap[slot, ready.first[actor]]) if ready.n_heap[actor, slot] else -1
 
 
-@njit
+@kernel
 def pop(ready: Ready, actor: int, slot: int) -> None:
     """Take `lowest` out."""
     heap, base = ready.heap[slot], ready.first[actor]
@@ -116,13 +116,13 @@ def pop(ready: Ready, actor: int, slot: int) -> None:
     heap[base + i] = node
 
 
-@njit
+@kernel
 def any_ready(ready: Ready, actor: int) -> bool:
     """Whether a node of `actor` waits to be issued."""
     return bool(ready.set_size[actor] > 0 or ready.n_heap[actor].sum() > 0)
 
 
-@njit
+@kernel
 def _link(ready: Ready, actor: int, node: int) -> None:
     """Put `node` at its bucket's place of the list."""
     base = ready.bucket_ptr[actor]
@@ -144,7 +144,7 @@ def _link(ready: Ready, actor: int, node: int) -> None:
             ready.before_bucket[base + ready.key[after] % n] = node
 
 
-@njit
+@kernel
 def _insert(ready: Ready, actor: int, node: int) -> None:
     level = ready.set_level[actor]
     if level < 0 or ready.set_size[actor] + 1 > BUCKETS[level]:
@@ -161,7 +161,7 @@ def _insert(ready: Ready, actor: int, node: int) -> None:
     ready.set_size[actor] += 1
 
 
-@njit
+@kernel
 def erase(ready: Ready, actor: int, node: int) -> None:
     """Take `node` out of the set (hashed policy)."""
     base = ready.bucket_ptr[actor]
@@ -186,7 +186,7 @@ def erase(ready: Ready, actor: int, node: int) -> None:
     ready.set_size[actor] -= 1
 
 
-@njit
+@kernel
 def snapshot(ready: Ready, actor: int, out: I64) -> int:
     """Copy the set in iteration order; the number of elements."""
     n = 0
@@ -201,7 +201,7 @@ def snapshot(ready: Ready, actor: int, out: I64) -> int:
 @njit
 def hashed_children(key: I64, child_ptr: I64, child: I32) -> I32:
     """Children of every node in the iteration order of a set of their numbers `key`, filled in the order given."""
-    ordered = child.copy()
+    ordered: I32 = child.copy()
     for i in range(len(child_ptr) - 1):
         first, last = child_ptr[i], child_ptr[i + 1]
         if last - first > 1:

@@ -29,7 +29,7 @@ from forerun.engine.collectives import (
 from forerun.engine.fabric import ARRIVAL, LINK_FREE, forward, free_link, free_message, new_message, send
 from forerun.engine.mailbox import arrive
 from forerun.engine.ready import SLOT_COMPUTE, SLOT_CPU, SLOT_NONE, Ready
-from forerun.jit import njit
+from forerun.jit import kernel
 from forerun.program.types import I8, I32, I64
 
 TIMED = 0
@@ -148,7 +148,7 @@ def run_slots(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready) -> t
     return result, bool(engine.calendar.clock[OVERFLOW])
 
 
-@njit
+@kernel
 def _run(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result) -> None:
     calendar = engine.calendar
     for actor in range(len(nodes.first) - 1):
@@ -201,7 +201,7 @@ def _run(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run,
             break
 
 
-@njit
+@kernel
 def _plan(run: Run, what: int, subject: int) -> None:
     """Let something happen at once, after what is planned already."""
     n = run.n_planned[0]
@@ -210,12 +210,12 @@ def _plan(run: Run, what: int, subject: int) -> None:
     run.n_planned[0] = n + 1
 
 
-@njit
+@kernel
 def _owner(nodes: Nodes, node: int) -> int:
     return int(np.searchsorted(nodes.first, node, side="right")) - 1
 
 
-@njit
+@kernel
 def _look(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, actor: int) -> None:
     """Issue what is ready now and has a free slot."""
     n_fresh = np.int64(0)
@@ -243,7 +243,7 @@ def _look(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run
         queue.add(ready, actor, run.fresh[k])
 
 
-@njit
+@kernel
 def _issue(
     engine: Engine, nodes: Nodes, matches: Matches, run: Run, result: Result, actor: int, node: int, n_fresh: int
 ) -> int:
@@ -297,7 +297,7 @@ def _issue(
     return n_fresh
 
 
-@njit
+@kernel
 def _look_again(
     engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, what: int, subject: int
 ) -> None:
@@ -322,7 +322,7 @@ def _look_again(
         result.finish_ns[actor] = engine.calendar.clock[NOW]
 
 
-@njit
+@kernel
 def _phase_done(engine: Engine, run: Run, result: Result, s: int) -> None:
     """A chunk has ended a phase; with its last chunk the collective ends on this rank."""
     if next_phase(engine, s):
@@ -335,7 +335,7 @@ def _phase_done(engine: Engine, run: Run, result: Result, s: int) -> None:
     _plan(run, _RETIRE, s)
 
 
-@njit
+@kernel
 def _arrived(engine: Engine, matches: Matches, run: Run, m: int) -> None:
     """Message `m` is at its receiver: the send is over; so is the receive if it was posted."""
     message = engine.traffic.message[m]
@@ -353,7 +353,7 @@ def _arrived(engine: Engine, matches: Matches, run: Run, m: int) -> None:
         _plan(run, _END_NODE, matches.receiver[pair])
 
 
-@njit
+@kernel
 def _receive(engine: Engine, matches: Matches, run: Run, m: int) -> None:
     """Message and receive have met."""
     message = engine.traffic.message[m]
