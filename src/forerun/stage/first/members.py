@@ -31,7 +31,7 @@ class Form(IntEnum):
     RECEIVED = 2
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Member:
     """A tensor; operands are other members."""
 

@@ -1,4 +1,4 @@
-"""The nodes of a pipeline stage in columns, whatever the sizes are; layers between the outer ones are copies of one.
+"""The nodes of a pipeline stage in columns, whatever the sizes are.
 
 Rows come in *segments*: the nodes of one position's own tensors, of its updated weights, of what it receives.
 """
@@ -6,7 +6,7 @@ Rows come in *segments*: the nodes of one position's own tensors, of its updated
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,6 @@ from forerun.stage.first.members import Form, Member, deal, model
 from forerun.stage.first.nodes import Amount, Node, stage_nodes
 
 DEGREES = ("dp", "tp", "sp")
-_LAYERS_A_STAGE = 3
-"""as many as tell the first and last layer of a stage from those between"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +26,6 @@ class Places:
     """Form"""
     user: I32
     """position whose segment it is in"""
-
-    def __len__(self) -> int:
-        return len(self.form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,7 @@ class Tensors:
     position: I32
     """position whose tensor it is: of what is received, the sender"""
     name: I32
-    """into StageSkeleton.names"""
+    """into ModelSkeleton.names"""
     amount: I32
     """into ModelSkeleton.amounts"""
 
@@ -90,8 +85,9 @@ class ModelSkeleton:
 
     stages: tuple[StageSkeleton, ...]
     names: tuple[str, ...]
-    """of tensors within their blocks, with their shapes"""
+    """of tensors within their blocks"""
     shapes: tuple[str, ...]
+    """of these tensors"""
     amounts: tuple[Amount, ...]
     layers: int
 
@@ -170,130 +166,3 @@ def _lists(lists: Sequence[Sequence[int]]) -> Lists:
     ptr = np.zeros(len(lists) + 1, dtype=np.int64)
     np.cumsum([len(entries) for entries in lists], out=ptr[1:])
     return Lists(ptr, _int32(entry for entries in lists for entry in entries))
-
-
-def smallest(stages: int, layers: int) -> int:
-    """How many layers are enough to `stretch` to this many."""
-    return min(layers, _LAYERS_A_STAGE * stages + layers % stages)
-
-
-def stretch(base: ModelSkeleton, stages: int, layers: int) -> ModelSkeleton:
-    """The skeleton of `layers` layers from that of `smallest(stages, layers)`: on every stage, copies of its second
-    layer put in behind it."""
-    if layers == base.layers:
-        return base
-    more = (layers - base.layers) // stages
-    return replace(
-        base, stages=tuple(_stretch(stage, stages, base.layers, more) for stage in base.stages), layers=layers
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """How a stretched list comes from the list it was made of."""
-
-    source: I64
-    """of each new entry: the old one"""
-    user: I32
-    """its position"""
-    old: Places
-    offset: I32
-    """of each old entry: its place in its segment"""
-    start: I64
-    """of each new segment, (3, positions)"""
-
-
-def _stretch(stage: StageSkeleton, stages: int, layers: int, more: int) -> StageSkeleton:
-    on_stage = np.unique(stage.places.user)
-    second = int(on_stage[(on_stage >= 1) & (on_stage <= layers)][1])
-    moved = more * stages
-
-    def copied(places: Places) -> _Copy:
-        return _copied(places, second, stages, layers, more)
-
-    rows, tensors = copied(stage.places), copied(stage.tensors.places)
-
-    def place(copy: _Copy, entries: Any, owner_old: Any, owner_new: Any) -> Any:
-        """New number of old `entries` of a list, each told by the position of who refers to it."""
-        user = copy.old.user[entries]
-        is_end = (user == 0) | (user == layers + 1)
-        new = np.where(is_end, np.where(user == 0, 0, user + moved), user + owner_new - owner_old)
-        return copy.start[copy.old.form[entries], new] + copy.offset[entries]
-
-    def lists(old: Lists, copy: _Copy) -> Lists:
-        length = np.diff(old.ptr)[rows.source]
-        ptr = np.zeros(len(length) + 1, dtype=np.int64)
-        np.cumsum(length, out=ptr[1:])
-        entries = old.entry[np.arange(ptr[-1]) + np.repeat(old.ptr[rows.source] - ptr[:-1], length)]
-        owner = np.repeat(stage.places.user[rows.source], length), np.repeat(rows.user, length)
-        return Lists(ptr, place(copy, entries, *owner).astype(np.int32))
-
-    def shifted(position: I32, copy: _Copy) -> I32:
-        old_user = copy.old.user[copy.source]
-        return (position[copy.source] + copy.user - old_user).astype(np.int32)
-
-    numbered = _numbered(stage.numbered, second, stages, layers, more)
-    before_old, before_new = _starts(stage.numbered), _starts(numbered)
-    form, old_user = stage.places.form[rows.source], stage.places.user[rows.source]
-    number = stage.number[rows.source]
-    number = np.where(number < 0, -1, number - before_old[form, old_user] + before_new[form, rows.user])
-    plain = ("name", "role", "kind", "is_backward", "num_ops", "size", "comm_type", "degree")
-    kept = {column: getattr(stage, column)[rows.source] for column in plain}
-    return StageSkeleton(
-        places=Places(form, rows.user),
-        position=shifted(stage.position, rows),
-        number=number.astype(np.int32),
-        data=lists(stage.data, rows),
-        ctrl=lists(stage.ctrl, rows),
-        inputs=lists(stage.inputs, tensors),
-        outputs=lists(stage.outputs, tensors),
-        tensors=Tensors(
-            Places(stage.tensors.places.form[tensors.source], tensors.user),
-            shifted(stage.tensors.position, tensors),
-            stage.tensors.name[tensors.source],
-            stage.tensors.amount[tensors.source],
-        ),
-        numbered=numbered,
-        **kept,
-    )
-
-
-def _starts(lengths: Any) -> I64:
-    """First number of each segment where segments come by form, in each the embeddings before the layers."""
-    end = lengths.shape[1] - 1
-    order = np.array([0, end, *range(1, end)])
-    flat = lengths[:, order].ravel()
-    starts = np.zeros(lengths.shape, dtype=np.int64)
-    starts[:, order] = (np.cumsum(flat) - flat).reshape(lengths.shape)
-    return starts
-
-
-def _numbered(lengths: I32, second: int, stages: int, layers: int, more: int) -> I32:
-    """Lengths of segments by (form, position), with `more` copies of position `second` put in."""
-    moved = more * stages
-    new = np.zeros((len(lengths), lengths.shape[1] + moved), dtype=np.int32)
-    new[:, : second + 1] = lengths[:, : second + 1]
-    new[:, second + 1 + moved :] = lengths[:, second + 1 :]
-    new[:, second + stages : second + moved + 1 : stages] = lengths[:, second, None]
-    return new
-
-
-def _copied(places: Places, second: int, stages: int, layers: int, more: int) -> _Copy:
-    old_lengths = np.zeros((len(Form), layers + 2), dtype=np.int32)
-    np.add.at(old_lengths, (places.form, places.user), 1)
-    lengths = _numbered(old_lengths, second, stages, layers, more)
-    old_start, start = _starts(old_lengths), _starts(lengths)
-    offset = np.arange(len(places)) - old_start[places.form, places.user]
-    pieces, users = [], []
-    end = layers + 1
-    for form in Form:
-        for old in (0, end, *range(1, end)):
-            length = int(old_lengths[form, old])
-            if not length:
-                continue
-            rows = np.arange(old_start[form, old], old_start[form, old] + length)
-            first = old + more * stages if old > second else old
-            times = more + 1 if old == second else 1
-            pieces.append(np.tile(rows, times))
-            users.append(np.repeat(first + stages * np.arange(times), length))
-    return _Copy(np.concatenate(pieces), np.concatenate(users).astype(np.int32), places, offset.astype(np.int32), start)

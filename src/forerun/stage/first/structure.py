@@ -13,7 +13,8 @@ from forerun.chakra.trace import NodeKind, RankTrace
 from forerun.errors import ForerunError
 from forerun.program.types import F64, I32, I64
 from forerun.stage.first.members import stage_order
-from forerun.stage.first.skeleton import DEGREES, ModelSkeleton, StageSkeleton, build, smallest, stretch
+from forerun.stage.first.skeleton import DEGREES, ModelSkeleton, StageSkeleton, build
+from forerun.stage.first.stretch import smallest, stretch
 from forerun.stage.sizes import Size
 
 _KEPT = 64
