@@ -50,7 +50,9 @@ def test_flags_of_the_second_generation_are_enough_to_mean_it(tmp_path, capsys):
             dp=2, dmodel=32, dff=64, batch=4, seq=8, head=4, num_stacks=2, kvhead=2, dvocal=48, micro_batch=2
         )
     )
-    assert capsys.readouterr().out.splitlines() == made.footprint_lines()
+    *lines, summary = capsys.readouterr().out.splitlines()
+    assert lines == made.footprint_lines()
+    assert summary.endswith("traces of 2 ranks, 5 communicator groups in w.json")
     assert {path.name for path in tmp_path.iterdir()} == {"w.json", "w.0.et", "w.1.et"}
     assert read_rank(tmp_path / "w.0.et", names=True).names == made.rank(0, names=True).names
 

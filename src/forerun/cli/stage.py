@@ -15,7 +15,7 @@ from forerun.stage.first import StageArgs, generate
 from forerun.stage.first.args import truth
 from forerun.stage.second import SecondStageArgs, generate_second
 from forerun.stage.second.args import MODEL_TYPES
-from forerun.stage.write import trace_name, write_traces
+from forerun.stage.write import Generated, trace_name, write_traces
 
 SCHEMA = "v0.0.4"
 HELP = {
@@ -69,15 +69,16 @@ def stage(**flags: Any) -> None:
         raise ForerunError(f"--chakra_schema_version {version}: only {SCHEMA} is written; see forerun chakra convert")
     folder, name = Path(given["output_dir"]), given["output_name"]
     if _is_first(given):
-        traces = generate(StageArgs(**_values(given, _FIRST)))
-        write_traces(traces, folder, name, given["comm_group_file"])
+        traces: Generated = generate(StageArgs(**_values(given, _FIRST)))
+        groups = given["comm_group_file"]
     else:
-        second = generate_second(SecondStageArgs(**_values(given, _SECOND)))
+        traces = second = generate_second(SecondStageArgs(**_values(given, _SECOND)))
         if truth(given.get("print_gpu_vram", False), "--print_gpu_vram"):
             print(*second.footprint_lines(), sep="\n")
         # The name that STAGE derives.
         groups = trace_name(name).replace(".%d", "").replace(".et", ".json")
-        write_traces(second, folder, name, groups)
+    write_traces(traces, folder, name, groups)
+    print(f"{folder}: traces of {len(traces):,} ranks, {len(traces.groups):,} communicator groups in {groups}")
 
 
 def _is_first(given: Mapping[str, Any]) -> bool:
