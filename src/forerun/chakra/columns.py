@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from forerun.chakra.attributes import (
     DIMENSION_SPELLINGS,
+    GROUP_SPELLINGS,
     Value,
     decoded,
     dimensions,
@@ -20,12 +21,13 @@ from forerun.chakra.attributes import (
     whole_number,
 )
 from forerun.chakra.graph import NodeRows, as_numpy
+from forerun.chakra.groups import process_groups
 from forerun.chakra.trace import CommType, NodeKind, RankTrace
 from forerun.program.types import I32, I64
 
 _CACHED = 1 << 15
 """attributes kept decoded; few traces of a rank have more that differ"""
-_SEND, _COLLECTIVE = int(NodeKind.SEND), int(NodeKind.COLLECTIVE)
+_METADATA, _SEND, _COLLECTIVE = int(NodeKind.METADATA), int(NodeKind.SEND), int(NodeKind.COLLECTIVE)
 _LAST_KIND, _LAST_COMM_TYPE = int(max(NodeKind)), int(max(CommType))
 _INT32 = 1 << 31
 
@@ -107,6 +109,8 @@ class Columns:
         self._data, self._ctrl = array("Q"), array("Q")
         self._inputs, self._outputs = array("i"), array("i")
         self._pointers = [array("q", [0]) for _ in range(4)]
+        self._streams = array("i")
+        self._process_groups: dict[str, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._node[0])
@@ -120,6 +124,10 @@ class Columns:
             raise ValueError(f"unknown node type {kind}")
         if _SEND <= kind <= _COLLECTIVE:
             self._add_communication(kind, attributes)
+        elif kind == _METADATA:
+            self._process_groups.update(process_groups(node.inputs.values))
+        if "stream" in attributes:
+            self._add_stream(whole_number(attributes["stream"] or 0, "stream"))
         node_id, kinds, is_cpu, duration, num_ops, tensor_size = self._node
         node_id.append(node.id)
         kinds.append(kind)
@@ -131,16 +139,21 @@ class Columns:
 
     def _add_communication(self, kind: int, attributes: dict[str, Value]) -> None:
         comm_type = peer = group = -1
-        if kind == _COLLECTIVE:
+        if kind == _COLLECTIVE and "comm_type" not in attributes and _is_launcher(attributes):
+            attributes = {**attributes, "comm_size": attributes.get("comm_size") or 0}
+        elif kind == _COLLECTIVE:
             comm_type = whole_number(_given(attributes, "comm_type"), "comm_type")
             if not 0 <= comm_type <= _LAST_COMM_TYPE:
                 raise ValueError(f"unknown comm_type {comm_type}")
             group = self._group(attributes)
         else:
             name = "comm_dst" if kind == _SEND else "comm_src"
-            peer = whole_number(_given(attributes, name), name)
-            if not 0 <= peer < _INT32:
-                raise ValueError(f"{name} is {peer}, which is no rank")
+            if attributes.get(name) is None and said_by(attributes) in GROUP_SPELLINGS:
+                group = self._group(attributes)  # PyTorch's traces name the group of two instead
+            else:
+                peer = whole_number(_given(attributes, name), name)
+                if not 0 <= peer < _INT32:
+                    raise ValueError(f"{name} is {peer}, which is no rank")
         priority = whole_number(attributes.get("comm_priority") or 0, "comm_priority")
         if not -_INT32 <= priority < _INT32:
             raise ValueError(f"comm_priority is {priority}, which does not fit in 32 bits")
@@ -156,6 +169,12 @@ class Columns:
         for column, value in zip(self._communication, values, strict=True):
             column.append(value)
         self._communicating.append(len(self))
+
+    def _add_stream(self, stream: int) -> None:
+        if not 0 <= stream < _INT32:
+            raise ValueError(f"stream is {stream}, which is no stream")
+        self._streams.extend([-1] * (len(self) - len(self._streams)))
+        self._streams.append(stream)
 
     def _group(self, attributes: dict[str, Value]) -> int:
         said = said_by(attributes)
@@ -184,8 +203,11 @@ class Columns:
             output_ptr.append(len(self._outputs))
             self._lists_tensors &= "inputs" in attributes and "outputs" in attributes
 
-    def finish(self) -> RankTrace:
-        """The trace; raises ValueError: a node id twice, a dependency on no node of the trace or on the node itself."""
+    def finish(self, lenient: bool = False) -> RankTrace:
+        """The trace; raises ValueError: a node id twice, a dependency on no node of the trace or on the node itself.
+
+        With `lenient`, control dependencies on no node of the trace are left out.
+        """
         column = {name: as_numpy(values) for name, values in zip(_NODE_COLUMNS, self._node, strict=True)}
         for (name, (_, default)), values in zip(_COMMUNICATION_COLUMNS.items(), self._communication, strict=True):
             some = as_numpy(values)
@@ -198,12 +220,19 @@ class Columns:
         twice = rows.repeated()
         if len(twice):
             raise ValueError(f"node {twice[0]}: two nodes have this id; give every node its own")
+        wanted_ctrl = as_numpy(self._ctrl)
+        if lenient:
+            ctrl_ptr, wanted_ctrl = _without_missing(rows, ctrl_ptr, wanted_ctrl)
+        stream = None
+        if len(self._streams):
+            stream = np.full(len(self), -1, np.int32)
+            stream[: len(self._streams)] = as_numpy(self._streams)
         return RankTrace(
             **{**column, "is_cpu": column["is_cpu"].astype(np.bool_)},
             data_ptr=data_ptr,
             data=_dependencies(rows, as_numpy(self._data), data_ptr, "data"),
             ctrl_ptr=ctrl_ptr,
-            ctrl=_dependencies(rows, as_numpy(self._ctrl), ctrl_ptr, "control"),
+            ctrl=_dependencies(rows, wanted_ctrl, ctrl_ptr, "control"),
             input_ptr=input_ptr,
             input_tensor=as_numpy(self._inputs),
             output_ptr=output_ptr,
@@ -214,6 +243,8 @@ class Columns:
             tensor_names=tuple(self._table.rows) if self._with_names else (),
             involved_dims=self._dimensions or None,
             has_tensors=self._with_tensors and self._lists_tensors,
+            stream=stream,
+            process_groups=self._process_groups or None,
         )
 
 
@@ -246,6 +277,17 @@ def _dependencies(rows: NodeRows, wanted: npt.NDArray[np.uint64], pointer: I64, 
             raise ValueError(f"{node} node {wanted[wrong]}, which is not in the trace")
         raise ValueError(f"{node} itself; remove it")
     return found
+
+
+def _without_missing(rows: NodeRows, pointer: I64, wanted: npt.NDArray[np.uint64]) -> tuple[I64, Any]:
+    """Dependencies without those on no node of the trace."""
+    known = rows.of(wanted) >= 0
+    return np.concatenate([[0], np.cumsum(known)]).astype(np.int64)[pointer], wanted[known]
+
+
+def _is_launcher(attributes: dict[str, Value]) -> bool:
+    """Whether a node runs on the host: in older PyTorch traces what launches a collective is called one as well."""
+    return truth(attributes.get("is_cpu_op"), "is_cpu_op")
 
 
 def _given(attributes: dict[str, Value], name: str) -> Value:

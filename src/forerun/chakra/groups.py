@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forerun.chakra.trace import CommGroups
+from forerun.chakra.trace import CommGroups, RankTrace
 from forerun.errors import ForerunError
 
 
@@ -60,3 +62,51 @@ def _ranks(ranks: Any, where: str) -> tuple[int, ...]:
     if twice is not None:
         raise ForerunError(f"{where}: rank {twice} is in it twice")
     return tuple(ranks)
+
+
+def process_groups(text: str) -> dict[str, tuple[int, ...]]:
+    """Groups that a METADATA node of PyTorch's lists in its inputs: name -> ranks, none for all; empty for other texts.
+
+    The text is a Python list that holds one JSON text: `['[{"pg_name": "0", "ranks": [0, 1], ...}, ...]']`.
+    """
+    start, end = text.find("[{"), text.rfind("}]")
+    if start < 0 or end < start:
+        return {}
+    try:
+        items = json.loads(text[start : end + 2].replace("\\'", "'"))
+        found = {str(item["pg_name"]): tuple(item["ranks"]) for item in items}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    wrong = any(type(rank) is not int or not 0 <= rank < 1 << 31 for ranks in found.values() for rank in ranks)
+    return {} if wrong or any(len(set(ranks)) < len(ranks) for ranks in found.values()) else found
+
+
+def process_group_text(groups: Mapping[str, tuple[int, ...]]) -> str:
+    """The text of which `process_groups` reads `groups`."""
+    items = [{"pg_name": name, "ranks": list(ranks), "group_size": len(ranks)} for name, ranks in groups.items()]
+    return f"['{json.dumps(items)}']"
+
+
+def resolve_groups(traces: Sequence[RankTrace], comm_groups: CommGroups) -> tuple[list[RankTrace], CommGroups]:
+    """Traces and groups in which every name means the same group on all ranks.
+
+    METADATA nodes of a trace go over the file of groups. PyTorch numbers groups on each rank: where a name means
+    different groups, all but the first that is met are renamed to `name (ranks)`.
+    """
+    if not any(trace.process_groups for trace in traces):
+        return list(traces), comm_groups
+    resolved: dict[str, tuple[int, ...]] = {}
+    renamed = []
+    everyone = tuple(range(len(traces)))
+    for trace in traces:
+        own = trace.process_groups or {}
+        names = []
+        for name in trace.group_names:
+            if name in own or name in comm_groups:
+                ranks = own[name] or everyone if name in own else comm_groups[name]
+                if resolved.setdefault(name, ranks) != ranks:
+                    name = f"{name} ({', '.join(map(str, ranks))})"
+                    resolved[name] = ranks
+            names.append(name)
+        renamed.append(trace if tuple(names) == trace.group_names else replace(trace, group_names=tuple(names)))
+    return renamed, {**comm_groups, **resolved}

@@ -30,8 +30,10 @@ def metadata(path: str | Path) -> Any:
         return _metadata(messages(chunks(file, str(path)), str(path)), str(path))
 
 
-def read_rank(path: str | Path, names: bool = False, tensors: bool = True) -> RankTrace:
+def read_rank(path: str | Path, names: bool = False, tensors: bool = True, lenient: bool = False) -> RankTrace:
     """One rank's trace in columns; `names` keeps node and tensor names, `tensors` the inputs and outputs of nodes.
+
+    `lenient` leaves out control dependencies on nodes that are not there, as converters of real traces leave them.
 
     Number attributes may have any number type or be texts. A tensor has the size it is first given.
 
@@ -39,11 +41,16 @@ def read_rank(path: str | Path, names: bool = False, tensors: bool = True) -> Ra
     missing, negative or wrong attribute, a node id twice, a dependency on an unknown node or on the node itself.
     """
     with opened(Path(path)) as file:
-        return read_rank_from(file, str(path), names, tensors)
+        return read_rank_from(file, str(path), names, tensors, lenient=lenient)
 
 
 def read_rank_from(
-    file: BinaryIO, place: str, names: bool = False, tensors: bool = True, cache: AttributeCache | None = None
+    file: BinaryIO,
+    place: str,
+    names: bool = False,
+    tensors: bool = True,
+    cache: AttributeCache | None = None,
+    lenient: bool = False,
 ) -> RankTrace:
     """`read_rank` of an open file, which `place` names in errors; `cache` is of `new_cache(tensors)`."""
     columns = Columns(names, tensors, cache)
@@ -55,7 +62,7 @@ def read_rank_from(
                 reason = error if isinstance(error, ValueError) else "a number that does not fit in 64 bits"
                 raise ForerunError(f"{place}: {describe(node)}: {reason}") from None
     try:
-        return columns.finish()
+        return columns.finish(lenient)
     except ValueError as error:
         raise ForerunError(f"{place}: {error}") from None
 

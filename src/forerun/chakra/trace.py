@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import numpy as np
@@ -87,9 +87,33 @@ class RankTrace:
     """row of a COLLECTIVE that names its dimensions instead of a group -> which dimensions of the network take part"""
     has_tensors: bool = True
     """whether nodes list their inputs and outputs"""
+    stream: I32 | None = None
+    """stream of each node as a trace of real training names it, -1 for none; None where no node names one"""
+    process_groups: Mapping[str, tuple[int, ...]] | None = None
+    """what METADATA nodes say about groups: name -> ranks, none for all"""
 
     def __len__(self) -> int:
         return len(self.node_id)
+
+
+_NOT_COMPARED = {
+    *("node_id", "group_names", "names", "tensor_names"),
+    *("involved_dims", "process_groups", "peer", "comm_tag"),
+}
+
+
+def same_columns(a: RankTrace, b: RankTrace) -> bool:
+    """Whether two traces differ at most in node numbers (not in their order), names, group members and peers."""
+    if a is b:
+        return True
+    if len(a) != len(b) or a.involved_dims != b.involved_dims or a.has_tensors != b.has_tensors:
+        return False
+    if (a.stream is None) != (b.stream is None):
+        return False
+    if a.node_id is not b.node_id and not np.array_equal(np.argsort(a.node_id), np.argsort(b.node_id)):
+        return False
+    columns = [field.name for field in fields(RankTrace) if field.name not in _NOT_COMPARED]
+    return all(x is y or np.array_equal(x, y) for x, y in ((getattr(a, name), getattr(b, name)) for name in columns))
 
 
 CommGroups = Mapping[str, tuple[int, ...]]

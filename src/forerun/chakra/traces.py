@@ -30,10 +30,10 @@ Item = TypeVar("Item")
 class Traces:
     """The traces of `n_ranks` ranks, read when asked for; ranks with the same bytes share one RankTrace."""
 
-    def __init__(self, place: str, names: bool, tensors: bool) -> None:
+    def __init__(self, place: str, names: bool, tensors: bool, lenient: bool = False) -> None:
         self.place = place
         self.n_ranks = 0
-        self._options = names, tensors, new_cache(tensors)
+        self._options = names, tensors, new_cache(tensors), lenient
         self._paths: dict[int, Path] = {}
         self._read: dict[int, RankTrace] = {}
         self._by_content: dict[bytes, RankTrace] = {}
@@ -155,16 +155,18 @@ def trace_files(traces: str | Path | Sequence[str | Path], n_ranks: int | None =
     return dict(enumerate(find_traces(place, n_ranks))), True
 
 
-def open_traces(path: str | Path, n_ranks: int | None = None, names: bool = False, tensors: bool = True) -> Traces:
+def open_traces(
+    path: str | Path, n_ranks: int | None = None, names: bool = False, tensors: bool = True, lenient: bool = False
+) -> Traces:
     """The traces at `path`: a prefix, a tar file, a folder of traces, or a folder that holds one of these as `et`.
 
     A file `<prefix>.ALL_RANKS.et` is the trace of each of the `n_ranks` ranks, and `<prefix>_rank0.et` that of rank 0
-    where the others were left out. `names` and `tensors` are those of `read_rank`.
+    where the others were left out. `names`, `tensors` and `lenient` are those of `read_rank`.
 
     Raises ForerunError: nothing there, a rank missing or twice, files of two runs in a folder, a damaged tar file.
     """
     place = Path(path)
-    traces = Traces(str(path), names, tensors)
+    traces = Traces(str(path), names, tensors, lenient)
     if place.is_dir():
         inside = [place / name for name in _ARCHIVES if (place / name).is_file()]
         if (place / "et").is_dir():

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, cast
 import zstandard
 
 from forerun.chakra.attributes import DIMENSION_SPELLINGS, GROUP_SPELLINGS
+from forerun.chakra.groups import process_group_text
 from forerun.chakra.schema import AttributeProto, GlobalMetadata, RawNode
 from forerun.chakra.trace import NodeKind, RankTrace
 from forerun.files import whole_file
@@ -78,10 +79,12 @@ def _messages(trace: RankTrace) -> Iterator[bytes]:
     data, ctrl = trace.node_id[trace.data].tolist(), trace.node_id[trace.ctrl].tolist()
     data_ptr, ctrl_ptr = trace.data_ptr.tolist(), trace.ctrl_ptr.tolist()
     names = trace.names or ("",) * len(trace)
+    streams = [-1] * len(trace) if trace.stream is None else trace.stream.tolist()
     lists = _TensorLists(trace)
+    groups = process_group_text(trace.process_groups) if trace.process_groups else ""
     for row, values in enumerate(zip(*columns, strict=True)):
         node = dict(zip(_FIELDS, values, strict=True))
-        yield RawNode(
+        message = RawNode(
             id=ids[row],
             name=names[row],
             type=node["kind"],
@@ -89,7 +92,12 @@ def _messages(trace: RankTrace) -> Iterator[bytes]:
             data_deps=data[data_ptr[row] : data_ptr[row + 1]],
             duration_micros=node["duration_us"],
             attr=[*lists.of(row), *_attributes(trace, row, node)],
-        ).SerializeToString()
+        )
+        if streams[row] >= 0:
+            message.attr.append(_attribute("stream", "int64_val", streams[row]))
+        if groups and node["kind"] == NodeKind.METADATA:
+            message.inputs.values, groups = groups, ""
+        yield message.SerializeToString()
 
 
 _FIELDS = (
