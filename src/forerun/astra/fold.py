@@ -46,10 +46,12 @@ class Folded:
     actor_of_rank: I64
     joined: I64 | None = None
     """(collective nodes, 2): node and group, where it is still to be seen that the members of a group start together"""
+    group_size: I64 | None = None
+    """ranks of each of those groups"""
 
     def holds(self, result: Result) -> bool:
         """Whether the run bears out what was assumed: the k-th collectives of a group start together on its ranks."""
-        if self.joined is None:
+        if self.joined is None or self.group_size is None:
             return True
         node, group = self.joined[:, 0], self.joined[:, 1]
         if not len(node):
@@ -125,7 +127,8 @@ def fold_collectives(
     timed = _with_times(program, tables, ranks, signatures, times)
     if timed is None:
         return None
-    return Folded(timed, tables, ranks, np.stack([joined, np.concatenate(group_of)[joined]], axis=1))
+    sizes = np.array([len(comm_groups[name]) if name else len(lowered) for name in numbers])
+    return Folded(timed, tables, ranks, np.stack([joined, np.concatenate(group_of)[joined]], axis=1), sizes)
 
 
 def _fold_messages(lowered: Sequence[LoweredTrace], classes: I64, leaders: I64, network: Network) -> Messages | None:
