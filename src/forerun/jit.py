@@ -26,6 +26,14 @@ def kernel(function: F) -> F:
     return _compiled(function, _nrt=False)
 
 
+def inlined(function: F) -> F:
+    """A `kernel` that becomes part of its callers: for one that gets many arrays and has few callers.
+
+    An array is handed on as seven words, so a tuple of a hundred of them costs more than what a small function does.
+    """
+    return _compiled(function, _nrt=False, forceinline=True)
+
+
 def _compiled(function: F, **options: Any) -> F:
     """Numba looks for a cache folder while it decorates and raises RuntimeError where neither the package's folder, nor
     NUMBA_CACHE_DIR, nor the home directory can be written (a read-only install, a container without a home).

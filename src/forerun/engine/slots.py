@@ -29,7 +29,7 @@ from forerun.engine.collectives import (
 from forerun.engine.fabric import ARRIVAL, LINK_FREE, forward, free_link, free_message, new_message, send
 from forerun.engine.mailbox import arrive
 from forerun.engine.ready import SLOT_COMPUTE, SLOT_CPU, SLOT_NONE, Ready
-from forerun.jit import kernel
+from forerun.jit import inlined, kernel
 from forerun.program.types import I8, I32, I64
 
 TIMED = 0
@@ -201,7 +201,7 @@ def _run(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run,
             break
 
 
-@kernel
+@inlined
 def _plan(run: Run, what: int, subject: int) -> None:
     """Let something happen at once, after what is planned already."""
     n = run.n_planned[0]
@@ -210,12 +210,12 @@ def _plan(run: Run, what: int, subject: int) -> None:
     run.n_planned[0] = n + 1
 
 
-@kernel
+@inlined
 def _owner(nodes: Nodes, node: int) -> int:
     return int(np.searchsorted(nodes.first, node, side="right")) - 1
 
 
-@kernel
+@inlined
 def _look(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, actor: int) -> None:
     """Issue what is ready now and has a free slot."""
     n_fresh = np.int64(0)
@@ -243,7 +243,7 @@ def _look(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run
         queue.add(ready, actor, run.fresh[k])
 
 
-@kernel
+@inlined
 def _issue(
     engine: Engine, nodes: Nodes, matches: Matches, run: Run, result: Result, actor: int, node: int, n_fresh: int
 ) -> int:
@@ -297,7 +297,7 @@ def _issue(
     return n_fresh
 
 
-@kernel
+@inlined
 def _look_again(
     engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, what: int, subject: int
 ) -> None:
