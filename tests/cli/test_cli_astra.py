@@ -1,0 +1,138 @@
+"""`forerun astra`: ASTRA-sim's flags and lines, case folders, bad input."""
+
+import json
+import re
+
+import pytest
+
+from forerun.cli.main import run
+
+STAGE_ARGS = {
+    "dp": 2, "tp": 2, "sp": 1, "pp": 1, "weight_sharded": 0, "activation_recompute": 1,
+    "din": 64, "dout": 64, "dmodel": 32, "dff": 64, "head": 4, "seq": 16, "batch": 8, "num_stacks": 2,
+}  # fmt: skip
+SYSTEM = {
+    "scheduling-policy": "LIFO",
+    "endpoint-delay": 10,
+    "active-chunks-per-dimension": 1,
+    "preferred-dataset-splits": 4,
+    "collective-optimization": "localBWAware",
+    "track-local-mem": 1,
+    "roofline-enabled": 1,
+    "local-mem-bw": 1600,
+    "peak-perf": 900,
+    **{f"{name}-implementation": ["ring"] for name in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")},
+}
+NETWORK = "topology: [Ring]\nnpus_count: [4]\nbandwidth: [50.0]\nlatency: [500.0]\n"
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory):
+    """A case folder with generated traces."""
+    folder = tmp_path_factory.mktemp("case")
+    flags = [word for name, value in STAGE_ARGS.items() for word in (f"--{name}", str(value))]
+    place = ["--output_dir", str(folder / "et"), "--output_name", "w", "--comm_group_file", "comm_group.json"]
+    assert run(["stage", *place, *flags]) == 0
+    (folder / "et" / "comm_group.json").rename(folder / "comm_group.json")
+    (folder / "stage_args.json").write_text(json.dumps(STAGE_ARGS))
+    (folder / "system.json").write_text(json.dumps(SYSTEM))
+    (folder / "network.yml").write_text(NETWORK)
+    (folder / "remote_memory.json").write_text('{"memory-type": "NO_MEMORY_EXPANSION"}')
+    return folder
+
+
+def flags(case, **more):
+    files = {
+        "workload-configuration": case / "et" / "w",
+        "comm-group-configuration": case / "comm_group.json",
+        "system-configuration": case / "system.json",
+        "network-configuration": case / "network.yml",
+        "remote-memory-configuration": case / "remote_memory.json",
+    }
+    files.update({name.replace("_", "-"): path for name, path in more.items()})
+    return ["astra", *(f"--{name}={path}" for name, path in files.items() if path is not None)]
+
+
+def test_the_lines_are_those_of_astra_sim(case, capsys):
+    assert run(flags(case)) == 0
+    text = capsys.readouterr().out
+    finished = re.findall(r"sys\[(\d)\] finished, (\d+) cycles, exposed communication (\d+) cycles\.", text)
+    assert sorted(rank for rank, _, _ in finished) == ["0", "1", "2", "3"]
+    for line in ("Wall time", "GPU time", "Comm time"):
+        assert len(re.findall(rf"sys\[\d\], {line}: \d+\n", text)) == 4
+    for line in ("Compute bound percentage", "Average memory utilization"):
+        assert len(re.findall(rf"sys\[\d\], {line}: \d+\.\d{{3}}%", text)) == 4
+    assert len(re.findall(r"Average compute utilization: \d+\.\d{3}\$", text)) == 4
+    assert len(re.findall(r"Average operation intensity: \d+\.\d{3}", text)) == 4
+    assert len(re.findall(r"sys\[\d\] peak memory usage: \d+\n", text)) == 4
+
+
+def test_a_case_folder_gives_the_same_as_the_flags(case, capsys):
+    assert run([*flags(case), "--json"]) == 0
+    by_flags = json.loads(capsys.readouterr().out)
+    assert run(["astra", "--case", str(case), "--json"]) == 0
+    (system,) = json.loads(capsys.readouterr().out)["systems"].values()
+    assert system == {"ok": True, **by_flags}
+    assert system["per_rank"]["0"]["peak_memory_bytes"] > 0
+
+
+def test_traces_that_are_not_there_are_generated_and_systems_may_be_folders(case, tmp_path, capsys):
+    for name in ("stage_args.json",):
+        (tmp_path / name).write_text((case / name).read_text())
+    for system in ("one", "two"):
+        (tmp_path / system).mkdir()
+        for name in ("system.json", "network.yml"):
+            (tmp_path / system / name).write_text((case / name).read_text())
+    (tmp_path / "two" / "network.yml").write_text(NETWORK.replace("50.0", "5.0"))
+    assert run(["astra", "--case", str(tmp_path), "--json"]) == 0
+    systems = json.loads(capsys.readouterr().out)["systems"]
+    assert run(["astra", "--case", str(case), "--json"]) == 0
+    (read,) = json.loads(capsys.readouterr().out)["systems"].values()
+    assert systems["one"] == read
+    assert systems["two"]["per_rank"]["0"]["wall_time"] > read["per_rank"]["0"]["wall_time"]
+
+
+def test_congestion_and_issue_order_are_options(case, capsys):
+    for options in (["--backend", "aware"], ["--issue-order", "march-2025"], ["--num-queues-per-dim", "2"]):
+        assert run([*flags(case), "--json", *options]) == 0
+        assert json.loads(capsys.readouterr().out)["per_rank"]["3"]["wall_time"] > 0
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("system-configuration", "{", "not a readable JSON"),
+        ("system-configuration", "[]", "one JSON object"),
+        ("system-configuration", json.dumps({**SYSTEM, "all-reduce-implementation": ["rings"]}), "rings"),
+        ("system-configuration", json.dumps({**SYSTEM, "preferred-dataset-splits": 0}), "preferred-dataset-splits"),
+        ("system-configuration", json.dumps({**SYSTEM, "model-shared-bus": 1}), "model-shared-bus"),
+        ("system-configuration", json.dumps({**SYSTEM, "peak-perf": 0}), "peak-perf"),
+        ("network-configuration", NETWORK.replace("Ring", "Rong"), "Rong"),
+        ("network-configuration", NETWORK.replace("[4]", "[8]"), "et"),
+        ("network-configuration", NETWORK.replace("[4]", "[2]"), "rank"),
+        ("comm-group-configuration", '{"1": [0, 0]}', "'1'"),
+        ("comm-group-configuration", "{}", "not in the communicator group file"),
+        ("remote-memory-configuration", '{"memory-type": "POOL"}', "POOL"),
+    ],
+)
+def test_bad_files_are_one_line_and_exit_code_2(case, tmp_path, capsys, file, content, words):
+    path = tmp_path / "bad"
+    path.write_text(content)
+    assert run(flags(case, **{file: path})) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert words in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["astra"], "--workload-configuration"),
+        (["astra", "--case", "nowhere"], "nowhere"),
+        (["astra", "--rendezvous-protocol", "true", "--case", "."], "rendezvous"),
+    ],
+)
+def test_bad_options_are_one_line_and_exit_code_2(capsys, arguments, words):
+    assert run(arguments) == 2
+    assert words in capsys.readouterr().err
