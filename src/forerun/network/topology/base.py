@@ -85,15 +85,20 @@ class Topology(ABC):
         """
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.type == "int":
-                if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            if each.type == "int" or (each.type == "int | None" and value is not None):
+                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                     raise self.error(f"{each.name} is {value!r}, it has to be a whole number of at least 1")
             elif each.type == "float" or (each.type == "float | None" and value is not None):
                 self._check_figure(each.name, value)
         if self.n_npus < 2:
             raise self.error("a network has at least 2 NPUs")
-        if self.n_devices > MAX_DEVICES:
-            raise self.error(f"it has {self.n_devices:,} devices, more than {MAX_DEVICES:,}")
+        if self.n_npus <= MAX_DEVICES:
+            self.check_options()
+        if self.n_npus > MAX_DEVICES or self.n_devices > MAX_DEVICES:
+            raise self.error(f"it has more than {MAX_DEVICES:,} devices")
+
+    def check_options(self) -> None:  # noqa: B027
+        """What can be wrong beyond single fields: a subclass raises `self.error(...)`. Nothing by default."""
 
     def _check_figure(self, name: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

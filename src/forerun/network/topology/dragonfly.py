@@ -30,8 +30,7 @@ class Dragonfly(Topology):
     global_bandwidth_gbps: float | None = field(default=None, kw_only=True)
     global_latency_ns: float | None = field(default=None, kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_options(self) -> None:
         if self.global_links > self.routers:
             raise self.error(f"{self.global_links} global links between two groups of only {self.routers} routers")
 

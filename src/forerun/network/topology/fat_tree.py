@@ -33,13 +33,11 @@ class FatTree(Topology):
     oversubscription: int = field(default=1, kw_only=True)
     edge_oversubscription: int = field(default=1, kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        radix = self.radix
-        if radix is not None and (isinstance(radix, bool) or not isinstance(radix, int) or radix < 2 or radix % 2):
-            raise self.error(f"radix is {radix!r}, it has to be an even number of ports")
+    def check_options(self) -> None:
+        if self.radix is not None and self.radix % 2:
+            raise self.error(f"radix is {self.radix}, it has to be an even number of ports")
         if self.n > self._half**3 * 2:
-            raise self.error(f"switches of {radix} ports join at most {self._half**3 * 2:,} NPUs")
+            raise self.error(f"switches of {self.radix} ports join at most {self._half**3 * 2:,} NPUs")
         for ratio in (self.oversubscription, self.edge_oversubscription):
             if self._half % ratio:
                 raise self.error(f"oversubscription {ratio} does not divide the {self._half} uplinks of a switch")

@@ -25,8 +25,7 @@ class Tree(Topology):
     arity: int = field(default=2, kw_only=True)
     npu_nodes: bool = field(default=False, kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_options(self) -> None:
         if self.arity < 2:
             raise self.error("arity is 1, a tree branches in at least 2")
 
