@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from forerun.astra.remote_memory import NO_EXPANSION, RemoteMemory
 from forerun.astra.run import SlotRun, run_program
 from forerun.astra.statistics import RankStatistics, rank_statistics
 from forerun.astra.system import System
-from forerun.chakra.trace import CommGroups, RankTrace
+from forerun.chakra.trace import CommGroups, RankTrace, same_columns
 from forerun.errors import ForerunError
 from forerun.network.network_file import Network
 from forerun.program.types import I64
@@ -105,27 +105,12 @@ def _lower(traces: Sequence[RankTrace], machine: Machine, order: IssueOrder) -> 
     done: list[LoweredTrace] = []
     lowered = []
     for rank, trace in enumerate(traces):
-        found = next((one for one in done if same_columns(trace, one.trace)), None)
+        found = next((one for one in done if same_columns(trace, one.trace, one.row)), None)
         if found is None:
             found = lower_trace(trace, machine.system, machine.memory, f"rank {rank}")
             done.append(found)
         lowered.append(found if found.trace is trace else of_other(found, trace))
     return [in_hashed_order(one) for one in lowered] if order == "march-2025" else lowered
-
-
-_NOT_COMPARED = {"node_id", "group_names", "names", "tensor_names", "involved_dims", "peer", "comm_tag"}
-
-
-def same_columns(a: RankTrace, b: RankTrace) -> bool:
-    """Whether two traces differ at most in node numbers (not in their order), names, group members and peers."""
-    if a is b:
-        return True
-    if len(a) != len(b) or a.involved_dims != b.involved_dims or a.has_tensors != b.has_tensors:
-        return False
-    if a.node_id is not b.node_id and not np.array_equal(np.argsort(a.node_id), np.argsort(b.node_id)):
-        return False
-    columns = [field.name for field in fields(RankTrace) if field.name not in _NOT_COMPARED]
-    return all(x is y or np.array_equal(x, y) for x, y in ((getattr(a, name), getattr(b, name)) for name in columns))
 
 
 def statistics_of(program: LoweredProgram, run: SlotRun, actor: int, system: System) -> RankStatistics:

@@ -100,20 +100,25 @@ _NOT_COMPARED = {
     *("node_id", "group_names", "names", "tensor_names"),
     *("involved_dims", "process_groups", "peer", "comm_tag"),
 }
+_COMPARED = [field.name for field in fields(RankTrace) if field.name not in _NOT_COMPARED]
 
 
-def same_columns(a: RankTrace, b: RankTrace) -> bool:
-    """Whether two traces differ at most in node numbers (not in their order), names, group members and peers."""
+def same_columns(a: RankTrace, b: RankTrace, order: I64 | None = None) -> bool:
+    """Whether two traces differ at most in node numbers (not in their order), names, group members and peers.
+
+    `order`, where it is known, are the rows of `b` by rising node number.
+    """
     if a is b:
         return True
     if len(a) != len(b) or a.involved_dims != b.involved_dims or a.has_tensors != b.has_tensors:
         return False
     if (a.stream is None) != (b.stream is None):
         return False
-    if a.node_id is not b.node_id and not np.array_equal(np.argsort(a.node_id), np.argsort(b.node_id)):
-        return False
-    columns = [field.name for field in fields(RankTrace) if field.name not in _NOT_COMPARED]
-    return all(x is y or np.array_equal(x, y) for x, y in ((getattr(a, name), getattr(b, name)) for name in columns))
+    if a.node_id is not b.node_id:
+        order = np.argsort(b.node_id, kind="stable") if order is None else order
+        if not (np.diff(a.node_id[order]) > 0).all():
+            return False
+    return all(x is y or np.array_equal(x, y) for x, y in ((getattr(a, name), getattr(b, name)) for name in _COMPARED))
 
 
 CommGroups = Mapping[str, tuple[int, ...]]
