@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forerun.analysis.network_use import AxisUse, NetworkUse
 from forerun.cluster.types import Cluster
 from forerun.memory.profile import MemoryProfile
 from forerun.memory.reserved import reserve_model
@@ -21,15 +22,19 @@ def explain(
     outside_bytes: int,
     peak_flops: float,
     coverage: float,
+    network: NetworkUse | None,
 ) -> tuple[str, ...]:
     """Lines that name the inputs, the models and the fitted constants behind each figure of a Prediction.
 
     `groups` are the communication groups in use, `outside_bytes` the memory that the allocator does not see,
-    `peak_flops` what MFU divides by, `coverage` the share of kernel time in calibrated shapes.
+    `peak_flops` what MFU divides by, `coverage` the share of kernel time in calibrated shapes, `network` what
+    collectives ran on in place of the cluster's links.
     """
     device, stack, model = cluster.device, load_stack(plan.stack), reserve_model()
     steps = sum(len(cls.block) for cls in program.rank_classes)
     links = ", ".join(f"{link.kind} {link.bytes_per_s / 1e9:.0f} GB/s per GPU" for link in cluster.links)
+    if network is not None:
+        links = f"NCCL's algorithms on {network.topology}, each axis's groups all at once"
     where = ", ".join(f"{group.axis} {group.nodes}x{group.ranks_per_node}" for group in groups) or "none"
     fitted = "; ".join(f"{name} {getattr(stack, name)} ({how})" for name, how in stack.fitted.items())
     lines = [
@@ -40,6 +45,7 @@ def explain(
         f"software: stack {stack.name!r}, {stack.description} ({stack.source})",
         *([f"software, fitted: {fitted}"] if fitted else []),
         f"collectives: {links}; groups as nodes x ranks per node: {where}",
+        *([] if network is None else [f"network: {_hottest(axis)}" for axis in network.axes]),
         "exposed_comm_s: gaps of the compute stream that end with a collective or transfer on another stream",
         "bubble_s: gaps that end with another pipeline stage, mean over ranks",
         f"mfu: 6 N + 12 L h s FLOPs per token over the dense peak of {peak_flops / 1e12:.0f} TFLOP/s",
@@ -53,3 +59,8 @@ def explain(
     if cluster.price_per_gpu_hour is not None:
         lines.append(f"dollars_per_billion_tokens: {cluster.price_per_gpu_hour} dollars per GPU-hour, a list price")
     return tuple(lines)
+
+
+def _hottest(axis: AxisUse) -> str:
+    busy = f"busy {axis.utilisation:.1%} of the step, {axis.busy_s * 1e3:.1f} ms"
+    return f"{axis.axis} ({axis.ranks} ranks, {axis.apart} apart) is limited by link {axis.busiest_link}: {busy}"

@@ -9,6 +9,7 @@ import numpy as np
 from forerun.analysis.breakdown import Cause, breakdown_ps, exposed_s
 from forerun.analysis.explain import explain
 from forerun.analysis.fold import Folded, fold, unfolded
+from forerun.analysis.network_use import network_use
 from forerun.analysis.prediction import Prediction
 from forerun.cluster.types import Cluster
 from forerun.cost.step_costs import StepCosts, step_costs
@@ -19,6 +20,8 @@ from forerun.memory.profile import MemoryProfile, profile
 from forerun.memory.reserved import outside_allocator_bytes, reserved
 from forerun.model.parameters import model_flops_per_token
 from forerun.model.spec import ModelSpec
+from forerun.network.network_file import Network
+from forerun.network.on_topology import check_size
 from forerun.plan.constraints import check_plan
 from forerun.plan.plan import Plan
 from forerun.plan.stack import load_stack
@@ -47,29 +50,36 @@ class Simulation:
     prediction: Prediction
 
 
-def predict(model: ModelSpec, plan: Plan, cluster: Cluster) -> Prediction:
+def predict(model: ModelSpec, plan: Plan, cluster: Cluster, network: Network | None = None) -> Prediction:
     """What one optimizer step of `model` under `plan` does on `cluster`.
+
+    With `network` the GPUs communicate over it, rank r as its NPU r, in place of the links of the cluster.
 
     Raises:
         ImpossiblePlan: the plan cannot run; the message says why.
-        ForerunError: an unknown stack, kernel or dtype.
+        ForerunError: an unknown stack, kernel or dtype; a network with fewer NPUs than the plan has GPUs.
     """
-    return simulate(model, plan, cluster, folded=plan.pp * plan.n_microbatches > _FEW_PASSES).prediction
+    folded = plan.pp * plan.n_microbatches > _FEW_PASSES
+    return simulate(model, plan, cluster, folded=folded, network=network).prediction
 
 
-def simulate(model: ModelSpec, plan: Plan, cluster: Cluster, folded: bool = False) -> Simulation:
+def simulate(
+    model: ModelSpec, plan: Plan, cluster: Cluster, folded: bool = False, network: Network | None = None
+) -> Simulation:
     """As `predict`, with the Program, its Timeline and its memory.
 
     With `folded` the Timeline is of a Program whose equal runs of blocks are single nodes; the figures are the same.
     """
     check_plan(model, plan, cluster)
+    if network is not None:
+        check_size(network, plan.world_size)
     program = build(model, plan, cluster)
-    costs = step_costs(program.ops, program.groups, cluster, load_stack(plan.stack), plan)
+    costs = step_costs(program.ops, program.groups, cluster, load_stack(plan.stack), plan, network)
     reduced = fold(program, costs) if folded else unfolded(program, costs)
     flat, costs = unfold(reduced.program), reduced.costs
     timeline = run(flat, costs.duration_ps, costs.issue_ps, costs.slow_compute, costs.slow_network, costs.network_op)
     memory = profile(program)
-    prediction = _read(model, plan, cluster, program, reduced, flat, timeline, memory)
+    prediction = _read(model, plan, cluster, program, reduced, flat, timeline, memory, network)
     return Simulation(reduced.program, flat, costs, timeline, memory, prediction)
 
 
@@ -82,6 +92,7 @@ def _read(
     flat: FlatProgram,
     timeline: Timeline,
     memory: list[MemoryProfile],
+    network: Network | None,
 ) -> Prediction:
     step_s = timeline.end_of_step_ps / PS_PER_S
     if step_s <= 0:
@@ -99,6 +110,7 @@ def _read(
     held = reserved(memory[worst].peak_bytes, resident, cluster.device.memory_bytes - outside)
     coverage = _coverage(flat, reduced.costs, timeline)
     price = cluster.price_per_gpu_hour
+    use = None if network is None else network_use(program, network, cluster, plan.world_size, step_s)
     causes = {cause.name.lower(): float(row[cause]) for cause in Cause}
     return Prediction(
         model=model.name,
@@ -123,7 +135,8 @@ def _read(
         bottleneck=max(causes, key=lambda name: causes[name]),
         dollars_per_billion_tokens=_dollars(plan, step_s, price),
         coverage=coverage,
-        explain=explain(program, cluster, plan, groups, memory[worst], outside, peak, coverage),
+        explain=explain(program, cluster, plan, groups, memory[worst], outside, peak, coverage, use),
+        network=use,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forerun.analysis.network_use import NetworkUse
 from forerun.plan.plan import Plan
 
 
@@ -47,3 +48,5 @@ class Prediction:
     """share of kernel time in calibrated shapes, 0 to 1"""
     explain: tuple[str, ...]
     """one line a figure: where it comes from"""
+    network: NetworkUse | None = None
+    """the network that collectives ran on in place of the cluster's links, where one was given"""

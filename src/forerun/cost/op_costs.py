@@ -15,6 +15,8 @@ from forerun.cost.memory_bound import host_copy_s, memory_bound_s, memory_rates
 from forerun.cost.profile import load_profile
 from forerun.network.lines import smooth_minimum_s
 from forerun.network.nccl import collective_lines, measured_in_node
+from forerun.network.network_file import Network
+from forerun.network.on_topology import OnTopology
 from forerun.program.groups import CommGroup
 from forerun.program.types import F64, I64, Collective, OpKind, OpTable
 from forerun.units import PS_PER_S
@@ -34,13 +36,26 @@ class KernelRates:
     network: float = 1.0
 
 
-def durations_ps(ops: OpTable, groups: Sequence[CommGroup], cluster: Cluster, rates: KernelRates) -> tuple[I64, F64]:
+def on_topology(network: Network, cluster: Cluster, n_gpus: int) -> OnTopology:
+    """Collectives of `n_gpus` of `cluster` on `network`."""
+    return OnTopology(network, n_gpus, cluster, load_profile(cluster.device.cost_profile).collectives)
+
+
+def durations_ps(
+    ops: OpTable,
+    groups: Sequence[CommGroup],
+    cluster: Cluster,
+    rates: KernelRates,
+    network: OnTopology | None = None,
+) -> tuple[I64, F64]:
     """Picoseconds of every row, and 1 where its shape lies in the measured range of a measured device, else 0.
 
-    `device.sustained` slows matrix multiplications and attention. Fixed delays count as measured.
+    `device.sustained` slows matrix multiplications and attention. Fixed delays count as measured. With `network`
+    collectives run on it in place of the links of the cluster, and none of them counts as measured.
 
     Raises:
-        ForerunError: a dtype that the device lacks, an unknown attention kernel, a group that no link joins.
+        ForerunError: a dtype that the device lacks, an unknown attention kernel, a group that no link joins, a network
+            with fewer NPUs than the run has GPUs.
     """
     device = cluster.device
     time_s = np.zeros(len(ops))
@@ -56,7 +71,7 @@ def durations_ps(ops: OpTable, groups: Sequence[CommGroup], cluster: Cluster, ra
             size = ops.bytes_read[rows] + ops.bytes_written[rows]
             time_s[rows] = memory_bound_s(size, ops.launches[rows], memory_rates(device), rates.memory)
         elif number in (OpKind.COLLECTIVE, OpKind.P2P):
-            _collectives(ops, rows, groups, cluster, rates.network, time_s, covered)
+            _collectives(ops, rows, groups, cluster, network, rates.network, time_s, covered)
         elif number == OpKind.HOST_COPY:
             time_s[rows] = host_copy_s(ops.bytes_comm[rows], cluster.host_bytes_per_s, memory_rates(device))
         else:
@@ -100,16 +115,19 @@ def _attention(ops: OpTable, rows: I64, device: Device, rates: KernelRates, time
 _Row = tuple[list[float], list[float], float]
 
 
-@lru_cache(maxsize=64)
-def _line_table(cluster: Cluster) -> dict[tuple[int, int, int], _Row]:
-    """(collective, nodes, ranks per node) -> latency and seconds per byte of its lines, and whether it was measured.
+@lru_cache(maxsize=256)
+def _line_table(cluster: Cluster, network: OnTopology | None) -> dict[tuple[int, ...], _Row]:
+    """(collective, layout of the group) -> latency and seconds per byte of its lines, and whether it was measured.
 
     Filled as Programs ask, so that one look at the cluster serves all collectives of a Program.
     """
     return {}
 
 
-def _line_row(kind: int, group: CommGroup, cluster: Cluster) -> _Row:
+def _line_row(kind: int, group: CommGroup, cluster: Cluster, network: OnTopology | None) -> _Row:
+    if network is not None:
+        latency, slope = network.lines(Collective(kind), group).columns()
+        return latency, slope, float(group.size == 1)
     measured = load_profile(cluster.device.cost_profile).collectives
     latency, slope = collective_lines(Collective(kind), group.nodes, group.ranks_per_node, cluster, measured).columns()
     known = group.size == 1 or (
@@ -119,15 +137,24 @@ def _line_row(kind: int, group: CommGroup, cluster: Cluster) -> _Row:
 
 
 def _collectives(
-    ops: OpTable, rows: I64, groups: Sequence[CommGroup], cluster: Cluster, speed: float, time_s: F64, covered: F64
+    ops: OpTable,
+    rows: I64,
+    groups: Sequence[CommGroup],
+    cluster: Cluster,
+    network: OnTopology | None,
+    speed: float,
+    time_s: F64,
+    covered: F64,
 ) -> None:
-    table = _line_table(cluster)
+    table = _line_table(cluster, network)
     found: list[_Row] = []
     for kind, number in zip(ops.collective[rows].tolist(), ops.group[rows].tolist(), strict=True):
         group = groups[number]
-        key = (kind, group.nodes, group.ranks_per_node)
+        key: tuple[int, ...] = (kind, group.nodes, group.ranks_per_node)
+        if network is not None:
+            key += (group.inner, group.borders)
         if key not in table:
-            table[key] = _line_row(kind, group, cluster)
+            table[key] = _line_row(kind, group, cluster, network)
         found.append(table[key])
     latency, slope, known = zip(*found, strict=True)
     size = ops.bytes_comm[rows]

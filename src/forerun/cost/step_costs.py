@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.cluster.types import Cluster
-from forerun.cost.op_costs import KernelRates, durations_ps
+from forerun.cost.op_costs import KernelRates, durations_ps, on_topology
+from forerun.network.network_file import Network
 from forerun.plan.plan import Plan
 from forerun.plan.stack import Stack
 from forerun.program.groups import CommGroup
@@ -29,8 +30,15 @@ class StepCosts:
     """1 where the shape lies in the range that was measured"""
 
 
-def step_costs(ops: OpTable, groups: tuple[CommGroup, ...], cluster: Cluster, stack: Stack, plan: Plan) -> StepCosts:
-    """Costs of `ops` on `cluster` under the habits of `stack`.
+def step_costs(
+    ops: OpTable,
+    groups: tuple[CommGroup, ...],
+    cluster: Cluster,
+    stack: Stack,
+    plan: Plan,
+    network: Network | None = None,
+) -> StepCosts:
+    """Costs of `ops` on `cluster` under the habits of `stack`, with the collectives on `network` where there is one.
 
     Kernels pay the gap between two launches on the device; under CUDA graphs host and gap cost nothing.
     """
@@ -40,7 +48,8 @@ def step_costs(ops: OpTable, groups: tuple[CommGroup, ...], cluster: Cluster, st
         memory=stack.memory_rate,
         network=stack.network_rate,
     )
-    duration, calibrated = durations_ps(ops, groups, cluster, rates)
+    placed = None if network is None else on_topology(network, cluster, plan.world_size)
+    duration, calibrated = durations_ps(ops, groups, cluster, rates, placed)
     kernel = ops.kind <= OpKind.MEMORY
     launches = ops.launches.astype(np.int64)
     gap_us = 0.0 if plan.cuda_graphs else stack.kernel_gap_us + stack.launch_blocking_us

@@ -79,7 +79,7 @@ def measured_in_node(cluster: Cluster, measured: NodeCollectives | None) -> bool
     return measured is not None and cluster.links[0].kind in _MEASURED_LINKS
 
 
-def _node_constants(cluster: Cluster, measured: NodeCollectives | None) -> tuple[NodeCollectives, float]:
+def node_constants(cluster: Cluster, measured: NodeCollectives | None) -> tuple[NodeCollectives, float]:
     """Constants of the innermost link, and its rate over theirs."""
     link = cluster.links[0]
     table = fabrics().in_node
@@ -88,7 +88,8 @@ def _node_constants(cluster: Cluster, measured: NodeCollectives | None) -> tuple
     return found, link.bytes_per_s / (found.link_gb_s * GIGA)
 
 
-def _node_op(kind: Collective, constants: NodeCollectives) -> NodeOp:
+def node_op(kind: Collective, constants: NodeCollectives) -> NodeOp:
+    """The constants of one collective."""
     if kind == Collective.ALL_REDUCE:
         return constants.all_reduce
     if kind == Collective.REDUCE_SCATTER:
@@ -98,14 +99,14 @@ def _node_op(kind: Collective, constants: NodeCollectives) -> NodeOp:
     return constants.all_gather
 
 
-def _passes(kind: Collective, ranks: int) -> float:
+def passes(kind: Collective, ranks: int) -> float:
     """Bytes that pass each rank's link over the full buffer's."""
     if kind in (Collective.BROADCAST, Collective.SEND_RECV):
         return 1.0
     return (ranks - 1) / ranks * (2.0 if kind == Collective.ALL_REDUCE else 1.0)
 
 
-def _hops(ranks: int) -> float:
+def hop_count(ranks: int) -> float:
     """Steps of a ring; beyond the measured 8 ranks trees and switch reductions take over, and steps grow as a log."""
     r = ranks - 1
     return r if r <= _MEASURED_HOPS else _MEASURED_HOPS * (1.0 + float(np.log(r / _MEASURED_HOPS)))
@@ -113,17 +114,17 @@ def _hops(ranks: int) -> float:
 
 def measured_lines(kind: Collective, ranks: int, op: NodeOp, speed: float) -> Lines:
     """Lines of a collective among `ranks` of a node, on links `speed` times as fast as those `op` was fitted to."""
-    r, hops = ranks - 1, _hops(ranks)
-    slope = _passes(kind, ranks) * (r + op.kappa) / r / (speed * GIGA)
+    r, hops = ranks - 1, hop_count(ranks)
+    slope = passes(kind, ranks) * (r + op.kappa) / r / (speed * GIGA)
     first = op.a_us + op.h_us * hops
     latency = (first, first + op.d2, first + op.d2 + op.d3 + op.h3 * hops)
     return Lines(tuple(t * _US for t in latency), (slope / op.bw1, slope / op.bw2, slope / op.bw3))
 
 
 def _in_node(kind: Collective, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
-    constants, speed = _node_constants(cluster, measured)
+    constants, speed = node_constants(cluster, measured)
     pair = kind == Collective.SEND_RECV
-    return measured_lines(kind, 2 if pair else ranks, _node_op(kind, constants), speed)
+    return measured_lines(kind, 2 if pair else ranks, node_op(kind, constants), speed)
 
 
 # -- between nodes ---------------------------------------------------------------------------------------------
@@ -142,8 +143,13 @@ def _outer_link(cluster: Cluster, nodes: int) -> Link:
     )
 
 
+def wire_efficiency(link: Link) -> float:
+    """The share of a link's rate between nodes that large collectives sustain."""
+    return fabrics().efficiency.get(link.kind, fabrics().efficiency_other)
+
+
 def _wire_bytes_per_s(link: Link) -> float:
-    return link.bytes_per_s * fabrics().efficiency.get(link.kind, fabrics().efficiency_other)
+    return link.bytes_per_s * wire_efficiency(link)
 
 
 def _extra_hop_us(link: Link) -> float:
@@ -151,7 +157,7 @@ def _extra_hop_us(link: Link) -> float:
     return link.latency_s / _US - fabrics().reference_latency_us
 
 
-def _slower(*times: float) -> float:
+def slower(*times: float) -> float:
     """Smooth maximum: the slower of resources that work side by side."""
     worst = max(times)
     total: float = sum((t / worst) ** _SLOWER for t in times) ** (1 / _SLOWER)
@@ -164,8 +170,8 @@ def _node_slope(
     """Seconds per byte that the links inside a node take for their part of a collective between nodes."""
     if ranks == 1:
         return 0.0
-    constants, speed = _node_constants(cluster, measured)
-    op = _node_op(kind, constants)
+    constants, speed = node_constants(cluster, measured)
+    op = node_op(kind, constants)
     return passes * (ranks - 1 + op.kappa) / (ranks - 1) / (op.bw3 * speed * GIGA)
 
 
@@ -177,10 +183,10 @@ def _between_nodes(
     Through the NICs of a node go (nodes - 1) / nodes of the buffer (twice for an all-reduce), in a tree 2 of it.
     """
     link = _outer_link(cluster, nodes)
-    node_slope = _node_slope(Collective.ALL_GATHER, ranks, _passes(kind, nodes * ranks), cluster, measured)
+    node_slope = _node_slope(Collective.ALL_GATHER, ranks, passes(kind, nodes * ranks), cluster, measured)
     wire, extra = ranks * _wire_bytes_per_s(link), _extra_hop_us(link)
     rounds = 2 if kind == Collective.ALL_REDUCE else 1
-    ring_slope = _slower(_passes(kind, nodes) / wire, node_slope)
+    ring_slope = slower(passes(kind, nodes) / wire, node_slope)
 
     def ring_us(p: Protocol) -> float:
         return p.base_us + rounds * nodes * ((ranks - 1) * p.node_hop_us + p.net_hop_us + extra)
@@ -188,7 +194,7 @@ def _between_nodes(
     latency = [ring_us(p) * _US for p in fabrics().ring]
     slope = [ring_slope / p.rate for p in fabrics().ring]
     if kind == Collective.ALL_REDUCE:
-        tree_slope = _slower(2.0 / wire, node_slope)
+        tree_slope = slower(2.0 / wire, node_slope)
         for p in fabrics().tree:
             climb = (ranks - 1) * p.node_hop_us + log2(nodes) * (p.net_hop_us + extra)
             latency.append((p.base_us + 2 * climb) * _US)
@@ -204,7 +210,7 @@ def _all_to_all(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollecti
     far = (n - ranks) / n / _wire_bytes_per_s(link)
     growth = constants.growth_us * (n / 8) ** constants.power
     latency = constants.base_us + growth + _extra_hop_us(link)
-    return Lines((latency * _US,), (_slower(far, near),))
+    return Lines((latency * _US,), (slower(far, near),))
 
 
 def _neighbours(cluster: Cluster, link: Link) -> Lines:

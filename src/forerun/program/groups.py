@@ -9,13 +9,19 @@ from dataclasses import dataclass
 class CommGroup:
     """A set of ranks that communicate, described by how it lies on the nodes.
 
-    The pair (nodes, ranks_per_node), not the size alone, decides the cost of a collective.
+    The pair (nodes, ranks_per_node), not the size alone, decides the cost of a collective over the links of a cluster.
+    On a topology, where everything has its place, so do the ranks themselves: the first group is 0, inner, 2 inner, ...
     """
 
     axis: str
     size: int
     nodes: int
     ranks_per_node: int
+    inner: int = 1
+    """how many ranks apart its members are"""
+    borders: int = 0
+    """of transfers between pipeline stages: how many borders there are, also that from the last to the first where
+    stages go round; 0 for other groups"""
 
     @staticmethod
     def on_mesh(axis: str, size: int, inner: int, node_size: int) -> CommGroup:
@@ -26,4 +32,4 @@ class CommGroup:
         ranks_per_node = max(1, min(size, node_size // inner if inner <= node_size else 1))
         while size % ranks_per_node:
             ranks_per_node -= 1
-        return CommGroup(axis, size, size // ranks_per_node, ranks_per_node)
+        return CommGroup(axis, size, size // ranks_per_node, ranks_per_node, inner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,12 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 
 
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
-    """Every figure of a prediction, its plan as an object."""
+    """Every figure of a prediction, its plan as an object; `network` only where one was given."""
     values = {field.name: getattr(prediction, field.name) for field in fields(prediction)}
     values["explain"] = list(prediction.explain)
+    network = values.pop("network")
+    if network is not None:
+        values["network"] = asdict(network)
     return values | {"plan": plan_record(prediction.plan)}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from forerun.analysis.predict import predict
 from forerun.analysis.prediction import Prediction
@@ -17,6 +18,8 @@ from forerun.cluster.types import Cluster
 from forerun.errors import ForerunError, ImpossiblePlan
 from forerun.memory.reserved import outside_allocator_bytes
 from forerun.model.spec import ModelSpec
+from forerun.network.network_file import Network
+from forerun.network.on_topology import check_size
 from forerun.plan.plan import Plan
 from forerun.search.executor import Executor, Predictor, Refused, default_workers
 from forerun.search.memory_bound import MemoryBound, MemoryBounds
@@ -50,6 +53,7 @@ def search(
     keep: int = 10,
     exhaustive: bool = False,
     workers: int | None = None,
+    network: Network | None = None,
     predictor: Predictor = predict,
     progress: Callable[[int, int], None] | None = None,
 ) -> SearchResult:
@@ -63,13 +67,14 @@ def search(
         keep: how many places have to be exact; the rest may be skipped where a bound shows that it comes after them.
         exhaustive: simulate everything that could fit.
         workers: processes; one for each CPU unless given.
+        network: what the GPUs communicate over in place of the links of the cluster.
         predictor: what predicts a plan, all of them as the bounds are about `predict`; it has to be importable where
-            processes are not forked.
+            processes are not forked, and knows about its network by itself.
         progress: called with how many plans are done and how many there are.
 
     Raises:
         ImpossiblePlan: no combination can run at all; the message says why.
-        ForerunError: bad arguments, or objective cost on a cluster without a price.
+        ForerunError: bad arguments, objective cost on a cluster without a price, a network with fewer NPUs than GPUs.
     """
     if objective not in KEYS:
         raise ForerunError(f"objective must be one of {', '.join(KEYS)}, got {objective!r}")
@@ -79,13 +84,17 @@ def search(
         raise ForerunError(
             f"objective cost: cluster {cluster.name} has no price_per_gpu_hour; set it in a cluster file"
         )
+    if network is not None:
+        check_size(network, n_gpus)
     cluster = limited(cluster, memory_limit_gib)
     tally = Tally()
     plans = list(make_space(model, cluster, n_gpus, seq_len, global_batch, fixed, limits).plans(tally))
     if not plans:
         raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
-    run = _Search(model, cluster, objective, keep, exhaustive or predictor is not predict, tally)
+    run = _Search(model, cluster, network, objective, keep, exhaustive or predictor is not predict, tally)
     queue = run.screen(plans)
+    if predictor is predict and network is not None:
+        predictor = partial(predict, network=network)
     with Executor(predictor, model, cluster, default_workers() if workers is None else workers) as executor:
         run.simulate(queue, executor, progress)
     if not run.ranked and not run.too_large:
@@ -135,6 +144,7 @@ class _Queued:
 class _Search:
     model: ModelSpec
     cluster: Cluster
+    network: Network | None
     objective: Objective
     keep: int
     exhaustive: bool
@@ -145,7 +155,7 @@ class _Search:
 
     def screen(self, plans: list[Plan]) -> list[_Queued]:
         """Discard what certainly does not fit; the rest by bound."""
-        bounds, runs = MemoryBounds(self.model), UnitRuns(self.model, self.cluster)
+        bounds, runs = MemoryBounds(self.model), UnitRuns(self.model, self.cluster, self.network)
         limit = self.cluster.device.memory_bytes
         available = limit - outside_allocator_bytes(0)
         queue = []

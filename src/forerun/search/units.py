@@ -18,6 +18,7 @@ from forerun.cost.step_costs import step_costs
 from forerun.engine.simulate import simulate
 from forerun.memory.profile import profile
 from forerun.model.spec import ModelSpec
+from forerun.network.network_file import Network
 from forerun.plan.plan import Plan
 from forerun.plan.stack import load_stack
 from forerun.program.types import I64, N_CATEGORIES, Block, OpTable, Program, RankClass
@@ -34,25 +35,30 @@ EMBEDDING, HEAD = -1, -2
 
 
 class UnitRuns:
-    """Runs of the units of the plans of one model on one cluster."""
+    """Runs of the units of the plans of one model on one cluster, or on a network of its GPUs."""
 
-    def __init__(self, model: ModelSpec, cluster: Cluster) -> None:
-        self.model, self.cluster = model, cluster
+    def __init__(self, model: ModelSpec, cluster: Cluster, network: Network | None = None) -> None:
+        self.model, self.cluster, self.network = model, cluster, network
         self._known: dict[tuple[Plan, bool], UnitRun] = {}
 
     def of(self, plan: Plan) -> UnitRun:
         """The units of `plan`; where the schedule asks for it, with weight gradients as passes of their own."""
         key = (_alone(plan), plan.pp > 1 and plan.pp_schedule in SPLIT)
         if key not in self._known:
-            self._known[key] = UnitRun(self.model, self.cluster, *key)
+            self._known[key] = UnitRun(self.model, self.cluster, *key, self.network)
         return self._known[key]
 
 
 class UnitRun:
-    """Time and memory of single passes of the units of one plan, without anything between them."""
+    """Time and memory of single passes of the units of one plan, without anything between them.
 
-    def __init__(self, model: ModelSpec, cluster: Cluster, plan: Plan, split: bool) -> None:
-        self._cluster, self._plan = cluster, plan
+    On a network their groups have it to themselves, which is never slower than among all groups of a run.
+    """
+
+    def __init__(
+        self, model: ModelSpec, cluster: Cluster, plan: Plan, split: bool, network: Network | None = None
+    ) -> None:
+        self._cluster, self._plan, self._network = cluster, plan, network
         kit = Kit(model, plan, load_stack(plan.stack), groups_of(plan, cluster.node_size))
         units = build_units(kit, split)
         self._layers = [layer_unit(units, kit, layer) for layer in range(model.n_layers)]
@@ -88,7 +94,8 @@ class UnitRun:
         """
         steps = [(unit.name, self._passes[id(unit)]) for unit in self._distinct]
         program = self._program(steps, np.zeros(N_CATEGORIES, np.int64))
-        costs = step_costs(program.ops, program.groups, self._cluster, load_stack(self._plan.stack), self._plan)
+        stack = load_stack(self._plan.stack)
+        costs = step_costs(program.ops, program.groups, self._cluster, stack, self._plan, self._network)
         free, even = np.zeros_like(costs.issue_ps), np.zeros_like(costs.slow_compute)
         timeline = simulate(unfold(program), costs.duration_ps, free, even, even, costs.network_op)
         ends = [int(end) / PS_PER_S for end in timeline.class_end_ps]

@@ -1,0 +1,83 @@
+"""How busy a step keeps the links of a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.cluster.types import Cluster
+from forerun.cost.op_costs import on_topology
+from forerun.network.link_load import Busiest
+from forerun.network.network_file import Network
+from forerun.network.on_topology import describe
+from forerun.program.types import F64, Collective, Program
+
+
+@dataclass(frozen=True)
+class AxisUse:
+    """What the communication of one mesh axis does to the link that limits it."""
+
+    axis: str
+    ranks: int
+    apart: int
+    """ranks between neighbours of a group"""
+    busiest_link: str
+    """`NPU 3 -> switch 64`; of equally busy ones the first"""
+    busy_s: float
+    """time in a step that the link transmits for this axis at its full rate"""
+    utilisation: float
+    """busy_s over the step time"""
+
+
+@dataclass(frozen=True)
+class NetworkUse:
+    """The network that a prediction ran on."""
+
+    topology: str
+    npus: int
+    axes: tuple[AxisUse, ...]
+    """the busiest first"""
+
+
+def network_use(program: Program, network: Network, cluster: Cluster, n_gpus: int, step_s: float) -> NetworkUse:
+    """The busiest link of each axis in a step of `program`, by what its collectives put on the link."""
+    placed, times = on_topology(network, cluster, n_gpus), _times(program)
+    busy: dict[int, dict[Busiest, float]] = {}
+    ops = program.ops
+    for row in np.flatnonzero((ops.group >= 0) & (times > 0)).tolist():
+        group, size_bytes = program.groups[ops.group[row]], float(ops.bytes_comm[row])
+        if group.size > 1:
+            link = placed.busiest_link(Collective(ops.collective[row]), group, size_bytes)
+            links = busy.setdefault(int(ops.group[row]), {})
+            links[link] = links.get(link, 0.0) + float(times[row]) * size_bytes * link.s_per_byte
+    axes = []
+    for number, links in busy.items():
+        group, first = program.groups[number], max(links, key=lambda link: links[link])
+        busy_s = sum(links.values())
+        name = f"{_device(first.src, network)} -> {_device(first.dst, network)}"
+        axes.append(AxisUse(group.axis, group.size, group.inner, name, busy_s, busy_s / step_s))
+    return NetworkUse(describe(network), network.n_npus, tuple(sorted(axes, key=lambda axis: -axis.busy_s)))
+
+
+def _times(program: Program) -> F64:
+    """(ops,): how often a rank runs each op in a step, of the rank class that does most often.
+
+    The two ends of a transfer between stages count half: a rank's sends and receives use links of their own direction.
+    """
+    most = np.zeros(len(program.ops))
+    per_block = []
+    for block in program.blocks:
+        weight = np.where(block.channel >= 0, 0.5, 1.0)
+        per_block.append(np.bincount(block.op, weights=weight, minlength=len(program.ops)))
+    for rank_class in program.rank_classes:
+        steps = np.bincount(rank_class.block, minlength=len(program.blocks))
+        total = np.zeros(len(program.ops))
+        for number in np.flatnonzero(steps).tolist():
+            total += steps[number] * per_block[number]
+        most = np.maximum(most, total)
+    return most
+
+
+def _device(number: int, network: Network) -> str:
+    return f"NPU {number}" if number < network.n_npus else f"switch {number}"
