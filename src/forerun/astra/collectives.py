@@ -6,13 +6,15 @@ many bytes as there are ranks, a group smaller than the system always runs the r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from forerun.astra.custom import Algorithm, Costs, RankSteps, StepTable, steps_of_algorithm, steps_of_trace
 from forerun.astra.system import System, window
 from forerun.chakra.trace import CommType
+from forerun.chakra.traces import open_traces
 from forerun.engine import collectives as machine
 from forerun.engine.collectives import CALL, PHASE, Collectives
 from forerun.errors import ForerunError
@@ -25,12 +27,14 @@ _KINDS = {
     CommType.ALL_GATHER: machine.ALL_GATHER,
     CommType.REDUCE_SCATTER: machine.REDUCE_SCATTER,
     CommType.ALL_TO_ALL: machine.ALL_TO_ALL,
+    CommType.BROADCAST: machine.BROADCAST,
 }
 _NAMES = {
     machine.ALL_REDUCE: "all_reduce",
     machine.ALL_GATHER: "all_gather",
     machine.REDUCE_SCATTER: "reduce_scatter",
     machine.ALL_TO_ALL: "all_to_all",
+    machine.BROADCAST: "broadcast",
 }
 _MOST_CHUNKS = 1_000_000
 
@@ -46,6 +50,8 @@ class CollectiveTables:
     """ranks of each dimension of the network, dimension 0 fastest"""
     n_queues: int = 1
     injection_scale: float = 1.0
+    algorithms: Mapping[CommType, Algorithm] = field(default_factory=dict)
+    """custom ones, of any group"""
     _calls: dict[tuple[object, ...], int] = field(default_factory=dict)
     _call_rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     _phases: list[Phase] = field(default_factory=list)
@@ -57,6 +63,7 @@ class CollectiveTables:
     _trees: dict[int, int] = field(default_factory=dict)
     _tree_rows: list[tuple[int, int, int]] = field(default_factory=list)
     _counters: dict[tuple[int, int], int] = field(default_factory=dict)
+    _steps: StepTable = field(default_factory=StepTable)
 
     @property
     def n_ranks(self) -> int:
@@ -113,6 +120,7 @@ class CollectiveTables:
             reduce_bytes_per_s=self.system.memory_bytes_per_s,
             n_queues=self.n_queues,
             active=-(-self.system.active_chunks_per_dimension // self.n_queues),
+            steps=self._steps.table(),
             policy=_POLICY[self.system.scheduling_policy],
         )
 
@@ -125,6 +133,10 @@ class CollectiveTables:
         return max((row[2] for row in self._call_rows), default=1)
 
     @property
+    def most_steps(self) -> int:
+        return self._steps.most_steps
+
+    @property
     def n_counters(self) -> int:
         return max(1, len(self._counters))
 
@@ -134,7 +146,13 @@ class CollectiveTables:
         collective = _KINDS[kind]
         chunk, n_chunks = self.chunking(collective, size)
         first = len(self._phases)
-        if n < self.n_ranks:
+        if kind in self.algorithms:
+            costs = Costs(self._endpoint_ns(n), self.system.memory_bytes_per_s)
+            algorithm = self.algorithms[kind]
+            self._custom(collective, steps_of_algorithm(algorithm, n, chunk, costs), type(algorithm).__name__, n)
+        elif kind == CommType.BROADCAST:
+            raise ForerunError("broadcast has no algorithm of its own; give a custom one")
+        elif n < self.n_ranks:
             self._subgroup(collective, chunk, n)
         else:
             self._whole_system(collective, chunk, involved)
@@ -164,6 +182,11 @@ class CollectiveTables:
 
     def _whole_system(self, collective: int, data: int, involved: tuple[bool, ...] | None) -> None:
         """The phases of a collective over all ranks, dimension by dimension."""
+        prefixes = getattr(self.system, f"{_NAMES[collective]}_implementation_chakra", ())
+        if prefixes:
+            if involved is None or involved[:1] == (True,):
+                self._custom(collective, self._traced_steps(prefixes[0]), prefixes[0], self.n_ranks)
+            return
         rings = self._rings(collective)
         taken = [
             d
@@ -177,13 +200,28 @@ class CollectiveTables:
             plan = [(machine.REDUCE_SCATTER, d, machine.PICK_FIRST_HALF) for d in taken[:-1]]
             plan += [(machine.ALL_REDUCE, taken[-1], machine.PICK_FIRST_HALF)]
             plan += [(machine.ALL_GATHER, d, machine.PICK_LAST_HALF) for d in reversed(taken[:-1])]
-        endpoint_ns = int(self.system.endpoint_delay * self.injection_scale)
+        endpoint_ns = self._endpoint_ns(self.n_ranks)
         for part, d, pick in plan:
             implementation, n, stride = rings[d]
             phase = self._phase(implementation, part, data, n, stride, d, pick, endpoint_ns, collective)
             self._phases.append(phase)
             if phase["algorithm"] != machine.DOUBLE_BINARY_TREE:
                 data = {machine.REDUCE_SCATTER: data // n, machine.ALL_GATHER: data * n}.get(part, data)
+
+    def _endpoint_ns(self, n: int) -> int:
+        return int(self.system.endpoint_delay * self.injection_scale) if n == self.n_ranks else SUBGROUP_ENDPOINT_NS
+
+    def _custom(self, collective: int, programs: Sequence[RankSteps], place: str, n: int) -> None:
+        """One phase in which every rank runs a program of its own."""
+        phase = dict.fromkeys(PHASE.names or (), 0)
+        phase.update(algorithm=machine.CUSTOM, collective=collective, n=n, stride=int(n == self.n_ranks))
+        phase["steps"] = self._steps.add(programs, place)
+        self._phases.append(phase)
+
+    def _traced_steps(self, prefix: str) -> list[RankSteps]:
+        """The steps of all ranks, from traces (`ChakraImpl`: chunks of any size send what the trace says)."""
+        traces = open_traces(prefix, self.n_ranks, tensors=False)
+        return [steps_of_trace(traces[rank], f"{prefix}, rank {rank}") for rank in range(self.n_ranks)]
 
     def _rings(self, collective: int) -> list[tuple[str, int, int]]:
         """(implementation, ranks, stride) of each logical dimension (`GeneralComplexTopology`)."""

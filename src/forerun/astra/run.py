@@ -79,6 +79,7 @@ def _engine(program: LoweredProgram, tables: CollectiveTables, fabric: Fabric, c
         n_made=np.zeros(max(1, len(collectives.member)), np.int64),
         priority=np.zeros(n_actors, np.int64),
         chunks_left=np.zeros(len(program.nodes.action), np.int64),
+        steps_left=np.zeros((n_actors * most, tables.most_steps + 1), np.int32),
     )
     return Engine(
         new_calendar(n_actors, capacity),

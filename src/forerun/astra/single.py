@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from forerun.astra.collectives import CollectiveTables
+from forerun.astra.custom import Algorithm
 from forerun.astra.fabric import fabric_of
 from forerun.astra.lower import LoweredProgram, no_matches
 from forerun.astra.run import SlotRun, run_program
@@ -55,13 +56,15 @@ def collective_times(
     size: int,
     groups: Sequence[tuple[int, ...]] = (),
     aware: bool = False,
+    algorithm: Algorithm | None = None,
 ) -> tuple[I64, SlotRun]:
     """When each rank ends a collective that all begin at 0, in ns (n_npus,).
 
     `size` is the full local buffer, for an all-gather the local shard. With `groups`, each runs a collective of its
     own at the same time; ranks in none of them end at 0. Where all ranks are alike, one is simulated.
     """
-    tables = CollectiveTables(system, [dim.n_npus for dim in network.dims])
+    algorithms = {} if algorithm is None else {kind: algorithm}
+    tables = CollectiveTables(system, [dim.n_npus for dim in network.dims], algorithms=algorithms)
     everyone = groups or [tuple(range(network.n_npus))]
     if min(len(group) for group in everyone) < 2:
         raise ForerunError("a collective needs at least two ranks in every group")

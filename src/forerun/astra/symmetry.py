@@ -22,7 +22,7 @@ _ANYWHERE_ALIKE = ("Ring", "FullyConnected", "Switch", "Torus2D", "Torus3D")
 def is_symmetric(network: Network, phases: Sequence[Phase], groups: Sequence[tuple[int, ...]]) -> bool:
     """Whether all ranks of all `groups`, which all run `phases`, take the same time from a common start."""
     for phase in phases:
-        if phase["algorithm"] == machine.DOUBLE_BINARY_TREE:
+        if phase["algorithm"] in (machine.DOUBLE_BINARY_TREE, machine.CUSTOM):
             return False
         if phase["stride"] == 0:
             if not _equal_neighbours(network, groups):

@@ -14,6 +14,7 @@ from forerun.errors import ForerunError
 _IMPLEMENTATION = re.compile(
     r"(ring|oneRing|doubleBinaryTree|halvingDoubling|oneHalvingDoubling|(direct|oneDirect)(\d*))"
 )
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 KNOWN = "ring, direct, direct<window>, halvingDoubling, doubleBinaryTree, oneRing, oneDirect, oneHalvingDoubling"
 
 
@@ -38,6 +39,10 @@ class System(BaseModel):
     all_gather_implementation: tuple[str, ...] = ()
     reduce_scatter_implementation: tuple[str, ...] = ()
     all_to_all_implementation: tuple[str, ...] = ()
+    all_reduce_implementation_chakra: tuple[str, ...] = Field((), max_length=1)
+    """prefix of traces, one a rank, that say what an all-reduce of all ranks does"""
+    all_gather_implementation_chakra: tuple[str, ...] = Field((), max_length=1)
+    all_to_all_implementation_chakra: tuple[str, ...] = Field((), max_length=1)
     local_mem_bw: float = Field(0.0, ge=0)
     """GB/s of 1e9 bytes"""
     peak_perf: float = Field(0.0, ge=0)
@@ -52,13 +57,12 @@ class System(BaseModel):
     def _flag(cls, value: Any) -> Any:
         return value != 0 if isinstance(value, int) else value
 
-    @field_validator("*", mode="after")
+    @field_validator(*(f"{name}_implementation" for name in _COLLECTIVES), mode="after")
     @classmethod
     def _implementations(cls, value: Any) -> Any:
-        if isinstance(value, tuple):
-            for name in value:
-                if not _IMPLEMENTATION.fullmatch(name):
-                    raise ValueError(f"collective implementation {name!r} is unknown; known: {KNOWN}")
+        for name in value:
+            if not _IMPLEMENTATION.fullmatch(name):
+                raise ValueError(f"collective implementation {name!r} is unknown; known: {KNOWN}")
         return value
 
     @field_validator("model_shared_bus", mode="after")

@@ -18,17 +18,20 @@ from forerun.engine.calendar import NOW, Calendar, Records, register, schedule
 from forerun.engine.fabric import Fabric, Traffic, new_message, send
 from forerun.engine.mailbox import Mailbox, post
 from forerun.jit import kernel
-from forerun.program.types import I64
+from forerun.program.types import I8, I32, I64
 
 RING = 0
 DIRECT = 1
 HALVING_DOUBLING = 2
 DOUBLE_BINARY_TREE = 3
+CUSTOM = 4
+"""each rank runs a program of steps (`custom`)"""
 
 ALL_REDUCE = 0
 ALL_GATHER = 1
 REDUCE_SCATTER = 2
 ALL_TO_ALL = 3
+BROADCAST = 4
 
 PICK_NEXT = 0
 PICK_FIRST_HALF = 1
@@ -38,6 +41,8 @@ BUNDLE = np.int64(1)
 """callback: a bundle is through; `arg` the stream, `extra` the reduction time that is still to come"""
 RECEIVE = np.int64(3)
 """event: a receive was posted after its message had arrived"""
+STEP = np.int64(5)
+"""callback: `extra` is the step of a custom algorithm that has ended, -1 before the first; `arg` the stream"""
 
 CALL = np.dtype(
     [
@@ -61,7 +66,10 @@ PHASE = np.dtype(
         ("level", np.int64),  # whose queues it uses
         ("pick", np.int64),
         ("endpoint_ns", np.int64),
-        ("steps", np.int64),  # halving-doubling: where its messages' sizes and distances start in the step table
+        (
+            "steps",
+            np.int64,
+        ),  # halving-doubling: where its messages' sizes and distances start; custom: its first program
         ("tree", np.int64),  # double binary tree: where its pair of trees starts in the tree table
         ("tree_counter", np.int64),  # which counter alternates between the two
     ]
@@ -106,6 +114,27 @@ _RECEIVED = np.int64(1)
 _BUNDLE_DONE = np.int64(0)
 
 
+class Steps(NamedTuple):
+    """Programs of custom algorithms. A phase has one for each place in its ring."""
+
+    program_ptr: I64
+    """(programs + 1,) first step of each program"""
+    action: I8
+    other: I32
+    """place of the peer in the ring"""
+    amount: I64
+    """bytes of a message, ns of a wait"""
+    match: I64
+    """number of the message"""
+    n_pred: I32
+    child_ptr: I64
+    child: I32
+    """steps of the same program, counted from its first"""
+    sending: I32
+    """(messages,): step of its program that sends it"""
+    receiving: I32
+
+
 class Collectives(NamedTuple):
     """What the collectives of a program are made of; nothing here changes while it runs."""
 
@@ -124,6 +153,7 @@ class Collectives(NamedTuple):
     """queues of each dimension"""
     active: int
     """chunks that a queue runs at the same time"""
+    steps: Steps
     policy: int
     """+1: newer collectives first, -1: older first, 0: by the call's priority"""
 
@@ -150,6 +180,8 @@ class Streams(NamedTuple):
     """(actors,)"""
     chunks_left: I64
     """(nodes,)"""
+    steps_left: I32
+    """(streams, 1 + steps of a custom algorithm): for how many others each step waits"""
 
 
 class Engine(NamedTuple):
@@ -168,7 +200,7 @@ def reduction_ns(size: int, bytes_per_s: float) -> int:
 
 
 @kernel
-def _ring_member(collectives: Collectives, stream: Any, phase: Any, rank: int, index: int) -> int:
+def ring_member(collectives: Collectives, stream: Any, phase: Any, rank: int, index: int) -> int:
     """Rank at ring position `index`."""
     if phase.stride == 0:
         first = collectives.member_ptr[collectives.call[stream.call].communicator]
@@ -184,9 +216,9 @@ def _send_and_post(engine: Engine, actor: int, s: int, to_index: int, from_index
     call = engine.collectives.call[stream.call]
     phase = engine.collectives.phase[call.first_phase + stream.step]
     rank = fabric.rank[actor]
-    source = _ring_member(engine.collectives, stream, phase, rank, from_index) if from_index >= 0 else -1
+    source = ring_member(engine.collectives, stream, phase, rank, from_index) if from_index >= 0 else -1
     if to_index >= 0:
-        target = _ring_member(engine.collectives, stream, phase, rank, to_index)
+        target = ring_member(engine.collectives, stream, phase, rank, to_index)
         to = target
         lane = rank * fabric.n_ranks + target
         if fabric.mirrored:
@@ -383,6 +415,8 @@ def _start(engine: Engine, actor: int, s: int) -> None:
     phase = engine.collectives.phase[engine.collectives.call[stream.call].first_phase + stream.step]
     if phase.algorithm == DOUBLE_BINARY_TREE:
         _tree_step(engine, actor, s, phase, _BUNDLE_DONE)
+    elif phase.algorithm == CUSTOM:
+        register(engine.calendar, actor, np.int64(0), STEP, s, _NOBODY)
     else:
         for _ in range(phase.window):
             _insert_packet(engine, actor, s, phase)

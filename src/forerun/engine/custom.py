@@ -23,69 +23,51 @@ WAIT_STEP = 2
 
 
 @kernel
-def _phase_of(engine: Engine, s: int) -> Any:
-    stream = engine.streams.stream[s]
-    return engine.collectives.phase[engine.collectives.call[stream.call].first_phase + stream.step]
-
-
-@kernel
-def run_step(engine: Engine, actor: int, s: int, step: int) -> bool:
+def run_step(engine: Engine, s: int, step: int) -> bool:
     """Step `step` of stream `s` has ended (-1: the phase starts): begin what waits for it. Whether the phase ends."""
     steps, left = engine.collectives.steps, engine.streams.steps_left
     stream = engine.streams.stream[s]
-    program = _phase_of(engine, s).steps + stream.index
-    first = steps.program_ptr[program]
-    n = steps.program_ptr[program + 1] - first
-    if step < 0:
-        for k in range(n):
-            left[s, k] = steps.n_pred[first + k]
-        for k in range(n):
-            if steps.n_pred[first + k] == 0:
-                _begin(engine, actor, s, first, k)
-        return bool(n == 0)
-    stream.received += 1
-    for c in range(steps.child_ptr[first + step], steps.child_ptr[first + step + 1]):
-        child = np.int64(steps.child[c])
-        left[s, child] -= 1
-        if left[s, child] == 0:
-            _begin(engine, actor, s, first, child)
+    phase = engine.collectives.phase[engine.collectives.call[stream.call].first_phase + stream.step]
+    first = steps.program_ptr[phase.steps + stream.index]
+    n = steps.program_ptr[phase.steps + stream.index + 1] - first
+    begin, end = np.int64(0), n
+    if step >= 0:
+        stream.received += 1
+        begin, end = steps.child_ptr[first + step], steps.child_ptr[first + step + 1]
+    for c in range(begin, end):
+        k = np.int64(steps.child[c]) if step >= 0 else np.int64(c)
+        left[s, k] = left[s, k] - 1 if step >= 0 else steps.n_pred[first + k]
+        if left[s, k] == 0:
+            _begin(engine, s, phase, first, k)
     return bool(stream.received == n)
 
 
 @kernel
-def _begin(engine: Engine, actor: int, s: int, first: int, step: int) -> None:
+def _begin(engine: Engine, s: int, phase: Any, first: int, step: int) -> None:
     calendar, traffic, steps = engine.calendar, engine.traffic, engine.collectives.steps
-    at = first + step
-    amount = steps.amount[at]
-    if steps.action[at] == WAIT_STEP:
+    stream = engine.streams.stream[s]
+    actor = s // engine.streams.capacity
+    amount, action = steps.amount[first + step], steps.action[first + step]
+    if action == WAIT_STEP:
         register(calendar, actor, amount, STEP, s, step)
         return
-    stream = engine.streams.stream[s]
     communicator = engine.collectives.call[stream.call].communicator
     rank = engine.fabric.rank[actor]
-    other = ring_member(engine.collectives, stream, _phase_of(engine, s), rank, np.int64(steps.other[at]))
-    n_matches = len(steps.sending)
-    if steps.action[at] == SEND_STEP:
-        lane = -1 - (rank * n_matches + steps.match[at])
-        m = new_message(calendar, traffic, other, other, communicator, stream.number, lane, amount)
-        if m > 0:
-            send(calendar, engine.fabric, traffic, m, rank)
+    other = ring_member(engine.collectives, stream, phase, rank, np.int64(steps.other[first + step]))
+    to, source = (other, rank) if action == SEND_STEP else (actor, other)
+    lane = -1 - (source * len(steps.sending) + steps.match[first + step])
+    if action == RECEIVE_STEP and not post(engine.mailbox, calendar.clock, communicator, stream.number, lane):
         return
-    lane = -1 - (other * n_matches + steps.match[at])
-    if post(engine.mailbox, calendar.clock, communicator, stream.number, lane):
-        m = new_message(calendar, traffic, actor, actor, communicator, stream.number, lane, amount)
+    m = new_message(calendar, traffic, to, to, communicator, stream.number, lane, amount)
+    if action == RECEIVE_STEP:
         schedule(calendar, calendar.clock[NOW], RECEIVE, m)
+    elif m > 0:
+        send(calendar, engine.fabric, traffic, m, rank)
 
 
 @kernel
-def sender_of(engine: Engine, lane: int) -> int:
-    """The actor whose message has that lane."""
-    return int((-1 - lane) // len(engine.collectives.steps.sending))
-
-
-@kernel
-def steps_of(engine: Engine, lane: int) -> tuple[int, int]:
-    """Which step of its rank sends the message with that lane, and which receives it."""
+def ends_of(engine: Engine, lane: int) -> tuple[int, int, int]:
+    """Who sends the message with that lane in which step, and in which step it is received."""
     steps = engine.collectives.steps
-    match = (-1 - lane) % len(steps.sending)
-    return np.int64(steps.sending[match]), np.int64(steps.receiving[match])
+    sender, match = divmod(-1 - lane, len(steps.sending))
+    return sender, np.int64(steps.sending[match]), np.int64(steps.receiving[match])

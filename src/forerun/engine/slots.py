@@ -18,6 +18,7 @@ from forerun.engine.calendar import NOW, OVERFLOW, WAKE, next_event, register, s
 from forerun.engine.collectives import (
     BUNDLE,
     RECEIVE,
+    STEP,
     Engine,
     bundle_done,
     find_stream,
@@ -26,6 +27,7 @@ from forerun.engine.collectives import (
     retire,
     start_collective,
 )
+from forerun.engine.custom import ends_of, run_step
 from forerun.engine.fabric import ARRIVAL, LINK_FREE, forward, free_link, free_message, new_message, send
 from forerun.engine.mailbox import arrive
 from forerun.engine.ready import SLOT_COMPUTE, SLOT_CPU, SLOT_NONE, Ready
@@ -47,6 +49,7 @@ _LOOK = np.int64(0)  # what is planned: `subject` an actor
 _END_NODE = np.int64(1)
 _END_PHASE = np.int64(2)  # a stream
 _RETIRE = np.int64(3)
+_END_STEP = np.int64(4)  # stream and step, packed
 
 _UNDER_WAY = 1
 _ARRIVED = 2
@@ -150,7 +153,7 @@ def run_slots(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready) -> t
 
 @kernel
 def _run(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result) -> None:
-    calendar = engine.calendar
+    calendar, steps = engine.calendar, engine.streams.steps_left.shape[1]
     for actor in range(len(nodes.first) - 1):
         for k in range(nodes.root_ptr[actor], nodes.root_ptr[actor + 1]):
             queue.add(ready, actor, nodes.root[k])
@@ -169,6 +172,8 @@ def _run(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run,
                 if bundle_done(engine, calendar.wake[w].actor, subject):
                     run.since[0] = since
                     _plan(run, _END_PHASE, subject)
+            elif kind == STEP:
+                _plan(run, _END_STEP, subject * steps + extra + 1)
             else:
                 w = _NONE
         else:
@@ -194,6 +199,11 @@ def _run(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run,
                 _phase_done(engine, run, result, subject)
             elif what == _RETIRE:
                 retire(engine, subject)
+            elif what == _END_STEP:
+                s = subject // steps
+                if run_step(engine, s, subject % steps - 1):
+                    run.since[0] = calendar.clock[NOW]
+                    _plan(run, _END_PHASE, s)
             else:
                 _look_again(engine, nodes, matches, ready, run, result, what, subject)
         run.n_planned[0] = 0
@@ -340,6 +350,10 @@ def _arrived(engine: Engine, matches: Matches, run: Run, m: int) -> None:
     """Message `m` is at its receiver: the send is over; so is the receive if it was posted."""
     message = engine.traffic.message[m]
     if message.communicator >= 0:
+        if message.lane < 0:
+            sender, step, _ = ends_of(engine, message.lane)
+            s = find_stream(engine, sender, message.communicator, message.stream)
+            _plan(run, _END_STEP, s * engine.streams.steps_left.shape[1] + step + 1)
         if arrive(engine.mailbox, engine.calendar.clock, message.communicator, message.stream, message.lane):
             _receive(engine, matches, run, m)
         else:
@@ -357,12 +371,14 @@ def _arrived(engine: Engine, matches: Matches, run: Run, m: int) -> None:
 def _receive(engine: Engine, matches: Matches, run: Run, m: int) -> None:
     """Message and receive have met."""
     message = engine.traffic.message[m]
-    communicator, stream, actor = message.communicator, message.stream, message.to
+    communicator, stream, actor, lane = message.communicator, message.stream, message.to, message.lane
     free_message(engine.traffic, m)
     if communicator < 0:
         _plan(run, _END_NODE, matches.receiver[stream])
         return
     s = find_stream(engine, actor, communicator, stream)
-    if packet_received(engine, actor, s):
+    if lane < 0:
+        _plan(run, _END_STEP, s * engine.streams.steps_left.shape[1] + ends_of(engine, lane)[2] + 1)
+    elif packet_received(engine, actor, s):
         run.since[0] = engine.calendar.clock[NOW]
         _plan(run, _END_PHASE, s)
