@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -40,6 +41,7 @@ def simulate(
     slow_compute: F64,
     slow_network: F64,
     network_op: npt.NDArray[np.bool_],
+    describe: Callable[[int, int], str] | None = None,
 ) -> Timeline:
     """Run every rank class of `flat`. All other arguments have one entry per op, `(flat.n_ops,)`.
 
@@ -54,6 +56,8 @@ def simulate(
       progresses at rate 1 / (1 + slow_network[op]). All other nodes neither slow nor are slowed.
     * Remaining work is whole picoseconds: the work done in an interval is rounded down, the time still needed up.
     * Events at the same time are taken in order of (rank class, stream); nothing in the result depends on it.
+
+    `describe` says what a node is called in errors, from its rank class and its number there.
 
     Raises:
         ForerunError: a column has the wrong length or a negative entry, or nodes wait for each other for ever.
@@ -88,11 +92,11 @@ def simulate(
     else:
         start, end, issued, class_end, stuck = run_dataflow(*program, duration_ps, issue_ps, N_STREAMS)
     if stuck:
-        _raise_deadlock(flat, end)
+        _raise_deadlock(flat, end, describe)
     return Timeline(start, end, issued, class_end)
 
 
-def _raise_deadlock(flat: FlatProgram, end_ps: I64) -> NoReturn:
+def _raise_deadlock(flat: FlatProgram, end_ps: I64, describe: Callable[[int, int], str] | None) -> NoReturn:
     """Name the first node that never ran on each stream of each class, those at a meeting before the others."""
     first: dict[tuple[int, int], int] = {}
     for node in np.flatnonzero(end_ps < 0).tolist():
@@ -101,9 +105,12 @@ def _raise_deadlock(flat: FlatProgram, end_ps: I64) -> NoReturn:
     stuck = sorted(first.items(), key=lambda item: (flat.meeting[item[1]] < 0, item[1]))
     texts = []
     for (owner, stream), node in stuck[:_LISTED]:
-        text = f"class {flat.class_names[owner]!r} step {flat.step[node]} node {node - flat.class_ptr[owner]}"
+        place = node - int(flat.class_ptr[owner])
+        text = f"class {flat.class_names[owner]!r} step {flat.step[node]} node {place}"
         text += f" (op {flat.op[node]}, stream {stream})"
-        if flat.meeting[node] >= 0:
+        if describe is not None:
+            text = describe(owner, place)
+        elif flat.meeting[node] >= 0:
             text += f" on channel {flat.channel_names[flat.meeting_channel[flat.meeting[node]]]!r}"
         texts.append(text)
     more = f" and {len(stuck) - _LISTED} more streams" if len(stuck) > _LISTED else ""
