@@ -8,7 +8,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "forerun"
 LEVELS = [
     {"errors", "units"},
-    {"files", "jit"},
+    {"files", "jit", "processes"},
     {"cluster", "model"},
     {"plan"},
     {"program"},

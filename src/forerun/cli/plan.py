@@ -15,9 +15,9 @@ from forerun.cluster.catalog import load_cluster
 from forerun.errors import ForerunError
 from forerun.model.catalog import load_model
 from forerun.model.parameters import model_flops_per_token
+from forerun.processes import available_cpus
 from forerun.report.console import console, print_search
 from forerun.report.records import search_record, to_json, write_csv
-from forerun.search.executor import available_cpus
 from forerun.search.search import search
 from forerun.search.space import Limits
 

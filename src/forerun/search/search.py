@@ -21,7 +21,8 @@ from forerun.model.spec import ModelSpec
 from forerun.network.network_file import Network
 from forerun.network.on_topology import check_size
 from forerun.plan.plan import Plan
-from forerun.search.executor import Executor, Predictor, Refused, default_workers
+from forerun.processes import default_workers
+from forerun.search.executor import Executor, Predictor, Refused
 from forerun.search.memory_bound import MemoryBound, MemoryBounds
 from forerun.search.result import Objective, SearchResult, Skipped, TooLarge
 from forerun.search.space import Limits, Tally, make_space
