@@ -58,6 +58,7 @@ class CollectiveTables:
     _shapes: dict[tuple[object, ...], tuple[int, int, int]] = field(default_factory=dict)
     _communicators: dict[str, int] = field(default_factory=dict)
     _members: list[tuple[int, ...]] = field(default_factory=list)
+    _places: dict[int, dict[int, int]] = field(default_factory=dict)
     _sizes: list[int] = field(default_factory=list)
     _distances: list[int] = field(default_factory=list)
     _trees: dict[int, int] = field(default_factory=dict)
@@ -98,9 +99,15 @@ class CollectiveTables:
     def n_phases(self, call: int) -> int:
         return self._call_rows[call][2]
 
+    def n_chunks(self, call: int) -> int:
+        return self._call_rows[call][3]
+
     def position(self, call: int, rank: int) -> int:
         """Place of `rank` in the communicator of a call."""
-        return self._members[self._call_rows[call][0]].index(rank)
+        communicator = self._call_rows[call][0]
+        if communicator not in self._places:
+            self._places[communicator] = {member: k for k, member in enumerate(self._members[communicator])}
+        return self._places[communicator][rank]
 
     def phases_of(self, call: int) -> list[Phase]:
         _, first, n_phases, _, _ = self._call_rows[call]
@@ -135,6 +142,11 @@ class CollectiveTables:
     @property
     def most_steps(self) -> int:
         return self._steps.most_steps
+
+    @property
+    def largest_step(self) -> int:
+        """Bytes or ns of any step of a custom algorithm."""
+        return self._steps.largest
 
     @property
     def n_counters(self) -> int:

@@ -345,6 +345,11 @@ class StepTable:
         """Of any rank."""
         return max((len(program) for program in self._programs), default=0)
 
+    @property
+    def largest(self) -> int:
+        """Bytes of any message, ns of any wait."""
+        return max((int(program.amount.max(initial=0)) for program in self._programs), default=0)
+
     def table(self) -> Steps:
         """The table, as the engine reads it."""
         programs = self._programs

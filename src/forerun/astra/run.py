@@ -98,6 +98,9 @@ def _deadlock(program: LoweredProgram, result: Result) -> str:
     waiting = np.flatnonzero((result.start_ns >= 0) & (result.end_ns < 0))
     for node in waiting[:_LISTED].tolist():
         actor = int(np.searchsorted(nodes.first, node, side="right")) - 1
+        if not program.traces:  # a single collective or message
+            texts.append(f"rank {actor} waits for messages that are never sent")
+            continue
         lowered = program.traces[actor]
         row = lowered.row[node - nodes.first[actor]]
         text = f"rank {actor} node {lowered.trace.node_id[row]}"

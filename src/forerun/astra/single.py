@@ -9,6 +9,7 @@ import numpy as np
 from forerun.astra.collectives import CollectiveTables
 from forerun.astra.custom import Algorithm
 from forerun.astra.fabric import fabric_of
+from forerun.astra.limits import check_collective
 from forerun.astra.lower import LoweredProgram, no_matches
 from forerun.astra.run import SlotRun, run_program
 from forerun.astra.symmetry import is_symmetric
@@ -57,11 +58,16 @@ def collective_times(
     groups: Sequence[tuple[int, ...]] = (),
     aware: bool = False,
     algorithm: Algorithm | None = None,
+    mirror: bool = True,
 ) -> tuple[I64, SlotRun]:
     """When each rank ends a collective that all begin at 0, in ns (n_npus,).
 
     `size` is the full local buffer, for an all-gather the local shard. With `groups`, each runs a collective of its
-    own at the same time; ranks in none of them end at 0. Where all ranks are alike, one is simulated.
+    own at the same time; ranks in none of them end at 0. Where all ranks are alike, one is simulated, unless `mirror`
+    is off. An `algorithm` takes the place of the system's.
+
+    Raises:
+        ForerunError: it can't be simulated, or would take too long.
     """
     algorithms = {} if algorithm is None else {kind: algorithm}
     tables = CollectiveTables(system, [dim.n_npus for dim in network.dims], algorithms=algorithms)
@@ -74,8 +80,9 @@ def collective_times(
         call = tables.call(kind, size, tables.communicator(name, tuple(group)))
         call_of.update(dict.fromkeys(group, call))
     phases = tables.phases_of(call_of[everyone[0][0]])
-    mirrored = not aware and is_symmetric(network, phases, groups)
+    mirrored = mirror and not aware and is_symmetric(network, phases, groups)
     ranks = [everyone[0][0]] if mirrored else list(range(network.n_npus))
+    check_collective(network, tables, call_of[everyone[0][0]], len(ranks), aware)
     program = chain_of([[call_of[rank]] if rank in call_of else [] for rank in ranks], ranks, tables)
     run = run_program(program, tables, fabric_of(network, aware, ranks if mirrored else ()))
     ends = np.zeros(network.n_npus, np.int64)
