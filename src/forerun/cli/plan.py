@@ -15,6 +15,7 @@ from forerun.cluster.catalog import load_cluster
 from forerun.errors import ForerunError
 from forerun.model.catalog import load_model
 from forerun.model.parameters import model_flops_per_token
+from forerun.network.on_topology import network_of
 from forerun.processes import available_cpus
 from forerun.report.console import console, print_search
 from forerun.report.records import search_record, to_json, write_csv
@@ -47,6 +48,10 @@ def plan(
         bool, typer.Option("--exhaustive", help="Simulate also what a bound shows to come after the best.")
     ] = False,
     workers: Annotated[int | None, typer.Option(help="Processes (default: one for each CPU).")] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Network file (or text as switch:8@450,fat-tree:16@50) to communicate over."),
+    ] = None,
     plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields to fix; options go over it.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write every possible plan to this CSV file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
@@ -60,6 +65,7 @@ def plan(
         raise ForerunError(f"{csv}: can't be written: there is no folder {csv.parent}")
     fixed: dict[str, Any] = parse(fields, plan_file, several=True)
     spec, where = load_model(model), load_cluster(cluster)
+    topology = network_of(where, network)
     with _progress() as bar:
         result = search(
             spec,
@@ -74,6 +80,7 @@ def plan(
             keep=top,
             exhaustive=exhaustive,
             workers=available_cpus() if workers is None else workers,
+            network=topology,
             progress=_advance(bar),
         )
     if csv is not None:
@@ -81,7 +88,8 @@ def plan(
     if as_json:
         print(to_json(search_record(result, top)))
     else:
-        print_search(console(), result, top, model_flops_per_token(spec, seq_len), model=model, cluster=cluster)
+        tokens_cost = model_flops_per_token(spec, seq_len)
+        print_search(console(), result, top, tokens_cost, model=model, cluster=cluster, network=network)
     if result.best is None:
         raise typer.Exit(NOTHING_FITS)
 

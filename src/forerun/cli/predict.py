@@ -13,6 +13,7 @@ from forerun.cli.plan_options import parse, with_plan_options
 from forerun.cluster.catalog import load_cluster
 from forerun.model.catalog import load_model
 from forerun.model.parameters import model_flops_per_token
+from forerun.network.on_topology import network_of
 from forerun.plan.complete import complete_plan
 from forerun.report.console import console, print_prediction
 from forerun.report.perfetto import write_trace
@@ -29,6 +30,10 @@ def predict(
     seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
     global_batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.")] = None,
     memory_limit: Annotated[float | None, typer.Option(metavar="GIB", help="Memory of a GPU to use at most.")] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Network file (or text as switch:8@450,fat-tree:16@50) to communicate over."),
+    ] = None,
     plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields; options go over it.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the step as a Perfetto / Chrome trace.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where each figure comes from.")] = False,
@@ -41,7 +46,7 @@ def predict(
         values["seq_len"] = seq_len
     spec, where = load_model(model), limited(load_cluster(cluster), memory_limit)
     plan = complete_plan(values, n_gpus=gpus, global_batch=global_batch)
-    simulation = simulate(spec, plan, where)
+    simulation = simulate(spec, plan, where, network=network_of(where, network))
     prediction = simulation.prediction
     if trace is not None:
         write_trace(trace, simulation.program, simulation.flat, simulation.timeline, simulation.costs.issue_ps)

@@ -203,7 +203,8 @@ def _is_file(text: str) -> bool:
 
 def _read_cluster(path: Path) -> Cluster:
     entry = check(ClusterEntry, read_yaml(path), str(path))
-    return _cluster(entry, entry.name or path.stem, str(path))
+    cluster = _cluster(entry, entry.name or path.stem, str(path))
+    return cluster if entry.network is None else replace(cluster, network=str(path.parent / entry.network))
 
 
 def _cluster(entry: ClusterEntry, name: str, place: str) -> Cluster:

@@ -120,6 +120,8 @@ class ClusterEntry(SystemEntry):
     """a name, or the keys of a DeviceEntry; `like: NAME` among them starts from a known device"""
     price_per_gpu_hour: NotNegative | None = None
     mtbf_gpu_hours: Positive | None = None
+    network: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """network file to communicate over, relative to the file of the cluster"""
     sustained: Annotated[float, Field(gt=0, le=2)] | None = None
 
     @field_validator("device", mode="before")

@@ -70,6 +70,8 @@ class Cluster:
     """GPU to host memory, per GPU and direction"""
     price_per_gpu_hour: float | None = None
     mtbf_gpu_hours: float | None = None
+    network: str | None = None
+    """network file whose topology the GPUs communicate over in place of `links`"""
     source: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
     """where price, failure rate and host rate come from, by key of the cluster file"""
 

@@ -65,6 +65,12 @@ def load_network(source: Network | str | Path) -> Network:
     return network_from({"bandwidth_unit": "GB/s", **read_yaml(Path(text))}, text)
 
 
+def network_of(cluster: Cluster, source: Network | str | Path | None) -> Network | None:
+    """The network to communicate over: `source`, or what the cluster's file names; None for the cluster's own links."""
+    chosen = cluster.network if source is None else source
+    return None if chosen is None else load_network(chosen)
+
+
 def check_size(network: Network, n_gpus: int) -> None:
     """Raise ForerunError if `network` has fewer NPUs than the run has GPUs; of one with more the first are used."""
     if network.n_npus < n_gpus:
@@ -167,7 +173,9 @@ def _in_node(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
 def _between_nodes(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
     """The faster of one ring and a ring for each rail; for an all-reduce also trees."""
     nodes, ranks = loads.layout.nodes, loads.layout.per_node
-    load, rounds = min(loads.ring(kind), loads.rails(kind), key=lambda each: each.s_per_byte), _rounds(kind)
+    load, rounds = loads.rails(kind), _rounds(kind)
+    if ranks > 1:
+        load = min(load, loads.ring(kind), key=lambda each: each.s_per_byte)
     near_us, far_us = loads.near_extra_us(load), loads.far_extra_us(load)
     found = []
     for p in fabrics().ring:

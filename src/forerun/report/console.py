@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -38,6 +39,7 @@ def print_prediction(out: Console, prediction: Prediction, flops_per_token: floa
     _print_breakdown(out, prediction)
     out.print()
     _print_memory(out, prediction)
+    _print_network(out, prediction)
     out.print()
     out.print(log_line(prediction, flops_per_token))
     if explain:
@@ -48,11 +50,18 @@ def print_prediction(out: Console, prediction: Prediction, flops_per_token: floa
 
 
 def print_search(
-    out: Console, result: SearchResult, top: int, flops_per_token: float, *, model: str, cluster: str
+    out: Console,
+    result: SearchResult,
+    top: int,
+    flops_per_token: float,
+    *,
+    model: str,
+    cluster: str,
+    network: str | None = None,
 ) -> None:
     """A search: the best plans, how the times spread, what was left out and why, the winner in detail.
 
-    `model` and `cluster` are what the user called them, for the command that repeats the winner.
+    `model`, `cluster` and `network` are what the user called them, for the command that repeats the winner.
     """
     question = f"{result.model} on {result.n_gpus} x {result.cluster}"
     out.print(Text(f"{question}: seq {result.seq_len}, global batch {result.global_batch}", style="bold"))
@@ -80,11 +89,13 @@ def print_search(
     _print_breakdown(out, best)
     out.print()
     _print_memory(out, best)
+    _print_network(out, best)
     out.print()
     out.print(log_line(best, flops_per_token))
     out.print()
     out.print("In detail:")
-    out.print(f"  {command_line(best.plan, model, cluster)} --explain", soft_wrap=True)
+    place = f" --network {shlex.quote(network)}" if network else ""
+    out.print(f"  {command_line(best.plan, model, cluster)}{place} --explain", soft_wrap=True)
 
 
 def print_models(out: Console, rows: Sequence[ModelRow]) -> None:
@@ -243,6 +254,16 @@ def _print_memory(out: Console, prediction: Prediction) -> None:
     parts = sorted(prediction.memory_by_category_gib.items(), key=lambda item: -item[1])
     total = prediction.peak_allocated_gib
     _print_bars(out, {name: (f"{size:.2f} GiB", size / total) for name, size in parts if size / total >= _SHORT})
+
+
+def _print_network(out: Console, prediction: Prediction) -> None:
+    use = prediction.network
+    if use is None:
+        return
+    out.print()
+    out.print(Text(f"Busiest links of {use.topology}", style="bold"))
+    rows = {f"{axis.axis}: {axis.busiest_link}": axis for axis in use.axes}
+    _print_bars(out, {name: (seconds(axis.busy_s), axis.utilisation) for name, axis in rows.items()})
 
 
 def _print_bars(out: Console, rows: Mapping[str, tuple[str, float]]) -> None:
