@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 
 F = TypeVar("F", bound=Callable[..., object])
+_ENGINE = Path(__file__).parent / "engine"
 
 
 def njit(function: F) -> F:
@@ -42,16 +44,20 @@ def _compiled(function: F, **options: Any) -> F:
         compiled = numba.njit(cache=True, **options)(function)
     except RuntimeError:
         return cast(F, numba.njit(**options)(function))
-    _watch_siblings(compiled, Path(inspect.getfile(function)).parent)
+    _watch_callees(compiled, Path(inspect.getfile(function)).parent)
     return cast(F, compiled)
 
 
-def _watch_siblings(compiled: Any, folder: Path) -> None:
-    """Make a change of any module of `folder` outdate the cache.
+def _watch_callees(compiled: Any, folder: Path) -> None:
+    """Make a change of any module of `folder`, or of the engine's, outdate the cache.
 
-    Numba stamps a cache with the file of the compiled function alone; functions that it calls from modules beside it
-    are compiled into it and would stay as they were.
+    Numba stamps a cache with the file of the compiled function alone; functions that it calls from other modules are
+    compiled into it and would stay as they were.
     """
     cache_file = compiled._cache._cache_file
-    newest = max(path.stat().st_mtime_ns for path in folder.glob("*.py"))
-    cache_file._source_stamp = (*cache_file._source_stamp, newest)
+    cache_file._source_stamp = (*cache_file._source_stamp, _newest(folder), _newest(_ENGINE))
+
+
+@cache
+def _newest(folder: Path) -> int:
+    return max((path.stat().st_mtime_ns for path in folder.glob("*.py")), default=0)

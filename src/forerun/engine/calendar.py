@@ -57,39 +57,22 @@ def new_calendar(n_actors: int, capacity: int) -> Calendar:
 
 
 @kernel
-def schedule(calendar: Calendar, time: int, kind: int, arg: int) -> None:
-    """Let event `kind` happen at `time`, after all that is scheduled for that tick already."""
-    clock, event = calendar.clock, calendar.event
-    i = clock[_N_EVENTS]
-    if i == len(event):
-        clock[OVERFLOW] = 1
-        return
-    clock[_N_EVENTS] = i + 1
-    sequence = clock[_SEQUENCE]
-    clock[_SEQUENCE] = sequence + 1
+def open_slot(event: Records, n: int, time: int, sequence: int) -> int:
+    """Make room in a heap of `n` records, by (time, sequence), for one more: where it belongs."""
+    i = n
     while i > 0:
         parent = (i - 1) >> 1
-        if event[parent].time <= time:
+        if event[parent].time < time or (event[parent].time == time and event[parent].sequence < sequence):
             break
         event[i] = event[parent]
         i = parent
-    event[i].time = time
-    event[i].sequence = sequence
-    event[i].kind = kind
-    event[i].arg = arg
+    return i
 
 
 @kernel
-def next_event(calendar: Calendar) -> tuple[int, int]:
-    """Take the next event and move the clock to it: (kind, arg), kind -1 when nothing is left."""
-    clock, event = calendar.clock, calendar.event
-    n = clock[_N_EVENTS]
-    if n == 0:
-        return -1, -1
-    clock[NOW] = event[0].time
-    kind, arg = event[0].kind, event[0].arg
+def drop_first(event: Records, n: int) -> int:
+    """Take the first of `n` records out of a heap by (time, sequence); how many are left."""
     n -= 1
-    clock[_N_EVENTS] = n
     time, sequence = event[n].time, event[n].sequence
     i = 0
     while True:
@@ -107,6 +90,37 @@ def next_event(calendar: Calendar) -> tuple[int, int]:
         event[i] = event[child]
         i = child
     event[i] = event[n]
+    return n
+
+
+@kernel
+def schedule(calendar: Calendar, time: int, kind: int, arg: int) -> None:
+    """Let event `kind` happen at `time`, after all that is scheduled for that tick already."""
+    clock, event = calendar.clock, calendar.event
+    i = clock[_N_EVENTS]
+    if i == len(event):
+        clock[OVERFLOW] = 1
+        return
+    clock[_N_EVENTS] = i + 1
+    sequence = clock[_SEQUENCE]
+    clock[_SEQUENCE] = sequence + 1
+    i = open_slot(event, i, time, sequence)
+    event[i].time = time
+    event[i].sequence = sequence
+    event[i].kind = kind
+    event[i].arg = arg
+
+
+@kernel
+def next_event(calendar: Calendar) -> tuple[int, int]:
+    """Take the next event and move the clock to it: (kind, arg), kind -1 when nothing is left."""
+    clock, event = calendar.clock, calendar.event
+    n = clock[_N_EVENTS]
+    if n == 0:
+        return -1, -1
+    clock[NOW] = event[0].time
+    kind, arg = event[0].kind, event[0].arg
+    clock[_N_EVENTS] = drop_first(event, n)
     return kind, arg
 
 

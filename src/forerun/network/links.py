@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from forerun.engine.calendar import Records, drop_first, open_slot
 from forerun.errors import ForerunError
 from forerun.jit import njit
 from forerun.network.network_file import bytes_per_ns
@@ -21,7 +22,6 @@ from forerun.program.types import F64, I32, I64
 
 _LATEST_NS = 2.0**62
 _EVENT = np.dtype([("time", np.int64), ("sequence", np.int64), ("what", np.int64)])
-Records = npt.NDArray[np.void]
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +178,7 @@ def _deliver(
             link = np.int64(path[position[m]])
         else:
             now, place, what = event[0].time, event[0].sequence, event[0].what
-            n_events = _pop(event, n_events)
+            n_events = drop_first(event, n_events)
             if what < 0:
                 link = -1 - what
                 m = head[link]
@@ -218,38 +218,8 @@ def _push(event: Records, n: int, time: int, sequence: int, what: int) -> tuple[
         larger = np.empty(2 * n, _EVENT)
         larger[:n] = event
         event = larger
-    i = n
-    while i > 0:
-        parent = (i - 1) >> 1
-        if event[parent].time < time or (event[parent].time == time and event[parent].sequence < sequence):
-            break
-        event[i] = event[parent]
-        i = parent
+    i = open_slot(event, n, time, sequence)
     event[i].time = time
     event[i].sequence = sequence
     event[i].what = what
     return event, n + 1
-
-
-@njit
-def _pop(event: Records, n: int) -> int:
-    """Drop the first event; how many are left."""
-    n -= 1
-    time, sequence = event[n].time, event[n].sequence
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= n:
-            break
-        right = child + 1
-        if right < n and (
-            event[right].time < event[child].time
-            or (event[right].time == event[child].time and event[right].sequence < event[child].sequence)
-        ):
-            child = right
-        if time < event[child].time or (time == event[child].time and sequence < event[child].sequence):
-            break
-        event[i] = event[child]
-        i = child
-    event[i] = event[n]
-    return n
