@@ -61,11 +61,12 @@ class Meetings:
         return len(self.channel)
 
 
-def find_meetings(ranks: Sequence[RankNodes], groups: CommGroups) -> Meetings:
+def find_meetings(ranks: Sequence[RankNodes], groups: CommGroups, by_tag: bool = False) -> Meetings:
     """Match the device nodes of all ranks.
 
     The k-th collective of a group on one member meets the k-th of every other; a message is matched by tag, sender,
-    receiver and size, the k-th send with the k-th receive.
+    receiver and size, the k-th send with the k-th receive. Messages from a rank to another are on one channel, or on
+    one for each tag.
 
     Raises:
         ForerunError: operations that nobody matches, or a collective of another kind on another rank; they are named.
@@ -73,7 +74,7 @@ def find_meetings(ranks: Sequence[RankNodes], groups: CommGroups) -> Meetings:
     calls = _Calls(ranks, groups)
     for place, one in enumerate(ranks):
         calls.add(place, one)
-    return _with_messages(len(ranks), *calls.finish(), _messages(ranks))
+    return _with_messages(len(ranks), *calls.finish(), _messages(ranks, by_tag))
 
 
 def device_nodes(one: RankNodes, *kinds: NodeKind) -> I64:
@@ -170,8 +171,8 @@ class _Calls:
         return most
 
 
-def _messages(ranks: Sequence[RankNodes]) -> tuple[I64, I64, I64, I64]:
-    """Rank, node and match of every send and receive, and (sender, receiver) of every match."""
+def _messages(ranks: Sequence[RankNodes], by_tag: bool) -> tuple[I64, I64, I64, I64]:
+    """Rank, node and match of every send and receive, and (sender, receiver, tag or 0) of every match."""
     keys, places, nodes, is_send = [np.zeros((0, 4), np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], []
     for number, one in enumerate(ranks):
         found = device_nodes(one, NodeKind.SEND, NodeKind.RECV)
@@ -198,9 +199,15 @@ def _messages(ranks: Sequence[RankNodes]) -> tuple[I64, I64, I64, I64]:
         texts = [ranks[place[i]].text(int(node[i])) for i in alone[:_LISTED].tolist()]
         more = f" and {len(alone) - _LISTED} more" if len(alone) > _LISTED else ""
         raise ForerunError(f"deadlock: not matched by any other node: {'; '.join(texts)}{more}")
-    of_match = np.zeros((len(pair), 2), np.int64)
-    of_match[match] = route[:, 1:3]
-    return place, node, match, of_match
+    of_match = np.zeros((len(pair), 3), np.int64)
+    of_match[match] = np.stack([route[:, 1], route[:, 2], route[:, 0] * by_tag], axis=1)
+    # By sender and the order in which it sends.
+    sent = np.empty(len(pair), np.int64)
+    sent[match[sends]] = node[sends]
+    order = np.lexsort((sent, of_match[:, 0]))
+    place_of = np.empty(len(pair), np.int64)
+    place_of[order] = np.arange(len(pair))
+    return place, node, place_of[match], of_match[order]
 
 
 def _with_messages(
@@ -222,6 +229,6 @@ def _with_messages(
     for i in range(n_ranks):
         mine = place == i
         meeting[i][node[mine]] = number[match[mine]]
-    named += [(f"rank {source} to rank {sink}", (source, sink)) for source, sink in pairs.tolist()]
+    named += [(f"rank {source} to rank {sink}", (source, sink)) for source, sink, _ in pairs.tolist()]
     counts += np.bincount(pair_of.reshape(-1), minlength=len(pairs)).tolist()
     return Meetings(meeting, np.repeat(np.arange(len(counts)), counts), tuple(named))

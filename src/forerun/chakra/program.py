@@ -109,11 +109,12 @@ def traced_program(
     class_of_rank, folded = _classes(ranks, groups, alike)
     leaders = [replace(ranks[class_of_rank.index(c)], alone=folded) for c in range(max(class_of_rank) + 1)]
     no_meetings = Meetings(tuple(np.full(len(one.row), -1, np.int64) for one in leaders), np.zeros(0, np.int64), ())
-    meetings = no_meetings if folded else find_meetings(leaders, groups)
+    named = any(_names_streams(one.trace) for one in leaders)
+    meetings = no_meetings if folded else find_meetings(leaders, groups, by_tag=named)
     builder = _Builder(groups, len(traces), measured)
     op_of_row = [builder.op_of(one) for one in leaders]
     ops = builder.ops.build()
-    if any(_names_streams(one.trace) for one in leaders):
+    if named:
         _check_order(leaders, meetings)
     else:
         time = durations(ops, builder.members) if durations else _rough_ps(ops)
@@ -127,12 +128,31 @@ def traced_program(
         groups=tuple(builder.placed),
         channels=tuple(Channel(name, members) for name, members in meetings.channels),
         modules=("trace",),
-        meta={
-            "ranks": [[r for r, c in enumerate(class_of_rank) if c == number] for number in range(len(leaders))],
-            "comm_groups": {name: list(members) for name, members in builder.used(ranks).items()},
-        },
+        meta=_where(ranks, class_of_rank, leaders, builder, groups),
     )
     return TracedProgram(program, tuple(leaders), tuple(class_of_rank), tuple(builder.members))
+
+
+def _where(
+    ranks: Sequence[RankNodes],
+    class_of_rank: Sequence[int],
+    leaders: Sequence[RankNodes],
+    builder: _Builder,
+    groups: CommGroups,
+) -> dict[str, object]:
+    """Which ranks are in each class, which named groups each group of the Program stands for, and who is in those."""
+    of_class = [[r for r, c in enumerate(class_of_rank) if c == number] for number in range(len(leaders))]
+    names: list[set[str]] = [set() for _ in builder.placed]
+    for one, same in zip(leaders, of_class, strict=True):
+        for local in range(len(one.trace.group_names)):
+            if (number := builder.places.get((one.rank, local))) is not None:
+                names[number] |= {ranks[rank].trace.group_names[local] for rank in same}
+    used = sorted({name for each in names for name in each})
+    return {
+        "ranks": of_class,
+        "groups": [sorted(each) for each in names],
+        "comm_groups": {name: list(groups[name]) for name in used},
+    }
 
 
 def _with_host_launchers(trace: RankTrace) -> RankTrace:
@@ -332,13 +352,10 @@ class _Builder:
         self.ops = OpTableBuilder()
         self.placed: list[CommGroup] = []
         self.members: list[tuple[int, ...]] = []
+        self.places: dict[tuple[int, int], int] = {}
+        """rank, its number of a group -> number in the Program"""
         self._groups, self._n_ranks, self._measured = groups, n_ranks, measured
         self._numbers: dict[tuple[str, tuple[int, ...]], int] = {}
-
-    def used(self, ranks: Sequence[RankNodes]) -> dict[str, tuple[int, ...]]:
-        """Groups that some rank runs a collective in."""
-        names = dict.fromkeys(name for one in ranks for name in one.trace.group_names)
-        return {name: self._groups[name] for name in names if name in self._groups}
 
     def op_of(self, one: RankNodes) -> I32:
         """Op of every row: one for each distinct set of figures (and name, where nodes have names)."""
@@ -388,7 +405,9 @@ class _Builder:
             raise ForerunError(f"{one.text(node)}: names dimensions of a network; name a group of ranks instead")
         label, members = group_of(one, node, int(trace.group[row]), self._groups, self._n_ranks)
         full = int(trace.comm_size[row]) * (len(members) if comm_type == CommType.ALL_GATHER else 1)
-        return self.ops.collective(name, COLLECTIVES[comm_type], self._group(label, members), full, "")
+        number = self._group(label, members)
+        self.places[one.rank, int(trace.group[row])] = number
+        return self.ops.collective(name, COLLECTIVES[comm_type], number, full, "")
 
     def _group(self, name: str, members: tuple[int, ...]) -> int:
         if (name, members) not in self._numbers:
