@@ -27,7 +27,11 @@ LEVELS = [
 LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 """all but the package itself, which imports what it offers when it is used"""
-LAZY = {SOURCE / "search" / "result.py": {"pandas"}}
+LAZY = {
+    SOURCE / "search" / "result.py": {"pandas"},
+    SOURCE / "dse" / "tables.py": {"pyarrow", "pyarrow.parquet"},
+    SOURCE / "report" / "pareto_plot.py": {"matplotlib.figure", "matplotlib.backends.backend_agg"},
+}
 """imports inside a function: of what may not be installed"""
 
 

@@ -28,6 +28,7 @@ COMMANDS = {
     "collective": "Simulate collectives on a network: time and bandwidth by size and algorithm.",
     "stage": "Generate Chakra traces of a transformer from the flags of STAGE.",
     "traffic": "Deliver message patterns over a network.",
+    "dse": "Explore a design space of workloads, systems and strategies.",
     "version": "Print the version.",
 }
 # Typer brings its own copy of click from some version on; its errors are reached through their common descendant.

@@ -1,0 +1,80 @@
+"""`forerun dse`: explore a design space."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from forerun.cli.exit_codes import NOTHING_FITS
+from forerun.dse.definition import read_exploration
+from forerun.dse.explore import explore
+from forerun.dse.tables import CSV_NAME, PARQUET_NAME, parquet_is_possible
+from forerun.errors import ForerunError
+from forerun.report.console import console
+from forerun.report.exploration import exploration_record, print_exploration
+from forerun.report.pareto_plot import plot_is_possible, write_pareto_plot
+from forerun.report.records import to_json
+
+PLOT_NAME = "pareto.png"
+_REFRESH_EVERY = 16
+"""points between two updates of the progress bar"""
+
+
+def dse(
+    file: Annotated[Path, typer.Argument(help="YAML file: workloads, systems, plan, sampling.", metavar="FILE.yaml")],
+    out: Annotated[Path, typer.Option(help="Folder for the results; a later run goes on from what is in it.")],
+    jobs: Annotated[int | None, typer.Option(help="Processes (default: one for each CPU).")] = None,
+    top: Annotated[int, typer.Option(help="Best points to show.", min=1)] = 5,
+    plot: Annotated[
+        bool | None, typer.Option("--plot/--no-plot", help="Write pareto.png (default: if matplotlib is installed).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Explore a design space: every workload on every system with every strategy, or a sample of them.
+
+    Traces are generated as STAGE does and replayed as ASTRA-sim does, without writing them. Points that are in the
+    folder already are not simulated again. Exits with 3 if no point works, or none fits in the memory limit.
+    """
+    exploration = read_exploration(file)
+    if plot and not plot_is_possible():
+        raise ForerunError("--plot needs matplotlib: pip install 'forerun[plot]'")
+    with _progress() as bar:
+        task = bar.add_task("simulating", total=None)
+
+        def advance(done: int, total: int) -> None:
+            if done % _REFRESH_EVERY == 0 or done == total:
+                bar.update(task, completed=done, total=total, refresh=True)
+
+        explored = explore(exploration, out, jobs, advance)
+    with_plot = plot_is_possible() if plot is None else plot
+    if with_plot:
+        write_pareto_plot(out / PLOT_NAME, explored)
+    if as_json:
+        print(to_json(exploration_record(explored, top)))
+    else:
+        screen = console()
+        print_exploration(screen, explored, top)
+        written = [CSV_NAME, *[PARQUET_NAME] * parquet_is_possible(), *[PLOT_NAME] * with_plot]
+        screen.print(f"{out}: {', '.join(written)}", soft_wrap=True)
+        if not parquet_is_possible():
+            screen.print(f"no {PARQUET_NAME}: pip install 'forerun[data]'")
+    if not any(pair.ranked_within_limit for pair in explored.pairs):
+        raise typer.Exit(NOTHING_FITS)
+
+
+def _progress() -> Progress:
+    """A bar on stderr where that is a terminal; without a thread of its own, as explorations fork."""
+    err = console(stderr=True)
+    return Progress(
+        TextColumn("simulating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+        auto_refresh=False,
+        disable=not err.is_terminal,
+    )

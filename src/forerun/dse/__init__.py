@@ -1,0 +1,1 @@
+"""Explorations of a design space: workloads x systems x strategies, generated and replayed."""

@@ -1,0 +1,84 @@
+"""One point: generated, replayed, summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from forerun.astra.fold import CollectiveTimes
+from forerun.astra.lower import IssueOrder
+from forerun.astra.replay import Machine, Replay, replay
+from forerun.dse.space import Point
+from forerun.dse.workload import Workload, traces_of
+from forerun.errors import ForerunError
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A replay in short: times of the rank that ends last (the first of them), the largest memory of any."""
+
+    time_ns: int
+    exposed_communication_ns: int
+    gpu_time_ns: int
+    comm_time_ns: int
+    compute_bound_pct: float
+    avg_compute_util_pct: float
+    avg_mem_util_pct: float
+    avg_op_intensity: float
+    peak_memory_bytes: int
+    """as the trace counts bytes"""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A point that can't be simulated."""
+
+    reason: str
+
+
+Outcome: TypeAlias = "Figures | Failed"
+
+
+@dataclass
+class Evaluator:
+    """Replays points. What is learnt about collectives is kept for further points on the same system."""
+
+    workloads: Mapping[str, Workload]
+    machines: Mapping[str, Machine]
+    issue_order: IssueOrder = "ascending"
+    _times: dict[str, CollectiveTimes] = field(default_factory=dict)
+
+    def outcome(self, point: Point) -> Outcome:
+        """The figures of a point, or why there are none."""
+        try:
+            return figures_of(self.replay(point))
+        except ForerunError as error:
+            return Failed(str(error))
+
+    def replay(self, point: Point) -> Replay:
+        """Every rank of a point.
+
+        Raises:
+            ForerunError: the workload can't be split that way, or its replay fails.
+        """
+        machine = self.machines[point.system]
+        traces = traces_of(self.workloads[point.workload].args(point.strategy))
+        times = self._times.setdefault(point.system, CollectiveTimes(machine.system, machine.network))
+        return replay(list(traces), traces.groups, machine, self.issue_order, times=times)
+
+
+def figures_of(result: Replay) -> Figures:
+    """The figures of a replay on a system with a roofline that tracks memory."""
+    last = max(result.statistics, key=lambda rank: rank.wall_cycles_finished)
+    return Figures(
+        last.wall_cycles_finished,
+        last.exposed_communication,
+        last.gpu_time,
+        last.comm_time,
+        last.compute_bound_pct or 0.0,
+        last.avg_compute_util_pct or 0.0,
+        last.avg_mem_util_pct or 0.0,
+        last.avg_op_intensity or 0.0,
+        max(rank.peak_memory_bytes or 0 for rank in result.statistics),
+    )

@@ -1,0 +1,83 @@
+"""Explore: simulate what is not known yet, keep it, write the tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from forerun.dse.definition import Exploration
+from forerun.dse.evaluate import Evaluator, Outcome
+from forerun.dse.result import Explored, results_by_pair
+from forerun.dse.space import Point
+from forerun.dse.store import Store, keys_of
+from forerun.dse.tables import CSV_NAME, PARQUET_NAME, parquet_is_possible, write_csv, write_parquet
+from forerun.errors import ForerunError
+from forerun.processes import Processes, available_cpus
+
+_WORTH_A_POOL = 32
+"""fewer points than this are simulated here"""
+_KEPT_EVERY_S = 1.0
+"""a break loses no more than this"""
+
+Progress = Callable[[int, int], None]
+"""called with (points done, points to do)"""
+
+
+def explore(
+    exploration: Exploration, folder: str | Path, jobs: int | None = None, progress: Progress | None = None
+) -> Explored:
+    """Simulate the points that `folder` does not know yet with `jobs` processes (default: one for each CPU), and write
+    results.csv and, where pyarrow is installed, results.parquet there.
+
+    Points that can't be simulated are rows with an error. What was simulated is kept when the run is broken off.
+
+    Raises:
+        ForerunError: fewer than one job, or the folder can't be written.
+    """
+    folder = Path(folder)
+    pool = Processes(evaluator_of(exploration).outcome, available_cpus() if jobs is None else jobs, _WORTH_A_POOL)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ForerunError(f"{folder}: can't be written: {error.strerror or error}") from None
+    with Store(folder) as store:
+        known = store.known()
+        keys = keys_of(exploration)
+        missing = {key: point for key, point in zip(keys, exploration.points, strict=True) if key not in known}
+        start = time.perf_counter()
+        found = _simulate(missing, store, pool, progress) if missing else {}
+        seconds = time.perf_counter() - start
+    outcomes = known | found
+    pairs = results_by_pair(exploration, [outcomes[key] for key in keys])
+    explored = Explored(pairs, len(missing), len(keys) - len(missing), seconds)
+    write_csv(folder / CSV_NAME, explored.rows)
+    if parquet_is_possible():
+        write_parquet(folder / PARQUET_NAME, explored.rows)
+    return explored
+
+
+def _simulate(
+    missing: dict[str, Point], store: Store, pool: Processes[Point, Outcome], progress: Progress | None
+) -> dict[str, Outcome]:
+    found: dict[str, Outcome] = {}
+    fresh: list[tuple[str, Outcome]] = []
+    kept_at = time.perf_counter()
+    try:
+        with pool:
+            for key, outcome in zip(missing, pool.run(list(missing.values())), strict=True):
+                found[key] = outcome
+                fresh.append((key, outcome))
+                if time.perf_counter() - kept_at > _KEPT_EVERY_S:
+                    store.add(fresh)
+                    fresh, kept_at = [], time.perf_counter()
+                if progress:
+                    progress(len(found), len(missing))
+    finally:
+        store.add(fresh)
+    return found
+
+
+def evaluator_of(exploration: Exploration) -> Evaluator:
+    """What simulates the points of an exploration."""
+    return Evaluator(exploration.workloads, exploration.machines, exploration.issue_order)

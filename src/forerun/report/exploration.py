@@ -1,0 +1,144 @@
+"""Explorations of design spaces as text and as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from forerun.dse.result import Explored, PairResult, Row, TrendRow
+from forerun.dse.workload import Strategy
+from forerun.report.wording import percent, seconds
+
+_DEGREES = ("dp", "tp", "sp", "pp", "ep")
+_MOST_ERRORS = 3
+
+
+def strategy_words(strategy: Strategy) -> str:
+    """`dp8 tp4 sp2 sharded recompute`; degrees of pp and ep above 1 only."""
+    words = [
+        f"{name}{getattr(strategy, name)}" for name in _DEGREES if name in _DEGREES[:3] or _above_1(strategy, name)
+    ]
+    words += ["sharded"] * strategy.weight_sharded + ["recompute"] * strategy.activation_recompute
+    return " ".join(words)
+
+
+def _above_1(strategy: Strategy, name: str) -> bool:
+    return bool(getattr(strategy, name) > 1)
+
+
+def print_exploration(out: Console, explored: Explored, top: int) -> None:
+    """Best points with and without a limit of memory, Pareto front and trends of each workload on each system."""
+    for pair in explored.pairs:
+        _print_pair(out, pair, top)
+    speed = explored.points_per_s
+    counts = f"{len(explored.rows):,} points: {explored.computed:,} simulated, {explored.known:,} known from before"
+    out.print(counts + (f"; {explored.seconds:.2f} s, {speed:,.0f} points/s" if speed else ""))
+
+
+def _print_pair(out: Console, pair: PairResult, top: int) -> None:
+    out.print(Text(f"{pair.workload} on {pair.system}: {pair.npus:,} NPUs, {len(pair.rows):,} points", style="bold"))
+    for row in pair.failed[:_MOST_ERRORS]:
+        out.print(f"  failed: {strategy_words(row.point.strategy)}: {row.error}")
+    if len(pair.failed) > _MOST_ERRORS:
+        out.print(f"  and {len(pair.failed) - _MOST_ERRORS:,} more failed")
+    if not pair.ranked:
+        out.print("  no point could be simulated")
+        out.print()
+        return
+    out.print()
+    limit = pair.memory_limit_gib
+    _print_points(out, "Fastest, memory unlimited", pair.ranked[:top])
+    if limit is not None:
+        within = pair.ranked_within_limit
+        title = f"Fastest within {limit:g} GiB ({len(within):,} of {len(pair.ranked):,} points fit)"
+        if within:
+            _print_points(out, title, within[:top])
+        else:
+            least = min(row.peak_memory_gib or 0.0 for row in pair.ranked)
+            out.print(Text(f"{title}: the smallest needs {least:.1f} GiB", style="bold"))
+            out.print()
+    _print_points(out, "Pareto front, time against peak memory", pair.pareto)
+    if pair.trends:
+        _print_trends(out, pair.trends)
+
+
+def _print_points(out: Console, title: str, rows: Sequence[Row]) -> None:
+    out.print(Text(title, style="bold"))
+    table = _table("", "strategy", "time", "exposed", "comm", "compute\nutil.", "peak\nGiB")
+    best = rows[0].figures
+    assert best
+    for rank, row in enumerate(rows, 1):
+        figures = row.figures
+        assert figures
+        table.add_row(
+            str(rank),
+            strategy_words(row.point.strategy),
+            seconds(figures.time_ns * 1e-9),
+            percent(figures.exposed_communication_ns / figures.time_ns if figures.time_ns else 0.0),
+            seconds(figures.comm_time_ns * 1e-9),
+            f"{figures.avg_compute_util_pct:.1f}%",
+            f"{row.peak_memory_gib:.1f}" + ("!" if row.fits is False else ""),
+        )
+    out.print(table)
+    if any(row.fits is False for row in rows):
+        out.print("! beyond the memory limit")
+    out.print()
+
+
+def _print_trends(out: Console, trends: Sequence[TrendRow]) -> None:
+    out.print(Text("Trend of each axis", style="bold"))
+    table = _table("axis", "value", "points", "best time", "median", "least GiB")
+    before = ""
+    for row in trends:
+        value = str(row.value) if not isinstance(row.value, bool) else "yes" if row.value else "no"
+        table.add_row(
+            row.axis.replace("_", " ") if row.axis != before else "",
+            value,
+            f"{row.points:,}",
+            seconds(row.best_ns * 1e-9),
+            seconds(row.median_ns * 1e-9),
+            f"{row.least_memory_gib:.1f}",
+        )
+        before = row.axis
+    out.print(table)
+    out.print()
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    for name in columns:
+        is_text = name in ("strategy", "axis")
+        table.add_column(name, justify="left" if is_text else "right", vertical="top", no_wrap=not is_text)
+    return table
+
+
+def exploration_record(explored: Explored, top: int) -> dict[str, Any]:
+    """The same as one JSON object."""
+    return {
+        "points": len(explored.rows),
+        "simulated": explored.computed,
+        "known": explored.known,
+        "failed": sum(len(pair.failed) for pair in explored.pairs),
+        "seconds": round(explored.seconds, 3),
+        "points_per_s": None if explored.points_per_s is None else round(explored.points_per_s, 1),
+        "pairs": [_pair_record(pair, top) for pair in explored.pairs],
+    }
+
+
+def _pair_record(pair: PairResult, top: int) -> dict[str, Any]:
+    return {
+        "workload": pair.workload,
+        "system": pair.system,
+        "npus": pair.npus,
+        "memory_limit_gib": pair.memory_limit_gib,
+        "best": [row.flat() for row in pair.ranked[:top]],
+        "best_within_limit": [row.flat() for row in pair.ranked_within_limit[:top]],
+        "pareto": [row.flat() for row in pair.pareto],
+        "trends": [asdict(row) for row in pair.trends],
+        "failed": [row.flat() for row in pair.failed],
+    }
