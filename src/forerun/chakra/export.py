@@ -11,15 +11,19 @@ The time that the host takes to launch kernels is no part of a Program, and so n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.chakra.program import COLLECTIVES, HOST_LANE
 from forerun.chakra.trace import CommGroups, CommType, NodeKind, RankTrace
+from forerun.chakra.writer import write_rank
 from forerun.errors import ForerunError
+from forerun.files import whole_file
 from forerun.program.types import I64, N_STREAMS, Collective, FlatProgram, OpKind, OpTable, Program, Stream
 from forerun.program.unfold import unfold
 from forerun.units import PS_PER_US
@@ -51,6 +55,25 @@ def to_traces(program: Program, duration_ps: I64 | None = None) -> tuple[list[Ra
             groups = [places.group(program, one, number, place) for one in columns.communication]
             traces[rank] = _of_rank(shared, columns.communication, peers, groups)
     return [trace for trace in traces if trace is not None], places.groups
+
+
+def write_run(folder: str | Path, program: Program, duration_ps: I64 | None = None) -> int:
+    """Write `trace.<rank>.et` of every rank and `comm_group.json` to `folder`; the number of ranks.
+
+    Raises:
+        ForerunError: as `to_traces`, or a file can't be written.
+    """
+    traces, groups = to_traces(program, duration_ps)
+    place = Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ForerunError(f"{place}: can't be made a folder: {error.strerror or error}") from None
+    with whole_file(place / "comm_group.json") as file:
+        file.write(json.dumps(groups).encode())
+    for rank, trace in enumerate(traces):
+        write_rank(place / f"trace.{rank}.et", trace)
+    return len(traces)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from forerun.analysis.predict import simulate
+from forerun.chakra.export import write_run
 from forerun.cli.exit_codes import NOTHING_FITS
 from forerun.cli.plan_options import parse, with_plan_options
 from forerun.cluster.catalog import load_cluster
@@ -36,6 +37,9 @@ def predict(
     ] = None,
     plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields; options go over it.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the step as a Perfetto / Chrome trace.")] = None,
+    chakra: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the step as Chakra traces, one a rank.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where each figure comes from.")] = False,
     must_fit: Annotated[bool, typer.Option("--must-fit", help="Exit with 3 if it does not fit in memory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
@@ -50,6 +54,8 @@ def predict(
     prediction = simulation.prediction
     if trace is not None:
         write_trace(trace, simulation.program, simulation.flat, simulation.timeline, simulation.costs.issue_ps)
+    if chakra is not None:
+        write_run(chakra, simulation.program, simulation.costs.duration_ps)
     if as_json:
         print(to_json(prediction_record(prediction)))
     else:
