@@ -12,6 +12,7 @@ from forerun.analysis.predict import predict, simulate
 from forerun.cluster.catalog import load_cluster
 from forerun.errors import ImpossiblePlan
 from forerun.model.catalog import load_model
+from forerun.network.on_topology import load_network
 from forerun.plan.plan import Plan
 
 
@@ -40,16 +41,22 @@ def distinct_plans() -> list[Plan]:
 def main() -> None:
     model, cluster = load_model("llama-3.1-8b"), load_cluster("h100-sxm")
     plans = distinct_plans()
-    predict(model, plans[0], cluster)
-    for label, chosen in (
-        ("one micro batch (pp 1)", [p for p in plans if p.pp == 1]),
-        ("pipelines of 8 to 256 micro batches", [p for p in plans if p.pp > 1]),
+    fabric = load_network("switch:8@450/300,fat-tree:8@50/700")
+    for network in (None, fabric):
+        predict(model, plans[0], cluster, network)
+    single, pipelines = [p for p in plans if p.pp == 1], [p for p in plans if p.pp > 1]
+    for label, chosen, network in (
+        ("one micro batch (pp 1)", single, None),
+        ("one micro batch on a fat tree, its routes not known yet", single, fabric),
+        ("one micro batch on a fat tree, its routes known", single, fabric),
+        ("pipelines of 8 to 256 micro batches", pipelines, None),
+        ("pipelines on a fat tree", pipelines, fabric),
     ):
         done = 0
         start = time.perf_counter()
         for plan in chosen:
             try:
-                predict(model, plan, cluster)
+                predict(model, plan, cluster, network)
                 done += 1
             except ImpossiblePlan:
                 continue

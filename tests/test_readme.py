@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 OWN_OPTIONS = {
     *("--cluster", "--gpus", "--seq-len", "--global-batch", "--top", "--json", "--csv", "--objective", "--explain"),
     *("--trace", "--models", "--hardware", "--help", "--plan-file", "--max-tp", "--exhaustive", "--must-fit"),
+    "--network",
 }
 
 

@@ -56,12 +56,12 @@ def step_costs(
     duration = duration + np.where(kernel, launches, 0) * int(gap_us * PS_PER_US)
     issue_us = stack.compiled_issue_us if plan.compile else stack.issue_us
     issue = launches * int((0.05 if plan.cuda_graphs else issue_us) * PS_PER_US)
-    network = ops.kind == OpKind.COLLECTIVE
+    on_network = ops.kind == OpKind.COLLECTIVE
     return StepCosts(
         duration_ps=duration,
         issue_ps=issue,
         slow_compute=np.where(kernel, stack.overlap_slowdown, 0.0),
         slow_network=np.zeros(len(ops)),
-        network_op=network,
+        network_op=on_network,
         calibrated=calibrated,
     )
