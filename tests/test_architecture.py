@@ -30,7 +30,9 @@ MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__in
 LAZY = {
     SOURCE / "search" / "result.py": {"pandas"},
     SOURCE / "dse" / "tables.py": {"pyarrow", "pyarrow.parquet"},
-    SOURCE / "report" / "pareto_plot.py": {"matplotlib.figure", "matplotlib.backends.backend_agg"},
+    SOURCE / "report" / "pareto_plot.py": {
+        f"matplotlib.{part}" for part in ("figure", "ticker", "backends.backend_agg")
+    },
 }
 """imports inside a function: of what may not be installed"""
 
