@@ -1,0 +1,128 @@
+"""`forerun collective` as a user runs it."""
+
+import json
+
+import pytest
+from collective_building import CASE
+
+from forerun.cli.collective import parse_bytes
+from forerun.cli.main import run
+from forerun.errors import ForerunError
+
+NETWORK = ("--topology", "ring:8@50/500")
+
+
+def figures(capsys, *arguments):
+    assert run(["collective", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_cases_come_as_lines(tmp_path, capsys):
+    path = tmp_path / "cases.jsonl"
+    path.write_bytes(json.dumps(CASE).encode() + b"\n\xff\xfe{\n" + json.dumps(CASE | {"case": "two"}).encode())
+    assert run(["collective", "--cases", str(path)]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["case"] for record in records] == ["one", "line 2", "two"]
+    assert [record.get("time_ns_max") for record in records] == [64440, None, 64440]
+
+
+def test_a_table_by_size_and_algorithm(capsys):
+    assert run(["collective", "all_reduce", "--from", "1MiB", "--to", "4MiB", *NETWORK]) == 0
+    out = capsys.readouterr().out
+    assert [out.count(word) for word in ("1 MiB", "2 MiB", "4 MiB", "doubleBinaryTree")] == [4, 4, 4, 3]
+
+
+@pytest.mark.parametrize(
+    ("collective", "factor"),
+    [("all_reduce", 1.75), ("all_gather", 0.875), ("reduce_scatter", 0.875), ("all_to_all", 0.875), ("broadcast", 1.0)],
+)
+def test_bandwidths_are_those_of_nccl_tests(collective, factor, capsys):
+    for point in figures(capsys, collective, "--bytes", "8MiB", "--bytes", "8000008", *NETWORK)["points"]:
+        assert point["algbw_gbps"] == pytest.approx(point["size_bytes"] / point["time_ns"])
+        assert point["busbw_gbps"] == pytest.approx(factor * point["algbw_gbps"])
+
+
+def test_an_all_gather_takes_as_long_as_a_reduce_scatter_without_reductions(capsys):
+    gather, scatter = (
+        figures(capsys, name, "--bytes", "64MiB", "--algorithm", "ring", "--local-mem-bw", "1e9", *NETWORK)["points"][0]
+        for name in ("all_gather", "reduce_scatter")
+    )
+    assert gather["size_bytes"] == 64 << 20
+    assert gather["time_ns"] == scatter["time_ns"]
+
+
+def test_hottest_links_of_a_congested_network(capsys):
+    points = figures(
+        capsys,
+        "all_to_all",
+        "--bytes",
+        "1MiB",
+        "--topology",
+        "mesh2d:4x4",
+        "--backend",
+        "aware",
+        "--algorithm",
+        "direct",
+    )["points"]
+    links = points[0]["hottest"]
+    assert len(links) == 5
+    assert 0.5 < links[0]["busy"] <= 1
+    assert all((link["source"] % 4 in (1, 2) or link["source"] // 4 in (1, 2)) for link in links)
+
+
+def test_algorithms_by_dimension_and_custom_ones(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from forerun.astra.custom import Wait\n\n\nclass Mine:\n"
+        "    def steps(self, rank, n_ranks, size, costs):\n        yield Wait(ns=rank)\n"
+    )
+    names = f"ring+direct,ring,{path}:Mine"
+    arguments = ("--topology", "ring:4,switch:2", "--algorithm", names, "--splits", "1")
+    points = figures(capsys, "all_reduce", "--bytes", "1MiB", *arguments)["points"]
+    assert [point["algorithm"] for point in points] == names.split(",")
+    assert points[2]["time_ns"] == 7
+
+
+def test_what_cannot_run_is_said_below_the_table(capsys):
+    assert run(["collective", "all_reduce", "--bytes", "1MiB", "--topology", "ring:6"]) == 0
+    assert "halvingDoubling needs a power of two" in capsys.readouterr().out
+
+
+BAD = [
+    (("all_reduced", "--bytes", "1MiB", *NETWORK), "all_reduce"),
+    (("all_reduce", *NETWORK), "--bytes"),
+    (("all_reduce", "--bytes", "1MiB"), "--topology"),
+    (("all_reduce", "--bytes", "lots", *NETWORK), "lots"),
+    (("all_reduce", "--bytes", "0", *NETWORK), "'0'"),
+    (("all_reduce", "--from", "1KiB", *NETWORK), "--to"),
+    (("all_reduce", "--bytes", "1MiB", "--topology", "rong:8"), "Ring"),
+    (("all_reduce", "--bytes", "1MiB", *NETWORK, "--algorithm", "rong"), "rong"),
+    (("all_to_all", "--bytes", "1MiB", *NETWORK, "--algorithm", "halvingDoubling"), "all_to_all"),
+    (("all_reduce", "--bytes", "1MiB", *NETWORK, "--algorithm", "no.such:Thing"), "no.such"),
+    (("all_reduce", "--bytes", "1MiB", *NETWORK, "--group-size", "3"), "do not divide"),
+    (("all_reduce", "--bytes", "1MiB", *NETWORK, "--group-size", "4", "--algorithm", "direct"), "ring"),
+    (("all_reduce", "--bytes", "1MiB", *NETWORK, "--latency", "x"), "--latency"),
+    (("all_reduce", "--bytes", "1MiB", "--network", "no_such.yml"), "no_such.yml"),
+    (("all_gather", "--bytes", "4", *NETWORK), "8 bytes"),
+    (("--cases", "no_such.jsonl"), "no_such.jsonl"),
+    (("all_reduce", "--cases", "x.jsonl"), "--cases"),
+    ((), "--cases"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "problem"), BAD, ids=range(len(BAD)))
+def test_bad_input_is_one_line(arguments, problem, capsys):
+    assert run(["collective", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert len(captured.err.splitlines()) == 1
+    assert problem in captured.err
+
+
+def test_sizes():
+    sizes = {"64MiB": 64 << 20, "1GB": 10**9, "1048576": 1 << 20, "1.5KiB": 1536, "8 B": 8}
+    assert {text: parse_bytes(text) for text in sizes} == sizes
+    for text in ("", "MiB", "-1", "1.5", "1e9", "2000TiB", "9" * 50):
+        with pytest.raises(ForerunError):
+            parse_bytes(text)
