@@ -17,7 +17,7 @@ import numpy as np
 from forerun.astra.lower import LoweredTrace
 from forerun.astra.replay import Machine
 from forerun.astra.single import collective_times
-from forerun.astra.statistics import RankStatistics, rank_statistics, union_ns
+from forerun.astra.statistics import Mask, RankStatistics, rank_statistics, union_ns
 from forerun.astra.symmetry import delays_ns, distances
 from forerun.chakra.meetings import RankNodes
 from forerun.chakra.program import COLLECTIVES, TracedProgram, traced_program
@@ -86,7 +86,8 @@ def run_streams(
     for c, one in enumerate(traced.classes):
         nodes = slice(flat.class_ptr[c], flat.class_ptr[c + 1])
         start, end = timeline.start_ps[nodes] // _PS_PER_NS, timeline.end_ps[nodes] // _PS_PER_NS
-        of_class.append(_statistics(one, machine, start, end))
+        estimated = traced.program.ops.kind[flat.op[nodes]] == OpKind.MEMORY
+        of_class.append(_statistics(one, estimated, machine, start, end))
     return StreamReplay(tuple(of_class[c] for c in traced.class_of_rank), traced, timeline)
 
 
@@ -185,8 +186,8 @@ def _store_and_forward_ns(network: Network, source: I64, sink: I64, size: I64) -
     return total
 
 
-def _statistics(one: RankNodes, machine: Machine, start_ns: I64, end_ns: I64) -> RankStatistics:
-    """Statistics of a rank from when its nodes ran, by issue order."""
+def _statistics(one: RankNodes, estimated: Mask, machine: Machine, start_ns: I64, end_ns: I64) -> RankStatistics:
+    """Statistics of a rank from when its nodes ran, by issue order; `estimated` are those that the roofline timed."""
     trace, row, system = one.trace, one.row, machine.system
     n = len(row)
     gpu = (trace.kind[row] == NodeKind.COMP) & ~trace.is_cpu[row]
@@ -194,10 +195,9 @@ def _statistics(one: RankNodes, machine: Machine, start_ns: I64, end_ns: I64) ->
     duration = end_ns - start_ns
     performance = np.zeros(n)
     worked = gpu & (duration > 0) & (trace.num_ops[row] > 0) & (trace.tensor_size[row] > 0)
-    performance[worked] = trace.num_ops[row][worked] / (duration[worked] * 1e-9)
-    # A roofline time is cut to whole ns: what is within a ns of the peak has reached it.
-    at_peak = worked & (trace.num_ops[row] / (duration + 1) * 1e9 <= system.peak_flops)
-    performance[at_peak] = np.minimum(performance[at_peak], system.peak_flops)
+    ops, size = trace.num_ops[row][worked].astype(np.float64), trace.tensor_size[row][worked]
+    at_roofline = np.minimum(system.memory_bytes_per_s * (ops / size), system.peak_flops)
+    performance[worked] = np.where(estimated[worked], at_roofline, ops / (duration[worked] * 1e-9))
     done_order = np.empty(n, np.int64)
     done_order[np.lexsort((start_ns, end_ns))] = np.arange(n)
     nothing = np.zeros(0, np.int32)
