@@ -85,7 +85,7 @@ def read_exploration(path: str | Path) -> Exploration:
     pairs = _pairs(file.pairs, workloads, machines, place)
     npus = {name: machine.network.n_npus for name, machine in machines.items()}
     plan = _plan(file.plan or {}, {system: npus[system] for _, system in pairs}, place)
-    points = all_points(plan, pairs, npus, place)
+    points = all_points(plan, [(workloads[workload], system) for workload, system in pairs], npus, place)
     return Exploration(
         workloads,
         machines,

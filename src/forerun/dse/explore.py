@@ -60,6 +60,8 @@ def explore(
 def _simulate(
     missing: dict[str, Point], store: Store, pool: Processes[Point, Outcome], progress: Progress | None
 ) -> dict[str, Outcome]:
+    """Outcomes by key. Points whose traces have one structure follow each other, as it is made once."""
+    missing = dict(sorted(missing.items(), key=lambda item: _structure(item[1])))
     found: dict[str, Outcome] = {}
     fresh: list[tuple[str, Outcome]] = []
     kept_at = time.perf_counter()
@@ -76,6 +78,13 @@ def _simulate(
     finally:
         store.add(fresh)
     return found
+
+
+def _structure(point: Point) -> tuple[object, ...]:
+    """What the structure of a point's traces depends on."""
+    split = point.strategy
+    several = [degree > 1 for degree in (split.dp, split.tp, split.sp, split.ep)]
+    return point.workload, split.pp, split.weight_sharded, split.activation_recompute, several
 
 
 def evaluator_of(exploration: Exploration) -> Evaluator:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from forerun.dse.workload import Strategy
+from forerun.dse.workload import Strategy, Workload
 from forerun.errors import ForerunError
 
 AXES = tuple(field.name for field in fields(Strategy))
@@ -38,12 +38,13 @@ class Plan:
     activation_recompute: tuple[bool, ...] = (False,)
     factors: Literal["divisors", "powers_of_two"] = "divisors"
 
-    def strategies(self, n_npus: int) -> Iterator[Strategy]:
-        """Every strategy with as many ranks as there are NPUs, the last axis fastest."""
+    def strategies(self, n_npus: int, experts: bool = True) -> Iterator[Strategy]:
+        """Every strategy with as many ranks as there are NPUs, the last axis fastest; without experts ep is 1."""
         every = [n for n in range(1, n_npus + 1) if n_npus % n == 0]
         if self.factors == "powers_of_two":
             every = [n for n in every if n & (n - 1) == 0]
         values = [getattr(self, name) if getattr(self, name) is not None else every for name in _DEGREES]
+        values[-1] = values[-1] if experts else (1,)
         for dp, tp, sp, pp, ep in _products(values, n_npus):
             for sharded in self.weight_sharded:
                 for recompute in self.activation_recompute:
@@ -111,8 +112,8 @@ def _values(point: Point) -> list[tuple[str, object]]:
     return [pair, *((name, getattr(point.strategy, name)) for name in AXES)]
 
 
-def all_points(plan: Plan, pairs: Sequence[tuple[str, str]], npus: dict[str, int], place: str) -> list[Point]:
-    """Every point of every (workload, system) pair.
+def all_points(plan: Plan, pairs: Sequence[tuple[Workload, str]], npus: Mapping[str, int], place: str) -> list[Point]:
+    """Every point of every pair of a workload and a system; `npus` is by system.
 
     Raises:
         ForerunError: no strategy fills a system, or there are too many points.
@@ -120,8 +121,8 @@ def all_points(plan: Plan, pairs: Sequence[tuple[str, str]], npus: dict[str, int
     points: list[Point] = []
     for workload, system in pairs:
         before = len(points)
-        for strategy in plan.strategies(npus[system]):
-            points.append(Point(workload, system, strategy))
+        for strategy in plan.strategies(npus[system], experts=not workload.is_first):
+            points.append(Point(workload.name, system, strategy))
             if len(points) > MOST_POINTS:
                 raise ForerunError(
                     f"{place}: plan: more than {MOST_POINTS:,} points; list fewer values of dp, tp, sp, pp or ep"

@@ -43,7 +43,7 @@ def print_exploration(out: Console, explored: Explored, top: int) -> None:
 def _print_pair(out: Console, pair: PairResult, top: int) -> None:
     out.print(Text(f"{pair.workload} on {pair.system}: {pair.npus:,} NPUs, {len(pair.rows):,} points", style="bold"))
     for row in pair.failed[:_MOST_ERRORS]:
-        out.print(f"  failed: {strategy_words(row.point.strategy)}: {row.error}")
+        out.print(f"  failed: {strategy_words(row.point.strategy)}: {row.error}", soft_wrap=True)
     if len(pair.failed) > _MOST_ERRORS:
         out.print(f"  and {len(pair.failed) - _MOST_ERRORS:,} more failed")
     if not pair.ranked:
@@ -60,7 +60,7 @@ def _print_pair(out: Console, pair: PairResult, top: int) -> None:
             _print_points(out, title, within[:top])
         else:
             least = min(row.peak_memory_gib or 0.0 for row in pair.ranked)
-            out.print(Text(f"{title}: the smallest needs {least:.1f} GiB", style="bold"))
+            out.print(Text(f"{title}: the smallest needs {_gib(least)} GiB", style="bold"))
             out.print()
     _print_points(out, "Pareto front, time against peak memory", pair.pareto)
     if pair.trends:
@@ -82,7 +82,7 @@ def _print_points(out: Console, title: str, rows: Sequence[Row]) -> None:
             percent(figures.exposed_communication_ns / figures.time_ns if figures.time_ns else 0.0),
             seconds(figures.comm_time_ns * 1e-9),
             f"{figures.avg_compute_util_pct:.1f}%",
-            f"{row.peak_memory_gib:.1f}" + ("!" if row.fits is False else ""),
+            _gib(row.peak_memory_gib or 0.0) + ("!" if row.fits is False else ""),
         )
     out.print(table)
     if any(row.fits is False for row in rows):
@@ -102,11 +102,15 @@ def _print_trends(out: Console, trends: Sequence[TrendRow]) -> None:
             f"{row.points:,}",
             seconds(row.best_ns * 1e-9),
             seconds(row.median_ns * 1e-9),
-            f"{row.least_memory_gib:.1f}",
+            _gib(row.least_memory_gib),
         )
         before = row.axis
     out.print(table)
     out.print()
+
+
+def _gib(size: float) -> str:
+    return f"{size:.1f}" if size >= 10 else f"{size:.3g}"
 
 
 def _table(*columns: str) -> Table:
