@@ -100,7 +100,7 @@ def _balanced(points: Sequence[Point], shuffled: list[int], n: int) -> list[int]
     while len(taken) < n:
         while waiting and len(near) < _LOOKED_AT:
             near.append(waiting.pop())
-        best = min(near, key=lambda i: sum(counts[value] for value in _values(points[i])))
+        best = min(near, key=lambda i: sorted((counts[value] for value in _values(points[i])), reverse=True))
         near.remove(best)
         taken.append(best)
         counts.update(_values(points[best]))

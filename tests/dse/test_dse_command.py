@@ -1,0 +1,61 @@
+"""`forerun dse`, run as a user runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dse_files import POINTS, changed, write
+
+COMMAND = Path(sys.executable).with_name("forerun")
+
+
+@pytest.fixture
+def dse(tmp_path):
+    def run(data, *arguments):
+        path = write(tmp_path, data)
+        return subprocess.run(
+            [str(COMMAND), "dse", str(path), "--out", str(tmp_path / "out"), *arguments],
+            capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path,
+        )  # fmt: skip
+
+    return run
+
+
+def test_the_report_names_the_best_points_the_front_and_the_trends(dse, tmp_path):
+    done = dse(changed(("memory_limit_gib", 0.004)), "--jobs", "1")
+    assert done.returncode == 0, done.stderr
+    for words in ("tiny on torus: 8 NPUs, 40 points", "Fastest, memory unlimited", "Fastest within 0.004 GiB"):
+        assert words in done.stdout
+    for words in ("Pareto front", "Trend of each axis", "weight sharded", f"{POINTS} simulated", "points/s"):
+        assert words in done.stdout
+    assert (tmp_path / "out" / "results.csv").is_file()
+
+
+def test_a_second_run_knows_everything(dse):
+    assert dse(changed(), "--no-plot").returncode == 0
+    record = json.loads(dse(changed(), "--json", "--no-plot", "--top", "1").stdout)
+    assert (record["simulated"], record["known"], record["failed"]) == (0, POINTS, 0)
+    assert len(record["pairs"][0]["best"]) == 1
+
+
+def test_the_plot_is_a_picture(dse, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert dse(changed(("memory_limit_gib", 0.004)), "--plot").returncode == 0
+    assert (tmp_path / "out" / "pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bad_input_is_one_line_and_writes_nothing(dse, tmp_path):
+    done = dse(changed(("plan.dp", 3)))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert "plan: no dp x tp x sp" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_that_fits_is_said_by_the_exit_code(dse):
+    done = dse(changed(("memory_limit_gib", 1e-9)), "--no-plot")
+    assert done.returncode == 3
+    assert "0 of 40 points fit" in done.stdout
