@@ -97,7 +97,7 @@ def test_other_metadata_says_nothing_about_groups(text):
 
 
 def test_lenient_reading_leaves_out_control_dependencies_on_nodes_that_are_gone(tmp_path):
-    path = write(tmp_path / "a.0.et", [comp(1), comp(2, ctrl=[77, 1]), comp(3, ctrl=[78])])
+    path = write(tmp_path / "a.0.et", [comp(1), comp(2, ctrl=[77, 1]), comp(3, ctrl=[78, 3])])
     with pytest.raises(ForerunError, match="node 2: control dependency on node 77"):
         read_rank(path)
     trace = read_rank(path, lenient=True)
@@ -105,6 +105,13 @@ def test_lenient_reading_leaves_out_control_dependencies_on_nodes_that_are_gone(
     assert trace.ctrl.tolist() == [0]
     with pytest.raises(ForerunError, match="data dependency on node 9"):
         read_rank(write(tmp_path / "b.0.et", [comp(1, data=[9])]), lenient=True)
+
+
+def test_lenient_reading_breaks_circles_at_control_dependencies_against_the_data(tmp_path):
+    caller = [comp(1), comp(2, data=[1], ctrl=[3]), comp(3, data=[2]), comp(4, ctrl=[3])]
+    trace = read_rank(write(tmp_path / "a.0.et", caller), lenient=True)
+    assert trace.ctrl_ptr.tolist() == [0, 0, 0, 0, 1]
+    assert trace.ctrl.tolist() == [2]
 
 
 def test_what_launches_a_collective_on_the_host_is_host_work(tmp_path):

@@ -20,7 +20,7 @@ from forerun.chakra.attributes import (
     truth,
     whole_number,
 )
-from forerun.chakra.graph import NodeRows, as_numpy
+from forerun.chakra.graph import NodeRows, as_numpy, feasible
 from forerun.chakra.groups import process_groups
 from forerun.chakra.trace import CommType, NodeKind, RankTrace
 from forerun.program.types import I32, I64
@@ -206,7 +206,7 @@ class Columns:
     def finish(self, lenient: bool = False) -> RankTrace:
         """The trace; raises ValueError: a node id twice, a dependency on no node of the trace or on the node itself.
 
-        With `lenient`, control dependencies on no node of the trace are left out.
+        With `lenient`, control dependencies are left out that can't be met: see `feasible`.
         """
         column = {name: as_numpy(values) for name, values in zip(_NODE_COLUMNS, self._node, strict=True)}
         for (name, (_, default)), values in zip(_COMMUNICATION_COLUMNS.items(), self._communication, strict=True):
@@ -220,9 +220,11 @@ class Columns:
         twice = rows.repeated()
         if len(twice):
             raise ValueError(f"node {twice[0]}: two nodes have this id; give every node its own")
-        wanted_ctrl = as_numpy(self._ctrl)
+        data = _dependencies(rows, as_numpy(self._data), data_ptr, "data")
         if lenient:
-            ctrl_ptr, wanted_ctrl = _without_missing(rows, ctrl_ptr, wanted_ctrl)
+            ctrl_ptr, ctrl = feasible(data_ptr, data, ctrl_ptr, rows.of(as_numpy(self._ctrl)))
+        else:
+            ctrl = _dependencies(rows, as_numpy(self._ctrl), ctrl_ptr, "control")
         stream = None
         if len(self._streams):
             stream = np.full(len(self), -1, np.int32)
@@ -230,9 +232,9 @@ class Columns:
         return RankTrace(
             **{**column, "is_cpu": column["is_cpu"].astype(np.bool_)},
             data_ptr=data_ptr,
-            data=_dependencies(rows, as_numpy(self._data), data_ptr, "data"),
+            data=data,
             ctrl_ptr=ctrl_ptr,
-            ctrl=_dependencies(rows, wanted_ctrl, ctrl_ptr, "control"),
+            ctrl=ctrl,
             input_ptr=input_ptr,
             input_tensor=as_numpy(self._inputs),
             output_ptr=output_ptr,
@@ -277,12 +279,6 @@ def _dependencies(rows: NodeRows, wanted: npt.NDArray[np.uint64], pointer: I64, 
             raise ValueError(f"{node} node {wanted[wrong]}, which is not in the trace")
         raise ValueError(f"{node} itself; remove it")
     return found
-
-
-def _without_missing(rows: NodeRows, pointer: I64, wanted: npt.NDArray[np.uint64]) -> tuple[I64, Any]:
-    """Dependencies without those on no node of the trace."""
-    known = rows.of(wanted) >= 0
-    return np.concatenate([[0], np.cumsum(known)]).astype(np.int64)[pointer], wanted[known]
 
 
 def _is_launcher(attributes: dict[str, Value]) -> bool:

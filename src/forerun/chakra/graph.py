@@ -158,3 +158,32 @@ def cycle(pointer: I64, dependencies: I32, depth: I32) -> list[int]:
         waited = waited[waited >= 0]
         row = int(waited[depth[waited] == 0][0])
     return path[place[row] :]
+
+
+def feasible(data_ptr: I64, data: I32, ctrl_ptr: I64, ctrl: I32) -> tuple[I64, I32]:
+    """Control dependencies (CSR) without those that can't be met: on no node (negative), on the node itself, and in a
+    circle those against the order of data dependencies.
+
+    In PyTorch's traces they are the caller of a node, which a converter may have dropped or put behind what it calls.
+    """
+    n = len(ctrl_ptr) - 1
+    owner = np.repeat(np.arange(n), np.diff(ctrl_ptr))
+    kept = (ctrl >= 0) & (ctrl != owner)
+    owner, ctrl = owner[kept], ctrl[kept]
+    user = np.concatenate([np.repeat(np.arange(n), np.diff(data_ptr)), owner])
+    wanted = np.concatenate([data, ctrl])
+    stuck = depths(*_by_owner(user, wanted, n)) == 0
+    if stuck.any():
+        # Neither behind a circle nor before one.
+        stuck &= depths(*_by_owner(wanted, user, n)) == 0
+        place = np.empty(n, np.int64)
+        place[np.lexsort((np.arange(n), depths(data_ptr, data)))] = np.arange(n)
+        kept = ~(stuck[owner] & stuck[ctrl]) | (place[ctrl] < place[owner])
+        owner, ctrl = owner[kept], ctrl[kept]
+    return np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n))]).astype(np.int64), ctrl
+
+
+def _by_owner(owner: npt.NDArray[Any], values: npt.NDArray[Any], n: int) -> tuple[I64, I32]:
+    """Values of each of `n` owners, as CSR."""
+    pointer = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n))]).astype(np.int64)
+    return pointer, values[np.argsort(owner, kind="stable")].astype(np.int32)

@@ -33,7 +33,8 @@ def metadata(path: str | Path) -> Any:
 def read_rank(path: str | Path, names: bool = False, tensors: bool = True, lenient: bool = False) -> RankTrace:
     """One rank's trace in columns; `names` keeps node and tensor names, `tensors` the inputs and outputs of nodes.
 
-    `lenient` leaves out control dependencies on nodes that are not there, as converters of real traces leave them.
+    `lenient` leaves out control dependencies that can't be met (on nodes that are not there, in circles): converters of
+    PyTorch's traces write such.
 
     Number attributes may have any number type or be texts. A tensor has the size it is first given.
 
