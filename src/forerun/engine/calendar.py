@@ -30,6 +30,9 @@ OVERFLOW = 3
 """set once a table is full: the run has to start again with larger ones"""
 _FREE_WAKE = 4
 _FREE_CALLBACK = 5
+_USED_WAKE = 6
+_USED_CALLBACK = 7
+"""records from here on were never used: memory that nothing touches costs nothing"""
 
 WAKE = np.int64(0)
 """kind of the event that runs a wake; all other kinds are the owner's"""
@@ -48,12 +51,11 @@ class Calendar(NamedTuple):
 
 def new_calendar(n_actors: int, capacity: int) -> Calendar:
     """An empty calendar with room for `capacity` events, and as many callbacks."""
-    wake = np.zeros(capacity, _WAKE)
-    callback = np.zeros(capacity, _CALLBACK)
-    for pool in (wake, callback):
-        pool["next"] = np.arange(1, capacity + 1)
-        pool["next"][-1] = -1
-    return Calendar(np.zeros(6, np.int64), np.zeros(capacity, _EVENT), wake, np.full(n_actors, -1, np.int64), callback)
+    clock = np.zeros(8, np.int64)
+    clock[_FREE_WAKE] = clock[_FREE_CALLBACK] = -1
+    tables = (np.zeros(capacity, kind) for kind in (_EVENT, _WAKE, _CALLBACK))
+    event, wake, callback = tables
+    return Calendar(clock, event, wake, np.full(n_actors, -1, np.int64), callback)
 
 
 @kernel
@@ -133,15 +135,24 @@ def register(calendar: Calendar, actor: int, delay: int, kind: int, arg: int, ex
     while w >= 0 and wake[w].time != time:
         w = wake[w].next
     c = clock[_FREE_CALLBACK]
-    if c < 0:
-        clock[OVERFLOW] = 1
-        return
-    if w < 0:
-        w = clock[_FREE_WAKE]
-        if w < 0:
+    if c >= 0:
+        clock[_FREE_CALLBACK] = callback[c].next
+    else:
+        c = clock[_USED_CALLBACK]
+        if c == len(callback):
             clock[OVERFLOW] = 1
             return
-        clock[_FREE_WAKE] = wake[w].next
+        clock[_USED_CALLBACK] = c + 1
+    if w < 0:
+        w = clock[_FREE_WAKE]
+        if w >= 0:
+            clock[_FREE_WAKE] = wake[w].next
+        else:
+            w = clock[_USED_WAKE]
+            if w == len(wake):
+                clock[OVERFLOW] = 1
+                return
+            clock[_USED_WAKE] = w + 1
         wake[w].time = time
         wake[w].actor = actor
         wake[w].head = -1
@@ -149,7 +160,6 @@ def register(calendar: Calendar, actor: int, delay: int, kind: int, arg: int, ex
         wake[w].next = calendar.first_wake[actor]
         calendar.first_wake[actor] = w
         schedule(calendar, time, WAKE, w)
-    clock[_FREE_CALLBACK] = callback[c].next
     callback[c].kind = kind
     callback[c].arg = arg
     callback[c].extra = extra

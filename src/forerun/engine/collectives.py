@@ -107,6 +107,13 @@ _SEND_UP = 3
 _WAIT_PARENT = 4
 _SEND_DOWN = 5
 _END = 6
+_OVER = 7
+_MOVE_NOTHING = 0
+_MOVE_POST = 1  # receives from the children
+_MOVE_BUNDLE = 2
+_MOVE_REDUCE = 3
+_MOVE_UP = 4
+_MOVE_DOWN = 5
 _NOBODY = np.int64(-1)
 _REDUCED = np.int64(1)
 _PLAIN = np.int64(0)
@@ -238,14 +245,16 @@ def _send_and_post(engine: Engine, actor: int, s: int, to_index: int, from_index
 def find_stream(engine: Engine, actor: int, communicator: int, number: int) -> int:
     """The stream of `actor` with that number in the communicator."""
     streams = engine.streams
-    for s in range(actor * streams.capacity, (actor + 1) * streams.capacity):
+    first = actor * streams.capacity
+    for k in range(streams.capacity):
+        s = first + (number + k) % streams.capacity
         stream = streams.stream[s]
         if (
             stream.node >= 0
             and stream.number == number
             and engine.collectives.call[stream.call].communicator == communicator
         ):
-            return s
+            return int(s)
     return -1
 
 
@@ -310,71 +319,81 @@ def _tree_step(engine: Engine, actor: int, s: int, phase: Any, received: int) ->
     """One step of the double binary tree all-reduce; whether the phase is over."""
     stream = engine.streams.stream[s]
     row = phase.tree + stream.tree * phase.n + stream.index
-    parent, left, right = (
-        engine.collectives.tree[row, 0],
-        engine.collectives.tree[row, 1],
-        engine.collectives.tree[row, 2],
-    )
-    size = phase.message
+    tree = engine.collectives.tree
+    parent, left, right = tree[row, 0], tree[row, 1], tree[row, 2]
     if parent < 0:
-        return _root_step(engine, actor, s, phase, max(left, right))
-    if left < 0 and right < 0:
-        return _leaf_step(engine, actor, s, phase, parent)
+        move = _root_move(stream)
+    elif left < 0 and right < 0:
+        move = _leaf_move(stream)
+    else:
+        move = _inner_move(stream, received)
+    if move in (_MOVE_BUNDLE, _MOVE_REDUCE):
+        _bundle(engine, actor, s, phase, phase.message, _REDUCED if move == _MOVE_REDUCE else _PLAIN)
+    elif move != _MOVE_NOTHING:
+        for k in range(2):
+            other = left if k == 0 else right
+            to, source = _NOBODY, _NOBODY
+            if move == _MOVE_POST:
+                source = other
+            elif move == _MOVE_DOWN:
+                to = other
+            elif k == 0:
+                to, source = parent, parent
+            _send_and_post(engine, actor, s, to, source, phase.message)
+    return bool(move == _MOVE_DOWN or stream.state == _OVER)
+
+
+@kernel
+def _inner_move(stream: Any, received: int) -> int:
+    """What a rank with parent and children does next."""
     if stream.state == 0:
-        _send_and_post(engine, actor, s, _NOBODY, left, size)
-        _send_and_post(engine, actor, s, _NOBODY, right, size)
         stream.state = _WAIT_TWO
-    elif stream.state == _WAIT_TWO and received:
-        _bundle(engine, actor, s, phase, size, _REDUCED)
+        return _MOVE_POST
+    if stream.state == _WAIT_TWO and received:
         stream.state = _WAIT_ONE
-    elif stream.state == _WAIT_ONE and received:
-        _bundle(engine, actor, s, phase, size, _REDUCED)
+        return _MOVE_REDUCE
+    if stream.state == _WAIT_ONE and received:
         stream.state = _SEND_UP
-    elif stream.reductions < 1 and not received:
+        return _MOVE_REDUCE
+    if stream.reductions < 1 and not received:
         stream.reductions += 1
     elif stream.state == _SEND_UP:
-        _send_and_post(engine, actor, s, parent, parent, size)
         stream.state = _WAIT_PARENT
+        return _MOVE_UP
     elif stream.state == _WAIT_PARENT and received:
-        _bundle(engine, actor, s, phase, size, _REDUCED)
         stream.state = _SEND_DOWN
+        return _MOVE_REDUCE
     elif stream.state == _SEND_DOWN:
-        _send_and_post(engine, actor, s, left, _NOBODY, size)
-        _send_and_post(engine, actor, s, right, _NOBODY, size)
-        return True
-    return False
+        return _MOVE_DOWN
+    return _MOVE_NOTHING
 
 
 @kernel
-def _root_step(engine: Engine, actor: int, s: int, phase: Any, child: int) -> bool:
-    stream = engine.streams.stream[s]
+def _root_move(stream: Any) -> int:
+    """What the root, which has one child, does next."""
     if stream.state == 0:
-        _send_and_post(engine, actor, s, _NOBODY, child, phase.message)
         stream.state = _WAIT_ONE
-    elif stream.state == _WAIT_ONE:
-        _bundle(engine, actor, s, phase, phase.message, _REDUCED)
+        return _MOVE_POST
+    if stream.state == _WAIT_ONE:
         stream.state = _SEND_DOWN
-    elif stream.state == _SEND_DOWN:
-        _send_and_post(engine, actor, s, child, _NOBODY, phase.message)
-        return True
-    return False
+        return _MOVE_REDUCE
+    return _MOVE_DOWN
 
 
 @kernel
-def _leaf_step(engine: Engine, actor: int, s: int, phase: Any, parent: int) -> bool:
-    stream = engine.streams.stream[s]
+def _leaf_move(stream: Any) -> int:
+    """What a rank without children does next."""
     if stream.state == 0:
-        _bundle(engine, actor, s, phase, phase.message, _PLAIN)
         stream.state = _SEND_UP
-    elif stream.state == _SEND_UP:
-        _send_and_post(engine, actor, s, parent, parent, phase.message)
+        return _MOVE_BUNDLE
+    if stream.state == _SEND_UP:
         stream.state = _WAIT_PARENT
-    elif stream.state == _WAIT_PARENT:
-        _bundle(engine, actor, s, phase, phase.message, _PLAIN)
+        return _MOVE_UP
+    if stream.state == _WAIT_PARENT:
         stream.state = _END
-    else:
-        return True
-    return False
+        return _MOVE_BUNDLE
+    stream.state = _OVER
+    return _MOVE_NOTHING
 
 
 @kernel
@@ -543,10 +562,11 @@ def start_collective(engine: Engine, actor: int, node: int, c: int, position: in
     if call.n_phases == 0:
         return
     member = collectives.member_ptr[call.communicator] + position
-    s = actor * streams.capacity
+    first = actor * streams.capacity
     for _ in range(call.n_chunks):
+        s = first + streams.n_made[member] % streams.capacity
         while streams.stream[s].node >= 0:
-            s += 1
+            s = s + 1 if s + 1 < first + streams.capacity else first
         stream = streams.stream[s]
         stream.node = node
         stream.call = c

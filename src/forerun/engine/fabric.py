@@ -68,7 +68,7 @@ class Traffic(NamedTuple):
     """Messages under way."""
 
     message: Records
-    """pool; [0] is never used as a message: its `next` heads the free list"""
+    """pool; [0] is never used as a message: its `next` heads the free list, its `link` is the last one ever used"""
     link_busy: npt.NDArray[np.bool_]
     link_head: I64
     link_tail: I64
@@ -84,8 +84,6 @@ LINK_FREE = np.int64(2)
 
 def new_traffic(fabric: Fabric, capacity: int) -> Traffic:
     message = np.zeros(capacity, MESSAGE)
-    message["next"] = np.arange(1, capacity + 1)
-    message["next"][-1] = 0
     n_links = len(fabric.link_to)
     empty = [np.zeros(n_links, np.int64) for _ in range(4)]
     return Traffic(message, np.zeros(n_links, np.bool_), *empty)
@@ -116,10 +114,14 @@ def new_message(
     """A message from the pool, 0 if there is none left."""
     message = traffic.message
     m = message[0].next
-    if m == 0:
-        calendar.clock[OVERFLOW] = 1
-        return 0
-    message[0].next = message[m].next
+    if m > 0:
+        message[0].next = message[m].next
+    else:
+        m = message[0].link + 1
+        if m == len(message):
+            calendar.clock[OVERFLOW] = 1
+            return 0
+        message[0].link = m
     message[m].to = to
     message[m].target = target
     message[m].communicator = communicator
