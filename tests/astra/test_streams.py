@@ -302,3 +302,40 @@ def test_random_traces_end_on_all_ranks(traces):
     ranks = replay_streams(traces, PAIRS, machine(4))
     assert all(rank.wall_time >= rank.gpu_time + rank.exposed_communication for rank in ranks)
     assert all(rank.comm_time >= rank.exposed_communication for rank in ranks)
+
+
+@st.composite
+def nonsense(draw):
+    """Nodes of any kind with any figures, waiting for any nodes."""
+    n = draw(st.integers(1, 6))
+    nodes = []
+    for row in range(n):
+        others = st.sampled_from([k for k in range(n) if k != row]) if n > 1 else st.nothing()
+        nodes.append(
+            {
+                "kind": draw(st.sampled_from(list(NodeKind))),
+                "is_cpu": draw(st.booleans()),
+                "duration_us": draw(st.integers(0, 10)),
+                "num_ops": draw(st.integers(0, 1 << 62)),
+                "tensor_size": draw(st.integers(0, 1 << 40)),
+                "comm_type": draw(st.sampled_from(list(CommType)[1:])),
+                "comm_size": draw(st.integers(0, 1 << 30)),
+                "comm_tag": draw(st.integers(-1, 1)),
+                "peer": draw(st.integers(-1, 3)),
+                "group": draw(st.sampled_from([None, "a", "b", "?"])),
+                "after": tuple(draw(st.lists(others, max_size=2))) if n > 1 else (),
+            }
+        )
+    one = trace(nodes)
+    return streams(one, *draw(st.lists(st.integers(-1, 20), min_size=n, max_size=n))) if draw(st.booleans()) else one
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(nonsense(), min_size=2, max_size=2), st.booleans())
+def test_any_traces_give_figures_or_an_error(traces, equal):
+    traces = traces[:1] * 2 if equal else traces
+    try:
+        ranks = replay_streams(traces, {"a": (0, 1), "b": (1,)}, machine())
+    except ForerunError:
+        return
+    assert all(rank.wall_time >= rank.gpu_time for rank in ranks)
