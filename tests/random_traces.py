@@ -80,7 +80,7 @@ def programs(draw, n_ranks=4, groups=None, messages=True):
         back = draw(st.integers(1, 3))
         after = tuple(range(max(0, step - back), step)) if draw(st.booleans()) else ()
         if what == "comp":
-            node = comp(draw(st.integers(1, 10**7)), draw(st.integers(0, 10**6)), after)
+            node = comp(draw(st.integers(1, 10**7)), draw(st.integers(1, 10**6)), after)
             for nodes in of_rank:
                 nodes.append(node)
         elif what == "collective":

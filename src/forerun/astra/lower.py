@@ -98,6 +98,7 @@ def _costs(
     action[(kind == NodeKind.INVALID) | (kind == NodeKind.METADATA)] = INSTANT
     comm = kind == NodeKind.COLLECTIVE
     _refuse(trace, row, is_cpu & (kind >= NodeKind.SEND), place, "a communication node can't run on the host")
+    _refuse(trace, row, comm & (trace.comm_size[row] < 0), place, "its size is below 0")
     action[comm & (trace.comm_type[row] != CommType.BROADCAST)] = COLLECTIVE
     action[kind == NodeKind.SEND] = SEND
     duration_ns[kind == NodeKind.SEND] = UNKNOWN_NS
@@ -109,6 +110,7 @@ def _costs(
         timed = (kind == NodeKind.COMP) & ~is_cpu
         size = trace.tensor_size[row].astype(np.float64)
         ops = trace.num_ops[row].astype(np.float64)
+        _refuse(trace, row, timed & ((size < 0) | (ops < 0)), place, "its tensor_size or num_ops is below 0")
         action[timed & (size == 0)] = INSTANT
         timed &= size > 0
         if timed.any():

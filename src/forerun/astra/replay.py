@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ from forerun.astra.lower import (
     of_other,
 )
 from forerun.astra.remote_memory import NO_EXPANSION, RemoteMemory
-from forerun.astra.run import SlotRun, run_program
+from forerun.astra.run import Deadlock, SlotRun, run_program
 from forerun.astra.statistics import RankStatistics, rank_statistics
 from forerun.astra.system import System
 from forerun.chakra.trace import CommGroups, RankTrace, same_columns
@@ -82,7 +83,9 @@ def replay(
     if fold and not machine.aware and machine.n_queues == 1 and machine.injection_scale == 1.0:
         for folding in (fold_classes, fold_collectives):
             folded = folding(lowered, comm_groups, times, order)
-            if folded is not None:
+            if folded is None:
+                continue
+            with suppress(Deadlock):  # the run of every rank tells better who waits for what
                 run = run_program(folded.program, folded.tables, fabric_of(machine.network, aware=False))
                 if folded.holds(run.result):
                     return _replay(folded.program, run, folded.actor_of_rank, machine.system)

@@ -8,7 +8,7 @@ import numpy as np
 
 from forerun.astra.collectives import CollectiveTables
 from forerun.astra.lower import LoweredProgram
-from forerun.engine.calendar import new_calendar
+from forerun.engine.calendar import SEQUENCE, new_calendar
 from forerun.engine.collectives import STREAM, Engine, Streams
 from forerun.engine.fabric import Fabric, new_traffic
 from forerun.engine.mailbox import new_mailbox
@@ -20,7 +20,14 @@ from forerun.program.types import I64
 _SMALLEST = 1 << 10
 _LARGEST = 1 << 27
 """outstanding events; beyond this the tables would take more than 10 GB"""
+_LATEST_NS = 1 << 62
+_MOST_BYTES = 1 << 33
+"""of the tables of chunks"""
 _LISTED = 4
+
+
+class Deadlock(ForerunError):
+    """Ranks wait for each other for ever: the message names for what."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +37,16 @@ class SlotRun:
     result: Result
     link_busy_ns: I64
     link_bytes: I64
+    n_events: int
+    """of the simulation"""
 
 
 def run_program(program: LoweredProgram, tables: CollectiveTables, fabric: Fabric) -> SlotRun:
     """Run `program`.
 
     Raises:
-        ForerunError: some node never ran: the message names what the ranks wait for; or more messages are under way at
-            the same time than fit in memory.
+        Deadlock: some node never ran.
+        ForerunError: more messages are under way at the same time than fit in memory, or times that can't be counted.
     """
     capacity = _SMALLEST
     while True:
@@ -53,15 +62,22 @@ def run_program(program: LoweredProgram, tables: CollectiveTables, fabric: Fabri
         capacity *= 8
         if capacity > _LARGEST:
             raise ForerunError("more messages are under way at the same time than the simulation can hold")
+    if (result.end_ns < result.start_ns)[result.end_ns >= 0].any() or result.end_ns.max(initial=0) > _LATEST_NS:
+        raise ForerunError("it takes longer than a simulation can count in ns; look at bandwidths, latencies and sizes")
     if (result.finish_ns < 0).any() or (result.end_ns < 0).any():
-        raise ForerunError(_deadlock(program, result))
-    return SlotRun(result, engine.traffic.link_used_ns, engine.traffic.link_bytes)
+        raise Deadlock(_deadlock(program, result))
+    return SlotRun(result, engine.traffic.link_used_ns, engine.traffic.link_bytes, int(engine.calendar.clock[SEQUENCE]))
 
 
 def _engine(program: LoweredProgram, tables: CollectiveTables, fabric: Fabric, capacity: int) -> Engine:
     collectives = tables.tables()
     n_actors = len(program.nodes.first) - 1
     most = 2 * tables.most_chunks
+    width = STREAM.itemsize + 8 * (tables.most_phases + tables.n_queues * len(tables.dims))
+    if n_actors * most * width > _MOST_BYTES:
+        raise ForerunError(
+            f"{tables.most_chunks:,} chunks on each of {n_actors:,} ranks are too many; use fewer splits"
+        )
     n_queues, n_dims = tables.n_queues * len(tables.dims), len(tables.dims)
     stream = np.zeros(n_actors * most, STREAM)
     stream["node"] = -1

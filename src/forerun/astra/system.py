@@ -30,10 +30,10 @@ class System(BaseModel):
     )
 
     scheduling_policy: Literal["LIFO", "FIFO", "EXPLICIT"] = "LIFO"
-    endpoint_delay: int = Field(10, ge=0)
+    endpoint_delay: int = Field(10, ge=0, le=10**12)
     """ns between a packet's arrival and the next one"""
-    active_chunks_per_dimension: int = Field(1, ge=1)
-    preferred_dataset_splits: int = Field(1, ge=1)
+    active_chunks_per_dimension: int = Field(1, ge=1, le=10**9)
+    preferred_dataset_splits: int = Field(1, ge=1, le=10**9)
     collective_optimization: Literal["baseline", "localBWAware"] = "baseline"
     all_reduce_implementation: tuple[str, ...] = ()
     all_gather_implementation: tuple[str, ...] = ()
@@ -43,9 +43,9 @@ class System(BaseModel):
     """prefix of traces, one a rank, that say what an all-reduce of all ranks does"""
     all_gather_implementation_chakra: tuple[str, ...] = Field((), max_length=1)
     all_to_all_implementation_chakra: tuple[str, ...] = Field((), max_length=1)
-    local_mem_bw: float = Field(0.0, ge=0)
+    local_mem_bw: float = Field(0.0, ge=0, le=1e12)
     """GB/s of 1e9 bytes"""
-    peak_perf: float = Field(0.0, ge=0)
+    peak_perf: float = Field(0.0, ge=0, le=1e12)
     """TFLOPS"""
     roofline_enabled: bool = False
     replay_only: bool = False
