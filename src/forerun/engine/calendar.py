@@ -25,7 +25,8 @@ _CALLBACK = np.dtype(
 
 NOW = 0
 _N_EVENTS = 1
-_SEQUENCE = 2
+SEQUENCE = 2
+"""events that were ever scheduled"""
 OVERFLOW = 3
 """set once a table is full: the run has to start again with larger ones"""
 _FREE_WAKE = 4
@@ -104,8 +105,8 @@ def schedule(calendar: Calendar, time: int, kind: int, arg: int) -> None:
         clock[OVERFLOW] = 1
         return
     clock[_N_EVENTS] = i + 1
-    sequence = clock[_SEQUENCE]
-    clock[_SEQUENCE] = sequence + 1
+    sequence = clock[SEQUENCE]
+    clock[SEQUENCE] = sequence + 1
     i = open_slot(event, i, time, sequence)
     event[i].time = time
     event[i].sequence = sequence
