@@ -106,6 +106,15 @@ def test_groups_are_as_far_apart_as_the_mesh_says():
     assert all(rank in group for rank, mine in enumerate(own) for group in mine)
 
 
+def test_a_reduction_over_stages_takes_a_rank_of_each():
+    traces, groups = to_traces(symbolic(pp=4, n_microbatches=4))
+    # First and last stage also sum the gradients of the embedding that they share.
+    assert groups == {"1": (0, 3)}
+    called = [trace.group[trace.kind == NodeKind.COLLECTIVE].tolist() for trace in traces]
+    assert len(traces) == 4
+    assert all(-1 in groups_of_rank for groups_of_rank in called)
+
+
 def test_stages_send_to_the_same_place_of_the_next_stage():
     traces, _ = to_traces(symbolic(pp=2, dp_shard=4, n_microbatches=4))
     for rank, trace in enumerate(traces):
@@ -164,7 +173,7 @@ def test_a_group_that_does_not_fit_its_ranks_is_named():
     program = Program(
         ops.build(), (block.build("b"),), (rank_class("one", [0]),), (CommGroup("tp", 4, 1, 4),), (), ("m",)
     )
-    with pytest.raises(ForerunError, match="group 'tp' of 4 ranks, 1 apart, does not divide the 1 ranks of class"):
+    with pytest.raises(ForerunError, match="group 'tp' of 4 ranks, 1 apart, does not divide the 1 ranks"):
         to_traces(program)
 
 

@@ -157,15 +157,16 @@ class _Places:
         return self.ranks[number][place]
 
     def _members(self, program: Program, number: int, owner: int, place: int) -> tuple[int, ...]:
-        """Ranks of a group inside a class: as many apart as the group says."""
-        group, ranks = program.groups[number], self.ranks[owner]
+        """Ranks of a group, as many apart as the group says; one wider than a class takes a rank of each."""
+        group, ranks = program.groups[number], [rank for each in self.ranks for rank in each]
         span = group.inner * group.size
         if len(ranks) % span:
             raise ForerunError(
                 f"group {group.axis!r} of {group.size} ranks, {group.inner} apart, does not divide the {len(ranks)} "
-                f"ranks of class {program.rank_classes[owner].name!r}"
+                "ranks of the Program"
             )
-        first = place // span * span + place % group.inner
+        at = sum(len(each) for each in self.ranks[:owner]) + place
+        first = at // span * span + at % group.inner
         return tuple(ranks[first + k * group.inner] for k in range(group.size))
 
 
