@@ -8,7 +8,8 @@ import pytest
 from trace_building import assert_equal, attribute, collective, comp, node, recv, send, write, write_run
 
 from forerun.chakra.groups import process_groups, resolve_groups
-from forerun.chakra.program import HOST_LANE, to_program, traced_program
+from forerun.chakra.lanes import HOST_LANE
+from forerun.chakra.program import to_program, traced_program
 from forerun.chakra.reader import read_rank
 from forerun.chakra.trace import NodeKind
 from forerun.chakra.traces import open_traces

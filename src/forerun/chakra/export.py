@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from forerun.chakra.program import COLLECTIVES, HOST_LANE
+from forerun.chakra.lanes import HOST_LANE
+from forerun.chakra.program import COLLECTIVES
 from forerun.chakra.trace import CommGroups, CommType, NodeKind, RankTrace
 from forerun.chakra.writer import write_rank
 from forerun.errors import ForerunError

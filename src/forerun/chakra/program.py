@@ -7,7 +7,7 @@ A node becomes an op on a stream. What the columns of the op table hold:
   roofline;
 * a collective is a COLLECTIVE of its group; `bytes_comm` is the full buffer, for an all-gather comm_size times ranks;
 * a send or a receive is a P2P op, `dims[0]` 1 or -1; both ends meet, as NCCL's kernels do;
-* a load from or a store to remote memory is a HOST_COPY; nodes that run on the host are DELAYs on `HOST_LANE`.
+* a load from or a store to remote memory is a HOST_COPY; nodes that run on the host are DELAYs on `lanes.HOST_LANE`.
 
 Streams are lanes of the engine. A trace that names streams keeps them, and its launch order (node numbers) on each:
 what would block in training blocks here. Without names, compute is on one lane, collectives on another, messages on one
@@ -23,18 +23,17 @@ import numpy as np
 
 from forerun.chakra.groups import resolve_groups
 from forerun.chakra.issue_order import launch_order, meeting_order, predecessors
+from forerun.chakra.lanes import lanes, names_streams
 from forerun.chakra.meetings import ALL_RANKS, Meetings, RankNodes, device_nodes, find_meetings, group_of
 from forerun.chakra.trace import CommGroups, CommType, NodeKind, RankTrace, same_columns
 from forerun.errors import ForerunError
 from forerun.program.builder import OpTableBuilder
 from forerun.program.groups import CommGroup
 from forerun.program.types import (
-    I8,
     I16,
     I32,
     I64,
     N_CATEGORIES,
-    N_STREAMS,
     Block,
     Category,
     Channel,
@@ -43,12 +42,9 @@ from forerun.program.types import (
     OpTable,
     Program,
     RankClass,
-    Stream,
 )
 from forerun.units import PS_PER_S, PS_PER_US
 
-HOST_LANE = N_STREAMS - 1
-"""lane of the nodes that run on the host"""
 COLLECTIVES = {
     CommType.ALL_REDUCE: Collective.ALL_REDUCE,
     CommType.ALL_GATHER: Collective.ALL_GATHER,
@@ -109,7 +105,7 @@ def traced_program(
     class_of_rank, folded = _classes(ranks, groups, alike)
     leaders = [replace(ranks[class_of_rank.index(c)], alone=folded) for c in range(max(class_of_rank) + 1)]
     no_meetings = Meetings(tuple(np.full(len(one.row), -1, np.int64) for one in leaders), np.zeros(0, np.int64), ())
-    named = any(_names_streams(one.trace) for one in leaders)
+    named = any(names_streams(one.trace) for one in leaders)
     meetings = no_meetings if folded else find_meetings(leaders, groups, by_tag=named)
     builder = _Builder(groups, len(traces), measured)
     op_of_row = [builder.op_of(one) for one in leaders]
@@ -187,10 +183,6 @@ def _with_peers(trace: RankTrace, rank: int, groups: CommGroups) -> RankTrace:
         if len(members) == 2 and rank in members:
             peer[lost & (trace.group == g)] = members[1 - members.index(rank)]
     return replace(trace, peer=peer)
-
-
-def _names_streams(trace: RankTrace) -> bool:
-    return trace.stream is not None and bool((trace.stream[~trace.is_cpu] >= 0).any())
 
 
 def _classes(ranks: Sequence[RankNodes], groups: CommGroups, alike: Alike) -> tuple[list[int], bool]:
@@ -279,40 +271,6 @@ def _tensors(one: RankNodes) -> tuple[I64, I64, I64]:
     alloc = np.where(written < first_read, written, -1)
     free = np.where(last_read >= alloc, last_read, -1)
     return trace.tensor_bytes[used], alloc[used], free[used]
-
-
-def lanes(one: RankNodes) -> I8:
-    """Lane of the engine of every row of a trace.
-
-    Raises:
-        ForerunError: the trace names more streams than the engine has.
-    """
-    trace = one.trace
-    kind, on_host = trace.kind, trace.is_cpu
-    if not _names_streams(trace):
-        up = trace.peer > one.rank
-        lane = np.full(len(trace), int(Stream.COMPUTE))
-        lane[kind == NodeKind.COLLECTIVE] = Stream.GATHER
-        lane[np.isin(kind, (NodeKind.MEM_LOAD, NodeKind.MEM_STORE))] = Stream.COPY
-        lane[kind == NodeKind.SEND] = np.where(up, Stream.PP_SEND, Stream.PP_SEND_GRAD)[kind == NodeKind.SEND]
-        lane[kind == NodeKind.RECV] = np.where(up, Stream.PP_RECV_GRAD, Stream.PP_RECV)[kind == NodeKind.RECV]
-        lane[on_host] = HOST_LANE
-        return lane.astype(np.int8)
-    assert trace.stream is not None
-    # Device nodes without a stream get one of their own, by whether they communicate.
-    stream = np.where(trace.stream < 0, np.where(np.isin(kind, _COMM), -2, -1), trace.stream).astype(np.int64)
-    found, number = np.unique(stream[~on_host], return_inverse=True)
-    if len(found) > HOST_LANE:
-        raise ForerunError(
-            f"rank {one.rank}: its device nodes run on {len(found)} streams; {HOST_LANE} can be simulated"
-        )
-    number = number.reshape(-1)
-    busiest = np.argmax(np.bincount(number, weights=kind[~on_host] == NodeKind.COMP, minlength=len(found)))
-    lane_of = np.where(np.arange(len(found)) < busiest, np.arange(len(found)) + 1, np.arange(len(found)))
-    lane_of[busiest] = Stream.COMPUTE
-    lane = np.full(len(trace), HOST_LANE, np.int8)
-    lane[~on_host] = lane_of[number]
-    return lane
 
 
 def _block(one: RankNodes, met: I64, op_of_row: I32, meetings: Meetings) -> Block:
