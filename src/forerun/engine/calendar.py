@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from forerun.jit import kernel
+from forerun.jit import inlined, kernel
 from forerun.program.types import I64
 
 Records = npt.NDArray[np.void]
@@ -114,7 +114,7 @@ def schedule(calendar: Calendar, time: int, kind: int, arg: int) -> None:
     event[i].arg = arg
 
 
-@kernel
+@inlined
 def next_event(calendar: Calendar) -> tuple[int, int]:
     """Take the next event and move the clock to it: (kind, arg), kind -1 when nothing is left."""
     clock, event = calendar.clock, calendar.event
@@ -173,7 +173,7 @@ def register(calendar: Calendar, actor: int, delay: int, kind: int, arg: int, ex
     wake[w].tail = c
 
 
-@kernel
+@inlined
 def take_callback(calendar: Calendar, w: int) -> tuple[int, int, int, int]:
     """The next callback of wake `w`: (kind, arg, extra, when it was registered); kind -1 when the wake is over.
 

@@ -17,7 +17,7 @@ import numpy as np
 from forerun.engine.calendar import NOW, Calendar, Records, register, schedule
 from forerun.engine.fabric import Fabric, Traffic, new_message, send
 from forerun.engine.mailbox import Mailbox, post
-from forerun.jit import kernel
+from forerun.jit import inlined, kernel
 from forerun.program.types import I8, I32, I64
 
 RING = 0
@@ -215,7 +215,7 @@ def ring_member(collectives: Collectives, stream: Any, phase: Any, rank: int, in
     return int(rank + (index - stream.index) * phase.stride)
 
 
-@kernel
+@inlined
 def _send_and_post(engine: Engine, actor: int, s: int, to_index: int, from_index: int, size: int) -> None:
     """Send to one ring position (-1: none) and post the receive of a message from another (-1: none)."""
     fabric = engine.fabric
@@ -241,7 +241,7 @@ def _send_and_post(engine: Engine, actor: int, s: int, to_index: int, from_index
             schedule(engine.calendar, engine.calendar.clock[NOW], RECEIVE, m)
 
 
-@kernel
+@inlined
 def find_stream(engine: Engine, actor: int, communicator: int, number: int) -> int:
     """The stream of `actor` with that number in the communicator."""
     streams = engine.streams
@@ -286,7 +286,7 @@ def _insert_packet(engine: Engine, actor: int, s: int, phase: Any) -> None:
     _bundle(engine, actor, s, phase, size, reduced)
 
 
-@kernel
+@inlined
 def _ready(engine: Engine, actor: int, s: int, phase: Any) -> None:
     """Send the next packet if there is one and a bundle is free for it."""
     stream = engine.streams.stream[s]
@@ -396,7 +396,7 @@ def _leaf_move(stream: Any) -> int:
     return _MOVE_NOTHING
 
 
-@kernel
+@inlined
 def bundle_done(engine: Engine, actor: int, s: int) -> bool:
     """A bundle of stream `s` is through; whether that ends its phase."""
     stream = engine.streams.stream[s]
@@ -414,7 +414,7 @@ def bundle_done(engine: Engine, actor: int, s: int) -> bool:
     return bool(stream.to_send == 0 and stream.free == phase.window)
 
 
-@kernel
+@inlined
 def packet_received(engine: Engine, actor: int, s: int) -> bool:
     """A message for stream `s` has come; whether that ends its phase."""
     stream = engine.streams.stream[s]

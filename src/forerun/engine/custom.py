@@ -15,14 +15,14 @@ from forerun.engine.calendar import NOW, register, schedule
 from forerun.engine.collectives import RECEIVE, STEP, Engine, ring_member
 from forerun.engine.fabric import new_message, send
 from forerun.engine.mailbox import post
-from forerun.jit import kernel
+from forerun.jit import inlined, kernel
 
 SEND_STEP = 0
 RECEIVE_STEP = 1
 WAIT_STEP = 2
 
 
-@kernel
+@inlined
 def run_step(engine: Engine, s: int, step: int) -> bool:
     """Step `step` of stream `s` has ended (-1: the phase starts): begin what waits for it. Whether the phase ends."""
     steps, left = engine.collectives.steps, engine.streams.steps_left
@@ -42,7 +42,7 @@ def run_step(engine: Engine, s: int, step: int) -> bool:
     return bool(stream.received == n)
 
 
-@kernel
+@inlined
 def _begin(engine: Engine, s: int, phase: Any, first: int, step: int) -> None:
     calendar, traffic, steps = engine.calendar, engine.traffic, engine.collectives.steps
     stream = engine.streams.stream[s]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.engine.calendar import NOW, OVERFLOW, Calendar, Records, schedule
-from forerun.jit import kernel
+from forerun.jit import inlined, kernel
 from forerun.program.types import F64, I32, I64
 
 HOPS_CONSTANT = 0
@@ -178,7 +178,7 @@ def _transmit(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int) -> N
     traffic.link_bytes[link] += message.size
 
 
-@kernel
+@inlined
 def forward(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int) -> bool:
     """Message `m` has reached a device: whether it is its receiver; else it goes on."""
     if len(fabric.link_to) == 0:
@@ -191,7 +191,7 @@ def forward(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int) -> boo
     return False
 
 
-@kernel
+@inlined
 def free_link(calendar: Calendar, fabric: Fabric, traffic: Traffic, link: int) -> None:
     """Link `link` has sent a message: it takes the next one that waits."""
     traffic.link_busy[link] = False

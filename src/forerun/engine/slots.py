@@ -345,7 +345,7 @@ def _phase_done(engine: Engine, run: Run, result: Result, s: int) -> None:
     _plan(run, _RETIRE, s)
 
 
-@kernel
+@inlined
 def _arrived(engine: Engine, matches: Matches, run: Run, m: int) -> None:
     """Message `m` is at its receiver: the send is over; so is the receive if it was posted."""
     message = engine.traffic.message[m]
@@ -367,7 +367,7 @@ def _arrived(engine: Engine, matches: Matches, run: Run, m: int) -> None:
         _plan(run, _END_NODE, matches.receiver[pair])
 
 
-@kernel
+@inlined
 def _receive(engine: Engine, matches: Matches, run: Run, m: int) -> None:
     """Message and receive have met."""
     message = engine.traffic.message[m]
