@@ -98,6 +98,16 @@ def test_congestion_and_issue_order_are_options(case, capsys):
         assert json.loads(capsys.readouterr().out)["per_rank"]["3"]["wall_time"] > 0
 
 
+def test_cuda_streams_are_another_semantics(case, capsys):
+    assert run([*flags(case), "--json"]) == 0
+    slots = json.loads(capsys.readouterr().out)["per_rank"]["0"]
+    assert run([*flags(case), "--json", "--semantics", "streams"]) == 0
+    streams = json.loads(capsys.readouterr().out)["per_rank"]["0"]
+    assert streams["gpu_time"] == slots["gpu_time"]
+    assert run([*flags(case), "--semantics", "streams", "--backend", "aware"]) == 2
+    assert "--backend aware" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [

@@ -11,14 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.astra.case import read_case
+from forerun.astra.case import Case, read_case
 from forerun.astra.lower import IssueOrder
 from forerun.astra.remote_memory import read_remote_memory
 from forerun.astra.replay import Machine, replay
 from forerun.astra.statistics import RankStatistics
 from forerun.astra.stdout import output_lines
+from forerun.astra.streams import replay_streams
 from forerun.astra.system import read_system
-from forerun.chakra.groups import read_comm_groups
+from forerun.chakra.groups import read_comm_groups, resolve_groups
 from forerun.chakra.trace import CommGroups, RankTrace
 from forerun.chakra.traces import find_traces, open_traces
 from forerun.errors import ForerunError
@@ -32,6 +33,11 @@ _NO_GROUPS = "empty"
 class Backend(str, Enum):
     UNAWARE = "unaware"
     AWARE = "aware"
+
+
+class Semantics(str, Enum):
+    SLOTS = "slots"
+    STREAMS = "streams"
 
 
 class Order(str, Enum):
@@ -60,6 +66,9 @@ def astra(
     issue_order: Annotated[
         Order, typer.Option(help="Order in which ready nodes are issued: by node number, or as the March-2025 build.")
     ] = Order.ASCENDING,
+    semantics: Annotated[
+        Semantics, typer.Option(help="Hardware slots, as ASTRA-sim, or CUDA streams, for traces of real training.")
+    ] = Semantics.SLOTS,
     num_queues_per_dim: Annotated[int, typer.Option(min=1, help="Queues of each dimension.")] = 1,
     injection_scale: Annotated[float, typer.Option(min=0, help="Factor on the endpoint delay.")] = 1.0,
     comm_scale: Annotated[float, typer.Option(help="Accepted; without effect, as in ASTRA-sim.", hidden=True)] = 1.0,
@@ -80,7 +89,7 @@ def astra(
     if case is not None:
         if workload_configuration or system_configuration or network_configuration:
             raise ForerunError("--case brings its own traces, system and network; leave the configuration options out")
-        _replay_case(case, aware, issue_order.policy, as_json)
+        _replay_case(case, aware, semantics, issue_order.policy, as_json)
         return
     if workload_configuration is None or system_configuration is None or network_configuration is None:
         raise ForerunError(
@@ -97,20 +106,36 @@ def astra(
     groups: CommGroups = {} if _NO_GROUPS in comm_group_configuration else read_comm_groups(comm_group_configuration)
     n_ranks = machine.network.n_npus
     find_traces(workload_configuration, n_ranks)
-    traces = open_traces(workload_configuration, n_ranks, tensors=machine.system.track_local_mem)
-    statistics = replay([traces[rank] for rank in range(n_ranks)], groups, machine, issue_order.policy).statistics
+    found = open_traces(
+        workload_configuration,
+        n_ranks,
+        tensors=machine.system.track_local_mem,
+        lenient=semantics is Semantics.STREAMS,
+    )
+    traces, groups = resolve_groups([found[rank] for rank in range(n_ranks)], groups)
+    statistics = _statistics(traces, groups, machine, semantics, issue_order.policy)
     if as_json:
         print(to_json({"per_rank": _per_rank(statistics)}))
     else:
         print("\n".join(output_lines(statistics, datetime.now())))
 
 
-def _replay_case(folder: Path, aware: bool | None, order: IssueOrder, as_json: bool) -> None:
+def _statistics(
+    traces: Sequence[RankTrace], groups: CommGroups, machine: Machine, semantics: Semantics, order: IssueOrder
+) -> tuple[RankStatistics, ...]:
+    if semantics is Semantics.SLOTS:
+        return replay(traces, groups, machine, order).statistics
+    if machine.aware or order != "ascending":
+        raise ForerunError("--semantics streams has neither --backend aware nor another --issue-order")
+    return replay_streams(traces, groups, machine)
+
+
+def _replay_case(folder: Path, aware: bool | None, semantics: Semantics, order: IssueOrder, as_json: bool) -> None:
     """Replay every system of a case; one that can't be simulated doesn't stop the others."""
     case = read_case(folder, aware)
     systems: dict[str, Any] = {}
     for name, machine in case.machines.items():
-        systems[name] = _result(case.traces, case.comm_groups, machine, order)
+        systems[name] = _result(case, machine, semantics, order)
         if not as_json:
             print(f"# {name}" if systems[name]["ok"] else f"# {name}: {systems[name]['error']}")
             print("\n".join(output_lines(systems[name].get("statistics", ()), datetime.now())))
@@ -119,9 +144,9 @@ def _replay_case(folder: Path, aware: bool | None, order: IssueOrder, as_json: b
         print(to_json({"systems": systems}))
 
 
-def _result(traces: Sequence[RankTrace], groups: CommGroups, machine: Machine, order: IssueOrder) -> dict[str, Any]:
+def _result(case: Case, machine: Machine, semantics: Semantics, order: IssueOrder) -> dict[str, Any]:
     try:
-        statistics = replay(traces, groups, machine, order).statistics
+        statistics = _statistics(case.traces, case.comm_groups, machine, semantics, order)
     except ForerunError as error:
         return {"ok": False, "error": str(error), "per_rank": {}}
     return {"ok": True, "per_rank": _per_rank(statistics), "statistics": statistics}

@@ -25,7 +25,7 @@ COMMANDS = {
     "stacks": "List the software stacks.",
     "astra": "Replay Chakra traces on a network, as ASTRA-sim does.",
     "chakra": "Check, describe and convert Chakra traces.",
-    "collective": "Simulate collectives on a network: time and bandwidth by size and algorithm.",
+    "collective": "Time a collective on a network, by size and algorithm.",
     "stage": "Generate Chakra traces of a transformer from the flags of STAGE.",
     "traffic": "Deliver message patterns over a network.",
     "dse": "Explore a design space of workloads, systems and strategies.",
