@@ -24,6 +24,8 @@ tests: $(VENV)/installed-test
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/predict.py
+	$(BIN)/python benchmarks/dse.py
+	$(BIN)/python benchmarks/collectives.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
