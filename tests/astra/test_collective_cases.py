@@ -71,6 +71,8 @@ BAD = [
     (CASE | {"npus_count": [0]}, "more than 1 NPU"),
     (CASE | {"npus_count": [8, 8]}, "npus_count"),
     (CASE | {"npus": 9}, "npus is 9"),
+    (CASE | {"npus_count": [1 << 24]}, "more than the"),
+    (P2P | {"npus_count": [1 << 24]}, "more than the"),
     (CASE | {"bandwidth_GBps": [0]}, "bandwidth"),
     (CASE | {"latency_ns": [-1]}, "latency"),
     (CASE | {"latency_ns": ["x"]}, "latency"),

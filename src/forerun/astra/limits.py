@@ -7,6 +7,7 @@ from forerun.engine import collectives as machine
 from forerun.errors import ForerunError
 from forerun.network.network_file import Network
 
+MOST_RANKS = 1 << 20
 MOST_MESSAGES = 4_000_000_000
 _MOST_CHUNKS = 10_000_000
 """of all simulated ranks: 4 GB"""

@@ -6,6 +6,7 @@ import numpy as np
 
 from forerun.astra.collectives import CollectiveTables
 from forerun.astra.fabric import fabric_of
+from forerun.astra.limits import MOST_RANKS
 from forerun.astra.lower import UNKNOWN_NS, LoweredProgram
 from forerun.astra.run import run_program
 from forerun.astra.system import System
@@ -31,6 +32,8 @@ def message_times(network: Network, sender: int, receiver: int, size: int, aware
     for what, rank in (("sender", sender), ("receiver", receiver)):
         if not 0 <= rank < n:
             raise ForerunError(f"{what} {str(rank)[:20]} is no rank; the network has ranks 0 to {n - 1}")
+    if n > MOST_RANKS:
+        raise ForerunError(f"{n:,} ranks are more than the {MOST_RANKS:,} that are simulated")
     if sender == receiver:
         raise ForerunError(f"rank {sender} can't send to itself")
     if size < 1:

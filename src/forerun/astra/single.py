@@ -9,7 +9,7 @@ import numpy as np
 from forerun.astra.collectives import CollectiveTables
 from forerun.astra.custom import Algorithm
 from forerun.astra.fabric import fabric_of
-from forerun.astra.limits import check_collective
+from forerun.astra.limits import MOST_RANKS, check_collective
 from forerun.astra.lower import LoweredProgram, no_matches
 from forerun.astra.run import SlotRun, run_program
 from forerun.astra.symmetry import is_symmetric
@@ -69,6 +69,8 @@ def collective_times(
     Raises:
         ForerunError: it can't be simulated, or would take too long.
     """
+    if network.n_npus > MOST_RANKS:
+        raise ForerunError(f"{network.n_npus:,} ranks are more than the {MOST_RANKS:,} that are simulated")
     algorithms = {} if algorithm is None else {kind: algorithm}
     tables = CollectiveTables(system, [dim.n_npus for dim in network.dims], algorithms=algorithms)
     everyone = groups or [tuple(range(network.n_npus))]
