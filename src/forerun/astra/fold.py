@@ -93,7 +93,7 @@ def fold_classes(
     of_leaders = [lowered[rank] for rank in leaders]
     groups = [trace.trace.group_names for trace in of_leaders]
     program = lower_program(of_leaders, leaders.tolist(), groups, comm_groups, tables, order, messages)
-    timed = _with_times(program, tables, leaders, signatures, times)
+    timed = with_times(program, tables, leaders, signatures, times)
     return None if timed is None else Folded(timed, tables, classes)
 
 
@@ -114,7 +114,7 @@ def fold_collectives(
         names = [*trace.group_names, ""]
         for g, name in enumerate(names):
             group = comm_groups.get(name, ())
-            alike = ("all",) if name == "" else _ring_signature([group], times.network)
+            alike = ("all",) if name == "" else ring_signature([group], times.network)
             if alike is None:
                 return None
             signatures[rank, g if name else -1] = alike
@@ -126,7 +126,7 @@ def fold_collectives(
     groups = [one.trace.group_names for one in lowered]
     program = lower_program(lowered, ranks.tolist(), groups, comm_groups, tables, order)
     joined = np.flatnonzero(program.nodes.action == COLLECTIVE)
-    timed = _with_times(program, tables, ranks, signatures, times)
+    timed = with_times(program, tables, ranks, signatures, times)
     if timed is None:
         return None
     sizes = np.array([len(comm_groups[name]) if name else len(lowered) for name in numbers])
@@ -189,14 +189,14 @@ def _signatures(
             groups = [comm_groups.get(name, ()) for name in sorted(names)]
             members = sorted(rank for group in groups for rank in group)
             inside = np.array_equal(members, np.flatnonzero(classes == c))
-            signature = _ring_signature(groups, times.network) if inside else None
+            signature = ring_signature(groups, times.network) if inside else None
             if signature is None:
                 return None
             signatures[c, g] = signature
     return signatures
 
 
-def _ring_signature(groups: Sequence[tuple[int, ...]], network: Network) -> Signature | None:
+def ring_signature(groups: Sequence[tuple[int, ...]], network: Network) -> Signature | None:
     """What the rings of groups of one size look like, None where some rank is farther from the next than others."""
     sizes = {len(group) for group in groups}
     flat = np.array([rank for group in groups for rank in group], np.int64)
@@ -212,23 +212,28 @@ def _ring_signature(groups: Sequence[tuple[int, ...]], network: Network) -> Sign
     return ("ring", n, *seen[0].tolist()) if len(seen) == 1 else None
 
 
-def _with_times(
+def with_times(
     program: LoweredProgram, tables: CollectiveTables, leaders: I64, signatures: dict[tuple[int, int], Signature],
     times: CollectiveTimes,
 ) -> LoweredProgram | None:  # fmt: skip
-    """Give collectives the times they take; None where one is not symmetric."""
+    """Give collectives the times they take, those without a signature excepted; None where one is not symmetric."""
     nodes = program.nodes
     action, duration_ns, tail_ns = nodes.action.copy(), nodes.duration_ns.copy(), nodes.tail_ns.copy()
     at = np.flatnonzero(action == COLLECTIVE)
     actor = np.searchsorted(nodes.first, at, side="right") - 1
     calls, example = np.unique(nodes.target[at], return_index=True)
     keys: list[Signature] = []
-    for k in example.tolist():
+    is_known = np.zeros(len(calls), bool)
+    for c, k in enumerate(example.tolist()):
         lowered = program.traces[actor[k]]
         row = lowered.row[at[k] - nodes.first[actor[k]]]
         trace = lowered.trace
-        signature = signatures[int(actor[k]), int(trace.group[row])]
-        keys.append((*signature, int(trace.comm_type[row]), int(trace.comm_size[row])))
+        signature = signatures.get((int(actor[k]), int(trace.group[row])))
+        if signature is not None:
+            keys.append((*signature, int(trace.comm_type[row]), int(trace.comm_size[row])))
+            is_known[c] = True
+    owner = {int(call): leaders[actor[k]] for call, k in zip(calls, example, strict=True)}
+    calls = calls[is_known]
     missing = {key: int(call) for key, call in zip(keys, calls, strict=True) if key not in times.known}
     for key, call in missing.items():
         if not tables.n_phases(call) or not (
@@ -236,10 +241,10 @@ def _with_times(
         ):
             return None
     if missing:
-        owner = {int(call): leaders[actor[k]] for call, k in zip(calls, example, strict=True)}
         _measure(missing, owner, tables, times)
     of_call = np.zeros((int(calls.max(initial=-1)) + 1, 2), np.int64)
     of_call[calls] = [times.known[key] for key in keys] if keys else np.zeros((0, 2), np.int64)
+    at = at[np.isin(nodes.target[at], calls)]
     action[at] = TIMED
     duration_ns[at], tail_ns[at] = of_call[nodes.target[at], 0], of_call[nodes.target[at], 1]
     changed = nodes._replace(action=action, duration_ns=duration_ns, tail_ns=tail_ns)

@@ -11,6 +11,7 @@ import numpy as np
 from forerun.astra.collectives import CollectiveTables
 from forerun.astra.fabric import fabric_of
 from forerun.astra.fold import CollectiveTimes, fold_classes, fold_collectives
+from forerun.astra.fold_blocks import fold_blocks
 from forerun.astra.lower import (
     IssueOrder,
     LoweredProgram,
@@ -81,7 +82,7 @@ def replay(
     lowered = _lower(traces, machine, order)
     times = times or CollectiveTimes(machine.system, machine.network)
     if fold and not machine.aware and machine.n_queues == 1 and machine.injection_scale == 1.0:
-        for folding in (fold_classes, fold_collectives):
+        for folding in (fold_classes, fold_blocks, fold_collectives):
             folded = folding(lowered, comm_groups, times, order)
             if folded is None:
                 continue
