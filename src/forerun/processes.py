@@ -35,19 +35,20 @@ def default_workers() -> int:
 
 
 class Processes(Generic[Task, Answer]):
-    """Answers tasks with `workers` processes (1: here); fewer than `worth_a_pool` of them always here, as starting
-    processes takes longer. A context manager.
+    """Answers tasks with `workers` processes (1: here), `chunk` of them at a time; fewer than `worth_a_pool` of them
+    always here, as starting processes takes longer. A context manager.
 
     Raises ForerunError for fewer than one worker.
     """
 
-    def __init__(self, answer: Callable[[Task], Answer], workers: int, worth_a_pool: int) -> None:
+    def __init__(self, answer: Callable[[Task], Answer], workers: int, worth_a_pool: int, chunk: int = CHUNK) -> None:
         if workers < 1:
             raise ForerunError(f"workers must be at least 1, got {workers}")
         # a process of a pool may not start others
         self._workers = 1 if multiprocessing.current_process().daemon else workers
         self._answer = answer
         self._worth_a_pool = worth_a_pool
+        self._chunk = chunk
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Self:
@@ -68,7 +69,7 @@ class Processes(Generic[Task, Answer]):
             yield self._answer(tasks[0])  # compiles what forked processes then inherit
             tasks = tasks[1:]
             self._pool = self._start()
-        chunks = [tasks[i : i + CHUNK] for i in range(0, len(tasks), CHUNK)]
+        chunks = [tasks[i : i + self._chunk] for i in range(0, len(tasks), self._chunk)]
         for answers in self._pool.map(_answer_chunk, chunks):
             yield from answers
 

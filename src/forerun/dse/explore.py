@@ -15,8 +15,10 @@ from forerun.dse.tables import CSV_NAME, PARQUET_NAME, parquet_is_possible, writ
 from forerun.errors import ForerunError
 from forerun.processes import Processes, available_cpus
 
-_WORTH_A_POOL = 32
+_WORTH_A_POOL = 8
 """fewer points than this are simulated here"""
+_CHUNK = 2
+"""points sent to a process at once: some take a thousand times as long as others"""
 _KEPT_EVERY_S = 1.0
 """a break loses no more than this"""
 
@@ -36,7 +38,9 @@ def explore(
         ForerunError: fewer than one job, or the folder can't be written.
     """
     folder = Path(folder)
-    pool = Processes(evaluator_of(exploration).outcome, available_cpus() if jobs is None else jobs, _WORTH_A_POOL)
+    pool = Processes(
+        evaluator_of(exploration).outcome, available_cpus() if jobs is None else jobs, _WORTH_A_POOL, _CHUNK
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

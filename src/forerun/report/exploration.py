@@ -37,7 +37,7 @@ def print_exploration(out: Console, explored: Explored, top: int) -> None:
         _print_pair(out, pair, top)
     speed = explored.points_per_s
     counts = f"{len(explored.rows):,} points: {explored.computed:,} simulated, {explored.known:,} known from before"
-    out.print(counts + (f"; {explored.seconds:.2f} s, {speed:,.0f} points/s" if speed else ""))
+    out.print(counts + (f"; {explored.seconds:.2f} s, {_speed(speed)} points/s" if speed else ""))
 
 
 def _print_pair(out: Console, pair: PairResult, top: int) -> None:
@@ -107,6 +107,10 @@ def _print_trends(out: Console, trends: Sequence[TrendRow]) -> None:
         before = row.axis
     out.print(table)
     out.print()
+
+
+def _speed(points_per_s: float) -> str:
+    return f"{points_per_s:,.0f}" if points_per_s >= 10 else f"{points_per_s:.2g}"
 
 
 def _gib(size: float) -> str:
