@@ -98,6 +98,16 @@ def test_congestion_and_issue_order_are_options(case, capsys):
         assert json.loads(capsys.readouterr().out)["per_rank"]["3"]["wall_time"] > 0
 
 
+def test_the_hottest_links_are_listed(case, capsys):
+    assert run([*flags(case), "--backend", "aware", "--hottest", "3", "--json"]) == 0
+    links = json.loads(capsys.readouterr().out)["hottest_links"]
+    assert [link["busy"] for link in links] == sorted((link["busy"] for link in links), reverse=True)
+    assert len(links) == 3
+    assert 0 < links[0]["busy"] <= 1
+    assert run([*flags(case), "--hottest", "3"]) == 2
+    assert "--backend aware" in capsys.readouterr().err
+
+
 def test_cuda_streams_are_another_semantics(case, capsys):
     assert run([*flags(case), "--json"]) == 0
     slots = json.loads(capsys.readouterr().out)["per_rank"]["0"]

@@ -1,4 +1,4 @@
-"""Replay of execution traces against the reference's results: every figure of every rank, to the nanosecond and byte."""
+"""Replay of execution traces against the reference's results: every figure of every rank, exact."""
 
 import json
 from dataclasses import asdict

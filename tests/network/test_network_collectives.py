@@ -11,7 +11,7 @@ from forerun.cluster.catalog import cluster_names, load_cluster
 from forerun.cluster.types import Cluster
 from forerun.cost.profile import load_profile
 from forerun.errors import ForerunError
-from forerun.network.nccl import collective_lines, collective_s, p2p_s
+from forerun.network.nccl import collective_lines, collective_s
 from forerun.program.groups import CommGroup
 from forerun.program.types import Collective
 from forerun.units import GIB, KIB, MIB
@@ -129,7 +129,7 @@ def test_a_mesh_of_two_uses_one_link():
 
 def test_neighbours_share_nothing_but_the_wire():
     h100 = load_cluster("h100")
-    near, far = p2p_s(GIB, True, h100), p2p_s(GIB, False, h100)
+    near, far = (seconds(Collective.SEND_RECV, GIB, *shape, h100) for shape in ((1, 2), (2, 1)))
     assert near < far
     assert GIB / 50e9 < far < 1.4 * GIB / 50e9
     assert far == seconds(Collective.SEND_RECV, GIB, 4, 2, h100)

@@ -172,18 +172,6 @@ def test_sizes_that_do_not_divide_are_cut_off_when_written():
     assert trace.tensor_bytes[read] == 3
 
 
-def test_ranks_of_a_stage_share_their_columns_in_replay():
-    made = generate(replace(SMALL, dp=2, tp=2, pp=2))
-    for rank, trace in enumerate(made.for_replay()):
-        first, own = made.classes[made.class_of_rank[rank]], made.rank(rank)
-        for name in ("node_id", "kind", "num_ops", "tensor_size", "comm_size", "data", "ctrl", "input_tensor", "group"):
-            assert getattr(trace, name) is getattr(first, name)
-        for name in ("peer", "comm_tag", "group_names"):
-            assert np.array_equal(getattr(trace, name), getattr(own, name))
-        assert np.array_equal(np.argsort(trace.node_id), np.argsort(own.node_id))
-    assert [len(list(made)), len(made), made.n_ranks] == [8, 8, 8]
-
-
 @pytest.mark.parametrize(
     "change",
     [

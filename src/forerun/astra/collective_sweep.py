@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from forerun.astra.collective_cases import COLLECTIVES, implementations
 from forerun.astra.custom import BUILT_IN, Algorithm, load_algorithm
-from forerun.astra.run import SlotRun
+from forerun.astra.hot_links import HotLink, hottest_links
 from forerun.astra.single import collective_times
 from forerun.astra.system import System
 from forerun.chakra.trace import CommType
@@ -25,18 +23,6 @@ from forerun.network.network_file import Network
 
 KINDS = {**COLLECTIVES, "broadcast": CommType.BROADCAST}
 ALGORITHMS = ("ring", "direct", "halvingDoubling", "doubleBinaryTree")
-
-
-@dataclass(frozen=True)
-class HotLink:
-    """A busy link."""
-
-    source: int
-    target: int
-    """devices; NPUs come first, then switches"""
-    busy: float
-    """share of the collective's time in which it transmits"""
-    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -148,17 +134,5 @@ def _point(setting: Setting, collective: str, size: int, name: str, system: Syst
     ends, run = collective_times(setting.network, system, kind, local, setting.groups, aware, custom)
     time_ns = int(ends.max())
     algbw = made / time_ns if time_ns else 0.0
-    hottest = _hottest(setting, run, time_ns)
+    hottest = hottest_links(setting.network, run, time_ns, setting.hottest) if setting.aware else ()
     return Point(name, made, time_ns, algbw, algbw * bus_factor(collective, n), hottest=hottest)
-
-
-def _hottest(setting: Setting, run: SlotRun, time_ns: int) -> tuple[HotLink, ...]:
-    if not setting.aware or not setting.hottest:
-        return ()
-    links = setting.network.topology().links()
-    order = np.argsort(-run.link_busy_ns, kind="stable")[: setting.hottest]
-    return tuple(
-        HotLink(int(links.src[k]), int(links.dst[k]), float(run.link_busy_ns[k] / time_ns), int(run.link_bytes[k]))
-        for k in order
-        if run.link_bytes[k]
-    )

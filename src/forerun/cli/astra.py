@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.astra.case import Case, read_case
+from forerun.astra.case import read_case
+from forerun.astra.hot_links import HotLink, hottest_links
 from forerun.astra.lower import IssueOrder
 from forerun.astra.remote_memory import read_remote_memory
 from forerun.astra.replay import Machine, replay
@@ -78,6 +79,7 @@ def astra(
     ] = "false",
     logging_configuration: Annotated[str, typer.Option(help="Accepted; nothing is logged.", hidden=True)] = _NO_GROUPS,
     logging_folder: Annotated[str, typer.Option(help="Accepted; nothing is logged.", hidden=True)] = "log",
+    hottest: Annotated[int, typer.Option(min=0, help="Also list this many of the busiest links (aware).")] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of ASTRA-sim's lines.")
     ] = False,
@@ -89,7 +91,7 @@ def astra(
     if case is not None:
         if workload_configuration or system_configuration or network_configuration:
             raise ForerunError("--case brings its own traces, system and network; leave the configuration options out")
-        _replay_case(case, aware, semantics, issue_order.policy, as_json)
+        _replay_case(case, aware, semantics, issue_order.policy, hottest, as_json)
         return
     if workload_configuration is None or system_configuration is None or network_configuration is None:
         raise ForerunError(
@@ -113,47 +115,63 @@ def astra(
         lenient=semantics is Semantics.STREAMS,
     )
     traces, groups = resolve_groups([found[rank] for rank in range(n_ranks)], groups)
-    statistics = _statistics(traces, groups, machine, semantics, issue_order.policy)
+    outcome = _replayed(traces, groups, machine, semantics, issue_order.policy, hottest)
     if as_json:
-        print(to_json({"per_rank": _per_rank(statistics)}))
+        print(to_json(outcome.record()))
     else:
-        print("\n".join(output_lines(statistics, datetime.now())))
+        outcome.print_lines()
 
 
-def _statistics(
-    traces: Sequence[RankTrace], groups: CommGroups, machine: Machine, semantics: Semantics, order: IssueOrder
-) -> tuple[RankStatistics, ...]:
-    if semantics is Semantics.SLOTS:
-        return replay(traces, groups, machine, order).statistics
-    if machine.aware or order != "ascending":
-        raise ForerunError("--semantics streams has neither --backend aware nor another --issue-order")
-    return replay_streams(traces, groups, machine)
+@dataclass(frozen=True)
+class _Outcome:
+    statistics: tuple[RankStatistics, ...]
+    links: tuple[HotLink, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        ranks = {
+            str(rank): {name: value for name, value in asdict(of_rank).items() if value is not None}
+            for rank, of_rank in enumerate(self.statistics)
+        }
+        return {"per_rank": ranks, **({"hottest_links": [asdict(link) for link in self.links]} if self.links else {})}
+
+    def print_lines(self) -> None:
+        print("\n".join(output_lines(self.statistics, datetime.now())))
+        for link in self.links:
+            print(f"link {link.source} -> {link.target}: busy {link.busy:.1%}, {link.size_bytes} bytes")
 
 
-def _replay_case(folder: Path, aware: bool | None, semantics: Semantics, order: IssueOrder, as_json: bool) -> None:
+def _replayed(
+    traces: Sequence[RankTrace], groups: CommGroups, machine: Machine, semantics: Semantics, order: IssueOrder,
+    hottest: int,
+) -> _Outcome:  # fmt: skip
+    if hottest and not machine.aware:
+        raise ForerunError("--hottest needs --backend aware: without congestion no link is busy")
+    if semantics is Semantics.STREAMS:
+        if machine.aware or order != "ascending":
+            raise ForerunError("--semantics streams has neither --backend aware nor another --issue-order")
+        return _Outcome(replay_streams(traces, groups, machine))
+    result = replay(traces, groups, machine, order)
+    return _Outcome(
+        result.statistics, hottest_links(machine.network, result.run, result.wall_ns, hottest) if hottest else ()
+    )
+
+
+def _replay_case(
+    folder: Path, aware: bool | None, semantics: Semantics, order: IssueOrder, hottest: int, as_json: bool
+) -> None:
     """Replay every system of a case; one that can't be simulated doesn't stop the others."""
     case = read_case(folder, aware)
     systems: dict[str, Any] = {}
     for name, machine in case.machines.items():
-        systems[name] = _result(case, machine, semantics, order)
+        try:
+            outcome = _replayed(case.traces, case.comm_groups, machine, semantics, order, hottest)
+        except ForerunError as error:
+            systems[name] = {"ok": False, "error": str(error), "per_rank": {}}
+        else:
+            systems[name] = {"ok": True, **outcome.record()}
         if not as_json:
-            print(f"# {name}" if systems[name]["ok"] else f"# {name}: {systems[name]['error']}")
-            print("\n".join(output_lines(systems[name].get("statistics", ()), datetime.now())))
-        systems[name].pop("statistics", None)
+            print(f"# {name}: {systems[name].get('error', 'finished')}")
+            if systems[name]["ok"]:
+                outcome.print_lines()
     if as_json:
         print(to_json({"systems": systems}))
-
-
-def _result(case: Case, machine: Machine, semantics: Semantics, order: IssueOrder) -> dict[str, Any]:
-    try:
-        statistics = _statistics(case.traces, case.comm_groups, machine, semantics, order)
-    except ForerunError as error:
-        return {"ok": False, "error": str(error), "per_rank": {}}
-    return {"ok": True, "per_rank": _per_rank(statistics), "statistics": statistics}
-
-
-def _per_rank(statistics: Sequence[RankStatistics]) -> dict[str, dict[str, Any]]:
-    return {
-        str(rank): {name: value for name, value in asdict(of_rank).items() if value is not None}
-        for rank, of_rank in enumerate(statistics)
-    }

@@ -49,12 +49,6 @@ def collective_s(
     return smooth_minimum_s(np.array(latency), np.array(slope), sizes)
 
 
-def p2p_s(size_bytes: npt.ArrayLike, same_node: bool, cluster: Cluster, measured: NodeCollectives | None = None) -> F64:
-    """Seconds of a transfer between two GPUs of one node, or of two nodes."""
-    nodes, ranks = (1, 2) if same_node else (2, 1)
-    return collective_s(Collective.SEND_RECV, size_bytes, CommGroup("p2p", 2, nodes, ranks), cluster, measured)
-
-
 @lru_cache(maxsize=4096)
 def collective_lines(
     kind: Collective, nodes: int, ranks_per_node: int, cluster: Cluster, measured: NodeCollectives | None

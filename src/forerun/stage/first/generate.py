@@ -88,11 +88,6 @@ class StageTraces:
     def _stage_order(self) -> list[int]:
         return stage_order(self.args.num_stacks, self.args.pp)
 
-    def for_replay(self) -> list[RankTrace]:
-        """Every rank's trace but for its node ids, which are those of the first rank of its pipeline stage (in the same
-        order): the ranks of a stage share all columns that don't name a message."""
-        return [self._rank(rank) for rank in range(len(self))]
-
     def rank(self, rank: int, names: bool = False) -> RankTrace:
         """The trace of `rank`; `names` adds the names of its nodes and tensors.
 
