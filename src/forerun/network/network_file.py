@@ -9,6 +9,11 @@ A file is ASTRA-sim's `network.yml` as it is, with Forerun's own keys where one 
     options: [{}, {}, {oversubscription: 2}]    # optional, by dimension
     bandwidth_unit: GiB/s                 # optional: GiB/s (2**30 bytes, what ASTRA-sim means by GB/s) or GB/s (10**9)
 
+Or it names one of Forerun's clusters, a preset or a file, and how many of its GPUs there are:
+
+    cluster: h100-sxm
+    gpus: 64
+
 As text, dimensions are separated by commas: `name:sizes[:option=value...][@bandwidth[unit][/latency[ns|us]]]`, such as
 `ring:8,switch:4@50GBps/500ns`, `mesh2d:4x4@100/0.5us` or `fat-tree:128:oversubscription=2@50`. Units of bandwidth are
 GBps (10**9 bytes/s), GiBps (2**30) and Gbps (10**9 bits/s).
@@ -28,8 +33,10 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
+from forerun.cluster.catalog import load_cluster
 from forerun.cluster.files import read_yaml
 from forerun.errors import ForerunError
+from forerun.network.of_cluster import cluster_dimensions
 from forerun.network.topology.base import MAX_DEVICES, Topology
 from forerun.network.topology.registry import Option, find, make
 from forerun.network.topology.stacked import Stacked
@@ -118,9 +125,12 @@ def network_from(data: Mapping[str, Any], place: str) -> Network:
     Raises:
         ForerunError: a key is missing, or a value makes no sense.
     """
+    if "cluster" in data:
+        return _network_of_cluster(data, place)
     for key in _REQUIRED:
         if key not in data:
-            raise ForerunError(f"{place}: key {key!r} is missing; a network has {', '.join(_REQUIRED)}")
+            other = "; of a cluster: cluster, gpus" if "device" in data else ""
+            raise ForerunError(f"{place}: key {key!r} is missing; a network has {', '.join(_REQUIRED)}{other}")
     for key in data.keys() - {*_REQUIRED, *_OWN}:
         close = difflib.get_close_matches(key, _OWN, 1)
         if close:  # ASTRA-sim ignores what it does not know; an option that is misspelt should not be lost that way
@@ -136,6 +146,20 @@ def network_from(data: Mapping[str, Any], place: str) -> Network:
         figures = _number(bandwidth, "bandwidth", where), _number(latency, "latency", where)
         dims.append(_dimension(name, _sizes(sizes, name, where), *figures, _options(option, where), where))
     return _network(dims, unit_is_gib(data.get("bandwidth_unit", "GiB/s"), place), place)
+
+
+def _network_of_cluster(data: Mapping[str, Any], place: str) -> Network:
+    """The network of a cluster that a file names."""
+    n_gpus = data.get("gpus")
+    if data.keys() - {"cluster", "gpus", "bandwidth_unit"} or not isinstance(data["cluster"], str):
+        raise ForerunError(f"{place}: a network of a cluster has the keys cluster (a preset or a file) and gpus")
+    if isinstance(n_gpus, bool) or not isinstance(n_gpus, int):
+        raise ForerunError(f"{place}: gpus is {_short(n_gpus)}; say how many GPUs of {data['cluster']} there are")
+    dims = [
+        NetworkDim(name, (size,), bandwidth, latency)
+        for name, size, bandwidth, latency in cluster_dimensions(load_cluster(data["cluster"]), n_gpus)
+    ]
+    return _network(dims, False, place)
 
 
 def parse_topology(
