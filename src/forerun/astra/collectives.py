@@ -15,8 +15,8 @@ from forerun.astra.custom import Algorithm, Costs, RankSteps, StepTable, steps_o
 from forerun.astra.system import System, window
 from forerun.chakra.trace import CommType
 from forerun.chakra.traces import open_traces
-from forerun.engine import collectives as machine
-from forerun.engine.collectives import CALL, PHASE, Collectives
+from forerun.engine import state as machine
+from forerun.engine.state import CALL, PHASE, Collectives
 from forerun.errors import ForerunError
 
 SUBGROUP_ENDPOINT_NS = 10

@@ -28,8 +28,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from forerun.chakra.trace import NodeKind, RankTrace
-from forerun.engine.collectives import Steps
 from forerun.engine.custom import RECEIVE_STEP, SEND_STEP, WAIT_STEP
+from forerun.engine.state import Steps
 from forerun.errors import ForerunError
 from forerun.program.types import I8, I32, I64
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forerun.astra.collectives import CollectiveTables
-from forerun.engine import collectives as machine
+from forerun.engine import state as machine
 from forerun.errors import ForerunError
 from forerun.network.network_file import Network
 

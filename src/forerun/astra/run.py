@@ -9,11 +9,11 @@ import numpy as np
 from forerun.astra.collectives import CollectiveTables
 from forerun.astra.lower import LoweredProgram
 from forerun.engine.calendar import SEQUENCE, new_calendar
-from forerun.engine.collectives import STREAM, Engine, Streams
 from forerun.engine.fabric import Fabric, new_traffic
 from forerun.engine.mailbox import new_mailbox
 from forerun.engine.ready import new_ready
 from forerun.engine.slots import COLLECTIVE, RECV, SEND, Result, run_slots
+from forerun.engine.state import STREAM, Engine, Streams
 from forerun.errors import ForerunError
 from forerun.program.types import I64
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from forerun.astra.collectives import Phase
-from forerun.engine import collectives as machine
+from forerun.engine import state as machine
 from forerun.network.network_file import Network, NetworkDim
 from forerun.program.types import I64
 

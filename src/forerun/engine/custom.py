@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from forerun.engine.algorithms import ring_member
 from forerun.engine.calendar import NOW, register, schedule
-from forerun.engine.collectives import RECEIVE, STEP, Engine, ring_member
 from forerun.engine.fabric import new_message, send
 from forerun.engine.mailbox import post
+from forerun.engine.state import RECEIVE, STEP, Engine
 from forerun.jit import inlined, kernel
 
 SEND_STEP = 0

@@ -14,23 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.engine import ready as queue
+from forerun.engine.algorithms import bundle_done, packet_received
 from forerun.engine.calendar import NOW, OVERFLOW, WAKE, next_event, register, schedule, take_callback
-from forerun.engine.collectives import (
-    BUNDLE,
-    RECEIVE,
-    STEP,
-    Engine,
-    bundle_done,
-    find_stream,
-    next_phase,
-    packet_received,
-    retire,
-    start_collective,
-)
+from forerun.engine.collectives import find_stream, next_phase, retire, start_collective
 from forerun.engine.custom import ends_of, run_step
 from forerun.engine.fabric import ARRIVAL, LINK_FREE, forward, free_link, free_message, new_message, send
 from forerun.engine.mailbox import arrive
 from forerun.engine.ready import SLOT_COMPUTE, SLOT_CPU, SLOT_NONE, Ready
+from forerun.engine.state import BUNDLE, RECEIVE, STEP, Engine
 from forerun.jit import inlined, kernel
 from forerun.program.types import I8, I32, I64
 
