@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from forerun.cli.exit_codes import NOTHING_FITS
 from forerun.dse.definition import read_exploration
@@ -16,11 +15,10 @@ from forerun.errors import ForerunError
 from forerun.report.console import console
 from forerun.report.exploration import exploration_record, print_exploration
 from forerun.report.pareto_plot import plot_is_possible, write_pareto_plot
+from forerun.report.progress import progress_bar
 from forerun.report.records import to_json
 
 PLOT_NAME = "pareto.png"
-_REFRESH_EVERY = 16
-"""points between two updates of the progress bar"""
 
 
 def dse(
@@ -41,13 +39,7 @@ def dse(
     exploration = read_exploration(file)
     if plot and not plot_is_possible():
         raise ForerunError("--plot needs matplotlib: pip install 'forerun[plot]'")
-    with _progress() as bar:
-        task = bar.add_task("simulating", total=None)
-
-        def advance(done: int, total: int) -> None:
-            if done % _REFRESH_EVERY == 0 or done == total:
-                bar.update(task, completed=done, total=total, refresh=True)
-
+    with progress_bar("simulating") as advance:
         explored = explore(exploration, out, jobs, advance)
     with_plot = plot_is_possible() if plot is None else plot
     if with_plot:
@@ -63,18 +55,3 @@ def dse(
             screen.print(f"no {PARQUET_NAME}: pip install 'forerun[data]'")
     if not any(pair.ranked_within_limit for pair in explored.pairs):
         raise typer.Exit(NOTHING_FITS)
-
-
-def _progress() -> Progress:
-    """A bar on stderr where that is a terminal; without a thread of its own, as explorations fork."""
-    err = console(stderr=True)
-    return Progress(
-        TextColumn("simulating"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=err,
-        transient=True,
-        auto_refresh=False,
-        disable=not err.is_terminal,
-    )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from forerun.cli.exit_codes import NOTHING_FITS
 from forerun.cli.plan_options import parse, with_plan_options
@@ -18,12 +16,10 @@ from forerun.model.parameters import model_flops_per_token
 from forerun.network.on_topology import network_of
 from forerun.processes import available_cpus
 from forerun.report.console import console, print_search
+from forerun.report.progress import progress_bar
 from forerun.report.records import search_record, to_json, write_csv
 from forerun.search.search import search
 from forerun.search.space import Limits
-
-_REFRESH_EVERY = 16
-"""predictions between two updates of the progress bar"""
 
 
 @with_plan_options(several=True)
@@ -66,7 +62,7 @@ def plan(
     fixed: dict[str, Any] = parse(fields, plan_file, several=True)
     spec, where = load_model(model), load_cluster(cluster)
     topology = network_of(where, network)
-    with _progress() as bar:
+    with progress_bar("simulating") as advance:
         result = search(
             spec,
             where,
@@ -81,7 +77,7 @@ def plan(
             exhaustive=exhaustive,
             workers=available_cpus() if workers is None else workers,
             network=topology,
-            progress=_advance(bar),
+            progress=advance,
         )
     if csv is not None:
         write_csv(csv, result)
@@ -92,28 +88,3 @@ def plan(
         print_search(console(), result, top, tokens_cost, model=model, cluster=cluster, network=network)
     if result.best is None:
         raise typer.Exit(NOTHING_FITS)
-
-
-def _progress() -> Progress:
-    """A bar on stderr where that is a terminal; without a thread of its own, as the search forks."""
-    err = console(stderr=True)
-    return Progress(
-        TextColumn("simulating"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=err,
-        transient=True,
-        auto_refresh=False,
-        disable=not err.is_terminal,
-    )
-
-
-def _advance(bar: Progress) -> Callable[[int, int], None]:
-    task = bar.add_task("simulating", total=None)
-
-    def advance(done: int, total: int) -> None:
-        if done % _REFRESH_EVERY == 0 or done == total:
-            bar.update(task, completed=done, total=total, refresh=True)
-
-    return advance
