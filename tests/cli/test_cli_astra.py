@@ -98,6 +98,18 @@ def test_congestion_and_issue_order_are_options(case, capsys):
         assert json.loads(capsys.readouterr().out)["per_rank"]["3"]["wall_time"] > 0
 
 
+def test_one_trace_may_stand_for_all_ranks(case, tmp_path, capsys):
+    (tmp_path / "w.ALL_RANKS.et").write_bytes((case / "et" / "w.0.et").read_bytes())
+    groups = tmp_path / "groups.json"
+    names = json.loads((case / "comm_group.json").read_text())
+    groups.write_text(json.dumps({name: [0, 1, 2, 3] for name in names}))
+    assert (
+        run([*flags(case, **{"workload-configuration": tmp_path / "w", "comm-group-configuration": groups}), "--json"])
+        == 0
+    )
+    assert len({json.dumps(rank) for rank in json.loads(capsys.readouterr().out)["per_rank"].values()}) == 1
+
+
 def test_the_hottest_links_are_listed(case, capsys):
     assert run([*flags(case), "--backend", "aware", "--hottest", "3", "--json"]) == 0
     links = json.loads(capsys.readouterr().out)["hottest_links"]

@@ -65,7 +65,7 @@ def read_case(folder: Path, aware: bool | None = None) -> Case:
 def _systems(folder: Path, said: dict[str, Any]) -> dict[str, Path]:
     """Folder of each system."""
     if (folder / "system.json").is_file():
-        return {next(iter(said)) if len(said) == 1 else folder.name: folder}
+        return {next(iter(said)) if len(said) == 1 else folder.resolve().name: folder}
     places = {place.name: place for place in sorted(folder.iterdir()) if (place / "system.json").is_file()}
     if not places:
         raise ForerunError(f"{folder}: no system.json, neither here nor in a sub-folder")

@@ -22,7 +22,7 @@ from forerun.astra.streams import replay_streams
 from forerun.astra.system import read_system
 from forerun.chakra.groups import read_comm_groups, resolve_groups
 from forerun.chakra.trace import CommGroups, RankTrace
-from forerun.chakra.traces import find_traces, open_traces
+from forerun.chakra.traces import open_traces
 from forerun.errors import ForerunError
 from forerun.network.network_file import read_network
 from forerun.report.records import to_json
@@ -107,7 +107,6 @@ def astra(
     )
     groups: CommGroups = {} if _NO_GROUPS in comm_group_configuration else read_comm_groups(comm_group_configuration)
     n_ranks = machine.network.n_npus
-    find_traces(workload_configuration, n_ranks)
     found = open_traces(
         workload_configuration,
         n_ranks,
