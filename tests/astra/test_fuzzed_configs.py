@@ -96,3 +96,9 @@ def test_all_together(traces, network, system):
 def test_times_do_not_wrap_around(latency):
     result = attempt(TRACES, FINE_SYSTEM, {**FINE_NETWORK, "latency": [latency]}, False)
     assert result is None or result.wall_ns > latency
+
+
+def test_a_replay_of_too_many_chunks_is_refused():
+    system = system_from({**FINE_SYSTEM, "preferred-dataset-splits": 900_000}, "system.json")
+    with pytest.raises(ForerunError, match="fewer splits"):
+        replay(TRACES * 4, {}, Machine(system, network_from(FINE_NETWORK, "network.yml")))

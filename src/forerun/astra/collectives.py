@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from forerun.astra.custom import Algorithm, Costs, RankSteps, StepTable, steps_of_algorithm, steps_of_trace
+from forerun.astra.custom import Algorithm, Costs
+from forerun.astra.custom_steps import RankSteps, StepTable, steps_of_algorithm, steps_of_trace
 from forerun.astra.system import System, window
 from forerun.chakra.trace import CommType
 from forerun.chakra.traces import open_traces
@@ -98,6 +99,14 @@ class CollectiveTables:
 
     def n_phases(self, call: int) -> int:
         return self._call_rows[call][2]
+
+    def n_messages(self, call: int) -> int:
+        """Messages, at the most, that a rank sends in a call."""
+        of_chunk = (
+            self.most_steps if phase["algorithm"] == machine.CUSTOM else max(phase["n_messages"], 2)
+            for phase in self.phases_of(call)
+        )
+        return self.n_chunks(call) * sum(of_chunk)
 
     def n_chunks(self, call: int) -> int:
         return self._call_rows[call][3]

@@ -306,16 +306,12 @@ def _matches(messages: Messages) -> Matches:
     n = len(messages.texts)
     sent = np.bincount(messages.match[messages.is_send], minlength=n)
     received = np.bincount(messages.match[~messages.is_send], minlength=n)
-    return _empty_matches(np.maximum(sent, received))
+    return empty_matches(np.maximum(sent, received))
 
 
-def no_matches() -> Matches:
-    """For programs without sends."""
-    return _empty_matches(np.zeros(0, np.int64))
-
-
-def _empty_matches(counts: I64) -> Matches:
-    n, n_pairs = len(counts), int(counts.sum())
+def empty_matches(counts: Sequence[int] | I64) -> Matches:
+    """A table of matches with so many pairs each, nothing sent or received yet."""
+    n, n_pairs = len(counts), int(sum(counts))
     return Matches(
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         np.zeros(n, np.int64),

@@ -7,11 +7,11 @@ import numpy as np
 from forerun.astra.collectives import CollectiveTables
 from forerun.astra.fabric import fabric_of
 from forerun.astra.limits import MOST_RANKS
-from forerun.astra.lower import UNKNOWN_NS, LoweredProgram
+from forerun.astra.lower import UNKNOWN_NS, LoweredProgram, empty_matches
 from forerun.astra.run import run_program
 from forerun.astra.system import System
 from forerun.engine.ready import SLOT_COMM, SLOT_COMPUTE, SLOT_NONE
-from forerun.engine.slots import RECV, SEND, TIMED, Matches, Nodes
+from forerun.engine.slots import RECV, SEND, TIMED, Nodes
 from forerun.errors import ForerunError
 from forerun.network.network_file import Network
 from forerun.program.types import I64
@@ -60,15 +60,7 @@ def message_times(network: Network, sender: int, receiver: int, size: int, aware
         root=np.arange(n),
         root_ptr=np.arange(n + 1),
     )
-    matches = Matches(
-        first=np.array([0, 1]),
-        n_sent=np.zeros(1, np.int64),
-        n_received=np.zeros(1, np.int64),
-        state=np.zeros(1, np.int8),
-        sender=np.full(1, -1),
-        receiver=np.full(1, -1),
-    )
     text = f"{size} bytes from rank {sender} to rank {receiver}"
-    program = LoweredProgram(nodes, matches, np.zeros(0, np.int64), (), (text,))
+    program = LoweredProgram(nodes, empty_matches((1,)), np.zeros(0, np.int64), (), (text,))
     tables = CollectiveTables(System.model_validate({}), [dim.n_npus for dim in network.dims])
     return run_program(program, tables, fabric_of(network, aware)).result.end_ns

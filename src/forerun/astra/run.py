@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.astra.collectives import CollectiveTables
+from forerun.astra.limits import check_work
 from forerun.astra.lower import LoweredProgram
 from forerun.engine.calendar import SEQUENCE, new_calendar
 from forerun.engine.fabric import Fabric, new_traffic
@@ -21,8 +22,6 @@ _SMALLEST = 1 << 10
 _LARGEST = 1 << 27
 """outstanding events; beyond this the tables would take more than 10 GB"""
 _LATEST_NS = 1 << 62
-_MOST_BYTES = 1 << 33
-"""of the tables of chunks"""
 _LISTED = 4
 
 
@@ -46,8 +45,11 @@ def run_program(program: LoweredProgram, tables: CollectiveTables, fabric: Fabri
 
     Raises:
         Deadlock: some node never ran.
-        ForerunError: more messages are under way at the same time than fit in memory, or times that can't be counted.
+        ForerunError: more messages or chunks than can be simulated, or times that can't be counted.
     """
+    called = program.nodes.target[program.nodes.action == COLLECTIVE]
+    calls = dict(zip(*(column.tolist() for column in np.unique(called, return_counts=True)), strict=True))
+    check_work(calls, tables, len(program.nodes.first) - 1)
     capacity = _SMALLEST
     while True:
         engine = _engine(program, tables, fabric, capacity)
@@ -73,11 +75,6 @@ def _engine(program: LoweredProgram, tables: CollectiveTables, fabric: Fabric, c
     collectives = tables.tables()
     n_actors = len(program.nodes.first) - 1
     most = 2 * tables.most_chunks
-    width = STREAM.itemsize + 8 * (tables.most_phases + tables.n_queues * len(tables.dims))
-    if n_actors * most * width > _MOST_BYTES:
-        raise ForerunError(
-            f"{tables.most_chunks:,} chunks on each of {n_actors:,} ranks are too many; use fewer splits"
-        )
     n_queues, n_dims = tables.n_queues * len(tables.dims), len(tables.dims)
     stream = np.zeros(n_actors * most, STREAM)
     stream["node"] = -1

@@ -9,8 +9,8 @@ import numpy as np
 from forerun.astra.collectives import CollectiveTables
 from forerun.astra.custom import Algorithm
 from forerun.astra.fabric import fabric_of
-from forerun.astra.limits import MOST_RANKS, check_collective
-from forerun.astra.lower import LoweredProgram, no_matches
+from forerun.astra.limits import MOST_RANKS, check_times, check_work
+from forerun.astra.lower import LoweredProgram, empty_matches
 from forerun.astra.run import SlotRun, run_program
 from forerun.astra.symmetry import is_symmetric
 from forerun.astra.system import System
@@ -47,7 +47,7 @@ def chain_of(calls: Sequence[Sequence[int]], ranks: Sequence[int], tables: Colle
         root=np.flatnonzero(is_root).astype(np.int64),
         root_ptr=np.concatenate([[0], np.cumsum(counts > 0)]).astype(np.int64),
     )
-    return LoweredProgram(nodes, no_matches(), np.zeros(0, np.int64), (), ())
+    return LoweredProgram(nodes, empty_matches(()), np.zeros(0, np.int64), (), ())
 
 
 def collective_times(
@@ -84,7 +84,8 @@ def collective_times(
     phases = tables.phases_of(call_of[everyone[0][0]])
     mirrored = mirror and not aware and is_symmetric(network, phases, groups)
     ranks = [everyone[0][0]] if mirrored else list(range(network.n_npus))
-    check_collective(network, tables, call_of[everyone[0][0]], len(ranks), aware)
+    check_work({call_of[everyone[0][0]]: len(ranks)}, tables, len(ranks))
+    check_times(network, tables, call_of[everyone[0][0]], len(ranks), aware)
     program = chain_of([[call_of[rank]] if rank in call_of else [] for rank in ranks], ranks, tables)
     run = run_program(program, tables, fabric_of(network, aware, ranks if mirrored else ()))
     ends = np.zeros(network.n_npus, np.int64)
