@@ -236,8 +236,14 @@ class Recorder:
             self.allocated_bytes += size
             self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
 
+    def follows(self, storage: Any) -> bool:
+        """Whether the memory of `storage` is known."""
+        return storage._cdata in self._storages
+
     def workspace(self, size_bytes: int, node: int) -> None:
         """Bytes that a kernel needs while it runs."""
+        if node < 0:
+            return
         size = -(-size_bytes // _ROUND) * _ROUND
         row = _Row(size, node, self.phase())
         row.free, row.free_phase = node, row.alloc_phase

@@ -1,0 +1,216 @@
+"""VirtualMode: every operation of the program passes here, runs on fakes where it is of the device, and is recorded.
+
+Tensors on 'cuda' are fake: they have shapes, strides and dtypes, and no data. So are parameters wherever they are, and
+large tensors on the CPU, so that a model of any size fits. Small CPU tensors stay real: data loaders, random numbers
+and bookkeeping run as they would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forerun.trace.inside.op_rules import describe
+from forerun.trace.inside.recorder import Recorder
+from forerun.trace.inside.values import Oracle, set_value
+
+aten = torch.ops.aten
+_LARGEST_REAL = 1 << 16
+"""elements of a tensor that a program makes on the CPU and that is real"""
+_DEVICE = torch.ops.prim.device.default
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_COPIES = (aten._to_copy.default, aten.copy_.default)
+Handler = Callable[..., tuple[bool, Any]]
+
+
+class VirtualMode(TorchDispatchMode):
+    """The mode under which a traced program runs from its first line on."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    def __init__(self, recorder: Recorder, oracle: Oracle, communication: Handler) -> None:
+        """`communication(func, args, kwargs, recorder)` answers collectives that arrive as operations."""
+        super().__init__()
+        FakeTensorMode.avoid_device_init = property(lambda _: True)
+        torch._C._set_only_lift_cpu_tensors(True)
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
+        self.recorder, self.oracle, self._communication = recorder, oracle, communication
+        self._last: Any = None
+
+    # -- which world an operation belongs to ------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        for cls in types:
+            if cls not in _PLAIN and not issubclass(cls, FakeTensor):
+                return NotImplemented
+        tensors = _tensors(args, kwargs)
+        fakes = [t for t in tensors if isinstance(t, FakeTensor)]
+        if fakes:
+            foreign = next((t for t in fakes if t.fake_mode is not self.fake), None)
+            if foreign is not None:
+                with foreign.fake_mode:
+                    return func(*args, **kwargs)
+            return self._on_fakes(func, types, tensors, args, kwargs)
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "cuda":
+            return self._on_fakes(func, types, tensors, args, kwargs)
+        if not tensors and (device is None or torch.device(device).type == "cpu") and _large(args, kwargs):
+            return self._on_fakes(func, types, tensors, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _on_fakes(self, func: Any, types: Any, tensors: Any, args: Any, kwargs: Any) -> Any:
+        self._last = func
+        if func is aten._local_scalar_dense.default:
+            return self._scalar(func, args, kwargs)
+        handled, out = self._communication(func, args, kwargs, self.recorder)
+        if handled:
+            self.seen(out)
+            return out
+        if func in _COPIES:
+            handled, out = self._to_host(func, args, kwargs)
+            if handled:
+                return out
+        real = self.oracle.shape_of(func, args, kwargs)
+        if real is not None:
+            out = self._like(real, args[0].device)
+            self._record(func, args, kwargs, out, tensors)
+            return out
+        if func is aten.index.Tensor or func is aten.index_put_.default or func is aten.index_put.default:
+            args = (args[0], [i for index in args[1] for i in self._index(index)], *args[2:])
+        elif func is aten.equal.default:
+            return self.oracle.scalar(args[0]) is not None
+        out = self._run(func, types, args, kwargs)
+        if tensors and not isinstance(tensors[0], FakeTensor) and out is not None and _writes_first(func):
+            out = tensors[0]
+        self._record(func, args, kwargs, out, tensors)
+        self.oracle.follow(func, tensors, args, kwargs, out)
+        return out
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            with self.fake:
+                return func(*args, **kwargs)
+        return self.fake.dispatch(func, types, args, kwargs)
+
+    def last_operation(self) -> str:
+        """Name of the last operation on fakes."""
+        return "" if self._last is None else str(self._last)
+
+    # -- recording ---------------------------------------------------------------------------------------------
+
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any, tensors: Any) -> None:
+        recorder = self.recorder
+        if recorder.paused:
+            return
+        node = -1
+        if recorder.recording and (_on_device(out) or any(t.device.type == "cuda" for t in tensors)):
+            for kernel in describe(recorder.ops, func, args, kwargs, out):
+                number = recorder.node(kernel.op, sync=kernel.sync)
+                node = number if node < 0 else node
+                if kernel.workspace_bytes:
+                    recorder.workspace(kernel.workspace_bytes, number)
+                if kernel.guessed:
+                    recorder.note(f"no rule for {func}: costed by its bytes")
+        self.seen(out, node)
+
+    def seen(self, out: Any, node: int = -1) -> None:
+        """Follow the memory of tensors on the device, made by `node` (unless named: before the next)."""
+        if isinstance(out, torch.Tensor):
+            if isinstance(out, FakeTensor) and out.fake_device.type == "cuda":
+                storage = out.untyped_storage()
+                if not self.recorder.follows(storage):
+                    self.recorder.allocated(storage, storage.nbytes(), node)
+        elif isinstance(out, (list, tuple)):
+            for one in out:
+                self.seen(one, node)
+
+    def _scalar(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if args[0].device.type == "cuda":
+            for kernel in describe(self.recorder.ops, func, args, kwargs, None):
+                self.recorder.node(kernel.op, sync=kernel.sync)
+        return self.oracle.scalar(args[0])
+
+    # -- where data would be needed ----------------------------------------------------------------------------
+
+    def _to_host(self, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+        """Small tensors become real when they come to the host: what is known of them, or the oracle's word."""
+        if func is aten.copy_.default:
+            target, source = args[:2]
+            if isinstance(target, FakeTensor) or not isinstance(source, FakeTensor):
+                return False, None
+            self._record(func, args, kwargs, None, [source])
+            target.copy_(self.oracle.on_host(source).expand(target.shape))
+            return True, target
+        source, device = args[0], kwargs.get("device")
+        host = device is not None and torch.device(device).type == "cpu" and source.device.type == "cuda"
+        if not host or source.numel() > _LARGEST_REAL:
+            return False, None
+        self._record(func, args, kwargs, None, [source])
+        return True, self.oracle.on_host(source).to(kwargs.get("dtype") or source.dtype)
+
+    def _index(self, index: Any) -> list[Any]:
+        """A boolean mask as the indices that it selects, one for each dimension; other indices as they are."""
+        if not isinstance(index, FakeTensor) or index.dtype not in (torch.bool, torch.uint8):
+            return [index]
+        real = self.oracle.shape_of(aten.nonzero.default, (index,), {})
+        assert isinstance(real, torch.Tensor)
+        return [self._like(real[:, d].contiguous(), index.device) for d in range(index.dim())]
+
+    def _like(self, real: Any, device: torch.device) -> Any:
+        """Fakes on `device` like real (or meta) tensors, whose values they know."""
+        if isinstance(real, (list, tuple)):
+            return tuple(self._like(r, device) for r in real)
+        if not isinstance(real, torch.Tensor):
+            return real
+        with self.fake:
+            fake = torch.empty(real.shape, dtype=real.dtype, device=device)
+        if real.device.type == "cpu":
+            set_value(fake, real)
+        return fake
+
+    def as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A fake on the same device, knowing the value if it is small."""
+        fake: torch.Tensor = self.fake.from_tensor(tensor, static_shapes=True)
+        set_value(fake, tensor)
+        return fake
+
+
+def _writes_first(func: Any) -> bool:
+    name = func._schema.name if hasattr(func, "_schema") else ""
+    return bool(name.endswith("_")) and not name.endswith("__")
+
+
+def _on_device(out: Any) -> bool:
+    if isinstance(out, torch.Tensor):
+        return out.device.type == "cuda"
+    return isinstance(out, (list, tuple)) and any(_on_device(one) for one in out)
+
+
+def _tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [v for v in value if isinstance(v, torch.Tensor)]
+    return found
+
+
+def _large(args: Any, kwargs: Any) -> bool:
+    """Whether a factory makes a large tensor: its first argument that is a list of numbers is its size."""
+    for value in (*args, kwargs.get("size", ())):
+        if isinstance(value, (list, tuple, torch.Size)) and value and all(type(v) is int for v in value):
+            return prod(value) > _LARGEST_REAL
+    return bool(args) and type(args[0]) is int and args[0] > _LARGEST_REAL

@@ -1,0 +1,43 @@
+"""Runs a training script, unmodified, in a traced world: `python -m forerun.trace.inside.script JOB`."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from forerun.errors import ForerunError
+from forerun.trace.job import Failure, Job
+
+
+def main(path: str) -> None:
+    """Run the job in the file at `path` and leave."""
+    job = Job.read(path)
+    fault = job.last_place.open("w", encoding="utf-8")
+    faulthandler.enable(fault)
+    try:
+        from forerun.trace.inside.world import World, leave  # torch, which may be missing or of another version
+
+        world = World(job)
+    except ForerunError as error:
+        Failure(str(error)).write(job.failure)
+        raise SystemExit(1) from None
+    except ImportError as error:
+        Failure(f"{error}; tracing needs torch (pip install 'forerun[trace]')").write(job.failure)
+        raise SystemExit(1) from None
+    sys.argv = [job.target, *job.arguments]
+    sys.path[0] = os.getcwd() if job.is_module else str(Path(job.target).resolve().parent)
+
+    def program() -> None:
+        if job.is_module:
+            runpy.run_module(job.target, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(job.target, run_name="__main__")
+
+    leave(world.run(program))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

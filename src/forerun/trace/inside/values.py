@@ -1,0 +1,281 @@
+"""Known values: what small tensors on the virtual device hold, and the oracle for what nobody can know.
+
+Tensors on the device are fake. Yet programs branch on small ones: masks, lengths, token counts, indices. Whatever is
+computed from known values alone is computed for real beside the fake, on the CPU, so that `.item()`, `nonzero` or a
+split by counts give the true answer. Where a value depends on weights or activations, the oracle answers:
+
+* a float read by the host is 1.0, an integer 1, a boolean False; `all` is True, `any` is False;
+* gradients are finite: `found_inf` of a gradient scaler stays 0;
+* `topk` picks experts (or anything else) in turn, so that every choice is equally frequent; `Oracle.skew` makes the
+  first ones busier. `argmax`, `sort` and `multinomial` give valid indices the same way;
+* a mask selects everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+aten = torch.ops.aten
+_MOST_FLOATS = 1 << 16
+_MOST_INTEGERS = 1 << 21
+_CPU = torch.device("cpu")
+
+
+class _Known:
+    """A value, and whether it still holds for all views of its storage."""
+
+    __slots__ = ("holds", "value")
+
+    def __init__(self, value: torch.Tensor, holds: list[bool]) -> None:
+        self.value, self.holds = value, holds
+
+
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The real value of a tensor, where it is known; real tensors are their own."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor if tensor.device.type == "cpu" else None
+    known = tensor.__dict__.get("_forerun_known")
+    return known.value if known is not None and known.holds[0] else None
+
+
+def set_value(tensor: torch.Tensor, value: torch.Tensor, holds: list[bool] | None = None) -> None:
+    """Let `value` be what fake `tensor` holds; `holds` is shared by the views of one storage."""
+    if isinstance(tensor, FakeTensor) and _small(value):
+        tensor._forerun_known = _Known(value, [True] if holds is None else holds)
+
+
+def _small(tensor: torch.Tensor) -> bool:
+    most = _MOST_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _MOST_INTEGERS
+    return tensor.numel() <= most and tensor.layout == torch.strided
+
+
+class Oracle:
+    """Runs known values along with the fakes, and answers what is not known."""
+
+    def __init__(self, skew: float = 0.0) -> None:
+        self.skew = skew
+        """0: balanced; s: choice number i is picked in proportion to 1 / (i + 1) ** s (Zipf)"""
+        self._writes: dict[Any, tuple[tuple[int, str], ...]] = {}
+
+    # -- along with the fakes ---------------------------------------------------------------------------------
+
+    def follow(self, func: Any, tensors: Sequence[torch.Tensor], args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """Give the outputs of `func` their values, where all of `tensors` (its inputs) have one."""
+        written = self._written(func, args, kwargs)
+        values = [known_value(t) for t in tensors]
+        if any(v is None for v in values) or func in _UNKNOWABLE:
+            self._guess(func, args, out)
+            if func not in _KEEPS_VALUE:
+                for tensor in written:
+                    self._forget(tensor)
+            return
+        outputs = [t for t in _flat(out) if isinstance(t, FakeTensor)]
+        if not all(_small(t) for t in outputs) or not all(_small(v) for v in values if v is not None):
+            for tensor in written:
+                self._forget(tensor)
+            return
+        try:
+            real = func(*_real(args), **_real(kwargs))
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+            for tensor in written:
+                self._forget(tensor)
+            return
+        roots = {v.untyped_storage()._cdata: t for t, v in zip(tensors, values, strict=True) if v is not None}
+        for fake, value in zip(_flat(out), _flat(real), strict=False):
+            if isinstance(fake, FakeTensor) and isinstance(value, torch.Tensor) and fake.shape == value.shape:
+                root = roots.get(value.untyped_storage()._cdata)
+                if root is fake:
+                    continue
+                known = None if root is None else root.__dict__.get("_forerun_known")
+                set_value(fake, value, None if known is None else known.holds)
+
+    def _written(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        places = self._writes.get(func)
+        if places is None:
+            schema = getattr(func, "_schema", None)
+            arguments = [] if schema is None else schema.arguments
+            places = self._writes[func] = tuple(
+                (i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
+            )
+        found: list[torch.Tensor] = []
+        for i, name in places:
+            found += _tensors_of(args[i] if i < len(args) else kwargs.get(name))
+        return found
+
+    @staticmethod
+    def _forget(tensor: torch.Tensor) -> None:
+        known = tensor.__dict__.get("_forerun_known") if isinstance(tensor, FakeTensor) else None
+        if known is not None:
+            known.holds[0] = False
+
+    # -- what nobody can know ---------------------------------------------------------------------------------
+
+    def _guess(self, func: Any, args: Any, out: Any) -> None:
+        rule = _GUESSES.get(func)
+        if rule is not None:
+            rule(self, args, out)
+
+    def choices(self, shape: Sequence[int], n: int) -> torch.Tensor:
+        """Indices below `n`, the last dimension without repetition, all equally frequent but for the skew."""
+        *rows_shape, k = shape if len(shape) else (1,)
+        rows = int(np.prod(rows_shape)) if rows_shape else 1
+        if not self.skew:
+            flat = (np.arange(rows * k) % max(1, n)).reshape(rows, k)
+        else:
+            weight = 1.0 / np.arange(1, n + 1) ** self.skew
+            keys = np.random.default_rng(0).gumbel(size=(rows, n)) + np.log(weight)
+            flat = np.argpartition(-keys, min(k, n - 1), axis=1)[:, :k]
+        return torch.from_numpy(flat.astype(np.int64)).reshape(tuple(shape))
+
+    def scalar(self, tensor: torch.Tensor) -> Any:
+        """What `.item()` answers."""
+        value = known_value(tensor)
+        if value is not None:
+            return aten._local_scalar_dense.default(value)
+        if tensor.dtype == torch.bool:
+            return False
+        return 1.0 if tensor.dtype.is_floating_point else 1
+
+    def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A real CPU tensor for a small one of the device: its value, or what `.item()` would say of each element."""
+        value = known_value(tensor)
+        if value is not None:
+            return value.clone()
+        fill = 0 if tensor.dtype == torch.bool else 1
+        return torch.full(tensor.shape, fill, dtype=tensor.dtype)
+
+    def shape_of(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | Sequence[torch.Tensor] | None:
+        """The real result of an operation whose output shape depends on data; None if `func` is no such operation."""
+        rule = _DYNAMIC.get(func)
+        return None if rule is None else rule(self, func, args, kwargs)
+
+
+# -- operations with outputs of a shape that depends on data ----------------------------------------------------
+
+
+def _real(value: Any) -> Any:
+    """Arguments with their known values for tensors, on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return known_value(value)
+    if isinstance(value, torch.device):
+        return _CPU
+    if isinstance(value, (list, tuple)):
+        return type(value)(_real(v) for v in value) if type(value) in (list, tuple) else value
+    if isinstance(value, dict):
+        return {k: _CPU if k == "device" and v is not None else _real(v) for k, v in value.items() if k != "pin_memory"}
+    return value
+
+
+def _nonzero(oracle: Oracle, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+    value = known_value(args[0])
+    return torch.nonzero(torch.ones(args[0].shape, dtype=torch.bool) if value is None else value)
+
+
+def _masked_select(oracle: Oracle, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+    mask = known_value(args[1])
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    count = int(np.prod(shape)) if mask is None else int(mask.expand(shape).sum())
+    return torch.empty(count, dtype=args[0].dtype, device="meta")
+
+
+def _unique(oracle: Oracle, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    value = known_value(args[0])
+    if value is None:
+        value = torch.arange(args[0].numel()).reshape(args[0].shape).to(args[0].dtype)
+    return func(value, *args[1:], **kwargs)
+
+
+def _repeat_interleave(oracle: Oracle, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    value = known_value(args[0])
+    total = kwargs.get("output_size")
+    if value is None:
+        share = 1 if total is None else max(1, int(total) // max(1, args[0].numel()))
+        value = torch.full(args[0].shape, share, dtype=args[0].dtype)
+    return torch.repeat_interleave(value)
+
+
+def _bincount(oracle: Oracle, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    least = int(kwargs.get("minlength", args[2] if len(args) > 2 else 0))
+    value = known_value(args[0])
+    if value is None:
+        bins = max(1, least)
+        value = oracle.choices((args[0].numel(),), bins)
+    return torch.bincount(value, minlength=least)
+
+
+_DYNAMIC: dict[Any, Callable[..., Any]] = {
+    aten.nonzero.default: _nonzero,
+    aten.masked_select.default: _masked_select,
+    aten._unique2.default: _unique,
+    aten.unique_dim.default: _unique,
+    aten.unique_consecutive.default: _unique,
+    aten.repeat_interleave.Tensor: _repeat_interleave,
+    aten.bincount.default: _bincount,
+}
+
+
+# -- guesses -------------------------------------------------------------------------------------------------------
+
+
+def _guess_topk(oracle: Oracle, args: Any, out: Any) -> None:
+    dim = args[2] if len(args) > 2 else -1
+    indices = out[1]
+    if indices.dim() and _small(indices):
+        moved = indices.movedim(dim, -1) if dim not in (-1, indices.dim() - 1) else indices
+        value = oracle.choices(tuple(moved.shape), args[0].shape[dim])
+        set_value(indices, value.movedim(-1, dim).contiguous() if moved is not indices else value)
+
+
+def _guess_sort(oracle: Oracle, args: Any, out: Any) -> None:
+    indices = out[1]
+    if indices.dim() and _small(indices):
+        dim = args[2] if len(args) > 2 and isinstance(args[2], int) else -1
+        shape = [1] * indices.dim()
+        shape[dim] = indices.shape[dim]
+        set_value(indices, torch.arange(indices.shape[dim]).reshape(shape).expand(indices.shape).contiguous())
+
+
+def _guess_argmax(oracle: Oracle, args: Any, out: Any) -> None:
+    n = args[0].shape[args[1]] if len(args) > 1 and args[1] is not None and args[0].dim() else args[0].numel()
+    if _small(out):
+        set_value(out, oracle.choices((*out.shape, 1), n).reshape(out.shape))
+
+
+def _guess_all(oracle: Oracle, args: Any, out: Any) -> None:
+    set_value(out, torch.ones(out.shape, dtype=out.dtype))
+
+
+_GUESSES: dict[Any, Callable[[Oracle, Any, Any], None]] = {
+    aten.topk.default: _guess_topk,
+    aten.sort.default: _guess_sort,
+    aten.sort.stable: _guess_sort,
+    aten.argmax.default: _guess_argmax,
+    aten.argmin.default: _guess_argmax,
+    aten.all.default: _guess_all,
+    aten.all.dim: _guess_all,
+}
+_KEEPS_VALUE = {
+    aten._amp_foreach_non_finite_check_and_unscale_.default,
+    aten._amp_update_scale_.default,
+}
+"""they write values that are not known to be what the oracle says of them"""
+_UNKNOWABLE = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
+
+
+def _flat(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _tensors_of(value: Any) -> list[torch.Tensor]:
+    return [t for t in _flat(value) if isinstance(t, torch.Tensor)]

@@ -1,0 +1,125 @@
+"""World: everything that makes a process believe that it is one rank of a training run on GPUs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+import torch
+
+from forerun.errors import ForerunError
+from forerun.trace.inside import cuda_module, ddp, patches, process_group
+from forerun.trace.inside.attention_choice import install as install_attention
+from forerun.trace.inside.machine import VirtualCuda
+from forerun.trace.inside.mode import VirtualMode
+from forerun.trace.inside.modules import Modules
+from forerun.trace.inside.recorder import Event, Recorder
+from forerun.trace.inside.steps import StepRecorded, Steps
+from forerun.trace.inside.values import Oracle, known_value, set_value
+from forerun.trace.job import Failure, Job
+from forerun.trace.recording import save_recording
+
+SUPPORTED = ("2.13",)
+"""versions of torch whose internals the patches were tested with"""
+
+
+def check_version(version: str = torch.__version__) -> None:
+    """Refuse a torch that was not tested, by name.
+
+    Raises:
+        ForerunError: the version is not supported.
+    """
+    if ".".join(version.split(".")[:2]) not in SUPPORTED:
+        raise ForerunError(f"torch {version} can't be traced; supported: torch {', '.join(SUPPORTED)}.x")
+
+
+class World:
+    """The one traced world of this process; it can't be left again."""
+
+    def __init__(self, job: Job) -> None:
+        check_version()
+        self.job = job
+        os.environ.update(job.environment())
+        torch.set_num_threads(1)
+        torch.autograd.set_multithreading_enabled(False)
+        self.recorder = Recorder(job.rank, job.world_size, job.gpus_per_node, job.lines)
+        self._events: list[Event] = []
+        self.machine = VirtualCuda(min(job.gpus_per_node, job.world_size), self._record, self._block, self._sync)
+        self.machine.install()
+        self.machine.set_index(job.local_rank)
+        self.recorder.current_stream = self.machine.stream
+        cuda_module.install(self.machine, self.recorder, cuda_module.device(job.device))
+        install_attention()
+        process_group.install(self.recorder, known_value, set_value)
+        self.oracle = Oracle(job.expert_skew)
+        self.mode = VirtualMode(self.recorder, self.oracle, process_group.handle)
+        patches.install(self.mode, self.recorder)
+        ddp.install(self.recorder)
+        self.modules = Modules()
+        self.recorder.module_of_node = self.modules.current
+        meta = {"name": os.path.basename(job.target) or "program"}
+        self.steps = Steps(self.recorder, self.modules, job.steps, meta)
+        self.mode.__enter__()
+
+    # -- what C++ does with streams ---------------------------------------------------------------------------
+
+    def _record(self, stream: int) -> int:
+        self._events.append(self.recorder.record_event(stream))
+        return len(self._events)
+
+    def _block(self, event: int, stream: int) -> int:
+        self.recorder.wait_event(self._events[event - 1], stream)
+        return 0
+
+    def _sync(self) -> int:
+        self.recorder.host_waits()
+        return 0
+
+    # -- how it ends ------------------------------------------------------------------------------------------
+
+    def run(self, program: Any) -> int:
+        """Call `program`, and leave its recording or its failure in the job's folder. The process's exit code."""
+        failure = None
+        try:
+            program()
+        except StepRecorded:
+            pass
+        except SystemExit as stop:
+            if stop.code not in (None, 0):
+                failure = Failure(f"the program exited with {stop.code!r} before its step was recorded")
+        except KeyboardInterrupt:
+            failure = Failure("interrupted")
+        except BaseException as error:
+            failure = self._failure(error)
+        if self.steps.recording is not None:
+            save_recording(self.steps.recording, self.job.recording)
+            return 0
+        if failure is None:
+            done = self.steps.done
+            failure = Failure(
+                f"the program ended after {done} optimizer step{'s' * (done != 1)}; step {self.job.steps} was to be"
+                " recorded (--steps)"
+            )
+        failure.write(self.job.failure)
+        return 1
+
+    def _failure(self, error: BaseException) -> Failure:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if _users(f.filename)]
+        line = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+        text = "".join(traceback.format_exception(error))
+        return Failure(f"{type(error).__name__}: {error}", self.mode.last_operation(), line, text)
+
+
+def _users(filename: str) -> bool:
+    packages = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
+    return not filename.startswith(packages) and not filename.startswith("<")
+
+
+def leave(code: int) -> None:
+    """End the process at once: nothing of the program's exit handlers is wanted."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

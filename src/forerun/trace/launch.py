@@ -1,0 +1,164 @@
+"""launch: run traced processes, one for each role, within limits, and read what they recorded.
+
+The caller's own torch is never touched: programs run in processes of their own, which may fail, abort, hang or eat
+memory; each ends as one error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forerun.errors import ForerunError
+from forerun.trace.broker import Broker
+from forerun.trace.job import Failure, Job
+from forerun.trace.recording import Recording, load_recording
+from forerun.units import GIB
+
+_POLL_S = 0.02
+_TAIL = 4000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What traced processes may use."""
+
+    time_s: float = 900.0
+    memory_gib: float = 16.0
+    """resident memory of one process"""
+
+
+@dataclass
+class _Process:
+    job: Job
+    popen: subprocess.Popen[bytes]
+    output: Path
+
+
+def record_script(job: Job, limits: Limits, show_output: bool = False) -> list[Recording]:
+    """Recordings of `job` and of every rank that it sends to or receives from, in order of rank.
+
+    `job.folder` is ignored: recordings pass through a folder of their own.
+
+    Raises:
+        ForerunError: a process failed; the message names the operation and the source line.
+    """
+    if not job.is_module and not Path(job.target).is_file():
+        raise ForerunError(f"{job.target}: no such script")
+    with tempfile.TemporaryDirectory(prefix="forerun-trace-") as folder:
+        roles = _Roles(replace(job, folder=folder), limits, show_output)
+        try:
+            return roles.run()
+        finally:
+            roles.stop()
+
+
+class _Roles:
+    """The traced processes of one program."""
+
+    def __init__(self, job: Job, limits: Limits, show_output: bool) -> None:
+        self.job, self.limits, self.show_output = job, limits, show_output
+        self.processes: dict[int, _Process] = {}
+        self.recordings: dict[int, Recording] = {}
+        self.broker = Broker(self._start)
+        self.deadline = time.monotonic() + limits.time_s
+
+    def run(self) -> list[Recording]:
+        self._start(self.job.rank)
+        while len(self.recordings) < len(self.processes):
+            self.broker.poll(_POLL_S)
+            for rank, process in list(self.processes.items()):
+                if rank not in self.recordings:
+                    self._look_at(rank, process)
+        return [self.recordings[rank] for rank in sorted(self.recordings)]
+
+    def _start(self, rank: int) -> None:
+        """Start the process of `rank`, unless it was."""
+        if rank in self.processes:
+            return
+        job = replace(self.job, rank=rank)
+        output = Path(job.folder) / f"rank{rank}.output.txt"
+        fd = self.broker.connect(rank)
+        environment = os.environ | self.broker.environment(rank) | {"PYTHONUNBUFFERED": "1"}
+        with output.open("wb") as sink:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "forerun.trace.inside.script", str(job.write())],
+                stdin=subprocess.DEVNULL,
+                stdout=None if self.show_output else sink,
+                stderr=None if self.show_output else subprocess.STDOUT,
+                env=environment,
+                pass_fds=(fd,),
+                start_new_session=True,
+            )
+        os.close(fd)
+        self.processes[rank] = _Process(job, popen, output)
+
+    def _look_at(self, rank: int, process: _Process) -> None:
+        code = process.popen.poll()
+        if code is None:
+            self._check_limits(process)
+            return
+        self.broker.ended(rank)
+        if not process.job.recording.is_file():
+            raise self._error(process, code)
+        recording = load_recording(process.job.recording)
+        self.recordings[rank] = recording
+        for peer in sorted({int(p) for p in recording.peer.tolist() if p >= 0}):
+            self._start(peer)
+
+    def _check_limits(self, process: _Process) -> None:
+        where = self._name(process)
+        if time.monotonic() > self.deadline:
+            raise ForerunError(f"{where}: not done after {self.limits.time_s:g} s; raise --time-limit or trace less")
+        used = _resident_bytes(process.popen.pid)
+        if used > self.limits.memory_gib * GIB:
+            raise ForerunError(
+                f"{where}: the traced process uses {used / GIB:.1f} GiB of host memory, more than the limit of"
+                f" {self.limits.memory_gib:g} (--host-memory-limit)"
+            )
+
+    def _name(self, process: _Process) -> str:
+        rank = f" (rank {process.job.rank})" if process.job.rank != self.job.rank or len(self.processes) > 1 else ""
+        return f"{process.job.target}{rank}"
+
+    def _error(self, process: _Process, code: int) -> ForerunError:
+        failure = Failure.read(process.job.failure)
+        if failure is not None:
+            return failure.error(self._name(process))
+        fault = _text(process.job.last_place)
+        line = next((part for part in fault.splitlines() if "File" in part and "/torch/" not in part), "").strip()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        last = next((part for part in reversed(_text(process.output).splitlines()) if part.strip()), "")
+        at = f" {line}" if line else ""
+        return ForerunError(f"{self._name(process)}: the traced process {how}{at}; its last words: {last or 'none'}")
+
+    def stop(self) -> None:
+        """End every process, and whatever it started."""
+        for process in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.popen.pid, signal.SIGKILL)
+            process.popen.wait()
+        self.broker.close()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")[-_TAIL:]
+    except OSError:
+        return ""
+
+
+def _resident_bytes(pid: int) -> int:
+    """Resident memory of a process; 0 where the system does not say."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
