@@ -93,18 +93,18 @@ class Gathering:
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor | SavedWeight:
         """Called for each tensor that autograd saves: replaces gathered weights and their views."""
-        if tensor.layout is not torch.strided or isinstance(tensor, DTensor):
+        if tensor.layout is not torch.strided:
             return tensor
         param = self.gathered.get(StorageWeakRef(tensor.untyped_storage()))
         if param is None or tensor.dtype != (self.precision.param_dtype or param.dtype):
             return tensor
-        return SavedWeight(param, version(param), tensor.size(), tensor.stride(), tensor.storage_offset())
+        return SavedWeight(param, param._version, tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def unpack(self, saved: torch.Tensor | SavedWeight) -> torch.Tensor:
         """Called when backward needs a saved tensor: gathers the weight again where it was replaced."""
         if isinstance(saved, torch.Tensor):
             return saved
-        if version(saved.param) != saved.version:
+        if saved.param._version != saved.version:
             raise RuntimeError(
                 "a sharded parameter was changed in place between forward and backward, so its weight cannot be "
                 "gathered again; update parameters after backward, or use data_parallel(reshard_after_forward=False)"
@@ -143,11 +143,6 @@ def cast_floating(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def version(param: DTensor) -> int:
-    """How often this rank's part of a parameter has been changed in place."""
-    return param.detach().to_local()._version
-
-
 def data_parallel(
     model: nn.Module,
     mesh: DeviceMesh,
@@ -178,13 +173,14 @@ def data_parallel(
     placements = PLACEMENTS[mode]
     if mesh.ndim != len(placements):
         raise ValueError(f"mode {mode!r} needs a mesh of {len(placements)} dimension(s), this one has {mesh.ndim}")
+    for path, module in model.named_modules():
+        check_module(path, module)
     gathering = Gathering(mixed_precision or MixedPrecision(), reshard_after_forward)
     # A parameter that several modules share stays one parameter, and modules of one class share the class made of it,
     # so that what is compiled for one layer serves all.
     distributed: dict[nn.Parameter, nn.Parameter] = {}
     classes: dict[tuple[type, tuple[str, ...]], type] = {}
-    for path, module in model.named_modules():
-        check_module(path, module)
+    for module in model.modules():
         own = tuple(name for name, param in module._parameters.items() if param is not None)
         for name in own:
             param = module._parameters[name]
