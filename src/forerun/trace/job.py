@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from forerun.errors import ForerunError
 
@@ -30,7 +29,10 @@ class Job:
     expert_skew: float = 0.0
     """0: routing is balanced; s: expert i is chosen in proportion to 1 / (i + 1) ** s"""
     device: str = "h100"
-    extra: dict[str, Any] = field(default_factory=dict)
+    alone: bool = False
+    """record no other rank, whoever it sends to"""
+    variables: dict[str, str] = field(default_factory=dict)
+    """environment variables of the program's own"""
 
     @property
     def local_rank(self) -> int:
@@ -66,6 +68,7 @@ class Job:
             "TORCHELASTIC_RUN_ID": "forerun",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "OMP_NUM_THREADS": "1",
+            **self.variables,
         }
 
     def write(self) -> Path:

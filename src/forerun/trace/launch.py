@@ -13,8 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from typing import IO, Any
 
 from forerun.errors import ForerunError
 from forerun.trace.broker import Broker
@@ -38,7 +41,7 @@ class Limits:
 @dataclass
 class _Process:
     job: Job
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | _Forked
     output: Path
 
 
@@ -60,11 +63,48 @@ def record_script(job: Job, limits: Limits, show_output: bool = False) -> list[R
             roles.stop()
 
 
+def record_call(job: Job, program: Callable[[Any], None], limits: Limits, show_output: bool = False) -> list[Recording]:
+    """As `record_script`, of a function of the caller: `program(world)` runs in forked processes.
+
+    Raises:
+        ForerunError: a process failed, or this system can't fork.
+    """
+    if not hasattr(os, "fork"):
+        raise ForerunError("tracing a function needs a system that forks; trace a script instead (forerun trace)")
+    with tempfile.TemporaryDirectory(prefix="forerun-trace-") as folder:
+        roles = _Roles(replace(job, folder=folder), limits, show_output, program)
+        try:
+            return roles.run()
+        finally:
+            roles.stop()
+
+
+class _Forked:
+    """A forked process, with what is used of subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+    def wait(self) -> None:
+        while self.poll() is None:
+            time.sleep(_POLL_S)
+
+
 class _Roles:
     """The traced processes of one program."""
 
-    def __init__(self, job: Job, limits: Limits, show_output: bool) -> None:
-        self.job, self.limits, self.show_output = job, limits, show_output
+    def __init__(
+        self, job: Job, limits: Limits, show_output: bool, program: Callable[[Any], None] | None = None
+    ) -> None:
+        self.job, self.limits, self.show_output, self.program = job, limits, show_output, program
         self.processes: dict[int, _Process] = {}
         self.recordings: dict[int, Recording] = {}
         self.broker = Broker(self._start)
@@ -86,19 +126,39 @@ class _Roles:
         job = replace(self.job, rank=rank)
         output = Path(job.folder) / f"rank{rank}.output.txt"
         fd = self.broker.connect(rank)
-        environment = os.environ | self.broker.environment(rank) | {"PYTHONUNBUFFERED": "1"}
+        variables = self.broker.environment(rank)
         with output.open("wb") as sink:
-            popen = subprocess.Popen(
-                [sys.executable, "-m", "forerun.trace.inside.script", str(job.write())],
-                stdin=subprocess.DEVNULL,
-                stdout=None if self.show_output else sink,
-                stderr=None if self.show_output else subprocess.STDOUT,
-                env=environment,
-                pass_fds=(fd,),
-                start_new_session=True,
-            )
+            start = self._spawn if self.program is None else self._fork
+            popen = start(job, fd, variables, sink)
         os.close(fd)
         self.processes[rank] = _Process(job, popen, output)
+
+    def _spawn(self, job: Job, fd: int, variables: dict[str, str], sink: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "forerun.trace.inside.script", str(job.write())],
+            stdin=subprocess.DEVNULL,
+            stdout=None if self.show_output else sink,
+            stderr=None if self.show_output else subprocess.STDOUT,
+            env=os.environ | variables | {"PYTHONUNBUFFERED": "1"},
+            pass_fds=(fd,),
+            start_new_session=True,
+        )
+
+    def _fork(self, job: Job, fd: int, variables: dict[str, str], sink: IO[bytes]) -> _Forked:
+        pid = os.fork()
+        if pid:
+            return _Forked(pid)
+        try:
+            os.setsid()
+            os.environ.update(variables)
+            if not self.show_output:
+                os.dup2(sink.fileno(), 1)
+                os.dup2(sink.fileno(), 2)
+            import_module("forerun.trace.inside.call").main(job, self.program)
+        except BaseException as error:
+            Failure(f"{type(error).__name__}: {error}").write(job.failure)
+        finally:
+            os._exit(1)
 
     def _look_at(self, rank: int, process: _Process) -> None:
         code = process.popen.poll()
@@ -110,6 +170,8 @@ class _Roles:
             raise self._error(process, code)
         recording = load_recording(process.job.recording)
         self.recordings[rank] = recording
+        if self.job.alone:
+            return
         for peer in sorted({int(p) for p in recording.peer.tolist() if p >= 0}):
             self._start(peer)
 
