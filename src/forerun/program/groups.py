@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import gcd
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +37,24 @@ class CommGroup:
         while size % ranks_per_node:
             ranks_per_node -= 1
         return CommGroup(axis, size, size // ranks_per_node, ranks_per_node, inner)
+
+    @staticmethod
+    def of_ranks(axis: str, ranks: Sequence[int], node_size: int, borders: int = 0) -> CommGroup:
+        """Group of these global `ranks` (distinct, in rising order), on nodes of `node_size` ranks.
+
+        Evenly spaced ranks are `on_mesh`. Others are counted node by node; where the nodes hold different numbers of
+        them, the smallest sets the pace, as it drives the fewest links.
+        """
+        steps = {b - a for a, b in pairwise(ranks)}
+        inner = gcd(*steps) if steps else 1
+        size = len(ranks)
+        if len(steps) <= 1 and (size != 2 or borders == 0):
+            whole = CommGroup.on_mesh(axis, size, inner, node_size)
+            crosses = size > 1 and ranks[0] // max(1, node_size) != ranks[-1] // max(1, node_size)
+            if whole.nodes > 1 or not crosses:
+                return replace(whole, borders=borders)
+        counts = Counter(rank // max(1, node_size) for rank in ranks)
+        per_node = min(counts.values(), default=1)
+        while size % per_node:
+            per_node -= 1
+        return CommGroup(axis, size, max(1, size // per_node), per_node, inner, borders)
