@@ -12,7 +12,16 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forerun.api import load_cluster, load_model, predict, search, simulate
+    from forerun.api import (
+        load_cluster,
+        load_measured,
+        load_model,
+        load_program,
+        predict,
+        predict_program,
+        search,
+        simulate,
+    )
     from forerun.cluster.types import Cluster
     from forerun.errors import ForerunError, ImpossiblePlan, UnknownName
     from forerun.model.spec import ModelSpec
@@ -29,6 +38,9 @@ _HOMES = {
     "predict": "forerun.api",
     "search": "forerun.api",
     "simulate": "forerun.api",
+    "predict_program": "forerun.api",
+    "load_program": "forerun.api",
+    "load_measured": "forerun.api",
     "load_model": "forerun.api",
     "load_cluster": "forerun.api",
     "ModelSpec": "forerun.model.spec",
@@ -48,8 +60,11 @@ __all__ = [
     "UnknownName",
     "__version__",
     "load_cluster",
+    "load_measured",
     "load_model",
+    "load_program",
     "predict",
+    "predict_program",
     "search",
     "simulate",
 ]

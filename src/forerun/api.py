@@ -6,19 +6,34 @@ from pathlib import Path
 from typing import Any
 
 from forerun.analysis import predict as _predict
-from forerun.analysis.predict import Simulation
+from forerun.analysis.predict_program import predict_program as _predict_program
+from forerun.analysis.predict_program import read_program
 from forerun.analysis.prediction import Prediction
+from forerun.analysis.reading import Simulation
 from forerun.cluster.catalog import load_cluster
 from forerun.cluster.types import Cluster
+from forerun.cost.measured import Measured
+from forerun.cost.measured_files import read_measured
 from forerun.model.catalog import load_model
 from forerun.model.spec import ModelSpec
 from forerun.network.network_file import Network
 from forerun.network.on_topology import load_network, network_of
 from forerun.plan.plan import Plan
+from forerun.program.types import Program
 from forerun.search.result import SearchResult
 from forerun.search.search import search as _search
 
-__all__ = ["load_cluster", "load_model", "load_network", "predict", "search", "simulate"]
+__all__ = [
+    "load_cluster",
+    "load_measured",
+    "load_model",
+    "load_network",
+    "load_program",
+    "predict",
+    "predict_program",
+    "search",
+    "simulate",
+]
 
 
 def _model(model: ModelSpec | str | Path) -> ModelSpec:
@@ -34,19 +49,21 @@ def predict(
     plan: Plan,
     cluster: Cluster | str | Path,
     network: Network | str | Path | None = None,
+    measured: Measured | None = None,
 ) -> Prediction:
     """What one optimizer step of `model` under `plan` does on `cluster`.
 
     `model` is a ModelSpec, a preset's name or a config.json; `cluster` a Cluster, a preset's name or a YAML file.
     `network` is what the GPUs communicate over in place of the links of the cluster: a Network, a network file or a
-    line of text such as `switch:8@450/300ns,fat-tree:16@50/700ns`.
+    line of text such as `switch:8@450/300ns,fat-tree:16@50/700ns`. `measured` are your own times of kernels and
+    collectives (`load_measured`).
 
     Raises:
         ImpossiblePlan: the plan cannot run; the message says why.
         ForerunError: an unknown name, a file that cannot be read, or a network with fewer NPUs than the plan has GPUs.
     """
     where = _cluster(cluster)
-    return _predict.predict(_model(model), plan, where, network_of(where, network))
+    return _predict.predict(_model(model), plan, where, network_of(where, network), measured)
 
 
 def simulate(
@@ -54,10 +71,58 @@ def simulate(
     plan: Plan,
     cluster: Cluster | str | Path,
     network: Network | str | Path | None = None,
+    measured: Measured | None = None,
 ) -> Simulation:
     """As `predict`, with the Program, its Timeline and its memory."""
     where = _cluster(cluster)
-    return _predict.simulate(_model(model), plan, where, network=network_of(where, network))
+    return _predict.simulate(_model(model), plan, where, network=network_of(where, network), measured=measured)
+
+
+def load_program(path: str | Path) -> Program:
+    """The Program in a file that `forerun trace` wrote. Loading executes nothing that the file holds.
+
+    Raises:
+        ForerunError: the file can't be read, is damaged, or is no Program.
+    """
+    return read_program(path)
+
+
+def load_measured(
+    kernel_profile: str | Path | None = None, network_profile: str | Path | None = None
+) -> Measured | None:
+    """Your own times of kernels and collectives, from CSV files as docs/cli.md describes them; None without any.
+
+    Raises:
+        ForerunError: a file can't be read or holds something wrong; the message names the line and the column.
+    """
+    return read_measured(kernel_profile, network_profile)
+
+
+def predict_program(
+    program: Program | str | Path,
+    cluster: Cluster | str | Path,
+    *,
+    n_gpus: int | None = None,
+    network: Network | str | Path | None = None,
+    measured: Measured | None = None,
+    tokens_per_step: int | None = None,
+    whole_timeline: bool = False,
+) -> Simulation:
+    """What one step of a saved Program (or of the file it is in) does on `cluster`.
+
+    `n_gpus` is another number of ranks, reached by data parallelism alone. See
+    `forerun.analysis.predict_program.predict_program` for the other arguments and the errors.
+    """
+    where = _cluster(cluster)
+    return _predict_program(
+        program if isinstance(program, Program) else read_program(program),
+        where,
+        n_gpus=n_gpus,
+        network=network_of(where, network),
+        measured=measured,
+        tokens_per_step=tokens_per_step,
+        whole_timeline=whole_timeline,
+    )
 
 
 def search(

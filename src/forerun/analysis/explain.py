@@ -6,8 +6,7 @@ from forerun.analysis.network_use import AxisUse, NetworkUse
 from forerun.cluster.types import Cluster
 from forerun.memory.profile import MemoryProfile
 from forerun.memory.reserved import reserve_model
-from forerun.plan.plan import Plan
-from forerun.plan.stack import load_stack
+from forerun.plan.stack import Stack
 from forerun.program.groups import CommGroup
 from forerun.program.types import Program
 from forerun.units import GIB
@@ -16,21 +15,22 @@ from forerun.units import GIB
 def explain(
     program: Program,
     cluster: Cluster,
-    plan: Plan,
+    stack: Stack,
     groups: list[CommGroup],
     memory: MemoryProfile,
     outside_bytes: int,
-    peak_flops: float,
+    mfu: str,
     coverage: float,
     network: NetworkUse | None,
+    notes: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
     """Lines that name the inputs, the models and the fitted constants behind each figure of a Prediction.
 
-    `groups` are the communication groups in use, `outside_bytes` the memory that the allocator does not see,
-    `peak_flops` what MFU divides by, `coverage` the share of kernel time in calibrated shapes, `network` what
-    collectives ran on in place of the cluster's links.
+    `groups` are the communication groups in use, `outside_bytes` the memory that the allocator does not see, `mfu`
+    what MFU counts and divides by, `coverage` the share of kernel time in calibrated shapes, `network` what
+    collectives ran on in place of the cluster's links. `notes` come last.
     """
-    device, stack, model = cluster.device, load_stack(plan.stack), reserve_model()
+    device, model = cluster.device, reserve_model()
     steps = sum(len(cls.block) for cls in program.rank_classes)
     links = ", ".join(f"{link.kind} {link.bytes_per_s / 1e9:.0f} GB/s per GPU" for link in cluster.links)
     if network is not None:
@@ -48,7 +48,7 @@ def explain(
         *([] if network is None else [f"network: {_hottest(axis)}" for axis in network.axes]),
         "exposed_comm_s: gaps of the compute stream that end with a collective or transfer on another stream",
         "bubble_s: gaps that end with another pipeline stage, mean over ranks",
-        f"mfu: 6 N + 12 L h s FLOPs per token over the dense peak of {peak_flops / 1e12:.0f} TFLOP/s",
+        f"mfu: {mfu}",
         "hfu: FLOPs of the kernels that ran, recomputation included and causal attention halved, over the same peak",
         "peak_allocated_gib: tensors from allocation to last use in host issue order; the peak is on"
         f" {memory.rank_class}",
@@ -58,7 +58,7 @@ def explain(
     ]
     if cluster.price_per_gpu_hour is not None:
         lines.append(f"dollars_per_billion_tokens: {cluster.price_per_gpu_hour} dollars per GPU-hour, a list price")
-    return tuple(lines)
+    return (*lines, *notes)
 
 
 def _hottest(axis: AxisUse) -> str:

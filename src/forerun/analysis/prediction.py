@@ -5,21 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.analysis.network_use import NetworkUse
+from forerun.errors import ForerunError
 from forerun.plan.plan import Plan
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The outcome of one plan. Times in seconds, memory in GiB (2**30 bytes), of the slowest or fullest rank."""
+    """The outcome of one plan or Program. Times in seconds, memory in GiB (2**30 bytes), of the slowest or fullest
+    rank.
+
+    What a Program does not tell (its plan, tokens, model FLOPs) and what follows from it is None.
+    """
 
     model: str
     cluster: str
-    plan: Plan
+    plan: Plan | None
     n_gpus: int
 
     step_time_s: float
-    tokens_per_s_per_gpu: float
-    mfu: float
+    tokens_per_s_per_gpu: float | None
+    mfu: float | None
     """model FLOP/s over dense peak: 6 N + 12 L h s per token, attention not halved for causal masks (PaLM, app. B)"""
     hfu: float
     """FLOP/s that the kernels execute, recomputation included and causal attention halved, over dense peak"""
@@ -50,3 +55,11 @@ class Prediction:
     """one line a figure: where it comes from"""
     network: NetworkUse | None = None
     """the network that collectives ran on in place of the cluster's links, where one was given"""
+    missing: tuple[str, ...] | None = None
+    """where the user's own measurements were given: what they lack, most time first; the shipped model stood in"""
+
+    def own_plan(self) -> Plan:
+        """The plan. Raises ForerunError for the prediction of a saved Program, which has none."""
+        if self.plan is None:
+            raise ForerunError(f"{self.model}: predicted from a saved Program, which has no plan")
+        return self.plan

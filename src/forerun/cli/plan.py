@@ -1,4 +1,4 @@
-"""`forerun plan`: the best plan of all."""
+"""`forerun plan`: the best plan of all, or the best of many saved programs."""
 
 from __future__ import annotations
 
@@ -9,32 +9,42 @@ import typer
 
 from forerun.cli.exit_codes import NOTHING_FITS
 from forerun.cli.plan_options import parse, with_plan_options
+from forerun.cli.program_options import KernelProfile, MemoryLimit, Network, NetworkProfile, refuse
 from forerun.cluster.catalog import load_cluster
+from forerun.cost.measured import Measured
+from forerun.cost.measured_files import read_measured
 from forerun.errors import ForerunError
 from forerun.model.catalog import load_model
 from forerun.model.parameters import model_flops_per_token
 from forerun.network.on_topology import network_of
 from forerun.processes import available_cpus
 from forerun.report.console import console, print_search
+from forerun.report.programs import print_programs, programs_record, write_programs_csv
 from forerun.report.progress import progress_bar
 from forerun.report.records import search_record, to_json, write_csv
+from forerun.search.programs import rank_programs
 from forerun.search.search import search
 from forerun.search.space import Limits
 
 
 @with_plan_options(several=True)
 def plan(
-    model: Annotated[str, typer.Argument(help="Preset (forerun models), config.json, its folder, or a YAML file.")],
-    cluster: Annotated[str, typer.Option(help="Preset (forerun clusters) or a YAML file.")],
-    gpus: Annotated[int, typer.Option(help="GPUs of the run.")],
-    seq_len: Annotated[int, typer.Option(help="Tokens of a sequence.")],
-    global_batch: Annotated[int, typer.Option(help="Sequences of a step over all GPUs.")],
     fields: dict[str, str | bool],
+    model: Annotated[
+        str | None, typer.Argument(help="Preset (forerun models), config.json, its folder, or a YAML file.")
+    ] = None,
+    cluster: Annotated[str | None, typer.Option(help="Preset (forerun clusters) or a YAML file.")] = None,
+    programs: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Saved programs (forerun trace) to rank in place of plans.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs of the run; of programs, theirs unless given.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
+    global_batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many plans to list.")] = 10,
     objective: Annotated[
         str, typer.Option(metavar="time|memory|cost", help="What the best plan has least of.")
     ] = "time",
-    memory_limit: Annotated[float | None, typer.Option(metavar="GIB", help="Memory of a GPU to use at most.")] = None,
+    memory_limit: MemoryLimit = None,
     max_tp: Annotated[int | None, typer.Option(help="Largest tp to try (default: the node).")] = None,
     max_cp: Annotated[int | None, typer.Option(help="Largest cp to try (default: 4,096 tokens a rank).")] = None,
     max_pp: Annotated[int | None, typer.Option(help="Largest pp to try (default: the layers).")] = None,
@@ -44,10 +54,9 @@ def plan(
         bool, typer.Option("--exhaustive", help="Simulate also what a bound shows to come after the best.")
     ] = False,
     workers: Annotated[int | None, typer.Option(help="Processes (default: one for each CPU).")] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Network file (or text as switch:8@450,fat-tree:16@50) to communicate over."),
-    ] = None,
+    network: Network = None,
+    kernel_profile: KernelProfile = None,
+    network_profile: NetworkProfile = None,
     plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields to fix; options go over it.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write every possible plan to this CSV file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
@@ -55,10 +64,28 @@ def plan(
     """Find the fastest parallelism plan that fits.
 
     Searches all valid plans. Options of the plan fix an axis (--tp 8) or give the values to try (--tp 1,2,4; --dp-shard
-    -1 for the rest). Exits with 3 if nothing fits.
+    -1 for the rest). With --programs, ranks saved programs instead. Exits with 3 if nothing fits.
     """
     if csv is not None and not csv.absolute().parent.is_dir():
         raise ForerunError(f"{csv}: can't be written: there is no folder {csv.parent}")
+    if (model is None) == (programs is None):
+        both = "give a model or --programs, not both"
+        raise ForerunError(f"plan: {both if model else 'give a model, or saved programs with --programs'}")
+    if cluster is None:
+        raise ForerunError("plan: --cluster is missing; forerun clusters lists the presets")
+    measured = read_measured(kernel_profile, network_profile)
+    if programs is not None:
+        limits = {"max_tp": max_tp, "max_cp": max_cp, "max_pp": max_pp, "max_ep": max_ep}
+        own = {**fields, **limits, "max_micro_batch": max_micro_batch, "plan_file": plan_file}
+        own |= {"seq_len": seq_len, "global_batch": global_batch, "exhaustive": exhaustive or None}
+        own |= {"objective": None if objective == "time" else objective}
+        refuse({name: True for name, value in own.items() if value is not None}, "not with --programs; leave it out")
+        _rank(programs, cluster, gpus, memory_limit, network, measured, workers, top, csv, as_json)
+        return
+    missing = {"gpus": gpus, "seq-len": seq_len, "global-batch": global_batch}
+    if model is None or gpus is None or seq_len is None or global_batch is None:
+        names = ", ".join(f"--{name}" for name, value in missing.items() if value is None)
+        raise ForerunError(f"plan: {names} missing; give it beside the model")
     fixed: dict[str, Any] = parse(fields, plan_file, several=True)
     spec, where = load_model(model), load_cluster(cluster)
     topology = network_of(where, network)
@@ -77,6 +104,7 @@ def plan(
             exhaustive=exhaustive,
             workers=available_cpus() if workers is None else workers,
             network=topology,
+            measured=measured,
             progress=advance,
         )
     if csv is not None:
@@ -87,4 +115,38 @@ def plan(
         tokens_cost = model_flops_per_token(spec, seq_len)
         print_search(console(), result, top, tokens_cost, model=model, cluster=cluster, network=network)
     if result.best is None:
+        raise typer.Exit(NOTHING_FITS)
+
+
+def _rank(
+    folder: Path,
+    cluster: str,
+    gpus: int | None,
+    memory_limit: float | None,
+    network: str | None,
+    measured: Measured | None,
+    workers: int | None,
+    top: int,
+    csv: Path | None,
+    as_json: bool,
+) -> None:
+    where = load_cluster(cluster)
+    with progress_bar("simulating") as advance:
+        ranking = rank_programs(
+            folder,
+            where,
+            n_gpus=gpus,
+            memory_limit_gib=memory_limit,
+            network=network_of(where, network),
+            measured=measured,
+            workers=workers,
+            progress=advance,
+        )
+    if csv is not None:
+        write_programs_csv(csv, ranking)
+    if as_json:
+        print(to_json(programs_record(ranking, top)))
+    else:
+        print_programs(console(), ranking, top)
+    if ranking.best is None:
         raise typer.Exit(NOTHING_FITS)

@@ -1,4 +1,4 @@
-"""`forerun predict`: one plan."""
+"""`forerun predict`: one plan, or a saved program."""
 
 from __future__ import annotations
 
@@ -8,15 +8,27 @@ from typing import Annotated, Any
 import typer
 
 from forerun.analysis.predict import simulate
+from forerun.analysis.reading import Simulation
 from forerun.chakra.export import write_run
 from forerun.cli.exit_codes import NOTHING_FITS
 from forerun.cli.plan_options import parse, with_plan_options
+from forerun.cli.program_options import (
+    KernelProfile,
+    MemoryLimit,
+    Network,
+    NetworkProfile,
+    TokensPerStep,
+    refuse,
+    simulate_file,
+)
 from forerun.cluster.catalog import load_cluster
+from forerun.cost.measured_files import read_measured
+from forerun.errors import ForerunError
 from forerun.model.catalog import load_model
-from forerun.model.parameters import model_flops_per_token
 from forerun.network.on_topology import network_of
 from forerun.plan.complete import complete_plan
 from forerun.report.console import console, print_prediction
+from forerun.report.memory_viz import write_snapshot
 from forerun.report.perfetto import write_trace
 from forerun.report.records import prediction_record, to_json
 from forerun.search.search import limited
@@ -24,41 +36,89 @@ from forerun.search.search import limited
 
 @with_plan_options(several=False)
 def predict(
-    model: Annotated[str, typer.Argument(help="Preset (forerun models), config.json, its folder, or a YAML file.")],
     cluster: Annotated[str, typer.Option(help="Preset (forerun clusters) or a YAML file.")],
     fields: dict[str, str | bool],
-    gpus: Annotated[int | None, typer.Option(help="GPUs of the run; the product of the degrees unless given.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="Preset (forerun models), config.json, its folder, or a YAML file.")
+    ] = None,
+    program: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A saved program (forerun trace) in place of a model and a plan."),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            help="GPUs of the run; the product of the degrees, or those of the program, unless given."
+            " A program is scaled along data parallelism."
+        ),
+    ] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
     global_batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.")] = None,
-    memory_limit: Annotated[float | None, typer.Option(metavar="GIB", help="Memory of a GPU to use at most.")] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Network file (or text as switch:8@450,fat-tree:16@50) to communicate over."),
-    ] = None,
+    memory_limit: MemoryLimit = None,
+    network: Network = None,
+    kernel_profile: KernelProfile = None,
+    network_profile: NetworkProfile = None,
+    tokens_per_step: TokensPerStep = None,
     plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields; options go over it.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the step as a Perfetto / Chrome trace.")] = None,
     chakra: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the step as Chakra traces, one a rank.")
     ] = None,
+    memory_snapshot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the fullest rank's memory as a PyTorch snapshot (memory_viz)."),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where each figure comes from.")] = False,
     must_fit: Annotated[bool, typer.Option("--must-fit", help="Exit with 3 if it does not fit in memory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Predict one plan: time, memory, where both go."""
-    values: dict[str, Any] = parse(fields, plan_file, several=False)
-    if seq_len is not None:
-        values["seq_len"] = seq_len
-    spec, where = load_model(model), limited(load_cluster(cluster), memory_limit)
-    plan = complete_plan(values, n_gpus=gpus, global_batch=global_batch)
-    simulation = simulate(spec, plan, where, network=network_of(where, network))
+    """Predict one plan, or a saved program: time, memory, where both go."""
+    if (model is None) == (program is None):
+        given = (
+            "give a model or --program, not both" if model else "give a model, or a saved program with --program"
+        )
+        raise ForerunError(f"predict: {given}")
+    if program is not None:
+        own = {**fields, "plan_file": plan_file, "seq_len": seq_len, "global_batch": global_batch}
+        refuse({name: True for name, value in own.items() if value is not None}, "a program has its plan; leave it out")
+        simulation = simulate_file(
+            program,
+            cluster,
+            gpus=gpus,
+            memory_limit=memory_limit,
+            network=network,
+            kernel_profile=kernel_profile,
+            network_profile=network_profile,
+            tokens_per_step=tokens_per_step,
+            whole_timeline=any(path is not None for path in (trace, chakra, memory_snapshot)),
+        )
+    else:
+        refuse({"tokens_per_step": tokens_per_step}, "only with --program; a plan has its tokens")
+        values: dict[str, Any] = parse(fields, plan_file, several=False)
+        if seq_len is not None:
+            values["seq_len"] = seq_len
+        assert model is not None
+        spec, where = load_model(model), limited(load_cluster(cluster), memory_limit)
+        plan = complete_plan(values, n_gpus=gpus, global_batch=global_batch)
+        measured = read_measured(kernel_profile, network_profile)
+        simulation = simulate(spec, plan, where, network=network_of(where, network), measured=measured)
+    _write(simulation, trace, chakra, memory_snapshot)
     prediction = simulation.prediction
-    if trace is not None:
-        write_trace(trace, simulation.program, simulation.flat, simulation.timeline, simulation.costs.issue_ps)
-    if chakra is not None:
-        write_run(chakra, simulation.program, simulation.costs.duration_ps)
     if as_json:
         print(to_json(prediction_record(prediction)))
     else:
-        print_prediction(console(), prediction, model_flops_per_token(spec, plan.seq_len), explain=explain)
+        print_prediction(console(), prediction, simulation.model_flops_per_token, explain=explain)
     if must_fit and not prediction.fits:
         raise typer.Exit(NOTHING_FITS)
+
+
+def _write(simulation: Simulation, trace: Path | None, chakra: Path | None, memory_snapshot: Path | None) -> None:
+    program, flat, timeline = simulation.program, simulation.flat, simulation.timeline
+    if trace is not None:
+        write_trace(trace, program, flat, timeline, simulation.costs.issue_ps)
+    if chakra is not None:
+        write_run(chakra, program, simulation.costs.duration_ps)
+    if memory_snapshot is not None:
+        memory = simulation.memory
+        fullest = max(range(len(memory)), key=lambda i: memory[i].peak_bytes)
+        write_snapshot(memory_snapshot, program, flat, timeline, fullest)

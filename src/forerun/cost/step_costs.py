@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.cluster.types import Cluster
+from forerun.cost.measured import Measured
 from forerun.cost.op_costs import KernelRates, durations_ps, on_topology
 from forerun.network.network_file import Network
 from forerun.plan.plan import Plan
 from forerun.plan.stack import Stack
 from forerun.program.groups import CommGroup
 from forerun.program.types import F64, I64, OpKind, OpTable
-from forerun.units import PS_PER_US
+from forerun.units import PS_PER_S, PS_PER_US
+
+_GRAPH_ISSUE_US = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Launching:
+    """Who issues kernels: the host one by one, code that torch.compile made, or a CUDA graph."""
+
+    compiled: bool = False
+    """all of them run in compiled regions"""
+    compiled_ops: tuple[int, ...] = ()
+    """or only these ops do"""
+    cuda_graphs: bool = False
+
+    @staticmethod
+    def of_plan(plan: Plan) -> Launching:
+        """As a plan says."""
+        return Launching(compiled=plan.compile, cuda_graphs=plan.cuda_graphs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +48,8 @@ class StepCosts:
     network_op: npt.NDArray[np.bool_]
     calibrated: F64
     """1 where the shape lies in the range that was measured"""
+    lacks: Mapping[int, str] = field(default_factory=dict)
+    """op -> what the user's measurements lack of it"""
 
 
 def step_costs(
@@ -35,12 +57,16 @@ def step_costs(
     groups: tuple[CommGroup, ...],
     cluster: Cluster,
     stack: Stack,
-    plan: Plan,
+    launching: Launching,
+    n_gpus: int,
     network: Network | None = None,
+    measured: Measured | None = None,
 ) -> StepCosts:
-    """Costs of `ops` on `cluster` under the habits of `stack`, with the collectives on `network` where there is one.
+    """Costs of `ops` in a run of `n_gpus` of `cluster` under the habits of `stack`.
 
-    Kernels pay the gap between two launches on the device; under CUDA graphs host and gap cost nothing.
+    With `network` collectives run on it. What `measured` knows goes over everything else, as it was measured: neither
+    the clock of long steps nor the rates of the stack change it. Kernels pay the gap between two launches on the
+    device; under CUDA graphs host and gap cost nothing.
     """
     rates = KernelRates(
         gemm=stack.gemm_rate,
@@ -48,20 +74,36 @@ def step_costs(
         memory=stack.memory_rate,
         network=stack.network_rate,
     )
-    placed = None if network is None else on_topology(network, cluster, plan.world_size)
+    placed = None if network is None else on_topology(network, cluster, n_gpus)
     duration, calibrated = durations_ps(ops, groups, cluster, rates, placed)
+    lacks: Mapping[int, str] = {}
+    if measured is not None:
+        found = measured.lookup(ops, groups)
+        known = ~np.isnan(found.time_s)
+        duration[known] = np.rint(found.time_s[known] * PS_PER_S).astype(np.int64)
+        calibrated[known] = found.inside[known]
+        lacks = found.lacks
     kernel = ops.kind <= OpKind.MEMORY
     launches = ops.launches.astype(np.int64)
-    gap_us = 0.0 if plan.cuda_graphs else stack.kernel_gap_us + stack.launch_blocking_us
+    gap_us = 0.0 if launching.cuda_graphs else stack.kernel_gap_us + stack.launch_blocking_us
     duration = duration + np.where(kernel, launches, 0) * int(gap_us * PS_PER_US)
-    issue_us = stack.compiled_issue_us if plan.compile else stack.issue_us
-    issue = launches * int((0.05 if plan.cuda_graphs else issue_us) * PS_PER_US)
     on_network = ops.kind == OpKind.COLLECTIVE
     return StepCosts(
         duration_ps=duration,
-        issue_ps=issue,
+        issue_ps=launches * _issue_ps(stack, launching, len(ops)),
         slow_compute=np.where(kernel, stack.overlap_slowdown, 0.0),
         slow_network=np.zeros(len(ops)),
         network_op=on_network,
         calibrated=calibrated,
+        lacks=lacks,
     )
+
+
+def _issue_ps(stack: Stack, launching: Launching, n_ops: int) -> I64:
+    """Host time of a launch of each op, (n_ops,)."""
+    if launching.cuda_graphs:
+        return np.full(n_ops, int(_GRAPH_ISSUE_US * PS_PER_US), np.int64)
+    issue_us = np.full(n_ops, stack.compiled_issue_us if launching.compiled else stack.issue_us)
+    issue_us[list(launching.compiled_ops)] = stack.compiled_issue_us
+    out: I64 = (issue_us * PS_PER_US).astype(np.int64)
+    return out

@@ -14,11 +14,13 @@ from forerun.analysis.prediction import Prediction
 from forerun.cluster.catalog import ClusterRow
 from forerun.model.catalog import ModelRow
 from forerun.plan.stack import Stack
-from forerun.report.histogram import bar, runtime_histogram
-from forerun.report.wording import command_line, log_line, percent, plan_words, seconds
+from forerun.report.histogram import Bin, bar, runtime_histogram
+from forerun.report.wording import command_line, log_line, percent, plan_words, rate, seconds
 from forerun.search.result import SearchResult
 
 _BAR_WIDTH = 40
+_LISTED = 10
+"""what measurements lack, most time first"""
 _SHORT = 0.001
 """shares of the step below this are summed up as 'other'"""
 
@@ -28,25 +30,44 @@ def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=False)
 
 
-def print_prediction(out: Console, prediction: Prediction, flops_per_token: float, *, explain: bool) -> None:
+def print_prediction(out: Console, prediction: Prediction, flops_per_token: float | None, *, explain: bool) -> None:
     """One prediction: figures, breakdown, memory, and with `explain` where each figure comes from."""
-    plan = prediction.plan
-    out.print(Text(f"{prediction.model} on {prediction.n_gpus} x {prediction.cluster}", style="bold"))
-    out.print(f"{plan_words(plan)}, seq {plan.seq_len}, global batch {plan.global_batch}, stack {plan.stack}")
+    print_heading(out, prediction)
     out.print()
-    out.print(_figures(prediction))
-    out.print()
-    _print_breakdown(out, prediction)
-    out.print()
-    _print_memory(out, prediction)
-    _print_network(out, prediction)
+    print_figures(out, prediction)
     out.print()
     out.print(log_line(prediction, flops_per_token))
+    print_missing(out, prediction)
     if explain:
         out.print()
         out.print(Text("Where the figures come from", style="bold"))
         for line in prediction.explain:
             out.print(f"  {line}")
+
+
+def print_heading(out: Console, prediction: Prediction) -> None:
+    """What was predicted, on what."""
+    plan = prediction.plan
+    out.print(Text(f"{prediction.model} on {prediction.n_gpus} x {prediction.cluster}", style="bold"))
+    if plan is None:
+        out.print("a saved program")
+    else:
+        out.print(f"{plan_words(plan)}, seq {plan.seq_len}, global batch {plan.global_batch}, stack {plan.stack}")
+
+
+def print_missing(out: Console, prediction: Prediction) -> None:
+    """What the user's own measurements lack, where some were given."""
+    if prediction.missing is None:
+        return
+    out.print()
+    if not prediction.missing:
+        out.print("The measurements given hold everything that the step runs.")
+        return
+    out.print(Text("Not in the measurements given, so from the shipped model or extrapolated", style="bold"))
+    for line in prediction.missing[:_LISTED]:
+        out.print(f"  {line}")
+    if len(prediction.missing) > _LISTED:
+        out.print(f"  and {len(prediction.missing) - _LISTED} more (--json lists them)")
 
 
 def print_search(
@@ -72,7 +93,7 @@ def print_search(
         if warned:
             out.print(f"! {warned}")
         out.print()
-        _print_histogram(out, result)
+        print_histogram(out, runtime_histogram(result))
         out.print()
     _print_counts(out, result)
     best = result.best
@@ -82,25 +103,21 @@ def print_search(
         out.print(f"  {result.too_large[0].reason}")
         return
     out.print()
-    out.print(Text(f"Best by {result.objective}: {plan_words(best.plan)}", style="bold"))
+    out.print(Text(f"Best by {result.objective}: {plan_words(best.own_plan())}", style="bold"))
     out.print()
-    out.print(_figures(best))
-    out.print()
-    _print_breakdown(out, best)
-    out.print()
-    _print_memory(out, best)
-    _print_network(out, best)
+    print_figures(out, best)
     out.print()
     out.print(log_line(best, flops_per_token))
+    print_missing(out, best)
     out.print()
     out.print("In detail:")
     place = f" --network {shlex.quote(network)}" if network else ""
-    out.print(f"  {command_line(best.plan, model, cluster)}{place} --explain", soft_wrap=True)
+    out.print(f"  {command_line(best.own_plan(), model, cluster)}{place} --explain", soft_wrap=True)
 
 
 def print_models(out: Console, rows: Sequence[ModelRow]) -> None:
     """The model presets."""
-    table = _table(
+    table = make_table(
         ("model", "left"), ("parameters", "right"), ("active", "right"), ("layers", "right"), ("hidden", "right")
     )
     for row in rows:
@@ -111,7 +128,7 @@ def print_models(out: Console, rows: Sequence[ModelRow]) -> None:
 
 def print_clusters(out: Console, rows: Sequence[ClusterRow]) -> None:
     """The cluster presets; rates for each GPU and direction."""
-    table = _table(
+    table = make_table(
         ("cluster", "left"),
         ("memory\nGiB", "right"),
         ("bf16\nTFLOP/s", "right"),
@@ -133,13 +150,14 @@ def print_clusters(out: Console, rows: Sequence[ClusterRow]) -> None:
 
 def print_stacks(out: Console, stacks: Sequence[Stack]) -> None:
     """The software stacks."""
-    table = _table(("stack", "left"), ("what it is", "left"))
+    table = make_table(("stack", "left"), ("what it is", "left"))
     for stack in stacks:
         table.add_row(stack.name, stack.description)
     out.print(table)
 
 
-def _table(*columns: tuple[str, str]) -> Table:
+def make_table(*columns: tuple[str, str]) -> Table:
+    """A table without lines; `columns` are (heading, `left` or `right`)."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
     for name, justify in columns:
         table.add_column(name, justify="right" if justify == "right" else "left", vertical="top")
@@ -147,7 +165,7 @@ def _table(*columns: tuple[str, str]) -> Table:
 
 
 def _ranking(result: SearchResult, top: int) -> Table:
-    table = _table(
+    table = make_table(
         ("#", "right"),
         ("plan", "left"),
         ("step\ntime", "right"),
@@ -163,9 +181,9 @@ def _ranking(result: SearchResult, top: int) -> Table:
     for rank, prediction in enumerate(result.top(top), 1):
         table.add_row(
             str(rank),
-            plan_words(prediction.plan),
+            plan_words(prediction.own_plan()),
             seconds(prediction.step_time_s),
-            f"{prediction.tokens_per_s_per_gpu:,.0f}",
+            rate(prediction.tokens_per_s_per_gpu),
             percent(prediction.mfu),
             percent(prediction.hfu),
             f"{prediction.peak_reserved_gib:.1f}{'!' if prediction.warnings else ''}",
@@ -175,13 +193,13 @@ def _ranking(result: SearchResult, top: int) -> Table:
     return table
 
 
-def _print_histogram(out: Console, result: SearchResult) -> None:
-    bins = runtime_histogram(result)
+def print_histogram(out: Console, bins: Sequence[Bin]) -> None:
+    """How step times spread."""
     most = max(each.simulated + each.bounded for each in bins)
     bounded = any(each.bounded for each in bins)
     note = "# simulated" + (", . not simulated, at the least they take" if bounded else "")
     out.print(Text(f"Step times ({note})", style="bold"))
-    table = _table(("", "right"), ("", "left"), ("", "right"), ("", "left"))
+    table = make_table(("", "right"), ("", "left"), ("", "right"), ("", "left"))
     table.show_header = False
     for each in bins:
         count = each.simulated + each.bounded
@@ -212,14 +230,24 @@ def _print_shares(out: Console, what: str, count: int, parts: Mapping[str, int])
         out.print(f"  {'':8}  {n:>8,}  {name}")
 
 
+def print_figures(out: Console, prediction: Prediction) -> None:
+    """The figures, where the step goes, and memory."""
+    out.print(_figures(prediction))
+    out.print()
+    _print_breakdown(out, prediction)
+    out.print()
+    _print_memory(out, prediction)
+    _print_network(out, prediction)
+
+
 def _figures(prediction: Prediction) -> Table:
     step = prediction.step_time_s
     limit = prediction.memory_limit_gib
-    table = _table(("", "left"), ("", "left"))
+    table = make_table(("", "left"), ("", "left"))
     table.show_header = False
     rows = [
         ("step time", seconds(step)),
-        ("tokens/s/GPU", f"{prediction.tokens_per_s_per_gpu:,.0f}"),
+        ("tokens/s/GPU", rate(prediction.tokens_per_s_per_gpu)),
         ("MFU, HFU", f"{percent(prediction.mfu)}, {percent(prediction.hfu)}"),
         (
             "peak memory",
@@ -267,7 +295,7 @@ def _print_network(out: Console, prediction: Prediction) -> None:
 
 
 def _print_bars(out: Console, rows: Mapping[str, tuple[str, float]]) -> None:
-    table = _table(("", "left"), ("", "right"), ("", "right"), ("", "left"))
+    table = make_table(("", "left"), ("", "right"), ("", "right"), ("", "left"))
     table.show_header = False
     for name, (text, share) in rows.items():
         table.add_row(f"  {name}", text, percent(share), "#" * round(_BAR_WIDTH * max(0.0, min(1.0, share))))

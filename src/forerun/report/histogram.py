@@ -27,7 +27,12 @@ def runtime_histogram(result: SearchResult, bins: int = BINS) -> list[Bin]:
     """Step times of what fits, and lower bounds of what was skipped for its time, in bins of equal ratio."""
     simulated = [prediction.step_time_s for prediction in result.ranked]
     bounded = [] if result.objective == "memory" else [each.at_least for each in result.skipped]
-    times = simulated + bounded
+    return histogram(simulated, bounded, bins)
+
+
+def histogram(simulated: Sequence[float], bounded: Sequence[float] = (), bins: int = BINS) -> list[Bin]:
+    """Times in seconds, and lower bounds of others, in at most so many bins of equal ratio; none for no times."""
+    times = [*simulated, *bounded]
     if not times:
         return []
     low, high = min(times), max(times)

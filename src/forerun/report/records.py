@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from forerun.analysis.prediction import Prediction
 from forerun.files import whole_file
 from forerun.plan.plan import Plan
-from forerun.report.histogram import runtime_histogram
+from forerun.report.histogram import Bin, runtime_histogram
 from forerun.search.result import SearchResult
 
 
@@ -23,13 +24,19 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 
 
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
-    """Every figure of a prediction, its plan as an object; `network` only where one was given."""
+    """Every figure of a prediction, its plan as an object, or null for a Program.
+
+    `network`, and `missing` of the user's measurements, only where they were given.
+    """
     values = {field.name: getattr(prediction, field.name) for field in fields(prediction)}
     values["explain"] = list(prediction.explain)
     network = values.pop("network")
     if network is not None:
         values["network"] = asdict(network)
-    return values | {"plan": plan_record(prediction.plan)}
+    missing = values.pop("missing")
+    if missing is not None:
+        values["missing"] = list(missing)
+    return values | {"plan": None if prediction.plan is None else plan_record(prediction.plan)}
 
 
 def search_record(result: SearchResult, top: int) -> dict[str, Any]:
@@ -48,13 +55,15 @@ def search_record(result: SearchResult, top: int) -> dict[str, Any]:
         "impossible_examples": dict(result.impossible_examples),
         "out_of_memory": result.out_of_memory,
         "nearest_miss": result.too_large[0].reason if result.too_large else None,
-        "runtime_histogram": [
-            {"from_s": each.low_s, "to_s": each.high_s, "simulated": each.simulated, "bounded": each.bounded}
-            for each in runtime_histogram(result)
-        ],
+        "runtime_histogram": [bin_record(each) for each in runtime_histogram(result)],
         "best": best[0] if best else None,
         "top": best,
     }
+
+
+def bin_record(each: Bin) -> dict[str, Any]:
+    """A bin of a histogram."""
+    return {"from_s": each.low_s, "to_s": each.high_s, "simulated": each.simulated, "bounded": each.bounded}
 
 
 def to_json(record: dict[str, Any]) -> str:
@@ -67,7 +76,11 @@ def write_csv(path: str | Path, result: SearchResult) -> None:
 
     Raises ForerunError where the file can't be written.
     """
-    rows = result.to_rows()
+    write_rows(path, result.to_rows())
+
+
+def write_rows(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows with the same keys as CSV. The file appears whole or not at all; ForerunError where it can't be written."""
     with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else ["rank"], lineterminator="\n")
         writer.writeheader()

@@ -18,9 +18,14 @@ def seconds(time_s: float) -> str:
     return f"{value:.2f} {unit}" if value < 10 else f"{value:.1f} {unit}" if value < 100 else f"{value:,.0f} {unit}"
 
 
-def percent(share: float) -> str:
+def percent(share: float | None) -> str:
     """A share as a percentage of one digit after the point."""
-    return f"{share:.1%}"
+    return "unknown" if share is None else f"{share:.1%}"
+
+
+def rate(per_s: float | None) -> str:
+    """A number per second, to the whole."""
+    return "unknown" if per_s is None else f"{per_s:,.0f}"
 
 
 def plan_words(plan: Plan) -> str:
@@ -42,17 +47,20 @@ def plan_words(plan: Plan) -> str:
     return ", ".join(words)
 
 
-def log_line(prediction: Prediction, model_flops_per_token: float) -> str:
-    """The figures as torchtitan's training log prints them, to lay beside a real run.
+def log_line(prediction: Prediction, model_flops_per_token: float | None) -> str:
+    """The figures as torchtitan's training log prints them, to lay beside a real run; what is not known is left out.
 
     memory is reserved memory and its share of the GPU, tps is tokens/s of one GPU, tflops are model TFLOP/s of one GPU.
     """
-    share = prediction.peak_reserved_gib / prediction.memory_limit_gib
-    tflops = model_flops_per_token * prediction.tokens_per_s_per_gpu / 1e12
-    return (
-        f"memory: {prediction.peak_reserved_gib:5.2f}GiB({share:.2%})  tps: {round(prediction.tokens_per_s_per_gpu):,}"
-        f"  tflops: {tflops:,.2f}  mfu: {prediction.mfu:.2%}"
-    )
+    share, tps = prediction.peak_reserved_gib / prediction.memory_limit_gib, prediction.tokens_per_s_per_gpu
+    parts = [f"memory: {prediction.peak_reserved_gib:5.2f}GiB({share:.2%})"]
+    if tps is not None:
+        parts.append(f"tps: {round(tps):,}")
+    if tps is not None and model_flops_per_token is not None:
+        parts.append(f"tflops: {model_flops_per_token * tps / 1e12:,.2f}")
+    if prediction.mfu is not None:
+        parts.append(f"mfu: {prediction.mfu:.2%}")
+    return "  ".join(parts)
 
 
 def command_line(plan: Plan, model: str, cluster: str) -> str:

@@ -93,7 +93,7 @@ class SearchResult:
 
         What fits comes first, best first. Figures that were not predicted are None.
         """
-        rows = [_row(rank, "ok", "", p.plan, p) for rank, p in enumerate(self.ranked, 1)]
+        rows = [_row(rank, "ok", "", p.own_plan(), p) for rank, p in enumerate(self.ranked, 1)]
         rows += [_row(None, "out_of_memory", each.reason, each.plan, each.prediction) for each in self.too_large]
         rows += [_row(None, "skipped", each.reason, each.plan, None) for each in self.skipped]
         return rows

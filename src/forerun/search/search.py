@@ -15,6 +15,7 @@ from functools import partial
 from forerun.analysis.predict import predict
 from forerun.analysis.prediction import Prediction
 from forerun.cluster.types import Cluster
+from forerun.cost.measured import Measured
 from forerun.errors import ForerunError, ImpossiblePlan
 from forerun.memory.reserved import outside_allocator_bytes
 from forerun.model.spec import ModelSpec
@@ -55,6 +56,7 @@ def search(
     exhaustive: bool = False,
     workers: int | None = None,
     network: Network | None = None,
+    measured: Measured | None = None,
     predictor: Predictor = predict,
     progress: Callable[[int, int], None] | None = None,
 ) -> SearchResult:
@@ -69,8 +71,9 @@ def search(
         exhaustive: simulate everything that could fit.
         workers: processes; one for each CPU unless given.
         network: what the GPUs communicate over in place of the links of the cluster.
+        measured: the user's own times of kernels and collectives, which go over the shipped ones.
         predictor: what predicts a plan, all of them as the bounds are about `predict`; it has to be importable where
-            processes are not forked, and knows about its network by itself.
+            processes are not forked, and knows about its network and measurements by itself.
         progress: called with how many plans are done and how many there are.
 
     Raises:
@@ -92,10 +95,10 @@ def search(
     plans = list(make_space(model, cluster, n_gpus, seq_len, global_batch, fixed, limits).plans(tally))
     if not plans:
         raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
-    run = _Search(model, cluster, network, objective, keep, exhaustive or predictor is not predict, tally)
+    run = _Search(model, cluster, network, measured, objective, keep, exhaustive or predictor is not predict, tally)
     queue = run.screen(plans)
-    if predictor is predict and network is not None:
-        predictor = partial(predict, network=network)
+    if predictor is predict and (network is not None or measured is not None):
+        predictor = partial(predict, network=network, measured=measured)
     with Executor(predictor, model, cluster, default_workers() if workers is None else workers) as executor:
         run.simulate(queue, executor, progress)
     if not run.ranked and not run.too_large:
@@ -146,6 +149,7 @@ class _Search:
     model: ModelSpec
     cluster: Cluster
     network: Network | None
+    measured: Measured | None
     objective: Objective
     keep: int
     exhaustive: bool
@@ -156,7 +160,7 @@ class _Search:
 
     def screen(self, plans: list[Plan]) -> list[_Queued]:
         """Discard what certainly does not fit; the rest by bound."""
-        bounds, runs = MemoryBounds(self.model), UnitRuns(self.model, self.cluster, self.network)
+        bounds, runs = MemoryBounds(self.model), UnitRuns(self.model, self.cluster, self.network, self.measured)
         limit = self.cluster.device.memory_bytes
         available = limit - outside_allocator_bytes(0)
         queue = []
@@ -224,7 +228,7 @@ def _too_large(prediction: Prediction) -> TooLarge:
         f"needs {prediction.peak_reserved_gib:.1f} GiB{beside} at {prediction.peak_rank_class},"
         f" {prediction.memory_limit_gib:.1f} available: {cause} {parts[cause]:.1f}"
     )
-    return TooLarge(prediction.plan, prediction.peak_reserved_gib, cause, reason, prediction)
+    return TooLarge(prediction.own_plan(), prediction.peak_reserved_gib, cause, reason, prediction)
 
 
 def _nothing_possible(tally: Tally, n_gpus: int) -> str:

@@ -14,7 +14,8 @@ from math import gcd
 import numpy as np
 
 from forerun.cluster.types import Cluster
-from forerun.cost.step_costs import step_costs
+from forerun.cost.measured import Measured
+from forerun.cost.step_costs import Launching, step_costs
 from forerun.engine.simulate import simulate
 from forerun.memory.profile import profile
 from forerun.model.spec import ModelSpec
@@ -35,17 +36,22 @@ EMBEDDING, HEAD = -1, -2
 
 
 class UnitRuns:
-    """Runs of the units of the plans of one model on one cluster, or on a network of its GPUs."""
+    """Runs of the units of the plans of one model on one cluster, or on a network of its GPUs.
 
-    def __init__(self, model: ModelSpec, cluster: Cluster, network: Network | None = None) -> None:
-        self.model, self.cluster, self.network = model, cluster, network
+    `measured` are times that go over the shipped constants, as in the predictions that the runs are to bound.
+    """
+
+    def __init__(
+        self, model: ModelSpec, cluster: Cluster, network: Network | None = None, measured: Measured | None = None
+    ) -> None:
+        self.model, self.cluster, self.network, self.measured = model, cluster, network, measured
         self._known: dict[tuple[Plan, bool], UnitRun] = {}
 
     def of(self, plan: Plan) -> UnitRun:
         """The units of `plan`; where the schedule asks for it, with weight gradients as passes of their own."""
         key = (_alone(plan), plan.pp > 1 and plan.pp_schedule in SPLIT)
         if key not in self._known:
-            self._known[key] = UnitRun(self.model, self.cluster, *key, self.network)
+            self._known[key] = UnitRun(self.model, self.cluster, *key, self.network, self.measured)
         return self._known[key]
 
 
@@ -56,9 +62,15 @@ class UnitRun:
     """
 
     def __init__(
-        self, model: ModelSpec, cluster: Cluster, plan: Plan, split: bool, network: Network | None = None
+        self,
+        model: ModelSpec,
+        cluster: Cluster,
+        plan: Plan,
+        split: bool,
+        network: Network | None = None,
+        measured: Measured | None = None,
     ) -> None:
-        self._cluster, self._plan, self._network = cluster, plan, network
+        self._cluster, self._plan, self._network, self._measured = cluster, plan, network, measured
         kit = Kit(model, plan, load_stack(plan.stack), groups_of(plan, cluster.node_size))
         units = build_units(kit, split)
         self._layers = [layer_unit(units, kit, layer) for layer in range(model.n_layers)]
@@ -95,7 +107,10 @@ class UnitRun:
         steps = [(unit.name, self._passes[id(unit)]) for unit in self._distinct]
         program = self._program(steps, np.zeros(N_CATEGORIES, np.int64))
         stack = load_stack(self._plan.stack)
-        costs = step_costs(program.ops, program.groups, self._cluster, stack, self._plan, self._network)
+        launching, n_gpus = Launching.of_plan(self._plan), self._plan.world_size
+        costs = step_costs(
+            program.ops, program.groups, self._cluster, stack, launching, n_gpus, self._network, self._measured
+        )
         free, even = np.zeros_like(costs.issue_ps), np.zeros_like(costs.slow_compute)
         timeline = simulate(unfold(program), costs.duration_ps, free, even, even, costs.network_op)
         ends = [int(end) / PS_PER_S for end in timeline.class_end_ps]

@@ -1,0 +1,249 @@
+"""From a Program to a Prediction: run it with its costs, and read what a user wants to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.analysis.breakdown import Cause, breakdown_ps, exposed_s
+from forerun.analysis.explain import explain
+from forerun.analysis.fold import Folded, fold, unfolded
+from forerun.analysis.network_use import network_use
+from forerun.analysis.prediction import Prediction
+from forerun.cluster.types import Cluster
+from forerun.cost.measured import Measured
+from forerun.cost.step_costs import Launching, StepCosts, step_costs
+from forerun.engine.simulate import Timeline
+from forerun.engine.simulate import simulate as run_engine
+from forerun.errors import ForerunError
+from forerun.memory.profile import MemoryProfile, profile
+from forerun.memory.reserved import Reserved, outside_allocator_bytes, reserved
+from forerun.network.network_file import Network
+from forerun.plan.plan import Plan
+from forerun.plan.stack import Stack
+from forerun.program.counts import op_counts
+from forerun.program.groups import CommGroup
+from forerun.program.types import F64, FlatProgram, Program, Stream
+from forerun.program.unfold import unfold
+from forerun.units import GIB, PS_PER_S
+
+_TIGHT = "memory is full: the allocator retries, which has cost published runs 8 to 27 % of their speed"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a Program is of, as far as it is known."""
+
+    name: str
+    n_gpus: int
+    stack: Stack
+    launching: Launching
+    precision: str
+    """dtype whose peak MFU divides by"""
+    tokens_per_step: int | None
+    """over all GPUs"""
+    model_flops: float | None
+    """of a GPU in a step"""
+    model_flops_how: str
+    """what `model_flops` counts, for `explain`"""
+    plan: Plan | None = None
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """further lines of `explain`"""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Everything that one prediction was read from."""
+
+    program: Program
+    flat: FlatProgram
+    costs: StepCosts
+    timeline: Timeline
+    memory: list[MemoryProfile]
+    prediction: Prediction
+    subject: Subject
+    slowest: int
+    """rank class that sets the pace"""
+
+    @property
+    def model_flops_per_token(self) -> float | None:
+        """Model FLOPs of a token; None where FLOPs or tokens are not known."""
+        subject = self.subject
+        if subject.model_flops is None or subject.tokens_per_step is None:
+            return None
+        return subject.model_flops * subject.n_gpus / subject.tokens_per_step
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Memory of the fullest rank class of a Program."""
+
+    profiles: list[MemoryProfile]
+    worst: int
+    """the fullest rank class"""
+    groups: list[CommGroup]
+    """groups that have a communicator"""
+    outside_bytes: int
+    held: Reserved
+
+
+def memory_need(program: Program, cluster: Cluster) -> MemoryNeed:
+    """What `program` takes of the memory of a device of `cluster`."""
+    profiles = profile(program)
+    worst = max(range(len(profiles)), key=lambda i: profiles[i].peak_bytes)
+    resident = int(program.rank_classes[worst].resident_bytes.sum())
+    groups = _used_groups(program)
+    outside = outside_allocator_bytes(len(groups))
+    held = reserved(profiles[worst].peak_bytes, resident, cluster.device.memory_bytes - outside)
+    return MemoryNeed(profiles, worst, groups, outside, held)
+
+
+def simulate_program(
+    program: Program,
+    subject: Subject,
+    cluster: Cluster,
+    *,
+    folded: bool,
+    network: Network | None = None,
+    measured: Measured | None = None,
+) -> Simulation:
+    """Run `program` on `cluster` and read it.
+
+    With `folded` the Timeline is of a Program whose equal runs of blocks are single nodes; the figures are the same.
+    """
+    costs = step_costs(
+        program.ops, program.groups, cluster, subject.stack, subject.launching, subject.n_gpus, network, measured
+    )
+    missing = None if measured is None else _missing(program, costs)
+    reduced = fold(program, costs) if folded else unfolded(program, costs)
+    flat, costs = unfold(reduced.program), reduced.costs
+    timeline = run_engine(
+        flat, costs.duration_ps, costs.issue_ps, costs.slow_compute, costs.slow_network, costs.network_op
+    )
+    memory = memory_need(program, cluster)
+    seconds = breakdown_ps(flat, reduced.program.ops, timeline, reduced.split_ps) / PS_PER_S
+    prediction = _read(subject, cluster, program, reduced, flat, timeline, seconds, memory, network, missing)
+    slowest = _busiest(seconds)
+    return Simulation(reduced.program, flat, costs, timeline, memory.profiles, prediction, subject, slowest)
+
+
+def _read(
+    subject: Subject,
+    cluster: Cluster,
+    program: Program,
+    reduced: Folded,
+    flat: FlatProgram,
+    timeline: Timeline,
+    seconds: F64,
+    memory: MemoryNeed,
+    network: Network | None,
+    missing: tuple[str, ...] | None,
+) -> Prediction:
+    step_s = timeline.end_of_step_ps / PS_PER_S
+    if step_s <= 0:
+        raise ForerunError("the step takes no time: nothing was simulated")
+    row = seconds[_busiest(seconds)]
+    peak = _peak(subject.precision, cluster)
+    fullest, held = memory.profiles[memory.worst], memory.held
+    coverage = _coverage(flat, reduced.costs, timeline)
+    use = None if network is None else network_use(program, network, cluster, subject.n_gpus, step_s)
+    causes = {cause.name.lower(): float(row[cause]) for cause in Cause}
+    tokens = None if subject.tokens_per_step is None else subject.tokens_per_step / subject.n_gpus
+    return Prediction(
+        model=subject.name,
+        cluster=cluster.name,
+        plan=subject.plan,
+        n_gpus=subject.n_gpus,
+        step_time_s=step_s,
+        tokens_per_s_per_gpu=None if tokens is None else tokens / step_s,
+        mfu=None if subject.model_flops is None else subject.model_flops / step_s / peak,
+        hfu=_hardware_flops(reduced, flat) / step_s / peak,
+        peak_allocated_gib=fullest.peak_bytes / GIB,
+        peak_reserved_gib=held.peak_bytes / GIB,
+        memory_limit_gib=cluster.device.memory_bytes / GIB,
+        fits=held.fits,
+        warnings=((_TIGHT,) if held.tight else ()) + subject.warnings,
+        memory_by_category_gib={name: size / GIB for name, size in fullest.by_category.items()},
+        peak_rank_class=fullest.rank_class,
+        peak_owner=fullest.owner(program, memory.worst),
+        exposed_comm_s=exposed_s(row),
+        bubble_s=float((seconds[:, Cause.BUBBLE] * _weights(program)).mean()),
+        breakdown={name: value for name, value in causes.items() if value > 0},
+        bottleneck=max(causes, key=lambda name: causes[name]),
+        dollars_per_billion_tokens=_dollars(subject, step_s, cluster.price_per_gpu_hour),
+        coverage=coverage,
+        explain=explain(
+            program,
+            cluster,
+            subject.stack,
+            memory.groups,
+            fullest,
+            memory.outside_bytes,
+            f"{subject.model_flops_how} over the dense peak of {peak / 1e12:.0f} TFLOP/s",
+            coverage,
+            use,
+            subject.notes,
+        ),
+        network=use,
+        missing=missing,
+    )
+
+
+def _used_groups(program: Program) -> list[CommGroup]:
+    """Groups that some collective or transfer of the Program uses: each has a communicator."""
+    used = np.unique(program.ops.group[program.ops.group >= 0]).tolist()
+    return [program.groups[number] for number in used if program.groups[number].size > 1]
+
+
+def _missing(program: Program, costs: StepCosts) -> tuple[str, ...]:
+    """What measurements lack, by the time that a step spends in it on the rank that does so most."""
+    times = (op_counts(program) * costs.duration_ps).max(axis=0, initial=0)
+    spent: dict[str, int] = {}
+    for op, what in costs.lacks.items():
+        if times[op] > 0:
+            spent[what] = spent.get(what, 0) + int(times[op])
+    by_time = sorted(spent.items(), key=lambda item: -item[1])
+    return tuple(f"{what} ({time_ps / PS_PER_S * 1e3:.3g} ms of a step)" for what, time_ps in by_time)
+
+
+def _busiest(seconds: F64) -> int:
+    """The rank class that waits least for others: the one that sets the pace."""
+    return int(np.argmin(seconds[:, Cause.BUBBLE]))
+
+
+def _peak(precision: str, cluster: Cluster) -> float:
+    """Dense peak that MFU divides by: of the 16-bit matrix unit, also for fp8 runs, as frameworks report it."""
+    device = cluster.device
+    wanted = precision if precision in ("fp32", "tf32", "fp16") else "bf16"
+    for dtype in (wanted, "bf16", "fp16"):
+        if dtype in device.peak_flops:
+            return device.peak_flops[dtype]
+    return max(device.peak_flops.values())
+
+
+def _weights(program: Program) -> F64:
+    """Ranks of each class over their mean, (n_classes,)."""
+    ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
+    weights: F64 = ranks / ranks.mean()
+    return weights
+
+
+def _hardware_flops(reduced: Folded, flat: FlatProgram) -> float:
+    """FLOPs per GPU that the kernels of the step execute, mean over ranks."""
+    weights = np.repeat(_weights(reduced.program), np.diff(flat.class_ptr))
+    return float((reduced.flops[flat.op] * weights).sum()) / len(reduced.program.rank_classes)
+
+
+def _dollars(subject: Subject, step_s: float, price: float | None) -> float | None:
+    if price is None or subject.tokens_per_step is None:
+        return None
+    return price * subject.n_gpus * step_s / 3600 / subject.tokens_per_step * 1e9
+
+
+def _coverage(flat: FlatProgram, costs: StepCosts, timeline: Timeline) -> float:
+    """Share of kernel time in calibrated shapes; device-side joins and host delays do not count."""
+    spent = (timeline.end_ps - timeline.start_ps) * (flat.stream <= Stream.EP)
+    total = float(spent.sum())
+    return float((spent * costs.calibrated[flat.op]).sum()) / total if total else 1.0

@@ -1,0 +1,66 @@
+"""Options of the commands that read a saved Program, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.analysis.predict_program import predict_program, read_program
+from forerun.analysis.reading import Simulation
+from forerun.cluster.catalog import load_cluster
+from forerun.cost.measured_files import read_measured
+from forerun.errors import ForerunError
+from forerun.network.on_topology import network_of
+from forerun.search.search import limited
+
+KernelProfile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="CSV file of your own kernel times; they go over the shipped model.")
+]
+NetworkProfile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="CSV file of your own collective times; they go over the shipped model."),
+]
+TokensPerStep = Annotated[
+    int | None, typer.Option(metavar="N", help="Tokens of a step over all GPUs, where the program does not say.")
+]
+Network = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Network file (or text as switch:8@450,fat-tree:16@50) to communicate over."),
+]
+MemoryLimit = Annotated[float | None, typer.Option(metavar="GIB", help="Memory of a GPU to use at most.")]
+
+
+def simulate_file(
+    program: Path,
+    cluster: str,
+    *,
+    gpus: int | None,
+    memory_limit: float | None,
+    network: str | None,
+    kernel_profile: Path | None,
+    network_profile: Path | None,
+    tokens_per_step: int | None,
+    whole_timeline: bool,
+) -> Simulation:
+    """Run a saved Program as options ask for. Raises ForerunError."""
+    where = limited(load_cluster(cluster), memory_limit)
+    return predict_program(
+        read_program(program),
+        where,
+        n_gpus=gpus,
+        network=network_of(where, network),
+        measured=read_measured(kernel_profile, network_profile),
+        tokens_per_step=tokens_per_step,
+        whole_timeline=whole_timeline,
+    )
+
+
+def refuse(given: Mapping[str, object], because: str) -> None:
+    """Raise ForerunError for options that don't go with another; `given` is name -> value, None or False: not given."""
+    names = [name for name, value in given.items() if value is not None and value is not False]
+    if names:
+        options = ", ".join("--" + name.replace("_", "-") for name in names)
+        raise ForerunError(f"{options}: {because}")
