@@ -19,6 +19,7 @@ from forerun.errors import ForerunError
 COMMANDS = {
     "plan": "Find the fastest parallelism plan that fits.",
     "predict": "Predict one plan: time, memory, where both go.",
+    "simulate": "Run a saved program: kernels, streams and modules by time.",
     "validate": "Compare predictions with published measurements.",
     "models": "List the model presets.",
     "clusters": "List the cluster presets.",
