@@ -181,16 +181,15 @@ def data_parallel(
     distributed: dict[nn.Parameter, nn.Parameter] = {}
     classes: dict[tuple[type, tuple[str, ...]], type] = {}
     for module in model.modules():
-        own = tuple(name for name, param in module._parameters.items() if param is not None)
-        for name in own:
-            param = module._parameters[name]
+        own = {name: param for name, param in module._parameters.items() if param is not None}
+        for name, param in own.items():
             if param not in distributed:
                 distributed[param] = distribute(param, mesh, placements)
             module._parameters[name] = distributed[param]
         if own:
-            key = (type(module), own)
+            key = (type(module), tuple(own))
             if key not in classes:
-                classes[key] = with_gathered_weights(type(module), own, gathering)
+                classes[key] = with_gathered_weights(*key, gathering)
             module.__class__ = classes[key]
     model.__class__ = with_forward(type(model), gathering)
     return model
