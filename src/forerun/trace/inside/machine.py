@@ -26,7 +26,6 @@ from forerun.errors import ForerunError
 
 CUDA = 1
 """c10::DeviceType::CUDA"""
-_INDEX_MASK = 0xFF
 _VIRTUAL = re.compile(r"virtual\s+([^;{]*?)\(", re.S)
 _NEEDED_HOOKS = ("hasCUDA", "getNumGPUs", "isAvailable", "deviceCount", "getNewGenerator")
 _NEEDED_GUARD = ("type", "exchangeDevice", "getStream", "exchangeStream", "record", "block", "deviceCount")
@@ -367,16 +366,8 @@ class VirtualCuda:
         """The table at `original` with our functions in the slots that we have one for."""
         table = (ctypes.c_void_p * len(names))()
         ctypes.memmove(table, original, ctypes.sizeof(table))
-        defined = {f.name for f in self._module_functions()}
+        defined = set(re.findall(r"define [^@]*@(\w+)\(", _IR))
         for slot, name in enumerate(names):
             if f"{prefix}_{name}" in defined:
                 table[slot] = self._jit.get_function_address(f"{prefix}_{name}")
         return table
-
-    def _module_functions(self) -> list[Any]:
-        return [_Named(name) for name in re.findall(r"define [^@]*@(\w+)\(", _IR)]
-
-
-class _Named:
-    def __init__(self, name: str) -> None:
-        self.name = name

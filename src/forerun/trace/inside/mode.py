@@ -78,6 +78,8 @@ class VirtualMode(TorchDispatchMode):
         if handled:
             self.seen(out)
             return out
+        if func is aten.embedding.default:
+            self.recorder.embedded(args[1].numel())
         if func in _COPIES:
             handled, out = self._to_host(func, args, kwargs)
             if handled:

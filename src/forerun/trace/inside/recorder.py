@@ -68,7 +68,7 @@ class Recorder:
         self.groups: dict[str, tuple[int, ...]] = {}
         self._group_numbers: dict[str, int] = {}
         self.notes: dict[str, None] = {}
-        self.tokens = 0
+        self._tokens: dict[int, int] = {}
         self._lines: dict[str, int] | None = {} if lines else None
         self._streams: dict[int, Stream] = {}
         self._comm_streams: dict[str, int] = {}
@@ -88,6 +88,7 @@ class Recorder:
 
     def _clear(self) -> None:
         self._step += 1
+        self._tokens = {}
         self._nodes: list[tuple[int, int, int, int, int, int, int, int]] = []
         self._waits: list[tuple[int, ...]] = []
         self._streams = {}
@@ -209,6 +210,17 @@ class Recorder:
             number = self._group_numbers[name] = len(self.groups)
             self.groups[name] = tuple(ranks)
         return number
+
+    def embedded(self, n_tokens: int) -> None:
+        """An embedding looked up so many indices."""
+        if self.recording and not self.paused and self.phase() == _FORWARD:
+            module = self.module_of_node()
+            self._tokens[module] = self._tokens.get(module, 0) + n_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the step: what the busiest embedding looked up."""
+        return max(self._tokens.values(), default=0)
 
     def note(self, text: str) -> None:
         """Something that a reader of the trace should know, once."""

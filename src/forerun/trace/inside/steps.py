@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from forerun.program.types import Category
 from forerun.trace.inside.modules import Modules
 from forerun.trace.inside.recorder import Recorder
+from forerun.trace.purpose import data_parallel, distinct_ranks
 from forerun.trace.recording import Recording
 
 
@@ -62,10 +61,12 @@ class Steps:
         for root in self.modules.roots:
             for buffer in root.buffers():
                 self._category(buffer, Category.PARAMETER)
-        names = list(self.recorder.groups)
-        parallel, sharded = data_parallel_groups(list(self.modules.roots), names)
-        self.meta |= {"tokens": self.recorder.tokens or None, "data_parallel": parallel, "sharded": sharded}
-        self.recording = self.recorder.finish(self.modules.paths, self.meta)
+        meta = self.meta | {"tokens": self.recorder.tokens or None}
+        recording = self.recorder.finish(self.modules.paths, meta)
+        names, sharded = data_parallel(recording)
+        size = distinct_ranks(recording, names)
+        recording.meta.update(data_parallel=names, sharded=sharded, data_parallel_size=size)
+        self.recording = recording
 
     def _mark(self, optimizer: Any) -> None:
         for group in optimizer.param_groups:
@@ -82,20 +83,3 @@ class Steps:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if local.device.type == "cuda":
             self.recorder.mark(local.untyped_storage(), category)
-
-
-_DATA_PARALLEL_NAMES = ("dp", "ddp", "fsdp", "hsdp", "replicate", "shard", "data")
-
-
-def data_parallel_groups(roots: list[torch.nn.Module], names: list[str]) -> tuple[list[str], list[str]]:
-    """Names of the process groups that carry data parallelism, and of those among them that shard state."""
-    fsdp = ddp = False
-    for root in roots:
-        for module in root.modules():
-            ddp = ddp or isinstance(module, DistributedDataParallel)
-            fsdp = fsdp or _get_module_fsdp_state(module) is not None
-    named = [n for n in names if any(word in _DATA_PARALLEL_NAMES for word in n.split("#")[0].split("_"))]
-    if not named and (fsdp or ddp):
-        named = [n for n in names if n.startswith("world")]
-    sharded = [n for n in named if "replicate" not in n and "ddp" not in n] if fsdp or not ddp else []
-    return named, sharded
