@@ -24,6 +24,7 @@ from forerun.trace.inside.op_rules_tensors import (
     bytes_of,
     dtype_name,
     memory,
+    plan_named,
     shape_of,
 )
 
@@ -146,20 +147,6 @@ def _added(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords,
         copied = plan_named(plan, "copy_")
         made = memory(table, copied, bytes_of(bias), batch * m * n * out.itemsize, 1, dtype_name(bias))
     return made + product(table, plan, m, n, k, batch, a, out, accumulate=True)
-
-
-def plan_named(plan: Plan, name: str) -> Plan:
-    """`plan` for rows of another name."""
-    return Plan(
-        name,
-        plan.position,
-        plan.defaults,
-        plan.use,
-        plan.keyword_use,
-        plan.writes_out,
-        plan.traits,
-        plan.guessed,
-    )
 
 
 def _linear(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:

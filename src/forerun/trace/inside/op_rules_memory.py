@@ -26,6 +26,7 @@ from forerun.trace.inside.op_rules_tensors import (
     first_tensor,
     memory,
     on_host,
+    plan_named,
     shape_of,
     traffic,
 )
@@ -221,6 +222,15 @@ def _softmax(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keyword
     return memory(table, plan, read, bytes_of(out), 1, dtype_name(x))
 
 
+def _safe_softmax(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """softmax, then rows without a finite score set to zero: eq, all and where, and the two scalars they need."""
+    (kernel,) = _softmax(table, plan_named(plan, "_softmax"), args, kwargs, out) or [None]
+    if kernel is None:
+        return []
+    size, flags = bytes_of(out), prod(shape_of(out))
+    return [kernel, *memory(table, plan, 2 * size + flags, flags + size, 5, dtype_name(out), flags + size)]
+
+
 def _softmax_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
     """softmax first multiplies gradient and output, a kernel with a result of its own; log_softmax does not."""
     gradient, output, dim = args[0], args[1], args[2]
@@ -361,7 +371,8 @@ MEMORY_RULES: dict[str, Any] = {
     **dict.fromkeys([name + end for name in _PUTS for end in ("", "_")], _index_put),
     **dict.fromkeys(_FILLED, _fill_then_copy),
     **dict.fromkeys(("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"), _copy_then_copy),
-    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), _softmax),
+    **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
+    "_safe_softmax": _safe_softmax,
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax_backward),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _nll_loss),
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _nll_loss_backward),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -183,6 +183,11 @@ def plan_of(name: str, schema: Any, traits: Traits, guessed: bool) -> Plan:
             use.append(bits)
     fresh = any(returned.alias_info is None for returned in schema.returns)
     return Plan(name, position, defaults, use, keyword_use, fresh, traits, guessed)
+
+
+def plan_named(plan: Plan, name: str) -> Plan:
+    """`plan` for rows of another name."""
+    return replace(plan, name=name)
 
 
 def traffic(plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> tuple[int, int]:
