@@ -118,8 +118,9 @@ class _Generator(torch.Generator):
     def get_offset(self) -> int:
         return self._offset
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int) -> _Generator:
         self._offset = int(offset)
+        return self
 
     def get_state(self) -> torch.Tensor:
         """16 bytes, as CUDA's generators have."""
@@ -273,8 +274,8 @@ def _runtime(recorder: Recorder, device: VirtualDevice) -> SimpleNamespace:
         cudaMemGetInfo=memory,
         cudaError=SimpleNamespace(success=0),
         cudaGetErrorString=str,
-        **{name: _success for name in ("cudaProfilerStart", "cudaProfilerStop")},
-        **{name: _success for name in ("cudaHostRegister", "cudaHostUnregister", "cudaDeviceSynchronize")},
+        **dict.fromkeys(("cudaProfilerStart", "cudaProfilerStop", "cudaDeviceSynchronize"), _success),
+        **dict.fromkeys(("cudaHostRegister", "cudaHostUnregister"), _success),
     )
 
 
@@ -315,17 +316,24 @@ def _accelerator_functions(recorder: Recorder, device: VirtualDevice) -> dict[st
     }
 
 
-_DTYPES = {
-    getattr(torch, name)
-    for name in ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32")
-    + ("int16", "int8", "uint8", "bool", "complex64", "complex128")
+_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2} | {
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
 }
 
 
 def _stream_classes(machine: VirtualCuda, recorder: Recorder) -> tuple[type, type]:
     """What `torch.cuda.Stream` and `torch.cuda.Event` derive from; both are generic streams and events too."""
 
-    class StreamBase(torch.Stream):  # type: ignore[misc]
+    class StreamBase(torch.Stream):
+        priority: int
+
         def __new__(
             cls,
             priority: int = 0,
@@ -354,7 +362,7 @@ def _stream_classes(machine: VirtualCuda, recorder: Recorder) -> tuple[type, typ
         def synchronize(self) -> None:
             recorder.host_waits(recorder.record_event(self.stream_id))
 
-    class EventBase(torch.Event):  # type: ignore[misc]
+    class EventBase(torch.Event):
         def __new__(
             cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
         ) -> Any:
@@ -368,11 +376,11 @@ def _stream_classes(machine: VirtualCuda, recorder: Recorder) -> tuple[type, typ
         def cuda_event(self) -> int:
             return int(self.event_id)
 
-        def record(self, stream: Any) -> None:
+        def record(self, stream: Any = None) -> None:
             super().record(stream)
             self.recorded = recorder.record_event(stream.stream_id)
 
-        def wait(self, stream: Any) -> None:
+        def wait(self, stream: Any = None) -> None:
             recorder.wait_event(self.recorded, stream.stream_id)
 
         def query(self) -> bool:
