@@ -7,6 +7,7 @@ a gradient (`_c10d_functional_autograd`) come down to the same operations.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,7 +65,11 @@ def _made(work: Any, outputs: Sequence[torch.Tensor]) -> None:
     for tensor in outputs:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        _pending[key] = work.event, weakref.ref(storage, lambda _, key=key: _pending.pop(key, None))
+        _pending[key] = work.event, weakref.ref(storage, functools.partial(_forget, key))
+
+
+def _forget(key: int, _storage: Any) -> None:
+    _pending.pop(key, None)
 
 
 def _wait_tensor(tensor: torch.Tensor) -> torch.Tensor:

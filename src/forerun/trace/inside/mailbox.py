@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import threading
 
 from forerun.errors import ForerunError
-
-VARIABLE = "FORERUN_MAILBOX"
-HEADER = struct.Struct("<cqqII")
-"""kind, source rank, destination rank, bytes of the key, bytes of the payload"""
-SEND, RECEIVE, DATA, FAILED = b"s", b"r", b"d", b"f"
+from forerun.trace.broker import FAILED, HEADER, RECEIVE, SEND, VARIABLE
 
 
 class Mailbox:
