@@ -224,11 +224,9 @@ def _softmax(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keyword
 
 def _safe_softmax(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
     """softmax, then rows without a finite score set to zero: eq, all and where, and the two scalars they need."""
-    (kernel,) = _softmax(table, plan_named(plan, "_softmax"), args, kwargs, out) or [None]
-    if kernel is None:
-        return []
+    kernels = _softmax(table, plan_named(plan, "_softmax"), args, kwargs, out)
     size, flags = bytes_of(out), prod(shape_of(out))
-    return [kernel, *memory(table, plan, 2 * size + flags, flags + size, 5, dtype_name(out), flags + size)]
+    return kernels + memory(table, plan, 2 * size + flags, flags + size, 5, dtype_name(out), flags + size)
 
 
 def _softmax_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
@@ -294,7 +292,8 @@ def multi_tensor_launches(sizes: list[int], lists: int, scalars: bool = False) -
     return launches + (blocks > 0)
 
 
-def _lists(args: Arguments) -> list[list[torch.Tensor]]:
+def _lists(args: Arguments) -> list[Any]:
+    """The lists of tensors among the arguments."""
     return [value for value in args if isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor)]
 
 
