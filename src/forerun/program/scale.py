@@ -7,8 +7,8 @@ group that stays at one place of the axis, or fills a part of it (expert paralle
 
 Where the axis shards state (FSDP), a rank's share scales by d / d': resident parameters, gradients and optimizer state,
 gradients that a step makes, the optimizer's kernels and their temporaries. The buffers of collectives stay: they hold
-what is gathered or reduced, not a share; so do gradients that wait in full to be scattered. Copies of shards beside
-collectives stay too, which are a small part of them.
+what is gathered or reduced, not a share; so do gradients that wait in full to be scattered. Kernels beside the compute
+stream that read or write just a rank's share of such a buffer (copies into a gather, out of a scatter) scale too.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ import numpy.typing as npt
 from forerun.errors import ForerunError
 from forerun.program.layout import laid_out
 from forerun.program.origin import Origin
-from forerun.program.types import Block, Category, Collective, OpKind, OpTable, Phase, Program, RankClass
+from forerun.program.types import Block, Category, Collective, OpKind, OpTable, Phase, Program, RankClass, Stream
 
 _STATE = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER)
 _SCALED_KINDS = (OpKind.MEMORY, OpKind.HOST_COPY)
+_ROUNDING = 1e-3
+"""shares are rounded up to whole elements and aligned"""
+
+Mask = npt.NDArray[np.bool_]
 
 
 def scaled(program: Program, n_ranks: int, node_size: int) -> Program:
@@ -64,13 +68,14 @@ def scaled(program: Program, n_ranks: int, node_size: int) -> Program:
     out = replace(
         program,
         groups=tuple(
-            replace(group, size=len(moved[i]), inner=_step(moved[i])) for i, group in enumerate(program.groups)
+            replace(group, size=len(moved[i]), inner=_step(moved[i])) if group.size > 1 else group
+            for i, group in enumerate(program.groups)
         ),
         rank_classes=_class_sizes(program.rank_classes, origin.world_size, n_ranks),
         meta=meta,
     )
     if is_sharded:
-        out = _with_shares(out, origin, axis.size / axis.to)
+        out = _with_shares(out, origin, _shard_copies(program, origin), axis.size / axis.to)
     return laid_out(out, node_size)
 
 
@@ -182,11 +187,12 @@ def _class_sizes(classes: tuple[RankClass, ...], before: int, now: int) -> tuple
 # -- shares of sharded state -------------------------------------------------------------------------------------------
 
 
-def _with_shares(program: Program, origin: Origin, share: float) -> Program:
-    """`program` whose sharded state is `share` times as large on each rank."""
-    ops, twin = _with_twins(program, share)
+def _with_shares(program: Program, origin: Origin, copies: Mask, share: float) -> Program:
+    """`program` whose sharded state is `share` times as large on each rank; `copies` are ops that move shares."""
+    mine = [_works_on_share(block, program.ops, copies) for block in program.blocks]
+    ops, twin = _with_twins(program, mine, share)
     whole = _unreduced(program, origin)
-    blocks = tuple(_block(block, program.ops, twin, whole, share) for block in program.blocks)
+    blocks = tuple(_block(block, nodes, twin, whole, share) for block, nodes in zip(program.blocks, mine, strict=True))
     classes = tuple(
         replace(cls, resident_bytes=_times(cls.resident_bytes, _of_state(np.arange(len(cls.resident_bytes))), share))
         for cls in program.rank_classes
@@ -196,17 +202,35 @@ def _with_shares(program: Program, origin: Origin, share: float) -> Program:
     return replace(program, ops=ops, blocks=blocks, rank_classes=classes, meta=meta)
 
 
-def _is_scaled(block: Block, ops: OpTable) -> npt.NDArray[np.bool_]:
-    """Nodes of `block` that work on a rank's share."""
-    kinds = ops.kind[block.op]
-    out: npt.NDArray[np.bool_] = (block.phase == Phase.OPTIMIZER) & np.isin(kinds, [int(one) for one in _SCALED_KINDS])
+def _shard_copies(program: Program, origin: Origin) -> Mask:
+    """Ops that move just one rank's share of a buffer that is gathered or scattered, (n_ops,)."""
+    ops = program.ops
+    over = np.isin(ops.group, origin.sharded) & np.isin(
+        ops.collective, [int(Collective.ALL_GATHER), int(Collective.REDUCE_SCATTER)]
+    )
+    ranks = np.array([program.groups[group].size for group in ops.group[over]], np.float64)
+    shares = np.unique(ops.bytes_comm[over] / ranks)
+    moved = np.stack([ops.bytes_read, ops.bytes_written])
+    near = np.zeros(len(ops), np.bool_)
+    for size in shares[shares > 0]:
+        near |= (np.abs(moved - size) <= _ROUNDING * size).any(axis=0)
+        host = np.minimum(np.abs(ops.bytes_comm - size), np.abs(ops.bytes_comm - 2 * size)) <= _ROUNDING * size
+        near |= host & (ops.kind == OpKind.HOST_COPY)
+    out: Mask = near & np.isin(ops.kind, [int(one) for one in _SCALED_KINDS])
     return out
 
 
-def _with_twins(program: Program, share: float) -> tuple[OpTable, dict[int, int]]:
-    """The op table with a row of its own for the optimizer's use of each op, and the number of that row."""
+def _works_on_share(block: Block, ops: OpTable, copies: Mask) -> Mask:
+    """Nodes of `block` that work on a rank's share."""
+    update = (block.phase == Phase.OPTIMIZER) & np.isin(ops.kind[block.op], [int(one) for one in _SCALED_KINDS])
+    out: Mask = update | (copies[block.op] & (block.stream != Stream.COMPUTE))
+    return out
+
+
+def _with_twins(program: Program, mine: Sequence[Mask], share: float) -> tuple[OpTable, dict[int, int]]:
+    """The op table with rows of their own for ops of the nodes in `mine`, one mask a block, and their numbers."""
     ops = program.ops
-    used = [np.unique(block.op[_is_scaled(block, ops)]) for block in program.blocks]
+    used = [np.unique(block.op[nodes]) for block, nodes in zip(program.blocks, mine, strict=True)]
     rows = np.unique(np.concatenate([*used, np.zeros(0, np.int32)])).astype(np.int64)
     twin = {int(row): len(ops) + i for i, row in enumerate(rows)}
     chosen = rows.tolist()
@@ -237,8 +261,7 @@ def _unreduced(program: Program, origin: Origin) -> list[int]:
     return sorted(sizes)
 
 
-def _block(block: Block, ops: OpTable, twin: dict[int, int], whole: list[int], share: float) -> Block:
-    mine = _is_scaled(block, ops)
+def _block(block: Block, mine: Mask, twin: dict[int, int], whole: list[int], share: float) -> Block:
     if mine.any():
         op = block.op.copy()
         op[mine] = [twin[int(i)] for i in block.op[mine]]
@@ -252,7 +275,7 @@ def _block(block: Block, ops: OpTable, twin: dict[int, int], whole: list[int], s
     return replace(block, op=op, tensor_bytes=_times(block.tensor_bytes, state | work, share))
 
 
-def _of_state(category: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+def _of_state(category: npt.NDArray[np.integer]) -> Mask:
     return np.isin(category, [int(one) for one in _STATE])
 
 
