@@ -1,0 +1,57 @@
+"""DistributedDataParallel, with torch's own Reducer in C++.
+
+After the first backward the Reducer puts gradients into buckets in the order in which they became ready. It takes that
+order from rank 0: the indices go to the device, through a broadcast, and back. They must come back as they left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forerun.trace.inside.recorder import Recorder
+from forerun.trace.inside.transport import Transport
+
+_dist: Any = dist
+
+
+class _CopiesAreKnown(TorchDispatchMode):
+    """What is copied from the host to the device is known there, whatever was there before."""
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.copy_.default and isinstance(args[0], FakeTensor):
+            source = args[1]
+            if not isinstance(source, FakeTensor):
+                Transport.values.put(args[0], source)
+        return out
+
+
+def install(recorder: Recorder) -> None:
+    """Let DistributedDataParallel work on the virtual device. What happens once only is no part of a step."""
+    rebuild = _dist.Reducer._rebuild_buckets
+
+    class Logger(_dist.Logger):  # type: ignore[misc]
+        """The run-time statistics ask for a timer of the device, which only a CUDA build has."""
+
+        def set_runtime_stats_and_log(self) -> None:
+            """Nothing was measured."""
+
+    def rebuild_buckets(reducer: Any) -> bool:
+        recorder.paused += 1
+        try:
+            with _CopiesAreKnown():
+                return bool(rebuild(reducer))
+        finally:
+            recorder.paused -= 1
+
+    _dist.Logger = Logger
+    _dist.Reducer._rebuild_buckets = rebuild_buckets
