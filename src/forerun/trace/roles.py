@@ -10,13 +10,15 @@ from forerun.errors import ForerunError
 from forerun.program.groups import CommGroup
 from forerun.trace.recording import Recording
 
-_NO_NAMES = {"default", "default_pg", "undefined", "group", "world", "mesh", "fake"}
+_NO_NAMES = {"default", "default_pg", "undefined"}
 _NAME = re.compile(r"[A-Za-z][A-Za-z_]*[A-Za-z]|[A-Za-z]")
 
 
 def axis_of(name: str) -> str:
-    """Mesh dimension that a process group is named after (`mesh_dp_shard` is dp_shard), "group" where it is none."""
-    text = name.removeprefix("mesh_")
+    """What a process group is named after, mostly a mesh dimension (`mesh_dp_shard` and `dp_shard#2` are dp_shard);
+    "group" where its name says nothing.
+    """
+    text = name.partition("#")[0].removeprefix("mesh_")
     found = _NAME.fullmatch(text)
     return "group" if found is None or text.lower() in _NO_NAMES or text.startswith("dim_") else text
 
