@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -520,7 +521,7 @@ def _elsewhere() -> None:
     tensor: Any = torch.Tensor
     tensor.record_stream = _nothing
     tensor.pin_memory = _pin_memory
-    tensor.is_pinned = lambda self, *_, **__: bool(getattr(self, "_virtually_pinned", False))
+    tensor.is_pinned = _is_pinned
     version: Any = torch.version
     version.cuda = _CUDA_VERSION
     cudnn: Any = torch.backends.cudnn
@@ -539,8 +540,18 @@ def _elsewhere() -> None:
 def _pin_memory(self: Any, *_: Any, **__: Any) -> Any:
     if self.device.type != "cpu":
         raise RuntimeError(f"cannot pin '{self.type()}': only dense CPU tensors can be pinned")
-    self._virtually_pinned = True
+    storage = self.untyped_storage()
+    key = storage._cdata
+    _pinned[key] = weakref.ref(storage, lambda _: _pinned.pop(key, None))
     return self
+
+
+_pinned: dict[int, Any] = {}
+"""storages that a program pinned"""
+
+
+def _is_pinned(self: Any, *_: Any, **__: Any) -> bool:
+    return self.device.type == "cpu" and self.untyped_storage()._cdata in _pinned
 
 
 def _nothing(*_: Any, **__: Any) -> None:

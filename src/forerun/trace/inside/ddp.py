@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.trace.inside.recorder import Recorder
@@ -19,7 +21,10 @@ from forerun.trace.inside.transport import Transport
 _dist: Any = dist
 
 
-class _CopiesAreKnown(TorchDispatchMode):
+_Mode: Any = TorchDispatchMode
+
+
+class _CopiesAreKnown(_Mode):  # type: ignore[misc]
     """What is copied from the host to the device is known there, whatever was there before."""
 
     @classmethod
@@ -53,5 +58,13 @@ def install(recorder: Recorder) -> None:
         finally:
             recorder.paused -= 1
 
+    def builtin_hook(ddp: Any, kind: Any) -> None:
+        compresses = kind == _dist.BuiltinCommHookType.FP16_COMPRESS
+        hook = default_hooks.fp16_compress_hook if compresses else default_hooks.allreduce_hook
+        ddp.register_comm_hook(ddp.process_group, hook)
+
     _dist.Logger = Logger
+    # The ones in C++ want futures that only C++ makes; Python's issue the same collectives.
+    wrapper: Any = DistributedDataParallel
+    wrapper._register_builtin_comm_hook = builtin_hook
     _dist.Reducer._rebuild_buckets = rebuild_buckets

@@ -57,6 +57,7 @@ target triple = "{triple}"
 declare i8* @pthread_getspecific({key_type})
 declare i32 @pthread_setspecific({key_type}, i8*)
 declare void @create_cpu_generator(i8* sret(i8), i64)
+declare i8* @cpu_allocator()
 
 @next_stream = global i64 1
 
@@ -219,7 +220,7 @@ define zeroext i8 @hooks_hasCUDA(i8* %this) {{ ret i8 1 }}
 define zeroext i8 @hooks_isBuilt(i8* %this) {{ ret i8 1 }}
 define zeroext i8 @hooks_isAvailable(i8* %this) {{ ret i8 1 }}
 define zeroext i8 @hooks_hasPrimaryContext(i8* %this, i8 %index) {{ ret i8 1 }}
-define zeroext i8 @hooks_isPinnedPtr(i8* %this, i8* %data) {{ ret i8 0 }}
+define zeroext i8 @hooks_isPinnedPtr(i8* %this, i8* %data) {{ ret i8 1 }}
 define void @hooks_init(i8* %this) {{ ret void }}
 define void @hooks_deviceSynchronize(i8* %this, i8 %index) {{
   call void @sync()
@@ -249,6 +250,10 @@ define signext i8 @hooks_exchangeDevice(i8* %this, i8 %index) {{
 define signext i8 @hooks_maybeExchangeDevice(i8* %this, i8 %index) {{
   %old = call i8 @hooks_exchangeDevice(i8* %this, i8 %index)
   ret i8 %old
+}}
+define i8* @hooks_getPinnedMemoryAllocator(i8* %this) {{
+  %a = call i8* @cpu_allocator()
+  ret i8* %a
 }}
 define void @hooks_getNewGenerator(i8* sret(i8) %out, i8* %this, i8 %index) {{
   call void @create_cpu_generator(i8* sret(i8) %out, i64 67280421310721)
@@ -300,6 +305,7 @@ class VirtualCuda:
             raise ForerunError("no thread-specific data left in this process")
         address = [ctypes.cast(callback, ctypes.c_void_p).value for callback in self._callbacks]
         llvm.add_symbol("create_cpu_generator", self._address(self._cpu, "_ZN2at6detail18createCPUGeneratorEm"))
+        llvm.add_symbol("cpu_allocator", self._address(self._c10, "_ZN3c1015GetCPUAllocatorEv"))
         for name in ("pthread_getspecific", "pthread_setspecific"):
             llvm.add_symbol(name, self._address(ctypes.CDLL(None), name))
         text = _IR.format(
