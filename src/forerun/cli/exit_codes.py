@@ -5,5 +5,5 @@ FOUND_ERRORS = 1
 BAD_INPUT = 2
 """one line on stderr says what; a fault while `validate` predicts a row is 1"""
 NOTHING_FITS = 3
-"""`plan` found nothing that fits, or `predict --must-fit` a plan that does not"""
+"""`plan` found nothing that fits, or `predict --must-fit` a plan or program that does not"""
 INTERRUPTED = 130

@@ -1,0 +1,251 @@
+"""Commands that read saved Programs: predict --program, simulate, plan --programs."""
+
+import csv
+import json
+import pickle
+import shutil
+
+import pytest
+from saved_programs import plan_of, program_of
+
+from forerun.cli.main import run
+from forerun.program.storage import save
+
+CLUSTER = ("--cluster", "h100-sxm")
+ASK = ("--program", "fsdp.program", *CLUSTER)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Four Programs in the folder `runs`, and one of them beside it."""
+    tmp_path = tmp_path_factory.mktemp("saved")
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    save(program_of(plan_of(dp_shard=8)), folder / "fsdp.program")
+    save(program_of(plan_of(dp_shard=4, tp=2, micro_batch=2)), folder / "tp.npz")
+    save(program_of(plan_of(dp_shard=8, micro_batch=12)), folder / "large.program")
+    save(program_of(plan_of(dp_shard=2, pp=2, n_microbatches=8)), folder / "pp.program")
+    (folder / "notes.txt").write_text("not a program")
+    save(program_of(plan_of(dp_shard=8), notes=["my_op: costed by its bytes"]), tmp_path / "fsdp.program")
+    return tmp_path
+
+
+@pytest.fixture
+def programs(saved, tmp_path):
+    """The folder `runs` in a copy of what was saved."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "runs"
+
+
+def record_of(done):
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+# -- predict -----------------------------------------------------------------------------------------------------------
+
+
+def test_predict_reads_a_program(forerun, programs):
+    record = record_of(forerun("predict", *ASK, "--json"))
+    assert record["model"] == "fsdp"
+    assert record["plan"] is None
+    assert record["n_gpus"] == 8
+    assert record["step_time_s"] == pytest.approx(sum(record["breakdown"].values()), rel=1e-6)
+    assert record["warnings"] == ["my_op: costed by its bytes"]
+    assert "missing" not in record
+
+
+def test_predict_scales_a_program(forerun, programs):
+    record = record_of(forerun("predict", *ASK, "--gpus", 64, "--json"))
+    own = record_of(forerun("predict", *ASK, "--json"))
+    assert record["n_gpus"] == 64
+    assert record["peak_allocated_gib"] < own["peak_allocated_gib"]
+
+
+def test_predict_in_words(forerun, programs):
+    done = forerun("predict", *ASK, "--gpus", 64, "--explain", "--network", "switch:8@450/300ns,fat-tree:8@50/700ns")
+    assert done.returncode == 0, done.stderr
+    assert "fsdp on 64 x h100-sxm" in done.stdout
+    assert "a saved program" in done.stdout
+    assert "my_op: costed by its bytes" in done.stdout
+    assert "tflops:" in done.stdout
+    assert "Busiest links" in done.stdout
+
+
+def test_predict_writes_what_it_is_asked_for(forerun, programs, tmp_path):
+    outputs = ("--trace", "step.json", "--chakra", "et", "--memory-snapshot", "memory.pickle")
+    record = record_of(forerun("predict", *ASK, *outputs, "--json"))
+    assert json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    assert len(list((tmp_path / "et").glob("trace.*.et"))) == 8
+    events = pickle.loads((tmp_path / "memory.pickle").read_bytes())["device_traces"][0]
+    level = peak = 0
+    for event in events:
+        level += event["size"] * ((event["action"] == "alloc") - (event["action"] == "free_completed"))
+        peak = max(peak, level)
+    assert peak / 2**30 == pytest.approx(record["peak_allocated_gib"])
+
+
+def test_a_memory_snapshot_of_a_plan(forerun, tmp_path):
+    done = forerun("predict", "qwen3-0.6b", *CLUSTER, "--gpus", 1, "--seq-len", 512, "--memory-snapshot", "m.pickle")
+    assert done.returncode == 0, done.stderr
+    assert pickle.loads((tmp_path / "m.pickle").read_bytes())["segments"]
+
+
+def test_predict_must_fit(forerun, programs):
+    assert forerun("predict", "--program", "runs/large.program", *CLUSTER, "--must-fit").returncode == 3
+    done = forerun("predict", "--program", "runs/fsdp.program", *CLUSTER, "--must-fit", "--memory-limit", 10)
+    assert done.returncode == 3
+
+
+def test_predict_with_measurements(forerun, programs, tmp_path):
+    (tmp_path / "net.csv").write_text("collective,ranks,stride,bytes,time_us\nall_gather,8,1,1000000,200000\n")
+    (tmp_path / "kernels.csv").write_text("kind,bytes,time_us\nmemory,1000,2\nmemory,1000000000000,500000\n")
+    shipped = record_of(forerun("predict", *ASK, "--json"))
+    profiles = ("--network-profile", "net.csv", "--kernel-profile", "kernels.csv")
+    record = record_of(forerun("predict", *ASK, *profiles, "--json"))
+    assert record["step_time_s"] > 2 * shipped["step_time_s"]
+    assert any(line.startswith("reduce_scatter over 8 ranks, stride 1: not measured") for line in record["missing"])
+    assert any(line.startswith("gemm") for line in record["missing"])
+    assert any("extrapolated" in line for line in record["missing"] if line.startswith("all_gather"))
+    words = forerun("predict", *ASK, *profiles).stdout
+    assert "Not in the measurements given" in words
+    assert "more (--json lists them)" in words
+    plan = ("llama-3.1-8b", *CLUSTER, "--gpus", 8, "--seq-len", 4096)
+    assert record_of(forerun("predict", *plan, *profiles, "--json"))["missing"]
+    fixed = ("--global-batch", 8, "--tp", 1, "--pp", 1, "--cp", 1, "--dp-shard", 8, "--micro-batch", 1)
+    searched = record_of(forerun("plan", *plan, *fixed, *profiles, "--json"))
+    assert searched["best"]["missing"]
+
+
+# -- simulate ----------------------------------------------------------------------------------------------------------
+
+
+def test_simulate_shows_kernels_streams_and_modules(forerun, programs, tmp_path):
+    done = forerun("simulate", *ASK, "--top", 3, "--depth", 1, "--trace", "step.json")
+    assert done.returncode == 0, done.stderr
+    for heading in ("Kernels by time (3 of", "Streams", "Modules by device time"):
+        assert heading in done.stdout
+    assert (tmp_path / "step.json").exists()
+
+
+def test_simulate_in_json(forerun, programs):
+    record = record_of(
+        forerun("simulate", "--program", "runs/pp.program", *CLUSTER, "--rank-class", "stage 0", "--json")
+    )
+    assert record["rank_class"] == "stage 0"
+    assert record["n_ranks"] == 2
+    assert {row["name"] for row in record["streams"]} >= {"compute", "pp_send", "host"}
+    assert record["kernels"][0]["total_s"] >= record["kernels"][-1]["total_s"] > 0
+    assert record["prediction"]["n_gpus"] == 4
+    by_number = record_of(forerun("simulate", "--program", "runs/pp.program", *CLUSTER, "--rank-class", "0", "--json"))
+    assert by_number == record
+
+
+# -- plan --------------------------------------------------------------------------------------------------------------
+
+
+def test_plan_ranks_the_programs_of_a_folder(forerun, programs, tmp_path):
+    (programs / "torn.program").write_bytes(b"PK\x03\x04 nothing else")
+    record = record_of(forerun("plan", "--programs", "runs", *CLUSTER, "--csv", "all.csv", "--json"))
+    assert record["counts"] == {"considered": 5, "refused": 1, "out_of_memory": 1, "ok": 3}
+    times = [each["step_time_s"] for each in record["top"]]
+    assert times == sorted(times)
+    assert record["best"] == record["top"][0]
+    assert record["out_of_memory"][0]["file"] == "large.program"
+    assert record["out_of_memory"][0]["cause"] == "temporary"
+    assert record["out_of_memory"][0]["needs_gib"] > record["memory_limit_gib"]
+    assert record["refused"][0]["file"] == "torn.program"
+    assert sum(each["simulated"] for each in record["runtime_histogram"]) == 3
+    with (tmp_path / "all.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["status"] for row in rows] == ["ok", "ok", "ok", "out_of_memory", "refused"]
+    assert float(rows[0]["step_time_s"]) == times[0]
+    for name in ("fsdp.program", "pp.program"):
+        alone = record_of(forerun("predict", "--program", f"runs/{name}", *CLUSTER, "--json"))
+        assert alone["step_time_s"] == next(each["step_time_s"] for each in record["top"] if each["file"] == name)
+
+
+def test_the_number_of_processes_does_not_change_the_ranking(forerun, programs):
+    ask = ("plan", "--programs", "runs", *CLUSTER, "--json")
+    assert forerun(*ask, "--workers", 1).stdout == forerun(*ask, "--workers", 2).stdout
+
+
+def test_plan_ranks_in_words(forerun, programs):
+    (programs / "torn.program").write_bytes(b"")
+    done = forerun("plan", "--programs", "runs", *CLUSTER, "--memory-limit", 30)
+    assert done.returncode == 0, done.stderr
+    for text in (
+        "run out of 30.0 GiB",
+        "large.program: needs",
+        "1 could not be predicted",
+        "torn.program",
+        "Best by time",
+    ):
+        assert text in done.stdout
+    assert "different numbers of tokens" in done.stdout
+
+
+def test_plan_exits_with_3_if_no_program_fits(forerun, programs):
+    done = forerun("plan", "--programs", "runs", *CLUSTER, "--memory-limit", 2)
+    assert done.returncode == 3
+    assert "Nothing fits" in done.stdout
+
+
+def test_plan_exits_with_2_if_no_program_can_be_read(forerun, programs):
+    for path in programs.iterdir():
+        path.write_bytes(b"torn")
+    done = forerun("plan", "--programs", "runs", *CLUSTER)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: runs: none of 4 programs can be predicted")
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+PLAN_ASK = ("plan", "--programs", "runs", *CLUSTER)
+BAD = [
+    (("predict", *CLUSTER), "give a model, or a saved program with --program"),
+    (("predict", "llama-3.1-8b", *ASK), "not both"),
+    (("predict", "--program", "missing.program", *CLUSTER), "missing.program: can't be read"),
+    (("predict", "--program", "runs/notes.txt", *CLUSTER), "notes.txt: damaged or not a saved Program"),
+    (("predict", "--program", "fsdp.program", "--cluster", "h900"), "h900"),
+    (("predict", *ASK, "--tp", 2, "--seq-len", 5), "--tp, --seq-len: a program has its plan"),
+    (("predict", *ASK, "--no-compile"), "--compile: a program has its plan"),
+    (("predict", *ASK, "--gpus", 0), "at least 1"),
+    (("predict", "--program", "runs/tp.npz", *CLUSTER, "--gpus", 9), "9 GPUs are no multiple of 2"),
+    (("predict", *ASK, "--tokens-per-step", 0), "tokens per step must be at least 1"),
+    (("predict", *ASK, "--memory-limit", 500), "memory limit of 500"),
+    (("predict", *ASK, "--network", "switch:4@450/300ns"), "4 NPUs"),
+    (("predict", *ASK, "--kernel-profile", "nothing.csv"), "nothing.csv: can't be read"),
+    (("predict", *ASK, "--network-profile", "bad.csv"), "bad.csv, line 2: column time_us: expected a number above 0"),
+    (("predict", *ASK, "--memory-snapshot", "nowhere/m.pickle"), "nowhere/m.pickle"),
+    (("predict", "llama-3.1-8b", *CLUSTER, "--seq-len", 512, "--tokens-per-step", 5), "--tokens-per-step: only with"),
+    (("simulate", *CLUSTER), "--program"),
+    (("simulate", *ASK, "--rank-class", "stage 9"), "rank class 'stage 9'"),
+    (("simulate", *ASK, "--depth", 0), "--depth"),
+    (("plan", *CLUSTER), "give a model, or saved programs with --programs"),
+    (("plan", "llama-3.1-8b", *PLAN_ASK[1:]), "not both"),
+    (("plan", "llama-3.1-8b", *CLUSTER, "--gpus", 8), "--seq-len, --global-batch missing"),
+    (("plan", "--programs", "runs"), "--cluster is missing"),
+    (("plan", "--programs", "nowhere", *CLUSTER), "nowhere: can't be read"),
+    (("plan", "--programs", ".ci", *CLUSTER), ".ci: no program in it"),
+    ((*PLAN_ASK, "--tp", 2, "--exhaustive"), "--tp, --exhaustive: not with --programs"),
+    ((*PLAN_ASK, "--objective", "memory"), "--objective: not with --programs"),
+    ((*PLAN_ASK, "--workers", 0), "workers must be at least 1"),
+    ((*PLAN_ASK, "--csv", "nowhere/all.csv"), "nowhere"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "names"), BAD, ids=lambda value: " ".join(map(str, value))[:60])
+def test_bad_input_about_programs_is_one_line(programs, tmp_path, monkeypatch, capsys, arguments, names):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.csv").write_text("collective,ranks,bytes,time_us\nall_reduce,8,1,soon\n")
+    (tmp_path / ".ci").mkdir()
+    before = {path.name for path in tmp_path.iterdir()}
+    assert run(list(map(str, arguments))) == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.startswith("error: ")
+    assert written.err.count("\n") == 1
+    assert names in written.err
+    assert {path.name for path in tmp_path.iterdir()} == before
