@@ -1,0 +1,85 @@
+"""The device mesh of a plan, with torchtitan's axes: pp, dp_replicate, dp_shard, cp, tp, and ep within dp_shard x cp."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch.distributed.device_mesh import init_device_mesh
+
+from forerun.errors import ImpossiblePlan
+from forerun.plan.plan import Plan
+
+
+class Meshes:
+    """The world of a plan as device meshes. Axes of degree 1 are left out, as torchtitan leaves them out."""
+
+    def __init__(self, plan: Plan, device: str = "cuda") -> None:
+        """Raises ImpossiblePlan where expert parallelism can't be cut out of the data-parallel ranks."""
+        self.plan = plan
+        sizes = _sizes(plan)
+        kept = {name: size for name, size in sizes.items() if size > 1}
+        self._made: dict[str, Any] = {}
+        self.world: Any = None
+        if kept:
+            self.world = init_device_mesh(device, tuple(kept.values()), mesh_dim_names=tuple(kept))
+            self._made = {name: self.world[name] for name in kept}
+        self._join("dp_shard", ("dp_shard_mod_ep", "dp_shard_in_ep"))
+        self._join("ep", ("dp_shard_in_ep", "cp"), plan.ep)
+        self._join("dp_shard_cp", ("dp_shard_mod_ep", "dp_shard_in_ep", "cp") if plan.ep > 1 else ("dp_shard", "cp"))
+
+    def _join(self, name: str, parts: tuple[str, ...], needed: int = 0) -> None:
+        """The mesh of several neighbouring axes as one axis; needed = 1 makes none."""
+        kept = tuple(part for part in parts if part in self._made and part in self.world.mesh_dim_names)
+        if name in self._made or not kept or needed == 1:
+            return
+        self._made[name] = self._made[kept[0]] if len(kept) == 1 else self.world[kept]._flatten(name)
+
+    def axis(self, name: str) -> Any:
+        """The 1-D mesh of axis `name`; None where it has one rank."""
+        return self._made.get(name)
+
+    def sharded(self) -> Any:
+        """What FSDP2 takes: 1-D, or 2-D (replicate, shard) for HSDP. None where there is nothing to shard over."""
+        shard = self.axis("dp_shard_cp")
+        if shard is None or "dp_replicate" not in self._made:
+            return shard
+        return self._pair("dp_replicate", shard)
+
+    def expert_sharded(self) -> Any:
+        """What experts are sharded over beside `ep`; None where nothing is left."""
+        shard = self.axis("dp_shard_mod_ep")
+        if "dp_replicate" not in self._made:
+            return shard
+        replicate = self._made["dp_replicate"]
+        return replicate if shard is None else self._pair("dp_replicate", shard)
+
+    def _pair(self, name: str, shard: Any) -> Any:
+        return self.world._concatenate([self._made[name], shard])
+
+    def replicated(self) -> Any:
+        """All data-parallel ranks as one axis, for DDP."""
+        plan = self.plan
+        parts = tuple(n for n in ("dp_replicate", "dp_shard", "cp") if n in self._made)
+        if not parts:
+            return None
+        if len(parts) == 1:
+            return self._made[parts[0]]
+        if plan.ep > 1:
+            parts = tuple(n for n in self.world.mesh_dim_names if n not in ("pp", "tp"))
+        return self.world[parts]._flatten("dp_cp" if plan.cp > 1 else "dp")
+
+
+def _sizes(plan: Plan) -> dict[str, int]:
+    shard = {"dp_shard": plan.dp_shard}
+    if plan.ep > 1:
+        if plan.ep % plan.cp or plan.dp_shard % (plan.ep // plan.cp):
+            raise ImpossiblePlan(
+                f"impossible plan: ep {plan.ep} must be a multiple of cp {plan.cp} and divide dp_shard {plan.dp_shard}"
+                f" x cp {plan.cp} for PyTorch's meshes"
+            )
+        inner = plan.ep // plan.cp
+        shard = {"dp_shard_mod_ep": plan.dp_shard // inner, "dp_shard_in_ep": inner}
+    sizes = {"pp": plan.pp, "dp_replicate": plan.dp_replicate, **shard, "cp": plan.cp, "tp": plan.tp}
+    assert math.prod(sizes.values()) == plan.world_size
+    return sizes

@@ -1,0 +1,40 @@
+"""ModuleRequest: what `trace_module` asks of the traced processes, which are forks of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.plan.plan import Plan
+
+DEPTHS = (2, 3, 4)
+"""repetitions of the repeated layers in the variants that are traced; the last one's recording is the process's own"""
+
+
+@dataclass(frozen=True)
+class ModuleRequest:
+    """A model, its inputs and a plan. Callables are run in the traced processes only."""
+
+    model_factory: Callable[[], Any]
+    example_inputs: Any
+    plan: Plan
+    folder: Path
+    loss: Callable[[Any, Any], Any] | None = None
+    target: Any = None
+    optimizer: Callable[[Any], Any] | None = None
+    tp_plan: Mapping[str, Any] | None = None
+    fold: bool = True
+
+    def inputs(self) -> Any:
+        """The inputs of one micro batch of one rank."""
+        return self.example_inputs() if callable(self.example_inputs) else self.example_inputs
+
+    def recording(self, depth: int, rank: int) -> Path:
+        """Where the recording of a shallow variant is left."""
+        return self.folder / f"depth{depth}-rank{rank}.npz"
+
+    def described(self, rank: int) -> Path:
+        """Where it is said what repeats."""
+        return self.folder / f"repeats-rank{rank}.json"
