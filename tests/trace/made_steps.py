@@ -147,7 +147,9 @@ class _Step:
             self.gather(self.units[at + 1], Phase.FORWARD)
         self.saved[unit] = []
         for k in range(self.chosen.kernels):
-            node = self.compute(f"kernel {k}", 20 + 7 * self.kind(unit) + k, Phase.FORWARD, self.path(unit, f"part{k}"))
+            node = self.compute(
+                f"kernel {k}", 20 + 7 * self.kind(unit) + k, Phase.FORWARD, self.path(unit, f"part{k % 12}")
+            )
             self.made.tensor(1024 * (k + 1), Category.TEMPORARY, node, node)
             if k == 0 or not self.chosen.recompute:
                 self.saved[unit].append(self.made.tensor(2048 + 512 * k, Category.ACTIVATION, node, -1))
@@ -161,13 +163,13 @@ class _Step:
         if self.chosen.recompute:
             for k in range(1, self.chosen.kernels):
                 node = self.compute(
-                    f"kernel {k}", 20 + 7 * self.kind(unit) + k, Phase.RECOMPUTE, self.path(unit, f"part{k}")
+                    f"kernel {k}", 20 + 7 * self.kind(unit) + k, Phase.RECOMPUTE, self.path(unit, f"part{k % 12}")
                 )
                 self.saved[unit].append(self.made.tensor(2048 + 512 * k, Category.ACTIVATION, node, -1))
         gradient = self.made.tensor(8 * self.size(unit), Category.UNSHARDED, len(self.made), -1)
         for k in reversed(range(self.chosen.kernels)):
             node = self.compute(
-                f"gradient {k}", 50 + 7 * self.kind(unit) + k, Phase.BACKWARD, self.path(unit, f"part{k}")
+                f"gradient {k}", 50 + 7 * self.kind(unit) + k, Phase.BACKWARD, self.path(unit, f"part{k % 12}")
             )
             self.free(self.saved[unit].pop(), node)
         self.close(unit)

@@ -25,6 +25,8 @@ from forerun.chakra.trace import CommGroups, CommType, NodeKind, RankTrace
 from forerun.chakra.writer import write_rank
 from forerun.errors import ForerunError
 from forerun.files import whole_file
+from forerun.program.origin import Origin
+from forerun.program.places import role_ranks, tiles_of
 from forerun.program.types import I64, N_STREAMS, Collective, FlatProgram, OpKind, OpTable, Program, Stream
 from forerun.program.unfold import unfold
 from forerun.units import PS_PER_US
@@ -97,7 +99,8 @@ class _Places:
     """of each group: the named groups that it stands for"""
     groups: dict[str, tuple[int, ...]]
     by_members: dict[tuple[int, ...], str] = field(default_factory=dict)
-    known: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    of_group: list[dict[int, tuple[int, ...]]] | None = None
+    """for each group of a traced Program: the members of its copy that a rank is in"""
 
     @property
     def n_ranks(self) -> int:
@@ -105,7 +108,7 @@ class _Places:
 
     @staticmethod
     def of(program: Program) -> _Places:
-        """As its traces said, or one class after the other."""
+        """As its traces said, as its roles were recorded, or one class after the other."""
         meta = program.meta
         if "ranks" in meta and "groups" in meta and "comm_groups" in meta:
             ranks, names, groups = meta["ranks"], meta["groups"], meta["comm_groups"]
@@ -117,7 +120,12 @@ class _Places:
         counts = [one.n_ranks for one in program.rank_classes]
         ends = np.cumsum(counts).tolist()
         ranks = [list(range(end - count, end)) for end, count in zip(ends, counts, strict=True)]
-        return _Places(ranks, [[] for _ in program.groups], {})
+        group_ranks = Origin.of(program).group_ranks
+        if group_ranks is None:
+            return _Places(ranks, [[] for _ in program.groups], {})
+        copies = [tiles_of(one, ends[-1]) if one and max(one) < ends[-1] else [] for one in group_ranks]
+        of_group = [{rank: copy for copy in of_one for rank in copy} for of_one in copies]
+        return _Places(_recorded_ranks(program, counts) or ranks, [[] for _ in program.groups], {}, of_group=of_group)
 
     def group(self, program: Program, one: _Communication, number: int, place: int) -> str | int:
         """Name of the group in which rank number `place` of a class runs a collective."""
@@ -127,7 +135,7 @@ class _Places:
         name = next((name for name in self.names[group] if rank in self.groups[name]), None)
         if name is not None:
             return name
-        if one.channel >= 0:
+        if one.channel >= 0 and self.of_group is None:
             members = tuple(self._at(c, place, program) for c in program.channels[one.channel].members)
         else:
             members = self._members(program, group, number, place)
@@ -158,7 +166,14 @@ class _Places:
         return self.ranks[number][place]
 
     def _members(self, program: Program, number: int, owner: int, place: int) -> tuple[int, ...]:
-        """Ranks of a group, as many apart as the group says; one wider than a class takes a rank of each."""
+        """Ranks of a group: those traced, or as many apart as the group says; one wider than a class takes a rank of
+        each.
+        """
+        if self.of_group is not None:
+            rank = self.ranks[owner][place]
+            if rank not in self.of_group[number]:
+                raise ForerunError(f"group {program.groups[number].axis!r}: no copy of it has rank {rank} in it")
+            return self.of_group[number][rank]
         group, ranks = program.groups[number], [rank for each in self.ranks for rank in each]
         span = group.inner * group.size
         if len(ranks) % span:
@@ -169,6 +184,15 @@ class _Places:
         at = sum(len(each) for each in self.ranks[:owner]) + place
         first = at // span * span + at % group.inner
         return tuple(ranks[first + k * group.inner] for k in range(group.size))
+
+
+def _recorded_ranks(program: Program, counts: list[int]) -> list[list[int]] | None:
+    """Ranks of each rank class where one of each was recorded in a run of this size."""
+    roles = program.meta.get("roles")
+    if not isinstance(roles, dict) or roles.get("world_size") != sum(counts):
+        return None
+    ranks = role_ranks(roles["ranks"], sum(counts))
+    return None if ranks is None or [len(one) for one in ranks] != counts else [list(one) for one in ranks]
 
 
 class _Columns:
@@ -216,7 +240,7 @@ class _Columns:
     def _add(self, op: int, stream: int, channel: int, data: frozenset[int], ctrl: frozenset[int]) -> frozenset[int]:
         """Append a node, or two for a hop of a ring; the rows that end it."""
         kind = OpKind(int(self._ops.kind[op]))
-        if kind == OpKind.P2P and channel < 0:
+        if kind == OpKind.P2P and channel < 0 and not self._ops.dims[op, 0]:
             # Both ways at once: on one stream the two would wait for each other round the ring.
             sent = self._node(op, NodeKind.SEND, stream, channel, data, ctrl)
             return frozenset({sent, self._node(op, NodeKind.RECV, stream + N_STREAMS, channel, data, ctrl)})

@@ -43,9 +43,9 @@ class Path:
         return re.sub(r"\*", lambda _: str(next(words)), self.text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """What a node is, apart from numbers in its module path. Nodes of equal layers are equal."""
+    """What a node is, apart from numbers in its module path. Nodes of equal layers are one and the same."""
 
     row: OpRow
     place: tuple[object, ...]
@@ -58,6 +58,10 @@ class Node:
     def loosely(self) -> tuple[object, ...]:
         """What is left of the node when its sizes don't count."""
         return (self.row[:3], self.row[7:9], self.place, tuple(stream for stream, _ in self.waits))
+
+
+Known = dict[tuple[object, ...], Node]
+"""every different node so far"""
 
 
 @dataclass(frozen=True)
@@ -80,20 +84,26 @@ class Described:
         return f"node {node} ({one.ops.name[one.op[node]]}{f' in {path}' if path else ''}{line})"
 
 
-def describe(roles: Roles, role: int, known: dict[Node, Node]) -> Described:
+def describe(roles: Roles, role: int, known: Known) -> Described:
     """Describe one recording of a run. Nodes that are equal to `known` ones are those; new ones are added."""
     one = _without_implied_waits(roles, role)
     rows, paths = op_rows(one.ops), [Path.of(path) for path in one.modules]
     path_of = [paths[k] for k in one.module.tolist()]
-    columns = (one.stream, one.phase, one.peer, one.sync, one.compiled)
-    places = list(zip(*(column.tolist() for column in columns), (path.text for path in path_of), strict=True))
+    columns = (one.op, one.stream, one.phase, one.peer, one.sync, one.compiled)
+    told = zip(*(column.tolist() for column in columns), (path.text for path in path_of), strict=True)
     allocates = _tensors_of_nodes(one, one.tensor_alloc)
     frees = _tensors_of_nodes(one, one.tensor_free)
     waits = relative_waits(one)
+    mine: dict[tuple[object, ...], Node] = {}
     nodes = []
-    for i, op in enumerate(one.op.tolist()):
-        node = Node(rows[op], places[i], waits[i], allocates.get(i, ()), frees.get(i, ()))
-        nodes.append(known.setdefault(node, node))
+    for i, (op, *place) in enumerate(told):
+        key = (op, *place, waits[i], allocates.get(i, ()), frees.get(i, ()))
+        if key not in mine:
+            parts = (rows[op], tuple(place), *key[-3:])
+            if parts not in known:
+                known[parts] = Node(rows[op], tuple(place), waits[i], allocates.get(i, ()), frees.get(i, ()))
+            mine[key] = known[parts]
+        nodes.append(mine[key])
     start = np.zeros(N_CATEGORIES, np.int64)
     there = one.tensor_alloc < 0
     np.add.at(start, one.tensor_category[there], one.tensor_bytes[there])

@@ -17,7 +17,7 @@ from forerun.errors import ForerunError
 from forerun.program.types import Program
 from forerun.trace.blocks import Module, unit_changes
 from forerun.trace.deepen import Deepening
-from forerun.trace.described import Described, Node, describe
+from forerun.trace.described import Described, Known, describe
 from forerun.trace.recording import Recording
 from forerun.trace.roles import Roles
 from forerun.trace.to_program import to_program
@@ -56,7 +56,7 @@ def _deep(shallow: Mapping[int, Sequence[Recording]], depth: int) -> tuple[list[
         raise ForerunError(
             "trace: recordings at different depths are of different ranks; record the same roles at each"
         )
-    known: dict[Node, Node] = {}
+    known: Known = {}
     described = [[describe(run, role, known) for run in runs] for role in range(len(runs[0]))]
     growing = [Deepening(three) for three in described]
     for number, told in enumerate(zip(*described, strict=True)):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from forerun.errors import ForerunError
 from forerun.program.groups import CommGroup
+from forerun.program.places import role_ranks
 from forerun.trace.recording import Recording
 
 _NO_NAMES = {"default", "default_pg", "undefined"}
@@ -90,34 +91,6 @@ class Roles:
         own = [one.rank for one in self.recordings]
         piped = any(set(own) <= set(ranks) and axis_of(name)[:2] == "pp" for name, ranks in self.recordings[0].groups)
         return [f"stage {role}" if piped else f"ranks like {rank}" for role, rank in enumerate(own)]
-
-
-def role_ranks(own: Sequence[int], world_size: int) -> tuple[tuple[int, ...], ...] | None:
-    """Ranks of each role, if shifted copies of the recorded ranks `own` fill a world of `world_size` exactly."""
-    tiles = tiles_of(own, world_size)
-    if len(tiles) * len(own) != world_size:
-        return None
-    return tuple(tuple(ranks) for ranks in zip(*tiles, strict=True))
-
-
-def tiles_of(members: Sequence[int], world_size: int) -> list[tuple[int, ...]]:
-    """Shifted copies of `members` that share no rank, from rank 0 upwards; what fits none is left out.
-
-    Every axis of a mesh, and every product of axes, fills its world with such copies.
-    """
-    start = min(members)
-    offsets = [rank - start for rank in members]
-    reach = max(offsets)
-    taken = bytearray(world_size)
-    tiles = []
-    for first in range(world_size - reach):
-        if not taken[first]:
-            tile = tuple(first + offset for offset in offsets)
-            if not any(taken[rank] for rank in tile):
-                tiles.append(tile)
-                for rank in tile:
-                    taken[rank] = 1
-    return tiles
 
 
 class Groups:

@@ -124,9 +124,10 @@ class _Ops:
         """Row of every node."""
         one = self._roles.recordings[role]
         peer = np.where(one.ops.kind[one.op] == OpKind.P2P, one.peer, -1)
-        columns = np.stack([one.op, one.compiled, peer]).astype(np.int64)
-        distinct, inverse = np.unique(columns, axis=1, return_inverse=True)
-        numbers = [self._add(role, op, compiled, peer) for op, compiled, peer in distinct.T.tolist()]
+        key = (peer.astype(np.int64) + 1) * 2 * len(one.ops) + 2 * one.op + one.compiled
+        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        columns = (one.op[first].tolist(), one.compiled[first].tolist(), peer[first].tolist())
+        numbers = [self._add(role, *each) for each in zip(*columns, strict=True)]
         return np.array(numbers, np.int32)[inverse.reshape(-1)]
 
     def _add(self, role: int, number: int, compiled: int, peer: int) -> int:
@@ -254,7 +255,7 @@ def _meta(roles: Roles, groups: Groups, compiled: list[int], notes: list[str]) -
         "tokens_per_step": int(tokens) * int(copies) if tokens and copies else None,
         "torch": str(first.get("torch") or ""),
         "group_ranks": groups.ranks,
-        "role_ranks": [one.rank for one in roles.recordings],
+        "roles": {"ranks": [one.rank for one in roles.recordings], "world_size": roles.world_size},
         "data_parallel": _numbers(roles, groups, "data_parallel"),
         "sharded": _numbers(roles, groups, "sharded"),
         "compiled_ops": compiled,

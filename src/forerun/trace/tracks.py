@@ -8,9 +8,7 @@ together. What the stream ordered across its tracks is kept by predecessors.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -79,7 +77,6 @@ class _Builder:
         one = self.recording
         self.kind = one.ops.kind[one.op]
         self.stream: list[int] = one.stream.tolist()
-        self.waits = _rows(one.wait_ptr, one.wait)
         self._lanes = self._collective_lanes()
         self._numbers: dict[tuple[object, ...], int] = {}
         self._own: list[Track] = []
@@ -98,7 +95,8 @@ class _Builder:
         used, dense = np.unique(np.concatenate([[0], number]), return_inverse=True)
         track: I32 = dense.reshape(-1)[1:].astype(np.int32)
         extra = self._stream_order(track, set(one.stream[moved].tolist()))
-        ptr, pred = _csr([sorted({*wait, *extra.get(i, ())}) for i, wait in enumerate(self.waits)])
+        waiter = np.repeat(np.arange(len(one)), np.diff(one.wait_ptr))
+        ptr, pred = _csr(len(one), waiter * len(one) + one.wait, extra)
         known = {k: self._own[n - first] for k, n in enumerate(used.tolist()) if n >= first}
         return Tracks(track, self._purposes(track, len(used), known, ptr, pred), ptr, pred)
 
@@ -146,34 +144,41 @@ class _Builder:
 
     # -- order inside a stream ---------------------------------------------------------------------------------
 
-    def _stream_order(self, track: I32, streams: set[int]) -> dict[int, tuple[int, ...]]:
-        """Predecessors that the order of `streams`, which have several tracks, stands for; by node.
+    def _stream_order(self, track: I32, streams: set[int]) -> I64:
+        """Predecessors that the order of `streams`, which have several tracks, stands for: waiter x N + node."""
+        out = [np.zeros(0, np.int64)]
+        for number in streams:
+            nodes = np.flatnonzero(self.recording.stream == number)
+            if (self.kind[nodes] == OpKind.P2P).any():
+                out.append(np.array(self._batch_order(nodes, track[nodes].tolist()), np.int64))
+            else:
+                turns = np.flatnonzero(np.diff(track[nodes]))
+                out.append(nodes[turns + 1] * len(track) + nodes[turns])
+        return np.concatenate(out)
+
+    def _batch_order(self, nodes: I64, tracks: list[int]) -> list[int]:
+        """The order of one stream that has messages.
 
         Neighbours in issue order that are messages of one stream are a batch: they run together, and each waits for
         what the batch was told to wait for so far.
         """
-        out: dict[int, tuple[int, ...]] = {}
-        of: list[int] = track.tolist()
-        for number in streams:
-            nodes = np.flatnonzero(self.recording.stream == number)
-            is_message = (self.kind[nodes] == OpKind.P2P).tolist()
-            waited_for: dict[int, int] = {}
-            """last node of each track in the batch or node before"""
-            batch: dict[int, int] = {}
-            waits: list[int] = []
-            last = -2
-            for node, message in zip(nodes.tolist(), is_message, strict=True):
-                goes_on = message and last == node - 1 and not self.recording.sync[last]
-                goes_on = goes_on and self.kind[last] == OpKind.P2P
-                if not goes_on:
-                    waited_for, batch, waits = batch, {}, []
-                before = [p for t, p in waited_for.items() if t != of[node]]
-                if before or waits:
-                    out[node] = (*before, *waits)
-                if message:
-                    waits += self.waits[node]
-                batch[of[node]] = node
-                last = node
+        one, n = self.recording, len(self.recording)
+        out: list[int] = []
+        waited_for: dict[int, int] = {}
+        """last node of each track in the batch or node before"""
+        batch: dict[int, int] = {}
+        waits: list[int] = []
+        last, joins = -2, False
+        is_message = (self.kind[nodes] == OpKind.P2P).tolist()
+        for node, track, message in zip(nodes.tolist(), tracks, is_message, strict=True):
+            if not (message and joins and last == node - 1):
+                waited_for, batch, waits = batch, {}, []
+            out += [node * n + p for t, p in waited_for.items() if t != track]
+            out += [node * n + p for p in waits]
+            if message:
+                waits += one.wait[one.wait_ptr[node] : one.wait_ptr[node + 1]].tolist()
+            batch[track] = node
+            last, joins = node, message and not one.sync[node]
         return out
 
     # -- purposes ----------------------------------------------------------------------------------------------
@@ -205,13 +210,9 @@ class _Builder:
         return Track(Stream.COPY) if (self.kind[nodes] == OpKind.HOST_COPY).any() else None
 
 
-def _rows(ptr: I64, values: I32) -> list[list[int]]:
-    flat, ends = values.tolist(), ptr.tolist()
-    return [flat[a:b] for a, b in pairwise(ends)]
-
-
-def _csr(rows: Sequence[Sequence[int]]) -> tuple[I64, I32]:
-    """CSR pointer and values of `rows`."""
-    ptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(row) for row in rows], out=ptr[1:])
-    return ptr, np.array([value for row in rows for value in row], np.int32)
+def _csr(n: int, *pairs: I64) -> tuple[I64, I32]:
+    """CSR pointer and values of `pairs` (node x n + value), each once."""
+    distinct = np.unique(np.concatenate(pairs))
+    ptr = np.zeros(n + 1, np.int64)
+    np.cumsum(np.bincount(distinct // n, minlength=n), out=ptr[1:])
+    return ptr, (distinct % n).astype(np.int32)

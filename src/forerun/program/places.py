@@ -1,0 +1,36 @@
+"""Which global ranks play which part: copies of a few ranks that fill a world."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def tiles_of(members: Sequence[int], world_size: int) -> list[tuple[int, ...]]:
+    """Shifted copies of the ranks `members` that share none, from rank 0 upwards; what fits none is left out.
+
+    Every axis of a mesh, and every product of axes, fills its world with such copies.
+    """
+    start, reach = min(members), max(members) - min(members)
+    offsets = [rank - start for rank in members]
+    taken = bytearray(world_size)
+    tiles = []
+    for first in range(world_size - reach):
+        if taken[first]:
+            continue
+        tile = tuple(first + offset for offset in offsets)
+        if not any(taken[rank] for rank in tile):
+            tiles.append(tile)
+            for rank in tile:
+                taken[rank] = 1
+    return tiles
+
+
+def role_ranks(own: Sequence[int], world_size: int) -> tuple[tuple[int, ...], ...] | None:
+    """Ranks of each role, where copies of one rank of each, `own`, fill a world of `world_size` exactly.
+
+    Ranks at the same place of their roles belong together: they are one pipeline.
+    """
+    tiles = tiles_of(own, world_size)
+    if len(tiles) * len(own) != world_size:
+        return None
+    return tuple(zip(*tiles, strict=True))
