@@ -100,7 +100,7 @@ def send_object_list(
     peer = c10d._canonicalize_group_rank(group, dst, group_dst)
     c10d._check_not_self_rank(group, peer, "destination")
     data = pickle.dumps(list(object_list))
-    _record_message(True, group, peer, len(object_list), len(data), device)
+    _record_message(True, group, peer, (len(object_list), len(data)), device, use_batch)
     mailbox = Transport.mailbox
     if mailbox is None:
         raise ForerunError(no_peer("send_object_list", group.ranks[peer]))
@@ -125,7 +125,7 @@ def recv_object_list(
     if mailbox is None:
         raise ForerunError(no_peer("recv_object_list", group.ranks[peer]))
     data = mailbox.receive(group.ranks[peer], "objects/" + group.next_key(False, peer, _OBJECTS))
-    _record_message(False, group, peer, len(object_list), len(data), device)
+    _record_message(False, group, peer, (len(object_list), len(data)), device, use_batch)
     object_list[:] = pickle.loads(data)
     return int(group.ranks[peer])
 
@@ -166,12 +166,13 @@ def _record(group: Any, name: str, kind: Collective, sizes: int, nbytes: int, de
         recorder.host_waits(group.record(name, kind, amount, dtype, False))
 
 
-def _record_message(sends: bool, group: Any, peer: int, count: int, nbytes: int, device: Any) -> None:
+def _record_message(sends: bool, group: Any, peer: int, sizes: tuple[int, int], device: Any, batched: bool) -> None:
     if not _on_device(group, device):
         return
+    count, nbytes = sizes
     recorder = Transport.recorder
     for amount, dtype in ((count * _SIZE_BYTES, "int64"), (nbytes, "uint8")):
-        event = group.transfer(sends, amount, dtype, peer)
+        event = group.transfer(sends, amount, dtype, peer, batched)
         recorder.wait_event(event)
         if not sends:
             recorder.host_waits(event)
