@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,18 +21,26 @@ from torch.utils.data import DataLoader
 
 from forerun.trace.inside.mode import VirtualMode
 from forerun.trace.inside.recorder import Recorder
+from forerun.trace.inside.values import share_value
+
+_FIRST_ADDRESS = 1 << 44
+_BLOCK_BYTES = 512
+"""what the caching allocator aligns to"""
 
 
 def install(mode: VirtualMode, recorder: Recorder) -> None:
     """Apply all patches."""
     _fake_parameters(mode)
     _swap_without_weakrefs()
+    _data_of_another_device()
     _multi_tensor_kernels()
     _storages(recorder)
+    _addresses()
     _quiet_propagation(recorder)
     _data_loaders()
     _initialisation()
     _values(mode)
+    _absent_operators(recorder)
 
 
 def _fake_parameters(mode: VirtualMode) -> None:
@@ -61,6 +70,19 @@ def _swap(one: Any, other: Any) -> None:
     torch._C._swap_tensor_impl(one, other)
 
 
+def _data_of_another_device() -> None:
+    """`tensor.data = other` gives a fake the other's storage, but leaves it on its own device."""
+    plain: Any = torch.Tensor.data
+
+    def data(self: Any, other: Any) -> None:
+        plain.__set__(self, other)
+        if isinstance(other, FakeTensor):
+            self.fake_device = other.fake_device
+            share_value(self, other)
+
+    FakeTensor.data = property(plain.__get__, data)  # type: ignore[assignment]
+
+
 def _multi_tensor_kernels() -> None:
     """Optimizers take the slow loop for tensor types that they don't know."""
     for types in (torch_optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
@@ -79,6 +101,32 @@ def _storages(recorder: Recorder) -> None:
         return answer
 
     torch.UntypedStorage.resize_ = resize_
+
+
+def _addresses() -> None:
+    """Fakes are all at address 0, and programs tell tensors by their address: tied weights, what an optimizer holds."""
+    plain: Any = torch.UntypedStorage.data_ptr
+    known: dict[int, tuple[int, Any]] = {}
+    following = _FIRST_ADDRESS
+
+    def of_storage(storage: Any) -> int:
+        nonlocal following
+        if storage.device.type != "meta":  # what fakes are made of
+            return int(plain(storage))
+        if not storage.nbytes():
+            return 0
+        key = storage._cdata
+        if key not in known:
+            known[key] = following, weakref.ref(storage, lambda _: known.pop(key, None))
+            following += -(-storage.nbytes() // _BLOCK_BYTES) * _BLOCK_BYTES
+        return known[key][0]
+
+    def of_tensor(tensor: Any) -> int:
+        address = of_storage(tensor.untyped_storage())
+        return address + tensor.storage_offset() * tensor.element_size() if address else 0
+
+    torch.UntypedStorage.data_ptr = of_storage
+    FakeTensor.data_ptr = of_tensor  # type: ignore[method-assign]
 
 
 def _quiet_propagation(recorder: Recorder) -> None:
@@ -129,6 +177,24 @@ def _initialisation() -> None:
         return tensor
 
     torch.nn.init.trunc_normal_ = trunc_normal_
+
+
+def _absent_operators(recorder: Recorder) -> None:
+    """A package built for CUDA can't load its compiled part without a GPU's libraries, and then describes the fakes of
+    operators that are not there (`operator torchvision::nms does not exist`). Only calling them is an error here."""
+    register = torch.library.Library._register_fake
+
+    @functools.wraps(register)
+    def register_fake(self: Any, op_name: str, fn: Any, _stacklevel: int = 1, **settings: Any) -> Any:
+        try:
+            return register(self, op_name, fn, _stacklevel + 1, **settings)
+        except RuntimeError as error:
+            if "does not exist" not in str(error):
+                raise
+            recorder.note(f"{self.ns}::{op_name} is not there: the compiled part of its package could not be loaded")
+            return None
+
+    torch.library.Library._register_fake = register_fake
 
 
 def _values(mode: VirtualMode) -> None:

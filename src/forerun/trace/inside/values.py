@@ -49,6 +49,15 @@ def set_value(tensor: torch.Tensor, value: torch.Tensor, holds: list[bool] | Non
         tensor._forerun_known = _Known(value, [True] if holds is None else holds)
 
 
+def share_value(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Let fake `tensor` hold what fake `other` does: they have one storage."""
+    known = other.__dict__.get("_forerun_known")
+    if known is None:
+        tensor.__dict__.pop("_forerun_known", None)
+    else:
+        tensor._forerun_known = known  # type: ignore[attr-defined]
+
+
 def _small(tensor: torch.Tensor) -> bool:
     most = _MOST_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _MOST_INTEGERS
     return tensor.numel() <= most and tensor.layout == torch.strided

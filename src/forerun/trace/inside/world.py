@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import traceback
 from typing import Any
 
@@ -21,6 +22,7 @@ from forerun.trace.inside.values import Oracle, known_value, set_value
 from forerun.trace.job import Failure, Job
 from forerun.trace.recording import save_recording
 
+_HERE = os.path.dirname(__file__)
 SUPPORTED = ("2.13",)
 """versions of torch whose internals the patches were tested with"""
 
@@ -107,15 +109,17 @@ class World:
 
     def _failure(self, error: BaseException) -> Failure:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if _users(f.filename)]
+        own = [f for f in frames if _users(f.filename)] or [f for f in frames if not f.filename.startswith("<")][-1:]
         line = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
         text = "".join(traceback.format_exception(error))
         return Failure(f"{type(error).__name__}: {error}", self.mode.last_operation(), line, text)
 
 
 def _users(filename: str) -> bool:
-    packages = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
-    return not filename.startswith(packages) and not filename.startswith("<")
+    """Whether a file is the user's own: not of Python, of an installed package, or of the tracer."""
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    installed = [os.path.join(path, "") for path in (*paths, os.path.dirname(os.path.dirname(_HERE)))]
+    return not filename.startswith((*installed, "<")) and "site-packages" not in filename
 
 
 def leave(code: int) -> None:
