@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": "Find the fastest parallelism plan that fits.",
     "predict": "Predict one plan: time, memory, where both go.",
     "simulate": "Run a saved program: kernels, streams and modules by time.",
+    "trace": "Record a real PyTorch training step without a GPU.",
     "validate": "Compare predictions with published measurements.",
     "models": "List the model presets.",
     "clusters": "List the cluster presets.",
