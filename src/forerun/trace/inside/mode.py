@@ -8,6 +8,7 @@ and bookkeeping run as they would.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -24,9 +25,17 @@ _LARGEST_REAL = 1 << 16
 """elements of a tensor that a program makes on the CPU and that is real"""
 _DEVICE = torch.ops.prim.device.default
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _COPIES = (aten._to_copy.default, aten.copy_.default)
 Handler = Callable[..., tuple[bool, Any]]
+
+
+class _Fakes(FakeTensorMode):
+    """Fakes that carry no constants of torch's own, which would be computed on a device that has no kernels."""
+
+    def may_turn_const(self, t: torch.Tensor) -> bool:
+        return False
 
 
 class VirtualMode(TorchDispatchMode):
@@ -43,7 +52,7 @@ class VirtualMode(TorchDispatchMode):
         super().__init__()
         FakeTensorMode.avoid_device_init = property(lambda _: True)
         torch._C._set_only_lift_cpu_tensors(True)
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
+        self.fake = _Fakes(allow_non_fake_inputs=True, static_shapes=True)
         self.recorder, self.oracle, self._communication = recorder, oracle, communication
         self._last: Any = None
 
@@ -75,6 +84,9 @@ class VirtualMode(TorchDispatchMode):
 
     def _on_fakes(self, func: Any, types: Any, tensors: Any, args: Any, kwargs: Any) -> Any:
         self._last = func
+        if _is_composite(func):  # torch takes it apart itself, unless autograd's keys are switched off
+            with self:
+                return func.decompose(*args, **kwargs)
         if func is aten._local_scalar_dense.default:
             return self._scalar(func, args, kwargs)
         handled, out = self._communication(func, args, kwargs, self.recorder)
@@ -190,6 +202,11 @@ class VirtualMode(TorchDispatchMode):
         fake: torch.Tensor = self.fake.from_tensor(tensor, static_shapes=True)
         set_value(fake, tensor)
         return fake
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    return isinstance(func, torch._ops.OpOverload) and func.has_kernel_for_dispatch_key(_COMPOSITE)
 
 
 def _writes_first(func: Any) -> bool:
