@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -58,16 +58,7 @@ def _fake_parameters(mode: VirtualMode) -> None:
 
 def _swap_without_weakrefs() -> None:
     """`_apply(): Couldn't swap Linear.weight`: the fake mode keeps weak references to what it made."""
-    torch.utils.swap_tensors = _swap
-    for module in list(sys.modules.values()):
-        if getattr(module, "swap_tensors", None) is not None and module.__name__.startswith("torch."):
-            module.swap_tensors = _swap  # type: ignore[attr-defined]
-
-
-def _swap(one: Any, other: Any) -> None:
-    one.__class__, other.__class__ = other.__class__, one.__class__
-    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
-    torch._C._swap_tensor_impl(one, other)
+    torch.utils.weakref = SimpleNamespace(getweakrefs=lambda _: [])
 
 
 def _data_of_another_device() -> None:
