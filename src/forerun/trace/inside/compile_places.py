@@ -26,7 +26,7 @@ class Places:
     def of(self, steps: Sequence[Sequence[Node]]) -> GraphPlaces:
         """The places of the steps of a graph that is compiled now."""
         index = {str(id(module)): number for module, number in self._modules._index.items()}
-        paths = [next(filter(None, (self._path(node, index) for node in nodes)), "") for nodes in steps]
+        paths = [next(filter(None, (self._path(node, index) for node in reversed(nodes))), "") for nodes in steps]
         return GraphPlaces(self._modules, paths)
 
     def _path(self, node: Node, index: dict[str, int]) -> str:
