@@ -236,3 +236,27 @@ def test_tables_add_up():
     assert {row.name.split(".")[0] for row in deeper} == {row.name for row in modules}
     products = {row.name: row for row in kernels}["head"]
     assert (products.kind, products.count) == ("gemm", 1)
+
+
+# -- traces ------------------------------------------------------------------------------------------------------------
+
+
+def gathered(stream, **meta) -> Program:
+    """A copy and a gather on `stream`, which a product waits for."""
+    ops, block = OpTableBuilder(), BlockBuilder()
+    copy = block.node(ops.memory("copy_in", 1e6, 1e6), stream)
+    gather = block.node(ops.collective("gather", Collective.ALL_GATHER, 0, 1e9), stream, after=(copy,))
+    block.node(ops.gemm("product", 1024, 1024, 1024), after=(gather,))
+    step = np.zeros(1, np.int32)
+    rank = RankClass("rank", 8, step, step, step, np.zeros(N_CATEGORIES, np.int64))
+    return Program(ops.build(), (block.build("layer"),), (rank,), (CommGroup("dp", 8, 1, 8),), (), ("all",), meta)
+
+
+@pytest.mark.parametrize("stream", [Stream.GATHER, Stream.PP_SEND_BACK, Stream.TP])
+def test_a_data_parallel_collective_counts_as_such_on_any_stream(stream):
+    prediction = predict_program(gathered(stream, data_parallel=[0]), H100).prediction
+    assert prediction.bottleneck == "exposed_data_parallel"
+
+
+def test_without_knowing_its_groups_a_collective_counts_by_its_stream():
+    assert predict_program(gathered(Stream.TP), H100).prediction.bottleneck == "exposed_tensor_parallel"

@@ -113,6 +113,13 @@ def test_compiled_ops_stay_compiled_where_they_are_told_apart():
     assert used & set(compiled)
 
 
+def test_the_ranks_of_roles_move_with_the_mesh():
+    plan = plan_of(dp_shard=4, pp=2, n_microbatches=2)
+    program = program_of(plan, roles={"ranks": [0, 4], "world_size": 8})
+    grown = scaled(program, 32, H100.node_size)
+    assert grown.meta["roles"] == {"ranks": [0, 16], "world_size": 32}
+
+
 @pytest.mark.parametrize(
     ("program", "n_gpus", "message"),
     [
@@ -127,6 +134,7 @@ def test_compiled_ops_stay_compiled_where_they_are_told_apart():
         (program_of(plan_of(dp_shard=8), group_ranks=[[0]]), 16, "meta 'group_ranks'"),
         (program_of(plan_of(dp_shard=8), notes="guess"), 16, "meta 'notes'"),
         (program_of(plan_of(dp_shard=8), name=3), 16, "meta 'name'"),
+        (program_of(plan_of(dp_shard=8), roles={"ranks": [0, 1]}), 16, "meta 'roles'"),
     ],
 )
 def test_what_can_not_be_scaled_says_why(program, n_gpus, message):

@@ -12,7 +12,8 @@ import numpy as np
 
 from forerun.engine.simulate import Timeline
 from forerun.jit import njit
-from forerun.program.types import F64, I8, I32, I64, FlatProgram, OpKind, OpTable, Stream
+from forerun.program.origin import Origin
+from forerun.program.types import F64, I8, I32, I64, FlatProgram, OpKind, Program, Stream
 
 
 class Cause(IntEnum):
@@ -54,16 +55,18 @@ for _stream, _cause in (
     (Stream.COPY, Cause.EXPOSED_HOST_COPY),
 ):
     _STREAM_CAUSE[_stream] = _cause
+_PIPELINE_STREAMS = np.flatnonzero(_STREAM_CAUSE == Cause.EXPOSED_PIPELINE_TRANSFER)
 
 
 def breakdown_ps(
-    flat: FlatProgram, ops: OpTable, timeline: Timeline, split_ps: I64 | None = None, alone: bool = False
+    flat: FlatProgram, program: Program, timeline: Timeline, split_ps: I64 | None = None, alone: bool = False
 ) -> I64:
     """Picoseconds by rank class and Cause, (n_classes, N_CAUSES); every row sums to the end of the step.
 
-    `split_ps` (n_ops, N_CAUSES) divides ops that stand for several. With `alone` every class is a program of its own:
-    rows sum to the end of their class.
+    `flat` and `timeline` are of `program`. `split_ps` (n_ops, N_CAUSES) divides ops that stand for several. With
+    `alone` every class is a program of its own: rows sum to the end of their class.
     """
+    ops = program.ops
     kinds = np.full(len(ops), int(Cause.MEMORY_BOUND), np.int64)
     kinds[ops.kind == OpKind.GEMM] = Cause.MATMUL
     kinds[ops.kind == OpKind.ATTENTION] = Cause.ATTENTION
@@ -80,10 +83,26 @@ def breakdown_ps(
         timeline.end_ps,
         timeline.issue_end_ps,
         kinds,
-        _STREAM_CAUSE,
+        _exposed_causes(program),
         np.zeros((len(ops), N_CAUSES), np.int64) if split_ps is None else split_ps,
         -1 if alone else timeline.end_of_step_ps,
     )
+
+
+def _exposed_causes(program: Program) -> I64:
+    """What waiting for each op on each stream is, (n_ops, n_streams).
+
+    Streams are for one purpose each, except in traces, which have more streams than purposes: there a collective over a
+    data-parallel group counts as such wherever it runs, and so do the kernels around it on the lanes that pipelines use.
+    """
+    causes = np.tile(_STREAM_CAUSE, (len(program.ops), 1))
+    parallel = Origin.of(program).data_parallel
+    if parallel:
+        ops = program.ops
+        causes[np.isin(ops.group, parallel) & (ops.kind == OpKind.COLLECTIVE)] = Cause.EXPOSED_DATA_PARALLEL
+        kernels = np.flatnonzero(ops.kind <= OpKind.MEMORY)
+        causes[np.ix_(kernels, _PIPELINE_STREAMS)] = Cause.EXPOSED_DATA_PARALLEL
+    return causes
 
 
 @njit
@@ -117,7 +136,7 @@ def _breakdown(
                 for e in range(pred_ptr[i], pred_ptr[i + 1]):
                     p = pred[e]
                     if stream[p] != 0 and end[p] > now and end[p] >= waited:
-                        cause, waited, blocker = stream_cause[stream[p]], end[p], p
+                        cause, waited, blocker = stream_cause[op[p], stream[p]], end[p], p
                 if blocker >= 0 and meeting[blocker] >= 0:  # only the transfer itself is communication
                     moving = min(gap, end[blocker] - max(now, start[blocker]))
                     out[c, cause] += moving

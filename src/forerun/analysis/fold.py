@@ -144,7 +144,7 @@ def _closed_blocks(program: Program, costs: StepCosts, numbers: list[int]) -> di
     flat = unfold(alone)
     free = np.zeros_like(costs.issue_ps)
     timeline = simulate(flat, costs.duration_ps, free, costs.slow_compute, costs.slow_network, costs.network_op)
-    split = breakdown_ps(flat, program.ops, timeline, alone=True)
+    split = breakdown_ps(flat, program, timeline, alone=True)
     out = {}
     for i, number in enumerate(numbers):
         nodes = slice(int(flat.class_ptr[i]), int(flat.class_ptr[i + 1]))

@@ -123,7 +123,7 @@ def simulate_program(
         flat, costs.duration_ps, costs.issue_ps, costs.slow_compute, costs.slow_network, costs.network_op
     )
     memory = memory_need(program, cluster)
-    seconds = breakdown_ps(flat, reduced.program.ops, timeline, reduced.split_ps) / PS_PER_S
+    seconds = breakdown_ps(flat, reduced.program, timeline, reduced.split_ps) / PS_PER_S
     prediction = _read(subject, cluster, program, reduced, flat, timeline, seconds, memory, network, missing)
     slowest = _busiest(seconds)
     return Simulation(reduced.program, flat, costs, timeline, memory.profiles, prediction, subject, slowest)

@@ -22,6 +22,8 @@ class Origin:
     """over all ranks"""
     group_ranks: tuple[tuple[int, ...], ...] | None
     """global ranks of one group for each entry of Program.groups"""
+    roles: tuple[int, ...] | None
+    """a global rank of each rank class; copies of these fill the world"""
     data_parallel: tuple[int, ...] | None
     """entries of Program.groups over which data parallelism runs"""
     sharded: tuple[int, ...]
@@ -43,6 +45,7 @@ class Origin:
             world_size=read.count("world_size") or ranks,
             tokens_per_step=read.count("tokens_per_step"),
             group_ranks=read.group_ranks(n_groups),
+            roles=read.roles(len(program.rank_classes)),
             data_parallel=read.numbers("data_parallel", n_groups),
             sharded=read.numbers("sharded", n_groups) or (),
             compiled_ops=read.numbers("compiled_ops", len(program.ops)) or (),
@@ -86,6 +89,15 @@ class _Reader:
         if not isinstance(value, list) or not all(isinstance(line, str) for line in value):
             raise self._wrong(key, "a list of texts")
         return tuple(value)
+
+    def roles(self, n_classes: int) -> tuple[int, ...] | None:
+        value = self._meta.get("roles")
+        if value is None:
+            return None
+        ranks = value.get("ranks") if isinstance(value, dict) else None
+        if not isinstance(ranks, list) or len(ranks) != n_classes or not all(_whole(r) and r >= 0 for r in ranks):
+            raise self._wrong("roles", f"ranks of {n_classes} rank classes")
+        return tuple(ranks)
 
     def group_ranks(self, n_groups: int) -> tuple[tuple[int, ...], ...] | None:
         key = "group_ranks"

@@ -63,6 +63,9 @@ def scaled(program: Program, n_ranks: int, node_size: int) -> Program:
     meta: dict[str, object] = {**program.meta, "world_size": n_ranks}
     if origin.group_ranks is not None:
         meta["group_ranks"] = [list(one) for one in moved]
+    if origin.roles is not None:
+        own = [axis.rank(inside, along % axis.to, outer) for inside, along, outer in map(axis.place, origin.roles)]
+        meta["roles"] = {"ranks": own, "world_size": n_ranks}
     if origin.tokens_per_step is not None:
         meta["tokens_per_step"] = max(1, round(origin.tokens_per_step * axis.to / axis.size))
     out = replace(
