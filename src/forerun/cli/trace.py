@@ -84,7 +84,7 @@ def trace(
         if output is None:
             raise ForerunError("--plans needs a folder for the Programs: -o DIR")
         configurations = read_configurations(plans, job)
-        with progress_bar("tracing", len(configurations)) as advance:
+        with progress_bar("tracing") as advance:
             failed = trace_all(configurations, output, limits, workers, advance)
         for name, reason in failed:
             console().print(f"{name}: {reason}", soft_wrap=True)

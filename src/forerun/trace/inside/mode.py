@@ -50,7 +50,7 @@ class VirtualMode(TorchDispatchMode):
     def __init__(self, recorder: Recorder, oracle: Oracle, communication: Handler) -> None:
         """`communication(func, args, kwargs, recorder)` answers collectives that arrive as operations."""
         super().__init__()
-        FakeTensorMode.avoid_device_init = property(lambda _: True)
+        setattr(FakeTensorMode, "avoid_device_init", property(lambda _: True))
         torch._C._set_only_lift_cpu_tensors(True)
         self.fake = _Fakes(allow_non_fake_inputs=True, static_shapes=True)
         self.recorder, self.oracle, self._communication = recorder, oracle, communication
