@@ -21,16 +21,19 @@ if TYPE_CHECKING:
         predict_program,
         search,
         simulate,
+        trace,
+        trace_module,
     )
     from forerun.cluster.types import Cluster
     from forerun.errors import ForerunError, ImpossiblePlan, UnknownName
     from forerun.model.spec import ModelSpec
     from forerun.plan.plan import Plan
 
-# The room `search` and the function of that name share one attribute. The room is imported here, once, and its name
-# taken off again, so that no later import of one of its modules puts it over the function.
-import_module("forerun.search")
-globals().pop("search", None)
+# The rooms `search` and `trace` and the functions of these names share their attributes. The rooms are imported here,
+# once, and their names taken off again, so that no later import of one of their modules puts it over the function.
+for _room in ("search", "trace"):
+    import_module(f"forerun.{_room}")
+    globals().pop(_room, None)
 
 __version__ = metadata.version("forerun")
 
@@ -39,6 +42,8 @@ _HOMES = {
     "search": "forerun.api",
     "simulate": "forerun.api",
     "predict_program": "forerun.api",
+    "trace": "forerun.api",
+    "trace_module": "forerun.api",
     "load_program": "forerun.api",
     "load_measured": "forerun.api",
     "load_model": "forerun.api",
@@ -67,6 +72,8 @@ __all__ = [
     "predict_program",
     "search",
     "simulate",
+    "trace",
+    "trace_module",
 ]
 
 

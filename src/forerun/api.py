@@ -22,6 +22,8 @@ from forerun.plan.plan import Plan
 from forerun.program.types import Program
 from forerun.search.result import SearchResult
 from forerun.search.search import search as _search
+from forerun.trace.module import trace_module
+from forerun.trace.record import trace_call as trace
 
 __all__ = [
     "load_cluster",
@@ -33,6 +35,8 @@ __all__ = [
     "predict_program",
     "search",
     "simulate",
+    "trace",
+    "trace_module",
 ]
 
 
