@@ -93,6 +93,23 @@ def test_a_part_of_what_earlier_blocks_left_can_be_freed():
     assert levels(written(simulation)["device_traces"][0])[-1] == 500
 
 
+def test_what_earlier_blocks_left_is_not_what_this_block_makes():
+    ops, block = OpTableBuilder(), BlockBuilder()
+    block.node(ops.memory("copy", 1e3, 1e3))
+    block.node(ops.memory("copy", 1e3, 1e3))
+    block.tensor(1000, Category.ACTIVATION, 0, 1)
+    block.tensor(1000, Category.ACTIVATION, -1, 0)  # as large as the one that the block makes
+    steps = np.zeros(1, np.int32)
+    resident = np.zeros(N_CATEGORIES, np.int64)
+    resident[Category.ACTIVATION] = 1000
+    program = Program(
+        ops.build(), (block.build("only"),), (RankClass("rank", 1, steps, steps, steps, resident),), (), (), ("all",)
+    )
+    simulation = predict_program(program, H100, whole_timeline=True)
+    found = levels(written(simulation)["device_traces"][0])
+    assert (found.max(), found[-1]) == (2000, 0)
+
+
 def test_pytorch_reads_the_file(tmp_path):
     viz = pytest.importorskip("torch.cuda._memory_viz")
     simulation = simulated(plan_of(dp_shard=8))

@@ -92,8 +92,8 @@ def breakdown_ps(
 def _exposed_causes(program: Program) -> I64:
     """What waiting for each op on each stream is, (n_ops, n_streams).
 
-    Streams are for one purpose each, except in traces, which have more streams than purposes: there a collective over a
-    data-parallel group counts as such wherever it runs, and so do the kernels around it on the lanes that pipelines use.
+    Streams are for one purpose each, except in traces, which have more streams than purposes: there a collective over
+    a data-parallel group counts as such wherever it runs, and so do kernels on the lanes that pipelines use.
     """
     causes = np.tile(_STREAM_CAUSE, (len(program.ops), 1))
     parallel = Origin.of(program).data_parallel

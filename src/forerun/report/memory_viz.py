@@ -45,7 +45,7 @@ def snapshot(program: Program, flat: FlatProgram, timeline: Timeline, rank_class
     cls = program.rank_classes[rank_class]
     for category in Category:
         if cls.resident_bytes[category]:
-            rank.alloc(int(cls.resident_bytes[category]), category, "lives through the step", cls.name, 0)
+            rank.leave(rank.alloc(int(cls.resident_bytes[category]), category, "lives through the step", cls.name, 0))
     node = int(flat.class_ptr[rank_class])
     for step, number in enumerate(cls.block.tolist()):
         block = program.blocks[number]
@@ -90,6 +90,8 @@ def _step(rank: _Rank, program: Program, block: Block, times_us: list[int], wher
             else:
                 category = Category(int(block.tensor_category[tensor]))
                 rank.free_bytes(int(block.tensor_bytes[tensor]), category, now_us)
+    for live in mine.values():
+        rank.leave(live)
 
 
 @dataclass(eq=False, slots=True)
@@ -108,7 +110,10 @@ class _Rank:
 
     events: list[Event] = field(default_factory=list)
     now_us: int = 0
-    _live: dict[Category, list[_Live]] = field(default_factory=lambda: {category: [] for category in Category})
+    _live: dict[int, _Live] = field(default_factory=dict)
+    """by address"""
+    _left: dict[Category, list[_Live]] = field(default_factory=lambda: {category: [] for category in Category})
+    """what earlier blocks left, the oldest first"""
     _gaps: list[tuple[int, int]] = field(default_factory=list)
     """(address, bytes) of free memory below the top, by address; no two touch"""
     _top: int = _BASE
@@ -120,36 +125,42 @@ class _Rank:
             {"filename": where, "line": 0, "name": category.name.lower()},
         ]
         live = _Live(self._find(_rounded(size)), size, category, frames)
-        self._live[category].append(live)
+        self._live[live.address] = live
         self._event("alloc", live, now_us)
         return live
 
     def free(self, live: _Live, now_us: int) -> None:
         """Free a tensor."""
-        self._live[live.category].remove(live)
+        del self._live[live.address]
         self._event("free_requested", live, now_us)
         self._event("free_completed", live, now_us)
         self._give_back(live.address, _rounded(live.size))
 
+    def leave(self, live: _Live) -> None:
+        """Note that a tensor outlives its block."""
+        self._left[live.category].append(live)
+
     def free_bytes(self, size: int, category: Category, now_us: int) -> None:
         """Free so many bytes that earlier blocks left: a tensor of this size, the newest, or else the oldest ones."""
-        same = next((live for live in reversed(self._live[category]) if live.size == size), None)
+        left = self._left[category]
+        same = next((live for live in reversed(left) if live.size == size), None)
         if same is not None:
+            left.remove(same)
             self.free(same, now_us)
             return
-        while size > 0 and self._live[category]:
-            oldest = self._live[category][0]
+        while size > 0 and left:
+            oldest = left.pop(0)
             self.free(oldest, now_us)
             if oldest.size > size:  # a part of it goes
-                frame = oldest.frames[0]
-                self.alloc(oldest.size - size, category, frame["name"], oldest.frames[1]["filename"], now_us)
+                op, where = oldest.frames[0]["name"], oldest.frames[1]["filename"]
+                left.insert(0, self.alloc(oldest.size - size, category, op, where, now_us))
             size -= oldest.size
 
     def segment(self) -> dict[str, Any]:
         """The one segment, as it is at the end of the step."""
         blocks: list[dict[str, Any]] = []
         pieces: list[tuple[int, int, _Live | None]] = [(address, size, None) for address, size in self._gaps]
-        pieces += [(live.address, _rounded(live.size), live) for each in self._live.values() for live in each]
+        pieces += [(address, _rounded(live.size), live) for address, live in self._live.items()]
         for address, size, live in sorted(pieces, key=lambda piece: piece[0]):
             blocks.append(
                 {
