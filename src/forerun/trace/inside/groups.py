@@ -11,11 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import device_mesh
 from torch.distributed._mesh_layout import _MeshLayout
-from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
 from forerun.trace.inside.cuda_module import rebind
+from forerun.trace.inside.transport import Transport
 
 _dist: Any = dist
 _labels: dict[str, int] = {}
@@ -68,7 +70,8 @@ def install(group: Any) -> None:
     if not hasattr(c10d, "ProcessGroupNCCL"):
         distributed: Any = dist
         module.ProcessGroupNCCL = distributed.ProcessGroupNCCL = _ProcessGroupNCCL
-    mesh: Any = DeviceMesh
+    rebind({id(device_mesh.init_device_mesh): _with_data(device_mesh.init_device_mesh)})
+    mesh: Any = device_mesh.DeviceMesh
     mesh._init_one_process_group = staticmethod(_group_of_dimension)
     for name in ("__init__", "__getitem__", "_flatten", "_unflatten"):
         setattr(mesh, name, _with_data(getattr(mesh, name)))
@@ -92,10 +95,16 @@ def _with_data(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
+        real = [_real(one) for one in args]
         with _disable_current_modes():
-            return method(*args, **kwargs)
+            return method(*real, **{name: _real(one) for name, one in kwargs.items()})
 
     return call
+
+
+def _real(value: Any) -> Any:
+    known = Transport.values.of(value) if isinstance(value, FakeTensor) else None
+    return value if known is None else known
 
 
 def _group_of_dimension(layout: Any, rank_map: torch.Tensor, name: str, override: Any) -> Any:
