@@ -110,6 +110,20 @@ def test_alternating_layers_taken_for_equal_ones_are_refused():
         fold_layers(shallow_steps(Options(kinds=2), (2, 3, 4)), 8)
 
 
+def test_the_difference_is_told_where_it_is_not_where_layers_begin():
+    steps = {}
+    for depth in (2, 3, 4):
+        made = Recorder()
+        for layer in range(depth):
+            made.kernel("work", 5, module=f"layers.{layer}")
+        made.kernel("head", 5, module="head")
+        for _ in range(depth * depth):
+            made.kernel("gather up", 5, phase=Phase.OPTIMIZER)
+        steps[depth] = [made.recording()]
+    with pytest.raises(ForerunError, match=r"node 9 \(gather up\)"):
+        fold_layers(steps, 8)
+
+
 def uneven(sizes):
     """A fused kernel whose size does not grow with the depth as it should."""
     steps = {}

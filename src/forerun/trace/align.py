@@ -70,13 +70,17 @@ def _added(x: I64, y: I64, z: I64) -> int:
 
     Of several possible numbers the one after which the sequences agree longest, of those the smallest.
     """
-    most = len(y) - len(x)
-    if most <= 0 or len(z) - len(y) != most:
+    most = min(len(y), len(z) // 2)
+    if len(z) - len(y) == len(y) - len(x):
+        most = min(most, len(y) - len(x))
+    if most <= 0:
         return 0
     if not len(x):
-        candidates = np.array([most])
+        candidates = np.array([most] if (len(y), len(z)) == (most, 2 * most) else [], np.int64)
     else:
-        candidates = np.flatnonzero(y[1 : most + 1] == x[0]) + 1
+        later = y[1 : min(most, len(y) - 1) + 1]
+        candidates = np.flatnonzero(later == x[0]) + 1
+        candidates = candidates[2 * candidates < len(z)]
         candidates = candidates[z[2 * candidates] == x[0]]
     candidates = candidates[z[np.minimum(candidates, len(z) - 1)] == y[0]]
     best, agreed = 0, -1
