@@ -520,6 +520,16 @@ def test_ops_of_a_training_step_are_all_known():
     assert len(mode.kernels) > 50
 
 
+@pytest.mark.parametrize("name", ["masked_fill_", "ge_", "abs_", "gelu_", "floor_divide", "floor_divide_", "rsub"])
+def test_pointwise_ops_are_known_in_every_form(name):
+    a = empty(8, 8)
+    second = {"masked_fill_": (empty(8, 8, dtype=torch.bool), 0.0)}.get(
+        name, (2.0,) if name not in ("abs_", "gelu_") else ()
+    )
+    mode = record(getattr(aten, name), a, *second)
+    assert [kernel.guessed for kernel in mode.kernels] == [False]
+
+
 def test_wrapped_ops_are_described_as_what_they_run():
     table = OpTableBuilder()
     wrapper = torch.ops.higher_order.run_and_save_rng_state

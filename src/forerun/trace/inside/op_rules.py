@@ -121,8 +121,8 @@ def _rule_of(func: Any) -> _Described:
     known = traits.get(key)
     if known is None and own is None:
         known = traits.get(key.removesuffix("_"))
-    tagged = torch.Tag.pointwise in func.tags or torch.Tag.reduction in func.tags
-    guessed = own is None and known is None and not (tagged and namespace in _TRUSTED) and namespace != "prims"
+    trusted = namespace == "prims" or (namespace in _TRUSTED and _tagged(namespace, name))
+    guessed = own is None and known is None and not trusted
     plan = plan_of(name, schema, known or Traits(), guessed)
     if own is not None:
         return _bound(own, plan)
@@ -130,6 +130,14 @@ def _rule_of(func: Any) -> _Described:
         composite = torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "CompositeImplicitAutograd")
         return partial(_unless_view, plan) if composite else _nothing
     return _bound(by_bytes, plan)
+
+
+def _tagged(namespace: str, name: str) -> bool:
+    """Whether any overload is said to be pointwise or a reduction; those in place often are not where others are."""
+    operators = getattr(torch.ops, namespace)
+    packets = [getattr(operators, n, None) for n in (name, name.removesuffix("_"))]
+    overloads = [getattr(packet, o) for packet in packets if packet is not None for o in packet.overloads()]
+    return any({torch.Tag.pointwise, torch.Tag.reduction} & set(overload.tags) for overload in overloads)
 
 
 def _rule_of_higher_order(name: str) -> _Described:
