@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +16,7 @@ from forerun.trace.fold import fold_layers
 from forerun.trace.job import Job
 from forerun.trace.launch import Limits, record_call
 from forerun.trace.module_request import DEPTHS, ModuleRequest
-from forerun.trace.recording import Recording, load_recording
+from forerun.trace.recording import load_recording
 from forerun.trace.to_program import to_program
 
 
@@ -71,13 +70,9 @@ def trace_module(
             model_factory, example_inputs, plan, Path(folder), loss, target, optimizer, tp_plan, fold
         )
         try:
-            recordings = record_call(job, lambda world: _run(world, request), limits)
-            shallow, depth = _shallow(request, recordings)
-            if not shallow:
-                return to_program(recordings)
-            return fold_layers(shallow, depth)
+            return _folded(job, request, limits)
         except ForerunError as error:
-            if not any(request.described(rank).exists() for rank in range(plan.world_size)):
+            if not fold or not request.anything_described():
                 raise
             why = f"the whole model was traced: {error}"
         whole = record_call(job, lambda world: _run(world, replace(request, fold=False)), limits)
@@ -85,27 +80,28 @@ def trace_module(
     return replace(program, meta={**program.meta, "notes": [*program.meta.get("notes", ()), why]})
 
 
+def _folded(job: Job, request: ModuleRequest, limits: Limits) -> Program:
+    """The Program from as few layers as will do."""
+    if not request.fold or request.plan.pp == 1:
+        recordings = record_call(job, lambda world: _run(world, request), limits)
+        if not request.anything_described():
+            return to_program(recordings)
+        shallow = {
+            depth: [load_recording(request.recording(depth, one.rank)) for one in recordings] for depth in DEPTHS[:-1]
+        }
+        return fold_layers(shallow | {DEPTHS[-1]: recordings}, request.repeats())
+    shallow = {}
+    for depth in DEPTHS:
+        short = replace(request, per_stage=depth)
+        shallow[depth] = record_call(job, lambda world, short=short: _run(world, short), limits)  # type: ignore[misc]
+        if not request.anything_described():
+            return to_program(shallow[depth])
+    return fold_layers(shallow, request.repeats())
+
+
 def _run(world: Any, request: ModuleRequest) -> None:
     """In the traced process, which alone imports torch."""
     import_module("forerun.trace.inside.module_program").run(world, request)
-
-
-def _shallow(request: ModuleRequest, recordings: Sequence[Recording]) -> tuple[dict[int, list[Recording]], int]:
-    """Recordings by repetitions of the layers, and the repetitions of the model; none where nothing was left out.
-
-    Raises:
-        ForerunError: a variant has no recording, or the roles repeat different numbers of layers.
-    """
-    told = [request.described(one.rank) for one in recordings]
-    if not any(path.exists() for path in told):
-        return {}, 0
-    repeats = {json.loads(path.read_text(encoding="utf-8"))["repeats"] if path.exists() else 0 for path in told}
-    if len(repeats) > 1:
-        raise ForerunError("trace: roles have different numbers of layers")
-    found: dict[int, list[Recording]] = {DEPTHS[-1]: list(recordings)}
-    for depth in DEPTHS[:-1]:
-        found[depth] = [load_recording(request.recording(depth, one.rank)) for one in recordings]
-    return found, repeats.pop()
 
 
 def _name(factory: Callable[[], Any]) -> str:

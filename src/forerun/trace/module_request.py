@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.errors import ForerunError
 from forerun.plan.plan import Plan
 
 DEPTHS = (2, 3, 4)
@@ -26,6 +28,8 @@ class ModuleRequest:
     optimizer: Callable[[Any], Any] | None = None
     tp_plan: Mapping[str, Any] | None = None
     fold: bool = True
+    per_stage: int | None = None
+    """repetitions of the layers to leave in each stage of a pipeline, where the rest can be put in again"""
 
     def inputs(self) -> Any:
         """The inputs of one micro batch of one rank."""
@@ -38,3 +42,18 @@ class ModuleRequest:
     def described(self, rank: int) -> Path:
         """Where it is said what repeats."""
         return self.folder / f"repeats-rank{rank}.json"
+
+    def anything_described(self) -> bool:
+        """Whether something was left out of what was traced."""
+        return any(self.folder.glob("repeats-*.json"))
+
+    def repeats(self) -> int:
+        """How often layers repeat in the whole model (in each stage of a pipeline).
+
+        Raises:
+            ForerunError: ranks say different things.
+        """
+        told = {json.loads(path.read_text(encoding="utf-8"))["repeats"] for path in self.folder.glob("repeats-*.json")}
+        if len(told) != 1:
+            raise ForerunError(f"trace: ranks repeat different numbers of layers: {sorted(told)}")
+        return int(told.pop())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,11 +140,17 @@ def keep_repeats(run: Run, repeats: int) -> None:
     container._modules = dict(zip(kept_names, kept, strict=True))
 
 
-def blocks(model: nn.Module) -> list[tuple[nn.Module, str]]:
-    """(container, name) of every layer: what activation checkpointing, compilation and FSDP2 take one by one."""
+def layer_containers(model: nn.Module) -> list[nn.Module]:
+    """The containers of a whole model's layers. Take them before layers are left out."""
+    return [container for _, container in containers(model)]
+
+
+def blocks(layers: Sequence[nn.Module]) -> list[tuple[nn.Module, str]]:
+    """(container, name) of every layer in `layers`: what activation checkpointing, compilation and FSDP2 take one by
+    one."""
     return [
         (container, name)
-        for _, container in containers(model)
+        for container in layers
         for name, child in container.named_children()
         if next(child.parameters(), None) is not None
     ]

@@ -8,20 +8,23 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import os
 import traceback
+from importlib import import_module
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from forerun.errors import ForerunError
-from forerun.trace.inside.depth import Run, keep_repeats, on_meta, repeated_layers
+from forerun.trace.inside.depth import Run, keep_repeats, layer_containers, on_meta, repeated_layers
 from forerun.trace.inside.parallelize import check_traceable, parallelize
+from forerun.trace.inside.parallelize_data import around_layers
+from forerun.trace.inside.parallelize_float8 import to_float8
 from forerun.trace.inside.parallelize_mesh import Meshes
 from forerun.trace.inside.steps import StepRecorded
-from forerun.trace.inside.training_loop import Training
+from forerun.trace.inside.training_loop import Ends, Training, loss_of
 from forerun.trace.inside.world import World
 from forerun.trace.module_request import DEPTHS, ModuleRequest
 from forerun.trace.recording import save_recording
@@ -29,65 +32,69 @@ from forerun.trace.recording import save_recording
 
 def run(world: World, request: ModuleRequest) -> None:
     """Trace `request` in `world`; recordings of shallower variants are left in the request's folder."""
-    note = world.recorder.note
-    check_traceable(request.plan, note)
+    plan = request.plan
+    check_traceable(plan, world.recorder.note)
     gc.disable()  # as torchtitan does: a step never waits for it, and what is alive does not depend on it
     torch.cuda.set_device(world.job.local_rank)
-    if request.plan.world_size > 1:
+    if plan.world_size > 1:
         dist.init_process_group("nccl")
-    meshes = Meshes(request.plan)
+    meshes = Meshes(plan)
+    world.steps.meta["data_parallel_size"] = plan.dp
     model = on_meta(request.model_factory)
-    run = repeated_layers(model) if request.fold else None
-    period = 1
-    if run is not None:
-        period = foldable_period(run, request)
-    if run is None or run.repeats * run.period <= DEPTHS[-1] * period:
-        _train(world, request, meshes, model)
-        return
-    _fork_shallow(world, request, meshes, model, run, period)
+    found = repeated_layers(model)
+    if plan.pp > 1:
+        _train_stages(world, request, meshes)
+    elif request.fold and found is not None and _repeats(found, request) > DEPTHS[-1]:
+        _describe(world, request, _repeats(found, request))
+        _fork_shallow(world, request, meshes, model, found)
+    else:
+        _train(world, request, meshes, model, layer_containers(model))
 
 
-def foldable_period(run: Run, request: ModuleRequest) -> int:
-    """Layers after which everything repeats: kinds of layers, and which of them are checkpointed."""
+def _repeats(run: Run, request: ModuleRequest) -> int:
+    return run.repeats // _runs_per_repeat(run, request)
+
+
+def _runs_per_repeat(run: Run, request: ModuleRequest) -> int:
+    """Periods of layers after which it also repeats which of them are checkpointed."""
     every = request.plan.checkpoint_every if request.plan.activation_checkpointing != "none" else 1
-    period = run.period
-    while period % every:
-        period += run.period
-    return period
+    return math.lcm(run.period, every) // run.period
 
 
-def _fork_shallow(
-    world: World, request: ModuleRequest, meshes: Meshes, model: nn.Module, run: Run, period: int
-) -> None:
+def _describe(world: World, request: ModuleRequest, repeats: int) -> None:
+    """Tell the parent how often layers repeat in the whole model."""
+    request.described(world.job.rank).write_text(json.dumps({"repeats": repeats}), encoding="utf-8")
+
+
+def _fork_shallow(world: World, request: ModuleRequest, meshes: Meshes, model: nn.Module, run: Run) -> None:
     """Record the depths in processes of their own, the deepest in this one."""
-    rank = world.job.rank
-    per_repeat = period // run.period
-    rest = run.repeats % per_repeat
-    children = {}
-    for depth in DEPTHS[:-1]:
-        pid = os.fork()
-        if pid == 0:
-            _shallow(world, request, meshes, model, run, depth * per_repeat + rest, request.recording(depth, rank))
-        children[pid] = depth
-    Path(request.described(rank)).write_text(
-        json.dumps({"period": period, "repeats": run.repeats // per_repeat, "path": run.path}), encoding="utf-8"
-    )
-    keep_repeats(run, DEPTHS[-1] * per_repeat + rest)
+    runs = _runs_per_repeat(run, request)
+    rest = run.repeats % runs
+    layers = layer_containers(model)
+    children = []
+    for depth in DEPTHS:
+        own = depth == DEPTHS[-1]
+        pid = 0 if own else os.fork()
+        if pid:
+            children.append(pid)
+            continue
+        keep_repeats(run, depth * runs + rest)
+        if not own:
+            _shallow(world, request, meshes, model, layers, request.recording(depth, world.job.rank))
     try:
-        _train(world, request, meshes, model)
+        _train(world, request, meshes, model, layers)
     finally:
         for pid in children:
             os.waitpid(pid, 0)
 
 
 def _shallow(
-    world: World, request: ModuleRequest, meshes: Meshes, model: nn.Module, run: Run, repeats: int, path: Path
+    world: World, request: ModuleRequest, meshes: Meshes, model: nn.Module, layers: list[nn.Module], path: Path
 ) -> None:
     """Record a variant, in a fork that ends here. What fails leaves no recording, which the parent sees."""
     try:
-        keep_repeats(run, repeats)
         with contextlib.suppress(StepRecorded):
-            _train(world, request, meshes, model)
+            _train(world, request, meshes, model, layers)
         if world.steps.recording is not None:
             save_recording(world.steps.recording, path)
     except BaseException:
@@ -96,14 +103,51 @@ def _shallow(
         os._exit(0)
 
 
-def _train(world: World, request: ModuleRequest, meshes: Meshes, model: nn.Module) -> None:
-    plan = request.plan
-    if plan.pp > 1:
-        raise ForerunError("pipeline")
-    wrapped = parallelize(model, meshes, plan, request.tp_plan, world.recorder.note)
+def _train(world: World, request: ModuleRequest, meshes: Meshes, model: nn.Module, layers: list[nn.Module]) -> None:
+    if request.plan.precision == "fp8":
+        to_float8(model, head_of(model, layers), request.plan)
+    wrapped = parallelize(model, layers, meshes, request.plan, request.tp_plan, world.recorder.note)
     training = Training([wrapped], request, meshes)
-    world.steps.meta |= {"data_parallel_size": plan.dp}
     while True:
         training.step()
 
 
+def head_of(model: nn.Module, layers: list[nn.Module]) -> nn.Module | None:
+    """The last leaf module behind the layers, which makes logits."""
+    behind = around_layers(model, layers)[1]
+    return behind[-1] if behind else None
+
+
+# -- pipelines ---------------------------------------------------------------------------------------------------------
+
+
+def _train_stages(world: World, request: ModuleRequest, meshes: Meshes) -> None:
+    """Train the stages of this rank. A variant has the same small number of layers in each stage."""
+    plan, mesh = request.plan, meshes.axis("pp")
+    pipeline = import_module("forerun.trace.inside.parallelize_pipeline")  # imports torch's compiler
+    stages = pipeline.own_stages(plan, mesh.get_local_rank())
+    parts = []
+    for stage in stages:
+        model = on_meta(request.model_factory)
+        _shorten(world, request, model)
+        layers = layer_containers(model)
+        if plan.precision == "fp8":
+            to_float8(model, head_of(model, layers), plan)
+        pipeline.cut_stage(model, layers, plan, stage)
+        parts.append(parallelize(model, layers, meshes, plan, request.tp_plan, world.recorder.note))
+    schedule = pipeline.make_schedule(parts, stages, mesh, plan, loss_of(request))
+    training = Training(parts, request, meshes, schedule, Ends(0 in stages, plan.n_stages - 1 in stages))
+    while True:
+        training.step()
+
+
+def _shorten(world: World, request: ModuleRequest, model: nn.Module) -> None:
+    """Cut the model to `per_stage` layers for each stage, if that leaves something out that can be put in again."""
+    plan, run = request.plan, repeated_layers(model)
+    if request.per_stage is None or run is None or plan.layers_per_stage is not None or plan.balance_ends:
+        return
+    unit = plan.n_stages * _runs_per_repeat(run, request)
+    whole = run.n_layers == len(run.container)
+    if run.period == 1 and whole and run.repeats % unit == 0 and run.repeats // unit > 2 * DEPTHS[-1]:
+        _describe(world, request, run.repeats // unit)
+        keep_repeats(run, request.per_stage * unit)

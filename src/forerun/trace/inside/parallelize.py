@@ -6,7 +6,7 @@ around it all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,8 +54,15 @@ def check_traceable(plan: Plan, note: Note) -> None:
         note("overlap_grad_reduce false: DDP and FSDP2 always overlap; traced so")
 
 
-def parallelize(model: nn.Module, meshes: Meshes, plan: Plan, tp_plan: Styles | None, note: Note) -> nn.Module:
-    """`model`, on the meta device, sharded, wrapped and given memory on the device.
+def parallelize(
+    model: nn.Module,
+    layers: Sequence[nn.Module],
+    meshes: Meshes,
+    plan: Plan,
+    tp_plan: Styles | None,
+    note: Note,
+) -> nn.Module:
+    """`model`, on the meta device, sharded, wrapped and given memory on the device. `layers` contain its layers.
 
     Raises:
         ForerunError: the plan does not fit the model.
@@ -67,13 +74,13 @@ def parallelize(model: nn.Module, meshes: Meshes, plan: Plan, tp_plan: Styles | 
         experts = expert_parallel(model, meshes.axis("ep"), plan)
     if plan.tp > 1:
         tensor_parallel(model, meshes.axis("tp"), plan, tp_plan, note)
-    checkpoint_layers(model, plan)
+    checkpoint_layers(layers, plan)
     if plan.compile:
-        compile_layers(model)
+        compile_layers(model, layers)
     host = "cpu" if plan.offload == "params" else "cuda"
     if not is_sharded(plan):
         materialise(model, host)  # DDP looks at the device of parameters
-    wrapped = data_parallel(model, meshes, plan, experts, note)
+    wrapped = data_parallel(model, layers, meshes, plan, experts, note)
     if is_sharded(plan):
         materialise(model, host)
     return wrapped
@@ -92,10 +99,10 @@ def materialise(model: nn.Module, device: str) -> None:
                 module._buffers[name] = made.setdefault(id(buffer), torch.empty_like(buffer, device="cuda"))
 
 
-def compile_layers(model: nn.Module) -> None:
-    """`torch.compile` of each layer."""
-    layers = blocks(model)
-    for container, name in layers:
-        container.register_module(name, torch.compile(container.get_submodule(name), fullgraph=True))  # type: ignore[arg-type]
-    if not layers:
+def compile_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """`torch.compile` of each layer, or of a model that has none."""
+    found = blocks(layers)
+    for container, name in found:
+        container.get_submodule(name).compile(fullgraph=True)
+    if not found:
         model.compile(fullgraph=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
-from torch._functorch.partitioners import get_default_op_list
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -48,8 +48,8 @@ _MLP = ("feed_forward", "mlp", "ffn", "moe", "block_sparse_moe")
 _ATTENTION = ("attention", "self_attn", "attn", "self_attention")
 
 
-def checkpoint_layers(model: nn.Module, plan: Plan) -> None:
-    """Wrap the layers of `model` as `plan` says, every `checkpoint_every`-th of each container.
+def checkpoint_layers(layers: Sequence[nn.Module], plan: Plan) -> None:
+    """Wrap the layers in the containers `layers` as `plan` says, every `checkpoint_every`-th of each container.
 
     Raises:
         ForerunError: the policy names parts of layers that the model doesn't have, or nothing that PyTorch has.
@@ -59,7 +59,7 @@ def checkpoint_layers(model: nn.Module, plan: Plan) -> None:
     # The selective policy counts the calls of compiled graphs; a cache in the wrong order would break the count.
     torch._C._dynamo.eval_frame._set_lru_cache(False)
     seen: dict[int, int] = {}
-    for container, name in blocks(model):
+    for container, name in blocks(layers):
         number = seen[id(container)] = seen.get(id(container), 0) + 1
         if number % plan.checkpoint_every == 0:
             container.register_module(name, _wrapped(container.get_submodule(name), plan))
@@ -96,7 +96,8 @@ def _checkpointed(module: nn.Module, contexts: Callable[[], Any] | None = None) 
 
 def _saved_ops() -> set[Any]:
     """torchtitan's list: what the compiler holds to be expensive, attention, and communication."""
-    expensive = {op.default for op in get_default_op_list().compute_intensive_ops}
+    partitioners = import_module("torch._functorch.partitioners")  # a second, which only this policy needs
+    expensive = {op.default for op in partitioners.get_default_op_list().compute_intensive_ops}
     return expensive | set(_ATTENTION_OPS) | set(_SAVED_BESIDES) | {aten.linear.default}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,8 @@ from torch.distributed.fsdp import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from forerun.errors import ForerunError
 from forerun.plan.plan import Plan
-from forerun.trace.inside.depth import blocks, containers
+from forerun.trace.inside.depth import blocks
 from forerun.trace.inside.parallelize_mesh import Meshes
 
 Note = Callable[[str], None]
@@ -43,22 +42,17 @@ def is_sharded(plan: Plan) -> bool:
     return plan.zero_stage == 3 and plan.fsdp > 1
 
 
-def data_parallel(model: nn.Module, meshes: Meshes, plan: Plan, experts: set[nn.Module], note: Note) -> nn.Module:
+def data_parallel(
+    model: nn.Module, layers: Sequence[nn.Module], meshes: Meshes, plan: Plan, experts: set[nn.Module], note: Note
+) -> nn.Module:
     """`model` under FSDP2, HSDP or DDP; the model itself where one rank holds all.
 
-    `experts` are modules that expert parallelism has split; they are sharded over what it leaves.
-
-    Raises:
-        ForerunError: the plan asks for a ZeRO stage that PyTorch does not have.
+    `layers` are the containers of its layers; `experts` are modules that expert parallelism has split: they are sharded
+    over what it leaves.
     """
-    if plan.zero_stage in (1, 2) and plan.fsdp > 1:
-        raise ForerunError(
-            f"plan: zero_stage {plan.zero_stage} has no counterpart among PyTorch's fully_shard and DDP;"
-            " zero_stage must be 0 (DDP) or 3 (FSDP2) to be traced"
-        )
     if is_sharded(plan):
-        _shard(model, meshes, plan, experts)
-        _prefetch(model, plan, note)
+        _shard(model, layers, meshes, plan, experts)
+        _prefetch(layers, plan, note)
         return model
     mesh = meshes.replicated()
     if mesh is None:
@@ -66,21 +60,21 @@ def data_parallel(model: nn.Module, meshes: Meshes, plan: Plan, experts: set[nn.
     return _replicate(model, mesh, plan)
 
 
-# -- FSDP2 -------------------------------------------------------------------------------------------------------------
+# -- FSDP2 ----------------------------------------------------------------------------------------------------------
 
 
-def _shard(model: nn.Module, meshes: Meshes, plan: Plan, experts: set[nn.Module]) -> None:
+def _shard(model: nn.Module, layers: Sequence[nn.Module], meshes: Meshes, plan: Plan, experts: set[nn.Module]) -> None:
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype(plan), reduce_dtype=reduce_dtype(plan))
     offload = CPUOffloadPolicy() if plan.offload == "params" else OffloadPolicy()
     common: dict[str, Any] = {"mesh": meshes.sharded(), "mp_policy": policy, "offload_policy": offload}
     reshard = plan.reshard_after_forward == "always" or (plan.reshard_after_forward == "default" and plan.pp == 1)
-    front, back = around_layers(model)
+    front, back = around_layers(model, layers)
     if _tied(front, back):
         fully_shard([*front, *back], **common, reshard_after_forward=plan.reshard_after_forward == "always")
         front = back = []
-    for module in front:
-        fully_shard(module, **common, reshard_after_forward=reshard)
-    for container, name in blocks(model):
+    if front:
+        fully_shard(front, **common, reshard_after_forward=reshard)
+    for container, name in blocks(layers):
         block = container.get_submodule(name)
         _shard_experts(block, experts, meshes, plan, common | {"reshard_after_forward": reshard})
         fully_shard(block, **common, reshard_after_forward=reshard)
@@ -102,20 +96,20 @@ def _shard_experts(
             module.set_gradient_divide_factor(plan.fsdp * plan.dp_replicate)
 
 
-def around_layers(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Leaf modules with weights before and after the layers: embeddings; norm and output."""
-    inside = tuple(path + "." for path, _ in containers(model))
-    front: list[nn.Module] = []
-    back: list[nn.Module] = []
-    if not inside or "." in inside:
-        return front, back
-    passed = False
-    for path, module in model.named_modules():
-        if (path + ".").startswith(inside):
-            passed = True
-        elif path and next(module.children(), None) is None and next(module.parameters(), None) is not None:
-            (back if passed else front).append(module)
-    return front, back
+def around_layers(model: nn.Module, layers: Sequence[nn.Module]) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Leaf modules with weights before the first and after the last of `layers`: embeddings; norm and output."""
+    inside = {id(module) for container in layers for module in container.modules()}
+    order = list(model.modules())
+    places = [i for i, module in enumerate(order) if id(module) in inside]
+    leaves = [
+        (i, module)
+        for i, module in enumerate(order)
+        if id(module) not in inside and module is not model
+        if next(module.children(), None) is None and next(module.parameters(), None) is not None
+    ]
+    if not places:
+        return [], []
+    return [m for i, m in leaves if i < places[0]], [m for i, m in leaves if i > places[-1]]
 
 
 def _tied(front: list[nn.Module], back: list[nn.Module]) -> bool:
@@ -123,18 +117,18 @@ def _tied(front: list[nn.Module], back: list[nn.Module]) -> bool:
     return any(id(p) in before for module in back for p in module.parameters())
 
 
-def _prefetch(model: nn.Module, plan: Plan, note: Note) -> None:
+def _prefetch(layers: Sequence[nn.Module], plan: Plan, note: Note) -> None:
     """FSDP2 gathers one unit ahead by itself; more must be told."""
     if plan.prefetch == 0:
         note("prefetch 0: FSDP2 always gathers one unit ahead; traced so")
-    units: list[Any] = [container.get_submodule(name) for container, name in blocks(model)]
+    units: list[Any] = [container.get_submodule(name) for container, name in blocks(layers)]
     if plan.prefetch > 1:
         for i, unit in enumerate(units):
             unit.set_modules_to_forward_prefetch(units[i + 1 : i + 1 + plan.prefetch])
             unit.set_modules_to_backward_prefetch(units[max(0, i - plan.prefetch) : i][::-1])
 
 
-# -- DDP -----------------------------------------------------------------------------------------------------------------
+# -- DDP ------------------------------------------------------------------------------------------------------------
 
 
 def _replicate(model: nn.Module, mesh: Any, plan: Plan) -> nn.Module:

@@ -100,5 +100,3 @@ def _by_expert(counts: torch.Tensor, size: int, n_local: int) -> torch.Tensor:
     """Where the tokens of each expert stand among those that came, which are in order of ranks."""
     expert = torch.arange(n_local, device=counts.device).repeat(size)
     return torch.argsort(torch.repeat_interleave(expert, counts), stable=True)
-
-

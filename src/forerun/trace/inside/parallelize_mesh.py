@@ -1,4 +1,4 @@
-"""The device mesh of a plan, with torchtitan's axes: pp, dp_replicate, dp_shard, cp, tp, and ep within dp_shard x cp."""
+"""The device mesh of a plan, with torchtitan's axes: pp, dp_replicate, dp_shard, cp, tp; ep within dp_shard x cp."""
 
 from __future__ import annotations
 

@@ -169,9 +169,7 @@ def llama_styles(model: nn.Module, plan: Plan) -> dict[str, ParallelStyle]:
         "layers.*.feed_forward.w1": ColwiseParallel(),
         "layers.*.feed_forward.w3": ColwiseParallel(),
         "layers.*.feed_forward.w2": row,
-        "output": ColwiseParallel(
-            input_layouts=across, output_layouts=logits, use_local_output=not plan.loss_parallel
-        ),
+        "output": ColwiseParallel(input_layouts=across, output_layouts=logits, use_local_output=not plan.loss_parallel),
     }
     if sequence:
         styles |= {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,17 +12,32 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from forerun.errors import ForerunError
 from forerun.plan.plan import Plan
+from forerun.trace.inside.parallelize_context import context
 from forerun.trace.inside.parallelize_data import compute_dtype, is_sharded
+from forerun.trace.inside.parallelize_float8 import after_step
 from forerun.trace.inside.parallelize_mesh import Meshes
 from forerun.trace.module_request import ModuleRequest
 
 _MAX_NORM = 1.0
+_ATTENTION = {"flash2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "naive": SDPBackend.MATH}
 _OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Which ends of the model a rank has: what takes the inputs, and what gives the loss."""
+
+    first: bool = True
+    last: bool = True
+
+
+BOTH = Ends()
 
 
 def on_device(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -130,19 +146,28 @@ def cross_entropy_sharded(plan: Plan) -> Any:
 class Training:
     """One training run: `step` is one optimizer step."""
 
-    def __init__(self, parts: list[nn.Module], request: ModuleRequest, meshes: Meshes) -> None:
+    def __init__(
+        self, parts: list[nn.Module], request: ModuleRequest, meshes: Meshes, schedule: Any = None, ends: Ends = BOTH
+    ) -> None:
+        """`parts` are the model, or this rank's stages, which `schedule` runs; `ends` of the model that they have."""
         self.parts, self.request, self.plan, self.meshes = parts, request, request.plan, meshes
+        self.schedule, self.ends = schedule, ends
         self.optimizer = make_optimizer(parts, self.plan, request.optimizer)
-        self.loss = request.loss or default_loss
+        self.loss = loss_of(request)
 
     def step(self) -> None:
         """Gradients of all micro batches, clipped, and a step of the optimizer."""
         self.optimizer.zero_grad()
-        for number in range(self.plan.n_microbatches):
-            with self._reduction(number == self.plan.n_microbatches - 1):
-                self._micro_batch()
+        if self.schedule is not None:
+            self._pipeline()
+        else:
+            for number in range(self.plan.n_microbatches):
+                with self._reduction(number == self.plan.n_microbatches - 1):
+                    self._micro_batch()
         clip_gradients(self.parts, self.meshes.axis("pp"))
         self.optimizer.step()
+        for part in self.parts:
+            after_step(part, self.plan)
 
     def _reduction(self, last: bool) -> Any:
         """FSDP2 reduces gradients of every micro batch, as torchtitan lets it; DDP those of the last."""
@@ -154,7 +179,7 @@ class Training:
     def _micro_batch(self) -> None:
         args, named = on_device(self.request.inputs())
         target = self._target()
-        with cross_entropy_sharded(self.plan), offloaded_activations(self.plan):
+        with self._contexts([*args, *named.values(), target]):
             with precision_of(self.plan):
                 output = self.parts[0](*args, **named)
                 loss = self.loss(output, target)
@@ -163,8 +188,58 @@ class Training:
             del output
             loss.backward()
 
+    def _pipeline(self) -> None:
+        """All micro batches at once, through the schedule."""
+        args, named = on_device(self.request.inputs())
+        args, named = self._all(args), dict(zip(named, self._all(tuple(named.values())), strict=True))
+        target = self._target()
+        # Without one of the caller's the loss makes its own; the schedule wants something to split.
+        target = args[0] if target is None else self._all((target,))[0]
+        with self._contexts([*args, *named.values(), target]), precision_of(self.plan):
+            given = {"target": target, "losses": []} if self.ends.last else {}
+            self.schedule.step(*(args if self.ends.first else ()), **named, **given, return_outputs=False)
+
+    def _all(self, one: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Inputs of all micro batches, from those of one."""
+        n = self.plan.n_microbatches
+        return tuple(torch.cat([t] * n) if isinstance(t, torch.Tensor) and t.dim() else t for t in one)
+
     def _target(self) -> Any:
         return None if self.request.target is None else on_device((self.request.target,))[0][0]
+
+    @contextlib.contextmanager
+    def _contexts(self, inputs: list[Any]) -> Iterator[None]:
+        parallel = context(self.plan, self.meshes.axis("cp"), self.parts, unique(inputs))
+        with parallel, cross_entropy_sharded(self.plan), offloaded_activations(self.plan), attention_of(self.plan):
+            yield
+
+
+def unique(values: list[Any]) -> list[Any]:
+    """The same objects, each once."""
+    return list({id(value): value for value in values}.values())
+
+
+def loss_of(request: ModuleRequest) -> Callable[[Any, Any], Any]:
+    """The caller's loss or the default one, which looks at a target only if the caller gave one."""
+    loss, has_target = request.loss or default_loss, request.target is not None
+    return lambda output, target: loss(output, target if has_target else None)
+
+
+def attention_of(plan: Plan) -> Any:
+    """The context that chooses the attention kernel.
+
+    Raises:
+        ForerunError: it is not one of those behind scaled_dot_product_attention.
+    """
+    if plan.attention in ("auto", "sdpa"):
+        return contextlib.nullcontext()
+    kernel = _ATTENTION.get(plan.attention)
+    if kernel is None:
+        raise ForerunError(
+            f"plan: attention {plan.attention} is the model's own choice; for scaled_dot_product_attention:"
+            f" auto, sdpa, {', '.join(_ATTENTION)}"
+        )
+    return sdpa_kernel(kernel)
 
 
 def offloaded_activations(plan: Plan) -> Any:
