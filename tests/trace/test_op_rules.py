@@ -330,6 +330,8 @@ def test_gathers_read_what_they_take_and_scatters_write_what_they_hit():
     assert moved(F.embedding, ids, table) == [("embedding", size + 128 * 8, size, 1)]
     assert moved(torch.index_select, table, 0, ids) == [("index_select", size + 128 * 8, size, 1)]
     assert moved(table.index_add_, 0, ids, empty(128, 64)) == [("index_add_", 2 * size + 128 * 8, size, 1)]
+    assert moved(table.index_fill_, 0, ids, 0.0) == [("index_fill_", 128 * 8, size, 1)]
+    assert moved(table.scatter_, 0, ids[:, None], 1.0) == [("scatter_", 128 * 8, 128 * 2, 1)]
     whole = 1000 * 64 * 2
     ((_, read, written, launches),) = moved(torch.index_copy, table, 0, ids, empty(128, 64))
     assert (read, written, launches) == (whole + size + 128 * 8, whole + size, 2)

@@ -161,7 +161,11 @@ def _scatter(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keyword
     target, index = args[0], args[2]
     values = plan.argument("src", args, kwargs)
     values = plan.argument("source", args, kwargs) if values is None else values
-    hit = prod(shape_of(values if "index_" in plan.name and values is not None else index)) * target.itemsize
+    count = prod(shape_of(index))
+    if plan.name.startswith("index_"):
+        sizes = shape_of(target)
+        count = count * prod(sizes) // max(1, sizes[args[1]]) if sizes else 1
+    hit = count * target.itemsize
     adds = "add" in plan.name or "reduce" in plan.name or plan.argument("reduce", args, kwargs) is not None
     read = bytes_of(index) + (hit if values is not None else 0) + (hit if adds else 0)
     return _onto(table, plan, target, read, min(hit, bytes_of(target)) if not adds else hit, 1)

@@ -36,6 +36,9 @@ DTYPE_NAMES = {
     torch.bool: "bool",
 }
 
+_LISTS = (list, tuple)
+_MOVED = (torch.Tensor, list, tuple)
+
 Arguments = tuple[Any, ...]
 Keywords = Mapping[str, Any]
 
@@ -76,31 +79,37 @@ def elements(tensor: torch.Tensor) -> int:
     count = tensor.numel()
     if type(count) is not int:
         return as_int(count)
-    if count > 1 and tensor.layout is torch.strided and not tensor.is_contiguous():
-        span = 1
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            if stride == 0:
-                count //= size
-            else:
-                span += (size - 1) * stride
-        count = min(count, span)
-    return count
+    if count <= 1 or tensor.layout is not torch.strided or tensor.is_contiguous():
+        return count
+    span = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride == 0:
+            count //= size
+        else:
+            span += (size - 1) * stride
+    return min(count, span)
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
     """Bytes of memory behind `tensor`; a 0-dim tensor of the host is an argument of the kernel and counts nothing."""
-    if tensor.dim() == 0 and tensor.device.type == "cpu":
+    count = elements(tensor)
+    if count == 1 and tensor.dim() == 0 and tensor.device.type == "cpu":
         return 0
-    return elements(tensor) * tensor.itemsize
+    return count * tensor.itemsize
 
 
 def all_bytes(value: Any) -> int:
     """Bytes of a tensor, or of all tensors in a list or tuple; of anything else 0."""
     if isinstance(value, torch.Tensor):
         return bytes_of(value)
-    if isinstance(value, list | tuple):
-        return sum([all_bytes(item) for item in value])
-    return 0
+    total = 0
+    if isinstance(value, _LISTS):
+        for item in value:
+            if isinstance(item, torch.Tensor):
+                total += bytes_of(item)
+            elif isinstance(item, _LISTS):
+                total += all_bytes(item)
+    return total
 
 
 def first_tensor(*values: Any) -> torch.Tensor | None:
@@ -108,7 +117,7 @@ def first_tensor(*values: Any) -> torch.Tensor | None:
     for value in values:
         if isinstance(value, torch.Tensor):
             return value
-        if isinstance(value, list | tuple):
+        if isinstance(value, _LISTS):
             found = first_tensor(*value)
             if found is not None:
                 return found
@@ -196,7 +205,7 @@ def traffic(plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> tuple[in
     use = plan.use
     known = len(use)
     for index, value in enumerate(args):
-        if isinstance(value, torch.Tensor | list | tuple):
+        if isinstance(value, _MOVED):
             size = all_bytes(value)
             bits = use[index] if index < known else READ
             if bits & READ:
@@ -204,7 +213,7 @@ def traffic(plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> tuple[in
             if bits & WRITE:
                 written += size
     for name, value in kwargs.items():
-        if isinstance(value, torch.Tensor | list | tuple):
+        if isinstance(value, _MOVED):
             size = all_bytes(value)
             bits = plan.keyword_use.get(name, READ)
             if bits & READ:
