@@ -17,6 +17,7 @@ def answers(tmp_path_factory):
     return run_virtual(
         """
         import torch.distributed._functional_collectives as functional
+        import torch.distributed._symmetric_memory
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -68,6 +69,12 @@ def answers(tmp_path_factory):
         part("send", lambda: dist.send(x, 4))
         part("future", lambda: dist.all_reduce(x, async_op=True).get_future().then(lambda f: f.value()[0].cos()).wait())
         sharded = distribute_tensor(torch.empty(8, 8, device="cuda"), mesh["tp"], [Shard(0)])
+        symmetric = torch.distributed._symmetric_memory
+        symmetric.enable_symm_mem_for_group(mesh["tp"].get_group().group_name)
+        left, right = torch.empty(64, 32, device="cuda"), torch.empty(32, 16, device="cuda")
+        tp = mesh["tp"].get_group().group_name
+        part("fused_gather", lambda: torch.ops.symm_mem.fused_all_gather_matmul(left, [right], 0, tp))
+        part("fused_scatter", lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(left, right, "sum", 0, tp))
         part("reshard", lambda: sharded.redistribute(placements=[Shard(1)]))
 
         def real(call, *tensors):
@@ -170,6 +177,8 @@ def test_an_asynchronous_collective_has_its_groups_stream(answers):
         ("functional", "all_reduce", 64),
         ("unawaited", "all_gather", 128),
         ("reshard", "all_to_all", 128),
+        ("fused_gather", "all_gather", 2 * 64 * 32 * 4),
+        ("fused_scatter", "reduce_scatter", 64 * 16 * 4),
     ],
 )
 def test_a_collective_is_one_node_of_the_whole_buffer(answers, part, name, nbytes):
@@ -191,6 +200,15 @@ def test_a_functional_collective_is_awaited_when_it_is_used(answers):
     assert add[2] == [node[7]]
     (free,), last = comm(answers, "unawaited")
     assert free[7] not in last[2]
+
+
+@pytest.mark.parametrize("part", ["fused_gather", "fused_scatter"])
+def test_a_fused_product_runs_beside_its_collective(answers, part):
+    (node,), last = comm(answers, part)
+    product = next(row for row in answers[part] if row[0].startswith("fused_"))
+    assert node[1] != product[1] == COMPUTE
+    assert product[2] == []
+    assert last[2] == [node[7]]
 
 
 def test_the_messages_of_a_batch_share_the_groups_stream(answers):

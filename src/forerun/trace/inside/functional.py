@@ -1,7 +1,11 @@
-"""Collectives that arrive as operations: functional ones (DTensor, compiled code), and c10d's own.
+"""Collectives that arrive as operations: functional ones (DTensor, compiled code). c10d's own never do: every method
+that would call them is overridden by VirtualGroup.
 
 A functional collective runs on its group's stream; `wait_tensor` lets the current stream wait for it. The variants with
 a gradient (`_c10d_functional_autograd`) come down to the same operations.
+
+Fused products of asynchronous tensor parallelism (`symm_mem`) are a collective on the group's stream beside their
+product: both start together, and what follows waits for both.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from forerun.program.types import Collective
+from forerun.trace.inside.op_rules import describe
+from forerun.trace.inside.op_rules_tensors import dtype_name
 from forerun.trace.inside.recorder import Event, Recorder
 from forerun.trace.inside.symmetric import reduced
 from forerun.trace.inside.transport import Transport
@@ -32,13 +38,46 @@ def handle(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> tuple[bool,
     """Whether `func` is a collective, and if so its result: recorded, on fakes like the inputs."""
     if func.namespace not in _NAMESPACES:
         return False, None
-    rule = _RULES.get(func._schema.name if hasattr(func, "_schema") else "")
+    name = func._schema.name if hasattr(func, "_schema") else ""
+    fused = _FUSED.get(name)
+    if fused is not None and isinstance(args[0], FakeTensor):
+        return True, _beside(func, args, kwargs, recorder, *fused)
+    rule = _RULES.get(name)
     if rule is None:
         return False, None
     return True, rule(*args, **kwargs)
 
 
-_NAMESPACES = ("_c10d_functional", "_dtensor", "c10d")
+_NAMESPACES = ("_c10d_functional", "_dtensor", "symm_mem")
+_GATHER, _SCATTER = ("all_gather", Collective.ALL_GATHER), ("reduce_scatter", Collective.REDUCE_SCATTER)
+_FUSED = {
+    "symm_mem::fused_all_gather_matmul": _GATHER,
+    "symm_mem::fused_all_gather_scaled_matmul": _GATHER,
+    "symm_mem::fused_matmul_reduce_scatter": _SCATTER,
+    "symm_mem::fused_scaled_matmul_reduce_scatter": _SCATTER,
+}
+"""products of asynchronous tensor parallelism, with the collective that each contains"""
+
+
+def _beside(func: Any, args: Any, kwargs: Any, recorder: Recorder, name: str, kind: Collective) -> Any:
+    """Run a fused product on fakes; its collective moves the gathered input, or the product before it is scattered."""
+    mode = args[0].fake_mode
+    recorder.paused += 1
+    try:
+        with mode:
+            out = func(*args, **kwargs)
+    finally:
+        recorder.paused -= 1
+    names = [argument.name for argument in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    group = group_of(given["group_name"])
+    moved = args[0] if kind == Collective.ALL_GATHER else out
+    nbytes = moved.numel() * moved.element_size() * group.size_
+    event = group.record(name, kind, nbytes, dtype_name(moved), True)
+    for kernel in describe(recorder.ops, func, args, kwargs, out):
+        recorder.node(kernel.op, sync=kernel.sync)
+    recorder.wait_event(event)
+    return out
 
 
 def group_of(name: Any) -> Any:
@@ -99,11 +138,11 @@ def _all_reduce_into(outputs: list[torch.Tensor], inputs: Sequence[torch.Tensor]
 
 
 def _all_reduce(tensor: torch.Tensor, op: str, name: Any) -> torch.Tensor:
-    return _all_reduce_into(_like([tensor]), [tensor], op, name)[0]  # type: ignore[no-any-return]
+    return _all_reduce_into(_like([tensor]), [tensor], op, name)[0]
 
 
 def _all_reduce_(tensor: torch.Tensor, op: str, name: Any) -> torch.Tensor:
-    return _all_reduce_into([tensor], [tensor], op, name)[0]  # type: ignore[no-any-return]
+    return _all_reduce_into([tensor], [tensor], op, name)[0]
 
 
 def _all_reduce_coalesced(tensors: Sequence[torch.Tensor], op: str, name: Any) -> Any:
