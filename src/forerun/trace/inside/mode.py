@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forerun.trace.inside.device_kernels import OWN_KERNELS
 from forerun.trace.inside.op_rules import describe
 from forerun.trace.inside.recorder import Recorder
 from forerun.trace.inside.values import Oracle, set_value
@@ -206,7 +207,9 @@ class VirtualMode(TorchDispatchMode):
 
 @cache
 def _is_composite(func: Any) -> bool:
-    return isinstance(func, torch._ops.OpOverload) and func.has_kernel_for_dispatch_key(_COMPOSITE)
+    if not isinstance(func, torch._ops.OpOverload) or func in OWN_KERNELS:
+        return False
+    return func.has_kernel_for_dispatch_key(_COMPOSITE)
 
 
 def _writes_first(func: Any) -> bool:

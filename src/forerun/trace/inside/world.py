@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from forerun.errors import ForerunError
-from forerun.trace.inside import cuda_module, ddp, patches, process_group
+from forerun.trace.inside import cuda_module, ddp, device_kernels, patches, process_group
 from forerun.trace.inside.attention_choice import install as install_attention
 from forerun.trace.inside.machine import VirtualCuda
 from forerun.trace.inside.mode import VirtualMode
@@ -53,6 +53,7 @@ class World:
         self.machine.set_index(job.local_rank)
         self.recorder.current_stream = self.machine.stream
         cuda_module.install(self.machine, self.recorder, cuda_module.device(job.device))
+        device_kernels.install()
         install_attention()
         process_group.install(self.recorder, known_value, set_value)
         self.oracle = Oracle(job.expert_skew)
