@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forerun.trace.inside import sync_batch_norm
 from forerun.trace.inside.recorder import Recorder
 from forerun.trace.inside.transport import Transport
 
@@ -24,7 +25,7 @@ _dist: Any = dist
 _Mode: Any = TorchDispatchMode
 
 
-class _CopiesAreKnown(_Mode):  # type: ignore[misc]
+class _CopiesAreKnown(_Mode):
     """What is copied from the host to the device is known there, whatever was there before."""
 
     @classmethod
@@ -42,9 +43,10 @@ class _CopiesAreKnown(_Mode):  # type: ignore[misc]
 
 def install(recorder: Recorder) -> None:
     """Let DistributedDataParallel work on the virtual device. What happens once only is no part of a step."""
+    sync_batch_norm.install()
     rebuild = _dist.Reducer._rebuild_buckets
 
-    class Logger(_dist.Logger):  # type: ignore[misc]
+    class Logger(_dist.Logger):
         """The run-time statistics ask for a timer of the device, which only a CUDA build has."""
 
         def set_runtime_stats_and_log(self) -> None:

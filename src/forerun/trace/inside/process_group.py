@@ -61,7 +61,7 @@ def install(
     objects.install()
 
 
-class Work(_Work):  # type: ignore[misc]
+class Work(_Work):
     """A collective that was recorded."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Work(_Work):  # type: ignore[misc]
     get_future_result = get_future
 
 
-class Future(_Future):  # type: ignore[misc]
+class Future(_Future):
     """Done at once; who waits lets the current stream wait. Callbacks run on a stream of their own, as CUDA's do.
 
     DDP's Reducer waits in C++ at the end of backward, which Python doesn't see: the wait is put there.
@@ -176,7 +176,7 @@ class _Backend:
         return None
 
 
-class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
+class VirtualGroup(_ProcessGroup):
     """One process group. `ranks` are its global ranks, `rank` is this process's place among them."""
 
     def __init__(
@@ -198,7 +198,8 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
     # -- what a group is --------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
-        return next(iter(self.backends.values()), "virtual")
+        names = list(self.backends.values())
+        return "nccl" if "nccl" in names else names[0]
 
     name = getBackendName
 

@@ -29,7 +29,7 @@ def install() -> None:
     rebind(old)
 
 
-class _Store(_StoreBase):  # type: ignore[misc]
+class _Store(_StoreBase):
     def __init__(self, place: Any) -> None:
         super().__init__()
         self._data = _contents.setdefault(place, {})
