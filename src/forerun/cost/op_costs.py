@@ -92,9 +92,9 @@ def _same(values: Sequence[str], rows: I64) -> dict[str, I64]:
 def _gemms(ops: OpTable, rows: I64, device: Device, rates: KernelRates, time_s: F64, covered: F64) -> None:
     speed = device.sustained * rates.gemm
     for dtype, same in _same(ops.dtype, rows).items():
-        m, n, k, batch, role, accumulate, kernels = ops.dims[same, :7].T
+        m, n, k, batch, role, accumulate, kernels, operands = ops.dims[same, :8].T
         constants = gemm_rates(device, dtype)
-        time_s[same] = gemm_s(m, n, k, constants, batch.astype(np.float64), role, accumulate, speed, kernels)
+        time_s[same] = gemm_s(m, n, k, constants, batch.astype(np.float64), role, accumulate, speed, kernels, operands)
     shape = ops.dims[rows, :3]
     covered[rows] = (shape.min(axis=1) >= _GEMM_RANGE[0]) & (shape.max(axis=1) <= _GEMM_RANGE[1])
 

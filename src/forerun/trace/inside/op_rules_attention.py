@@ -20,8 +20,7 @@ from forerun.trace.inside.op_rules_tensors import Arguments, Kernel, Keywords, P
 
 FLASH_KERNELS = {None: "flash2", "FA2": "flash2", "FA3": "flash3", "FA4": "flash3"}
 """implementations of torch.nn.attention.activate_flash_attention_impl by the cost room's names"""
-EFFICIENT_KERNEL = "triton"
-"""the cost room has no memory-efficient kernel of its own; this one's rates are nearest"""
+EFFICIENT_KERNEL = "efficient"
 _FP32 = 4
 _ROW_BLOCK = 128
 _IN_REGISTERS = 64
