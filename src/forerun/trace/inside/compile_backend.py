@@ -8,13 +8,16 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch._functorch.config
 from torch.utils._python_dispatch import _disable_current_modes
 
+from forerun.trace.inside.compile_calls import ModuleCalls
 from forerun.trace.inside.compile_graph import CompiledGraph
 from forerun.trace.inside.compile_places import Places
 from forerun.trace.inside.mode import VirtualMode
@@ -26,6 +29,8 @@ inductor: Any = importlib.import_module("torch._inductor.compile_fx")
 _constant_folding: Any = importlib.import_module("torch._inductor.constant_folding")
 _virtualized: Any = importlib.import_module("torch._inductor.virtualized")
 _convert_frame: Any = importlib.import_module("torch._dynamo.convert_frame")
+_eval_frame: Any = importlib.import_module("torch._C._dynamo.eval_frame")
+_partitioners: Any = importlib.import_module("torch._functorch.partitioners")
 _dynamo_errors: Any = importlib.import_module("torch._dynamo.exc")
 _dynamo_types: Any = importlib.import_module("torch._dynamo.types")
 _dynamo_utils: Any = importlib.import_module("torch._dynamo.utils")
@@ -35,9 +40,12 @@ _dynamo_modules: Any = importlib.import_module("torch._dynamo.variables.nn_modul
 class Backend:
     """Takes the place of `compile_fx_inner`, in whatever way a program reaches it."""
 
-    def __init__(self, mode: VirtualMode, recorder: Recorder, modules: Modules) -> None:
+    def __init__(self, mode: VirtualMode, recorder: Recorder, modules: Modules, calls: ModuleCalls) -> None:
         self.mode, self.recorder = mode, recorder
         self.places = Places(modules)
+        _never_capture_own_frames()
+        calls.enter, calls.leave = torch._dynamo.disable(calls.enter), torch._dynamo.disable(calls.leave)
+        _partitioners.functionalize_rng_ops = _same_random_numbers
         self._compile_fx = inductor.compile_fx
         self._compile_fx.__defaults__ = (self.compile_graph, *self._compile_fx.__defaults__[1:])
         inductor.compile_fx = self.compile
@@ -60,9 +68,7 @@ class Backend:
                 raise
             except Exception as error:
                 self._failed(f"capturing {args[1].f_code.co_qualname}", error)
-                action = _dynamo_types.FrameAction.SKIP
-                skip = _dynamo_types.FrameExecStrategy(action, action)
-                return _dynamo_types.ConvertFrameReturn(frame_exec_strategy=skip, skip_reason="dynamo failed")
+                return _dynamo_types.ConvertFrameReturn(frame_exec_strategy=_skip_all(), skip_reason="dynamo failed")
 
         return call
 
@@ -74,6 +80,8 @@ class Backend:
             with torch._functorch.config.patch(enable_autograd_cache=False):
                 made: Callable[..., Any] = self._compile_fx(gm, inputs, *args, **kwargs)
             return made
+        except (_dynamo_errors.RestartAnalysis, _dynamo_errors.SkipFrame):
+            raise
         except Exception as error:
             if kept is None:
                 raise
@@ -92,7 +100,7 @@ class Backend:
         try:
             with _disable_current_modes():
                 gm = self._passes(gm, inputs, bool(kwargs.get("is_inference")))
-                return CompiledGraph(gm, self.mode, self.recorder, self.places, _donated(backward))
+                return CompiledGraph(gm, self.mode, self.recorder, self.places, backward, _donated(backward))
         finally:
             self.recorder.paused -= 1
 
@@ -133,6 +141,34 @@ class Backend:
                 self.recorder.compiled -= 1
 
         return run
+
+
+def _never_capture_own_frames() -> None:
+    """Between two graphs of a region dynamo looks at all frames that begin, those of the tracer among them."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(__package__ + "."):
+            for function in _functions(vars(module)):
+                _eval_frame.set_code_exec_strategy(function.__code__, _skip_all())
+
+
+def _skip_all() -> Any:
+    """What makes dynamo leave a frame and all frames below it alone."""
+    return _dynamo_types.FrameExecStrategy(_dynamo_types.FrameAction.SKIP, _dynamo_types.FrameAction.SKIP)
+
+
+def _same_random_numbers(joint: Any, forward: Any, backward: Any, _: int) -> tuple[Any, Any]:
+    """Recomputed random operators would get the state of the device's generator, which is one of the CPU here."""
+    return forward, backward
+
+
+def _functions(names: Mapping[str, Any]) -> Iterator[FunctionType]:
+    for value in names.values():
+        if isinstance(value, FunctionType) and value.__module__.startswith(__package__):
+            yield value
+        elif isinstance(value, type) and value.__module__.startswith(__package__):
+            yield from _functions(vars(value))
+        elif isinstance(value, (staticmethod, classmethod)) and isinstance(value.__func__, FunctionType):
+            yield value.__func__
 
 
 def _donated(backward: bool) -> frozenset[int]:

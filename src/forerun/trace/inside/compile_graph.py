@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from forerun.program.types import Phase
 from forerun.trace.inside.compile_places import Places
 from forerun.trace.inside.compile_plan import Step, steps_of
 from forerun.trace.inside.fusion import FusionGroup
@@ -30,12 +31,19 @@ class CompiledGraph:
     """
 
     def __init__(
-        self, gm: GraphModule, mode: VirtualMode, recorder: Recorder, places: Places, donated: frozenset[int]
+        self,
+        gm: GraphModule,
+        mode: VirtualMode,
+        recorder: Recorder,
+        places: Places,
+        backward: bool = False,
+        donated: frozenset[int] = frozenset(),
     ) -> None:
         self._boxed_call = True
         """torch hands over arguments that way to callables that say so, and copies this from their own attributes"""
         self.gm, self.mode, self.recorder = gm, mode, recorder
         nodes = list(gm.graph.nodes)
+        self._backward = backward
         self._inputs = [node for node in nodes if node.op == "placeholder"]
         self._constants = [node for node in nodes if node.op == "get_attr"]
         self._output = next(node for node in nodes if node.op == "output")
@@ -55,6 +63,9 @@ class CompiledGraph:
         module_of_node, numbers = recorder.module_of_node, places.numbers()
         recorder.compiled += 1
         recorder.module_of_node = places.current
+        again = not self._backward and not recorder.in_optimizer and torch._C._current_graph_task_id() != -1
+        if again:
+            vars(recorder)["phase"] = _recompute
         try:
             for step, number in zip(self._steps, numbers, strict=True):
                 places.module = number
@@ -67,6 +78,8 @@ class CompiledGraph:
         finally:
             recorder.compiled -= 1
             recorder.module_of_node = module_of_node
+            if again:
+                del vars(recorder)["phase"]
         return map_arg(self._output.args[0], values.__getitem__)
 
     @staticmethod
@@ -103,6 +116,11 @@ class CompiledGraph:
                 free.remove(taken)
                 found += taken
         return found
+
+
+def _recompute() -> int:
+    """Phase of a forward graph that runs in backward: grad mode, by which the recorder knows it, is off in there."""
+    return int(Phase.RECOMPUTE)
 
 
 def _on_device(values: list[Any]) -> bool:

@@ -84,9 +84,8 @@ def _find_written(steps: Sequence[Step], place: dict[Node, int], output: Node) -
         for node in step.computed:
             holders.setdefault(node, []).append(step)
     for node, own in holders.items():
-        if any(user is output or not set(holders.get(user, ())) <= set(own) for user in _readers(node, holders)):
-            own[-1].written.append(node)
-        elif is_mutable(node):
+        leaves = [user for user in _readers(node, holders) if user is output or not set(holders[user]) <= set(own)]
+        if leaves or is_mutable(node):
             own[-1].written.append(node)
     for step in steps:
         step.written.sort(key=place.__getitem__)
