@@ -134,6 +134,23 @@ def test_what_was_sent_before_the_end_still_arrives():
     assert Ranks({0: reader, 1: lambda box: box.send(0, "last", b"words")}).run()[0] == b"words"
 
 
+def test_a_rank_that_hears_from_all_others_is_refused():
+    started = []
+
+    def start(rank):
+        started.append(rank)
+        os.close(broker.connect(rank))
+
+    broker = Broker(start, most_ranks=4)
+    box = mailboxes.Mailbox(0, socket.socket(fileno=broker.connect(0)))
+    for rank in range(1, 6):
+        box.send(rank, "key", b"")
+    with pytest.raises(ForerunError, match="rank 4: more than 4 ranks exchange data"):
+        broker.poll(1.0)
+    assert started == [1, 2, 3]
+    broker.close()
+
+
 def test_a_message_that_is_none_is_refused():
     broker = Broker(lambda rank: None)
     with socket.socket(fileno=broker.connect(0)) as child:

@@ -20,6 +20,7 @@ VARIABLE = "FORERUN_MAILBOX"
 HEADER = struct.Struct("<cqqII")
 """kind, source rank, destination rank, bytes of the key, bytes of the payload"""
 SEND, RECEIVE, DATA, FAILED = b"s", b"r", b"d", b"f"
+MOST_RANKS = 256
 _EVERYBODY = -1
 _Key = tuple[int, int, str]
 
@@ -38,10 +39,13 @@ class _Rank:
 
 
 class Broker:
-    """The parent's side. `start_role(rank)` must start that rank's process, unless it was, after `connect(rank)`."""
+    """The parent's side. `start_role(rank)` must start that rank's process, unless it was, after `connect(rank)`.
 
-    def __init__(self, start_role: Callable[[int], None]) -> None:
-        self._start = start_role
+    `most_ranks` are traced at most: a program where one rank hears from all others can't be traced rank by rank.
+    """
+
+    def __init__(self, start_role: Callable[[int], None], most_ranks: int = MOST_RANKS) -> None:
+        self._start, self._most_ranks = start_role, most_ranks
         self._ranks: dict[int, _Rank] = {}
         self._messages: dict[_Key, bytes] = {}
         self._selector = selectors.DefaultSelector()
@@ -60,7 +64,11 @@ class Broker:
         return {VARIABLE: str(self._ranks[rank].child_end)}
 
     def poll(self, timeout_s: float) -> None:
-        """Carry messages for at most about `timeout_s`; returns after the first ones."""
+        """Carry messages for at most about `timeout_s`; returns after the first ones.
+
+        Raises:
+            ForerunError: too many ranks exchange data, or a rank sends what is no message.
+        """
         for key, events in self._selector.select(timeout_s):
             rank = key.data
             if events & selectors.EVENT_WRITE:
@@ -146,8 +154,11 @@ class Broker:
             self._fail(number, f"receive from rank {source}: that rank's program ended without sending it")
 
     def _need(self, number: int) -> None:
-        if number not in self._ranks:
-            self._start(number)
+        if number in self._ranks:
+            return
+        if len(self._ranks) >= self._most_ranks:
+            raise ForerunError(f"rank {number}: more than {self._most_ranks} ranks exchange data with each other")
+        self._start(number)
 
     def _answer(self, number: int, key: _Key) -> bool:
         """Give rank `number` what it waits for, if it is there."""
