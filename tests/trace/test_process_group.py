@@ -51,6 +51,9 @@ def answers(tmp_path_factory):
         part("uneven", lambda: dist.all_to_all_single(wide[:16], x[:12], [2] * 8, uneven))
         part("barrier", lambda: dist.barrier())
         part("functional", lambda: functional.all_reduce(x, "sum", mesh["tp"]).add(1))
+        group = mesh["tp"].get_group()
+        compiled = torch.compile(lambda t: functional.all_reduce(t, "sum", group) + 1, backend="aot_eager", fullgraph=True)
+        part("compiled", lambda: compiled(x))
         part("unawaited", lambda: functional.all_gather_single(x, 0, mesh["tp"]))
 
         def coalesced():
@@ -176,6 +179,7 @@ def test_an_asynchronous_collective_has_its_groups_stream(answers):
         ("coalesced", "all_reduce", 576),
         ("functional", "all_reduce", 64),
         ("unawaited", "all_gather", 128),
+        ("compiled", "all_reduce", 64),
         ("reshard", "all_to_all", 128),
         ("fused_gather", "all_gather", 2 * 64 * 32 * 4),
         ("fused_scatter", "reduce_scatter", 64 * 16 * 4),

@@ -181,7 +181,7 @@ def _device_functions(machine: VirtualCuda, recorder: Recorder, count: int) -> d
         "_cuda_getDevice": lambda: int(machine.index()),
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
-        "_cuda_maybeExchangeDevice": exchange,
+        "_cuda_maybeExchangeDevice": lambda index: exchange(index),
         "_cuda_hasPrimaryContext": lambda _index: True,
         "_cuda_isInBadFork": lambda: False,
         "_cuda_canDeviceAccessPeer": lambda one, other: one != other,
@@ -261,6 +261,8 @@ def _memory_functions(recorder: Recorder, device: VirtualDevice) -> dict[str, An
         "_cuda_attach_out_of_memory_observer": _nothing,
         "_cuda_setMemoryMetadata": _nothing,
         "_cuda_getMemoryMetadata": lambda: "",
+        "_cuda_CUDAAllocator_AllocatorState": type("AllocatorState", (), {}),
+        "_set_cached_tensors_enabled": _nothing,
         "_cudart": _runtime(recorder, device),
     }
 
