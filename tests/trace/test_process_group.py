@@ -52,7 +52,8 @@ def answers(tmp_path_factory):
         part("barrier", lambda: dist.barrier())
         part("functional", lambda: functional.all_reduce(x, "sum", mesh["tp"]).add(1))
         group = mesh["tp"].get_group()
-        compiled = torch.compile(lambda t: functional.all_reduce(t, "sum", group) + 1, backend="aot_eager", fullgraph=True)
+        reduce = lambda tensor: functional.all_reduce(tensor, "sum", group) + 1
+        compiled = torch.compile(reduce, backend="aot_eager", fullgraph=True)
         part("compiled", lambda: compiled(x))
         part("unawaited", lambda: functional.all_gather_single(x, 0, mesh["tp"]))
 
