@@ -13,6 +13,13 @@ _LONGEST_PERIOD = 16
 _PLAIN = (bool, int, float, str, type(None))
 
 
+class Passes(nn.Module):
+    """Stands where a part of the model is left out: its first input is its output."""
+
+    def forward(self, first: Any, *_: Any, **__: Any) -> Any:
+        return first
+
+
 @dataclass(frozen=True)
 class Run:
     """Children `first` .. `first + period * repeats` of `container` are the same `period` layers, `repeats` times."""

@@ -7,6 +7,7 @@ around it all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -44,12 +45,14 @@ def check_traceable(plan: Plan, note: Note) -> None:
             f"plan: zero_stage {plan.zero_stage} has no counterpart among PyTorch's fully_shard and DDP;"
             " zero_stage must be 0 (DDP) or 3 (FSDP2) to be traced"
         )
+    if plan.ep > 1 and not is_sharded(plan):
+        raise ForerunError(f"plan: ep {plan.ep} needs zero_stage 3 to be traced: DDP would mix gradients of experts")
     if plan.precision not in DTYPES and plan.precision != "fp8":
         raise ForerunError(f"plan: precision {plan.precision} can't be traced; known: {', '.join(DTYPES)}, fp8")
     if plan.cuda_graphs:
         note("cuda_graphs: traced without graphs; they change what the host costs, not the kernels")
-    if plan.async_tp:
-        note("async_tp: fused communication is made by Inductor for real devices; collectives are traced on their own")
+    if plan.async_tp and not plan.compile:
+        note("async_tp: the compiler fuses products with their collectives; without compile they are traced apart")
     if not plan.overlap_grad_reduce:
         note("overlap_grad_reduce false: DDP and FSDP2 always overlap; traced so")
 
@@ -71,9 +74,11 @@ def parallelize(
         model.to(DTYPES[plan.master_dtype])
     experts: set[nn.Module] = set()
     if plan.ep > 1:
-        experts = expert_parallel(model, meshes.axis("ep"), plan)
+        experts = expert_parallel(model, meshes, plan)
     if plan.tp > 1:
         tensor_parallel(model, meshes.axis("tp"), plan, tp_plan, note)
+        if plan.async_tp and plan.compile:
+            _fuse_with_products(meshes.axis("tp"))
     checkpoint_layers(layers, plan)
     if plan.compile:
         compile_layers(model, layers)
@@ -84,6 +89,12 @@ def parallelize(
     if is_sharded(plan):
         materialise(model, host)
     return wrapped
+
+
+def _fuse_with_products(mesh: Any) -> None:
+    """Let the compiler run collectives of `mesh` piece by piece with the products around them."""
+    import_module("torch._inductor.config")._micro_pipeline_tp = True
+    import_module("torch.distributed._symmetric_memory").enable_symm_mem_for_group(mesh.get_group().group_name)
 
 
 def materialise(model: nn.Module, device: str) -> None:

@@ -87,10 +87,9 @@ def _shard(model: nn.Module, layers: Sequence[nn.Module], meshes: Meshes, plan: 
 def _shard_experts(
     block: nn.Module, experts: set[nn.Module], meshes: Meshes, plan: Plan, common: dict[str, Any]
 ) -> None:
-    mesh = meshes.expert_sharded()
     for module in block.modules():
-        if module in experts and mesh is not None:
-            fully_shard(module, **common | {"mesh": mesh})
+        if module in experts:
+            fully_shard(module, **common | {"mesh": meshes.expert_sharded()})
             assert isinstance(module, FSDPModule)
             # Gradients are means over all tokens, not over the copies of an expert.
             module.set_gradient_divide_factor(plan.fsdp * plan.dp_replicate)

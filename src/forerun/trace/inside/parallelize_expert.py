@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 from forerun.errors import ForerunError
 from forerun.plan.plan import Plan
+from forerun.trace.inside.parallelize_mesh import Meshes
 from forerun.trace.inside.parallelize_tensor import LocalWeights
 
 
@@ -37,8 +38,8 @@ def grouped_experts(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def expert_parallel(model: nn.Module, mesh: Any, plan: Plan) -> set[nn.Module]:
-    """Spread the experts of `model` over `mesh`. The modules that were split.
+def expert_parallel(model: nn.Module, meshes: Meshes, plan: Plan) -> set[nn.Module]:
+    """Spread the experts of `model` over the ep axis. The modules that were split.
 
     Raises:
         ForerunError: the model has no such experts, or their number does not divide.
@@ -49,17 +50,20 @@ def expert_parallel(model: nn.Module, mesh: Any, plan: Plan) -> set[nn.Module]:
             f"ep {plan.ep}: {type(model).__name__} has no module with stacked experts that is called as"
             " experts(tokens, tokens_per_expert)"
         )
+    mesh = meshes.experts()
+    placements = [Shard(0), Replicate()][: mesh.ndim]
     for module in found:
         n_experts = next(module.parameters(recurse=False)).shape[0]
         if n_experts % plan.ep:
             raise ForerunError(f"{n_experts} experts are not divisible by ep {plan.ep}")
         for name, weight in list(module.named_parameters(recurse=False)):
-            split = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None)
+            split = distribute_tensor(weight, mesh, placements, src_data_rank=None)
             module.register_parameter(name, nn.Parameter(split, weight.requires_grad))
-        exchange = _Exchange(mesh, n_experts)
+        exchange = _Exchange(meshes.axis("ep"), n_experts)
         module.register_forward_pre_hook(exchange.dispatch)
         module.register_forward_hook(exchange.combine)
-        LocalWeights().attach(module)
+        # Ranks of a tp group have different tokens, so that each has a part of the gradient.
+        LocalWeights([Shard(0), Partial()][: mesh.ndim]).attach(module)
     return set(found)
 
 

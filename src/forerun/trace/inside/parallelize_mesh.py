@@ -18,11 +18,14 @@ class Meshes:
         """Raises ImpossiblePlan where expert parallelism can't be cut out of the data-parallel ranks."""
         self.plan = plan
         sizes = _sizes(plan)
-        kept = {name: size for name, size in sizes.items() if size > 1}
+        # What is left of dp_shard beside ep stays an axis even of one rank: experts are units of FSDP2 on their own.
+        kept = {name: size for name, size in sizes.items() if size > 1 or name == "dp_shard_mod_ep"}
         self._made: dict[str, Any] = {}
         self.world: Any = None
         if kept:
-            self.world = init_device_mesh(device, tuple(kept.values()), mesh_dim_names=tuple(kept))
+            # A mesh of one axis has the default group, whose name says nothing of the axis.
+            axes = kept if len(kept) > 1 else {"world": 1} | kept
+            self.world = init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
             self._made = {name: self.world[name] for name in kept}
         self._join("dp_shard", ("dp_shard_mod_ep", "dp_shard_in_ep"))
         self._join("ep", ("dp_shard_in_ep", "cp"), plan.ep)
@@ -46,13 +49,15 @@ class Meshes:
             return shard
         return self._pair("dp_replicate", shard)
 
+    def experts(self) -> Any:
+        """What the experts of a layer are spread over, with tp, over which they are the same."""
+        tp = self.axis("tp")
+        return self.axis("ep") if tp is None else self.world._concatenate([self.axis("ep"), tp])
+
     def expert_sharded(self) -> Any:
-        """What experts are sharded over beside `ep`; None where nothing is left."""
-        shard = self.axis("dp_shard_mod_ep")
-        if "dp_replicate" not in self._made:
-            return shard
-        replicate = self._made["dp_replicate"]
-        return replicate if shard is None else self._pair("dp_replicate", shard)
+        """What experts are sharded over beside `ep`: one rank or more, 2-D with dp_replicate."""
+        shard = self._made["dp_shard_mod_ep"]
+        return self._pair("dp_replicate", shard) if "dp_replicate" in self._made else shard
 
     def _pair(self, name: str, shard: Any) -> Any:
         return self.world._concatenate([self._made[name], shard])
@@ -65,8 +70,6 @@ class Meshes:
             return None
         if len(parts) == 1:
             return self._made[parts[0]]
-        if plan.ep > 1:
-            parts = tuple(n for n in self.world.mesh_dim_names if n not in ("pp", "tp"))
         return self.world[parts]._flatten("dp_cp" if plan.cp > 1 else "dp")
 
 

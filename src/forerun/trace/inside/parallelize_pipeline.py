@@ -16,18 +16,12 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 
 from forerun.errors import ForerunError, ImpossiblePlan
 from forerun.plan.plan import Plan
+from forerun.trace.inside.depth import Passes
 from forerun.trace.inside.parallelize_data import around_layers
 from forerun.trace.inside.training_loop import logits_of
 
 _SCHEDULES = {"ZB1P": "InterleavedZeroBubble", "ZBV": "ZBVZeroBubble"}
 _V = ("ZBV", "DualPipeV")
-
-
-class _Passes(nn.Module):
-    """Stands where a stage has no such part."""
-
-    def forward(self, first: Any, *_: Any, **__: Any) -> Any:
-        return first
 
 
 def own_stages(plan: Plan, rank: int) -> list[int]:
@@ -82,17 +76,17 @@ def cut_stage(model: nn.Module, layers: Sequence[nn.Module], plan: Plan, stage: 
     else:
         container._modules = {name: container._modules[name] for name in kept}
     if stage > 0:
-        _replace(model, front)
+        _leave_out(model, front)
     if stage < plan.n_stages - 1:
-        _replace(model, back)
+        _leave_out(model, back)
 
 
-def _replace(model: nn.Module, parts: Sequence[nn.Module]) -> None:
+def _leave_out(model: nn.Module, parts: Sequence[nn.Module]) -> None:
     gone = {id(part) for part in parts}
     for module in list(model.modules()):
         for name, child in list(module._modules.items()):
             if id(child) in gone:
-                module._modules[name] = _Passes()
+                module._modules[name] = Passes()
 
 
 def make_schedule(

@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 
 from forerun.errors import ForerunError
 from forerun.plan.plan import Plan
+from forerun.trace.inside.depth import Passes
 
 Styles = Mapping[str, Any]
 Note = Callable[[str], None]
@@ -52,10 +53,11 @@ class ReplicatedWeights(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
         for part in module.modules():
             for name, weight in list(part.named_parameters(recurse=False)):
+                if isinstance(weight, DTensor):
+                    continue  # experts that are spread already
                 shared = DTensor.from_local(weight, device_mesh, (Replicate(),), run_check=False)
                 part.register_parameter(name, nn.Parameter(shared, weight.requires_grad))
-        grads = (Partial(),) if self.partial else (Replicate(),)
-        LocalWeights(grads).attach(module)
+        LocalWeights((Partial(),) if self.partial else (Replicate(),)).attach(module)
         return module
 
 
@@ -69,7 +71,8 @@ class LocalWeights:
         """Swap weights before each forward of `module` and back after it."""
         for part in module.modules():
             names = [name for name, _ in part.named_parameters(recurse=False)]
-            if names:
+            if names and "_localised" not in vars(part):
+                vars(part)["_localised"] = True
                 part.register_forward_pre_hook(self._localise(names))
                 part.register_forward_hook(self._restore(names), always_call=True)
 
@@ -117,7 +120,8 @@ def tensor_parallel(model: nn.Module, mesh: Any, plan: Plan, given: Styles | Non
         made = style_of(key, style, plan, is_head=own and _is_head(model, key), note=note)
         if made is not None:
             for module in found:
-                parallelize_module(module, mesh, made)
+                if not isinstance(module, Passes):
+                    parallelize_module(module, mesh, made)
     if not matches:
         raise ForerunError(f"tp_plan: none of its {len(styles)} keys matches a submodule of {type(model).__name__}")
 
