@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 OWN_OPTIONS = {
     *("--cluster", "--gpus", "--seq-len", "--global-batch", "--top", "--json", "--csv", "--objective", "--explain"),
     *("--trace", "--models", "--hardware", "--help", "--plan-file", "--max-tp", "--exhaustive", "--must-fit"),
-    "--network",
+    *("--network", "--program", "--programs", "--tokens-per-step", "--kernel-profile", "--network-profile"),
+    *("--memory-limit", "--memory-snapshot", "--chakra", "--rank-class", "--depth", "--top", "--csv"),
 }
 
 
