@@ -1,4 +1,6 @@
-"""Runs a training script for real and writes down the collectives of one step: `real_collectives.py OUT STEP SCRIPT ARGS`.
+"""Runs a training script for real and writes down the collectives of one step.
+
+    python real_collectives.py FOLDER STEP SCRIPT ARGS
 
 A dispatch mode sees every collective that torch gives to its process groups, DTensor's, FSDP's and those of DDP's C++
 alike. Torch's own flight recorder counts in gloo itself; both counts are written, so that none can go missing.

@@ -1,8 +1,8 @@
 """Traced collectives against those of real processes that run the same script on the CPU over gloo.
 
-Compared is, rank by rank and in the order of issue: kind, bytes (the full buffer), dtype, the global ranks of the group,
-and the peer of sends and receives. The real ones are seen by a dispatch mode, and gloo's own flight recorder counts as
-many. What is not compared, because it is not the same:
+Compared is, rank by rank and in the order of issue: kind, bytes (the full buffer), dtype, the global ranks of the
+group, and the peer of sends and receives. The real ones are seen by a dispatch mode, and gloo's own flight recorder
+counts as many. What is not compared, because it is not the same:
 
 * the order in which the sends and receives of one batch (`batch_isend_irecv`) are listed is the program's in both;
   nothing is reordered here;

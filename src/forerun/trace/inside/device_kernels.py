@@ -1,8 +1,8 @@
 """Operations that have a kernel of their own on CUDA, which a build of torch for the CPU doesn't know.
 
-Where a device has no kernel for an operation that is also composed of others, autograd takes it apart before a dispatch
-mode sees it: RMSNorm would be seven kernels that keep five tensors. An entry for the device keeps it whole. The entry is
-never called: fake tensors are answered before.
+Where a device has no kernel for an operation that is also composed of others, autograd takes it apart before a
+dispatch mode sees it: RMSNorm would be seven kernels that keep five tensors. An entry for the device keeps it whole.
+The entry is never called: fake tensors are answered before.
 """
 
 from __future__ import annotations
