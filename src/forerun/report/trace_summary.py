@@ -35,8 +35,8 @@ def print_trace(out: Console, program: Program, path: Path, seconds: float) -> N
             f"{kernels:,}",
             f"{int(count[kind == OpKind.COLLECTIVE].sum()):,}",
             f"{int(count[(kind == OpKind.P2P) & (program.ops.dims[:, 0] > 0)].sum()):,}",
-            f"{flops / 1e12:,.2f}",
-            f"{memory.peak_bytes / GIB:.2f}",
+            f"{flops / 1e12:,.3g}" if flops < 1e15 else f"{flops / 1e12:,.0f}",
+            f"{memory.peak_bytes / GIB:.3g}",
         )
     out.print(table)
     _print_collectives(out, program)
@@ -74,5 +74,5 @@ def _print_collectives(out: Console, program: Program) -> None:
     for (group, kind), (times, size) in sorted(rows.items()):
         where = program.groups[group]
         name = Collective(kind).name.lower().replace("_", "-")
-        table.add_row(where.axis, f"{where.size:,}", name, f"{int(times):,}", f"{size / GIB:.3f}")
+        table.add_row(where.axis, f"{where.size:,}", name, f"{int(times):,}", f"{size / GIB:.3g}")
     out.print(table)

@@ -22,7 +22,7 @@ from forerun.trace.inside.recorder import Recorder
 from forerun.trace.inside.values import Oracle, set_value
 
 aten = torch.ops.aten
-_LARGEST_REAL = 1 << 16
+_LARGEST_REAL = 1 << 22
 """elements of a tensor that a program makes on the CPU and that is real"""
 _DEVICE = torch.ops.prim.device.default
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
@@ -38,6 +38,9 @@ class _Fakes(FakeTensorMode):
     def may_turn_const(self, t: torch.Tensor) -> bool:
         return False
 
+    def __deepcopy__(self, _memo: Any) -> _Fakes:
+        return self
+
 
 class VirtualMode(TorchDispatchMode):
     """The mode under which a traced program runs from its first line on."""
@@ -51,7 +54,7 @@ class VirtualMode(TorchDispatchMode):
     def __init__(self, recorder: Recorder, oracle: Oracle, communication: Handler) -> None:
         """`communication(func, args, kwargs, recorder)` answers collectives that arrive as operations."""
         super().__init__()
-        setattr(FakeTensorMode, "avoid_device_init", property(lambda _: True))
+        FakeTensorMode.avoid_device_init = property(lambda _: True)  # type: ignore[assignment]
         torch._C._set_only_lift_cpu_tensors(True)
         self.fake = _Fakes(allow_non_fake_inputs=True, static_shapes=True)
         self.recorder, self.oracle, self._communication = recorder, oracle, communication
@@ -168,15 +171,16 @@ class VirtualMode(TorchDispatchMode):
             target, source = args[:2]
             if isinstance(target, FakeTensor) or not isinstance(source, FakeTensor):
                 return False, None
-            self._record(func, args, kwargs, None, [source])
+            self._record(func, args, kwargs, target, [source])
             target.copy_(self.oracle.on_host(source).expand(target.shape))
             return True, target
         source, device = args[0], kwargs.get("device")
         host = device is not None and torch.device(device).type == "cpu" and source.device.type == "cuda"
         if not host or source.numel() > _LARGEST_REAL:
             return False, None
-        self._record(func, args, kwargs, None, [source])
-        return True, self.oracle.on_host(source).to(kwargs.get("dtype") or source.dtype)
+        out = self.oracle.on_host(source).to(kwargs.get("dtype") or source.dtype)
+        self._record(func, args, kwargs, out, [source])
+        return True, out
 
     def _index(self, index: Any) -> list[Any]:
         """A boolean mask as the indices that it selects, one for each dimension; other indices as they are."""

@@ -21,6 +21,7 @@ class Modules:
         self.paths: list[str] = [""]
         self.roots: WeakKeyDictionary[torch.nn.Module, None] = WeakKeyDictionary()
         """modules that were called from outside all modules"""
+        self.backward_seen = False
         self._index: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
         self._numbers: dict[str, int] = {"": 0}
         self._stack: list[int] = []
@@ -38,6 +39,7 @@ class Modules:
         node = torch._C._current_autograd_node()
         if node is None:
             return 0
+        self.backward_seen = True
         number = node._sequence_nr()
         if number < _NO_SEQUENCE and self._sequence:
             place = bisect_right(self._sequence, number) - 1

@@ -5,6 +5,7 @@ Only ever applied in a process that traces. Tested with torch 2.13.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import weakref
@@ -33,6 +34,7 @@ def install(mode: VirtualMode, recorder: Recorder) -> None:
     _fake_parameters(mode)
     _swap_without_weakrefs()
     _data_of_another_device()
+    _deep_copies()
     _multi_tensor_kernels()
     _storages(recorder)
     _addresses()
@@ -72,6 +74,29 @@ def _data_of_another_device() -> None:
             share_value(self, other)
 
     FakeTensor.data = property(plain.__get__, data)  # type: ignore[assignment]
+
+
+def _deep_copies() -> None:
+    """Tensors are copied with the fake mode that they know, and by way of their storage's data."""
+
+    def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user support the deepcopy protocol at the moment"
+            )
+        with torch.no_grad():
+            made: Any = self.clone()
+        made.requires_grad_(self.requires_grad)
+        memo[id(self)] = made
+        made.grad = copy.deepcopy(self.grad, memo)
+        for name, value in self.__dict__.items():
+            if name not in made.__dict__:
+                made.__dict__[name] = copy.deepcopy(value, memo)
+        return made
+
+    FakeTensor.__deepcopy__ = deepcopy  # type: ignore[method-assign]
 
 
 def _multi_tensor_kernels() -> None:
@@ -189,9 +214,14 @@ def _absent_operators(recorder: Recorder) -> None:
 
 
 def _values(mode: VirtualMode) -> None:
-    """`tolist` and `numpy` read memory that fakes don't have."""
+    """`tolist`, `numpy` and formats read memory that fakes don't have."""
     for name in ("tolist", "numpy", "__array__"):
         setattr(torch.Tensor, name, _on_host(mode, getattr(torch.Tensor, name)))
+
+    def as_text(self: Any, form: str) -> str:
+        return object.__format__(self, form) if self.dim() else format(self.item(), form)
+
+    FakeTensor.__format__ = as_text  # type: ignore[method-assign]
 
 
 def _on_host(mode: VirtualMode, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -321,9 +321,7 @@ class Recorder:
     def _optimizer_from_last_backward(self) -> None:
         """What comes between the last backward and the end of the step (clipping, unscaling) is the optimizer's."""
         phases = [node[2] for node in self._nodes]
-        if _OPTIMIZER not in phases:
-            return
-        stop = len(phases) - 1 - phases[::-1].index(_OPTIMIZER)
+        stop = len(phases) - (phases[::-1].index(_OPTIMIZER) + 1 if _OPTIMIZER in phases else 0)
         before = [i for i in range(stop) if phases[i] in (_BACKWARD, _RECOMPUTE)]
         for i in range(before[-1] + 1 if before else stop, stop):
             node = self._nodes[i]
@@ -346,7 +344,7 @@ class _Row:
             return self.category
         if self.alloc_phase == _FORWARD and self.free_phase in (_BACKWARD, _RECOMPUTE):
             return int(Category.ACTIVATION)
-        return int(Category.TEMPORARY if self.free is not None else Category.PARAMETER)
+        return int(Category.TEMPORARY)
 
 
 class _Storage:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from forerun.program.types import Category
+from forerun.trace import marks
 from forerun.trace.inside.modules import Modules
 from forerun.trace.inside.recorder import Recorder
 from forerun.trace.purpose import data_parallel, distinct_ranks
@@ -20,22 +23,56 @@ class StepRecorded(BaseException):
 
 
 class Steps:
-    """Counts the steps of the optimizer that steps first, and records number `wanted` (from 1)."""
+    """Counts the steps of the optimizer that steps first, and records number `wanted` (from 1).
+
+    A program that marks its steps (`forerun.trace.marks.mark_step`) is believed: from its first mark on, optimizers
+    count no more. Where no optimizer of torch's steps, a step ends when a forward begins after parameters were changed
+    after a backward.
+    """
 
     def __init__(self, recorder: Recorder, modules: Modules, wanted: int, meta: dict[str, Any]) -> None:
         self.recorder, self.modules, self.wanted, self.meta = recorder, modules, wanted, meta
         self.done = 0
         self.recording: Recording | None = None
+        self.only_step: Recording | None = None
+        """the first step, for a program that ends with it"""
         self._first: Any = None
-        self._optimizers: dict[int, Any] = {}
+        self._marked = False
         register_optimizer_step_pre_hook(self._before)
         register_optimizer_step_post_hook(self._after)
-        if wanted == 1:
-            recorder.start()
+        self._updated = False
+        self._begins = True
+        self._watch = register_module_forward_pre_hook(self._forward)
+        marks.listeners.append(self._user_mark)
+        recorder.start()
+
+    def _forward(self, _module: torch.nn.Module, _args: Any) -> None:
+        """What comes before the first forward with gradients is no part of the first step."""
+        if not torch.is_grad_enabled():
+            return
+        if self._first is not None or self._marked:
+            self._watch.remove()
+        elif self._updated:
+            self._updated = False
+            self.mark_step()
+        elif not self.modules.backward_seen and self._begins:
+            self._begins = False
+            self.recorder.start()
+
+    def wrote(self, tensors: Sequence[torch.Tensor]) -> None:
+        """An operation wrote to `tensors`: perhaps the program is its own optimizer."""
+        if self._first is not None or self._updated or not self.modules.backward_seen:
+            return
+        if torch._C._current_graph_task_id() == -1:
+            storages = {t.untyped_storage()._cdata for t in tensors}
+            self._updated = any(
+                parameter.untyped_storage()._cdata in storages
+                for root in self.modules.roots
+                for parameter in root.parameters()
+            )
 
     def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self.recorder.in_optimizer += 1
-        self._optimizers.setdefault(id(optimizer), optimizer)
         self._mark(optimizer)
 
     def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -43,30 +80,37 @@ class Steps:
         self._mark(optimizer)
         if self._first is None:
             self._first = optimizer
-        if optimizer is self._first:
+        if optimizer is self._first and not self._marked:
             self.mark_step()
+
+    def _user_mark(self) -> None:
+        if not self._marked:
+            self._marked, self.done = True, 0
+        self.mark_step()
 
     def mark_step(self) -> None:
         """One step has ended."""
         self.done += 1
         if self.done == self.wanted:
-            self.finish()
+            self.recording = self._finish()
+        if self.recording is not None:
             raise StepRecorded
+        if self.done == 1:
+            self.only_step = self._finish()
         if self.done == self.wanted - 1:
             self.modules.forget_sequence()
             self.recorder.start()
 
-    def finish(self) -> None:
-        """Make the Recording of what was recorded so far."""
+    def _finish(self) -> Recording:
         for root in self.modules.roots:
-            for buffer in root.buffers():
-                self._category(buffer, Category.PARAMETER)
+            for tensor in (*root.parameters(), *root.buffers()):
+                self._category(tensor, Category.PARAMETER)
         meta = self.meta | {"tokens": self.recorder.tokens or None}
         recording = self.recorder.finish(self.modules.paths, meta)
         names, sharded = data_parallel(recording)
         size = distinct_ranks(recording, names)
         recording.meta.update(data_parallel=names, sharded=sharded, data_parallel_size=size)
-        self.recording = recording
+        return recording
 
     def _mark(self, optimizer: Any) -> None:
         for group in optimizer.param_groups:

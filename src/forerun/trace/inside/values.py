@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 _MOST_FLOATS = 1 << 16
@@ -69,6 +70,8 @@ class Oracle:
     def __init__(self, skew: float = 0.0) -> None:
         self.skew = skew
         """0: balanced; s: choice number i is picked in proportion to 1 / (i + 1) ** s (Zipf)"""
+        self.on_write: Callable[[Sequence[torch.Tensor]], None] | None = None
+        """hears of the tensors that operations write to"""
         self._writes: dict[Any, tuple[tuple[int, str], ...]] = {}
 
     # -- along with the fakes ---------------------------------------------------------------------------------
@@ -76,6 +79,8 @@ class Oracle:
     def follow(self, func: Any, tensors: Sequence[torch.Tensor], args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Give the outputs of `func` their values, where all of `tensors` (its inputs) have one."""
         written = self._written(func, args, kwargs)
+        if written and self.on_write is not None:
+            self.on_write(written)
         values = [known_value(t) for t in tensors]
         if any(v is None for v in values) or func in _UNKNOWABLE:
             self._guess(func, args, out)
@@ -152,11 +157,12 @@ class Oracle:
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """A real CPU tensor for a small one of the device: its value, or what `.item()` would say of each element."""
-        value = known_value(tensor)
-        if value is not None:
-            return value.clone()
-        fill = 0 if tensor.dtype == torch.bool else 1
-        return torch.full(tensor.shape, fill, dtype=tensor.dtype)
+        with _disable_current_modes():
+            value = known_value(tensor)
+            if value is not None:
+                return value.clone()
+            fill = 0 if tensor.dtype == torch.bool else 1
+            return torch.full(tensor.shape, fill, dtype=tensor.dtype)
 
     def shape_of(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | Sequence[torch.Tensor] | None:
         """The real result of an operation whose output shape depends on data; None if `func` is no such operation."""

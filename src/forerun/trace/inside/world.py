@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from forerun.errors import ForerunError
-from forerun.trace.inside import cuda_module, ddp, device_kernels, patches, process_group
+from forerun.trace.inside import cuda_module, ddp, device_kernels, effects, patches, process_group
 from forerun.trace.inside.attention_choice import install as install_attention
 from forerun.trace.inside.machine import VirtualCuda
 from forerun.trace.inside.mode import VirtualMode
@@ -52,18 +52,21 @@ class World:
         self.machine.install()
         self.machine.set_index(job.local_rank)
         self.recorder.current_stream = self.machine.stream
-        cuda_module.install(self.machine, self.recorder, cuda_module.device(job.device))
+        device = cuda_module.device(job.device)
+        cuda_module.install(self.machine, self.recorder, device)
         device_kernels.install()
-        install_attention()
+        install_attention(device.capability)
         process_group.install(self.recorder, known_value, set_value)
         self.oracle = Oracle(job.expert_skew)
         self.mode = VirtualMode(self.recorder, self.oracle, process_group.handle)
         patches.install(self.mode, self.recorder)
         ddp.install(self.recorder)
+        effects.install(self.recorder, job.local_rank)
         self.modules = Modules()
         self.recorder.module_of_node = self.modules.current
-        meta = {"name": os.path.basename(job.target) or "program"}
+        meta = {"name": job.title or os.path.basename(job.target) or "program"}
         self.steps = Steps(self.recorder, self.modules, job.steps, meta)
+        self.oracle.on_write = self.steps.wrote
         self.mode.__enter__()
 
     # -- what C++ does with streams ---------------------------------------------------------------------------
@@ -91,13 +94,20 @@ class World:
             pass
         except SystemExit as stop:
             if stop.code not in (None, 0):
-                failure = Failure(f"the program exited with {stop.code!r} before its step was recorded")
+                failure = self._failure(stop, f"the program exited with {stop.code!r} before its step was recorded")
         except KeyboardInterrupt:
             failure = Failure("interrupted")
+        except ForerunError as error:
+            failure = self._failure(error, str(error))
         except BaseException as error:
-            failure = self._failure(error)
-        if self.steps.recording is not None:
-            save_recording(self.steps.recording, self.job.recording)
+            failure = self._failure(error, f"{type(error).__name__}: {error}")
+        recording = self.steps.recording
+        if recording is None and failure is None and self.steps.done == 1:
+            recording = self.steps.only_step
+            if recording is not None:
+                recording.meta["notes"].append("the program ran one step only: its first, with what is done once")
+        if recording is not None:
+            save_recording(recording, self.job.recording)
             return 0
         if failure is None:
             done = self.steps.done
@@ -108,12 +118,12 @@ class World:
         failure.write(self.job.failure)
         return 1
 
-    def _failure(self, error: BaseException) -> Failure:
+    def _failure(self, error: BaseException, message: str) -> Failure:
         frames = traceback.extract_tb(error.__traceback__)
         own = [f for f in frames if _users(f.filename)] or [f for f in frames if not f.filename.startswith("<")][-1:]
         line = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
         text = "".join(traceback.format_exception(error))
-        return Failure(f"{type(error).__name__}: {error}", self.mode.last_operation(), line, text)
+        return Failure(message, self.mode.last_operation(), line, text)
 
 
 def _users(filename: str) -> bool:
