@@ -271,8 +271,15 @@ def test_the_size_of_the_world_costs_nothing(tmp_path):
     took = run_virtual(
         """
         from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+        worlds = []
+        for backend in ("nccl", "gloo", None, "cpu:gloo,cuda:nccl"):
+            dist.init_process_group(backend)
+            devices = [str(device) for device in dist.group.WORLD._device_types]
+            worlds.append([dist.group.WORLD.label, dist.get_backend(), devices])
+            dist.destroy_process_group()
+        result["worlds"] = worlds
         begin = time.process_time()
-        dist.init_process_group("cpu:gloo,cuda:nccl")
+        dist.init_process_group(init_method="tcp://no-such-host.invalid:1", rank=rank, world_size=world)
         mesh = init_device_mesh("cuda", (world // 16, 2, 8), mesh_dim_names=("dp", "cp", "tp"))
         mesh["dp", "cp"]._flatten("dp_cp")
         DeviceMesh("cuda", torch.arange(world).reshape(-1, 8), mesh_dim_names=("rows", "columns"))
@@ -286,6 +293,12 @@ def test_the_size_of_the_world_costs_nothing(tmp_path):
     )
     assert took["sizes"] == [1024, 2, 8, 2048]
     assert took["setup_s"] < 1.0
+    assert took["worlds"] == [
+        ["world", "nccl", ["cuda"]],
+        ["world", "gloo", ["cpu", "cuda"]],
+        ["world", "undefined", ["cuda"]],
+        ["world", "cpu:gloo,cuda:nccl", ["cpu", "cuda"]],
+    ]
 
 
 # -- DistributedDataParallel -----------------------------------------------------------------------------------------

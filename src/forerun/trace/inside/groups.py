@@ -47,6 +47,8 @@ def install(group: Any) -> None:
             known = c10d._find_pg_by_ranks_and_tag(pg_tag, list(global_ranks_in_group))
             if known:
                 return known, c10d._world.pg_map[known][1]
+        if not global_ranks_in_group:
+            _labels.clear()
         config = c10d.BackendConfig(backend)
         prefixed = _dist.PrefixStore(f"{group_name}/", store)
         members = list(global_ranks_in_group) or list(range(group_size))
