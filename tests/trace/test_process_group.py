@@ -226,7 +226,7 @@ def test_the_messages_of_a_batch_share_the_groups_stream(answers):
 
 def test_a_message_alone_has_a_stream_for_its_pair(answers):
     (send,), _ = comm(answers, "send")
-    assert (send[4], send[6]) == ("world 3-4", 4)
+    assert (send[4], send[6]) == ("p2p world 3-4", 4)
     assert send[1] not in (COMPUTE, comm(answers, "async")[0][0][1])
 
 
