@@ -9,7 +9,7 @@ from made_steps import Options, options, training_step
 from forerun.engine.simulate import simulate
 from forerun.errors import ForerunError
 from forerun.memory.profile import profile
-from forerun.program.types import Category, Phase
+from forerun.program.types import Category, Collective, Phase
 from forerun.program.unfold import unfold
 from forerun.program.validate import check
 from forerun.trace.align import align
@@ -81,6 +81,20 @@ def test_an_optimizer_that_goes_through_parameters_one_by_one_is_folded_too():
     assert sum(len(block) for block in optimizer) < 30
     flat = unfold(folded)
     assert (flat.phase == Phase.OPTIMIZER).sum() == 3 * 128 + 3
+
+
+def gathered_at_once(depth):
+    """All gathers are on their way before the first one is used."""
+    made = Recorder(groups=[("dp_shard", tuple(range(8)))])
+    gathers = [made.collective(Collective.ALL_GATHER, 0, 64, 50, 2) for _ in range(depth)]
+    for layer in range(depth):
+        made.kernel("use", 20, module=f"layers.{layer}", waits=(gathers[layer],))
+    return made.recording()
+
+
+def test_waits_that_reach_further_back_the_deeper_the_model():
+    shallow = {depth: [gathered_at_once(depth)] for depth in (2, 3, 4)}
+    assert_same_step(fold_layers(shallow, 50), to_program([gathered_at_once(50)]))
 
 
 def test_modules_of_deep_layers_have_their_numbers():

@@ -163,7 +163,7 @@ def test_groups_are_laid_out_by_their_ranks_and_joined_over_roles():
     assert origin.group_ranks == ((0, 8), (0, 2, 4, 6), (0, 1), (0, 5, 6))
     assert (origin.data_parallel, origin.sharded, origin.tokens_per_step) == ((1,), (1,), 400)
     assert [cls.n_ranks for cls in program.rank_classes] == [8, 8]
-    assert [cls.name for cls in program.rank_classes] == ["stage 0", "stage 1"]
+    assert [cls.name for cls in program.rank_classes] == ["ranks like 0", "ranks like 8"]
     # The pipeline's own collective is one of both stages.
     assert [channel.members for channel in program.channels] == [(0, 1)]
 

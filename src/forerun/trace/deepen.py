@@ -12,7 +12,7 @@ from forerun.errors import ForerunError
 from forerun.program.builder import OpTableBuilder
 from forerun.program.types import I32, I64
 from forerun.trace.align import NotPeriodic, align
-from forerun.trace.described import Described, Node, Tensors, absolute_waits
+from forerun.trace.described import Described, Node, Tensors, Waits, absolute_waits
 from forerun.trace.recording import Recording
 from forerun.trace.to_program import OpRow, op_rows
 
@@ -29,11 +29,18 @@ class Deepening:
         self.x, self.y, self.z = shallow
         if any(one.recording.groups != self.z.recording.groups for one in shallow):
             raise self._broken(0, "process groups")
-        x, y, z = _tokens([one.nodes for one in shallow])
+        sequences = [one.nodes for one in shallow]
+        tokens = _tokens(sequences, by_distance=True)
         try:
-            self.runs = align(x, y, z)
+            self.runs = align(*tokens)
         except NotPeriodic as difference:
-            raise self._broken(difference.node, "what comes next") from None
+            # How far back waits reach may depend on the depth: gathers are all on their way before the first is used.
+            tokens = _tokens(sequences, by_distance=False)
+            try:
+                self.runs = align(*tokens)
+            except NotPeriodic:
+                raise self._broken(difference.node, "what comes next") from None
+        self._kinds = tokens[2]
         self.start_bytes = self._start_bytes()
         self._check_layers()
         self._outside = self._outside_changes()
@@ -60,7 +67,7 @@ class Deepening:
             _, j, k = (start + run.common for start in run.first)
             for at in range(run.added):
                 mine = (self.y.nodes[j + at], self.z.nodes[k + at], self.z.nodes[k + run.added + at])
-                if mine[0] is not mine[1] or mine[1] is not mine[2]:
+                if len({id(node) for node in mine}) > 1 and len({node.without_distances() for node in mine}) > 1:
                     raise self._broken(k + at, _difference(mine))
 
     def _outside_changes(self) -> dict[int, Callable[[int], Node]]:
@@ -108,7 +115,7 @@ class Deepening:
         rows, op = self._ops(node, n)
         modules, module = self._modules(node, layer, n)
         changed = {at: change(n) for at, change in self._outside.items()}
-        ptr, wait = self._waits(node, base.stream[node].astype(np.int64), changed)
+        ptr, wait = self._waits(node, layer, n, changed)
         tensors = self._tensors(node, changed, self.start_bytes(n))
         deep = replace(
             base,
@@ -164,16 +171,41 @@ class Deepening:
         modules = [self.z.paths[node[i]].with_numbers(numbers[i].tolist()) for i in first.tolist()]
         return tuple(modules), inverse.reshape(-1).astype(np.int32)
 
-    def _waits(self, node: I64, stream: I64, changed: dict[int, Node]) -> tuple[I64, I32]:
+    def _waits(self, node: I64, layer: I64, n: int, changed: dict[int, Node]) -> tuple[I64, I32]:
+        stream = self.z.recording.stream[node].astype(np.int64)
         waits = [changed[at].waits if at in changed else one.waits for at, one in enumerate(self.z.nodes)]
         pairs, entry, waiter = _gathered(waits, node)
-        found = absolute_waits(stream, waiter, pairs[entry, 0], pairs[entry, 1])
-        if (found < 0).any():
-            raise self._broken(int(node[waiter[np.argmin(found)]]), "a wait for what is not there")
+        by_depth, by_layer = (
+            np.array([slope for row in rows for slope in row], np.int64) for rows in self._distance_slopes(waits)
+        )
+        between = pairs[entry, 1] + (n - 2) * by_depth[entry] + layer[waiter] * by_layer[entry]
+        found = absolute_waits(stream, waiter, pairs[entry, 0], between)
+        kind = self._kinds[node[np.maximum(found, 0)]]
+        # Three depths fix the distances; that all layers then wait for the same kind of node is what proves them.
+        moves = (by_depth[entry] != 0) | (by_layer[entry] != 0)
+        first = np.full(len(pairs), -1, np.int64)
+        first[entry[::-1]] = kind[::-1]
+        wrong = (found < 0) | (between < 0) | (moves & (kind != first[entry]))
+        if wrong.any():
+            raise self._broken(int(node[waiter[np.argmax(wrong)]]), "what is waited for")
         order = np.lexsort((found, waiter))
         ptr = np.zeros(len(node) + 1, np.int64)
         np.cumsum(np.bincount(waiter, minlength=len(node)), out=ptr[1:])
         return ptr, found[order].astype(np.int32)
+
+    def _distance_slopes(self, waits: Sequence[Waits]) -> tuple[list[list[int]], list[list[int]]]:
+        """How the distances of `waits` grow with the depth and with the number of the layer, inside added layers."""
+        by_depth, by_layer = ([[0] * len(row) for row in waits] for _ in range(2))
+        for run in self.runs:
+            _, j, k = (start + run.common for start in run.first)
+            for at in range(k, k + run.added):
+                here, less, following = (
+                    [between for _, between in node.waits]
+                    for node in (self.z.nodes[at], self.y.nodes[j + at - k], self.z.nodes[at + run.added])
+                )
+                by_depth[at] = [a - b for a, b in zip(here, less, strict=True)]
+                by_layer[at] = [b - a for a, b in zip(here, following, strict=True)]
+        return by_depth, by_layer
 
     def _tensors(self, node: I64, changed: dict[int, Node], start: I64) -> I64:
         """Rows bytes, category, alloc, free of tensors that rise and fall as those of the recordings do."""
@@ -281,15 +313,20 @@ def _line_of_tensors(three: Sequence[Tensors]) -> Callable[[int], Tensors]:
     return at
 
 
-def _tokens(sequences: Sequence[Sequence[Node]]) -> list[I64]:
-    """Numbers of nodes, equal where the nodes are; a node that only one sequence has is known by what it is but for its
-    sizes: those may depend on the depth.
+def _tokens(sequences: Sequence[Sequence[Node]], by_distance: bool) -> list[I64]:
+    """Numbers of nodes, equal where the nodes are, but for the distances of waits without `by_distance`.
+
+    A node that only one sequence has is known by what it is but for its sizes: those may depend on the depth.
     """
-    seen = Counter(node for nodes in sequences for node in set(nodes))
+    names: dict[int, object] = {}
+    for nodes in sequences:
+        names |= {id(node): node if by_distance else node.without_distances() for node in nodes}
+    seen = Counter(name for nodes in sequences for name in {names[id(node)] for node in nodes})
     numbers: dict[object, int] = {}
     of_node = {
-        id(node): numbers.setdefault(node if count > 1 else node.loosely(), len(numbers))
-        for node, count in seen.items()
+        id(node): numbers.setdefault(name if seen[name := names[id(node)]] > 1 else node.loosely(), len(numbers))
+        for nodes in sequences
+        for node in nodes
     }
     return [np.array([of_node[id(node)] for node in nodes], np.int64) for nodes in sequences]
 

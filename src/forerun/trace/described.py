@@ -21,6 +21,8 @@ from forerun.trace.tracks import tracks_of
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
+Waits = tuple[tuple[int, int], ...]
+"""(stream, how many nodes of that stream lie between) of each"""
 Tensors = tuple[tuple[int, int], ...]
 """(bytes, category) of each, in rising order"""
 
@@ -50,10 +52,13 @@ class Node:
     row: OpRow
     place: tuple[object, ...]
     """stream, phase, module path without numbers, peer, sync, compiled"""
-    waits: tuple[tuple[int, int], ...]
-    """(stream, how many nodes of that stream lie between)"""
+    waits: Waits
     allocates: Tensors
     frees: Tensors
+
+    def without_distances(self) -> tuple[object, ...]:
+        """The node, but for how far its waits reach back."""
+        return (self.row, self.place, tuple(stream for stream, _ in self.waits), self.allocates, self.frees)
 
     def loosely(self) -> tuple[object, ...]:
         """What is left of the node when its sizes don't count."""
@@ -134,7 +139,7 @@ def _tensors_of_nodes(one: Recording, at: np.ndarray[tuple[int], np.dtype[np.int
 # -- waits by distance -------------------------------------------------------------------------------------------------
 
 
-def relative_waits(one: Recording) -> list[tuple[tuple[int, int], ...]]:
+def relative_waits(one: Recording) -> list[Waits]:
     """(stream, nodes of that stream in between) of every wait of every node, in order."""
     keys, n = _by_stream(one.stream), len(one)
     waiter = np.repeat(np.arange(n), np.diff(one.wait_ptr))

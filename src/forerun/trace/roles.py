@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from forerun.errors import ForerunError
 from forerun.program.groups import CommGroup
 from forerun.program.places import role_ranks
@@ -85,11 +87,11 @@ class Roles:
         return tuple(sorted({self.of_rank[rank] for rank in ranks if rank in self.of_rank} | {role}))
 
     def names(self) -> list[str]:
-        """Names of the rank classes: stages where the recorded ranks are one pipeline."""
+        """Names of the rank classes: stages where recorded ranks send to each other."""
         if len(self) == 1:
             return ["every rank"]
         own = [one.rank for one in self.recordings]
-        piped = any(set(own) <= set(ranks) and axis_of(name)[:2] == "pp" for name, ranks in self.recordings[0].groups)
+        piped = any(np.isin(one.peer, own).any() for one in self.recordings)
         return [f"stage {role}" if piped else f"ranks like {rank}" for role, rank in enumerate(own)]
 
 

@@ -127,8 +127,9 @@ class _Ops:
         key = (peer.astype(np.int64) + 1) * 2 * len(one.ops) + 2 * one.op + one.compiled
         _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         columns = (one.op[first].tolist(), one.compiled[first].tolist(), peer[first].tolist())
-        numbers = [self._add(role, *each) for each in zip(*columns, strict=True)]
-        return np.array(numbers, np.int32)[inverse.reshape(-1)]
+        numbers = np.array([self._add(role, *each) for each in zip(*columns, strict=True)], np.int32)
+        of_node: I32 = numbers[inverse.reshape(-1)]
+        return of_node
 
     def _add(self, role: int, number: int, compiled: int, peer: int) -> int:
         """A message between roles belongs to its two ranks, not to their process group."""
