@@ -6,6 +6,7 @@ import faulthandler
 import os
 import runpy
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from forerun.errors import ForerunError
@@ -18,9 +19,8 @@ def main(path: str) -> None:
     fault = job.last_place.open("w", encoding="utf-8")
     faulthandler.enable(fault)
     try:
-        from forerun.trace.inside.world import World, leave  # torch, which may be missing or of another version
-
-        world = World(job)
+        module = import_module("forerun.trace.inside.world")  # and torch, which may be missing or of another version
+        world = module.World(job)
     except ForerunError as error:
         Failure(str(error)).write(job.failure)
         raise SystemExit(1) from None
@@ -36,7 +36,7 @@ def main(path: str) -> None:
         else:
             runpy.run_path(job.target, run_name="__main__")
 
-    leave(world.run(program))
+    module.leave(world.run(program))
 
 
 if __name__ == "__main__":
