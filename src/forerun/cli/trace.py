@@ -15,6 +15,7 @@ from forerun.trace.job import Job
 from forerun.trace.launch import Limits
 from forerun.trace.many import read_configurations, trace_all
 from forerun.trace.record import trace_job, write_program
+from forerun.trace.titan import torchtitan_job
 
 _DEFAULT = Job("")
 
@@ -37,6 +38,16 @@ def trace(
     module: Annotated[
         bool, typer.Option("--module", "-m", help="SCRIPT is a module's name, as for python -m.")
     ] = False,
+    torchtitan: Annotated[
+        bool,
+        typer.Option(
+            "--torchtitan", help="SCRIPT is a module of torchtitan's; a configuration follows: llama3 llama3_8b."
+        ),
+    ] = False,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--override", metavar="SECTION.KEY=VALUE", help="A setting of torchtitan's; can be repeated."),
+    ] = None,
     device: Annotated[
         str, typer.Option(help="What the program is told that it runs on: h100, a100, ...")
     ] = _DEFAULT.device,
@@ -79,6 +90,12 @@ def trace(
         device=device,
         alone=rank is not None,
     )
+    if torchtitan:
+        if module:
+            raise ForerunError("--module and --torchtitan exclude each other")
+        job = torchtitan_job(job, job.arguments, override or ())
+    elif override:
+        raise ForerunError("--override is for --torchtitan")
     limits = Limits(time_limit, host_memory_limit)
     if plans is not None:
         if output is None:
@@ -91,7 +108,7 @@ def trace(
         if failed:
             raise ForerunError(f"{len(failed)} of {len(configurations)} configurations could not be traced")
         return
-    path = output or Path(f"{Path(target).stem}.program")
+    path = output or Path(f"{Path(job.title.rpartition(' ')[2] or target).stem}.program")
     program, seconds = trace_job(job, limits, show_output)
     write_program(program, path)
     print_trace(console(), program, path, seconds)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from forerun.errors import ForerunError
 
+_LONGEST = 600
+"""characters of a failure's message that users are shown"""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -33,6 +36,12 @@ class Job:
     """record no other rank, whoever it sends to"""
     variables: dict[str, str] = field(default_factory=dict)
     """environment variables of the program's own"""
+    title: str = ""
+    """what users know the program by, if not by `target`"""
+
+    @property
+    def name(self) -> str:
+        return self.title or self.target
 
     @property
     def local_rank(self) -> int:
@@ -111,4 +120,10 @@ class Failure:
         """The one line that a user reads."""
         at = f" at {self.line}" if self.line else ""
         operation = f" (in {self.operation})" if self.operation else ""
-        return ForerunError(f"{where}: {' '.join(self.message.split())}{operation}{at}")
+        return ForerunError(f"{where}: {_shortened(self.message)}{operation}{at}")
+
+
+def _shortened(message: str) -> str:
+    """One line, of which the beginning says most."""
+    line = " ".join(message.split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} [...]"

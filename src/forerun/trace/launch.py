@@ -188,7 +188,7 @@ class _Roles:
 
     def _name(self, process: _Process) -> str:
         rank = f" (rank {process.job.rank})" if process.job.rank != self.job.rank or len(self.processes) > 1 else ""
-        return f"{process.job.target}{rank}"
+        return f"{process.job.name}{rank}"
 
     def _error(self, process: _Process, code: int) -> ForerunError:
         failure = Failure.read(process.job.failure)
