@@ -22,6 +22,8 @@ from forerun.trace.inside.modules import Modules
 from forerun.trace.inside.recorder import Recorder
 
 _BACKEND = "forerun.trace.inside.compile_backend"
+_kernels = torch.library.Library("aten", "IMPL")
+"""registered as long as this lives"""
 
 
 def install(mode: VirtualMode, recorder: Recorder, modules: Modules) -> None:
@@ -29,6 +31,7 @@ def install(mode: VirtualMode, recorder: Recorder, modules: Modules) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     calls = ModuleCalls(modules)
     _own_function_for_each_device_call()
+    _create_outside_of_modes(mode)
     compile_ = torch.compile
     prepared: list[Any] = []
 
@@ -40,6 +43,21 @@ def install(mode: VirtualMode, recorder: Recorder, modules: Modules) -> None:
         return compile_(*args, **kwargs)
 
     torch.compile = compile
+
+
+def _create_outside_of_modes(mode: VirtualMode) -> None:
+    """`Could not run aten::empty.memory_format`: torch leaves all modes to compile, and makes tensors there."""
+
+    def created(operator: Any) -> Any:
+        def create(*args: Any, **kwargs: Any) -> Any:
+            with mode:
+                return operator(*args, **kwargs)
+
+        return create
+
+    for name in ("empty.memory_format", "empty_strided"):
+        packet, _, overload = name.partition(".")
+        _kernels.impl(name, created(getattr(getattr(torch.ops.aten, packet), overload or "default")), "CUDA")
 
 
 def _own_function_for_each_device_call() -> None:

@@ -29,7 +29,9 @@ inductor: Any = importlib.import_module("torch._inductor.compile_fx")
 _constant_folding: Any = importlib.import_module("torch._inductor.constant_folding")
 _virtualized: Any = importlib.import_module("torch._inductor.virtualized")
 _convert_frame: Any = importlib.import_module("torch._dynamo.convert_frame")
-_eval_frame: Any = importlib.import_module("torch._C._dynamo.eval_frame")
+_dynamo_optimizers: Any = importlib.import_module("torch._dynamo.variables.optimizer")
+_eval_frame: Any = importlib.import_module("torch._dynamo.eval_frame")
+_set_code_exec_strategy: Any = importlib.import_module("torch._C._dynamo.eval_frame").set_code_exec_strategy
 _partitioners: Any = importlib.import_module("torch._functorch.partitioners")
 _dynamo_errors: Any = importlib.import_module("torch._dynamo.exc")
 _dynamo_types: Any = importlib.import_module("torch._dynamo.types")
@@ -51,6 +53,8 @@ class Backend:
         inductor.compile_fx = self.compile
         catching = _convert_frame.CatchErrorsWrapper
         catching.__call__ = self._eager_where_dynamo_fails(catching.__call__)
+        self._allow_regions_without_graph()
+        self._make_optimizer_state_in_mode()
         folder = _constant_folding.ConstantFolder
         folder.run = self._within_mode(folder.run)
         for module in (_dynamo_utils, _dynamo_modules):
@@ -71,6 +75,33 @@ class Backend:
                 return _dynamo_types.ConvertFrameReturn(frame_exec_strategy=_skip_all(), skip_reason="dynamo failed")
 
         return call
+
+    @staticmethod
+    def _allow_regions_without_graph() -> None:
+        """`fullgraph=True found no compiled frames`, where the one frame runs as it is."""
+        count = _eval_frame.set_fullgraph_compiled_frame_count
+
+        def set_count(value: int) -> int:
+            before = int(count(value))
+            return 1 if before == 0 and value < 0 else before
+
+        _eval_frame.set_fullgraph_compiled_frame_count = set_count
+
+    def _make_optimizer_state_in_mode(self) -> None:
+        """Dynamo lets a compiled optimizer make its state for real, outside of all modes."""
+        variable = _dynamo_optimizers.OptimizerVariable
+        original = variable.call_method
+
+        def call_method(this: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+            if name != "_init_group" or not hasattr(this.value, name):
+                return original(this, tx, name, args, kwargs)
+            vars(this.value)[name] = self._within_mode(getattr(this.value, name))
+            try:
+                return original(this, tx, name, args, kwargs)
+            finally:
+                del vars(this.value)[name]
+
+        variable.call_method = call_method
 
     def compile(self, gm: Any, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """`compile_fx`; where torch fails on a graph, the graph itself, to be run operator by operator."""
@@ -105,7 +136,7 @@ class Backend:
             self.recorder.paused -= 1
 
     def _within_mode(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Constant folding makes tensors on the device, where torch has left all modes."""
+        """Constant folding and optimizers make tensors on the device, where torch has left all modes."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -148,7 +179,7 @@ def _never_capture_own_frames() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(__package__ + "."):
             for function in _functions(vars(module)):
-                _eval_frame.set_code_exec_strategy(function.__code__, _skip_all())
+                _set_code_exec_strategy(function.__code__, _skip_all())
 
 
 def _skip_all() -> Any:

@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 
 from forerun.program.types import Phase
 from forerun.trace.inside.compile_places import Places
-from forerun.trace.inside.compile_plan import Step, steps_of
+from forerun.trace.inside.compile_plan import Step, is_mutable, steps_of
 from forerun.trace.inside.fusion import FusionGroup
 from forerun.trace.inside.mode import VirtualMode
 from forerun.trace.inside.recorder import Recorder
@@ -87,7 +87,8 @@ class CompiledGraph:
         for node in step.nodes:
             target: Callable[..., Any] = node.target  # type: ignore[assignment]
             arguments = map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = target(*arguments[0], **arguments[1])
+            out = target(*arguments[0], **arguments[1])
+            values[node] = arguments[0][0] if out is None and is_mutable(node) else out
 
     def _run_as_kernel(self, step: Step, kernel: FusionGroup, values: _Values) -> None:
         recorder = self.recorder

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-from forerun.trace.inside.fusion import FusionGroup, Kind, fuse
+from forerun.trace.inside.fusion import FusionGroup, FusionNode, Kind, fuse
 from forerun.trace.inside.fusion_graph import fusion_nodes
 
 
@@ -41,8 +41,9 @@ def steps_of(graph: Graph, donated: frozenset[int] = frozenset()) -> list[Step]:
 
     `donated`: places of arguments whose memory belongs to the graph.
     """
+    _name_what_is_changed(graph)
     described, ops = fusion_nodes(graph)
-    groups = fuse(described)
+    groups = fuse([_at_its_place(op, node) for op, node in zip(described, ops, strict=True)])
     members = [[ops[i] for i in group.nodes] for group in groups]
     done = {node for node in graph.nodes if node.op in ("placeholder", "get_attr")}
     steps = []
@@ -58,6 +59,22 @@ def steps_of(graph: Graph, donated: frozenset[int] = frozenset()) -> list[Step]:
     inputs = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
     _find_freed(steps, output, {node for i, node in enumerate(inputs) if i not in donated})
     return steps
+
+
+def _name_what_is_changed(graph: Graph) -> None:
+    """Give an operator in place the fake value of what it changes; passes that put it there keep that of a copy."""
+    for node in graph.nodes:
+        if node.op == "call_function" and is_mutable(node) and node.args:
+            changed = node.args[0]
+            values = [n.meta.get("val") for n in changed] if isinstance(changed, (list, tuple)) else None
+            node.meta["val"] = changed.meta.get("val") if isinstance(changed, Node) else values
+
+
+def _at_its_place(op: FusionNode, node: Node) -> FusionNode:
+    """The wait for a collective returns what it is given, yet everything after it waits too: it is no mere view."""
+    func: Any = node.target
+    collective = isinstance(func, torch._ops.OpOverload) and func.namespace == "_c10d_functional"
+    return replace(op, kind=Kind.EXTERN) if collective and op.kind == Kind.VIEW else op
 
 
 def _missing(nodes: Sequence[Node], done: set[Node]) -> list[Node]:
