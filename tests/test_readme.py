@@ -13,6 +13,7 @@ OWN_OPTIONS = {
     *("--trace", "--models", "--hardware", "--help", "--plan-file", "--max-tp", "--exhaustive", "--must-fit"),
     *("--network", "--program", "--programs", "--tokens-per-step", "--kernel-profile", "--network-profile"),
     *("--memory-limit", "--memory-snapshot", "--chakra", "--rank-class", "--depth", "--top", "--csv"),
+    *("--world-size", "--mode", "--device"),  # of forerun trace, and of the script that is traced
 }
 
 
