@@ -32,16 +32,6 @@ _COPIES = (aten._to_copy.default, aten.copy_.default)
 Handler = Callable[..., tuple[bool, Any]]
 
 
-class _Fakes(FakeTensorMode):
-    """Fakes that carry no constants of torch's own, which would be computed on a device that has no kernels."""
-
-    def may_turn_const(self, t: torch.Tensor) -> bool:
-        return False
-
-    def __deepcopy__(self, _memo: Any) -> _Fakes:
-        return self
-
-
 class VirtualMode(TorchDispatchMode):
     """The mode under which a traced program runs from its first line on."""
 
@@ -56,7 +46,7 @@ class VirtualMode(TorchDispatchMode):
         super().__init__()
         FakeTensorMode.avoid_device_init = property(lambda _: True)  # type: ignore[assignment]
         torch._C._set_only_lift_cpu_tensors(True)
-        self.fake = _Fakes(allow_non_fake_inputs=True, static_shapes=True)
+        self.fake = _fakes()
         self.recorder, self.oracle, self._communication = recorder, oracle, communication
         self._last: Any = None
 
@@ -207,6 +197,15 @@ class VirtualMode(TorchDispatchMode):
         fake: torch.Tensor = self.fake.from_tensor(tensor, static_shapes=True)
         set_value(fake, tensor)
         return fake
+
+
+def _fakes() -> Any:
+    """Fakes that carry no constants of torch's own, which would be computed on a device that has no kernels. Copies of
+    tensors share the mode. The class must be torch's own: higher-order operators ask for it."""
+    mode: Any = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
+    mode.may_turn_const = lambda _tensor: False
+    FakeTensorMode.__deepcopy__ = lambda self, _memo: self  # type: ignore[attr-defined]
+    return mode
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +23,8 @@ class Modules:
         self.roots: WeakKeyDictionary[torch.nn.Module, None] = WeakKeyDictionary()
         """modules that were called from outside all modules"""
         self.backward_seen = False
+        self.at_forward: Callable[[], None] | None = None
+        """called before modules that are called from outside all modules"""
         self._index: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
         self._numbers: dict[str, int] = {"": 0}
         self._stack: list[int] = []
@@ -51,6 +54,8 @@ class Modules:
         self._sequence, self._module = self._sequence[-1:], self._module[-1:]
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
+        if not self._stack and self.at_forward is not None:
+            self.at_forward()
         self._stack.append(self._index_of(module))
         self._note()
 

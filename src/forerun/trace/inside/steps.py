@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from forerun.program.types import Category
@@ -42,16 +41,16 @@ class Steps:
         register_optimizer_step_post_hook(self._after)
         self._updated = False
         self._begins = True
-        self._watch = register_module_forward_pre_hook(self._forward)
+        modules.at_forward = self._forward
         marks.listeners.append(self._user_mark)
         recorder.start()
 
-    def _forward(self, _module: torch.nn.Module, _args: Any) -> None:
+    def _forward(self) -> None:
         """What comes before the first forward with gradients is no part of the first step."""
         if not torch.is_grad_enabled():
             return
         if self._first is not None or self._marked:
-            self._watch.remove()
+            self.modules.at_forward = None
         elif self._updated:
             self._updated = False
             self.mark_step()

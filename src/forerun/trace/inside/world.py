@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from forerun.errors import ForerunError
-from forerun.trace.inside import cuda_module, ddp, device_kernels, effects, patches, process_group
+from forerun.trace.inside import compile, cuda_module, ddp, device_kernels, effects, patches, process_group
 from forerun.trace.inside.attention_choice import install as install_attention
 from forerun.trace.inside.machine import VirtualCuda
 from forerun.trace.inside.mode import VirtualMode
@@ -64,6 +64,7 @@ class World:
         effects.install(self.recorder, job.local_rank)
         self.modules = Modules()
         self.recorder.module_of_node = self.modules.current
+        compile.install(self.mode, self.recorder, self.modules)
         meta = {"name": job.title or os.path.basename(job.target) or "program"}
         self.steps = Steps(self.recorder, self.modules, job.steps, meta)
         self.oracle.on_write = self.steps.wrote
