@@ -11,7 +11,16 @@ from typing import Any
 import torch
 
 from forerun.errors import ForerunError
-from forerun.trace.inside import compile, cuda_module, ddp, device_kernels, effects, patches, process_group
+from forerun.trace.inside import (
+    compile,
+    cuda_module,
+    ddp,
+    device_kernels,
+    effects,
+    flash_attention,
+    patches,
+    process_group,
+)
 from forerun.trace.inside.attention_choice import install as install_attention
 from forerun.trace.inside.machine import VirtualCuda
 from forerun.trace.inside.mode import VirtualMode
@@ -62,6 +71,7 @@ class World:
         patches.install(self.mode, self.recorder)
         ddp.install(self.recorder)
         effects.install(self.recorder, job.local_rank)
+        flash_attention.install(self.recorder)
         self.modules = Modules()
         self.recorder.module_of_node = self.modules.current
         compile.install(self.mode, self.recorder, self.modules)
