@@ -192,12 +192,13 @@ def _same_random_numbers(joint: Any, forward: Any, backward: Any, _: int) -> tup
     return forward, backward
 
 
-def _functions(names: Mapping[str, Any]) -> Iterator[FunctionType]:
+def _functions(names: Mapping[str, Any], seen: tuple[type, ...] = ()) -> Iterator[FunctionType]:
+    """Functions of the tracer among `names`, and in its classes there, of which `seen` are around."""
     for value in names.values():
         if isinstance(value, FunctionType) and value.__module__.startswith(__package__):
             yield value
-        elif isinstance(value, type) and value.__module__.startswith(__package__):
-            yield from _functions(vars(value))
+        elif isinstance(value, type) and value.__module__.startswith(__package__) and value not in seen:
+            yield from _functions(vars(value), (*seen, value))
         elif isinstance(value, (staticmethod, classmethod)) and isinstance(value.__func__, FunctionType):
             yield value.__func__
 

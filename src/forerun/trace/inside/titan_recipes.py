@@ -23,7 +23,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
         "activation_checkpoint.mode=full",
     ),
     "llama3_405b": (
-        "model.converters=float8",
+        "model.converters=quantize.linear.float8",
         "optimizer.lr=8e-5",
         "lr_scheduler.warmup_steps=600",
         "training.local_batch_size=2",
