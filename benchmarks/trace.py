@@ -1,8 +1,8 @@
 """Seconds to trace training steps from a cold start, and the memory that it takes.
 
-Run: python benchmarks/trace.py. Every line is a process of its own: it starts Python, imports torch, builds the Llama of
-examples/llama, applies FSDP2 and tensor parallelism over 8 ranks, runs two steps and makes a Program. The memory is that
-of its largest process, and of all of its processes together at most.
+Run: python benchmarks/trace.py. Every line is a process of its own: it starts Python, imports torch, builds the Llama
+of examples/llama, applies FSDP2 and tensor parallelism over 8 ranks, runs two steps and makes a Program. The memory is
+that of its largest process, and of all of its processes together, at most.
 """
 
 from __future__ import annotations

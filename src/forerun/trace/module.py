@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from forerun.errors import ForerunError
 from forerun.plan.plan import Plan
@@ -77,7 +77,8 @@ def trace_module(
             why = f"the whole model was traced: {error}"
         whole = record_call(job, lambda world: _run(world, replace(request, fold=False)), limits)
     program = to_program(whole)
-    return replace(program, meta={**program.meta, "notes": [*program.meta.get("notes", ()), why]})
+    notes = list(cast("list[str]", program.meta["notes"]))
+    return replace(program, meta={**program.meta, "notes": [*notes, why]})
 
 
 def _folded(job: Job, request: ModuleRequest, limits: Limits) -> Program:

@@ -21,6 +21,7 @@ from torch import nn
 from forerun.trace.inside.depth import Run, keep_repeats, layer_containers, on_meta, repeated_layers
 from forerun.trace.inside.parallelize import check_traceable, parallelize
 from forerun.trace.inside.parallelize_data import around_layers
+from forerun.trace.inside.parallelize_expert import grouped_experts, skew_of
 from forerun.trace.inside.parallelize_float8 import to_float8
 from forerun.trace.inside.parallelize_mesh import Meshes
 from forerun.trace.inside.steps import StepRecorded
@@ -42,6 +43,9 @@ def run(world: World, request: ModuleRequest) -> None:
     world.steps.meta["data_parallel_size"] = plan.dp
     model = on_meta(request.model_factory)
     found = repeated_layers(model)
+    if plan.ep > 1 and plan.expert_imbalance > 1:
+        counts = [next(part.parameters()).shape[0] for part in grouped_experts(model)]
+        world.oracle.skew = skew_of(plan.expert_imbalance, max(counts, default=plan.ep), plan.ep)
     if plan.pp > 1:
         _train_stages(world, request, meshes)
     elif request.fold and found is not None and _repeats(found, request) > DEPTHS[-1]:
@@ -147,7 +151,7 @@ def _shorten(world: World, request: ModuleRequest, model: nn.Module) -> None:
     if request.per_stage is None or run is None or plan.layers_per_stage is not None or plan.balance_ends:
         return
     unit = plan.n_stages * _runs_per_repeat(run, request)
-    whole = run.n_layers == len(run.container)
+    whole = run.n_layers == len(list(run.container.children()))
     if run.period == 1 and whole and run.repeats % unit == 0 and run.repeats // unit > 2 * DEPTHS[-1]:
         _describe(world, request, run.repeats // unit)
         keep_repeats(run, request.per_stage * unit)

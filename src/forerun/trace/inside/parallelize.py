@@ -93,12 +93,13 @@ def parallelize(
 
 def _fuse_with_products(mesh: Any) -> None:
     """Let the compiler run collectives of `mesh` piece by piece with the products around them."""
-    import_module("torch._inductor.config")._micro_pipeline_tp = True
+    config: Any = import_module("torch._inductor.config")
+    config._micro_pipeline_tp = True
     import_module("torch.distributed._symmetric_memory").enable_symm_mem_for_group(mesh.get_group().group_name)
 
 
-def materialise(model: nn.Module, device: str) -> None:
-    """Memory on `device` for parameters on the meta device, and on the GPU for buffers; what is shared stays so."""
+def materialise(model: nn.Module, device: str, buffer_device: str = "cuda") -> None:
+    """Memory for parameters and buffers on the meta device; what is shared stays so."""
     made: dict[int, Any] = {}
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -107,7 +108,7 @@ def materialise(model: nn.Module, device: str) -> None:
             module._parameters[name] = made[id(weight)]
         for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
             if buffer.device.type == "meta":
-                module._buffers[name] = made.setdefault(id(buffer), torch.empty_like(buffer, device="cuda"))
+                module._buffers[name] = made.setdefault(id(buffer), torch.empty_like(buffer, device=buffer_device))
 
 
 def compile_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:

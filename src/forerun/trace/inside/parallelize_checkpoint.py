@@ -56,8 +56,9 @@ def checkpoint_layers(layers: Sequence[nn.Module], plan: Plan) -> None:
     """
     if plan.activation_checkpointing == "none":
         return
-    # The selective policy counts the calls of compiled graphs; a cache in the wrong order would break the count.
-    torch._C._dynamo.eval_frame._set_lru_cache(False)
+    if plan.compile:
+        # Graphs must be called in the order in which they were made, or the policy's count of products is wrong.
+        import_module("torch._C._dynamo.eval_frame")._set_lru_cache(False)
     seen: dict[int, int] = {}
     for container, name in blocks(layers):
         number = seen[id(container)] = seen.get(id(container), 0) + 1
@@ -89,7 +90,7 @@ def _wrapped(block: nn.Module, plan: Plan) -> nn.Module:
 
 
 def _checkpointed(module: nn.Module, contexts: Callable[[], Any] | None = None) -> nn.Module:
-    given = {} if contexts is None else {"context_fn": contexts}
+    given: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
     wrapped: nn.Module = checkpoint_wrapper(module, preserve_rng_state=False, early_stop=False, **given)
     return wrapped
 

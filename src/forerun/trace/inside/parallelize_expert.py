@@ -20,6 +20,8 @@ from forerun.plan.plan import Plan
 from forerun.trace.inside.parallelize_mesh import Meshes
 from forerun.trace.inside.parallelize_tensor import LocalWeights
 
+_STEEPEST, _HALVINGS = 16.0, 40
+
 
 def grouped_experts(model: nn.Module) -> list[nn.Module]:
     """Modules that hold stacked experts: all their weights are 3-D with one first dimension, and two inputs."""
@@ -97,10 +99,22 @@ class _Exchange:
         back = out.new_empty((self._shape[0], *out.shape[1:]))
         back[self._order] = out
         self._order = None
-        return all_to_all_single_autograd(back, self._sent, self._received, self.mesh)  # type: ignore[no-any-return]
+        return all_to_all_single_autograd(back, self._sent, self._received, self.mesh)
 
 
 def _by_expert(counts: torch.Tensor, size: int, n_local: int) -> torch.Tensor:
     """Where the tokens of each expert stand among those that came, which are in order of ranks."""
     expert = torch.arange(n_local, device=counts.device).repeat(size)
     return torch.argsort(torch.repeat_interleave(expert, counts), stable=True)
+
+
+def skew_of(imbalance: float, n_experts: int, ranks: int) -> float:
+    """Exponent s for which choices of expert i in proportion to 1 / (i + 1)^s give the busiest of `ranks` ranks (the
+    first) `imbalance` times the mean; the greatest exponent tried where none gives as much."""
+    low, high = 0.0, _STEEPEST
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        weights = [1 / (i + 1) ** middle for i in range(n_experts)]
+        share = sum(weights[: n_experts // ranks]) / sum(weights) * ranks
+        low, high = (middle, high) if share < imbalance else (low, middle)
+    return low

@@ -10,6 +10,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from forerun.errors import ImpossiblePlan
 from forerun.plan.plan import Plan
 
+_NAMES = {"dp_shard_mod_ep": "dp_expert"}
+"""what the symbolic path calls an axis"""
+
 
 class Meshes:
     """The world of a plan as device meshes. Axes of degree 1 are left out, as torchtitan leaves them out."""
@@ -23,20 +26,32 @@ class Meshes:
         self._made: dict[str, Any] = {}
         self.world: Any = None
         if kept:
-            # A mesh of one axis has the default group, whose name says nothing of the axis.
-            axes = kept if len(kept) > 1 else {"world": 1} | kept
-            self.world = init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
+            self.world = init_device_mesh(device, tuple(kept.values()), mesh_dim_names=tuple(kept))
             self._made = {name: self.world[name] for name in kept}
-        self._join("dp_shard", ("dp_shard_mod_ep", "dp_shard_in_ep"))
-        self._join("ep", ("dp_shard_in_ep", "cp"), plan.ep)
+        if plan.ep > 1:
+            self._join("dp_shard", ("dp_shard_mod_ep", "dp_shard_in_ep"))
+            self._join("ep", ("dp_shard_in_ep", "cp"))
         self._join("dp_shard_cp", ("dp_shard_mod_ep", "dp_shard_in_ep", "cp") if plan.ep > 1 else ("dp_shard", "cp"))
+        self._name_groups()
 
-    def _join(self, name: str, parts: tuple[str, ...], needed: int = 0) -> None:
-        """The mesh of several neighbouring axes as one axis; needed = 1 makes none."""
-        kept = tuple(part for part in parts if part in self._made and part in self.world.mesh_dim_names)
-        if name in self._made or not kept or needed == 1:
-            return
-        self._made[name] = self._made[kept[0]] if len(kept) == 1 else self.world[kept]._flatten(name)
+    def _join(self, name: str, parts: tuple[str, ...]) -> None:
+        """Make neighbouring axes also one axis."""
+        present = tuple(part for part in parts if part in self._made)
+        if present[1:]:
+            joined = self._made.get("dp_shard") if name == "dp_shard_cp" and self.plan.cp == 1 else None
+            self._made[name] = joined or self.world[present]._flatten(name)
+        elif present:
+            self._made[name] = self._made[present[0]]
+
+    def _name_groups(self) -> None:
+        """Let traces call groups as plans call their axes; a group of all ranks would have no name of its own."""
+        named: set[int] = set()
+        for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "dp_shard_mod_ep", "dp_shard_cp"):
+            mesh = self._made.get(name)
+            group = None if mesh is None else mesh.get_group()
+            if group is not None and id(group) not in named:
+                named.add(id(group))
+                group.label = _NAMES.get(name, name)
 
     def axis(self, name: str) -> Any:
         """The 1-D mesh of axis `name`; None where it has one rank."""

@@ -83,7 +83,7 @@ class LocalWeights:
                 if isinstance(weight, DTensor):
                     local = weight.to_local(grad_placements=self.grad_placements)
                     vars(module).setdefault("_whole_weights", {})[name] = weight
-                    module._parameters[name] = local  # type: ignore[assignment]
+                    module._parameters[name] = local
 
         return hook
 
@@ -104,7 +104,7 @@ def tensor_parallel(model: nn.Module, mesh: Any, plan: Plan, given: Styles | Non
         ForerunError: there is no plan, nothing of it fits the model, or a style is unknown.
     """
     own = given is None
-    styles = dict(given if given is not None else _of_model(model) or llama_styles(model, plan))
+    styles = dict(given if given is not None else model_styles(model) or llama_styles(model, plan))
     if not styles:
         raise ForerunError(
             f"tp {plan.tp}: {type(model).__name__} has no tp_plan and no module named as in Llama; give tp_plan="
@@ -142,7 +142,7 @@ def _names_a_parameter(model: nn.Module, pattern: str) -> bool:
     return any(name in module._parameters for module in matching(model, parent)) if parent else False
 
 
-def _of_model(model: nn.Module) -> Styles | None:
+def model_styles(model: nn.Module) -> Styles | None:
     """The plan that a model brings: `tp_plan`, or Hugging Face's `_tp_plan` and `config.base_model_tp_plan`."""
     for name in ("tp_plan", "_tp_plan"):
         plan = getattr(model, name, None)

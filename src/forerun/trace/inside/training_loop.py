@@ -75,7 +75,7 @@ def default_loss(output: Any, target: Any) -> torch.Tensor:
     """
     own = None if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
     if own is not None:
-        return own  # type: ignore[no-any-return]
+        return own
     logits = logits_of(output)
     if not isinstance(logits, torch.Tensor) or not logits.is_floating_point():
         raise ForerunError(f"the model returns {type(output).__name__} and no logits; give loss=")
