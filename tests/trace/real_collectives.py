@@ -1,4 +1,4 @@
-"""Runs a training script for real and writes down the collectives of one step.
+"""Runs a training script for real and writes down the collectives of its steps, from the second on.
 
     python real_collectives.py FOLDER STEP SCRIPT ARGS
 
@@ -43,6 +43,9 @@ KINDS = {
     "alltoall_base_": "all_to_all",
     "all_to_all_single": "all_to_all",
     "barrier": "barrier",
+    "reduce_": "reduce",
+    "gather_": "gather",
+    "scatter_": "scatter",
     "send": "send",
     "recv_": "recv",
 }
@@ -81,16 +84,18 @@ class Collectives(TorchDispatchMode):
         group = _resolve_process_group(group) if isinstance(group, str) else ProcessGroup.unbox(group)
         ranks = get_process_group_ranks(group)
         kind = KINDS[name]
-        if func.namespace == "c10d":
-            tensors = tensors_of(
-                args[0] if kind in FULL_OUTPUT | {"send", "recv"} or len(tensors_of(args[1])) == 0 else args[1]
-            )
-        else:
-            tensors = tensors_of(out if kind in FULL_OUTPUT else args[0])
+        first, copies = args[0], 1
+        if kind in ("gather", "scatter"):  # of equal parts, whole at one rank only
+            first, copies = args[kind == "gather"], len(ranks)
+        elif func.namespace == "c10d":
+            first = args[0] if kind in (*FULL_OUTPUT, "send", "recv") else (tensors_of(args[1]) or args[0])
+        elif kind in FULL_OUTPUT:
+            first = out
+        tensors = tensors_of(first)
         peer = next((v for k, v in named.items() if k in ("dst", "src")), None) if kind in ("send", "recv") else None
         return {
             "kind": kind,
-            "bytes": sum(t.numel() * t.element_size() for t in tensors),
+            "bytes": sum(t.numel() * t.element_size() for t in tensors) * copies,
             "dtype": str(tensors[0].dtype).removeprefix("torch."),
             "ranks": ranks,
             "peer": -1 if peer is None else ranks[peer],
@@ -116,19 +121,20 @@ def main() -> None:
     torch.set_num_threads(1)
     mode = Collectives()
     state = {"first": None, "done": 0, "flights": 0}
+    steps: dict[int, dict] = {}
 
     def stepped(optimizer, _args, _kwargs) -> None:
         state["first"] = state["first"] or optimizer
         if optimizer is not state["first"]:
             return
         state["done"] += 1
-        if state["done"] == step - 1:
-            mode.on, state["flights"] = True, flights()
+        counted = flights()
+        if mode.on:
+            steps[state["done"]] = {"rows": mode.rows, "flights": counted - state["flights"]}
         if state["done"] == step:
-            rank = dist.get_rank()
-            written = {"rows": mode.rows, "flights": flights() - state["flights"]}
-            (out / f"rank{rank}.json").write_text(json.dumps(written), encoding="utf-8")
+            (out / f"rank{dist.get_rank()}.json").write_text(json.dumps(steps), encoding="utf-8")
             raise Stop
+        mode.on, mode.rows, state["flights"] = True, [], counted
 
     register_optimizer_step_post_hook(stepped)
     try:

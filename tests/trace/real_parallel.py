@@ -14,10 +14,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -31,7 +34,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "llama"))
-from model import Llama, LlamaConfig
+from model import Block, Llama, LlamaConfig
 
 MARK = 1001
 BATCH, MICROBATCHES, WIDTH = 2, 4, 96
@@ -153,6 +156,64 @@ def ddp_buckets(device: str) -> Step:
 def ddp_unused(device: str) -> Step:
     """Some parameters take no part in the loss."""
     return replicated(device, skip=True, find_unused_parameters=True)
+
+
+def zero1(device: str) -> Step:
+    """Optimizer state sharded by torch's own ZeRO-1, parameters broadcast."""
+    model = DistributedDataParallel(Stack().to(device))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3)
+    inputs = torch.rand(BATCH, WIDTH, device=device)
+
+    def step() -> None:
+        model(inputs).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def fsdp1(device: str) -> Step:
+    """The first FullyShardedDataParallel."""
+    model = FullyShardedDataParallel(
+        Llama(CONFIG).to(device),
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        device_id=torch.device(device) if device == "cpu" else torch.cuda.current_device(),
+        use_orig_params=True,
+    )
+    return training(model, device)
+
+
+def by_hand(device: str) -> Step:
+    """Calls of torch.distributed, with and without a gradient."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    parameter = nn.Parameter(torch.rand(size * 16, 8, device=device))
+    optimizer = torch.optim.SGD([parameter], lr=1e-3)
+    group = dist.new_group(list(range(size)))
+
+    def step() -> None:
+        even = [16] * size
+        moved = functional.all_to_all_single_autograd(parameter, even, even, group)
+        functional.all_gather_tensor_autograd(moved, 0, group).sum().backward()
+        part, parts = torch.rand(16, device=device), [torch.rand(16, device=device) for _ in range(size)]
+        dist.all_gather(parts, part)
+        dist.reduce(part, 0)
+        dist.broadcast(part, src=size - 1)
+        dist.gather(part, parts if not rank else None, dst=0)
+        dist.scatter(part, parts if not rank else None, src=0)
+        dist.reduce_scatter_tensor(part, torch.cat(parts))
+        dist.all_reduce(part, op=dist.ReduceOp.MAX, async_op=True).wait()
+        whole = torch.rand(16 * size, device=device, dtype=torch.bfloat16)
+        dist.all_gather_into_tensor(whole, torch.rand(16, device=device).bfloat16(), group=group)
+        dist.all_to_all_single(torch.empty_like(whole), whole)
+        if rank:
+            dist.recv(part, rank - 1)
+        if rank < size - 1:
+            dist.send(part, rank + 1)
+        dist.barrier()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
 # -- tensor parallelism ------------------------------------------------------------------------------------------
@@ -288,6 +349,9 @@ WAYS: dict[str, Callable[[str], Step]] = {
         one_f_one_b,
         dynamic,
         interleaved,
+        zero1,
+        fsdp1,
+        by_hand,
         hsdp,
         fsdp_tp,
         pp_fsdp,
