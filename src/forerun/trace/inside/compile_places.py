@@ -24,32 +24,34 @@ class Places:
         self._modules = modules
 
     def of(self, steps: Sequence[Sequence[Node]]) -> GraphPlaces:
-        """The places of the steps of a graph that is compiled now."""
+        """The places of the steps of a graph."""
         index = {str(id(module)): number for module, number in self._modules._index.items()}
-        paths = [next(filter(None, (self._path(node, index) for node in reversed(nodes))), "") for nodes in steps]
-        return GraphPlaces(self._modules, paths)
+        found = [
+            next(filter(None, (self._place(node, index) for node in reversed(nodes))), ("", True)) for nodes in steps
+        ]
+        return GraphPlaces(self._modules, found)
 
-    def _path(self, node: Node, index: dict[str, int]) -> str:
+    def _place(self, node: Node, index: dict[str, int]) -> tuple[str, bool] | None:
+        """Path of the module of `node`, and whether it is one below the module that calls the graph."""
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
         if not stack:
-            return ""
-        key, (path, kind) = list(stack.items())[-1]
+            return None
+        key, (name, kind) = list(stack.items())[-1]
+        below = plain(_ROOT.sub("", name))
         number = index.get(key.split("@")[0])
-        if number is not None:
-            return self._modules.paths[number]
-        return plain(_ROOT.sub("", path)) or getattr(kind, "__name__", str(kind))
+        if number is None:
+            return below or getattr(kind, "__name__", str(kind)), False
+        path = self._modules.paths[number]
+        return (below, True) if path.endswith("." + below) else (path, False)
 
 
 class GraphPlaces:
     """The places of the steps of one graph."""
 
-    def __init__(self, modules: Modules, paths: Sequence[str]) -> None:
-        self._modules = modules
+    def __init__(self, modules: Modules, places: Sequence[tuple[str, bool]]) -> None:
+        self._modules, self._places = modules, places
         self.module = 0
         """of the step that runs"""
-        above = modules.paths[modules.current()] + "."
-        self._paths = [(path[len(above) :], True) if path.startswith(above) else (path, False) for path in paths]
-        self._same = [not path or path + "." == above for path in paths]
         self._known: dict[int, list[int]] = {}
 
     def current(self) -> int:
@@ -61,9 +63,9 @@ class GraphPlaces:
         caller = self._modules.current()
         found = self._known.get(caller)
         if found is None:
-            above = self._modules.paths[caller] + "."
+            above = self._modules.paths[caller]
             found = self._known[caller] = [
-                caller if same else self._modules._number(above + path if below else path)
-                for same, (path, below) in zip(self._same, self._paths, strict=True)
+                self._modules._number(f"{above}.{path}" if below and above else path) if path else caller
+                for path, below in self._places
             ]
         return found

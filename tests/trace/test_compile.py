@@ -1,0 +1,102 @@
+"""torch.compile on the virtual device: kernels, memory, modules and phases of compiled regions against eager ones."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "compiled_regions.py"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    out = tmp_path_factory.mktemp("compiled") / "steps.json"
+    command = [sys.executable, str(PROGRAM), str(out)]
+    made = subprocess.run(command, cwd=out.parent, capture_output=True, text=True, timeout=600, check=False)
+    assert made.returncode == 0, made.stderr[-4000:]
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+COMPILED = ("whole", "broken", "blocks", "graphs", "dynamic", "recomputed blocks", "recomputed inside", "sharded")
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_program_launches_fewer_kernels_and_moves_fewer_bytes(steps, name):
+    assert len(steps[name]["names"]) < 0.6 * len(steps["eager"]["names"])
+    assert steps[name]["moved_bytes"] < 0.8 * steps["eager"]["moved_bytes"]
+    assert sum(steps[name]["compiled"]) > 0.5 * len(steps[name]["names"])
+
+
+@pytest.mark.parametrize("name", ["whole", "broken", "blocks", "graphs", "dynamic", "data parallel", "sharded"])
+def test_products_and_attention_are_those_of_eager_mode(steps, name):
+    assert steps[name]["matmuls"] == steps["eager"]["matmuls"]
+    assert steps[name]["flops"] == steps["eager"]["flops"]
+
+
+def test_eager_programs_have_no_compiled_kernels(steps):
+    assert not any(steps["eager"]["compiled"])
+    assert not any(name.startswith("fused_") for name in steps["eager"]["names"])
+
+
+@pytest.mark.parametrize("name", ["whole", "blocks", "dynamic"])
+def test_activations_are_what_the_partitioner_saves(steps, name):
+    assert steps[name]["activation_bytes"] < 0.8 * steps["eager"]["activation_bytes"]
+    assert steps[name]["activation_bytes"] == pytest.approx(steps[name]["saved_bytes"], rel=0.01)
+
+
+def test_a_graph_break_splits_the_region_but_nothing_fails(steps):
+    assert steps["broken"]["notes"] == []
+    assert len(steps["broken"]["names"]) - len(steps["whole"]["names"]) in range(1, 6)
+
+
+def test_kernels_carry_the_path_of_their_module(steps):
+    for name in ("whole", "blocks"):
+        for phase in ("FORWARD", "BACKWARD"):
+            paths = {m for m, p in zip(steps[name]["modules"], steps[name]["phases"], strict=True) if p == phase}
+            assert {"layers.0.w2", "layers.1.w2", "layers.0.attention.wo", "layers.1.attention.wo"} <= paths
+    products = [m for n, m in zip(steps["blocks"]["names"], steps["blocks"]["modules"], strict=True) if n == "mm"]
+    assert products.count("layers.0.w1") == products.count("layers.1.w1") == 3
+
+
+def test_recomputation_outside_of_the_graph_has_its_phase_and_inside_is_part_of_backward(steps):
+    outside, inside = steps["recomputed blocks"], steps["recomputed inside"]
+    assert outside["phases"].count("RECOMPUTE") > 10
+    assert inside["phases"].count("RECOMPUTE") == 0
+    assert outside["flops"] > inside["flops"] > steps["whole"]["flops"]
+    assert max(outside["activation_bytes"], inside["activation_bytes"]) < 0.4 * steps["whole"]["activation_bytes"]
+
+
+def test_cuda_graphs_are_noted(steps):
+    assert any("CUDA graphs" in note for note in steps["graphs"]["notes"])
+    assert not any("CUDA graphs" in note for note in steps["whole"]["notes"])
+
+
+def test_data_parallel_collectives_stay(steps):
+    assert steps["data parallel"]["collectives"].count("all_reduce") >= 1
+    assert steps["sharded"]["collectives"] == ["all_gather"] * 5 + ["reduce_scatter"] * 3
+
+
+def test_compiled_flex_attention_is_one_kernel_each_way(steps):
+    names, compiled = steps["flexible"]["names"], steps["flexible"]["compiled"]
+    assert names.count("flex_attention") == names.count("flex_attention_backward") == 2
+    assert sum(compiled) == 4
+    assert steps["flexible"]["flops"] == steps["eager"]["flops"]
+
+
+def test_a_compiled_optimizer_fuses_its_update(steps):
+    update = [
+        n for n, p in zip(steps["optimizer"]["names"], steps["optimizer"]["phases"], strict=True) if p == "OPTIMIZER"
+    ]
+    assert update
+    assert all(name.startswith("fused_") for name in update)
+    assert steps["optimizer"]["moved_bytes"] < steps["eager"]["moved_bytes"]
+
+
+def test_what_dynamo_cannot_capture_runs_as_it_is_and_is_named(steps):
+    (note,) = steps["impossible"]["notes"]
+    assert "not_for_dynamo" in note
+    assert "Unsupported" in note
+    assert steps["impossible"]["flops"] == steps["eager"]["flops"]
