@@ -131,7 +131,9 @@ class World:
 
     def _failure(self, error: BaseException, message: str) -> Failure:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if _users(f.filename)] or [f for f in frames if not f.filename.startswith("<")][-1:]
+        own = [f for f in frames if _users(f.filename)]
+        if not own and not isinstance(error, ForerunError):
+            own = [f for f in frames if not f.filename.startswith("<")][-1:]
         line = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
         text = "".join(traceback.format_exception(error))
         return Failure(message, self.mode.last_operation(), line, text)
