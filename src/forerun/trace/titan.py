@@ -55,7 +55,7 @@ def torchtitan_job(job: Job, arguments: Sequence[str], overrides: Sequence[str])
     """`job` as a run of torchtitan's Trainer.
 
     `job.target` is torchtitan's module (llama3, ...), `arguments` its configuration's name (llama3_8b, ...) and
-    torchtitan's own flags; `overrides` are settings `section.key=value`, which come last.
+    torchtitan's own flags; `overrides` are settings `section.key=value`, which come before those flags.
 
     Raises:
         ForerunError: torchtitan is missing or of another version, no configuration is named, or a setting is wrong.
@@ -70,6 +70,6 @@ def torchtitan_job(job: Job, arguments: Sequence[str], overrides: Sequence[str])
         job,
         target=_PROGRAM,
         is_module=True,
-        arguments=(job.target, *arguments, *flags),
+        arguments=(job.target, arguments[0], *flags, *arguments[1:]),
         title=f"torchtitan {arguments[0]}",
     )
