@@ -13,7 +13,7 @@ from forerun.model.catalog import load_model
 from forerun.plan.plan import Plan
 from forerun.search.executor import Executor, Refused
 from forerun.search.memory_bound import MemoryBounds
-from forerun.search.search import REFUSED_RULE, search
+from forerun.search.search import REFUSED_RULE, limited, search
 from forerun.search.space import Tally, make_space
 from forerun.search.time_bound import least_step_s
 from forerun.search.units import UnitRuns
@@ -162,6 +162,11 @@ def test_a_memory_limit_is_of_a_gpu():
     assert tight.memory_limit_gib == pytest.approx(10)
     with pytest.raises(ForerunError, match="memory limit of 200 GiB"):
         search(TINY, CLUSTER, **QUESTION, memory_limit_gib=200)
+
+
+def test_the_size_that_a_gpu_is_sold_with_means_all_of_it():
+    cluster = load_cluster("h100-sxm")
+    assert limited(cluster, 80) == cluster
 
 
 @pytest.mark.parametrize(

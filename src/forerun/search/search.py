@@ -122,11 +122,20 @@ def search(
     )
 
 
+_SOLD = 1.05
+"""what a GPU is sold as having over what programs can use, at most"""
+
+
 def limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:
-    """The cluster, `memory_limit_gib` of each GPU only. Raises ForerunError for more than a GPU has."""
+    """The cluster, `memory_limit_gib` of each GPU only; a GPU's size as it is sold (80 GB) means all of it.
+
+    Raises ForerunError for more than a GPU has.
+    """
     if memory_limit_gib is None:
         return cluster
     own = cluster.device.memory_bytes / GIB
+    if own < memory_limit_gib <= own * _SOLD:
+        return cluster
     if not 0 < memory_limit_gib <= own:
         raise ForerunError(
             f"memory limit of {memory_limit_gib} GiB: expected more than 0 and at most the {own:.1f} GiB of"
