@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forerun.program.types import Category
 from forerun.trace.inside import sync_batch_norm
 from forerun.trace.inside.recorder import Recorder
 from forerun.trace.inside.transport import Transport
@@ -53,12 +54,8 @@ def install(recorder: Recorder) -> None:
             """Nothing was measured."""
 
     def rebuild_buckets(reducer: Any) -> bool:
-        recorder.paused += 1
-        try:
-            with _CopiesAreKnown():
-                return bool(rebuild(reducer))
-        finally:
-            recorder.paused -= 1
+        with recorder.beforehand(Category.GRADIENT), _CopiesAreKnown():
+            return bool(rebuild(reducer))
 
     def builtin_hook(ddp: Any, kind: Any) -> None:
         compresses = kind == _dist.BuiltinCommHookType.FP16_COMPRESS

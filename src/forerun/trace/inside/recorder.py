@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +96,19 @@ class Recorder:
         self._rows = [storage.row for storage in self._storages.values() if storage.row is not None]
         for row in self._rows:
             row.alloc = -1
+
+    @contextmanager
+    def beforehand(self, category: Category) -> Iterator[None]:
+        """What is done in here happens once in a run: no node of the step, and what it allocates, for `category`,
+        counts as there before."""
+        recording, self.recording = self.recording, False
+        known = len(self._rows)
+        try:
+            yield
+        finally:
+            self.recording = recording
+            for row in self._rows[known:]:
+                row.alloc, row.category = -1, int(category)
 
     @property
     def n_nodes(self) -> int:
