@@ -26,6 +26,7 @@ from forerun.trace.inside.recorder import Recorder
 
 # Modules whose functions are replaced are looked up here, where they have no types.
 inductor: Any = importlib.import_module("torch._inductor.compile_fx")
+_async_compile: Any = importlib.import_module("torch._inductor.async_compile")
 _constant_folding: Any = importlib.import_module("torch._inductor.constant_folding")
 _virtualized: Any = importlib.import_module("torch._inductor.virtualized")
 _convert_frame: Any = importlib.import_module("torch._dynamo.convert_frame")
@@ -47,6 +48,7 @@ class Backend:
         self.places = Places(modules)
         _never_capture_own_frames()
         calls.enter, calls.leave = torch._dynamo.disable(calls.enter), torch._dynamo.disable(calls.leave)
+        _async_compile.AsyncCompile.wakeup = staticmethod(lambda: None)  # nothing is compiled: no processes for it
         _partitioners.functionalize_rng_ops = _same_random_numbers
         self._compile_fx = inductor.compile_fx
         self._compile_fx.__defaults__ = (self.compile_graph, *self._compile_fx.__defaults__[1:])
