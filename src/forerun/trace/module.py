@@ -15,7 +15,7 @@ from forerun.program.types import Program
 from forerun.trace.fold import fold_layers
 from forerun.trace.job import Job
 from forerun.trace.launch import Limits, record_call
-from forerun.trace.module_request import DEPTHS, ModuleRequest
+from forerun.trace.module_request import ModuleRequest
 from forerun.trace.recording import load_recording
 from forerun.trace.to_program import to_program
 
@@ -87,12 +87,13 @@ def _folded(job: Job, request: ModuleRequest, limits: Limits) -> Program:
         recordings = record_call(job, lambda world: _run(world, request), limits)
         if not request.anything_described():
             return to_program(recordings)
+        *forked, own = request.depths
         shallow = {
-            depth: [load_recording(request.recording(depth, one.rank)) for one in recordings] for depth in DEPTHS[:-1]
+            depth: [load_recording(request.recording(depth, one.rank)) for one in recordings] for depth in forked
         }
-        return fold_layers(shallow | {DEPTHS[-1]: recordings}, request.repeats())
+        return fold_layers(shallow | {own: recordings}, request.repeats())
     shallow = {}
-    for depth in DEPTHS:
+    for depth in request.depths:
         short = replace(request, per_stage=depth)
         shallow[depth] = record_call(job, lambda world, short=short: _run(world, short), limits)  # type: ignore[misc]
         if not request.anything_described():

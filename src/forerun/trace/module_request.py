@@ -11,9 +11,6 @@ from typing import Any
 from forerun.errors import ForerunError
 from forerun.plan.plan import Plan
 
-DEPTHS = (2, 3, 4)
-"""repetitions of the repeated layers in the variants that are traced; the last one's recording is the process's own"""
-
 
 @dataclass(frozen=True)
 class ModuleRequest:
@@ -30,6 +27,13 @@ class ModuleRequest:
     fold: bool = True
     per_stage: int | None = None
     """repetitions of the layers to leave in each stage of a pipeline, where the rest can be put in again"""
+
+    @property
+    def depths(self) -> tuple[int, int, int]:
+        """Repetitions of the repeated layers in the variants that are traced: enough that the ends of what is gathered
+        ahead don't meet. The deepest is recorded by the traced process itself."""
+        first = 2 * max(1, self.plan.prefetch)
+        return first, first + 1, first + 2
 
     def inputs(self) -> Any:
         """The inputs of one micro batch of one rank."""

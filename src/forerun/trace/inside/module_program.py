@@ -27,7 +27,7 @@ from forerun.trace.inside.parallelize_mesh import Meshes
 from forerun.trace.inside.steps import StepRecorded
 from forerun.trace.inside.training_loop import Ends, Training, loss_of
 from forerun.trace.inside.world import World
-from forerun.trace.module_request import DEPTHS, ModuleRequest
+from forerun.trace.module_request import ModuleRequest
 from forerun.trace.recording import save_recording
 
 
@@ -48,7 +48,7 @@ def run(world: World, request: ModuleRequest) -> None:
         world.oracle.skew = skew_of(plan.expert_imbalance, max(counts, default=plan.ep), plan.ep)
     if plan.pp > 1:
         _train_stages(world, request, meshes)
-    elif request.fold and found is not None and _repeats(found, request) > DEPTHS[-1]:
+    elif request.fold and found is not None and _repeats(found, request) > request.depths[-1]:
         _describe(world, request, _repeats(found, request))
         _fork_shallow(world, request, meshes, model, found)
     else:
@@ -76,8 +76,8 @@ def _fork_shallow(world: World, request: ModuleRequest, meshes: Meshes, model: n
     rest = run.repeats % runs
     layers = layer_containers(model)
     children = []
-    for depth in DEPTHS:
-        own = depth == DEPTHS[-1]
+    for depth in request.depths:
+        own = depth == request.depths[-1]
         pid = 0 if own else os.fork()
         if pid:
             children.append(pid)
@@ -152,6 +152,6 @@ def _shorten(world: World, request: ModuleRequest, model: nn.Module) -> None:
         return
     unit = plan.n_stages * _runs_per_repeat(run, request)
     whole = run.n_layers == len(list(run.container.children()))
-    if run.period == 1 and whole and run.repeats % unit == 0 and run.repeats // unit > 2 * DEPTHS[-1]:
+    if run.period == 1 and whole and run.repeats % unit == 0 and run.repeats // unit > 2 * request.depths[-1]:
         _describe(world, request, run.repeats // unit)
         keep_repeats(run, request.per_stage * unit)

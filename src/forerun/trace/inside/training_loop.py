@@ -191,6 +191,10 @@ class Training:
     def _pipeline(self) -> None:
         """All micro batches at once, through the schedule."""
         args, named = on_device(self.request.inputs())
+        if not args:
+            # Stages hand on what the model takes first; the other inputs go to all of them.
+            first, *rest = named.items()
+            args, named = (first[1],), dict(rest)
         args, named = self._all(args), dict(zip(named, self._all(tuple(named.values())), strict=True))
         target = self._target()
         # Without one of the caller's the loss makes its own; the schedule wants something to split.
