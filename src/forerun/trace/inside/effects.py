@@ -20,6 +20,7 @@ from forerun.trace.inside.recorder import Recorder
 
 def install(recorder: Recorder, local_rank: int) -> None:
     """Let the calls that leave the process have no effect."""
+    os.environ.setdefault("WANDB_MODE", "disabled")  # no runs of a traced program in anybody's account
     _checkpoints(recorder)
     _processes(recorder, local_rank)
     _one_device()

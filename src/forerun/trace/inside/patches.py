@@ -24,6 +24,7 @@ from forerun.trace.inside.mode import VirtualMode
 from forerun.trace.inside.recorder import Recorder
 from forerun.trace.inside.values import share_value
 
+_REAL = (torch.Tensor, torch.nn.Parameter)
 _FIRST_ADDRESS = 1 << 44
 _BLOCK_BYTES = 512
 """what the caching allocator aligns to"""
@@ -33,7 +34,7 @@ def install(mode: VirtualMode, recorder: Recorder) -> None:
     """Apply all patches."""
     _fake_parameters(mode)
     _swap_without_weakrefs()
-    _data_of_another_device()
+    _data_of_another_kind(mode)
     _deep_copies()
     _multi_tensor_kernels()
     _storages(recorder)
@@ -51,11 +52,20 @@ def _fake_parameters(mode: VirtualMode) -> None:
     make = torch.nn.Parameter.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        if type(data) in (torch.Tensor, torch.nn.Parameter) and data.device.type == "cpu":
+        if type(data) in _REAL and data.device.type == "cpu":
             data = mode.as_fake(data)
         return make(cls, data, requires_grad)
 
     torch.nn.Parameter.__new__ = new
+    plain = FakeTensor.__new__
+
+    def new_fake(cls: Any, first: Any, *args: Any, **kwargs: Any) -> Any:
+        """Programs make parameters anew by `type(parameter)(data, **parameter.__dict__)`, to put them on meta."""
+        if isinstance(first, torch.Tensor):
+            return torch.nn.Parameter(first, kwargs.get("requires_grad", first.requires_grad))
+        return plain(cls, first, *args, **kwargs)
+
+    FakeTensor.__new__ = new_fake  # type: ignore[assignment]
 
 
 def _swap_without_weakrefs() -> None:
@@ -63,17 +73,27 @@ def _swap_without_weakrefs() -> None:
     torch.utils.weakref = SimpleNamespace(getweakrefs=lambda _: [])
 
 
-def _data_of_another_device() -> None:
-    """`tensor.data = other` gives a fake the other's storage, but leaves it on its own device."""
+def _data_of_another_kind(mode: VirtualMode) -> None:
+    """`tensor.data = other` gives a fake the other's storage, but leaves it on its own device; where only one of the
+    two is fake it fails (`incompatible tensor type`)."""
     plain: Any = torch.Tensor.data
 
     def data(self: Any, other: Any) -> None:
-        plain.__set__(self, other)
-        if isinstance(other, FakeTensor):
-            self.fake_device = other.fake_device
-            share_value(self, other)
+        fake = isinstance(self, FakeTensor)
+        if fake and type(other) in _REAL and other.device.type == "cpu":
+            other = mode.as_fake(other)
+        if fake == isinstance(other, FakeTensor):
+            plain.__set__(self, other)
+            if fake:
+                self.fake_device = other.fake_device
+                share_value(self, other)
+            return
+        made = other.detach()
+        if isinstance(self, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, self.requires_grad)
+        torch.utils.swap_tensors(self, made.requires_grad_(self.requires_grad))
 
-    FakeTensor.data = property(plain.__get__, data)  # type: ignore[assignment]
+    torch.Tensor.data = property(plain.__get__, data)  # type: ignore[assignment]
 
 
 def _deep_copies() -> None:
