@@ -21,8 +21,8 @@ class ModuleCalls:
     """Takes the hooks of a `Modules` out and calls them from `Module.__call__` instead."""
 
     def __init__(self, modules: Modules) -> None:
-        self.enter: Callable[..., None] = modules._enter
-        self.leave: Callable[..., None] = modules._exit
+        self.enter: Callable[..., None] = modules.enter
+        self.leave: Callable[..., None] = modules.leave
         for hooks in (torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks):
             for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is modules]:
                 del hooks[key]
@@ -49,12 +49,12 @@ class ModuleCalls:
 
 def _same_place(modules: Modules, wrapper: torch.nn.Module, module: torch.nn.Module) -> None:
     """`torch.compile(module)` has the path of `module`; inside another module that is where the wrapper stands."""
-    if wrapper in modules._index and module in modules._index:
+    if wrapper in modules.index and module in modules.index:
         inner = modules.current() != 0
         source, target = (wrapper, module) if inner else (module, wrapper)
-        modules._index[target] = modules._index[source]
-    elif not modules._stack:
-        modules._index[wrapper] = modules._index_of(module)
+        modules.index[target] = modules.index[source]
+    elif not modules.stack:
+        modules.index[wrapper] = modules.index_of(module)
 
 
 def _in_file(function: Any, name: str) -> Callable[..., Any]:

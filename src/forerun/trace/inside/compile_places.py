@@ -25,7 +25,7 @@ class Places:
 
     def of(self, steps: Sequence[Sequence[Node]]) -> GraphPlaces:
         """The places of the steps of a graph."""
-        index = {str(id(module)): number for module, number in self._modules._index.items()}
+        index = {str(id(module)): number for module, number in self._modules.index.items()}
         found = [
             next(filter(None, (self._place(node, index) for node in reversed(nodes))), ("", True)) for nodes in steps
         ]
@@ -65,7 +65,7 @@ class GraphPlaces:
         if found is None:
             above = self._modules.paths[caller]
             found = self._known[caller] = [
-                self._modules._number(f"{above}.{path}" if below and above else path) if path else caller
+                self._modules.number_of(f"{above}.{path}" if below and above else path) if path else caller
                 for path, below in self._places
             ]
         return found

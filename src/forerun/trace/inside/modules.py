@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-_WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 _NO_SEQUENCE = 1 << 62
 """gradient accumulators carry a number above all others"""
 
@@ -25,20 +25,22 @@ class Modules:
         self.backward_seen = False
         self.at_forward: Callable[[], None] | None = None
         """called before modules that are called from outside all modules"""
-        self._index: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
-        self._numbers: dict[str, int] = {"": 0}
-        self._stack: list[int] = []
+        self.index: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
+        """index of every module that was met"""
+        self._by_path: dict[str, int] = {"": 0}
+        self.stack: list[int] = []
+        """indices of the modules that run, innermost last"""
         self._sequence: list[int] = []
         """autograd sequence numbers from which on the module of the same place in `_module` ran"""
         self._module: list[int] = []
         self._last = 0
-        register_module_forward_pre_hook(self._enter)
-        register_module_forward_hook(self._exit, always_call=True)
+        register_module_forward_pre_hook(self.enter)
+        register_module_forward_hook(self.leave, always_call=True)
 
     def current(self) -> int:
         """Index of the module that the operation in progress belongs to."""
-        if self._stack:
-            return self._stack[-1]
+        if self.stack:
+            return self.stack[-1]
         node = torch._C._current_autograd_node()
         if node is None:
             return 0
@@ -53,50 +55,52 @@ class Modules:
         """Drop what only the backward of an earlier step would ask for."""
         self._sequence, self._module = self._sequence[-1:], self._module[-1:]
 
-    def _enter(self, module: torch.nn.Module, _: Any) -> None:
-        if not self._stack and self.at_forward is not None:
+    def enter(self, module: torch.nn.Module, _: Any) -> None:
+        """`module` begins its forward."""
+        if not self.stack and self.at_forward is not None:
             self.at_forward()
-        self._stack.append(self._index_of(module))
+        self.stack.append(self.index_of(module))
         self._note()
 
-    def _exit(self, _module: torch.nn.Module, _args: Any, _out: Any) -> None:
-        if self._stack:
-            self._stack.pop()
+    def leave(self, _module: torch.nn.Module, _args: Any, _out: Any) -> None:
+        """The innermost module ends its forward."""
+        if self.stack:
+            self.stack.pop()
         self._note()
 
     def _note(self) -> None:
         number = torch.autograd._get_sequence_nr()
-        module = self._stack[-1] if self._stack else 0
+        module = self.stack[-1] if self.stack else 0
         if self._sequence and self._sequence[-1] == number:
             self._module[-1] = module
         else:
             self._sequence.append(number)
             self._module.append(module)
 
-    def _index_of(self, module: torch.nn.Module) -> int:
-        found = self._index.get(module)
+    def index_of(self, module: torch.nn.Module) -> int:
+        """Index of `module`, which the innermost running module calls."""
+        found = self.index.get(module)
         if found is None:
-            if not self._stack:
+            if not self.stack:
                 self.roots[module] = None
-            above = self.paths[self._stack[-1]] + "." if self._stack and self._stack[-1] else ""
+            above = self.paths[self.stack[-1]] + "." if self.stack and self.stack[-1] else ""
             for name, child in module.named_modules():
-                if child not in self._index:
-                    self._index[child] = self._number(plain(above + name) if name or above else type(module).__name__)
-            found = self._index[module]
+                if child not in self.index:
+                    self.index[child] = self.number_of(plain(above + name) if name or above else type(module).__name__)
+            found = self.index[module]
         return found
 
-    def _number(self, path: str) -> int:
-        number = self._numbers.get(path)
+    def number_of(self, path: str) -> int:
+        """Index that stands for a path."""
+        number = self._by_path.get(path)
         if number is None:
-            number = self._numbers[path] = len(self.paths)
+            number = self._by_path[path] = len(self.paths)
             self.paths.append(path)
         return number
 
 
 def plain(path: str) -> str:
     """A module path without the names that wrappers (DDP, compile, checkpointing, FSDP1) put in."""
-    for wrapper in _WRAPPERS:
-        path = path.replace("." + wrapper, ".")
-        while path.startswith(wrapper):
-            path = path[len(wrapper) :]
-    return path.rstrip(".")
+    names = path.split(".")
+    own = [name for i, name in enumerate(names) if name not in _WRAPPERS and not (name == "module" and i == 0)]
+    return ".".join(own)

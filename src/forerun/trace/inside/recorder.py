@@ -66,6 +66,9 @@ class Recorder:
         """number of this thread's stream; the virtual device fills it in"""
         self.module_of_node: Any = lambda: 0
         """index of the module that runs or whose backward runs; `modules.py` fills it in"""
+        self.module_depth: Any = lambda: 0
+        """how many modules run inside each other; `modules.py` fills it in"""
+        self._task, self._task_depth = -1, 0
         self.groups: dict[str, tuple[int, ...]] = {}
         self._group_numbers: dict[str, int] = {}
         self.notes: dict[str, None] = {}
@@ -156,12 +159,17 @@ class Recorder:
     # -- nodes -------------------------------------------------------------------------------------------------
 
     def phase(self) -> int:
-        """Optimizer inside its step, else by what autograd does: in backward, grad mode is on only to recompute."""
+        """Optimizer inside its step, else by what autograd does: in backward, grad mode is on, or a module's forward
+        runs, only to recompute."""
         if self.in_optimizer:
             return _OPTIMIZER
-        if torch._C._current_graph_task_id() == -1:
+        task = torch._C._current_graph_task_id()
+        if task == -1:
             return _FORWARD
-        return _RECOMPUTE if torch.is_grad_enabled() else _BACKWARD
+        depth = self.module_depth()
+        if task != self._task:
+            self._task, self._task_depth = task, depth
+        return _RECOMPUTE if torch.is_grad_enabled() or depth > self._task_depth else _BACKWARD
 
     def node(self, op: int, stream: int | None = None, peer: int = -1, sync: bool = False) -> int:
         """Append a node of row `op` on `stream` (this thread's, unless named). Its number; -1 where it is no part of

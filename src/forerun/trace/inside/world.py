@@ -20,6 +20,7 @@ from forerun.trace.inside import (
     flash_attention,
     patches,
     process_group,
+    triton_kernels,
 )
 from forerun.trace.inside.attention_choice import install as install_attention
 from forerun.trace.inside.machine import VirtualCuda
@@ -72,8 +73,10 @@ class World:
         ddp.install(self.recorder)
         effects.install(self.recorder, job.local_rank)
         flash_attention.install(self.recorder)
+        triton_kernels.install(self.mode, self.recorder)
         self.modules = Modules()
         self.recorder.module_of_node = self.modules.current
+        self.recorder.module_depth = lambda: len(self.modules.stack)
         compile.install(self.mode, self.recorder, self.modules)
         meta = {"name": job.title or os.path.basename(job.target) or "program"}
         self.steps = Steps(self.recorder, self.modules, job.steps, meta)
