@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +80,6 @@ def trainer(module: str, config: str, flags: Sequence[str]) -> Any:
         ForerunError: torchtitan does not know the model, the configuration or a setting.
     """
     what = f"torchtitan {torchtitan.__version__}"
-    _tuning_keys()
     settings = parse(what, module, config, flags)
     vocabulary = getattr(getattr(settings.model_spec, "model", None), "vocab_size", None)
     if not vocabulary:
@@ -106,25 +101,6 @@ def parse(what: str, module: str, config: str, flags: Sequence[str]) -> Any:
     known = parsed(lambda: ConfigManager()._load_config(own)[0], what)
     every = [*own, *_OTHER_DEFAULTS, *checked(known, flags, what)]
     return parsed(lambda: ConfigManager().parse_args(every), what)
-
-
-def _tuning_keys() -> None:
-    """`key contains names that are not kernel arguments`: torchao 0.18, which torchtitan imports, has a kernel that
-    triton 3.7 refuses to tune. Nothing is tuned here."""
-    if importlib.util.find_spec("triton") is None:
-        return
-    tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
-    make = tuner.__init__
-    signature = inspect.signature(make)
-
-    @functools.wraps(make)
-    def init(*args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(*args, **kwargs)
-        names = bound.arguments["arg_names"]
-        bound.arguments["key"] = [name for name in bound.arguments["key"] or () if name in names]
-        make(*bound.args, **bound.kwargs)
-
-    tuner.__init__ = init
 
 
 def _timeouts() -> None:

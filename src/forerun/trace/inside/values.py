@@ -94,7 +94,7 @@ class Oracle:
                 self._forget(tensor)
             return
         try:
-            real = func(*_real(args), **_real(kwargs))
+            real = _ON_CPU.get(func, func)(*_real(args), **_real(kwargs))
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
             for tensor in written:
                 self._forget(tensor)
@@ -107,6 +107,13 @@ class Oracle:
                     continue
                 known = None if root is None else root.__dict__.get("_forerun_known")
                 set_value(fake, value, None if known is None else known.holds)
+
+    def overwritten(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Something that is no operation of torch's has written to `tensors`."""
+        if tensors and self.on_write is not None:
+            self.on_write(tensors)
+        for tensor in tensors:
+            self._forget(tensor)
 
     def _written(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
         places = self._writes.get(func)
@@ -279,6 +286,14 @@ _KEEPS_VALUE = {
     aten._amp_update_scale_.default,
 }
 """they write values that are not known to be what the oracle says of them"""
+
+
+def _histogram(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.histc(tensor.double(), *args, **kwargs).to(tensor.dtype)
+
+
+_ON_CPU: dict[Any, Callable[..., Any]] = {aten.histc.default: _histogram}
+"""operators that CUDA has for integers and the CPU has not"""
 _UNKNOWABLE = {
     aten.empty.memory_format,
     aten.empty_strided.default,
