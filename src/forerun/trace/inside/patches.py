@@ -71,6 +71,22 @@ def _fake_parameters(mode: VirtualMode) -> None:
 def _swap_without_weakrefs() -> None:
     """`_apply(): Couldn't swap Linear.weight`: the fake mode keeps weak references to what it made."""
     torch.utils.weakref = SimpleNamespace(getweakrefs=lambda _: [])
+    swap = torch.utils.swap_tensors
+
+    def swap_tensors(one: Any, other: Any) -> None:
+        # DDP holds on to parameters, which then can't be swapped; where `to` changes nothing they need not be.
+        if not _same_memory(one, other):
+            swap(one, other)
+
+    torch.utils.swap_tensors = swap_tensors
+
+
+def _same_memory(one: Any, other: Any) -> bool:
+    if not (isinstance(one, FakeTensor) and isinstance(other, FakeTensor)):
+        return False
+    storages = [t.untyped_storage()._cdata for t in (one, other)]
+    views = [(t.dtype, t.fake_device, t.shape, t.stride(), t.storage_offset()) for t in (one, other)]
+    return storages[0] == storages[1] and views[0] == views[1]
 
 
 def _data_of_another_kind(mode: VirtualMode) -> None:
