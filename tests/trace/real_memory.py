@@ -6,12 +6,14 @@ python real_memory.py OUT [CASE ...]
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
 import torch
-from real_models import CASES
+import torch.distributed as dist
+from real_models import CASES, SHARDED
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -22,6 +24,7 @@ from forerun.trace.launch import Limits, record_call
 from forerun.trace.to_program import to_program
 
 STEP = 2
+EVERY = CASES | SHARDED
 KINDS = {"Parameter": "parameter", "Buffer": "parameter", "Gradient": "gradient", "Optstate": "optimizer"}
 KINDS |= {"Activation": "activation", "Temp": "temporary"}
 
@@ -37,7 +40,7 @@ def real(name: str) -> dict[str, object]:
 
     with tracker:
         hook = register_optimizer_step_post_hook(stepped)
-        step = CASES[name]("cpu")
+        step = EVERY[name]("cpu")
         for number in range(1, STEP + 1):
             step(tracker.reset_mod_stats)
             if number == STEP - 1:
@@ -61,11 +64,14 @@ def traced(name: str) -> dict[str, object]:
     """What the trace says of the second step of a case on a GPU."""
 
     def program(_world: object) -> None:
-        step = CASES[name]("cuda")
+        if name in SHARDED:
+            dist.init_process_group("nccl")
+        step = EVERY[name]("cuda")
         while True:
             step(lambda: None)
 
-    recordings = record_call(Job("", name, steps=STEP), program, Limits(time_s=120))
+    job = Job("", name, steps=STEP, world_size=2 if name in SHARDED else 1)
+    recordings = record_call(job, program, Limits(time_s=120))
     memory = profile(to_program(recordings))[0]
     one = recordings[0]
     left = np.bincount(
@@ -77,11 +83,20 @@ def traced(name: str) -> dict[str, object]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    names = sys.argv[2:] or list(CASES)
-    found = {name: {"traced": traced(name)} for name in names}
+    names = sys.argv[2:] or list(EVERY)
+    first = os.environ["RANK"] == "0"
+    found = {name: {"traced": traced(name)} for name in names if first}
     for name in names:
-        found[name]["real"] = real(name)
-    Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+        if name in CASES and first:
+            found[name]["real"] = real(name)
+    dist.init_process_group("gloo")
+    for name in names:
+        if name in SHARDED:
+            figures = real(name)
+            found.setdefault(name, {})["real"] = figures
+    if first:
+        Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training steps on one device whose tensors are the same on the CPU and on a GPU.
+"""Training steps on one device, or on two, whose tensors are the same on the CPU and on a GPU.
 
 Attention is explicit and nothing is dropped out: the fused kernels of the two devices keep different tensors.
 """
@@ -9,8 +9,12 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -141,3 +145,26 @@ CASES: dict[str, Callable[[str], Step]] = {
     "bert": lambda device: language(device, bert(), FUSED),
     "resnet50": lambda device: vision(device, MOMENTUM),
 }
+
+
+def sharded(device: str, keep: bool) -> Step:
+    """Llama under FSDP2 over all ranks; with `keep`, whole parameters stay until backward."""
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    model = llama().to(device)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=not keep)
+    return language(device, fully_shard(model, mesh=mesh, reshard_after_forward=not keep), FUSED)
+
+
+def replicated(device: str, view: bool) -> Step:
+    """Llama under DDP; with `view`, gradients are views of the buckets."""
+    return language(device, DistributedDataParallel(llama().to(device), gradient_as_bucket_view=view), FUSED)
+
+
+SHARDED: dict[str, Callable[[str], Step]] = {
+    "fsdp": lambda device: sharded(device, keep=False),
+    "fsdp, kept until backward": lambda device: sharded(device, keep=True),
+    "ddp": lambda device: replicated(device, view=False),
+    "ddp, views of buckets": lambda device: replicated(device, view=True),
+}
+"""on two ranks"""

@@ -15,6 +15,8 @@ and the first backward temporary where the trace does not, or the reverse.
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -38,6 +40,8 @@ CASES = (
     "bert",
     "resnet50",
 )
+SHARDED = ("fsdp", "fsdp, kept until backward", "ddp", "ddp, views of buckets")
+"""on two ranks, over gloo"""
 ALLOWED = 0.01
 
 
@@ -47,18 +51,29 @@ def measured(tmp_path_factory):
         pytest.skip("needs torch and transformers")
     path = tmp_path_factory.mktemp("memory") / "memory.json"
     command = [sys.executable, str(HERE / "real_memory.py"), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    variables = [os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+    with (path.parent / "second.txt").open("wb") as log:
+        second = subprocess.Popen(command, env=variables[1], stdout=log, stderr=subprocess.STDOUT)
+        try:
+            done = subprocess.run(command, env=variables[0], capture_output=True, text=True, timeout=400, check=False)
+        finally:
+            second.kill()
+            second.wait()
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(path.read_text())
 
 
 @pytest.mark.slow
 def test_every_case_was_run(measured):
-    assert tuple(measured) == CASES
+    assert tuple(measured) == CASES + SHARDED
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES + SHARDED)
 def test_peak_is_that_of_the_cpu(measured, case):
     traced, real = measured[case]["traced"], measured[case]["real"]
     assert traced["peak"] == pytest.approx(real["peak"], rel=ALLOWED)
