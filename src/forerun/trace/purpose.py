@@ -22,8 +22,9 @@ def words(name: str) -> set[str]:
 def data_parallel(recording: Recording) -> tuple[list[str], list[str]]:
     """Names of the groups over which gradients are reduced, and of those among them over which state is sharded.
 
-    Such a group reduces much in the backward pass or the optimizer, and in the forward pass gathers at most. A group
-    that is called after another axis is none; neither is one that reduces activations in the forward pass.
+    Such a group reduces much in the backward pass or the optimizer, and in the forward pass gathers and broadcasts
+    parameters at most. A group that is called after another axis is none; neither is one that reduces activations in the
+    forward pass.
     """
     ops, op = recording.ops, recording.op
     kept = (recording.tensor_category == Category.PARAMETER) & (recording.tensor_alloc < 0)
@@ -37,8 +38,9 @@ def data_parallel(recording: Recording) -> tuple[list[str], list[str]]:
         on = communicates & (ops.group[op] == number)
         kind, size = ops.collective[op], ops.bytes_comm[op]
         gathers = kind == Collective.ALL_GATHER
+        spreads = gathers | (kind == Collective.BROADCAST)
         reduced = size[on & ~forward & np.isin(kind, _REDUCTIONS)].sum()
-        if not reduced or reduced < least or (on & forward & ~gathers & (size > least)).any():
+        if not reduced or reduced < least or (on & forward & ~spreads & (size > least)).any():
             continue
         names.append(name)
         if size[on & gathers].sum() >= least or (on & (kind == Collective.REDUCE_SCATTER)).any():
