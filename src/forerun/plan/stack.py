@@ -80,6 +80,8 @@ class Stack:
     grad_reduce_overlap: bool = True
     bucket_mib: float = 25.0
     """size of a bucket in which replicated gradients are reduced beside the backward pass"""
+    bucket_copies: bool = False
+    """buckets are buffers of their own beside the gradients, for good (DDP without gradient_as_bucket_view)"""
     reduce_dtype: Literal["fp32", "bf16", "fp16", "param"] = "fp32"
     accumulate_dtype: Literal["fp32", "bf16", "fp16", "param"] = "param"
     """dtype of the gradient buffer that micro batches add into"""
@@ -95,6 +97,13 @@ class Stack:
     """tensor-parallel collectives of the backward pass run beside the other gradient's matrix multiplication"""
     tp_copies: int = 0
     """extra layout copies of the buffer around each tensor-parallel collective"""
+    dtensor: bool = False
+    """as PyTorch's own DTensor code: tensor-parallel ranks sum the gradients of what they hold whole tensor by tensor,
+    norms of gradients are reduced over one mesh axis after the other, and rings of attention pass gradients on in fp32
+    by all-to-all"""
+    pipeline_keeps: bool = False
+    """as torch.distributed.pipelining: buffers for what every micro batch receives, and outputs of a stage until its
+    backward pass has ended"""
     p2p_overlap: bool = False
     p2p_scatter: bool = False
     """tensor-parallel ranks send a share of the activation each and gather it on arrival (Megatron-LM)"""

@@ -110,6 +110,12 @@ def _rope_and_norms(section: Section, module: int) -> None:
 
 def _query_names(section: Section) -> tuple[str, str, str]:
     """Tensors that go into the attention kernel: queries, keys, values."""
+    query, key, value = _projected_names(section)
+    return (query, "k.repeated", "v.repeated") if _repeats_kv(section) else (query, key, value)
+
+
+def _projected_names(section: Section) -> tuple[str, str, str]:
+    """Queries, keys and values before key and value heads are repeated."""
     kit = section.kit
     fused = kit.stack.fused_qkv and not kit.model.mla
     if kit.model.position == "rope":
@@ -119,13 +125,22 @@ def _query_names(section: Section) -> tuple[str, str, str]:
     return ("q", "q", "q") if fused else ("q", "k", "v")
 
 
-def _repeat_kv(section: Section, module: int) -> None:
+def _repeats_kv(section: Section) -> bool:
+    """Whether key and value heads are copied to the number of query heads; a compiler fuses the copies away."""
     kit, s = section.kit, section.kit.shapes
-    if not kit.stack.repeat_kv or s.heads == s.kv_heads or kit.model.mla or kit.plan.compile:
+    return kit.stack.repeat_kv and s.heads != s.kv_heads and not kit.model.mla and not kit.plan.compile
+
+
+def _repeat_kv(section: Section, module: int) -> None:
+    """The copies are what the kernel keeps for backward."""
+    if not _repeats_kv(section):
         return
-    elements = s.tokens * s.heads * (s.head_dim + s.v_head_dim)
-    forward, backward = kit.pattern("copy", elements, "composed")
-    section.tape.add(TapeOp("attention.repeat_kv", "pointwise", module, forward, backward))
+    kit, s = section.kit, section.kit.shapes
+    keys, values = s.tokens * s.heads * s.head_dim, s.tokens * s.heads * s.v_head_dim
+    forward, backward = kit.pattern("copy", keys + values, "composed")
+    makes = (("k.repeated", keys * s.act_bytes), ("v.repeated", values * s.act_bytes))
+    reads = tuple(dict.fromkeys(_projected_names(section)[1:]))
+    section.tape.add(TapeOp("attention.repeat_kv", "pointwise", module, forward, backward, reads=reads, makes=makes))
 
 
 def _copies(section: Section, name: str, module: int) -> None:
@@ -185,6 +200,8 @@ def _context_parallel(section: Section, module: int) -> None:
     """
     kit, s, plan = section.kit, section.kit.shapes, section.kit.plan
     q, kv, out = _sizes(section)
+    if kit.stack.repeat_kv and not kit.model.mla:  # also where a compiler would fuse the copies: they are sent
+        kv = q
     reads, makes = _saved(section)
     forward: list[Stage]
     backward: list[Stage]
@@ -198,6 +215,9 @@ def _context_parallel(section: Section, module: int) -> None:
         gather = kit.collective("cp.gather", Collective.ALL_GATHER, "cp", 2 * kv * plan.cp, Stream.CP)
         scatter = kit.collective("cp.scatter", Collective.REDUCE_SCATTER, "cp", 2 * kv * plan.cp, Stream.CP)
         f, b = _kernel_op(section, s.seq, _causal_keys(plan.seq_len, kit.model.causal), False, s.heads, s.kv_heads)
+        if kit.stack.dtensor:
+            wide = 2 * kv // s.act_bytes * 4
+            scatter = [((kit.p2p("cp.hop.gradients", "cp", wide), Stream.CP),)] * plan.cp
         forward, backward = [*gather, *on_compute(f)], [*gather, *on_compute(b), *scatter]
     else:
         forward, backward = _ring(section, 2 * kv)
@@ -225,7 +245,9 @@ def _ring(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
     own_f, own_b = _kernel_op(section, s.seq, s.seq, kit.model.causal, s.heads, s.kv_heads)
     far_f, far_b = _kernel_op(section, s.seq, _causal_keys(s.seq, kit.model.causal), False, s.heads, s.kv_heads)
     hop: Stage = ((kit.p2p("cp.hop", "cp", kv_bytes), Stream.CP),)
-    hop_back: Stage = ((kit.p2p("cp.hop.backward", "cp", 2 * kv_bytes), Stream.CP),)
+    gradients = kv_bytes // s.act_bytes * 4 if kit.stack.dtensor else kv_bytes
+    home = (kit.p2p("cp.hop.gradients", "cp", gradients), Stream.CP)
+    hop_back: Stage = (*hop, home)
     merge = kit.traffic(
         "cp.merge", 3 * s.tokens * s.heads * s.v_head_dim * s.act_bytes, s.tokens * s.heads * s.v_head_dim * 4
     )
@@ -244,7 +266,10 @@ def _ring(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
                 out += extra
         return out
 
-    return stages(own_f, far_f, hop, merge), stages(own_b, far_b, hop_back, [])
+    backward = stages(own_b, far_b, hop_back, [])
+    if kit.stack.dtensor:  # gradients go on until they are back where they belong
+        backward.append((home,))
+    return stages(own_f, far_f, hop, merge), backward
 
 
 def _naive(section: Section, module: int) -> None:

@@ -11,7 +11,7 @@ from forerun.model.spec import ModelSpec
 from forerun.plan.plan import Plan
 from forerun.plan.stack import load_stack
 from forerun.program.builder import BlockBuilder
-from forerun.program.types import Block, Category, Channel, Collective, Phase, Program, RankClass, Stream
+from forerun.program.types import I64, Block, Category, Channel, Collective, Phase, Program, RankClass, Stream
 from forerun.symbolic.data_parallel import REDUCED, DataParallel, sharded
 from forerun.symbolic.data_parallel import Action as Around
 from forerun.symbolic.kernels import Kit
@@ -143,7 +143,7 @@ class _Builder:
                     block=np.array(steps.block, np.int32),
                     microbatch=np.array(steps.microbatch, np.int32),
                     layer=np.array(steps.layer, np.int32),
-                    resident_bytes=np.array(resident_bytes(self.kit, weights), np.int64),
+                    resident_bytes=self._resident(weights, mine),
                 )
             )
         return Program(
@@ -154,6 +154,11 @@ class _Builder:
             channels=tuple(self.wires.channels),
             modules=MODULES,
         )
+
+    def _resident(self, weights: Weights, stages: list[int]) -> I64:
+        resident = np.array(resident_bytes(self.kit, weights), np.int64)
+        resident[Category.COMMUNICATION] += self.wires.buffer_bytes(stages)
+        return resident
 
     def _weights(self, parts: list[_Part], rank: int) -> Weights:
         """All parameters of a rank; a tied head shares the embedding's matrix where both are on the rank."""
@@ -166,6 +171,7 @@ class _Builder:
             weights.matrices += matrices
             weights.vectors += part.unit.weights.vectors
             weights.experts += part.unit.weights.experts
+            weights.shared += part.unit.weights.shared
         return weights
 
     def _steps(self, rank: int, order: list[Action], stages: list[list[_Part]]) -> _Steps:
@@ -183,6 +189,8 @@ class _Builder:
                     steps.add(self.wires.block("send", "activations", action.stage))
             elif action.kind == "B":
                 self._backward(steps, parts, first, last)
+                if self.kit.stack.pipeline_keeps and action.stage < last_stage and self.wires.crosses(action.stage):
+                    steps.add(self.wires.forget())
                 if action.stage > 0 and self.wires.crosses(action.stage - 1):
                     steps.add(self.wires.block("send", "gradients", action.stage - 1))
             else:

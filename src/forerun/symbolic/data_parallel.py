@@ -172,13 +172,16 @@ class DataParallel:
         kit, block, plan = self.kit, BlockBuilder(), self.kit.plan
         total = weights.total
         wire = total * self.reduce_bytes
+        if kit.stack.dtensor:
+            self._sum_over_tp(block, name, weights, kit.wide_dtype if made >= 0 else kit.accumulate_dtype)
         copy = kit.ops.memory(name + ".grad_copy_in", total * kit.grad_bytes, wire)
         node = block.node(copy, Stream.COMPUTE, Phase.BACKWARD)
         block.tensor(wire, Category.COMMUNICATION, 0, node)
         if made >= 0:
             block.tensor(made, Category.UNSHARDED, -1, node)
         elif not persistent_gradients(kit):
-            block.tensor(total * DTYPE_BYTES[kit.accumulate_dtype], Category.GRADIENT, -1, node)
+            held = total + weights.beyond
+            block.tensor(held * DTYPE_BYTES[kit.accumulate_dtype], Category.GRADIENT, -1, node)
         kind, dtype = Collective.REDUCE_SCATTER, kit.reduce_dtype
         for op in self._collectives(name + ".reduce", kind, weights, self.reduce_bytes, dtype):
             node = block.node(op, Stream.GATHER, Phase.BACKWARD, after=(node,), record=REDUCED)
@@ -197,6 +200,14 @@ class DataParallel:
             block.tensor(shard * self.master_bytes, Category.GRADIENT, 0, -1)
         return block.build(name + ".reduce")
 
+    def _sum_over_tp(self, block: BlockBuilder, name: str, weights: Weights, dtype: str) -> None:
+        """Sum the gradients of what every tensor-parallel rank used for a part of the tokens."""
+        for size in weights.shared:
+            start = block.node(self.kit.marker, Stream.COMPUTE, Phase.BACKWARD)
+            op = self.kit.collective_op(name + ".shared", Collective.ALL_REDUCE, "tp", size * DTYPE_BYTES[dtype], dtype)
+            end = block.node(op, Stream.TP, Phase.BACKWARD, after=(start,))
+            block.node(self.kit.marker, Stream.COMPUTE, Phase.BACKWARD, after=(end,))
+
     # -- replicated or optimizer-sharded -------------------------------------------------------------------
 
     def _accumulate(self, name: str, weights: Weights, made: int, first: bool) -> Block | None:
@@ -210,7 +221,7 @@ class DataParallel:
         if first and not persistent:
             block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD)
             block.tensor(made, Category.UNSHARDED, -1, 0)
-            block.tensor(total * buffer, Category.GRADIENT, 0, -1)
+            block.tensor((total + weights.beyond) * buffer, Category.GRADIENT, 0, -1)
         else:
             op = kit.ops.memory(name + ".accumulate", total * (kit.grad_bytes + buffer), total * buffer)
             block.node(op, Stream.COMPUTE, Phase.BACKWARD)

@@ -20,6 +20,8 @@ def embedding_section(kit: Kit) -> Section:
         weights.matrices.append(model.max_positions * s.hidden)
     if model.token_types:
         weights.matrices.append(model.token_types * s.hidden)
+    if kit.stack.dtensor:  # DTensor makes the gradient of the whole table on every rank, and then takes its part
+        weights.beyond = (kit.plan.tp - 1) * s.vocab * s.hidden
     size = s.tokens * s.hidden * s.act_bytes
     lookups = 1 + (model.position == "learned") + bool(model.token_types)
     forward, backward = kit.pattern("embedding", lookups * s.tokens * s.hidden, "composed")
@@ -35,7 +37,7 @@ def embedding_section(kit: Kit) -> Section:
             forward,
             gather + backward,
             makes=(("x", 0),),
-            weight_grad_bytes=section._weight_grad_bytes(sum(weights.matrices)),
+            weight_grad_bytes=section._weight_grad_bytes(sum(weights.matrices) + weights.beyond),
             gradless=True,
         )
     )
@@ -65,6 +67,9 @@ def head_section(kit: Kit) -> Section:
         section.weights.vectors.append(s.vocab)
     inside = section.enter("head.enter", x, "x.gathered", HEAD)
     _head_matrix(section, inside)
+    if plan.pp > 1 and kit.stack.pipeline_keeps:  # the last stage's output is kept as those of others
+        first = section.tape.ops[0]
+        first.saves = (*first.saves, "logits")
     if plan.loss_parallel or plan.tp == 1:
         _loss(section, s.tokens, s.vocab)
     else:
@@ -111,19 +116,29 @@ def _head_matrix(section: Section, x: str) -> None:
 
 
 def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> None:
-    """Cross entropy. Composed code makes an fp32 copy and keeps the fp32 log-softmax; fused code works in place on
-    one fp32 copy or on the logits themselves; compiled code reads the logits again in backward."""
+    """Cross entropy. Composed code makes an fp32 copy, keeps the fp32 log-softmax, and has a gradient of either; fused
+    code works in place on one fp32 copy or on the logits themselves; compiled code reads the logits again in backward.
+    """
     kit = section.kit
     style = kit.loss_style
     forward, backward = kit.pattern_in("loss", tokens * vocab, style)
-    if kit.plan.loss_parallel and kit.plan.tp > 1:  # maximum, sum and target logit of every token
+    sharded = kit.plan.loss_parallel and kit.plan.tp > 1
+    if sharded:  # maximum, sum and target logit of every token
         forward = forward + 3 * kit.collective("loss.reduce", Collective.ALL_REDUCE, "tp", 4 * tokens, Stream.TP)
     wide = tokens * vocab * 4
     kept, size = logits, 4  # compiled code and in-place kernels keep the logits themselves
     if style == "composed":
-        section.tape.add(_loss_op("loss.float", [], [], logits, (), ("logits32", wide)))
-        logits, kept, size = "logits32", "log_softmax", wide
-    elif style == "fused" and kit.stack.loss_in_fp32:
+        cast = on_compute(kit.marker)
+        if kit.shapes.act_bytes < 4:
+            section.tape.add(_loss_op("loss.float", cast, cast, logits, (), ("logits32", wide)))
+            logits = "logits32"
+        made = ("log_softmax", wide)
+        section.tape.add(_loss_op("log_softmax", forward, backward, logits, made[:1], made))
+        if kit.stack.dtensor and sharded:  # exponentials beside the gradient
+            section.tape.ops[-1].scratch_bytes = wide
+        section.tape.add(_loss_op("loss", [], on_compute(kit.marker), "log_softmax", (), ("loss", 4)))
+        return
+    if style == "fused" and kit.stack.loss_in_fp32:
         kept, size = "softmax", wide
     made = (kept if kept != logits else "loss", size)
     section.tape.add(_loss_op("loss", forward, backward, logits, (kept,), made))

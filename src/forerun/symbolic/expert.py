@@ -40,20 +40,20 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
     section.pointwise(
         "ffn.permute", "permute", copies * s.hidden, style, (x,), (("sent", copies * row),), module=module
     )
+    if kit.stack.dtensor:
+        counts = kit.collective("ffn.counts", Collective.ALL_TO_ALL, "ep", moe.n_experts * 8, Stream.EP)
+        section.tape.add(TapeOp("ffn.counts", "view", module, counts, []))
     inside = _exchange(section, "ffn.dispatch", "sent", "arrived", copies * row, arrived * row, module)
     _grouped(section, inside, arrived, local, width, module)
     back = _exchange(section, "ffn.combine_exchange", "expert.y", "returned", copies * row, copies * row, module)
     size = tokens * row
     routed = "routed" if moe.shared_ffn else y
+    makes, saves = [(routed, size)], (back, "weights")
+    if kit.stack.dtensor and kit.style(style) == "composed":  # weighted in fp32
+        makes.append((back + ".float", copies * s.hidden * 4))
+        saves = (back + ".float", "weights")
     section.pointwise(
-        "ffn.combine",
-        "combine",
-        copies * s.hidden,
-        style,
-        (back, "weights"),
-        ((routed, size),),
-        (back, "weights"),
-        module,
+        "ffn.combine", "combine", copies * s.hidden, style, (back, "weights"), tuple(makes), saves, module
     )
     if moe.shared_ffn:
         from_shared = "shared.y"
@@ -84,9 +84,12 @@ def _grouped(section: Section, x: str, tokens: int, local: int, width: int, modu
     up = (2 if gated else 1) * width
     kit_fwd = kit.gemms("ffn.expert_up", each, s.hidden, up, local)
     act_size = tokens * width * s.act_bytes
-    section.weights.experts += [local * s.hidden * up, local * width * s.hidden]
+    one = local * s.hidden * width
+    section.weights.experts += [one] * (3 if gated else 2)
 
-    def add(name: str, ops: tuple[int, int, int], reads: str, makes: tuple[str, int], elements: int) -> None:
+    def add(
+        name: str, ops: tuple[int, int, int], reads: str, makes: tuple[str, int], elements: int, weights: int
+    ) -> None:
         section.tape.add(
             TapeOp(
                 name,
@@ -98,24 +101,29 @@ def _grouped(section: Section, x: str, tokens: int, local: int, width: int, modu
                 reads=(reads,),
                 saves=(reads,),
                 makes=(makes,),
-                weight_grad_bytes=section._weight_grad_bytes(section.weights.experts[-1 if "down" in name else -2]),
+                weight_grad_bytes=section._weight_grad_bytes(weights),
             )
         )
 
-    add("ffn.expert_up", kit_fwd, x, ("expert.u", tokens * up * s.act_bytes), tokens * s.hidden)
+    add("ffn.expert_up", kit_fwd, x, ("expert.u", tokens * up * s.act_bytes), tokens * s.hidden, local * s.hidden * up)
     pattern = "swiglu" if gated else "gelu"
+    saves: tuple[str, ...] = ("expert.u",)
+    makes = [("expert.act", act_size)]
+    if gated and kit.style(kit.stack.activation) == "composed":  # the product needs silu(gate) again
+        makes.append(("expert.silu", act_size))
+        saves = ("expert.u", "expert.silu")
     section.pointwise(
         "ffn.expert.act",
         pattern,
         tokens * width,
         kit.stack.activation,
         ("expert.u",),
-        (("expert.act", act_size),),
-        ("expert.u",),
+        tuple(makes),
+        saves,
         module,
     )
     down = kit.gemms("ffn.expert_down", each, width, s.hidden, local)
-    add("ffn.expert_down", down, "expert.act", ("expert.y", tokens * s.hidden * s.act_bytes), tokens * width)
+    add("ffn.expert_down", down, "expert.act", ("expert.y", tokens * s.hidden * s.act_bytes), tokens * width, one)
 
 
 def _shared(section: Section, x: str, y: str, module: int) -> None:

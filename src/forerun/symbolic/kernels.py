@@ -45,7 +45,13 @@ class Kit:
         """dtype of the gradient buffer that micro batches add into."""
         if self.plan.accumulate_dtype != "auto":
             return self.plan.accumulate_dtype
+        if self.stack.fsdp == "fsdp2" and self.stack.accumulate_dtype == "param" and self._shards_parameters:
+            return self.reduce_dtype  # FSDP2 casts what it does not reduce yet
         return self.wide_dtype if self.stack.accumulate_dtype == "param" else self.stack.accumulate_dtype
+
+    @property
+    def _shards_parameters(self) -> bool:
+        return self.plan.zero_stage == 3 and self.plan.fsdp > 1
 
     @property
     def reduce_dtype(self) -> str:

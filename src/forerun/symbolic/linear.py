@@ -18,6 +18,10 @@ class Weights:
     vectors: list[int] = field(default_factory=list)
     experts: list[int] = field(default_factory=list)
     """matrices of local experts: sharded over fewer ranks"""
+    shared: list[int] = field(default_factory=list)
+    """those of `vectors` that every tensor-parallel rank holds whole and uses for a part of the tokens"""
+    beyond: int = 0
+    """elements by which gradients exceed the weights until they are reduced"""
 
     @staticmethod
     def joined(parts: Iterable[Weights]) -> Weights:
@@ -27,6 +31,7 @@ class Weights:
             whole.matrices += part.matrices
             whole.vectors += part.vectors
             whole.experts += part.experts
+            whole.shared += part.shared
         return whole
 
     @property
@@ -77,7 +82,10 @@ class Section:
         kit = self.kit
         width = width or kit.shapes.hidden
         kind = kit.model.norm
-        self.weights.vectors += [width] * (2 if kind == "layernorm" and kit.model.norm_bias else 1)
+        vectors = [width] * (2 if kind == "layernorm" and kit.model.norm_bias else 1)
+        self.weights.vectors += vectors
+        if self.sp:
+            self.weights.shared += vectors
         size = tokens * width * kit.shapes.act_bytes
         makes = [(y, size)]
         saves: tuple[str, ...] = (x,)

@@ -32,12 +32,12 @@ def optimizer_block(kit: Kit, parallel: DataParallel, weights: Weights, grads_al
     n_tensors = len(weights.tensors)
     launches = max(1, n_tensors // _TENSORS_PER_LAUNCH)
     block.node(kit.marker, phase=phase, module=OPTIMIZER, wait=(REDUCED,))
+    _sum_over_tp(kit, block, weights, grad)
     if stack.clip_grad:
         norm = kit.ops.memory("grad_norm", local * grad, 0, max(launches, n_tensors // 20))
         node = block.node(norm, phase=phase, module=OPTIMIZER)
-        axis = next((a for a in ("dp_shard", "dp_replicate", "tp", "pp") if kit.group_size.get(a, 1) > 1), None)
-        if axis:
-            op = kit.collective_op("grad_norm.reduce", Collective.ALL_REDUCE, axis, 4, "fp32")
+        for axis, norms in _norm_reductions(kit, weights):
+            op = kit.collective_op("grad_norm.reduce", Collective.ALL_REDUCE, axis, 4 * norms, "fp32")
             node = block.node(op, Stream.REDUCE, phase, OPTIMIZER, after=(node,))
         block.node(
             kit.ops.memory("grad_clip", local * grad, local * grad, launches),
@@ -56,6 +56,35 @@ def optimizer_block(kit: Kit, parallel: DataParallel, weights: Weights, grads_al
     if grads_allocated:
         block.tensor(grads_allocated, Category.GRADIENT, -1, len(block) - 1)
     return block.build("optimizer")
+
+
+def _norm_reductions(kit: Kit, weights: Weights) -> list[tuple[str, int]]:
+    """(mesh axis, numbers) of every reduction that the norm of all gradients takes.
+
+    DTensor reduces the norms of all tensors of one mesh together, over each axis that they are sharded over, and
+    nothing over axes where gradients are the same. Other stacks are taken to reduce one number once.
+    """
+    axes = ("dp_shard", "dp_replicate", "tp", "pp")
+    if not kit.stack.dtensor:
+        axis = next((axis for axis in axes if kit.group_size.get(axis, 1) > 1), None)
+        return [] if axis is None else [(axis, 1)]
+    dense, experts = len(weights.matrices) + len(weights.vectors), len(weights.experts)
+    found = []
+    if kit.plan.zero_stage == 3 and kit.plan.fsdp > 1:
+        found += [("dp_shard", dense + (experts if kit.plan.ep == 1 else 0))]
+        found += [("dp_shard", experts)] if kit.plan.ep > 1 and experts else []
+    found += [("tp", dense)] if kit.plan.tp > 1 else []
+    return found + ([("pp", 1)] if kit.plan.pp > 1 else [])
+
+
+def _sum_over_tp(kit: Kit, block: BlockBuilder, weights: Weights, grad: int) -> None:
+    """Without FSDP2 nothing sums the gradients of what tensor-parallel ranks hold whole before they are used: the norm
+    and the update each do."""
+    if not kit.stack.dtensor or (kit.plan.zero_stage == 3 and kit.plan.fsdp > 1):
+        return
+    for size in weights.shared * (2 if kit.stack.clip_grad else 1):
+        op = kit.collective_op("shared_gradients", Collective.ALL_REDUCE, "tp", size * grad, "fp32")
+        block.node(op, Stream.REDUCE, Phase.OPTIMIZER, OPTIMIZER, after=(len(block) - 1,))
 
 
 def _update(kit: Kit, block: BlockBuilder, local: int, grad: int, launches: int, n_tensors: int) -> None:
@@ -134,6 +163,8 @@ def resident_bytes(kit: Kit, weights: Weights) -> list[int]:
             states += 4
         if persistent_gradients(kit):
             resident[Category.GRADIENT] = weights.total * DTYPE_BYTES[kit.accumulate_dtype]
+    if kit.stack.bucket_copies and plan.zero_stage == 0 and plan.dp * plan.cp > 1:
+        resident[Category.COMMUNICATION] = weights.total * DTYPE_BYTES[kit.reduce_dtype]
     if kit.stack.dummy_weight_grads:
         ends = kit.shapes.vocab * kit.shapes.hidden
         resident[Category.GRADIENT] += sum({size for size in weights.matrices if size != ends}) * kit.grad_bytes

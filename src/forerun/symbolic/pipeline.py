@@ -80,9 +80,30 @@ class Wires:
         block.node(
             self._op(what, stage), stream, phase, after=(start,), record=slot, channel=self._channel(what, stage)
         )
-        if action == "recv":
+        if action == "recv" and not self.kit.stack.pipeline_keeps:
             block.tensor(self.size_bytes, Category.COMMUNICATION, 0, 1)
+        if action == "send" and not grad and self.kit.stack.pipeline_keeps:
+            block.tensor(self.size_bytes, Category.ACTIVATION, 0, -1)
         return block.build(f"{action} {what}")
+
+    def forget(self) -> int:
+        """Block after which the output of a stage that sent it is gone."""
+        key = ("forget", "activations", 0)
+        if key not in self._blocks:
+            block = BlockBuilder()
+            block.node(self.kit.marker)
+            block.tensor(self.size_bytes, Category.ACTIVATION, -1, 0)
+            self._blocks[key] = self.add_block(block.build("forget output"))
+        return self._blocks[key]
+
+    def buffer_bytes(self, stages: list[int]) -> int:
+        """Bytes of buffers that these stages of a rank keep for what they receive."""
+        plan = self.kit.plan
+        if not self.kit.stack.pipeline_keeps:
+            return 0
+        received = sum(stage > 0 and self.crosses(stage - 1) for stage in stages)
+        received += sum(stage < plan.n_stages - 1 and self.crosses(stage) for stage in stages)
+        return received * plan.n_microbatches * self.size_bytes
 
     def wait(self, forward: bool, backward: bool, sent: bool) -> int:
         """Block after which compute has what it was sent (and, without overlap, has sent its own)."""

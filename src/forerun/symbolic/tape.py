@@ -49,6 +49,8 @@ class TapeOp:
     gradless: bool = False
     """its inputs need no gradient (the first operation of a model)"""
     category: Category = _ACTIVATION
+    scratch_bytes: int = 0
+    """what its backward needs for itself"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +271,8 @@ class _Backward:
             target = (self.weights or self.writer).block
             target.tensor(op.weight_grad_bytes, _UNSHARDED, max(0, len(target) - 1), -1)
         first, last = self.writer.span(first)
+        if op.scratch_bytes:
+            block.tensor(op.scratch_bytes, _TEMPORARY, first, last)
         self._gradients(op, first, last)
         for tensor in self.release.get(i, ()):
             if tensor in self.kept:
