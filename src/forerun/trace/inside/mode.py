@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,6 +28,8 @@ _LARGEST_REAL = 1 << 22
 _DEVICE = torch.ops.prim.device.default
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_AROUND_COLLECTIVES = ("cplib",)
+"""namespaces of such operators: context parallelism of flex attention"""
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _COPIES = (aten._to_copy.default, aten.copy_.default)
 Handler = Callable[..., tuple[bool, Any]]
@@ -81,6 +84,10 @@ class VirtualMode(TorchDispatchMode):
         if _is_composite(func):  # torch takes it apart itself, unless autograd's keys are switched off
             with self:
                 return func.decompose(*args, **kwargs)
+        body = _body(func)
+        if body is not None:
+            with self:
+                return body(*args, **kwargs)
         if func is aten._local_scalar_dense.default:
             return self._scalar(func, args, kwargs)
         handled, out = self._communication(func, args, kwargs, self.recorder)
@@ -213,6 +220,15 @@ def _is_composite(func: Any) -> bool:
     if not isinstance(func, torch._ops.OpOverload) or func in OWN_KERNELS:
         return False
     return func.has_kernel_for_dispatch_key(_COMPOSITE)
+
+
+@cache
+def _body(func: Any) -> Callable[..., Any] | None:
+    """The Python function behind an operator that torch wraps around collectives, which its fake would hide."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace not in _AROUND_COLLECTIVES:
+        return None
+    definition = OPDEFS.get(func._schema.name)
+    return None if definition is None else definition._init_fn
 
 
 def _writes_first(func: Any) -> bool:

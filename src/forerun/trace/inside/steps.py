@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forerun.program.types import Category
 from forerun.trace import marks
@@ -123,6 +123,14 @@ class Steps:
                     self._category(value, Category.OPTIMIZER)
 
     def _category(self, tensor: torch.Tensor, category: Category) -> None:
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        if local.device.type == "cuda":
-            self.recorder.mark(local.untyped_storage(), category)
+        for part in _parts(tensor):
+            if part.device.type == "cuda":
+                self.recorder.mark(part.untyped_storage(), category)
+
+
+def _parts(tensor: Any) -> list[torch.Tensor]:
+    """The tensors with storage that a DTensor, or another tensor made of tensors, consists of."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+    return [part for one in inner if isinstance(one, torch.Tensor) for part in _parts(one)]
