@@ -23,10 +23,11 @@ from forerun.errors import ForerunError
 from forerun.trace.broker import Broker
 from forerun.trace.job import Failure, Job
 from forerun.trace.recording import Recording, load_recording
+from forerun.trace.remains import MARK, ask_place, end_all, last_words, place, resident_bytes
 from forerun.units import GIB
 
 _POLL_S = 0.02
-_TAIL = 4000
+_MOST_PRINTED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class _Roles:
         job = replace(self.job, rank=rank)
         output = Path(job.folder) / f"rank{rank}.output.txt"
         fd = self.broker.connect(rank)
-        variables = self.broker.environment(rank)
+        variables = self.broker.environment(rank) | {MARK: job.folder}
         with output.open("wb") as sink:
             start = self._spawn if self.program is None else self._fork
             popen = start(job, fd, variables, sink)
@@ -168,7 +169,10 @@ class _Roles:
         self.broker.ended(rank)
         if not process.job.recording.is_file():
             raise self._error(process, code)
-        recording = load_recording(process.job.recording)
+        try:
+            recording = load_recording(process.job.recording)
+        except ForerunError:
+            raise ForerunError(f"{self._name(process)}: the traced process left a recording that is damaged") from None
         self.recordings[rank] = recording
         if self.job.alone:
             return
@@ -176,15 +180,21 @@ class _Roles:
             self._start(peer)
 
     def _check_limits(self, process: _Process) -> None:
-        where = self._name(process)
+        where, pid = self._name(process), process.popen.pid
+        used, printed = resident_bytes(pid), process.output.stat().st_size
         if time.monotonic() > self.deadline:
-            raise ForerunError(f"{where}: not done after {self.limits.time_s:g} s; raise --time-limit or trace less")
-        used = _resident_bytes(process.popen.pid)
-        if used > self.limits.memory_gib * GIB:
-            raise ForerunError(
-                f"{where}: the traced process uses {used / GIB:.1f} GiB of host memory, more than the limit of"
+            problem = f"not done after {self.limits.time_s:g} s; raise --time-limit or trace less"
+        elif used > self.limits.memory_gib * GIB:
+            problem = (
+                f"the traced process uses {used / GIB:.1f} GiB of host memory, more than the limit of"
                 f" {self.limits.memory_gib:g} (--host-memory-limit)"
             )
+        elif printed > _MOST_PRINTED_BYTES:
+            problem = f"the traced process printed more than {_MOST_PRINTED_BYTES / GIB:g} GiB"
+        else:
+            return
+        line = ask_place(pid, process.job.last_place)
+        raise ForerunError(f"{where}: {problem}" + (f" (at {line})" if line else ""))
 
     def _name(self, process: _Process) -> str:
         rank = f" (rank {process.job.rank})" if process.job.rank != self.job.rank or len(self.processes) > 1 else ""
@@ -194,12 +204,13 @@ class _Roles:
         failure = Failure.read(process.job.failure)
         if failure is not None:
             return failure.error(self._name(process))
-        fault = _text(process.job.last_place)
-        line = next((part for part in fault.splitlines() if "File" in part and "/torch/" not in part), "").strip()
+        line = place(process.job.last_place)
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = next((part for part in reversed(_text(process.output).splitlines()) if part.strip()), "")
-        at = f" {line}" if line else ""
-        return ForerunError(f"{self._name(process)}: the traced process {how}{at}; its last words: {last or 'none'}")
+        at = f" at {line}" if line else ""
+        words = last_words(process.output)
+        return ForerunError(
+            f"{self._name(process)}: the traced process {how}{at} before its step was recorded; its last words: {words}"
+        )
 
     def stop(self) -> None:
         """End every process, and whatever it started."""
@@ -207,20 +218,5 @@ class _Roles:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.popen.pid, signal.SIGKILL)
             process.popen.wait()
+        end_all(self.job.folder)
         self.broker.close()
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")[-_TAIL:]
-    except OSError:
-        return ""
-
-
-def _resident_bytes(pid: int) -> int:
-    """Resident memory of a process; 0 where the system does not say."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")

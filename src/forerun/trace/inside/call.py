@@ -13,13 +13,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from forerun.errors import ForerunError
 from forerun.trace.inside.world import World, leave
 from forerun.trace.job import Failure, Job
+from forerun.trace.remains import ASK
 
 Program = Callable[[World], None]
 
 
 def main(job: Job, program: Program) -> None:
     """Run `program` as rank `job.rank` and leave."""
-    faulthandler.enable(job.last_place.open("w", encoding="utf-8"))
+    fault = job.last_place.open("w", encoding="utf-8")
+    faulthandler.enable(fault)
+    faulthandler.register(ASK, fault, all_threads=False)
     try:
         world = World(job)
     except ForerunError as error:

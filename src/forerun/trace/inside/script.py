@@ -11,6 +11,7 @@ from pathlib import Path
 
 from forerun.errors import ForerunError
 from forerun.trace.job import Failure, Job
+from forerun.trace.remains import ASK
 
 
 def main(path: str) -> None:
@@ -18,6 +19,7 @@ def main(path: str) -> None:
     job = Job.read(path)
     fault = job.last_place.open("w", encoding="utf-8")
     faulthandler.enable(fault)
+    faulthandler.register(ASK, fault, all_threads=False)
     try:
         module = import_module("forerun.trace.inside.world")  # and torch, which may be missing or of another version
         world = module.World(job)

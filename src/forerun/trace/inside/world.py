@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import traceback
 from typing import Any
 
@@ -31,8 +30,8 @@ from forerun.trace.inside.steps import StepRecorded, Steps
 from forerun.trace.inside.values import Oracle, known_value, set_value
 from forerun.trace.job import Failure, Job
 from forerun.trace.recording import save_recording
+from forerun.trace.remains import is_users
 
-_HERE = os.path.dirname(__file__)
 SUPPORTED = ("2.13",)
 """versions of torch whose internals the patches were tested with"""
 
@@ -128,25 +127,19 @@ class World:
             failure = Failure(
                 f"the program ended after {done} optimizer step{'s' * (done != 1)}; step {self.job.steps} was to be"
                 " recorded (--steps)"
+                + ("" if done else "; without an optimizer of torch's, forerun.trace.marks.mark_step() ends a step")
             )
         failure.write(self.job.failure)
         return 1
 
     def _failure(self, error: BaseException, message: str) -> Failure:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if _users(f.filename)]
-        if not own and not isinstance(error, ForerunError):
-            own = [f for f in frames if not f.filename.startswith("<")][-1:]
-        line = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+        own = [f"{f.filename}:{f.lineno}" for f in frames if is_users(f.filename)]
+        if isinstance(error, SyntaxError) and error.filename and is_users(error.filename):
+            own.append(f"{error.filename}:{error.lineno}")
+        line = own[-1] if own else ""
         text = "".join(traceback.format_exception(error))
         return Failure(message, self.mode.last_operation(), line, text)
-
-
-def _users(filename: str) -> bool:
-    """Whether a file is the user's own: not of Python, of an installed package, or of the tracer."""
-    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    installed = [os.path.join(path, "") for path in (*paths, os.path.dirname(os.path.dirname(_HERE)))]
-    return not filename.startswith((*installed, "<")) and "site-packages" not in filename
 
 
 def leave(code: int) -> None:
