@@ -74,9 +74,7 @@ def predict(
 ) -> None:
     """Predict one plan, or a saved program: time, memory, where both go."""
     if (model is None) == (program is None):
-        given = (
-            "give a model or --program, not both" if model else "give a model, or a saved program with --program"
-        )
+        given = "give a model or --program, not both" if model else "give a model, or a saved program with --program"
         raise ForerunError(f"predict: {given}")
     if program is not None:
         own = {**fields, "plan_file": plan_file, "seq_len": seq_len, "global_batch": global_batch}

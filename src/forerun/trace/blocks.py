@@ -126,7 +126,8 @@ class Blocks:
         _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         texts = [nodes.modules[nodes.module[i]].relative(int(layer[i])) for i in first.tolist()]
         numbers = [self._modules.setdefault(text, len(self._modules)) for text in texts]
-        return np.array(numbers, np.int32)[inverse.reshape(-1)]
+        of_node: I32 = np.array(numbers, np.int32)[inverse.reshape(-1)]
+        return of_node
 
 
 def _block(name: str, table: I64, pred: I32, tensors: I64) -> Block:

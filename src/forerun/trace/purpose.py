@@ -23,8 +23,8 @@ def data_parallel(recording: Recording) -> tuple[list[str], list[str]]:
     """Names of the groups over which gradients are reduced, and of those among them over which state is sharded.
 
     Such a group reduces much in the backward pass or the optimizer, and in the forward pass gathers and broadcasts
-    parameters at most. A group that is called after another axis is none; neither is one that reduces activations in the
-    forward pass.
+    parameters at most. A group that is called after another axis is none; neither is one that reduces activations in
+    the forward pass.
     """
     ops, op = recording.ops, recording.op
     kept = (recording.tensor_category == Category.PARAMETER) & (recording.tensor_alloc < 0)

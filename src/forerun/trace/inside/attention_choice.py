@@ -305,13 +305,13 @@ def attend(
         made = aten._scaled_dot_product_cudnn_attention(
             *tensors, mask, gradient, dropout_p, is_causal, False, scale=scale
         )
-        return made[0]  # type: ignore[no-any-return]
+        return made[0]
     mask = _additive(attn_mask, query.dtype, -math.inf)
     if choice == "efficient":
         mask = None if mask is None else _aligned(mask, query, key)
         made = aten._scaled_dot_product_efficient_attention(*tensors, mask, gradient, dropout_p, is_causal, scale=scale)
-        return made[0]  # type: ignore[no-any-return]
-    return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
+        return made[0]
+    return aten._scaled_dot_product_attention_math(
         *tensors, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
 
@@ -338,7 +338,7 @@ def install(capability: Capability = (9, 0)) -> None:
 
     if prefers_cudnn(capability):
         torch._C._set_sdp_priority_order(_CUDNN_FIRST)
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("aten", "IMPL")
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", chosen, key)
     op.py_impl(DispatchKey.CompositeImplicitAutograd)(composite)

@@ -20,7 +20,7 @@ _installed: list[Any] = []
 
 def install() -> None:
     """Keep these operations whole on CUDA tensors; for good."""
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("aten", "IMPL")
     for op in OWN_KERNELS:
         library.impl(op._schema.name, _no_data, "CUDA")
     _installed.append(library)

@@ -1,5 +1,7 @@
 """What a program does beyond its own process: a traced one writes no checkpoints and starts no other ranks."""
 
+# mypy: disable-error-code="assignment, attr-defined, method-assign"
+# What torch does is replaced here, which its types don't foresee.
 from __future__ import annotations
 
 import importlib.util
@@ -24,7 +26,7 @@ def install(recorder: Recorder, local_rank: int) -> None:
     _checkpoints(recorder)
     _processes(recorder, local_rank)
     _one_device()
-    FakeTensor.__reduce_ex__ = _description  # type: ignore[assignment]
+    FakeTensor.__reduce_ex__ = _description
 
 
 def _checkpoints(recorder: Recorder) -> None:

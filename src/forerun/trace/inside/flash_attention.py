@@ -101,24 +101,28 @@ def flash_attn_varlen_func(
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Attention of (batch, sequence, 3, heads, head size)."""
-    return flash_attn_func(*qkv.unbind(2), *args, **kwargs)
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **kwargs)
 
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Attention of queries, and of keys and values as (batch, sequence, 2, heads, head size)."""
-    return flash_attn_func(q, *kv.unbind(2), *args, **kwargs)
+    k, v = kv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **kwargs)
 
 
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *args: Any, **kwargs: Any
 ) -> Any:
     """Attention of packed sequences, (tokens, 3, heads, head size)."""
-    return flash_attn_varlen_func(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs)
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs)
 
 
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Attention of packed queries, and of keys and values as (tokens, 2, heads, head size)."""
-    return flash_attn_varlen_func(q, *kv.unbind(1), *args, **kwargs)
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, *args, **kwargs)
 
 
 def flash_attn_with_kvcache(*_: Any, **__: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
@@ -69,7 +70,7 @@ class Modules:
         self._note()
 
     def _note(self) -> None:
-        number = torch.autograd._get_sequence_nr()
+        number = _get_sequence_nr()
         module = self.stack[-1] if self.stack else 0
         if self._sequence and self._sequence[-1] == number:
             self._module[-1] = module

@@ -3,6 +3,8 @@
 Only ever applied in a process that traces. Tested with torch 2.13.
 """
 
+# mypy: disable-error-code="assignment, attr-defined, method-assign"
+# What torch does is replaced here, which its types don't foresee.
 from __future__ import annotations
 
 import copy
@@ -65,7 +67,7 @@ def _fake_parameters(mode: VirtualMode) -> None:
             return torch.nn.Parameter(first, kwargs.get("requires_grad", first.requires_grad))
         return plain(cls, first, *args, **kwargs)
 
-    FakeTensor.__new__ = new_fake  # type: ignore[assignment]
+    FakeTensor.__new__ = new_fake
 
 
 def _swap_without_weakrefs() -> None:
@@ -109,7 +111,7 @@ def _data_of_another_kind(mode: VirtualMode) -> None:
             made = torch.nn.Parameter(made, self.requires_grad)
         torch.utils.swap_tensors(self, made.requires_grad_(self.requires_grad))
 
-    torch.Tensor.data = property(plain.__get__, data)  # type: ignore[assignment]
+    torch.Tensor.data = property(plain.__get__, data)
 
 
 def _deep_copies() -> None:
@@ -132,7 +134,7 @@ def _deep_copies() -> None:
                 made.__dict__[name] = copy.deepcopy(value, memo)
         return made
 
-    FakeTensor.__deepcopy__ = deepcopy  # type: ignore[method-assign]
+    FakeTensor.__deepcopy__ = deepcopy
 
 
 def _multi_tensor_kernels() -> None:
@@ -178,7 +180,7 @@ def _addresses() -> None:
         return address + tensor.storage_offset() * tensor.element_size() if address else 0
 
     torch.UntypedStorage.data_ptr = of_storage
-    FakeTensor.data_ptr = of_tensor  # type: ignore[method-assign]
+    FakeTensor.data_ptr = of_tensor
 
 
 def _quiet_propagation(recorder: Recorder) -> None:
@@ -257,7 +259,7 @@ def _values(mode: VirtualMode) -> None:
     def as_text(self: Any, form: str) -> str:
         return object.__format__(self, form) if self.dim() else format(self.item(), form)
 
-    FakeTensor.__format__ = as_text  # type: ignore[method-assign]
+    FakeTensor.__format__ = as_text
 
 
 def _on_host(mode: VirtualMode, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -47,7 +47,7 @@ def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
 def set_value(tensor: torch.Tensor, value: torch.Tensor, holds: list[bool] | None = None) -> None:
     """Let `value` be what fake `tensor` holds; `holds` is shared by the views of one storage."""
     if isinstance(tensor, FakeTensor) and _small(value):
-        tensor._forerun_known = _Known(value, [True] if holds is None else holds)
+        tensor.__dict__["_forerun_known"] = _Known(value, [True] if holds is None else holds)
 
 
 def share_value(tensor: torch.Tensor, other: torch.Tensor) -> None:
@@ -56,7 +56,7 @@ def share_value(tensor: torch.Tensor, other: torch.Tensor) -> None:
     if known is None:
         tensor.__dict__.pop("_forerun_known", None)
     else:
-        tensor._forerun_known = known  # type: ignore[attr-defined]
+        tensor.__dict__["_forerun_known"] = known
 
 
 def _small(tensor: torch.Tensor) -> bool:
@@ -81,6 +81,8 @@ class Oracle:
         written = self._written(func, args, kwargs)
         if written and self.on_write is not None:
             self.on_write(written)
+        if func in _FILLS:
+            args, tensors = (torch.empty((), dtype=args[0].dtype).expand(args[0].shape), *args[1:]), ()
         values = [known_value(t) for t in tensors]
         if any(v is None for v in values) or func in _UNKNOWABLE:
             self._guess(func, args, out)
@@ -292,6 +294,15 @@ def _histogram(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.histc(tensor.double(), *args, **kwargs).to(tensor.dtype)
 
 
+_FILLS = {
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+}
+"""of their tensor they take shape and dtype alone"""
 _ON_CPU: dict[Any, Callable[..., Any]] = {aten.histc.default: _histogram}
 """operators that CUDA has for integers and the CPU has not"""
 _UNKNOWABLE = {
