@@ -89,6 +89,24 @@ def _leave_out(model: nn.Module, parts: Sequence[nn.Module]) -> None:
                 module._modules[name] = Passes()
 
 
+class _Own(torch.autograd.Function):
+    """The same tensor, but not a view."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0]
+
+
+def _no_view(output: Any) -> Any:
+    """`Can't detach views in-place`: schedules that split the backward pass detach what a stage returns, which is a view
+    where a model slices its hidden states before a head that the stage does not have."""
+    return _Own.apply(output) if isinstance(output, torch.Tensor) and output._is_view() else output
+
+
 def make_schedule(
     parts: Sequence[nn.Module], stages: Sequence[int], mesh: Any, plan: Plan, loss: Callable[[Any, Any], Any]
 ) -> Any:
@@ -98,7 +116,7 @@ def make_schedule(
         ImpossiblePlan: PyTorch refuses the number of micro batches or stages.
     """
     for part in parts:
-        part.register_forward_hook(lambda _module, _inputs, output: logits_of(output))
+        part.register_forward_hook(lambda _module, _inputs, output: _no_view(logits_of(output)))
     device = torch.device("cuda", torch.cuda.current_device())
     made = [
         PipelineStage(part, number, plan.n_stages, device, group=mesh.get_group())

@@ -10,8 +10,10 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +48,8 @@ def install(mode: VirtualMode, recorder: Recorder) -> None:
     _initialisation()
     _values(mode)
     _absent_operators(recorder)
+    _seen_as_real()
+    _grouped_products()
 
 
 def _fake_parameters(mode: VirtualMode) -> None:
@@ -249,6 +253,40 @@ def _absent_operators(recorder: Recorder) -> None:
             return None
 
     torch.library.Library._register_fake = register_fake
+
+
+def _seen_as_real() -> None:
+    """Programs leave out what would read data if tensors are `torch._subclasses.FakeTensor`s (transformers builds whole
+    attention masks then): only torch itself gets that class under its public name."""
+    package: Any = torch._subclasses
+    del package.FakeTensor
+
+    class NoTensor:
+        """What no tensor is an instance of."""
+
+    def found(name: str) -> Any:
+        if name != "FakeTensor":
+            raise AttributeError(f"module {package.__name__!r} has no attribute {name!r}")
+        asks = str(sys._getframe(1).f_globals.get("__name__"))
+        return FakeTensor if asks.partition(".")[0] in ("torch", "torchao") else NoTensor
+
+    package.__getattr__ = found
+
+
+def _grouped_products() -> None:
+    """`Expected inputs of BF16 type` of grouped products: CUDA computes others group by group."""
+    registrations: Any = import_module("torch._meta_registrations")
+    describe = registrations._meta_grouped_mm_common
+
+    @functools.wraps(describe)
+    def common(mat_a: Any, mat_b: Any, scale_a: Any = None, scale_b: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if scale_a is not None or mat_a.dtype != mat_b.dtype or mat_a.dtype == torch.bfloat16:
+            return describe(mat_a, mat_b, scale_a, scale_b, *args, **kwargs)
+        narrow = (mat.to(torch.bfloat16) for mat in (mat_a, mat_b))
+        out_dtype = kwargs.pop("out_dtype", None)
+        return describe(*narrow, scale_a, scale_b, *args, **kwargs).to(out_dtype or mat_a.dtype)
+
+    registrations._meta_grouped_mm_common = common
 
 
 def _values(mode: VirtualMode) -> None:
