@@ -27,9 +27,9 @@ def trace(folder: Path, *arguments: str, path: Path | None = None) -> tuple[str,
     environment = dict(os.environ)
     if path is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(path), environment.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", "from forerun.cli.main import main; main()", "trace", "--torchtitan"]
+    start = [sys.executable, "-c", "from forerun.cli.main import main; main()", "trace", "-o", str(program)]
     done = subprocess.run(
-        [*command, *arguments, "-o", str(program)], capture_output=True, text=True, env=environment, cwd=folder
+        [*start, "--torchtitan", *arguments], capture_output=True, text=True, env=environment, cwd=folder
     )
     assert done.returncode == (0 if program.is_file() else 2), done.stderr
     return done.stderr, program
@@ -257,7 +257,8 @@ def test_products_are_those_of_the_model(tmp_path, mode):
     off = "activation_checkpoint.mode=none" if version("torchtitan").startswith("0.2") else "activation-checkpoint:none"
     settings = [f"--override={one}" for one in MODES[mode]]
     settings += [f"--override={off}"] if "=" in off else ["--", off]
-    _, program = trace(tmp_path, "llama3", "llama3_debugmodel", "--world-size", str(RANKS), *settings)
+    said, program = trace(tmp_path, "llama3", "llama3_debugmodel", "--world-size", str(RANKS), *settings)
+    assert program.is_file(), said
     split = 2 if mode in ("tp", "cp") else 1
     assert flops(program, OpKind.GEMM) == pytest.approx(6 * PER_TOKEN * TOKENS / split, rel=1e-6)
     assert load(program).rank_classes[0].n_ranks == RANKS
