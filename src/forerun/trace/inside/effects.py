@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as distributed_checkpoint
+import torch.distributed.checkpoint
 import torch.multiprocessing
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -32,6 +32,7 @@ def install(recorder: Recorder, local_rank: int) -> None:
 def _checkpoints(recorder: Recorder) -> None:
     """Weights of fakes are worth nothing, and must not take the place of real ones."""
     save = torch.save
+    distributed: Any = torch.distributed.checkpoint
 
     def save_elsewhere(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         if not isinstance(f, (str, os.PathLike)):  # a buffer of the program's
@@ -47,8 +48,8 @@ def _checkpoints(recorder: Recorder) -> None:
         done.set_result(None)
         return done
 
-    new: dict[int, Any] = {id(save): save_elsewhere, id(distributed_checkpoint.async_save): no_async_save}
-    new[id(distributed_checkpoint.save)] = no_save
+    new: dict[int, Any] = {id(save): save_elsewhere, id(distributed.async_save): no_async_save}
+    new[id(distributed.save)] = no_save
     rebind(new)
     if importlib.util.find_spec("safetensors") is not None:
         module: Any = importlib.import_module("safetensors.torch")
