@@ -153,6 +153,26 @@ for step in range(3):
     optimizer.step()
     optimizer.zero_grad()
 """
+_OPERATORS = """
+import torch
+
+@torch.library.custom_op("mine::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x, x]) * 2
+
+gru = torch.nn.GRU(32, 48, batch_first=True).cuda()
+optimizer = torch.optim.LBFGS(gru.parameters(), max_iter=2)
+
+def closure():
+    optimizer.zero_grad()
+    x = twice(torch.randn(4, 6, 32, device="cuda"))
+    loss = gru(x)[0].square().mean()
+    loss.backward()
+    return loss
+
+for step in range(2):
+    optimizer.step(closure)
+"""
 _TRAINER = """
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
@@ -196,6 +216,7 @@ _SCRIPTS = {
     "once": (_ONCE, 1),
     "compiled": (_COMPILED.replace("{compile}", "True"), 1),
     "eager": (_COMPILED.replace("{compile}", "False"), 1),
+    "operators": (_OPERATORS, 1),
     "trainer": (_TRAINER, 8),
     "fabric": (_FABRIC, 8),
 }
@@ -321,6 +342,14 @@ def test_compiled_code_is_fused(ends):
     compiled, eager = Traced(ends, "compiled"), Traced(ends, "eager")
     assert compiled.flops(OpKind.GEMM) == eager.flops(OpKind.GEMM) == 2 * 2 * 256 * 512 * 512
     assert compiled.kernels() < eager.kernels()
+
+
+def test_operators_without_rules_are_tried_or_looked_into(ends):
+    traced = Traced(ends, "operators")
+    ops = traced.program.ops
+    times = {name: int(traced.count[[n == name for n in ops.name]].sum()) for name in set(ops.name)}
+    assert times["_thnn_fused_gru_cell"] == times["_thnn_fused_gru_cell_backward"] > 0
+    assert times["cat"] > 0
 
 
 def test_the_trainer_with_fsdp_and_checkpointing(ends):

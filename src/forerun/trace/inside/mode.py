@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from torch._library.custom_ops import OPDEFS
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.trace.inside.device_kernels import OWN_KERNELS
 from forerun.trace.inside.op_rules import describe
 from forerun.trace.inside.recorder import Recorder
+from forerun.trace.inside.shapes import tried_on_cpu
 from forerun.trace.inside.values import Oracle, set_value
 
 aten = torch.ops.aten
@@ -120,7 +121,11 @@ class VirtualMode(TorchDispatchMode):
         if isinstance(func, torch._ops.HigherOrderOperator):
             with self.fake:
                 return func(*args, **kwargs)
-        return self.fake.dispatch(func, types, args, kwargs)
+        try:
+            return self.fake.dispatch(func, types, args, kwargs)
+        except UnsupportedOperatorException:
+            real = tried_on_cpu(func, args, kwargs)
+            return args[0] if _writes_first(func) else self._like(_shapes(real), args[0].device)
 
     def last_operation(self) -> str:
         """Name of the last operation on fakes."""
@@ -211,8 +216,16 @@ def _fakes() -> Any:
     tensors share the mode. The class must be torch's own: higher-order operators ask for it."""
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
     mode.may_turn_const = lambda _tensor: False
+    mode.allow_fallback_kernels = False
     FakeTensorMode.__deepcopy__ = lambda self, _memo: self  # type: ignore[attr-defined]
     return mode
+
+
+def _shapes(real: Any) -> Any:
+    """Real tensors without their data."""
+    if isinstance(real, (list, tuple)):
+        return tuple(map(_shapes, real))
+    return real.to("meta") if isinstance(real, torch.Tensor) else real
 
 
 @cache
@@ -224,11 +237,14 @@ def _is_composite(func: Any) -> bool:
 
 @cache
 def _body(func: Any) -> Callable[..., Any] | None:
-    """The Python function behind an operator that torch wraps around collectives, which its fake would hide."""
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace not in _AROUND_COLLECTIVES:
+    """The Python function behind an operator, where that is better than its fake: torch wraps operators around
+    collectives, which a fake would hide, and programs define operators without a fake."""
+    if not isinstance(func, torch._ops.OpOverload):
         return None
-    definition = OPDEFS.get(func._schema.name)
-    return None if definition is None else definition._init_fn
+    definition: Any = OPDEFS.get(func._schema.name)
+    if definition is None or (func.namespace not in _AROUND_COLLECTIVES and definition._abstract_fn is not None):
+        return None
+    return definition._backend_fns.get("cuda", definition._init_fn)
 
 
 def _writes_first(func: Any) -> bool:

@@ -19,6 +19,7 @@ from forerun.trace.inside import (
     flash_attention,
     patches,
     process_group,
+    shapes,
     triton_kernels,
 )
 from forerun.trace.inside.attention_choice import install as install_attention
@@ -64,6 +65,7 @@ class World:
         device = cuda_module.device(job.device)
         cuda_module.install(self.machine, self.recorder, device)
         device_kernels.install()
+        shapes.install()
         install_attention(device.capability)
         process_group.install(self.recorder, known_value, set_value)
         self.oracle = Oracle(job.expert_skew)
