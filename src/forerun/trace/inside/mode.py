@@ -7,6 +7,7 @@ and bookkeeping run as they would.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache
 from math import prod
@@ -53,10 +54,15 @@ class VirtualMode(TorchDispatchMode):
         self.fake = _fakes()
         self.recorder, self.oracle, self._communication = recorder, oracle, communication
         self._last: Any = None
+        self._lock = threading.RLock()
 
     # -- which world an operation belongs to ------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with self._lock:  # threads of the program share the fakes
+            return self._dispatch(func, types, args, kwargs)
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         kwargs = kwargs or {}

@@ -11,6 +11,7 @@ import copy
 import functools
 import inspect
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from importlib import import_module
@@ -45,6 +46,7 @@ def install(mode: VirtualMode, recorder: Recorder) -> None:
     _addresses()
     _quiet_propagation(recorder)
     _data_loaders()
+    _threads(mode)
     _initialisation()
     _values(mode)
     _absent_operators(recorder)
@@ -226,6 +228,18 @@ def _data_loaders() -> None:
         make(*bound.args, **bound.kwargs)
 
     DataLoader.__init__ = init
+
+
+def _threads(mode: VirtualMode) -> None:
+    """Modes hold for one thread, and transformers moves weights to the device in several."""
+    bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def start(self: threading.Thread) -> None:
+        torch.autograd.set_multithreading_enabled(False)
+        with mode:
+            bootstrap(self)
+
+    threading.Thread._bootstrap_inner = start  # type: ignore[attr-defined]
 
 
 def _initialisation() -> None:
