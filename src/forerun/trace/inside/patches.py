@@ -232,14 +232,14 @@ def _data_loaders() -> None:
 
 def _threads(mode: VirtualMode) -> None:
     """Modes hold for one thread, and transformers moves weights to the device in several."""
-    bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    bootstrap = threading.Thread._bootstrap_inner
 
     def start(self: threading.Thread) -> None:
         torch.autograd.set_multithreading_enabled(False)
         with mode:
             bootstrap(self)
 
-    threading.Thread._bootstrap_inner = start  # type: ignore[attr-defined]
+    threading.Thread._bootstrap_inner = start
 
 
 def _initialisation() -> None:
