@@ -69,6 +69,8 @@ def _shard(model: nn.Module, layers: Sequence[nn.Module], meshes: Meshes, plan: 
     common: dict[str, Any] = {"mesh": meshes.sharded(), "mp_policy": policy, "offload_policy": offload}
     reshard = plan.reshard_after_forward == "always" or (plan.reshard_after_forward == "default" and plan.pp == 1)
     front, back = around_layers(model, layers)
+    if _owned_elsewhere(model, [*front, *back]):  # left to the model as a whole
+        front = back = []
     if _tied(front, back):
         fully_shard([*front, *back], **common, reshard_after_forward=plan.reshard_after_forward == "always")
         front = back = []
@@ -109,6 +111,14 @@ def around_layers(model: nn.Module, layers: Sequence[nn.Module]) -> tuple[list[n
     if not places:
         return [], []
     return [m for i, m in leaves if i < places[0]], [m for i, m in leaves if i > places[-1]]
+
+
+def _owned_elsewhere(model: nn.Module, group: list[nn.Module]) -> bool:
+    """Whether a module that is not in `group` has a parameter of one that is (BERT's head and its decoder a bias)."""
+    inside = {id(p) for module in group for p in module.parameters()}
+    members = {id(module) for module in group}
+    others = (module for module in model.modules() if id(module) not in members)
+    return any(id(p) in inside for module in others for p in module.parameters(recurse=False))
 
 
 def _tied(front: list[nn.Module], back: list[nn.Module]) -> bool:

@@ -89,6 +89,22 @@ def _leave_out(model: nn.Module, parts: Sequence[nn.Module]) -> None:
                 module._modules[name] = Passes()
 
 
+def _explain(part: nn.Module, stage: int, plan: Plan) -> None:
+    """Say why a forward that takes its inputs apart fails in a stage that gets hidden states."""
+    forward = part.forward
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(*args, **kwargs)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            raise ForerunError(
+                f"pp {plan.pp}: the forward of {type(part).__name__} can't run as stage {stage}, which lacks parts of"
+                f" the model: {type(error).__name__}: {error}; cut it into stages yourself and trace with forerun.trace"
+            ) from error
+
+    part.forward = call
+
+
 class _Own(torch.autograd.Function):
     """The same tensor, but not a view."""
 
@@ -102,8 +118,8 @@ class _Own(torch.autograd.Function):
 
 
 def _no_view(output: Any) -> Any:
-    """`Can't detach views in-place`: schedules that split the backward pass detach what a stage returns, which is a view
-    where a model slices its hidden states before a head that the stage does not have."""
+    """`Can't detach views in-place`: schedules that split the backward pass detach what a stage returns, which is a
+    view where a model slices its hidden states before a head that the stage does not have."""
     return _Own.apply(output) if isinstance(output, torch.Tensor) and output._is_view() else output
 
 
@@ -115,7 +131,8 @@ def make_schedule(
     Raises:
         ImpossiblePlan: PyTorch refuses the number of micro batches or stages.
     """
-    for part in parts:
+    for part, number in zip(parts, stages, strict=True):
+        _explain(part, number, plan)
         part.register_forward_hook(lambda _module, _inputs, output: _no_view(logits_of(output)))
     device = torch.device("cuda", torch.cuda.current_device())
     made = [

@@ -1,0 +1,23 @@
+"""Every mode of training on models in plain torch, BERT and ViT: traced with sane figures, or refused for a reason."""
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from mode_checks import check_cell, check_documentation
+from mode_table import MODELS, MODES
+
+HERE = ("Llama", "Llama, experts", "ResNet-50", "BERT", "ViT")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", HERE)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_cell_is_what_the_table_says(model, mode):
+    check_cell(model, mode)
+
+
+def test_the_documentation_has_the_table():
+    check_documentation()
+    assert set(HERE) < set(MODELS)

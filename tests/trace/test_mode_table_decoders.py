@@ -1,0 +1,19 @@
+"""As test_mode_table, for the decoders of transformers. A file of its own, so that two processes share the table."""
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from mode_checks import check_cell
+from mode_table import MODELS, MODES
+
+HERE = ("GPT-2", "Qwen3", "Mixtral", "DeepSeek-V3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", HERE)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_cell_is_what_the_table_says(model, mode):
+    assert model in MODELS
+    check_cell(model, mode)
