@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from forerun.errors import ForerunError
 from forerun.files import whole_file
-from forerun.program.types import F64, I8, I16, I32, I64, OpTable
+from forerun.program.types import I8, I32, I64, N_CATEGORIES, OpKind, OpTable, Phase
 
 FORMAT = "forerun-recording"
 VERSION = 1
@@ -124,28 +124,49 @@ def load_recording(path: str | Path) -> Recording:
         raise ForerunError(f"{path}: can't be read: {error.strerror or error}") from error
     except _DAMAGE as error:
         raise ForerunError(f"{path}: damaged or not a recording ({type(error).__name__})") from error
-    table = OpTable(name=tuple(header["op_names"]), dtype=tuple(header["op_dtypes"]), **ops)
-    groups = tuple((name, tuple(ranks)) for name, ranks in header["groups"])
-    return Recording(
-        rank=header["rank"],
-        ops=table,
-        groups=groups,
-        modules=tuple(header["modules"]),
-        lines=tuple(header["lines"]),
-        meta=header["meta"],
-        **arrays,
+    try:
+        recording = Recording(
+            rank=int(header["rank"]),
+            ops=OpTable(name=tuple(header["op_names"]), dtype=tuple(header["op_dtypes"]), **ops),
+            groups=tuple((str(name), tuple(map(int, ranks))) for name, ranks in header["groups"]),
+            modules=tuple(header["modules"]),
+            lines=tuple(header["lines"]),
+            meta=dict(header["meta"]),
+            **arrays,
+        )
+        _check(recording)
+    except _DAMAGE as error:
+        raise ForerunError(f"{path}: damaged or not a recording ({error})") from error
+    return recording
+
+
+def _check(recording: Recording) -> None:
+    """Raise ValueError where numbers point outside their tables."""
+    ops, n, t = recording.ops, len(recording), len(recording.tensor_bytes)
+    lengths = {name: len(getattr(recording, name)) for name in ("stream", "phase", "module", "peer", "sync", "line")}
+    lengths |= {"wait_ptr": len(recording.wait_ptr) - 1, "compiled": len(recording.compiled)}
+    tensors = (recording.tensor_category, recording.tensor_alloc, recording.tensor_free)
+    tables = (ops.name, ops.dtype, ops.dims, ops.flops, ops.bytes_read, ops.bytes_written, ops.collective, ops.group)
+    if any(length != n for length in lengths.values()) or any(len(column) != t for column in tensors):
+        raise ValueError("columns of different lengths")
+    if any(len(column) != len(ops.kind) for column in (*tables, ops.bytes_comm, ops.launches)):
+        raise ValueError("an operation table of different lengths")
+    node = np.repeat(np.arange(n), np.diff(recording.wait_ptr)) if n else np.zeros(0, np.int64)
+    ranges = (
+        ("op", recording.op, 0, len(ops)),
+        ("phase", recording.phase, 0, len(Phase)),
+        ("module", recording.module, 0, len(recording.modules)),
+        ("line", recording.line, -1, len(recording.lines)),
+        ("wait", recording.wait, 0, node),
+        ("kind", ops.kind, 0, len(OpKind)),
+        ("group", ops.group, -1, len(recording.groups)),
+        ("tensor_category", recording.tensor_category, 0, N_CATEGORIES),
+        ("tensor_alloc", recording.tensor_alloc, -1, max(n, 1)),
+        ("tensor_free", recording.tensor_free, -1, max(n, 1)),
+        ("tensor_bytes", recording.tensor_bytes, 0, np.inf),
     )
-
-
-def same_step(one: Recording, other: Recording) -> bool:
-    """Whether two ranks recorded the same work: everything equal but ranks, peers and the members of groups."""
-    skipped = {"rank", "peer", "groups", "meta", "ops"}
-    columns = [f.name for f in fields(Recording) if f.name not in skipped]
-    if any(not np.array_equal(getattr(one, name), getattr(other, name)) for name in columns):
-        return False
-    if one.ops.name != other.ops.name or one.ops.dtype != other.ops.dtype:
-        return False
-    return all(np.array_equal(getattr(one.ops, name), getattr(other.ops, name)) for name in _OP_ARRAYS)
-
-
-__all__ = ["F64", "I8", "I16", "I32", "I64", "Recording", "load_recording", "same_step", "save_recording"]
+    if len(recording.wait) != len(node):
+        raise ValueError("wait_ptr does not span wait")
+    for name, column, low, high in ranges:
+        if not ((column >= low) & (column < high)).all():
+            raise ValueError(f"{name} out of range")
