@@ -11,8 +11,21 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-import transformers as hf
 from models_plain import ResNet
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from forerun.memory.profile import profile
 from forerun.plan.plan import Plan
@@ -60,7 +73,7 @@ def own_llama(layers, **more):
 def gpt2(layers):
     dropped = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
     sizes = {"n_embd": WIDTH, "n_layer": layers, "n_head": 4, "vocab_size": WORDS, "n_positions": SEQ}
-    return hf.GPT2LMHeadModel(hf.GPT2Config(**sizes, **dropped))
+    return GPT2LMHeadModel(GPT2Config(**sizes, **dropped))
 
 
 def deepseek(layers):
@@ -68,26 +81,26 @@ def deepseek(layers):
     ranks = {"kv_lora_rank": 32, "q_lora_rank": 48, "first_k_dense_replace": 1}
     experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 64}
     groups = {"n_group": 2, "topk_group": 1, "num_hidden_layers": layers}
-    return hf.DeepseekV3ForCausalLM(hf.DeepseekV3Config(**TEXT, **heads, **ranks, **experts, **groups))
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**TEXT, **heads, **ranks, **experts, **groups))
 
 
 def qwen3(layers):
     heads = {"num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": layers}
-    return hf.Qwen3ForCausalLM(hf.Qwen3Config(**TEXT, **heads))
+    return Qwen3ForCausalLM(Qwen3Config(**TEXT, **heads))
 
 
 def mixtral(layers):
     more = {"num_key_value_heads": 2, "num_local_experts": 4, "num_hidden_layers": layers}
-    return hf.MixtralForCausalLM(hf.MixtralConfig(**TEXT, **more))
+    return MixtralForCausalLM(MixtralConfig(**TEXT, **more))
 
 
 def bert(layers):
-    return hf.BertForMaskedLM(hf.BertConfig(**SIZES, **DROPPED, vocab_size=WORDS, num_hidden_layers=layers))
+    return BertForMaskedLM(BertConfig(**SIZES, **DROPPED, vocab_size=WORDS, num_hidden_layers=layers))
 
 
 def vit(layers):
     more = {"image_size": 64, "patch_size": 8, "num_labels": 16, "num_hidden_layers": layers}
-    return hf.ViTForImageClassification(hf.ViTConfig(**SIZES, **DROPPED, **more))
+    return ViTForImageClassification(ViTConfig(**SIZES, **DROPPED, **more))
 
 
 def split(attention, queries, into, rest):
