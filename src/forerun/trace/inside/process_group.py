@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 
 from forerun.errors import ForerunError
 from forerun.program.types import Collective
@@ -419,7 +420,7 @@ class VirtualGroup(_ProcessGroup):
 
     def _deliver(self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, event: Event | None) -> Work:
         """Hand data to or take it from the peer's process, where it is real or may steer the program."""
-        fake = isinstance(tensor, torch._subclasses.FakeTensor)
+        fake = isinstance(tensor, FakeTensor)
         steers = tensor.numel() <= _SMALL and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
         if fake and not (steers and tensor.device.type == "cuda"):
             return Work(event, [tensor])
