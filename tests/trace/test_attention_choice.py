@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from forerun.trace.inside.attention_choice import choose, prefers_cudnn
+from forerun.trace.inside.device.attention_choice import choose, prefers_cudnn
 
 HOPPER, AMPERE, ADA, TURING, VOLTA = (9, 0), (8, 0), (8, 9), (7, 5), (7, 0)
 CUDNN_FIRST = [3, 1, 2, 0, 4]
@@ -137,8 +137,8 @@ INSTALLED = """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils._python_dispatch import TorchDispatchMode
-    from forerun.trace.inside.attention_choice import install
-    from forerun.trace.inside.machine import VirtualCuda
+    from forerun.trace.inside.device.attention_choice import install
+    from forerun.trace.inside.device.machine import VirtualCuda
 
     device = VirtualCuda(8, lambda stream: 7, lambda event, stream: 0, lambda: 0)
     device.install()

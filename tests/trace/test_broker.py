@@ -14,7 +14,7 @@ from forerun.trace.broker import VARIABLE, Broker
 from forerun.trace.job import Job
 from forerun.trace.launch import Limits, record_script
 
-mailboxes = pytest.importorskip("forerun.trace.inside.mailbox")
+mailboxes = pytest.importorskip("forerun.trace.inside.ranks.mailbox")
 
 
 class Ranks:

@@ -192,7 +192,7 @@ def test_mixed_precision_runs(answers):
 
 
 def test_an_unknown_device_is_refused_by_name():
-    cuda_module = pytest.importorskip("forerun.trace.inside.cuda_module")
+    cuda_module = pytest.importorskip("forerun.trace.inside.device.cuda_module")
     with pytest.raises(ForerunError, match="no device 'abacus' to trace on; known: a100, b200"):
         cuda_module.device("abacus")
     assert cuda_module.device("A100").capability == (8, 0)

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from forerun.trace.inside.depth import (  # noqa: E402
+from forerun.trace.inside.parallelize.depth import (  # noqa: E402
     blocks,
     keep_repeats,
     layer_containers,

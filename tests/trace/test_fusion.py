@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from forerun.trace.inside.fusion import Access, FusionNode, Kind, fuse
+from forerun.trace.inside.compiled.fusion import Access, FusionNode, Kind, fuse
 
 ROWS, WIDTH = 512, 256
 BIG, ROW = ROWS * WIDTH, ROWS
@@ -272,9 +272,9 @@ INDUCTOR = """
     import torch.nn as nn
     import torch.nn.functional as F
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from forerun.trace.inside import cuda_module
-    from forerun.trace.inside.attention_choice import install
-    from forerun.trace.inside.machine import VirtualCuda
+    from forerun.trace.inside.device import cuda_module
+    from forerun.trace.inside.device.attention_choice import install
+    from forerun.trace.inside.device.machine import VirtualCuda
     from forerun.trace.inside.recorder import Recorder
 
     torch.autograd.set_multithreading_enabled(False)
@@ -293,8 +293,8 @@ INDUCTOR = """
     from torch._inductor.fx_passes.post_grad import view_to_reshape
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
-    from forerun.trace.inside.fusion import fuse
-    from forerun.trace.inside.fusion_graph import fusion_nodes
+    from forerun.trace.inside.compiled.fusion import fuse
+    from forerun.trace.inside.compiled.fusion_graph import fusion_nodes
 
     config.joint_graph_constant_folding = False  # it asks fakes for their values
     found = []

@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from forerun.program.builder import OpTableBuilder
 from forerun.program.types import OpKind
-from forerun.trace.inside.op_rules import describe
-from forerun.trace.inside.op_rules_attention import window_pairs
-from forerun.trace.inside.op_rules_memory import multi_tensor_launches
+from forerun.trace.inside.kernels.attention import window_pairs
+from forerun.trace.inside.kernels.memory import multi_tensor_launches
+from forerun.trace.inside.kernels.rules import describe
 
 aten = torch.ops.aten
 

@@ -18,14 +18,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from forerun.errors import ForerunError, ImpossiblePlan  # noqa: E402
 from forerun.plan.plan import Plan  # noqa: E402
 from forerun.symbolic.schedule import layers_of_stages, rank_stages  # noqa: E402
-from forerun.trace.inside.depth import Passes, layer_containers, on_meta  # noqa: E402
-from forerun.trace.inside.parallelize import check_traceable, materialise  # noqa: E402
-from forerun.trace.inside.parallelize_checkpoint import checkpoint_layers  # noqa: E402
-from forerun.trace.inside.parallelize_data import around_layers  # noqa: E402
-from forerun.trace.inside.parallelize_expert import expert_parallel, grouped_experts, skew_of  # noqa: E402
-from forerun.trace.inside.parallelize_pipeline import cut_stage, own_stages, stage_sizes  # noqa: E402
-from forerun.trace.inside.parallelize_tensor import llama_styles, matching, model_styles, style_of  # noqa: E402
-from forerun.trace.inside.training_loop import clip_gradients, default_loss, make_optimizer  # noqa: E402
+from forerun.trace.inside.parallelize.apply import check_traceable, materialise  # noqa: E402
+from forerun.trace.inside.parallelize.checkpoint import checkpoint_layers  # noqa: E402
+from forerun.trace.inside.parallelize.data import around_layers  # noqa: E402
+from forerun.trace.inside.parallelize.depth import Passes, layer_containers, on_meta  # noqa: E402
+from forerun.trace.inside.parallelize.expert import expert_parallel, grouped_experts, skew_of  # noqa: E402
+from forerun.trace.inside.parallelize.pipeline import cut_stage, own_stages, stage_sizes  # noqa: E402
+from forerun.trace.inside.parallelize.tensor import llama_styles, matching, model_styles, style_of  # noqa: E402
+from forerun.trace.inside.parallelize.training_loop import clip_gradients, default_loss, make_optimizer  # noqa: E402
 
 _FILE = Path(__file__).parents[2] / "examples" / "llama" / "model.py"
 

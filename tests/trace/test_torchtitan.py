@@ -17,7 +17,7 @@ from forerun.errors import ForerunError
 from forerun.program.storage import load
 from forerun.program.types import Collective, OpKind
 from forerun.trace import titan
-from forerun.trace.inside.titan_data import Batches, assign, checked, end_of_text, parsed
+from forerun.trace.inside.titan.data import Batches, assign, checked, end_of_text, parsed
 from forerun.trace.job import Failure, Job
 
 

@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from forerun.program.storage import load
-from forerun.trace.inside.triton_kernels import stored_arguments
+from forerun.trace.inside.kernels.triton_kernels import stored_arguments
 
 
 def copies(source, target, count, BLOCK):

@@ -14,8 +14,10 @@ warnings.simplefilter("ignore")
 import torch, torch.distributed as dist
 from torch import nn
 from forerun.errors import ForerunError
-from forerun.trace.inside import cuda_module, ddp, patches, process_group
-from forerun.trace.inside.machine import VirtualCuda
+from forerun.trace.inside import patches
+from forerun.trace.inside.device import cuda_module
+from forerun.trace.inside.ranks import ddp, process_group
+from forerun.trace.inside.device.machine import VirtualCuda
 from forerun.trace.inside.mode import VirtualMode
 from forerun.trace.inside.recorder import Recorder
 from forerun.trace.inside.values import Oracle, known_value, set_value

@@ -1,7 +1,7 @@
 """Broker: carries real data between the traced processes of one program, and starts those that are needed.
 
 Ranks are traced one by one. When one asks for what another one sends, or sends something to it, the other's process is
-started. Messages wait here until they are asked for; the protocol is that of `inside/mailbox.py`.
+started. Messages wait here until they are asked for; the protocol is that of `inside/ranks/mailbox.py`.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _folded(job: Job, request: ModuleRequest, limits: Limits) -> Program:
 
 def _run(world: Any, request: ModuleRequest) -> None:
     """In the traced process, which alone imports torch."""
-    import_module("forerun.trace.inside.module_program").run(world, request)
+    import_module("forerun.trace.inside.parallelize.module_program").run(world, request)
 
 
 def _name(factory: Callable[[], Any]) -> str:

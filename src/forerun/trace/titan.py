@@ -1,7 +1,7 @@
 """titan: torchtitan's own trainer as the program that is traced.
 
 torchtitan is no part of Forerun and is never imported here: it is looked for in the installation, and the traced
-process runs its Trainer (`forerun.trace.inside.torchtitan`).
+process runs its Trainer (`forerun.trace.inside.titan.trainer`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from forerun.trace.job import Job
 
 SUPPORTED = ("0.2.2", "0.3.0")
 """versions of torchtitan whose trainer was traced"""
-_PROGRAM = "forerun.trace.inside.torchtitan"
+_PROGRAM = "forerun.trace.inside.titan.trainer"
 
 
 def installed_version() -> str:

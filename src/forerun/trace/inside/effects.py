@@ -16,7 +16,7 @@ import torch.multiprocessing
 from torch._subclasses.fake_tensor import FakeTensor
 
 from forerun.errors import ForerunError
-from forerun.trace.inside.cuda_module import rebind
+from forerun.trace.inside.device.cuda_module import rebind
 from forerun.trace.inside.recorder import Recorder
 
 

@@ -18,10 +18,10 @@ from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forerun.trace.inside.device_kernels import OWN_KERNELS
-from forerun.trace.inside.op_rules import describe
+from forerun.trace.inside.device.device_kernels import OWN_KERNELS
+from forerun.trace.inside.kernels.rules import describe
+from forerun.trace.inside.kernels.shapes import tried_on_cpu
 from forerun.trace.inside.recorder import Recorder
-from forerun.trace.inside.shapes import tried_on_cpu
 from forerun.trace.inside.values import Oracle, set_value
 
 aten = torch.ops.aten

@@ -10,22 +10,15 @@ from typing import Any
 import torch
 
 from forerun.errors import ForerunError
-from forerun.trace.inside import (
-    compile,
-    cuda_module,
-    ddp,
-    device_kernels,
-    effects,
-    flash_attention,
-    patches,
-    process_group,
-    shapes,
-    triton_kernels,
-)
-from forerun.trace.inside.attention_choice import install as install_attention
-from forerun.trace.inside.machine import VirtualCuda
+from forerun.trace.inside import effects, patches
+from forerun.trace.inside.compiled import install as compile
+from forerun.trace.inside.device import cuda_module, device_kernels, flash_attention
+from forerun.trace.inside.device.attention_choice import install as install_attention
+from forerun.trace.inside.device.machine import VirtualCuda
+from forerun.trace.inside.kernels import shapes, triton_kernels
 from forerun.trace.inside.mode import VirtualMode
 from forerun.trace.inside.modules import Modules
+from forerun.trace.inside.ranks import ddp, process_group
 from forerun.trace.inside.recorder import Event, Recorder
 from forerun.trace.inside.steps import StepRecorded, Steps
 from forerun.trace.inside.values import Oracle, known_value, set_value

@@ -1,0 +1,1 @@
+"""What every operation of torch launches on the device."""

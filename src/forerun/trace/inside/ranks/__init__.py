@@ -1,0 +1,1 @@
+"""One process as any rank of a world of any size."""
