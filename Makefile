@@ -21,11 +21,12 @@ types: $(VENV)/installed-test
 tests: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-bench: $(VENV)/installed
+bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/dse.py
 	$(BIN)/python benchmarks/collectives.py
+	$(BIN)/python benchmarks/trace.py --quick
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

@@ -13,7 +13,9 @@ OWN_OPTIONS = {
     *("--trace", "--models", "--hardware", "--help", "--plan-file", "--max-tp", "--exhaustive", "--must-fit"),
     *("--network", "--program", "--programs", "--tokens-per-step", "--kernel-profile", "--network-profile"),
     *("--memory-limit", "--memory-snapshot", "--chakra", "--rank-class", "--depth", "--top", "--csv"),
-    *("--world-size", "--mode", "--device"),  # of forerun trace, and of the script that is traced
+    *("--world-size", "--gpus-per-node", "--steps", "--rank", "--module", "--device", "--torchtitan", "--override"),
+    *("--expert-skew", "--source-lines", "--plans", "--time-limit", "--host-memory-limit", "--show-output"),
+    "--mode",  # of the script that README.md traces
 }
 
 
