@@ -34,7 +34,7 @@ from forerun.program.types import Collective, OpKind, Phase
 from forerun.trace.module import trace_module
 
 # Traced processes are forks: what is imported here they don't import again.
-for _name in ("module_program", "parallelize_pipeline", "call", "compile_backend"):
+for _name in ("call", "parallelize.module_program", "parallelize.pipeline", "compiled.backend"):
     import_module(f"forerun.trace.inside.{_name}")
 for _name in ("torch.distributed.tensor.experimental._attention", "torch.distributed.fsdp", "torchao.float8"):
     import_module(_name)
