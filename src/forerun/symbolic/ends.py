@@ -136,7 +136,7 @@ def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> 
         section.tape.add(_loss_op("log_softmax", forward, backward, logits, made[:1], made))
         if kit.stack.dtensor and sharded:  # exponentials beside the gradient
             section.tape.ops[-1].scratch_bytes = wide
-        section.tape.add(_loss_op("loss", [], on_compute(kit.marker), "log_softmax", (), ("loss", 4)))
+        section.tape.add(_loss_op("loss", [], [], "log_softmax", (), ("loss", 4)))
         return
     if style == "fused" and kit.stack.loss_in_fp32:
         kept, size = "softmax", wide
