@@ -30,7 +30,7 @@ _DAMAGE = (
 )  # fmt: skip
 
 # Every column and its dtype: a file is made to have them, whatever it says.
-_OP_COLUMNS: dict[str, type[np.generic]] = {
+OP_COLUMNS: dict[str, type[np.generic]] = {
     "kind": np.int8,
     "dims": np.int64,
     "flops": np.float64,
@@ -87,7 +87,7 @@ def save(program: Program, path: str | Path) -> None:
     except (TypeError, ValueError) as error:
         raise ForerunError(f"program: meta can't be saved as JSON: {error}") from error
     arrays: dict[str, _Array] = {"header": np.frombuffer(text.encode(), np.uint8)}
-    for column in _OP_COLUMNS:
+    for column in OP_COLUMNS:
         arrays[f"ops.{column}"] = getattr(program.ops, column)
     for column in _BLOCK_COLUMNS:
         arrays.update(_joined(f"blocks.{column}", [getattr(b, column) for b in program.blocks]))
@@ -129,7 +129,7 @@ def _program(header: Mapping[str, object], file: Mapping[str, _Array]) -> Progra
     """Put the arrays back in place. Whatever is missing or of a wrong type raises one of _DAMAGE."""
     blocks = {c: _split(file, f"blocks.{c}", dtype) for c, dtype in _BLOCK_COLUMNS.items()}
     steps = {c: _split(file, f"classes.{c}", dtype) for c, dtype in _CLASS_COLUMNS.items()}
-    ops = {c: _column(file, f"ops.{c}", dtype) for c, dtype in _OP_COLUMNS.items()}
+    ops = {c: _column(file, f"ops.{c}", dtype) for c, dtype in OP_COLUMNS.items()}
     meta = header["meta"]
     if not isinstance(meta, dict):
         raise TypeError("meta is not an object")

@@ -17,6 +17,7 @@ import numpy as np
 
 from forerun.errors import ForerunError
 from forerun.files import whole_file
+from forerun.program.storage import OP_COLUMNS
 from forerun.program.types import I8, I32, I64, N_CATEGORIES, OpKind, OpTable, Phase
 
 FORMAT = "forerun-recording"
@@ -66,17 +67,6 @@ class Recording:
         return len(self.op)
 
 
-_OP_ARRAYS: dict[str, type[np.generic]] = {
-    "kind": np.int8,
-    "dims": np.int64,
-    "flops": np.float64,
-    "bytes_read": np.float64,
-    "bytes_written": np.float64,
-    "collective": np.int8,
-    "group": np.int16,
-    "bytes_comm": np.float64,
-    "launches": np.int16,
-}
 _ARRAYS: dict[str, type[np.generic]] = {
     "op": np.int32,
     "stream": np.int32,
@@ -102,7 +92,7 @@ def save_recording(recording: Recording, path: str | Path) -> None:
     header = {"format": FORMAT, "version": VERSION} | {name: getattr(recording, name) for name in _PLAIN}
     header |= {"op_names": recording.ops.name, "op_dtypes": recording.ops.dtype}
     arrays: dict[str, Any] = {name: getattr(recording, name) for name in _ARRAYS}
-    arrays |= {f"ops.{name}": getattr(recording.ops, name) for name in _OP_ARRAYS}
+    arrays |= {f"ops.{name}": getattr(recording.ops, name) for name in OP_COLUMNS}
     with whole_file(path) as file:
         np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
 
@@ -119,7 +109,7 @@ def load_recording(path: str | Path) -> Recording:
             if header.get("format") != FORMAT or header.get("version") != VERSION:
                 raise ForerunError(f"{path}: not a recording of this version of forerun")
             arrays = {name: file[name].astype(dtype, casting="same_kind") for name, dtype in _ARRAYS.items()}
-            ops = {name: file[f"ops.{name}"].astype(dtype, casting="same_kind") for name, dtype in _OP_ARRAYS.items()}
+            ops = {name: file[f"ops.{name}"].astype(dtype, casting="same_kind") for name, dtype in OP_COLUMNS.items()}
     except OSError as error:
         raise ForerunError(f"{path}: can't be read: {error.strerror or error}") from error
     except _DAMAGE as error:
