@@ -1,5 +1,7 @@
 """Recordings as Programs: the same order, the same memory."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -325,3 +327,13 @@ def test_nothing_recorded_is_refused():
     other.kernel("a", 1)
     with pytest.raises(ForerunError, match=r"world sizes \[8, 16\]"):
         to_program([made.recording(), other.recording()])
+
+
+def test_source_lines_are_told_by_op_most_frequent_first():
+    made = Recorder()
+    for _ in range(3):
+        made.kernel("mm", 5)
+    recording = made.recording()
+    lines = replace(recording, lines=("a.py:1", "b.py:2"), line=np.array([1, 0, 1], np.int32))
+    assert to_program([lines]).meta["source_lines"] == {"mm": ["b.py:2", "a.py:1"]}
+    assert to_program([recording]).meta["source_lines"] == {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.analysis.reading import Simulation
+from forerun.program.origin import Origin
 from forerun.program.types import I64, OpKind, Phase, Stream
 from forerun.units import PS_PER_S
 
@@ -23,6 +24,8 @@ class KernelTime:
     total_s: float
     share: float
     """of the step"""
+    lines: tuple[str, ...] = ()
+    """file:line of the program that launches them, the most frequent first, where the trace has them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,9 @@ def kernel_times(simulation: Simulation, rank_class: int) -> list[KernelTime]:
         sums = merged.setdefault((ops.name[row], int(ops.kind[row])), [0, 0])
         sums[0] += count[row]
         sums[1] += total[row]
-    step = simulation.timeline.end_of_step_ps
+    step, lines = simulation.timeline.end_of_step_ps, Origin.of(simulation.program).source_lines
     rows = [
-        KernelTime(name, OpKind(kind).name.lower(), int(n), time_ps / PS_PER_S, time_ps / step)
+        KernelTime(name, OpKind(kind).name.lower(), int(n), time_ps / PS_PER_S, time_ps / step, lines.get(name, ()))
         for (name, kind), (n, time_ps) in merged.items()
     ]
     return sorted(rows, key=lambda row: -row.total_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forerun.errors import ForerunError
@@ -32,6 +33,8 @@ class Origin:
     """ops of torch.compile'd regions"""
     notes: tuple[str, ...]
     """what the source guessed, one line each"""
+    source_lines: Mapping[str, tuple[str, ...]]
+    """file:line that launches the ops of a name, the most frequent first"""
     torch: str
 
     @staticmethod
@@ -50,6 +53,7 @@ class Origin:
             sharded=read.numbers("sharded", n_groups) or (),
             compiled_ops=read.numbers("compiled_ops", len(program.ops)) or (),
             notes=read.lines("notes"),
+            source_lines=read.source_lines(),
             torch=read.text("torch"),
         )
 
@@ -83,6 +87,12 @@ class _Reader:
         if not isinstance(value, list) or not all(_whole(n) and 0 <= n < below for n in value):
             raise self._wrong(key, f"a list of whole numbers below {below}")
         return tuple(value)
+
+    def source_lines(self) -> dict[str, tuple[str, ...]]:
+        value = self._meta.get("source_lines") or {}
+        if not isinstance(value, dict) or not all(isinstance(lines, list) for lines in value.values()):
+            raise self._wrong("source_lines", "names with lists of lines")
+        return {str(name): tuple(map(str, lines)) for name, lines in value.items()}
 
     def lines(self, key: str) -> tuple[str, ...]:
         value = self._meta.get(key, [])

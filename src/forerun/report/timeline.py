@@ -46,12 +46,22 @@ def print_timeline(out: Console, simulation: Simulation, rank_class: int, top: i
 def _print_kernels(out: Console, simulation: Simulation, rank_class: int, top: int) -> None:
     rows = kernel_times(simulation, rank_class)
     out.print(Text(f"Kernels by time ({min(top, len(rows))} of {len(rows)})", style="bold"))
+    where = [("launched at", "left")] if any(row.lines for row in rows) else []
     shown = make_table(
-        ("kernel", "left"), ("kind", "left"), ("count", "right"), ("total", "right"), ("of step", "right")
+        ("kernel", "left"), ("kind", "left"), ("count", "right"), ("total", "right"), ("of step", "right"), *where
     )
     for row in rows[:top]:
-        shown.add_row(row.name, row.kind, f"{row.count:,}", seconds(row.total_s), percent(row.share))
+        place = [_place(row.lines)] if where else []
+        shown.add_row(row.name, row.kind, f"{row.count:,}", seconds(row.total_s), percent(row.share), *place)
     out.print(shown)
+
+
+def _place(lines: tuple[str, ...]) -> str:
+    """The most frequent line, and how many there are besides."""
+    if not lines:
+        return ""
+    more = f" +{len(lines) - 1}" if len(lines) > 1 else ""
+    return lines[0].rpartition("/")[2] + more
 
 
 def _print_streams(out: Console, simulation: Simulation, rank_class: int) -> None:

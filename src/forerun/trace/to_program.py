@@ -261,7 +261,19 @@ def _meta(roles: Roles, groups: Groups, compiled: list[int], notes: list[str]) -
         "sharded": _numbers(roles, groups, "sharded"),
         "compiled_ops": compiled,
         "notes": list(dict.fromkeys([*told, *notes])),
+        "source_lines": _source_lines(roles),
     }
+
+
+def _source_lines(roles: Roles) -> dict[str, list[str]]:
+    """Lines of the program that launch the ops of each name, the most frequent first, where they were recorded."""
+    found: dict[str, Counter[str]] = {}
+    for one in roles.recordings:
+        known = one.line >= 0
+        pairs, count = np.unique(np.stack([one.op[known], one.line[known]]), axis=1, return_counts=True)
+        for op, line, times in zip(*pairs.tolist(), count.tolist(), strict=True):
+            found.setdefault(one.ops.name[op], Counter())[one.lines[line]] += times
+    return {name: [line for line, _ in lines.most_common()] for name, lines in found.items()}
 
 
 def _numbers(roles: Roles, groups: Groups, key: str) -> list[int] | None:
