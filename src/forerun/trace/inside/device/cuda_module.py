@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -140,6 +141,11 @@ class _Generator(torch.Generator):
         return self
 
 
+def built_for_cuda() -> bool:
+    """Whether this torch has CUDA's libraries, which need a driver wherever they are called."""
+    return any((Path(torch.__file__).parent / "lib").glob("*torch_cuda.*"))
+
+
 def install(machine: VirtualCuda, recorder: Recorder, device: VirtualDevice) -> None:
     """Fill `torch.cuda` and all that goes with it. `machine` must be installed."""
     count = int(torch._C._accelerator_hooks_device_count())
@@ -156,6 +162,9 @@ def install(machine: VirtualCuda, recorder: Recorder, device: VirtualDevice) -> 
     cuda: Any = torch.cuda
     for name, value in _cuda_attributes(recorder, device, count).items():
         setattr(cuda, name, value)
+    cuda._is_in_bad_fork = lambda: False  # nothing of the device is lost in a fork
+    if built_for_cuda():  # its cuDNN would ask the driver which convolutions it has
+        core._set_cudnn_enabled(False)
     _make_again(cuda)
     _elsewhere()
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.program.types import Category
 from forerun.trace.inside.device import sync_batch_norm
+from forerun.trace.inside.device.cuda_module import built_for_cuda
 from forerun.trace.inside.ranks.transport import Transport
 from forerun.trace.inside.recorder import Recorder
 
@@ -62,6 +63,8 @@ def install(recorder: Recorder) -> None:
         hook = default_hooks.fp16_compress_hook if compresses else default_hooks.allreduce_hook
         ddp.register_comm_hook(ddp.process_group, hook)
 
+    if built_for_cuda():  # its timer makes real events from the second forward on that the Reducer counts
+        _dist.Reducer.prepare_for_forward = lambda _reducer: None
     _dist.Logger = Logger
     # The ones in C++ want futures that only C++ makes; Python's issue the same collectives.
     wrapper: Any = DistributedDataParallel
