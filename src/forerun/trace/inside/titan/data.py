@@ -36,6 +36,30 @@ class Batches:
                 inputs["positions"] = torch.arange(self.length).repeat(self.batch, 1)
             yield inputs, tokens[:, 1:].contiguous()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Every run has the same tokens."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """There is nothing to load."""
+
+
+class NoText:
+    """What trainers ask of a tokenizer whose batches are tokens already."""
+
+    vocabulary: int
+
+    def encode(self, *_: Any, **__: Any) -> list[int]:
+        """Refuses: the batches have no text."""
+        raise ForerunError("torchtitan asked for the tokens of a text; traced batches are random tokens")
+
+    def decode(self, *_: Any, **__: Any) -> str:
+        """Refuses: the batches have no text."""
+        raise ForerunError("torchtitan asked for the text of tokens; traced batches are random tokens")
+
+    def get_vocab_size(self) -> int:
+        return self.vocabulary
+
 
 def end_of_text(vocabulary: int) -> int:
     """The token that no batch contains."""

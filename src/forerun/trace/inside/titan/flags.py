@@ -19,7 +19,7 @@ from torchtitan.protocols.train_spec import TrainSpec, get_train_spec, register_
 from torchtitan.train import Trainer
 
 from forerun.errors import ForerunError
-from forerun.trace.inside.titan.data import Batches, assign, checked, closest, end_of_text, parsed
+from forerun.trace.inside.titan.data import Batches, NoText, assign, checked, closest, end_of_text, parsed
 from forerun.trace.inside.titan.recipes import RECIPES
 
 _OFF = {
@@ -36,7 +36,7 @@ _OFF = {
 }
 
 
-class Tokenizer(BaseTokenizer):
+class Tokenizer(NoText, BaseTokenizer):
     """Knows the size of the vocabulary and which token ends a text."""
 
     def __init__(self, vocabulary: int) -> None:
@@ -44,24 +44,9 @@ class Tokenizer(BaseTokenizer):
         self.vocabulary = vocabulary
         self.eos_id = end_of_text(vocabulary)
 
-    def encode(self, *args: Any, **kwargs: Any) -> list[int]:
-        raise NotImplementedError("there is no text")
-
-    def decode(self, *args: Any, **kwargs: Any) -> str:
-        raise NotImplementedError("there is no text")
-
-    def get_vocab_size(self) -> int:
-        return self.vocabulary
-
 
 class Loader(Batches, BaseDataLoader):
-    """Random tokens as a loader of torchtitan's; it has no state."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        pass
+    """Random tokens as a loader of torchtitan's."""
 
 
 def trainer(module: str, config: str, flags: Sequence[str]) -> Trainer:

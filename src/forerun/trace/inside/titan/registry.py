@@ -13,7 +13,7 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import ConfigManager
 
 from forerun.errors import ForerunError
-from forerun.trace.inside.titan.data import Batches, assign, checked, end_of_text, parsed
+from forerun.trace.inside.titan.data import Batches, NoText, assign, checked, end_of_text, parsed
 
 _OFF = {
     "checkpoint.enable": False,
@@ -34,7 +34,7 @@ parameters over a mesh of all dimensions, which FSDP of torch 2.13 refuses (`all
 SPMD mesh`)."""
 
 
-class Tokenizer(BaseTokenizer):
+class Tokenizer(NoText, BaseTokenizer):
     """Knows the size of the vocabulary and which token ends a text."""
 
     @dataclass(kw_only=True, slots=True)
@@ -46,18 +46,9 @@ class Tokenizer(BaseTokenizer):
         self.vocabulary = config.vocabulary
         self.eos_id = end_of_text(config.vocabulary)
 
-    def encode(self, *args: Any, **kwargs: Any) -> list[int]:
-        raise NotImplementedError("there is no text")
-
-    def decode(self, *args: Any, **kwargs: Any) -> str:
-        raise NotImplementedError("there is no text")
-
-    def get_vocab_size(self) -> int:
-        return self.vocabulary
-
 
 class Loader(Batches, BaseDataLoader):
-    """Random tokens as a loader of torchtitan's; it has no state."""
+    """Random tokens as a loader of torchtitan's."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
@@ -65,12 +56,6 @@ class Loader(Batches, BaseDataLoader):
 
     def __init__(self, config: Config, *, seq_len: int, local_batch_size: int, **_: Any) -> None:
         super().__init__(config.vocabulary, local_batch_size, seq_len, positions=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        pass
 
 
 def trainer(module: str, config: str, flags: Sequence[str]) -> Any:
