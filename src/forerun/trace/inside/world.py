@@ -40,6 +40,12 @@ def check_version(version: str = torch.__version__) -> None:
         raise ForerunError(f"torch {version} can't be traced; supported: torch {', '.join(SUPPORTED)}.x")
 
 
+def _use_one_thread() -> None:
+    """Also renews torch's thread pool. In a forked process the threads of its autograd engine would race to do that,
+    and abort."""
+    torch.set_num_threads(1)
+
+
 class World:
     """The one traced world of this process; it can't be left again."""
 
@@ -47,7 +53,8 @@ class World:
         check_version()
         self.job = job
         os.environ.update(job.environment())
-        torch.set_num_threads(1)
+        _use_one_thread()
+        os.register_at_fork(after_in_child=_use_one_thread)
         torch.autograd.set_multithreading_enabled(False)
         self.recorder = Recorder(job.rank, job.world_size, job.gpus_per_node, job.lines)
         self._events: list[Event] = []
