@@ -20,8 +20,9 @@ LEVELS = [
     {"astra"},
     {"analysis"},
     {"measure", "search", "validation", "dse"},
+    {"experiment"},
     {"report"},
-    {"api"},
+    {"api", "experiments"},
     {"cli"},
 ]
 LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}

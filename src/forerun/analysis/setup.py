@@ -1,0 +1,67 @@
+"""Setup: everything that one iteration is simulated from. What-if, scaling and advice are Setups that differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.cluster.types import Cluster, Device
+from forerun.cost.measured import Measured
+from forerun.model.layered import LayeredModel
+from forerun.model.spec import ModelSpec
+from forerun.network.network_file import Network
+from forerun.network.patterns import CommunicationPattern
+from forerun.plan.plan import Plan
+from forerun.plan.stack import Stack, load_stack
+
+
+@dataclass(frozen=True)
+class RankKind:
+    """GPUs that differ from the cluster's: whole data-parallel replicas of the plan."""
+
+    name: str
+    n_gpus: int
+    device: Device | None = None
+    """None: the cluster's"""
+    slowdown: float = 1.0
+    """time of its kernels over that of a sound GPU"""
+    micro_batch: int | None = None
+    """samples of a micro batch; None: the plan's"""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One iteration of a model under a plan on a cluster."""
+
+    model: ModelSpec | LayeredModel
+    plan: Plan
+    cluster: Cluster
+    network: Network | None = None
+    """topology in place of the cluster's links"""
+    measured: Measured | None = None
+    """the user's own times"""
+    pattern: CommunicationPattern | None = None
+    """how gradients are exchanged; None: as NCCL does"""
+    habits: Stack | None = None
+    """what the plan's stack costs; None: as the stack's file says"""
+    kinds: tuple[RankKind, ...] = ()
+    """GPUs that differ; the rest are the cluster's. Together they are the plan's world"""
+    slow_links: float = 1.0
+    """time of collectives and transfers over that of sound links"""
+
+    @property
+    def stack(self) -> Stack:
+        """The habits in force."""
+        return self.habits or load_stack(self.plan.stack)
+
+    @property
+    def n_gpus(self) -> int:
+        """GPUs of the run."""
+        return self.plan.world_size
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples (sequences, images) of one optimizer step over all GPUs."""
+        default = self.plan.micro_batch
+        per_replica = self.n_gpus // self.plan.dp
+        missing = sum((kind.n_gpus // per_replica) * ((kind.micro_batch or default) - default) for kind in self.kinds)
+        return self.plan.global_batch + missing * self.plan.n_microbatches

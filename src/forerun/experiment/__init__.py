@@ -1,0 +1,1 @@
+"""Experiments: one description of a run, simulated iteration by iteration, and studies of it."""
