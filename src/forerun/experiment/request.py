@@ -48,6 +48,8 @@ class Prices:
     """What a run costs. Dollars; the cluster's own price per GPU and hour unless given."""
 
     dollars_per_gpu_hour: float | None = None
+    by_name: dict[str, float] = field(default_factory=dict)
+    """cluster or device, by the name that it has in the catalogue -> dollars per GPU and hour; goes before the above"""
     dollars_per_kwh: float = 0.0
     """0: energy is in the price of the GPU"""
     pue: float = 1.0
