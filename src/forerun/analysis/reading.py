@@ -116,7 +116,26 @@ def simulate_program(
     costs = step_costs(
         program.ops, program.groups, cluster, subject.stack, subject.launching, subject.n_gpus, network, measured
     )
-    missing = None if measured is None else _missing(program, costs)
+    return simulate_costed(
+        program, costs, subject, cluster, folded=folded, network=network, is_measured=measured is not None
+    )
+
+
+def simulate_costed(
+    program: Program,
+    costs: StepCosts,
+    subject: Subject,
+    cluster: Cluster,
+    *,
+    folded: bool,
+    network: Network | None = None,
+    is_measured: bool = False,
+) -> Simulation:
+    """As `simulate_program`, with the costs of the ops as they are given.
+
+    With `is_measured` the prediction lists what the user's measurements lack.
+    """
+    missing = _missing(program, costs) if is_measured else None
     reduced = fold(program, costs) if folded else unfolded(program, costs)
     flat, costs = unfold(reduced.program), reduced.costs
     timeline = run_engine(

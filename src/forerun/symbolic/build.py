@@ -9,7 +9,7 @@ import numpy as np
 from forerun.cluster.types import Cluster
 from forerun.model.spec import ModelSpec
 from forerun.plan.plan import Plan
-from forerun.plan.stack import load_stack
+from forerun.plan.stack import Stack, load_stack
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import I64, Block, Category, Channel, Collective, Phase, Program, RankClass, Stream
 from forerun.symbolic.data_parallel import REDUCED, DataParallel, sharded
@@ -24,9 +24,12 @@ from forerun.symbolic.schedule import SPLIT, Action, actions, layers_of_stages, 
 from forerun.symbolic.units import Unit, Units, build_units, layer_unit
 
 
-def build(model: ModelSpec, plan: Plan, cluster: Cluster) -> Program:
-    """The Program of one optimizer step of `model` under `plan`. Raises ImpossiblePlan for an impossible schedule."""
-    return _Builder(model, plan, cluster).program()
+def build(model: ModelSpec, plan: Plan, cluster: Cluster, stack: Stack | None = None) -> Program:
+    """The Program of one optimizer step of `model` under `plan`, with the habits of `stack` (None: the plan's).
+
+    Raises ImpossiblePlan for an impossible schedule.
+    """
+    return _Builder(model, plan, cluster, stack or load_stack(plan.stack)).program()
 
 
 class _Around(dict[tuple[Around, int], int]):
@@ -77,9 +80,8 @@ class _Steps:
 
 
 class _Builder:
-    def __init__(self, model: ModelSpec, plan: Plan, cluster: Cluster) -> None:
+    def __init__(self, model: ModelSpec, plan: Plan, cluster: Cluster, stack: Stack) -> None:
         self.model, self.plan, self.cluster = model, plan, cluster
-        stack = load_stack(plan.stack)
         self.kit = Kit(model, plan, stack, groups_of(plan, cluster.node_size))
         self.parallel = DataParallel(self.kit)
         self.blocks: list[Block] = []
