@@ -22,6 +22,9 @@ class Disturbance:
     """that a rank is a straggler in an iteration"""
     straggler_slowdown: float = 1.0
     """time of a straggler over that of the others"""
+    straggler_tail: float = 0.0
+    """0: every straggler is as slow; above: what it takes longer is drawn from a Pareto distribution with this shape,
+    the smaller the heavier its tail, and with the least value that straggler_slowdown says"""
     slow_ranks: dict[int, float] = field(default_factory=dict)
     """rank -> time of its kernels over that of the others, in every iteration"""
     warmup_iterations: int = 0
