@@ -83,13 +83,13 @@ def breakdown_ps(
         timeline.end_ps,
         timeline.issue_end_ps,
         kinds,
-        _exposed_causes(program),
+        waiting_causes(program),
         np.zeros((len(ops), N_CAUSES), np.int64) if split_ps is None else split_ps,
         -1 if alone else timeline.end_of_step_ps,
     )
 
 
-def _exposed_causes(program: Program) -> I64:
+def waiting_causes(program: Program) -> I64:
     """What waiting for each op on each stream is, (n_ops, n_streams).
 
     Streams are for one purpose each, except in traces, which have more streams than purposes: there a collective over
