@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.cluster.types import Cluster
+from forerun.cost.gradient_exchange import exchange_s, priced_rows, wires_of
 from forerun.cost.measured import Measured
 from forerun.cost.op_costs import KernelRates, durations_ps, on_topology
 from forerun.network.network_file import Network
+from forerun.network.patterns import CommunicationPattern
 from forerun.plan.plan import Plan
 from forerun.plan.stack import Stack
 from forerun.program.groups import CommGroup
@@ -61,12 +63,14 @@ def step_costs(
     n_gpus: int,
     network: Network | None = None,
     measured: Measured | None = None,
+    pattern: CommunicationPattern | None = None,
 ) -> StepCosts:
     """Costs of `ops` in a run of `n_gpus` of `cluster` under the habits of `stack`.
 
     With `network` collectives run on it. What `measured` knows goes over everything else, as it was measured: neither
-    the clock of long steps nor the rates of the stack change it. Kernels pay the gap between two launches on the
-    device; under CUDA graphs host and gap cost nothing.
+    the clock of long steps nor the rates of the stack change it. Only what `pattern` prices does not ask it: NCCL's
+    choice was measured. Kernels pay the gap between two launches on the device; under CUDA graphs host and gap cost
+    nothing.
     """
     rates = KernelRates(
         gemm=stack.gemm_rate,
@@ -83,6 +87,11 @@ def step_costs(
         duration[known] = np.rint(found.time_s[known] * PS_PER_S).astype(np.int64)
         calibrated[known] = found.inside[known]
         lacks = found.lacks
+    if pattern is not None:
+        rows = priced_rows(ops, groups, pattern)
+        time_s = exchange_s(ops, rows, groups, pattern, wires_of(cluster, n_gpus, network)) / stack.network_rate
+        duration[rows], calibrated[rows] = np.rint(time_s * PS_PER_S).astype(np.int64), 0.0
+        lacks = {op: what for op, what in lacks.items() if op not in set(rows.tolist())}
     kernel = ops.kind <= OpKind.MEMORY
     launches = ops.launches.astype(np.int64)
     gap_us = 0.0 if launching.cuda_graphs else stack.kernel_gap_us + stack.launch_blocking_us

@@ -1,18 +1,105 @@
-"""Communication patterns: how data-parallel ranks exchange gradients, in place of what NCCL would choose."""
+"""Communication patterns: how data-parallel ranks sum their gradients, in place of what NCCL would choose.
+
+A pattern says how long it takes until every rank of a group has the sum of all ranks' gradients. It prices the
+all-reduces of gradients of a step; reduce-scatters and all-gathers of sharded state, tensor, context and pipeline
+parallelism, and norms of gradients stay as NCCL runs them. The shipped patterns have names (`patterns_catalog`). One's
+own is a subclass of `CommunicationPattern`, a list of messages (`patterns_messages.MessagePattern`) or a function
+(`TimedBy`).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
-from forerun.network.lines import Lines
+import numpy as np
+
+from forerun.cluster.types import Cluster
+from forerun.errors import ForerunError
+from forerun.network.constants import NodeCollectives
+from forerun.network.network_file import Network
+from forerun.plan.plan import Plan
+from forerun.plan.stack import load_stack
 from forerun.program.groups import CommGroup
+from forerun.program.types import F64
+
+
+@dataclass(frozen=True)
+class Wires:
+    """What a pattern runs on: `n_gpus` GPUs of `cluster`, on its own links or on a topology."""
+
+    cluster: Cluster
+    n_gpus: int
+    network: Network | None = None
+    """topology in place of the cluster's links; rank r is its NPU r"""
+    measured: NodeCollectives | None = None
+    """constants of the device's own NVLink, None for those of the link's kind"""
+    memory_bytes_per_s: float = float("inf")
+    """what memory-bound kernels of the device reach"""
+    launch_s: float = 0.0
+    """of a memory-bound kernel"""
+
+    def pass_s(self, size_bytes: F64, kernels: int = 1) -> F64:
+        """Seconds of `kernels` that together read and write `size_bytes` of the device's memory."""
+        return kernels * self.launch_s + size_bytes / self.memory_bytes_per_s
 
 
 class CommunicationPattern(ABC):
-    """One way to sum gradients over a group."""
+    """One way to sum gradients over a group. Instances are hashable and don't change: times are kept by them."""
 
     name: str
+    zero_stage: ClassVar[int] = 0
+    """`Plan.zero_stage` that the pattern means: whoever makes a plan from its name raises the plan's to it"""
+    everything: ClassVar[bool] = False
+    """whether it prices all collectives and transfers, not the gradients' all-reduces alone"""
 
     @abstractmethod
-    def lines(self, group: CommGroup) -> Lines:
-        """Latency and seconds per byte of the gradients' buffer."""
+    def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
+        """Seconds until all ranks of `group` have the sum of gradients of `size_bytes` (n,) each.
+
+        All equal groups of the mesh axis work at once. Called for groups of two ranks or more.
+        """
+
+    def check(self, plan: Plan) -> None:
+        """Raise ForerunError where `plan` has no all-reduce of gradients that the pattern could run."""
+        if self.zero_stage or self.everything or plan.fsdp == 1 or plan.dp_replicate > 1:
+            return
+        scatters = plan.zero_stage > 0 and load_stack(plan.stack).grad_reduce == "reduce-scatter"
+        if plan.zero_stage == 3 or scatters:
+            raise ForerunError(
+                f"communication_pattern {self.name}: with zero_stage {plan.zero_stage} gradients are reduce-scattered"
+                " and nothing is all-reduced; use zero_stage 0, or the pattern reduce_scatter or nccl"
+            )
+
+
+@dataclass(frozen=True)
+class NoNetwork(CommunicationPattern):
+    """An ideal network: all collectives and transfers take no time."""
+
+    name: str = "no_network"
+    everything: ClassVar[bool] = True
+
+    def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
+        """Zero."""
+        return np.zeros_like(size_bytes)
+
+
+@dataclass(frozen=True)
+class TimedBy(CommunicationPattern):
+    """A function of one's own: `(bytes of a rank's gradients, ranks) -> seconds`."""
+
+    function: Callable[[float, int], float]
+    name: str = "own"
+
+    def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
+        """What the function says. Raises ForerunError where that is no time."""
+        found = [self.function(float(size), group.size) for size in size_bytes]
+        for size, time in zip(size_bytes, found, strict=True):
+            if isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 <= time < float("inf"):
+                raise ForerunError(
+                    f"communication pattern {self.name}: {time!r} for {size:,.0f} bytes over {group.size} ranks;"
+                    " the function has to return seconds, 0 or more"
+                )
+        return np.array(found, np.float64)
