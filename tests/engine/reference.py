@@ -73,11 +73,9 @@ def contended(
     now = Fraction(0)
 
     def side(i: int) -> str:
-        if flat.meeting[i] >= 0:
-            return "neutral"
         if network[flat.op[i]]:
             return "network"
-        return "compute" if flat.stream[i] == Stream.COMPUTE else "neutral"
+        return "compute" if flat.stream[i] == Stream.COMPUTE and flat.meeting[i] < 0 else "neutral"
 
     def rate(i: int, running: list[int]) -> Fraction:
         beside = {side(j) for j in running if owner[j] == owner[i]}

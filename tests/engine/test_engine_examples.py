@@ -136,14 +136,38 @@ def test_network_op_on_the_compute_stream_does_not_slow_itself() -> None:
     assert timeline.end_ps.tolist() == [100]
 
 
-def test_nodes_of_a_meeting_are_outside_contention() -> None:
+def test_a_transfer_between_classes_is_outside_contention() -> None:
     send, receive = BlockBuilder(), BlockBuilder()
     send.node(0, COMPUTE)
     send.node(1, Stream.PP_SEND, channel=0)
     receive.node(1, Stream.PP_RECV, channel=0)
     two = program([send.build("s"), receive.build("r")], [[0], [1]], [Channel("c", (0, 1))])
-    timeline = run(two, [100, 60], slow_compute=1, slow_network=1, network_ops=[1])
+    timeline = run(two, [100, 60], slow_compute=1, slow_network=1, network_ops=[2])
     assert timeline.end_ps.tolist() == [100, 60, 60]
+
+
+def test_a_collective_between_classes_slows_compute_of_each_from_its_start() -> None:
+    early, late = BlockBuilder(), BlockBuilder()
+    early.node(0)
+    early.node(1, REDUCE, channel=0)
+    late.node(2)
+    late.node(1, REDUCE, after=[0], channel=0)
+    late.node(3)
+    two = program([early.build("e"), late.build("l")], [[0], [1]], [Channel("c", (0, 1))])
+    timeline = run(two, [100, 60, 50, 90], slow_compute=1, network_ops=[1])
+    # Both sides meet at 50 until 110; 60 at half speed do 30 of the work.
+    assert timeline.start_ps.tolist() == [0, 50, 0, 50, 50]
+    assert timeline.end_ps.tolist() == [130, 110, 50, 110, 170]
+
+
+def test_a_meeting_of_the_network_is_slowed_by_the_compute_of_its_own_class() -> None:
+    quiet, busy = BlockBuilder(), BlockBuilder()
+    quiet.node(1, REDUCE, channel=0)
+    busy.node(0)
+    busy.node(1, REDUCE, channel=0)
+    two = program([quiet.build("q"), busy.build("b")], [[0], [1]], [Channel("c", (0, 1))])
+    timeline = run(two, [1000, 60], slow_network=1, network_ops=[1])
+    assert timeline.end_ps.tolist() == [60, 1000, 120]
 
 
 def one_forward_one_backward(microbatches: int) -> Program:

@@ -180,7 +180,7 @@ def test_contention_only_stretches_compute_and_network_nodes(
     nominal = np.array(scaled)[flat.op]
     assert (took >= nominal - 1).all()
     assert (took <= nominal * (1 + np.array(slow)[flat.op]) + len(flat)).all()
-    untouched = (flat.meeting >= 0) | (~np.array(network)[flat.op] & (flat.stream != 0))
+    untouched = ~np.array(network)[flat.op] & ((flat.meeting >= 0) | (flat.stream != 0))
     np.testing.assert_array_equal(took[untouched], nominal[untouched])
 
 

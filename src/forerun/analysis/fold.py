@@ -188,7 +188,7 @@ def _traffic(program: Program, costs: StepCosts, closed: Mask) -> _Traffic:
     records: dict[int, list[int]] = {}
     for number in np.flatnonzero(~closed).tolist():
         block = program.blocks[number]
-        collective = costs.network_op[block.op] & (block.channel < 0)
+        collective = costs.network_op[block.op]
         compute = block.stream == Stream.COMPUTE
         waited, waiting_compute = block.pred, np.repeat(compute, np.diff(block.pred_ptr))
         if collective.any():

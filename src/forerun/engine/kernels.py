@@ -51,6 +51,7 @@ _HOST = np.dtype(
         ("n_compute", np.int64),  # compute nodes that run
         ("n_network", np.int64),  # network nodes that run
         ("when", np.int64),  # earliest event of the class
+        ("touched", np.int64),  # last instant at which some node of the class started or ended
     ]
 )
 _MEETING = np.dtype([("arrived", np.int64), ("ready", np.int64), ("members", np.int64)])
@@ -242,34 +243,11 @@ def _settle(c: int, now: int, n_streams: int, actors: Records, host: Records) ->
 
 
 @njit
-def _arrive(
-    a: int, meeting: Any, size: int, now: int, op: I32, duration_ps: I64, start: I64, actors: Records, host: Records,
-    n_streams: int,
-) -> None:  # fmt: skip
-    """Actor `a` is ready for its meeting; the last of the `size` members starts all."""
-    actors[a].status = _BLOCKED
-    actors[a].when = _NEVER
-    actors[a].link = meeting.members
-    meeting.members = a
-    meeting.arrived += 1
-    member = a if meeting.arrived == size else -1
-    while member >= 0:
-        j = actors[member].head
-        start[j] = now
-        actors[member].status = _RUNNING
-        actors[member].side = _NEUTRAL
-        actors[member].when = now + duration_ps[op[j]]
-        d = member // n_streams
-        host[d].when = min(host[d].when, actors[member].when)
-        member = actors[member].link
-
-
-@njit
 def _begin(
-    actor: Any, host: Any, now: int, op: int, stream: int, duration_ps: I64, slow_compute: F64, slow_network: F64,
-    network_op: npt.NDArray[np.bool_],
+    actor: Any, host: Any, now: int, op: int, stream: int, meets: bool, duration_ps: I64, slow_compute: F64,
+    slow_network: F64, network_op: npt.NDArray[np.bool_],
 ) -> None:  # fmt: skip
-    """Start a node without a meeting at full speed; `_settle` slows it before time goes on."""
+    """Start a node at full speed; `_settle` slows it before time goes on."""
     actor.status = _RUNNING
     actor.since = now
     actor.remaining = duration_ps[op]
@@ -280,10 +258,40 @@ def _begin(
         actor.side = _NETWORK
         actor.stretch = 1.0 + slow_network[op]
         host.n_network += 1
-    elif stream == _COMPUTE_STREAM:
+    elif stream == _COMPUTE_STREAM and not meets:
         actor.side = _COMPUTE
         actor.stretch = 1.0 + slow_compute[op]
         host.n_compute += 1
+
+
+@njit
+def _arrive(
+    a: int, meeting: Any, size: int, now: int, op: I32, stream: I8, duration_ps: I64, slow_compute: F64,
+    slow_network: F64, network_op: npt.NDArray[np.bool_], start: I64, actors: Records, host: Records, n_streams: int,
+) -> bool:  # fmt: skip
+    """Actor `a` is ready for its meeting; the last of the `size` members starts all.
+
+    True where a class before that of `a` has something more to do now.
+    """
+    actors[a].status = _BLOCKED
+    actors[a].when = _NEVER
+    actors[a].link = meeting.members
+    meeting.members = a
+    meeting.arrived += 1
+    member = a if meeting.arrived == size else -1
+    missed = False
+    while member >= 0:
+        j = actors[member].head
+        d = member // n_streams
+        start[j] = now
+        _begin(
+            actors[member], host[d], now, op[j], stream[j], True, duration_ps, slow_compute, slow_network, network_op
+        )
+        host[d].touched = now
+        host[d].when = min(host[d].when, actors[member].when)
+        missed |= member < a and actors[member].when == now
+        member = actors[member].link
+    return missed
 
 
 @njit
@@ -303,7 +311,11 @@ def run_contended(
     network_op: npt.NDArray[np.bool_],
     n_streams: int,
 ) -> tuple[I64, I64, I64, I64, bool]:
-    """As run_dataflow, with compute and network of a class slowing each other."""
+    """As run_dataflow, with compute and network of a class slowing each other.
+
+    Speeds change when everything that starts or ends at an instant, in whatever class, has done so: a rate that is lost
+    and won back at once leaves no trace, and the order of classes none either.
+    """
     n_classes = len(class_ptr) - 1
     start = np.zeros(len(op), np.int64)
     end = np.full(len(op), -1, np.int64)
@@ -323,40 +335,54 @@ def run_contended(
         _settle(c, 0, n_streams, actors, host)
 
     while True:
-        c = 0
-        for d in range(1, n_classes):
-            if host[d].when < host[c].when:
-                c = d
-        now = host[c].when
+        now = _NEVER
+        for c in range(n_classes):
+            now = min(now, host[c].when)
         if now == _NEVER:
             break
-        a = c * n_streams
-        while a < (c + 1) * n_streams:
-            actor = actors[a]
-            if actor.when > now:
-                a += 1
-            elif actor.status == _SCHEDULED and meeting[actor.head] >= 0:
-                m = meeting[actor.head]
-                _arrive(a, meetings[m], meeting_size[m], now, op, duration_ps, start, actors, host, n_streams)
-            elif actor.status == _SCHEDULED:
-                i = actor.head
-                start[i] = now
-                _begin(actor, host[c], now, op[i], stream[i], duration_ps, slow_compute, slow_network, network_op)
-            else:
-                i = actor.head
-                end[i] = now
-                host[c].n_network -= actor.side == _NETWORK
-                host[c].n_compute -= actor.side == _COMPUTE
-                actor.head = following[i]
-                if sync[i]:
-                    _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, now)
-                _schedule(a, c, now, actors, host, pred_ptr, pred, end, issued, waiters)
-                waiter = waiters[i]
-                while waiter >= 0:
-                    other = actors[waiter].link
-                    _schedule(waiter, c, now, actors, host, pred_ptr, pred, end, issued, waiters)
-                    waiter = other
+        busy = True
+        while busy:
+            busy = False
+            for c in range(n_classes):
+                if host[c].when > now:
+                    continue
+                host[c].when = _NEVER
+                host[c].touched = now
                 a = c * n_streams
-        _settle(c, now, n_streams, actors, host)
+                while a < (c + 1) * n_streams:
+                    actor = actors[a]
+                    if actor.when > now:
+                        a += 1
+                    elif actor.status == _SCHEDULED and meeting[actor.head] >= 0:
+                        m = meeting[actor.head]
+                        busy |= _arrive(
+                            a, meetings[m], meeting_size[m], now, op, stream, duration_ps, slow_compute, slow_network,
+                            network_op, start, actors, host, n_streams,
+                        )  # fmt: skip
+                    elif actor.status == _SCHEDULED:
+                        i = actor.head
+                        start[i] = now
+                        _begin(
+                            actor, host[c], now, op[i], stream[i], False, duration_ps, slow_compute, slow_network,
+                            network_op,
+                        )  # fmt: skip
+                    else:
+                        i = actor.head
+                        end[i] = now
+                        host[c].n_network -= actor.side == _NETWORK
+                        host[c].n_compute -= actor.side == _COMPUTE
+                        actor.head = following[i]
+                        if sync[i]:
+                            _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, now)
+                        _schedule(a, c, now, actors, host, pred_ptr, pred, end, issued, waiters)
+                        waiter = waiters[i]
+                        while waiter >= 0:
+                            other = actors[waiter].link
+                            _schedule(waiter, c, now, actors, host, pred_ptr, pred, end, issued, waiters)
+                            waiter = other
+                        a = c * n_streams
+        for c in range(n_classes):
+            if host[c].touched == now:
+                _settle(c, now, n_streams, actors, host)
     class_end, stuck = _class_ends(class_ptr, end, host)
     return start, end, issued, class_end, stuck

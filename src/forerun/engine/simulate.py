@@ -49,13 +49,16 @@ def simulate(
       sync = 1 it goes on only when that node has ended.
     * A node is ready when it is issued, its predecessors have ended, and the node before it on its stream has ended.
       It starts at once, and takes `duration_ps` if nothing slows it.
-    * The nodes of a meeting start together, when the last of them is ready.
-    * Inside a rank class, compute and network slow each other. A *network node* has `network_op` and no meeting; a
-      *compute node* is on Stream.COMPUTE, is no `network_op` and has no meeting. While at least one network node runs,
-      a compute node progresses at rate 1 / (1 + slow_compute[op]); while a compute node runs, a network node
-      progresses at rate 1 / (1 + slow_network[op]). All other nodes neither slow nor are slowed.
+    * The nodes of a meeting start together, when the last of them is ready. From then on each is a node of its own rank
+      class like any other, and ends by itself.
+    * Inside a rank class, compute and network slow each other. A *network node* has `network_op`, whether it meets or
+      not; a *compute node* is on Stream.COMPUTE, is no `network_op` and has no meeting. While at least one network node
+      runs, a compute node progresses at rate 1 / (1 + slow_compute[op]); while a compute node runs, a network node
+      progresses at rate 1 / (1 + slow_network[op]). All other nodes neither slow nor are slowed. So equal rank classes
+      whose collectives meet take exactly the times of one of them alone, and so does a class that others wait for.
     * Remaining work is whole picoseconds: the work done in an interval is rounded down, the time still needed up.
-    * Events at the same time are taken in order of (rank class, stream); nothing in the result depends on it.
+    * Events at the same time are taken in order of (rank class, stream), and rates change after the last of them;
+      nothing in the result depends on that order.
 
     `describe` says what a node is called in errors, from its rank class and its number there.
 
