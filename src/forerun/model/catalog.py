@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError, UnknownName
+from forerun.model.convolutional import convolutional_names, load_convolutional
 from forerun.model.fields import Fields, read_yaml
 from forerun.model.huggingface import load_huggingface
+from forerun.model.layered import LayeredModel
 from forerun.model.parameters import active_parameter_count, parameter_count
 from forerun.model.spec import ModelSpec
 from forerun.model.spec_file import load_spec_file, read_spec
@@ -21,14 +23,14 @@ _SUFFIXES = (".json", ".yaml", ".yml")
 
 @dataclass(frozen=True)
 class ModelRow:
-    """One preset, for a table. Parameters and widths in elements."""
+    """One preset, for a table. Parameters and widths in elements; a layered model has no width and no heads."""
 
     name: str
     parameters: int
     active_parameters: int
     layers: int
-    hidden: int
-    heads: int
+    hidden: int | None
+    heads: int | None
     source: str
 
 
@@ -41,6 +43,11 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     name = str(name_or_path).strip()
     if isinstance(name_or_path, str) and (name.lower() in _entries() or not name):
         return _preset(name)
+    if isinstance(name_or_path, str) and name.lower() in convolutional_names():
+        raise ForerunError(
+            f"{name} is a model given layer by layer, which `forerun predict` and `forerun experiment` take; here it"
+            " takes a transformer (forerun models)"
+        )
     path = Path(name).expanduser()
     if _there(path.is_dir):
         return load_huggingface(path)
@@ -53,14 +60,41 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     raise UnknownName("model or folder", name, model_names())
 
 
+def load_any(name_or_path: str | Path) -> ModelSpec | LayeredModel:
+    """As `load_model`, which knows transformers, and the models given layer by layer by their presets' names."""
+    if isinstance(name_or_path, str):
+        name = name_or_path.strip()
+        if name.lower() in convolutional_names():
+            return load_convolutional(name)
+        if not _is_path(name) and name.lower() not in _entries():
+            raise UnknownName("model or folder", name, [*model_names(), *convolutional_names()])
+    return load_model(name_or_path)
+
+
 def model_names() -> list[str]:
-    """The presets' names, by family and size."""
+    """The names of the presets of transformers, by family and size."""
     return list(_entries())
 
 
+def layered_names() -> list[str]:
+    """The names of the presets of models given layer by layer, by family and size."""
+    return convolutional_names()
+
+
 def model_table() -> list[ModelRow]:
-    """A row for each preset, by family and size."""
-    return [_row(_preset(name), entry) for name, entry in _entries().items()]
+    """A row for each preset, by family and size; models given layer by layer last."""
+    rows = [_row(_preset(name), entry) for name, entry in _entries().items()]
+    return rows + [_layered_row(load_convolutional(name)) for name in layered_names()]
+
+
+def _layered_row(model: LayeredModel) -> ModelRow:
+    parameters = model.parameter_count
+    return ModelRow(model.name, parameters, parameters, len(model.layers), None, None, model.source)
+
+
+def _is_path(name: str) -> bool:
+    path = Path(name).expanduser()
+    return path.suffix in _SUFFIXES or _there(path.exists)
 
 
 def _row(spec: ModelSpec, entry: Mapping[str, Any]) -> ModelRow:

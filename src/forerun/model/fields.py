@@ -54,6 +54,15 @@ class Fields:
         self._known.update(names)
         return names
 
+    def is_list(self, key: str) -> bool:
+        """Whether `key` holds a list, for keys that take either."""
+        return isinstance(self._values.get(key), list)
+
+    def is_zero(self, key: str) -> bool:
+        """Whether `key` holds the number 0, for amounts that can be none."""
+        value = self._values.get(key)
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
+
     def integer(self, key: str, default: int = _REQUIRED, least: int = 1, most: int = _MOST) -> int:
         """A whole number from `least` to `most`. A missing key without a default is an error."""
         if not self.stated(key):

@@ -122,7 +122,7 @@ def print_models(out: Console, rows: Sequence[ModelRow]) -> None:
     )
     for row in rows:
         active = "" if row.active_parameters == row.parameters else f"{row.active_parameters:,}"
-        table.add_row(row.name, f"{row.parameters:,}", active, str(row.layers), str(row.hidden))
+        table.add_row(row.name, f"{row.parameters:,}", active, str(row.layers), str(row.hidden or ""))
     out.print(table)
 
 
