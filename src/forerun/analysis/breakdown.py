@@ -1,7 +1,8 @@
 """Where the time of a step goes on every rank class: kernels by kind, idle gaps of the compute stream by cause.
 
 A gap of the compute stream belongs to what the next compute node waited for last: a collective or transfer on another
-stream (exposed communication), the other side of a rendezvous (pipeline bubble), or the host.
+stream (exposed communication), the other side of a rendezvous (pipeline bubble), or the host. Where GPUs of several
+kinds share a collective, the part of the gap before the last of them has come is waiting for slower GPUs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.engine.simulate import Timeline
 from forerun.jit import njit
@@ -32,6 +34,8 @@ class Cause(IntEnum):
     EXPOSED_HOST_COPY = 10
     BUBBLE = 11
     HOST = 12
+    WAITING = 13
+    """for slower GPUs of the same pipeline stage"""
 
 
 N_CAUSES = len(Cause)
@@ -71,6 +75,9 @@ def breakdown_ps(
     kinds[ops.kind == OpKind.GEMM] = Cause.MATMUL
     kinds[ops.kind == OpKind.ATTENTION] = Cause.ATTENTION
     kinds[ops.kind == OpKind.DELAY] = Cause.HOST
+    joint = np.zeros(len(program.channels) + 1, np.bool_)
+    joint[list(Origin.of(program).joint_channels)] = True
+    has_pipeline = len(program.channels) > joint.sum() if joint.any() else len(program.rank_classes) > 1
     return _breakdown(
         flat.class_ptr,
         flat.op,
@@ -79,13 +86,15 @@ def breakdown_ps(
         flat.pred_ptr,
         flat.pred,
         flat.meeting,
+        joint[flat.meeting_channel],
         timeline.start_ps,
         timeline.end_ps,
         timeline.issue_end_ps,
         kinds,
         waiting_causes(program),
         np.zeros((len(ops), N_CAUSES), np.int64) if split_ps is None else split_ps,
-        -1 if alone else timeline.end_of_step_ps,
+        np.zeros(0, np.int64) if alone else timeline.class_end_ps,
+        has_pipeline,
     )
 
 
@@ -106,6 +115,51 @@ def waiting_causes(program: Program) -> I64:
 
 
 @njit
+def _waited_ps(
+    blocker: int,
+    now: int,
+    stream: I8,
+    pred_ptr: I64,
+    pred: I32,
+    meeting: I32,
+    joint: npt.NDArray[np.bool_],
+    start: I64,
+    end: I64,
+    issued: I64,
+    before: I32,
+) -> int:
+    """Picoseconds after `now` in which what ends with node `blocker` waited for other GPUs to join a collective.
+
+    `before` is the node before each on its stream, -1 for none.
+    """
+    waited = 0
+    node = blocker
+    while node >= 0 and start[node] > now:
+        ready, last = issued[node], -1
+        for e in range(pred_ptr[node], pred_ptr[node + 1]):
+            if end[pred[e]] >= ready:
+                ready, last = end[pred[e]], pred[e]
+        if before[node] >= 0 and end[before[node]] >= ready:
+            ready, last = end[before[node]], before[node]
+        if meeting[node] >= 0 and joint[meeting[node]]:
+            waited += start[node] - max(ready, now)
+        node = last if last >= 0 and stream[last] != 0 else -1
+    return waited
+
+
+@njit
+def _before(class_ptr: I64, stream: I8) -> I32:
+    """The node before each on its stream, -1 for none."""
+    before = np.full(len(stream), -1, np.int32)
+    for c in range(len(class_ptr) - 1):
+        last = np.full(128, -1, np.int32)
+        for i in range(class_ptr[c], class_ptr[c + 1]):
+            before[i] = last[stream[i]]
+            last[stream[i]] = i
+    return before
+
+
+@njit
 def _breakdown(
     class_ptr: I64,
     op: I32,
@@ -114,15 +168,20 @@ def _breakdown(
     pred_ptr: I64,
     pred: I32,
     meeting: I32,
+    joint: npt.NDArray[np.bool_],
     start: I64,
     end: I64,
     issued: I64,
     kinds: I64,
     stream_cause: I64,
     split: I64,
-    step_end: int,
+    class_end: I64,
+    has_pipeline: bool,
 ) -> I64:
+    """`joint` is of every meeting; `class_end` is empty where classes are programs of their own."""
     n_classes = len(class_ptr) - 1
+    step_end = class_end.max() if len(class_end) else -1
+    before = _before(class_ptr, stream) if joint.any() else np.empty(0, np.int32)
     out = np.zeros((n_classes, split.shape[1]), np.int64)
     divided = split.sum(axis=1) > 0
     for c in range(n_classes):
@@ -137,7 +196,15 @@ def _breakdown(
                     p = pred[e]
                     if stream[p] != 0 and end[p] > now and end[p] >= waited:
                         cause, waited, blocker = stream_cause[op[p], stream[p]], end[p], p
-                if blocker >= 0 and meeting[blocker] >= 0:  # only the transfer itself is communication
+                if blocker >= 0 and len(before):
+                    waited = _waited_ps(
+                        blocker, now, stream, pred_ptr, pred, meeting, joint, start, end, issued, before
+                    )
+                    out[c, 13] += waited
+                    gap -= waited
+                if (
+                    blocker >= 0 and meeting[blocker] >= 0 and not joint[meeting[blocker]]
+                ):  # only the transfer itself is communication
                     moving = min(gap, end[blocker] - max(now, start[blocker]))
                     out[c, cause] += moving
                     out[c, 11] += gap - moving
@@ -154,9 +221,18 @@ def _breakdown(
                     kind = 4
                 out[c, kind] += busy
             now = max(now, end[i])
-        if step_end > now:
-            out[c, 11 if n_classes > 1 else 5] += step_end - now
+        if step_end > now and len(before) and not has_pipeline:
+            own_end = max(now, class_end[c])
+            out[c, 5] += own_end - now
+            out[c, 13] += step_end - own_end
+        elif step_end > now:
+            out[c, 11 if has_pipeline else 5] += step_end - now
     return out
+
+
+def pace_setter(seconds: F64) -> int:
+    """The rank class that waits least for others; `seconds` by rank class and Cause."""
+    return int(np.argmin(seconds[:, Cause.BUBBLE] + seconds[:, Cause.WAITING]))
 
 
 def exposed_s(row: F64) -> float:

@@ -19,6 +19,7 @@ def explain(
     groups: list[CommGroup],
     memory: MemoryProfile,
     outside_bytes: int,
+    limit_bytes: int,
     mfu: str,
     coverage: float,
     network: NetworkUse | None,
@@ -26,9 +27,9 @@ def explain(
 ) -> tuple[str, ...]:
     """Lines that name the inputs, the models and the fitted constants behind each figure of a Prediction.
 
-    `groups` are the communication groups in use, `outside_bytes` the memory that the allocator does not see, `mfu`
-    what MFU counts and divides by, `coverage` the share of kernel time in calibrated shapes, `network` what
-    collectives ran on in place of the cluster's links. `notes` come last.
+    `groups` are the communication groups in use, `outside_bytes` the memory that the allocator does not see,
+    `limit_bytes` all of the fullest device's, `mfu` what MFU counts and divides by, `coverage` the share of kernel time
+    in calibrated shapes, `network` what collectives ran on in place of the cluster's links. `notes` come last.
     """
     device, model = cluster.device, reserve_model()
     steps = sum(len(cls.block) for cls in program.rank_classes)
@@ -54,7 +55,7 @@ def explain(
         f" {memory.rank_class}",
         f"peak_reserved_gib: allocated plus {model.slack:.0%} of what does not live through the whole step (fitted)",
         f"fits: with {model.least_slack:.0%} fragmentation and {outside_bytes / GIB:.2f} GiB of context and NCCL"
-        f" buffers within {device.memory_bytes / GIB:.1f} GiB",
+        f" buffers within {limit_bytes / GIB:.1f} GiB",
     ]
     if cluster.price_per_gpu_hour is not None:
         lines.append(f"dollars_per_billion_tokens: {cluster.price_per_gpu_hour} dollars per GPU-hour, a list price")

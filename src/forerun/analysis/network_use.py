@@ -11,6 +11,7 @@ from forerun.cost.op_costs import on_topology
 from forerun.network.link_load import Busiest
 from forerun.network.network_file import Network
 from forerun.network.on_topology import describe
+from forerun.program.origin import Origin
 from forerun.program.types import F64, Collective, Program
 
 
@@ -66,9 +67,11 @@ def _times(program: Program) -> F64:
     The two ends of a transfer between stages count half: a rank's sends and receives use links of their own direction.
     """
     most = np.zeros(len(program.ops))
+    joint = np.zeros(len(program.channels) + 1, np.bool_)
+    joint[list(Origin.of(program).joint_channels)] = True
     per_block = []
     for block in program.blocks:
-        weight = np.where(block.channel >= 0, 0.5, 1.0)
+        weight = np.where((block.channel >= 0) & ~joint[block.channel], 0.5, 1.0)
         per_block.append(np.bincount(block.op, weights=weight, minlength=len(program.ops)))
     for rank_class in program.rank_classes:
         steps = np.bincount(rank_class.block, minlength=len(program.blocks))

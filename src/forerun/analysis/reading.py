@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from forerun.analysis.breakdown import Cause, breakdown_ps, exposed_s
+from forerun.analysis.breakdown import Cause, breakdown_ps, exposed_s, pace_setter
 from forerun.analysis.explain import explain
 from forerun.analysis.fold import Folded, fold, unfolded
 from forerun.analysis.network_use import network_use
 from forerun.analysis.prediction import Prediction
-from forerun.cluster.types import Cluster
+from forerun.cluster.types import Cluster, Device
 from forerun.cost.measured import Measured
 from forerun.cost.step_costs import Launching, StepCosts, step_costs
 from forerun.engine.simulate import Timeline
@@ -87,17 +88,30 @@ class MemoryNeed:
     """groups that have a communicator"""
     outside_bytes: int
     held: Reserved
+    limit_bytes: int
+    """memory of the device of the fullest rank class"""
 
 
-def memory_need(program: Program, cluster: Cluster) -> MemoryNeed:
-    """What `program` takes of the memory of a device of `cluster`."""
-    profiles = profile(program)
-    worst = max(range(len(profiles)), key=lambda i: profiles[i].peak_bytes)
-    resident = int(program.rank_classes[worst].resident_bytes.sum())
-    groups = _used_groups(program)
+def memory_need(program: Program, cluster: Cluster, devices: Sequence[Device] = ()) -> MemoryNeed:
+    """What `program` takes of the memory of a device of `cluster`, or of each rank class's own of `devices`.
+
+    Among several devices the fullest rank class is that which takes most of its own, and the Program fits where every
+    rank class does.
+    """
+    profiles, groups = profile(program), _used_groups(program)
     outside = outside_allocator_bytes(len(groups))
-    held = reserved(profiles[worst].peak_bytes, resident, cluster.device.memory_bytes - outside)
-    return MemoryNeed(profiles, worst, groups, outside, held)
+    limits = [device.memory_bytes for device in devices] or [cluster.device.memory_bytes] * len(profiles)
+    worst = max(range(len(profiles)), key=lambda i: profiles[i].peak_bytes / limits[i])
+
+    def held(number: int) -> Reserved:
+        resident = int(program.rank_classes[number].resident_bytes.sum())
+        return reserved(profiles[number].peak_bytes, resident, limits[number] - outside)
+
+    fullest = held(worst)
+    if devices and fullest.fits:
+        every = [held(number) for number in range(len(profiles))]
+        fullest = replace(fullest, fits=all(one.fits for one in every), tight=any(one.tight for one in every))
+    return MemoryNeed(profiles, worst, groups, outside, fullest, limits[worst])
 
 
 def simulate_program(
@@ -130,10 +144,12 @@ def simulate_costed(
     folded: bool,
     network: Network | None = None,
     is_measured: bool = False,
+    devices: Sequence[Device] = (),
 ) -> Simulation:
     """As `simulate_program`, with the costs of the ops as they are given.
 
-    With `is_measured` the prediction lists what the user's measurements lack.
+    With `is_measured` the prediction lists what the user's measurements lack. `devices` are those of each rank class
+    where they are not all the cluster's.
     """
     missing = _missing(program, costs) if is_measured else None
     reduced = fold(program, costs) if folded else unfolded(program, costs)
@@ -141,10 +157,11 @@ def simulate_costed(
     timeline = run_engine(
         flat, costs.duration_ps, costs.issue_ps, costs.slow_compute, costs.slow_network, costs.network_op
     )
-    memory = memory_need(program, cluster)
+    memory = memory_need(program, cluster, devices)
+    peak = _mean_peak(subject.precision, program, cluster, devices)
     seconds = breakdown_ps(flat, reduced.program, timeline, reduced.split_ps) / PS_PER_S
-    prediction = _read(subject, cluster, program, reduced, flat, timeline, seconds, memory, network, missing)
-    slowest = _busiest(seconds)
+    prediction = _read(subject, cluster, program, reduced, flat, timeline, seconds, memory, network, missing, peak)
+    slowest = pace_setter(seconds)
     return Simulation(reduced.program, flat, costs, timeline, memory.profiles, prediction, subject, slowest)
 
 
@@ -159,12 +176,12 @@ def _read(
     memory: MemoryNeed,
     network: Network | None,
     missing: tuple[str, ...] | None,
+    peak: float,
 ) -> Prediction:
     step_s = timeline.end_of_step_ps / PS_PER_S
     if step_s <= 0:
         raise ForerunError("the step takes no time: nothing was simulated")
-    row = seconds[_busiest(seconds)]
-    peak = _peak(subject.precision, cluster)
+    row = seconds[pace_setter(seconds)]
     fullest, held = memory.profiles[memory.worst], memory.held
     coverage = _coverage(flat, reduced.costs, timeline)
     use = None if network is None else network_use(program, network, cluster, subject.n_gpus, step_s)
@@ -181,7 +198,7 @@ def _read(
         hfu=_hardware_flops(reduced, flat) / step_s / peak,
         peak_allocated_gib=fullest.peak_bytes / GIB,
         peak_reserved_gib=held.peak_bytes / GIB,
-        memory_limit_gib=cluster.device.memory_bytes / GIB,
+        memory_limit_gib=memory.limit_bytes / GIB,
         fits=held.fits,
         warnings=((_TIGHT,) if held.tight else ()) + subject.warnings,
         memory_by_category_gib={name: size / GIB for name, size in fullest.by_category.items()},
@@ -200,6 +217,7 @@ def _read(
             memory.groups,
             fullest,
             memory.outside_bytes,
+            memory.limit_bytes,
             f"{subject.model_flops_how} over the dense peak of {peak / 1e12:.0f} TFLOP/s",
             coverage,
             use,
@@ -227,14 +245,16 @@ def _missing(program: Program, costs: StepCosts) -> tuple[str, ...]:
     return tuple(f"{what} ({time_ps / PS_PER_S * 1e3:.3g} ms of a step)" for what, time_ps in by_time)
 
 
-def _busiest(seconds: F64) -> int:
-    """The rank class that waits least for others: the one that sets the pace."""
-    return int(np.argmin(seconds[:, Cause.BUBBLE]))
+def _mean_peak(precision: str, program: Program, cluster: Cluster, devices: Sequence[Device]) -> float:
+    """Dense peak that MFU divides by, mean over ranks."""
+    if not devices:
+        return _peak(precision, cluster.device)
+    peaks = np.array([_peak(precision, device) for device in devices])
+    return float((peaks * _weights(program)).mean())
 
 
-def _peak(precision: str, cluster: Cluster) -> float:
-    """Dense peak that MFU divides by: of the 16-bit matrix unit, also for fp8 runs, as frameworks report it."""
-    device = cluster.device
+def _peak(precision: str, device: Device) -> float:
+    """Dense peak of a device: of the 16-bit matrix unit, also for fp8 runs, as frameworks report it."""
     wanted = precision if precision in ("fp32", "tf32", "fp16") else "bf16"
     for dtype in (wanted, "bf16", "fp16"):
         if dtype in device.peak_flops:

@@ -59,6 +59,12 @@ class Setup:
         return self.plan.world_size
 
     @property
+    def parts(self) -> tuple[RankKind, ...]:
+        """All GPUs by kind, in order of the data-parallel replicas that they are: the cluster's own first, if any."""
+        own = self.n_gpus - sum(kind.n_gpus for kind in self.kinds)
+        return (RankKind(self.cluster.device.name, own), *self.kinds) if own else self.kinds
+
+    @property
     def samples_per_step(self) -> int:
         """Samples (sequences, images) of one optimizer step over all GPUs."""
         default = self.plan.micro_batch

@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
+from forerun.analysis.kinds import check_kinds, joined_costs, with_network_of
 from forerun.analysis.reading import Simulation, Subject, simulate_costed
-from forerun.analysis.setup import Setup
-from forerun.cost.step_costs import Launching, step_costs
+from forerun.analysis.setup import RankKind, Setup
+from forerun.analysis.slowing import slowed
+from forerun.cluster.types import Cluster, Device
+from forerun.cost.step_costs import Launching, StepCosts, step_costs
 from forerun.model.parameters import model_flops_per_token
 from forerun.network.on_topology import check_size
 from forerun.plan.constraints import check_plan
+from forerun.program.join import Part, joined
+from forerun.program.types import Program
 from forerun.symbolic.build import build
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A Setup with its Program and what the ops of that cost, ready to run."""
+
+    setup: Setup
+    program: Program
+    costs: StepCosts
+    subject: Subject
+    devices: tuple[Device, ...] = ()
+    """of each rank class, where they are not all the cluster's"""
+
+    def run(self, folded: bool = False) -> Simulation:
+        """Run the Program and read the outcome."""
+        setup = self.setup
+        return simulate_costed(
+            self.program,
+            self.costs,
+            self.subject,
+            setup.cluster,
+            folded=folded,
+            network=setup.network,
+            is_measured=setup.measured is not None,
+            devices=self.devices,
+        )
 
 
 def simulate_setup(setup: Setup, folded: bool = False) -> Simulation:
@@ -18,33 +51,65 @@ def simulate_setup(setup: Setup, folded: bool = False) -> Simulation:
 
     Raises:
         ImpossiblePlan: the plan cannot run; the message says why.
-        ForerunError: an unknown stack, kernel or dtype; a network with fewer NPUs than the plan has GPUs.
+        ForerunError: an unknown stack, kernel or dtype; a network with fewer NPUs than the plan has GPUs; a pattern
+            that the plan has no use for; kinds of GPUs that don't fit the plan.
     """
-    check_plan(setup.model, setup.plan, setup.cluster)
+    return prepare(setup).run(folded)
+
+
+def prepare(setup: Setup) -> Prepared:
+    """Program and costs of `setup`. Raises as `simulate_setup`."""
+    check_kinds(setup)
     if setup.network is not None:
         check_size(setup.network, setup.n_gpus)
-    stack = setup.stack
-    program = build(setup.model, setup.plan, setup.cluster, stack)
+    if setup.pattern is not None:
+        setup.pattern.check(setup.plan)
     subject = _subject(setup)
-    costs = step_costs(
+    parts = setup.parts
+    programs, costs = zip(*(_part(setup, part, subject) for part in parts), strict=True)
+    if len(parts) == 1:
+        return Prepared(setup, programs[0], costs[0], subject, _devices(setup, programs[0]))
+    members = [Part(part.name, one, part.n_gpus) for part, one in zip(parts, programs, strict=True)]
+    program = joined(members)
+    return Prepared(setup, program, joined_costs(costs), subject, _devices(setup, program))
+
+
+def _part(setup: Setup, part: RankKind, subject: Subject) -> tuple[Program, StepCosts]:
+    """The Program that GPUs of one kind execute, and its costs: kernels on their device, collectives as all others."""
+    plan = setup.plan if part.micro_batch is None else replace(setup.plan, micro_batch=part.micro_batch)
+    cluster = setup.cluster if part.device is None else replace(setup.cluster, device=part.device)
+    check_plan(setup.model, plan, cluster)
+    program = build(setup.model, plan, cluster, setup.stack)
+    costs = _costs(setup, program, subject, cluster)
+    if cluster.device != setup.cluster.device:
+        costs = with_network_of(costs, _costs(setup, program, subject, setup.cluster), program.ops)
+    return program, slowed(costs, program.ops, compute=part.slowdown, network=setup.slow_links)
+
+
+def _costs(setup: Setup, program: Program, subject: Subject, cluster: Cluster) -> StepCosts:
+    measured = setup.measured
+    if measured is not None and cluster.device != setup.cluster.device:
+        measured = replace(measured, kernels=None)  # they were measured on the cluster's own device
+    return step_costs(
         program.ops,
         program.groups,
-        setup.cluster,
-        stack,
+        cluster,
+        subject.stack,
         subject.launching,
         setup.n_gpus,
         setup.network,
-        setup.measured,
+        measured,
+        setup.pattern,
     )
-    return simulate_costed(
-        program,
-        costs,
-        subject,
-        setup.cluster,
-        folded=folded,
-        network=setup.network,
-        is_measured=setup.measured is not None,
-    )
+
+
+def _devices(setup: Setup, program: Program) -> tuple[Device, ...]:
+    """Device of each rank class; none where all are the cluster's."""
+    devices = [part.device or setup.cluster.device for part in setup.parts]
+    if all(device == setup.cluster.device for device in devices):
+        return ()
+    per_part = len(program.rank_classes) // len(devices)
+    return tuple(device for device in devices for _ in range(per_part))
 
 
 def _subject(setup: Setup) -> Subject:
@@ -61,4 +126,20 @@ def _subject(setup: Setup) -> Subject:
         model_flops=model_flops_per_token(setup.model, plan.seq_len) * (tokens / setup.n_gpus),
         model_flops_how="6 N + 12 L h s FLOPs per token",
         plan=plan,
+        notes=_notes(setup),
+    )
+
+
+def _notes(setup: Setup) -> tuple[str, ...]:
+    """Lines of `explain` about GPUs that differ."""
+    if not setup.kinds:
+        return ()
+    parts = [
+        f"{part.n_gpus} x {part.name} ({(part.device or setup.cluster.device).name}, kernels in {part.slowdown:.4g} of"
+        f" its time, micro batch {part.micro_batch or setup.plan.micro_batch})"
+        for part in setup.parts
+    ]
+    return (
+        f"GPUs: {'; '.join(parts)}; each takes part in every collective that it shares with others, which waits for"
+        " the last of them; MFU divides by the mean of their peaks",
     )

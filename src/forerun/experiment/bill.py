@@ -15,7 +15,7 @@ from forerun.experiment.result import Bill
 
 _S_PER_HOUR = 3600.0
 _W_PER_KW = 1000.0
-_WAITING = (*EXPOSED, Cause.BUBBLE, Cause.HOST)
+_WAITING = (*EXPOSED, Cause.BUBBLE, Cause.HOST, Cause.WAITING)
 
 
 def bill_of(

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 from forerun.analysis.prediction import Prediction
 from forerun.analysis.reading import Simulation
+from forerun.analysis.stepper import CAUSES as CAUSES
 from forerun.experiment.request import Request
-
-CAUSES = ("compute", "communication", "bubble", "host", "waiting")
-"""columns of an iteration's time: kernels, exposed communication, pipeline bubble, host, waiting for slower ranks"""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ class Origin:
     """those of them over which parameters, gradients and optimizer state are sharded"""
     compiled_ops: tuple[int, ...]
     """ops of torch.compile'd regions"""
+    joint_channels: tuple[int, ...]
+    """channels in which GPUs of several kinds meet for collectives that they share"""
     notes: tuple[str, ...]
     """what the source guessed, one line each"""
     source_lines: Mapping[str, tuple[str, ...]]
@@ -52,6 +54,7 @@ class Origin:
             data_parallel=read.numbers("data_parallel", n_groups),
             sharded=read.numbers("sharded", n_groups) or (),
             compiled_ops=read.numbers("compiled_ops", len(program.ops)) or (),
+            joint_channels=read.numbers("joint_channels", len(program.channels)) or (),
             notes=read.lines("notes"),
             source_lines=read.source_lines(),
             torch=read.text("torch"),

@@ -1,0 +1,143 @@
+"""Stepper: many iterations of one Setup, in which GPUs, links and hosts are faster or slower."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+
+import numpy as np
+
+from forerun.analysis.breakdown import EXPOSED, Cause, breakdown_ps, pace_setter
+from forerun.analysis.reading import Simulation
+from forerun.analysis.setup import Setup
+from forerun.analysis.simulate_setup import prepare
+from forerun.analysis.slowing import of_kinds, times
+from forerun.engine.simulate import simulate
+from forerun.errors import ForerunError
+from forerun.program.types import F64, I32
+from forerun.program.unfold import unfold
+from forerun.units import PS_PER_S
+
+CAUSES = ("compute", "communication", "bubble", "host", "waiting")
+"""what the time of an iteration goes to: kernels, exposed communication, pipeline bubble, host, waiting for slower
+ranks"""
+
+_CAUSE_OF = dict.fromkeys(Cause, "compute") | dict.fromkeys(EXPOSED, "communication")
+_CAUSE_OF |= {Cause.BUBBLE: "bubble", Cause.HOST: "host", Cause.WAITING: "waiting"}
+_COLUMN = np.array([CAUSES.index(_CAUSE_OF[cause]) for cause in Cause])
+_KEPT = 4096
+"""steps that are remembered"""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One iteration."""
+
+    time_s: float
+    breakdown_s: dict[str, float]
+    """CAUSES -> seconds on the rank class that sets the pace; the sum is time_s"""
+    slowest: int
+    """the rank class that sets the pace"""
+
+
+def causes_s(row: F64) -> dict[str, float]:
+    """Seconds by CAUSES of seconds by Cause, (N_CAUSES,)."""
+    sums = np.bincount(_COLUMN, weights=row, minlength=len(CAUSES))
+    return dict(zip(CAUSES, sums.tolist(), strict=True))
+
+
+class Stepper:
+    """Runs iterations of one Setup without building its Program again.
+
+    Ranks of one class do the same, so a class has one time: that of its slowest rank, which the others wait for in the
+    next collective that they share. This is exact where every rank of a class shares the collectives of the backward
+    pass (one pipeline stage; sharded parameters). Where pipelines are replicated, stages of different replicas that are
+    slow in one iteration are taken to be in one replica, an upper bound: replicas meet only to reduce gradients.
+
+    Iterations are run node by node, never folded: a run of blocks is only as long as its kernels while the host keeps
+    ahead and nothing slows one of them alone.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        """Build the Program. Raises as `simulate_setup`."""
+        self.setup = setup
+        self._prepared = prepare(setup)
+        self._flat = unfold(self._prepared.program)
+        n_ops, n_classes = len(self._prepared.program.ops), len(self._prepared.program.rank_classes)
+        own = np.repeat(np.arange(n_classes, dtype=np.int32), np.diff(self._flat.class_ptr))
+        self._own_ops = replace(self._flat, n_ops=n_ops * n_classes, op=self._flat.op + own * np.int32(n_ops))
+        """as `_flat`, with ops of its own for each rank class"""
+        self._kept: OrderedDict[tuple[tuple[float, ...], float, float], Step] = OrderedDict()
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """The undisturbed iteration, whole."""
+        return self._prepared.run()
+
+    @property
+    def n_classes(self) -> int:
+        """Rank classes."""
+        return len(self._prepared.program.rank_classes)
+
+    @cached_property
+    def class_of_rank(self) -> I32:
+        """Rank class of every global rank, (n_gpus,). Ranks are torchtitan's: tp innermost, then cp, dp_shard,
+        dp_replicate, and pp outermost; kinds of GPUs take the last data-parallel replicas, in the Setup's order."""
+        return class_of_rank(self.setup)
+
+    def step(self, compute: Sequence[float], network: float = 1.0, host: float = 1.0) -> Step:
+        """One iteration with times multiplied by factors.
+
+        Args:
+            compute: of kernels, one for each rank class.
+            network: of collectives and transfers of all ranks.
+            host: of issuing kernels, and of the host's work between them.
+
+        Raises:
+            ForerunError: not one factor for each rank class, or one that is not a number above 0.
+        """
+        key = tuple(map(float, compute)), float(network), float(host)
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = self._run(*key)
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def _run(self, compute: tuple[float, ...], network: float, host: float) -> Step:
+        if len(compute) != self.n_classes:
+            raise ForerunError(f"step: {len(compute)} factors of compute for {self.n_classes} rank classes")
+        for name, factor in (*(("compute", one) for one in compute), ("network", network), ("host", host)):
+            if not 0 < factor < inf:
+                raise ForerunError(f"step: factor of {name} must be above 0 and finite, got {factor}")
+        program, costs = self._prepared.program, self._prepared.costs
+        alike = len(set(compute)) == 1
+        classes = compute[:1] if alike else compute
+        duration = np.concatenate(
+            [times(costs.duration_ps, of_kinds(program.ops, one, network, host)) for one in classes]
+        )
+        timeline = simulate(
+            self._flat if alike else self._own_ops,
+            duration,
+            np.tile(times(costs.issue_ps, host), len(classes)),
+            np.tile(costs.slow_compute, len(classes)),
+            np.tile(costs.slow_network, len(classes)),
+            np.tile(costs.network_op, len(classes)),
+        )
+        seconds = breakdown_ps(self._flat, program, timeline) / PS_PER_S
+        slowest = pace_setter(seconds)
+        return Step(timeline.end_of_step_ps / PS_PER_S, causes_s(seconds[slowest]), slowest)
+
+
+def class_of_rank(setup: Setup) -> I32:
+    """Rank class of every global rank of `setup`, (n_gpus,), numbered as in its Program."""
+    plan = setup.plan
+    rank = np.arange(setup.n_gpus)
+    replica = rank // (plan.tp * plan.cp) % plan.dp
+    stage = rank // (plan.tp * plan.cp * plan.dp)
+    sizes = [part.n_gpus * plan.dp // setup.n_gpus for part in setup.parts]
+    part = np.repeat(np.arange(len(sizes)), sizes)[replica]
+    return (part * plan.pp + stage).astype(np.int32)
