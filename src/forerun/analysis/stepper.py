@@ -15,7 +15,7 @@ from forerun.analysis.reading import Simulation
 from forerun.analysis.setup import Setup
 from forerun.analysis.simulate_setup import prepare
 from forerun.analysis.slowing import of_kinds, times
-from forerun.engine.simulate import simulate
+from forerun.engine.simulate import Timeline, simulate
 from forerun.errors import ForerunError
 from forerun.program.types import F64, I32
 from forerun.program.unfold import unfold
@@ -107,7 +107,8 @@ class Stepper:
                 self._kept.popitem(last=False)
         return found
 
-    def _run(self, compute: tuple[float, ...], network: float, host: float) -> Step:
+    def timeline(self, compute: Sequence[float], network: float = 1.0, host: float = 1.0) -> Timeline:
+        """When every node of `simulation.flat` runs in an iteration; arguments and errors as of `step`."""
         if len(compute) != self.n_classes:
             raise ForerunError(f"step: {len(compute)} factors of compute for {self.n_classes} rank classes")
         for name, factor in (*(("compute", one) for one in compute), ("network", network), ("host", host)):
@@ -119,7 +120,7 @@ class Stepper:
         duration = np.concatenate(
             [times(costs.duration_ps, of_kinds(program.ops, one, network, host)) for one in classes]
         )
-        timeline = simulate(
+        return simulate(
             self._flat if alike else self._own_ops,
             duration,
             np.tile(times(costs.issue_ps, host), len(classes)),
@@ -127,7 +128,10 @@ class Stepper:
             np.tile(costs.slow_network, len(classes)),
             np.tile(costs.network_op, len(classes)),
         )
-        seconds = breakdown_ps(self._flat, program, timeline) / PS_PER_S
+
+    def _run(self, compute: tuple[float, ...], network: float, host: float) -> Step:
+        timeline = self.timeline(compute, network, host)
+        seconds = breakdown_ps(self._flat, self._prepared.program, timeline) / PS_PER_S
         slowest = pace_setter(seconds)
         return Step(timeline.end_of_step_ps / PS_PER_S, causes_s(seconds[slowest]), slowest)
 
