@@ -85,6 +85,16 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     raise UnknownName("cluster (and there is no such file)", text, cluster_names())
 
 
+def cluster_from_keys(data: dict[str, Any], name: str, folder: Path, place: str) -> Cluster:
+    """The cluster of the keys of a cluster file, called `name` where they name none.
+
+    `folder` is what its network file is relative to. Raises ForerunError, which starts with `place`.
+    """
+    entry = check(ClusterEntry, data, place)
+    cluster = _cluster(entry, entry.name or name, place)
+    return cluster if entry.network is None else replace(cluster, network=str(folder / entry.network))
+
+
 def cluster_table() -> list[ClusterRow]:
     """One row for each preset, in the order of the file."""
     catalog = _catalog()
@@ -130,7 +140,7 @@ def _changed(
 ) -> Link | None:
     """A reference link with another rate or kind; a new kind brings its own latency."""
     if kind is not None and link is not None:
-        link = replace(link, kind=kind, latency_s=_latency_s(kind), source=f"kind as given; rate: {link.source}")
+        link = replace(link, kind=kind, latency_s=link_latency_s(kind), source=f"kind as given; rate: {link.source}")
     if bytes_per_s is None:
         return link
     rate = _positive(bytes_per_s, f"{name} bytes_per_s", place)
@@ -138,7 +148,7 @@ def _changed(
         return replace(link, bytes_per_s=rate, source="as given")
     if kind is None:
         raise ForerunError(f"{place}: the {name} link needs a kind, as its device is not a known one")
-    return Link(name, kind, size, rate, _latency_s(kind), "as given")
+    return Link(name, kind, size, rate, link_latency_s(kind), "as given")
 
 
 def _positive(value: float, what: str, place: str) -> float:
@@ -202,9 +212,7 @@ def _is_file(text: str) -> bool:
 
 
 def _read_cluster(path: Path) -> Cluster:
-    entry = check(ClusterEntry, read_yaml(path), str(path))
-    cluster = _cluster(entry, entry.name or path.stem, str(path))
-    return cluster if entry.network is None else replace(cluster, network=str(path.parent / entry.network))
+    return cluster_from_keys(read_yaml(path), path.stem, path.parent, str(path))
 
 
 def _cluster(entry: ClusterEntry, name: str, place: str) -> Cluster:
@@ -273,14 +281,15 @@ def _reference_node(entry: ClusterEntry, reference: DeviceEntry | None) -> _Node
     }
     return _Node(
         size=size,
-        intra=None if intra is None or size is None else intra.link(INTRA_NODE, size, _latency_s(intra.kind)),
-        inter=None if inter is None else inter.link(INTER_NODE, 0, _latency_s(inter.kind)),
+        intra=None if intra is None or size is None else intra.link(INTRA_NODE, size, link_latency_s(intra.kind)),
+        inter=None if inter is None else inter.link(INTER_NODE, 0, link_latency_s(inter.kind)),
         host_bytes_per_s=None if host_gb_s is None else host_gb_s * GIGA,
         source=source | entry.source,
     )
 
 
-def _latency_s(kind: LinkKind) -> float:
+def link_latency_s(kind: LinkKind) -> float:
+    """Seconds of one hop of a small message on a link of `kind`."""
     return _catalog().latency_s[kind]
 
 

@@ -82,6 +82,8 @@ class Request:
     sample: str = "sequence"
     """what a batch counts: sequence or image"""
     config: dict[str, Any] = field(default_factory=dict)
-    """the file's sections as they were read, with every default: what {name}_config.yaml says"""
+    """the file's sections with every default, as plain data that reads back: what {name}_config.yaml says"""
+    given: dict[str, Any] = field(default_factory=dict, compare=False)
+    """the sections as they were given: what `description.changed` starts from"""
     echo: tuple[str, ...] = ()
     """units that people mix up, as they were understood; one line each"""

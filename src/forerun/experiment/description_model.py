@@ -1,0 +1,131 @@
+"""The model of an experiment: a family with dimensions, a preset, a file, keys, or layers written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from forerun.cluster.files import parse_yaml
+from forerun.errors import ForerunError, UnknownName
+from forerun.experiment.description_sections import ModelSection
+from forerun.model.catalog import load_model, model_names
+from forerun.model.fields import Fields
+from forerun.model.layered import LayeredModel
+from forerun.model.spec import ModelSpec
+from forerun.model.spec_file import read_spec
+
+_SOURCES = ("model_type", "preset", "config", "spec", "layers")
+DIMENSIONS = {
+    "num_layers": "n_layers",
+    "hidden_size": "hidden",
+    "num_attention_heads": "n_heads",
+    "num_key_value_heads": "n_kv_heads",
+    "ffn_hidden_size": "ffn_hidden",
+    "vocab_size": "vocab",
+    "max_position_embeddings": "max_positions",
+    "activation": "mlp",
+    "norm": "norm",
+    "position": "position",
+    "causal": "causal",
+    "tie_word_embeddings": "tied_embeddings",
+}
+"""key -> field of ModelSpec"""
+_FREE_LENGTH = 2048
+"""sequence_length of a model whose positions have no table"""
+
+
+def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredModel, int]:
+    """The model, and the tokens of a sample (1 for a model without sequences).
+
+    Raises ForerunError: no model or two, an unknown name, a wrong file, dimensions that don't fit each other.
+    """
+    given = [key for key in _SOURCES if getattr(section, key) is not None]
+    if not given:
+        raise ForerunError(f"{place}: key 'model_type' is missing; give it, or one of {', '.join(_SOURCES[1:])}")
+    if len(given) > 1 and not (given == ["model_type", "preset"] and section.model_type == section.preset):
+        raise ForerunError(f"{place}: {' and '.join(given)} each name a model; give one of them")
+    model = _base(section, given[0], place)
+    dimensions = {key: getattr(section, key) for key in DIMENSIONS if getattr(section, key) is not None}
+    if isinstance(model, LayeredModel):
+        wrong = [*dimensions, *(["sequence_length"] if section.sequence_length else [])]
+        if wrong:
+            raise ForerunError(f"{place}: {wrong[0]}: is of transformers, {model.name} is made of its own layers")
+        return replace(model, name=section.name or model.name), 1
+    family = section.model_type is not None and section.model_type.lower() in families()
+    if family and model.position == "learned" and section.max_position_embeddings is None and section.sequence_length:
+        model = replace(model, max_positions=max(model.max_positions, section.sequence_length))
+    if dimensions:
+        model = _resized(model, dimensions, place)
+    model = replace(model, name=section.name or model.name)
+    return model, section.sequence_length or _length(model)
+
+
+@cache
+def families() -> dict[str, ModelSpec]:
+    """What model_type transformer, gpt2 and bert are where an experiment is silent."""
+    text = (files("forerun.experiment") / "families.yaml").read_text(encoding="utf-8")
+    families = {}
+    for name, entry in parse_yaml(text, "families.yaml").items():
+        if "like" in entry:
+            families[name] = replace(load_model(entry["like"]), name=name)
+        else:
+            families[name] = read_spec(Fields(entry["fields"], f"families.yaml: {name}"), name)
+    return families
+
+
+def _base(section: ModelSection, source: str, place: str) -> ModelSpec | LayeredModel:
+    value = getattr(section, source)
+    if source == "config":
+        return load_model(Path(value))
+    if source == "spec":
+        fields = Fields({str(key): each for key, each in value.items()}, f"{place}: spec")
+        return read_spec(fields, fields.text("name", section.name or "model"))
+    if source == "layers":
+        raise ForerunError(f"{place}: layers: can't be read")
+    word = value.strip().lower()
+    if word in families():
+        return families()[word]
+    if word not in model_names():
+        known = [*families(), *model_names()]
+        raise ForerunError(f"{place}: {source}: {UnknownName('model', value, known)}")
+    return load_model(word)
+
+
+def _resized(base: ModelSpec, dimensions: dict[str, Any], place: str) -> ModelSpec:
+    """`base` with dimensions in place of its own, and in proportion what depends on them and is not given."""
+    fields = {DIMENSIONS[key]: value for key, value in dimensions.items()}
+    hidden = fields.get("hidden", base.hidden)
+    if hidden != base.hidden and "ffn_hidden" not in fields:
+        fields["ffn_hidden"] = _share(hidden * base.ffn_hidden, base.hidden, "ffn_hidden_size", place)
+    if hidden != base.hidden and "n_heads" not in fields and base.n_heads:
+        fields["n_heads"] = _share(hidden, base.head_dim, "num_attention_heads", place)
+    heads = fields.get("n_heads", base.n_heads)
+    if base.mla is None and heads:
+        if heads != base.n_heads and "n_kv_heads" not in fields:
+            fields["n_kv_heads"] = _share(heads * base.n_kv_heads, base.n_heads, "num_key_value_heads", place)
+        if hidden != base.hidden or heads != base.n_heads:
+            if hidden % heads:
+                raise ForerunError(
+                    f"{place}: num_attention_heads: hidden_size {hidden} does not divide by {heads} heads"
+                )
+            fields["head_dim"] = hidden // heads
+    if fields.get("position") == "learned" and not fields.get("max_positions", base.max_positions):
+        raise ForerunError(f"{place}: max_position_embeddings is missing; learned positions need rows of their table")
+    try:
+        return replace(base, **fields)
+    except ForerunError as error:
+        raise ForerunError(f"{place}: {error}") from None
+
+
+def _share(product: int, parts: int, key: str, place: str) -> int:
+    whole, rest = divmod(product, parts)
+    if rest or not whole:
+        raise ForerunError(f"{place}: key {key!r} is missing, and the dimensions given don't imply a whole number")
+    return whole
+
+
+def _length(model: ModelSpec) -> int:
+    return model.max_positions if model.position == "learned" else _FREE_LENGTH
