@@ -34,6 +34,10 @@ LAZY = {
     SOURCE / "report" / "pareto_plot.py": {
         f"matplotlib.{part}" for part in ("figure", "ticker", "backends.backend_agg")
     },
+    SOURCE / "report" / "drawing.py": {
+        *("matplotlib", "matplotlib.figure", "matplotlib.text", "matplotlib.ticker", "matplotlib.backends.backend_agg")
+    },
+    SOURCE / "report" / "page.py": {"plotly.offline"},
 }
 """imports inside a function: of what may not be installed"""
 
