@@ -28,6 +28,11 @@ class Lines:
         missing = N_LINES - len(self.latency_s)
         return [*self.latency_s, *[inf] * missing], [*self.s_per_byte, *[0.0] * missing]
 
+    def seconds(self, size_bytes: F64) -> F64:
+        """Seconds of transfers of `size_bytes` (any shape)."""
+        latency, slope = self.columns()
+        return smooth_minimum_s(np.array(latency), np.array(slope), size_bytes)
+
 
 FREE = Lines((0.0,), (0.0,))
 """a transfer among one rank"""

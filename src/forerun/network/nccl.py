@@ -59,7 +59,7 @@ def collective_lines(
     if nodes == 1:
         return _in_node(kind, ranks_per_node, cluster, measured)
     if kind == Collective.SEND_RECV:
-        return _neighbours(cluster, _outer_link(cluster, nodes))
+        return _neighbours(cluster, outer_link(cluster, nodes))
     if kind == Collective.ALL_TO_ALL:
         return _all_to_all(nodes, ranks_per_node, cluster, measured)
     return _between_nodes(kind, nodes, ranks_per_node, cluster, measured)
@@ -124,8 +124,8 @@ def _in_node(kind: Collective, ranks: int, cluster: Cluster, measured: NodeColle
 # -- between nodes ---------------------------------------------------------------------------------------------
 
 
-def _outer_link(cluster: Cluster, nodes: int) -> Link:
-    """The innermost link between nodes that joins at least `nodes` of them."""
+def outer_link(cluster: Cluster, nodes: int) -> Link:
+    """The innermost link between nodes that joins at least `nodes` of them. Raises ForerunError where there is none."""
     reach = 1
     for link in cluster.links[1:]:
         reach *= link.size
@@ -172,33 +172,50 @@ def _node_slope(
 def _between_nodes(
     kind: Collective, nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None
 ) -> Lines:
-    """Ring over all ranks; for an all-reduce also a tree over nodes, of which NCCL takes the faster.
+    """Ring over all ranks; for an all-reduce also a tree over nodes, of which NCCL takes the faster."""
+    ring = ring_lines(kind, nodes, ranks, cluster, measured)
+    if kind != Collective.ALL_REDUCE:
+        return ring
+    tree = tree_lines(nodes, ranks, cluster, measured)
+    return Lines(ring.latency_s + tree.latency_s, ring.s_per_byte + tree.s_per_byte)
 
-    Through the NICs of a node go (nodes - 1) / nodes of the buffer (twice for an all-reduce), in a tree 2 of it.
+
+def ring_lines(kind: Collective, nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
+    """A ring over all ranks of several nodes.
+
+    Through the NICs of a node go (nodes - 1) / nodes of the buffer, twice that for an all-reduce.
     """
-    link = _outer_link(cluster, nodes)
+    link = outer_link(cluster, nodes)
     node_slope = _node_slope(Collective.ALL_GATHER, ranks, passes(kind, nodes * ranks), cluster, measured)
     wire, extra = ranks * _wire_bytes_per_s(link), _extra_hop_us(link)
     rounds = 2 if kind == Collective.ALL_REDUCE else 1
-    ring_slope = slower(passes(kind, nodes) / wire, node_slope)
+    slope = slower(passes(kind, nodes) / wire, node_slope)
 
     def ring_us(p: Protocol) -> float:
         return p.base_us + rounds * nodes * ((ranks - 1) * p.node_hop_us + p.net_hop_us + extra)
 
-    latency = [ring_us(p) * _US for p in fabrics().ring]
-    slope = [ring_slope / p.rate for p in fabrics().ring]
-    if kind == Collective.ALL_REDUCE:
-        tree_slope = slower(2.0 / wire, node_slope)
-        for p in fabrics().tree:
-            climb = (ranks - 1) * p.node_hop_us + log2(nodes) * (p.net_hop_us + extra)
-            latency.append((p.base_us + 2 * climb) * _US)
-            slope.append(tree_slope / p.rate)
-    return Lines(tuple(latency), tuple(slope))
+    protocols = fabrics().ring
+    return Lines(tuple(ring_us(p) * _US for p in protocols), tuple(slope / p.rate for p in protocols))
+
+
+def tree_lines(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
+    """An all-reduce in double binary trees over several nodes: 2 of the buffer go through the NICs of a node."""
+    link = outer_link(cluster, nodes)
+    around = passes(Collective.ALL_REDUCE, nodes * ranks)
+    node_slope = _node_slope(Collective.ALL_GATHER, ranks, around, cluster, measured)
+    slope, extra = slower(2.0 / (ranks * _wire_bytes_per_s(link)), node_slope), _extra_hop_us(link)
+
+    def tree_us(p: Protocol) -> float:
+        climb = (ranks - 1) * p.node_hop_us + log2(nodes) * (p.net_hop_us + extra)
+        return p.base_us + 2 * climb
+
+    protocols = fabrics().tree
+    return Lines(tuple(tree_us(p) * _US for p in protocols), tuple(slope / p.rate for p in protocols))
 
 
 def _all_to_all(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
     """Each rank sends a share of its buffer to every other: over its own NIC to those of other nodes."""
-    link, constants = _outer_link(cluster, nodes), fabrics().all_to_all
+    link, constants = outer_link(cluster, nodes), fabrics().all_to_all
     n = nodes * ranks
     near = _node_slope(Collective.ALL_TO_ALL, ranks, (ranks - 1) / n, cluster, measured)
     far = (n - ranks) / n / _wire_bytes_per_s(link)

@@ -32,11 +32,12 @@ def cluster_dimensions(cluster: Cluster, n_gpus: int) -> list[Dimension]:
             raise ForerunError(f"{n_gpus} GPUs are no whole domains of {size} ({link.name} of {cluster.name})")
         left //= size
         if size > 1:
-            dimensions.append(_dimension(link, size))
+            dimensions.append(link_dimension(link, size))
     return dimensions
 
 
-def _dimension(link: Link, size: int) -> Dimension:
+def link_dimension(link: Link, size: int) -> Dimension:
+    """The dimension that joins `size` members by `link`."""
     if link.kind in _MESHED:
         return "FullyConnected", size, link.bytes_per_s / 1e9 / (size - 1), link.latency_s * 1e9
     return "Switch", size, link.bytes_per_s / 1e9, link.latency_s * 1e9 / 2

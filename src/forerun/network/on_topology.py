@@ -21,7 +21,7 @@ that NCCL was measured on.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log2
 from pathlib import Path
@@ -93,6 +93,8 @@ class Way:
     latency_s: float
     s_per_byte: float
     busiest: Busiest
+    tree: bool = False
+    """whether it is a tree between nodes"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +165,9 @@ def _in_node(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
             load = min(load, loads.direct(), key=lambda each: each.s_per_byte)
     extra_us = loads.near_extra_us(load) * steps
     latency_s = measured_lines(kind, ranks, op, 1.0).latency_s
-    sharing = _sharing(op, ranks) * constants.link_gb_s
+    loss = sharing(op, ranks) * constants.link_gb_s
     return tuple(
-        _way(time_s / _US + extra_us, load, _rounds(kind), bandwidth / sharing)
+        _way(time_s / _US + extra_us, load, _rounds(kind), bandwidth / loss)
         for time_s, bandwidth in zip(latency_s, (op.bw1, op.bw2, op.bw3), strict=True)
     )
 
@@ -186,7 +188,7 @@ def _between_nodes(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
         near_us, far_us = loads.near_extra_us(load), loads.far_extra_us(load)
         for p in fabrics().tree:
             climb = (ranks - 1) * (p.node_hop_us + near_us) + log2(nodes) * (p.net_hop_us + far_us)
-            found.append(_way(p.base_us + 2 * climb, load, 1.0, p.rate))
+            found.append(replace(_way(p.base_us + 2 * climb, load, 1.0, p.rate), tree=True))
     return tuple(found)
 
 
@@ -199,7 +201,7 @@ def _rounds(kind: Collective) -> float:
     return 2.0 if kind == Collective.ALL_REDUCE else 1.0
 
 
-def _sharing(op: NodeOp, ranks: int) -> float:
+def sharing(op: NodeOp, ranks: int) -> float:
     """What a group of `ranks` loses in a node: (r + kappa) / r.
 
     A kappa beyond the peers of a mesh says how many of its links small groups leave unused; here the topology does.
@@ -252,7 +254,7 @@ class _Loads:
         ranks = 2 if pattern == "hops" else max(2, self.layout.per_node)
         outer = self.cluster.links[-1] if len(self.cluster.links) > 1 else None
         efficiency = fabrics().efficiency_other if outer is None else wire_efficiency(outer)
-        return _sharing(op, ranks) * constants.link_gb_s / op.bw3, 1.0 / efficiency
+        return sharing(op, ranks) * constants.link_gb_s / op.bw3, 1.0 / efficiency
 
     def flows(self, pattern: Pattern, whole: bool) -> Iterator[Flows]:
         """The messages of an algorithm; with `whole` all of the buffer passes every rank, as in a broadcast."""

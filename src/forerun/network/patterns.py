@@ -12,14 +12,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import lru_cache
 
 import numpy as np
 
 from forerun.cluster.types import Cluster
 from forerun.errors import ForerunError
 from forerun.network.constants import NodeCollectives
-from forerun.network.network_file import Network
+from forerun.network.link_load import Fabric, fabric_of
+from forerun.network.network_file import Network, NetworkDim
+from forerun.network.of_cluster import link_dimension
 from forerun.plan.plan import Plan
 from forerun.plan.stack import load_stack
 from forerun.program.groups import CommGroup
@@ -41,25 +43,59 @@ class Wires:
     launch_s: float = 0.0
     """of a memory-bound kernel"""
 
+    @property
+    def node_size(self) -> int:
+        """GPUs of a node."""
+        return max(1, self.cluster.node_size)
+
+    @property
+    def fabric(self) -> Fabric:
+        """Everything that a message goes over: the topology, or the cluster's links as switches."""
+        return fabric_of(self.network or _links_as_network(self.cluster, self.n_gpus))
+
     def pass_s(self, size_bytes: F64, kernels: int = 1) -> F64:
         """Seconds of `kernels` that together read and write `size_bytes` of the device's memory."""
         return kernels * self.launch_s + size_bytes / self.memory_bytes_per_s
 
 
-class CommunicationPattern(ABC):
-    """One way to sum gradients over a group. Instances are hashable and don't change: times are kept by them."""
+@lru_cache(maxsize=256)
+def _links_as_network(cluster: Cluster, n_gpus: int) -> Network:
+    """The link levels of `cluster` as dimensions that join at least `n_gpus` GPUs, in whole domains."""
+    dims, left = [], n_gpus
+    for link in cluster.links:
+        size = min(link.size or left, left)
+        left = -(-left // size)
+        if size > 1:
+            name, n, bandwidth_gbps, latency_ns = link_dimension(link, size)
+            dims.append(NetworkDim(name, (n,), bandwidth_gbps, latency_ns))
+    if left > 1:
+        raise ForerunError(f"cluster {cluster.name}: its links join fewer than {n_gpus:,} GPUs; use fewer GPUs")
+    return Network(tuple(dims), gib=False)
 
-    name: str
-    zero_stage: ClassVar[int] = 0
-    """`Plan.zero_stage` that the pattern means: whoever makes a plan from its name raises the plan's to it"""
-    everything: ClassVar[bool] = False
-    """whether it prices all collectives and transfers, not the gradients' all-reduces alone"""
+
+class CommunicationPattern(ABC):
+    """One way to sum gradients over a group."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What reports call it."""
+
+    @property
+    def zero_stage(self) -> int:
+        """`Plan.zero_stage` that the pattern means: whoever makes a plan from its name raises the plan's to it."""
+        return 0
+
+    @property
+    def everything(self) -> bool:
+        """Whether it prices all collectives and transfers of a step, not the gradients' all-reduces alone."""
+        return False
 
     @abstractmethod
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
         """Seconds until all ranks of `group` have the sum of gradients of `size_bytes` (n,) each.
 
-        All equal groups of the mesh axis work at once. Called for groups of two ranks or more.
+        All equal groups of the mesh axis work at once. Asked for groups of two ranks or more.
         """
 
     def check(self, plan: Plan) -> None:
@@ -70,7 +106,7 @@ class CommunicationPattern(ABC):
         if plan.zero_stage == 3 or scatters:
             raise ForerunError(
                 f"communication_pattern {self.name}: with zero_stage {plan.zero_stage} gradients are reduce-scattered"
-                " and nothing is all-reduced; use zero_stage 0, or the pattern reduce_scatter or nccl"
+                " and nothing is all-reduced; use zero_stage 0, or the pattern nccl"
             )
 
 
@@ -79,7 +115,7 @@ class NoNetwork(CommunicationPattern):
     """An ideal network: all collectives and transfers take no time."""
 
     name: str = "no_network"
-    everything: ClassVar[bool] = True
+    everything: bool = True
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
         """Zero."""
