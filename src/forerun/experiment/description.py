@@ -17,12 +17,14 @@ from forerun.experiment.description_config import (
     model_config,
     network_config,
     prices_config,
+    top_config,
     training_config,
     whole_paths,
 )
 from forerun.experiment.description_echo import echo_of
 from forerun.experiment.description_hardware import adapted, base_cluster, cluster_sizes, rank_kinds
-from forerun.experiment.description_model import model_of
+from forerun.experiment.description_model import is_convolutional, model_of
+from forerun.experiment.description_network import network_of, pattern_in_force
 from forerun.experiment.description_objects import plain
 from forerun.experiment.description_sections import (
     PLAN_KEYS,
@@ -47,9 +49,12 @@ from forerun.experiment.description_training import (
     precision_of,
     schedules_of,
 )
+from forerun.experiment.handlers import EventHandler
+from forerun.experiment.own_code import is_own_code, load_own
 from forerun.experiment.prices import PricesSection, prices_of
 from forerun.experiment.request import Request, Thresholds
 from forerun.model.layered import LayeredModel
+from forerun.network.patterns_catalog import pattern_of
 from forerun.plan.fields import plan_fields
 
 PRESETS = Path(__file__).parent / "presets"
@@ -159,8 +164,9 @@ def _request(source: Mapping[str, Any], folder: Path, place: str, name: str) -> 
     top = check(TopLevel, {key: value for key, value in data.items() if key not in SECTIONS}, place)
     sections = _checked(data, place)
     request = _assembled(sections, place, top.name or name)
-    config = {"name": request.name, **({"description": top.description} if top.description else {}), **request.config}
-    return replace(request, config=config, given=data)
+    config = {**top_config(top), "name": request.name, **request.config}
+    handlers = tuple(_handler(each, f"{place}: handlers.{number}") for number, each in enumerate(top.handlers))
+    return replace(request, handlers=handlers, config=config, given=data)
 
 
 def _checked(data: Mapping[str, Any], place: str) -> _Sections:
@@ -215,7 +221,8 @@ def _assembled(sections: _Sections, place: str, name: str) -> Request:
     hardware, training = sections.hardware, sections.training
     base = base_cluster(hardware, f"{place}: hardware")
     model, own_length = model_of(sections.model, f"{place}: model")
-    is_layered = isinstance(model, LayeredModel)
+    has_tokens = not isinstance(model, LayeredModel)
+    sample = model.sample if isinstance(model, LayeredModel) else "sequence"
     node_size = hardware.num_gpus_per_node or base.node_size
     num_nodes = training.num_nodes or 1
     n_gpus = num_nodes * node_size
@@ -227,22 +234,33 @@ def _assembled(sections: _Sections, place: str, name: str) -> Request:
     at_training = f"{place}: training"
     fields = agreed(training, sections.plan_keys, sections.model.sequence_length, at_training)
     devices = (base.device, *(kind.device for kind in kinds if kind.device))
-    precision = precision_of(fields.get("precision", training.mixed_precision), devices, is_layered, at_training)
+    precision = precision_of(
+        fields.get("precision", training.mixed_precision), devices, is_convolutional(model), at_training
+    )
     cluster = adapted(base, hardware, sections.network, peak_dtype(precision), f"{place}: hardware")
-    values = open_axes({"seq_len": own_length, **fields, "precision": precision}, 0)
+    pattern = pattern_of(training.communication_pattern, f"{at_training}: communication_pattern")
+    defaults = {"seq_len": own_length, "optimizer": "sgd" if is_convolutional(model) else "adamw"}
+    values = open_axes({**defaults, **fields, "precision": precision}, pattern.zero_stage if pattern else 0)
     plan = plan_of(values, n_gpus, at_training)
-    setup = Setup(model, plan, cluster, kinds=kinds, slow_links=hardware.slow_links)
+    setup = Setup(
+        model,
+        plan,
+        cluster,
+        network=network_of(sections.network, cluster, num_nodes, n_gpus, f"{place}: network"),
+        pattern=pattern_in_force(pattern, sections.network, plan, at_training),
+        kinds=kinds,
+        slow_links=hardware.slow_links,
+    )
     check_setup(setup, at_training)
-    schedules = schedules_of(training, not is_layered, at_training)
+    schedules = schedules_of(training, has_tokens, at_training)
     for _, each in schedules.segments(setup):
         check_setup(each, at_training)
     disturbance = disturbance_of(training, hardware, at_training)
     prices = prices_of(sections.prices, Path(), f"{place}: prices", {base.name, *(each.name for each in devices)})
-    sample = "image" if is_layered else "sequence"
     return Request(
         name=name,
         setup=setup,
-        num_iterations=iterations_of(training, setup, schedules, disturbance, not is_layered, at_training),
+        num_iterations=iterations_of(training, setup, schedules, has_tokens, at_training),
         batch_schedule=schedules.batch,
         seq_len_schedule=schedules.seq_len,
         disturbance=disturbance,
@@ -254,11 +272,26 @@ def _assembled(sections: _Sections, place: str, name: str) -> Request:
             "model": model_config(sections.model, model, plan.seq_len),
             "training": training_config(training, sections.plan_keys, values, plan, disturbance, num_nodes),
             "network": network_config(sections.network),
-            "prices": prices_config(prices),
+            "prices": prices_config(sections.prices, prices),
             "thresholds": sections.thresholds.model_dump(),
         },
         echo=echo_of(setup, peak_dtype(precision), base.device.memory_bytes, sample),
     )
+
+
+def _handler(given: object, place: str) -> object:
+    """An event handler; a class is called."""
+    if isinstance(given, str):
+        if not is_own_code(given):
+            raise ForerunError(f"{place}: expected FILE.py:NAME, got {given!r:.60}")
+        given = load_own(given, place)
+    try:
+        handler = given() if isinstance(given, type) else given
+    except Exception as error:
+        raise ForerunError(f"{place}: {given}: {type(error).__name__}: {' '.join(str(error).split())}") from None
+    if not isinstance(handler, EventHandler):
+        raise ForerunError(f"{place}: {handler!r:.60} is no EventHandler, subclass or function subscribed with @on")
+    return handler
 
 
 def _is_file(path: Path) -> bool:

@@ -17,43 +17,53 @@ from forerun.experiment.description_sections import (
     ModelSection,
     NetworkSection,
     Section,
+    TopLevel,
     TrainingSection,
 )
 from forerun.experiment.description_training import DEFAULT_ITERATIONS, SPELLINGS
+from forerun.experiment.own_code import is_own_code
 from forerun.experiment.request import Disturbance, Prices
 from forerun.model.layered import LayeredModel
 from forerun.model.spec import ModelSpec
 from forerun.model.spec_file import spec_mapping
+from forerun.network.patterns_catalog import PATTERNS
 from forerun.plan.plan import Plan
 
 _PATHS = (("hardware", "cluster"), ("model", "config"), ("network", "file"), ("prices", "file"))
 """keys that may hold the path of a file"""
+_OWN_CODE = (("model", "layers"), ("training", "communication_pattern"))
+"""keys that may hold FILE.py:NAME"""
 _SPELT = {*SPELLINGS.values(), "seq_len"}
 """keys of a Plan that an experiment has words of its own for"""
 
 
 def whole_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """`data` with paths that hold wherever one stands."""
+
+    def whole(value: Any) -> Any:
+        return os.path.abspath(folder / value)
+
     found = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
     for section, key in _PATHS:
         value = found.get(section)
         if isinstance(value, dict) and isinstance(value.get(key), str) and (key != "cluster" or is_path(value[key])):
-            value[key] = os.path.abspath(folder / value[key])
+            value[key] = whole(value[key])
+    for section, key in _OWN_CODE:
+        value = found.get(section)
+        if isinstance(value, dict) and isinstance(value.get(key), str) and is_own_code(value[key]):
+            value[key] = whole(value[key])
     training = found.get("training")
-    if isinstance(training, dict):
-        pattern = training.get("communication_pattern")
-        if isinstance(pattern, str) and is_own_code(pattern):
-            training["communication_pattern"] = os.path.abspath(folder / pattern)
-    if isinstance(found.get("handlers"), list):
-        found["handlers"] = [
-            os.path.abspath(folder / each) if isinstance(each, str) else each for each in found["handlers"]
-        ]
+    pattern = training.get("communication_pattern") if isinstance(training, dict) else None
+    if isinstance(pattern, dict) and isinstance(pattern.get("name"), str) and is_own_code(pattern["name"]):
+        found["training"]["communication_pattern"] = {**pattern, "name": whole(pattern["name"])}
+    if isinstance(found.get("handlers"), (list, tuple)):
+        found["handlers"] = [whole(each) if isinstance(each, str) else each for each in found["handlers"]]
     return found
 
 
-def is_own_code(text: str) -> bool:
-    """Whether a name means FILE.py:NAME."""
-    return ".py:" in text
+def top_config(top: TopLevel) -> dict[str, Any]:
+    """What stands beside the sections; `name` comes first."""
+    return {"name": None, **_dumped(top)}
 
 
 def hardware_config(section: HardwareSection, node_size: int) -> dict[str, Any]:
@@ -111,8 +121,10 @@ def network_config(section: NetworkSection) -> dict[str, Any]:
     return data
 
 
-def prices_config(prices: Prices) -> dict[str, Any]:
+def prices_config(section: dict[str, Any], prices: Prices) -> dict[str, Any]:
     """`prices`; what a price file says in place of its path."""
+    if prices.by_name and prices.dollars_per_gpu_hour is not None:
+        return dict(section)  # prices by name here and one for the rest in a file: no single key says both
     data = asdict(prices)
     by_name = data.pop("by_name")
     data["dollars_per_gpu_hour"] = dict(sorted(by_name.items())) or data["dollars_per_gpu_hour"]
@@ -121,7 +133,8 @@ def prices_config(prices: Prices) -> dict[str, Any]:
 
 def _dumped(section: Section) -> dict[str, Any]:
     """The keys of a section that have a value, in the order of the schema."""
-    return {key: _plain(value) for key, value in section.model_dump(exclude_none=True).items()}
+    values = {key: getattr(section, key) for key in type(section).model_fields}
+    return {key: _plain(value) for key, value in values.items() if value is not None}
 
 
 def _ordered(kind: type[Section], data: dict[str, Any]) -> dict[str, Any]:
@@ -130,6 +143,14 @@ def _ordered(kind: type[Section], data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    """`value` as YAML has it; of an object that only Python knows, what it is called."""
+    if isinstance(value, Section):
+        return _dumped(value)
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items() if each is not None}
-    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    shipped = next((name for name, made in PATTERNS.items() if type(value) is made and value == made()), None)
+    return shipped or f"(Python) {getattr(value, 'name', getattr(value, '__name__', type(value).__name__))}"

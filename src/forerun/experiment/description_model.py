@@ -11,9 +11,11 @@ from typing import Any
 from forerun.cluster.files import parse_yaml
 from forerun.errors import ForerunError, UnknownName
 from forerun.experiment.description_sections import ModelSection
-from forerun.model.catalog import load_model, model_names
+from forerun.experiment.own_code import is_own_code, load_own
+from forerun.model.catalog import layered_names, load_any, load_model, model_names
 from forerun.model.fields import Fields
 from forerun.model.layered import LayeredModel
+from forerun.model.layers_by_hand import layers_from
 from forerun.model.spec import ModelSpec
 from forerun.model.spec_file import read_spec
 
@@ -52,9 +54,11 @@ def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredMode
     if isinstance(model, LayeredModel):
         wrong = [*dimensions, *(["sequence_length"] if section.sequence_length else [])]
         if wrong:
-            raise ForerunError(f"{place}: {wrong[0]}: is of transformers, {model.name} is made of its own layers")
+            raise ForerunError(f"{place}: {wrong[0]} is a key of transformers, {model.name} is made of its own layers")
         return replace(model, name=section.name or model.name), 1
-    family = section.model_type is not None and section.model_type.lower() in families()
+    if section.sample is not None:
+        raise ForerunError(f"{place}: sample is a key of layers written by hand; samples of {model.name} are sequences")
+    family = section.model_type is not None and section.model_type.strip().lower() in families()
     if family and model.position == "learned" and section.max_position_embeddings is None and section.sequence_length:
         model = replace(model, max_positions=max(model.max_positions, section.sequence_length))
     if dimensions:
@@ -76,6 +80,11 @@ def families() -> dict[str, ModelSpec]:
     return families
 
 
+def is_convolutional(model: ModelSpec | LayeredModel) -> bool:
+    """Whether it has convolutions."""
+    return isinstance(model, LayeredModel) and any(layer.layer_type == "conv2d" for layer in model.layers)
+
+
 def _base(section: ModelSection, source: str, place: str) -> ModelSpec | LayeredModel:
     value = getattr(section, source)
     if source == "config":
@@ -84,14 +93,34 @@ def _base(section: ModelSection, source: str, place: str) -> ModelSpec | Layered
         fields = Fields({str(key): each for key, each in value.items()}, f"{place}: spec")
         return read_spec(fields, fields.text("name", section.name or "model"))
     if source == "layers":
-        raise ForerunError(f"{place}: layers: can't be read")
+        return _layers(value, section, f"{place}: layers")
     word = value.strip().lower()
     if word in families():
         return families()[word]
-    if word not in model_names():
-        known = [*families(), *model_names()]
+    if word not in {*model_names(), *layered_names()}:
+        known = [*families(), *model_names(), *layered_names()]
         raise ForerunError(f"{place}: {source}: {UnknownName('model', value, known)}")
-    return load_model(word)
+    return load_any(word)
+
+
+def _layers(value: object, section: ModelSection, place: str) -> LayeredModel:
+    """Layers in a list, what a Python file makes, or a LayeredModel."""
+    if isinstance(value, LayeredModel):
+        return value
+    if not isinstance(value, str):
+        model = layers_from(value, place, section.name or "layers", section.sample or "image")
+        return replace(model, source="")
+    if not is_own_code(value):
+        raise ForerunError(f"{place}: expected a list of layers or FILE.py:NAME, got {value!r:.60}")
+    found = load_own(value, place)
+    if not isinstance(found, LayeredModel) and callable(found):
+        try:
+            found = found()
+        except Exception as error:
+            raise ForerunError(f"{place}: {value}: {type(error).__name__}: {' '.join(str(error).split())}") from None
+    if not isinstance(found, LayeredModel):
+        raise ForerunError(f"{place}: {value} is {type(found).__name__}, expected a LayeredModel or a function of one")
+    return found
 
 
 def _resized(base: ModelSpec, dimensions: dict[str, Any], place: str) -> ModelSpec:

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from forerun.errors import UnknownName
 from forerun.experiment.request import Prices, Thresholds
+from forerun.model.catalog import load_any
+from forerun.model.layered import LayeredModel
 from forerun.model.spec import ModelSpec
 from forerun.model.spec_file import spec_mapping
 from forerun.network.network_file import Network
@@ -15,7 +18,8 @@ from forerun.network.network_file import Network
 def plain(data: Mapping[str, Any]) -> dict[str, Any]:
     """`data` with a ModelSpec, Network, Prices and Thresholds as keys and values; other objects stay.
 
-    A ModelSpec may stand for the section `model` or for its key spec, a Network for `network` or its key file.
+    A ModelSpec may stand for the section `model` or for its key spec, a LayeredModel for `model` or its key layers, a
+    Network for `network` or its key file.
     """
     found = {str(key): _plain_section(value) for key, value in data.items()}
     for section, key in (("model", "spec"), ("network", "file")):
@@ -28,6 +32,8 @@ def plain(data: Mapping[str, Any]) -> dict[str, Any]:
 def _plain_section(value: Any) -> Any:
     if isinstance(value, ModelSpec):
         return {"spec": _keys(value)}
+    if isinstance(value, LayeredModel):
+        return {"preset": value.name} if _is_preset(value) else {"layers": value}
     if isinstance(value, Network):
         return {"file": _keys(value)}
     if isinstance(value, Prices):
@@ -36,6 +42,13 @@ def _plain_section(value: Any) -> Any:
     if isinstance(value, Thresholds):
         return asdict(value)
     return {str(key): each for key, each in value.items()} if isinstance(value, Mapping) else value
+
+
+def _is_preset(model: LayeredModel) -> bool:
+    try:
+        return load_any(model.name) == model
+    except UnknownName:
+        return False
 
 
 def _keys(value: ModelSpec | Network) -> dict[str, Any]:

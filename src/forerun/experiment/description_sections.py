@@ -59,7 +59,7 @@ Spread = Annotated[float, BeforeValidator(_number), Field(ge=0, le=2)]
 Schedule = Annotated[
     list[Annotated[list[Start], Field(min_length=2, max_length=2)]],
     BeforeValidator(_pairs),
-    Field(max_length=10_000),
+    Field(max_length=1000),
 ]
 
 
@@ -76,6 +76,9 @@ class TopLevel(Section):
     """what reports and their files are called; the file's own name unless given"""
     description: Text | None = None
     """what the experiment is about"""
+    handlers: list[Any] = Field(default_factory=list, max_length=100)
+    """event handlers, each FILE.py:NAME: an EventHandler, a subclass of it or a function subscribed with @on, in a
+    Python file, which is run"""
 
 
 class MixedEntry(Section):
@@ -147,8 +150,11 @@ class ModelSection(Section):
     """a Hugging Face config.json, its folder or a model's YAML file, relative to this file"""
     spec: dict[str, Any] | None = None
     """the keys of a model's YAML file, written here"""
-    layers: list[Any] | None = None
-    """layers written by hand, in the order in which they run"""
+    layers: Any = None
+    """layers written by hand, in the order in which they run; or FILE.py:NAME, a LayeredModel or a function that makes
+    one, in a Python file, which is run"""
+    sample: Annotated[Literal["image", "sequence"], BeforeValidator(_lower)] | None = None
+    """what a sample of layers written by hand is called: image or sequence; image unless given"""
     num_layers: Layers | None = None
     """layers of a transformer; 12 unless given, as all defaults of gpt2 and bert those of their smallest model"""
     hidden_size: Width | None = None
@@ -212,9 +218,10 @@ class TrainingSection(Section):
     """tokens to train on, in place of num_iterations, which is rounded up"""
     total_samples: Tokens | None = None
     """samples to train on, in place of num_iterations, which is rounded up"""
-    communication_pattern: Text | None = None
-    """how gradients are exchanged: a pattern by name, or FILE.py:NAME for one of your own; as NCCL chooses unless
-    given"""
+    communication_pattern: Any = None
+    """how gradients are exchanged: nccl (its own choice, the default), ring_allreduce, tree_allreduce, reduce_scatter,
+    all_gather, parameter_server, no_network; {name: ..., efficiency: ...} with options; or FILE.py:NAME for one of your
+    own, in a Python file, which is run"""
     mixed_precision: Annotated[bool | Text, BeforeValidator(_lower)] = True
     """true: bf16, or fp16 on a GPU without bf16; false: fp32, and tf32 for convolutions where the GPU has it, as
     PyTorch does; or a precision: bf16, fp16, tf32, fp32, fp8, mxfp8, nvfp4"""
@@ -246,20 +253,20 @@ class TrainingSection(Section):
         return {"compute": number} if isinstance(number, (int, float)) and not isinstance(number, bool) else value
 
 
-Topology = Literal["full_mesh", "ring", "tree", "torus_2d", "mesh_2d", "fat_tree", "rail", "ideal"]
+IDEAL = "ideal"
+Topology = Literal["cluster", "full_mesh", "ring", "tree", "torus_2d", "mesh_2d", "fat_tree", "rail", "ideal"]
 
 
 class NetworkSection(Section):
     """`network`: how nodes are joined."""
 
     topology_type: Annotated[Topology, BeforeValidator(_lower)] | None = None
-    """full_mesh, ring, tree, torus_2d, mesh_2d, fat_tree, rail or ideal; the cluster's own links unless given"""
+    """cluster (its own links: switches that never block), full_mesh, ring, tree, torus_2d, mesh_2d, fat_tree, rail, or
+    ideal (communication takes no time); cluster unless given"""
     base_latency_us: Microseconds | None = None
     """latency of a hop between nodes in microseconds, in place of the link's"""
-    oversubscription: Annotated[float, BeforeValidator(_number), Field(ge=1, le=1000)] | None = None
-    """fat_tree: bandwidth of a switch towards the nodes over that towards the core; 1 unless given"""
-    radix: Annotated[int, BeforeValidator(_whole), Field(ge=2, le=10_000)] | None = None
-    """fat_tree: ports of a switch; tree: children of a switch"""
+    oversubscription: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1000)] | None = None
+    """of fat_tree: ports of a switch towards the nodes over those towards the core; 1 unless given"""
     file: Text | dict[str, Any] | None = None
     """a network file (relative to this file) or its keys, in place of topology_type"""
 

@@ -32,8 +32,6 @@ DEFAULT_STACK = "pytorch"
 DEFAULT_WARMUP_SLOWDOWN = 2.0
 MOST_OF_A_PLAN = 10**8
 MOST_ITERATIONS = 10**9
-MOST_DIFFERENT_ITERATIONS = 10**6
-"""of a run whose iterations are drawn one by one"""
 
 
 def peak_dtype(precision: str) -> str:
@@ -197,9 +195,7 @@ def schedules_of(section: TrainingSection, has_sequences: bool, place: str) -> S
     )
 
 
-def iterations_of(
-    section: TrainingSection, setup: Setup, schedules: Schedules, disturbance: Disturbance, has_tokens: bool, place: str
-) -> int:
+def iterations_of(section: TrainingSection, setup: Setup, schedules: Schedules, has_tokens: bool, place: str) -> int:
     """How many iterations: as given, or as many as the tokens or samples take."""
     goals = [key for key in ("num_iterations", "total_tokens", "total_samples") if getattr(section, key) is not None]
     if not goals:
@@ -211,16 +207,9 @@ def iterations_of(
         told = ", ".join(f"{key} {getattr(section, key)} (iterations: {counts[key]})" for key in goals)
         raise ForerunError(f"{place}: {' and '.join(goals)} contradict: {told}; keep one of them")
     key, count = next(iter(counts.items()))
-    most = MOST_DIFFERENT_ITERATIONS if _drawn(disturbance) else MOST_ITERATIONS
-    if count > most:
-        what = "iterations that are drawn one by one (jitter, stragglers)" if _drawn(disturbance) else "iterations"
-        raise ForerunError(f"{place}: {key}: {count:,} {what} are more than {most:,}")
+    if count > MOST_ITERATIONS:
+        raise ForerunError(f"{place}: {key}: {count:,} iterations are more than {MOST_ITERATIONS:,}")
     return count
-
-
-def _drawn(disturbance: Disturbance) -> bool:
-    drawn = (disturbance.compute_jitter, disturbance.network_jitter, disturbance.straggler_probability)
-    return any(value > 0 for value in drawn)
 
 
 def _needed(key: str, goal: int, setup: Setup, schedules: Schedules) -> int:
