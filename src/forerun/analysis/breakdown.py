@@ -15,7 +15,7 @@ import numpy.typing as npt
 from forerun.engine.simulate import Timeline
 from forerun.jit import njit
 from forerun.program.origin import Origin
-from forerun.program.types import F64, I8, I32, I64, FlatProgram, OpKind, Program, Stream
+from forerun.program.types import F64, I8, I32, I64, FlatProgram, OpKind, Phase, Program, Stream
 
 
 class Cause(IntEnum):
@@ -111,6 +111,21 @@ def waiting_causes(program: Program) -> I64:
         causes[np.isin(ops.group, parallel) & (ops.kind == OpKind.COLLECTIVE)] = Cause.EXPOSED_DATA_PARALLEL
         kernels = np.flatnonzero(ops.kind <= OpKind.MEMORY)
         causes[np.ix_(kernels, _PIPELINE_STREAMS)] = Cause.EXPOSED_DATA_PARALLEL
+    return causes
+
+
+def node_causes(flat: FlatProgram, program: Program, nodes: I64) -> I64:
+    """The Cause of the time in which each of `nodes` runs, (n,): off the compute stream that of waiting for it."""
+    op, stream, phase = flat.op[nodes], flat.stream[nodes], flat.phase[nodes]
+    kind = program.ops.kind[op]
+    causes: I64 = waiting_causes(program)[op, stream]
+    compute = stream == Stream.COMPUTE
+    causes[compute] = Cause.MEMORY_BOUND
+    causes[compute & (kind == OpKind.GEMM)] = Cause.MATMUL
+    causes[compute & (kind == OpKind.ATTENTION)] = Cause.ATTENTION
+    causes[compute & (phase == Phase.OPTIMIZER)] = Cause.OPTIMIZER
+    causes[compute & (kind == OpKind.DELAY)] = Cause.HOST
+    causes[compute & (phase == Phase.RECOMPUTE)] = Cause.RECOMPUTE
     return causes
 
 

@@ -23,6 +23,8 @@ from forerun.program.types import F64, I64, N_CATEGORIES, Block, OpKind, OpTable
 from forerun.program.unfold import unfold
 
 Mask = npt.NDArray[np.bool_]
+FOLDED_BLOCKS, FOLDED_HOST = "folded blocks", "folded host work"
+"""names of ops that stand for a run of blocks"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +299,7 @@ def _with_macros(ops: OpTable, macros: list[_Closed]) -> OpTable:
     zero = np.zeros(n)
     return replace(
         ops,
-        name=ops.name + ("folded blocks", "folded host work") * len(macros),
+        name=ops.name + (FOLDED_BLOCKS, FOLDED_HOST) * len(macros),
         dtype=ops.dtype + ("",) * n,
         kind=np.concatenate([ops.kind, np.full(n, OpKind.DELAY, np.int8)]),
         dims=np.concatenate([ops.dims, np.zeros((n, ops.dims.shape[1]), np.int64)]),

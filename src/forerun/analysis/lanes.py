@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forerun.analysis.breakdown import N_CAUSES, Cause, waiting_causes
+from forerun.analysis.breakdown import N_CAUSES, Cause, node_causes
 from forerun.analysis.reading import Simulation
-from forerun.program.types import I64, OpKind, Phase, Stream
+from forerun.program.types import I64, Stream
 
 HOST = "host"
 _SLICES = 3000
@@ -85,7 +85,9 @@ def lanes(simulation: Simulation, rank_class: int, slices: int = _SLICES) -> lis
         mine = nodes[stream == number]
         mine = mine[timeline.end_ps[mine] > timeline.start_ps[mine]]
         if len(mine):
-            rows = _rows(timeline.start_ps[mine], timeline.end_ps[mine], mine, _causes(simulation, mine))
+            rows = _rows(
+                timeline.start_ps[mine], timeline.end_ps[mine], mine, node_causes(flat, simulation.program, mine)
+            )
             rows = _shortened(rows, flat.step[mine], most, least_ps)
             out.append(Lane(Stream(number).name.lower(), _slices(simulation, rank_class, rows)))
     issue = simulation.costs.issue_ps[flat.op[nodes]]
@@ -116,22 +118,6 @@ def _shortened(rows: _Nodes, step: npt.NDArray[np.int32], most: int, least_ps: i
 def _first(new: npt.NDArray[np.bool_]) -> I64:
     """The first entries of runs; `new` says for all entries but the first whether a run begins."""
     return np.flatnonzero(np.concatenate(([True], new)))
-
-
-def _causes(simulation: Simulation, nodes: I64) -> I64:
-    """What each node is, (n,)."""
-    program, flat = simulation.program, simulation.flat
-    op, stream, phase = flat.op[nodes], flat.stream[nodes], flat.phase[nodes]
-    kind = program.ops.kind[op]
-    causes = waiting_causes(program)[op, stream]
-    compute = stream == Stream.COMPUTE
-    causes[compute] = Cause.MEMORY_BOUND
-    causes[compute & (kind == OpKind.GEMM)] = Cause.MATMUL
-    causes[compute & (kind == OpKind.ATTENTION)] = Cause.ATTENTION
-    causes[compute & (phase == Phase.OPTIMIZER)] = Cause.OPTIMIZER
-    causes[compute & (phase == Phase.RECOMPUTE)] = Cause.RECOMPUTE
-    causes[compute & (kind == OpKind.DELAY)] = Cause.HOST
-    return causes
 
 
 def _slices(simulation: Simulation, rank_class: int, rows: _Nodes) -> tuple[Slice, ...]:
