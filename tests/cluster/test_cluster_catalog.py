@@ -194,7 +194,10 @@ def test_presets_survive_a_file(name: str, tmp_path: Path) -> None:
         ({"intra_node": {"kind": "pcie"}}, "intra_node: give one of gb_s"),
         ({"intra_node": {"kind": "pcie", "gb_s": 1, "gbit_s_per_gpu": 8}}, "intra_node: give one of gb_s"),
         ({"intra_node": {"kind": "token-ring", "gb_s": 1}}, "intra_node.kind: "),
-        ({"inter_node": {"kind": "roce", "gbps": 1}}, "unknown key 'inter_node.gbps'; known: gb_s, gbit_s_per_gpu"),
+        (
+            {"inter_node": {"kind": "roce", "gbps": 1}},
+            "unknown key 'inter_node.gbps'; did you mean gb_s? known: gb_s, gbit_s_per_gpu",
+        ),
         ({"inter_node": {"gb_s": 1}}, "key 'inter_node.kind' is missing"),
         ({"intra_node": None}, "key 'intra_node' is missing, and only known devices have a reference system"),
         ({"host_gb_s": None}, "key 'host_gb_s' is missing"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import difflib
+import reprlib
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -80,7 +82,10 @@ def check(model: type[EntryType], data: dict[str, Any], place: str) -> EntryType
 def _explain(model: type[Entry], path: list[str], problem: Any) -> str:
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {key!r}; known: {', '.join(_known_keys(model, path[:-1]))}"
+        known = _known_keys(model, path[:-1])
+        close = difflib.get_close_matches(path[-1], known, 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        return f"unknown key {key!r}; {hint}known: {', '.join(known)}"
     if problem["type"] == "missing":
         return f"key {key!r} is missing"
     if problem["type"] == "value_error":
@@ -90,13 +95,35 @@ def _explain(model: type[Entry], path: list[str], problem: Any) -> str:
 
 
 def _known_keys(model: type[BaseModel], path: list[str]) -> list[str]:
+    """Keys of the mapping at `path`, whose parts are keys and numbers of list entries."""
     for part in path:
-        annotation = model.model_fields[part].annotation
-        choices = [annotation, *get_args(annotation)]
-        model = next(choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel))
+        if part in model.model_fields:
+            model = next(_models_in(model.model_fields[part].annotation))
     return sorted(model.model_fields)
 
 
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
+
+
+_SHORT = 60
+
+
+class _Glance(reprlib.Repr):
+    """repr of the first of everything: an error shows a value without reading all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = 20
+        self.maxstring = self.maxother = 2 * _SHORT
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() <= 8 * _SHORT else f"a number of {x.bit_length()} bits"
+
+
 def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    text = " ".join(_Glance().repr(value).split())
+    return text if len(text) <= _SHORT else f"{text[: _SHORT - 3]}..."
