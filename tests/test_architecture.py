@@ -29,7 +29,9 @@ LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 """all but the package itself, which imports what it offers when it is used"""
 LAZY = {
+    SOURCE / "analysis" / "history.py": {"pandas"},
     SOURCE / "search" / "result.py": {"pandas"},
+    SOURCE / "experiment" / "result.py": {"pandas"},
     SOURCE / "dse" / "tables.py": {"pyarrow", "pyarrow.parquet"},
     SOURCE / "report" / "pareto_plot.py": {
         f"matplotlib.{part}" for part in ("figure", "ticker", "backends.backend_agg")
