@@ -108,7 +108,6 @@ def gemm_s(
     accumulate_bytes: F64 | I64 | float = 0.0,
     speed: float = 1.0,
     kernels: F64 | I64 | float = 1.0,
-    operand_bytes: F64 | I64 | float = 0.0,
 ) -> F64:
     """Seconds of `batch` products of (m, k) by (k, n); arrays broadcast.
 
@@ -116,8 +115,7 @@ def gemm_s(
 
     `role` is 0 forward, 1 dgrad, 2 wgrad. `accumulate_bytes` is the element size of a buffer that the result is added
     to, 0 where it is stored. `speed` multiplies the compute rate (sustained clocks, habits of a software stack), which
-    never passes the peak. `operand_bytes` are the bytes of the operands where they are fewer than the products' (an
-    implicit product's, as a convolution's), 0 where they are not.
+    never passes the peak.
     """
     m, n, k = np.asarray(m, np.float64), np.asarray(n, np.float64), np.asarray(k, np.float64)
     role = np.asarray(role)
@@ -131,8 +129,7 @@ def gemm_s(
         step = _ALIGN_BYTES / rates.input_bytes
         compute = compute * (1.0 + rates.misaligned * ((n % step != 0) | (k % step != 0)))
     accumulate = np.asarray(accumulate_bytes, np.float64)
-    stated = np.asarray(operand_bytes, np.float64)
-    operands = np.where(stated > 0, stated, batch * (m + n) * k * rates.input_bytes)
+    operands = batch * (m + n) * k * rates.input_bytes
     stored = result * np.where(accumulate > 0, 0.0, rates.output_bytes)
     added = 2.0 * result * accumulate / rates.bytes_per_s
     exposed = rates.accumulate_exposed * added

@@ -10,6 +10,7 @@ import numpy as np
 
 from forerun.cluster.types import Cluster, Device
 from forerun.cost.attention import attention_rates, attention_s
+from forerun.cost.convolution import convolution_s
 from forerun.cost.gemm import gemm_rates, gemm_s
 from forerun.cost.memory_bound import host_copy_s, memory_bound_s, memory_rates
 from forerun.cost.profile import load_profile
@@ -92,9 +93,12 @@ def _same(values: Sequence[str], rows: I64) -> dict[str, I64]:
 def _gemms(ops: OpTable, rows: I64, device: Device, rates: KernelRates, time_s: F64, covered: F64) -> None:
     speed = device.sustained * rates.gemm
     for dtype, same in _same(ops.dtype, rows).items():
-        m, n, k, batch, role, accumulate, kernels, operands = ops.dims[same, :8].T
-        constants = gemm_rates(device, dtype)
-        time_s[same] = gemm_s(m, n, k, constants, batch.astype(np.float64), role, accumulate, speed, kernels, operands)
+        constants, implicit = gemm_rates(device, dtype), ops.dims[same, 7] > 0
+        if implicit.any():
+            convolutions, same = same[implicit], same[~implicit]
+            time_s[convolutions] = convolution_s(ops.dims[convolutions].T.astype(np.float64), constants, speed)
+        m, n, k, batch, role, accumulate, kernels = ops.dims[same, :7].T
+        time_s[same] = gemm_s(m, n, k, constants, batch.astype(np.float64), role, accumulate, speed, kernels)
     shape = ops.dims[rows, :3]
     covered[rows] = (shape.min(axis=1) >= _GEMM_RANGE[0]) & (shape.max(axis=1) <= _GEMM_RANGE[1])
 

@@ -163,7 +163,9 @@ def read_convolutional(entry: Fields) -> ConvNet:
     blocks = entry.text("blocks", choices=("basic", "bottleneck", "plain"))
     depths = entry.items("depths")
     stages = len(_VGG_WIDTHS) if blocks == "plain" else len(_RESNET_WIDTHS)
-    if len(depths) != stages or not all(isinstance(d, int) and not isinstance(d, bool) and 0 < d < 1000 for d in depths):
+    if len(depths) != stages or not all(
+        isinstance(d, int) and not isinstance(d, bool) and 0 < d < 1000 for d in depths
+    ):
         raise entry.error("depths", f"must be {stages} whole numbers from 1 to 999, got {depths!r}")
     net = ConvNet(
         blocks,

@@ -152,9 +152,7 @@ class Norm(Layer):
 def batch_norm(layer_id: str, shape: tuple[int, int, int], unit: str = "") -> Norm:
     """Batch norm over (channels, height, width): two weights a channel, two fp32 statistics and a 64-bit counter."""
     channels = shape[0]
-    return Norm(
-        layer_id, "norm", shape, shape, (channels, channels), unit=unit, buffer_bytes=2 * channels * 4 + 8
-    )
+    return Norm(layer_id, "norm", shape, shape, (channels, channels), unit=unit, buffer_bytes=2 * channels * 4 + 8)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -273,7 +273,9 @@ class LayeredModel:
 
         A tensor that several layers keep counts once, at its maker; `input` is the sample.
         """
-        sizes = {INPUT: self.layers[0].input_elements} | {layer.layer_id: layer.output_elements for layer in self.layers}
+        sizes = {INPUT: self.layers[0].input_elements} | {
+            layer.layer_id: layer.output_elements for layer in self.layers
+        }
         kept = dict.fromkeys(sizes, 0.0)
         for number, layer in enumerate(self.layers):
             names = (*(self.read_by(number) if layer.saves_input else ()), *([layer.layer_id] * layer.saves_output))
@@ -289,9 +291,9 @@ class LayeredModel:
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
-        """Numbers of the layers of each unit: those of one `unit` name, and what lies between a layer and what it reads.
+        """Numbers of the layers of each unit: those of one name, and all between a layer and what it reads.
 
-        Only the last output of a unit is read by later ones, so that a unit can be gathered, run and checkpointed alone.
+        Only a unit's last output is read by later ones, so that it can be gathered, run and checkpointed alone.
         """
         ends = [n for n in range(len(self.layers)) if n + 1 == len(self.layers) or not self._joined(n)]
         number_of = {layer.layer_id: n for n, layer in enumerate(self.layers)} | {INPUT: -1}

@@ -31,7 +31,6 @@ from typing import Any, get_args
 from forerun.errors import ForerunError
 from forerun.model.fields import Fields
 from forerun.model.layer_types import (
-    Activation,
     Conv2d,
     Embedding,
     Function,
@@ -128,7 +127,9 @@ class _Reader:
         self.input_shape = self._input_shape()
         self.output_shape = self._shape("output_shape", self.input_shape if self.layer_type in _KEPT_SHAPE else None)
         self.stated = _Stated(
-            parameters=fields.integer("num_parameters", least=0, most=_MOST) if fields.stated("num_parameters") else None,
+            parameters=fields.integer("num_parameters", least=0, most=_MOST)
+            if fields.stated("num_parameters")
+            else None,
             forward=self._amount("forward_flops"),
             backward=self._amount("backward_flops"),
         )
@@ -205,7 +206,9 @@ class _Reader:
                 raise self.fields.error(key, f"of a conv2d is [channels, height, width], got {list(shape)}{hint}")
         groups, channels = self.fields.integer("groups", 1), self.output_shape[0]
         if self.input_shape[0] % groups or channels % groups:
-            raise self.fields.error("groups", f"{groups} divides not both {self.input_shape[0]} and {channels} channels")
+            raise self.fields.error(
+                "groups", f"{groups} divides not both {self.input_shape[0]} and {channels} channels"
+            )
         kernel = self._kernel(groups)
         weights = channels * (self.input_shape[0] // groups) * prod(kernel)
         return Conv2d(
@@ -225,7 +228,9 @@ class _Reader:
                 side = self.fields.integer("kernel_size", most=1024)
                 return side, side
             sides = self.fields.items("kernel_size")
-            if len(sides) != 2 or not all(isinstance(s, int) and not isinstance(s, bool) and 0 < s <= 1024 for s in sides):
+            if len(sides) != 2 or not all(
+                isinstance(s, int) and not isinstance(s, bool) and 0 < s <= 1024 for s in sides
+            ):
                 raise self.fields.error("kernel_size", f"must be a whole number or two, got {sides!r}")
             return int(str(sides[0])), int(str(sides[1]))
         pairs = self.output_shape[0] * (self.input_shape[0] // groups)
@@ -239,7 +244,9 @@ class _Reader:
         side = isqrt(max(1, round(taps)))
         with_bias = self.output_shape[0] / pairs if key == "num_parameters" else 0.0
         if min(abs(taps - side**2), abs(taps - with_bias - side**2)) > _TOLERANCE * side**2:
-            raise self.fields.error(key, f"fits no square kernel ({taps:.4g} taps a pair of channels); give kernel_size")
+            raise self.fields.error(
+                key, f"fits no square kernel ({taps:.4g} taps a pair of channels); give kernel_size"
+            )
         return side, side
 
     def _with_bias(self, weights: int, width: int) -> tuple[int, ...]:
@@ -279,7 +286,7 @@ class _Reader:
     def _norm(self) -> Layer:
         shape = self.input_shape
         if len(shape) == 3:
-            return batch_norm(self.layer_id, shape)  # type: ignore[arg-type]
+            return batch_norm(self.layer_id, shape)
         return Norm(self.layer_id, "norm", shape, shape, (shape[-1], shape[-1]))
 
     def _embedding(self) -> Layer:
@@ -326,7 +333,8 @@ class _Reader:
         stated = self.stated
         if stated.parameters is not None and stated.parameters != layer.num_parameters:
             raise self.fields.error(
-                "num_parameters", f"is {stated.parameters}, {self.layer_type} of these shapes has {layer.num_parameters}"
+                "num_parameters",
+                f"is {stated.parameters}, {self.layer_type} of these shapes has {layer.num_parameters}",
             )
         weights = sum(kernel.flops for kernel in layer.weight_backward(1))
         for key, value, known in (

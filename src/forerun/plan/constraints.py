@@ -6,15 +6,22 @@ fewer micro batches than stages) are possible; only what the software or the sha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from forerun.cluster.types import Cluster
 from forerun.errors import ForerunError, ImpossiblePlan
+from forerun.model.layer_types import SelfAttention
+from forerun.model.layered import LayeredModel
 from forerun.model.spec import ModelSpec
 from forerun.plan.fields import FIELD_TYPES, choices
 from forerun.plan.plan import Plan
 from forerun.plan.stack import load_stack
+
+AnyModel = ModelSpec | LayeredModel
+Model = TypeVar("Model")
+Rule = Callable[[Model, Plan, Cluster], str | None]
 
 _CHOICES = {name: choices(name) for name in FIELD_TYPES if choices(name)}
 _ATTENTION = ("auto", "naive", "flash1", "flash2", "flash3", "triton", "flex", "cudnn", "sdpa")
@@ -31,7 +38,7 @@ class Refusal:
     reason: str
 
 
-def check_plan(model: ModelSpec, plan: Plan, cluster: Cluster) -> None:
+def check_plan(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster) -> None:
     """Raise ImpossiblePlan with the reason in words if `model` cannot be trained as `plan` says on `cluster`.
 
     Raises UnknownName for a stack that does not exist, ForerunError for a field with a value that it can't take.
@@ -48,23 +55,29 @@ def check_plan(model: ModelSpec, plan: Plan, cluster: Cluster) -> None:
         raise ImpossiblePlan(f"impossible plan: {refusal.reason}")
 
 
-def refuse(model: ModelSpec, plan: Plan, cluster: Cluster) -> Refusal | None:
+def refuse(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster) -> Refusal | None:
     """The first rule that `plan` breaks; None for a plan that can run."""
-    for rule, reason_of in RULES:
+    if isinstance(model, LayeredModel):
+        return _first(LAYERED_RULES, model, plan, cluster)
+    return _first(RULES, model, plan, cluster)
+
+
+def _first(rules: Sequence[tuple[str, Rule[Model]]], model: Model, plan: Plan, cluster: Cluster) -> Refusal | None:
+    for rule, reason_of in rules:
         reason = reason_of(model, plan, cluster)
         if reason:
             return Refusal(rule, reason)
     return None
 
 
-def _world(model: ModelSpec, plan: Plan, cluster: Cluster) -> str | None:
+def _world(model: AnyModel, plan: Plan, cluster: Cluster) -> str | None:
     most = cluster.max_gpus
     if most is not None and plan.world_size > most:
         return f"the plan takes {plan.world_size} GPUs, cluster {cluster.name} joins at most {most}"
     return None
 
 
-def _precision(model: ModelSpec, plan: Plan, cluster: Cluster) -> str | None:
+def _precision(model: AnyModel, plan: Plan, cluster: Cluster) -> str | None:
     device = cluster.device
     needed = "fp8" if plan.precision == "mxfp8" else plan.precision
     if needed not in device.peak_flops:
@@ -180,13 +193,49 @@ def _schedule(model: ModelSpec, plan: Plan, cluster: Cluster) -> str | None:
     return None
 
 
-def _offload(model: ModelSpec, plan: Plan, cluster: Cluster) -> str | None:
+def _offload(model: AnyModel, plan: Plan, cluster: Cluster) -> str | None:
     if plan.offload == "params" and plan.zero_stage != 3:
         return f"offload params needs zero_stage 3 (parameters gathered when used), got {plan.zero_stage}"
     return None
 
 
-RULES: tuple[tuple[str, Callable[[ModelSpec, Plan, Cluster], str | None]], ...] = (
+def _layers_only(model: LayeredModel, plan: Plan, cluster: Cluster) -> str | None:
+    degrees = [f"{axis} {getattr(plan, axis)}" for axis in ("tp", "cp", "pp", "ep") if getattr(plan, axis) > 1]
+    if degrees:
+        return f"{degrees[0]} needs a transformer; {model.name}, given layer by layer, runs on dp_replicate x dp_shard"
+    if plan.virtual_stages > 1 or plan.layers_per_stage is not None:
+        return f"virtual_stages and layers_per_stage need pp above 1, which {model.name}, given layer by layer, has not"
+    if plan.seq_len != 1:
+        return f"seq_len {plan.seq_len}: {model.name} takes whole samples; leave seq_len at 1"
+    if plan.precision in _FP8:
+        return f"precision {plan.precision} needs a transformer; {model.name} is given layer by layer"
+    return None
+
+
+def _layers_checkpointing(model: LayeredModel, plan: Plan, cluster: Cluster) -> str | None:
+    if plan.activation_checkpointing == "selective" and plan.selective_policy not in ("op", "params"):
+        return f"selective_policy {plan.selective_policy} needs a transformer; {model.name} takes op, or full"
+    return None
+
+
+def _layers_attention(model: LayeredModel, plan: Plan, cluster: Cluster) -> str | None:
+    kernel = load_stack(plan.stack).attention if plan.attention == "auto" else plan.attention
+    if kernel == "naive" and any(isinstance(layer, SelfAttention) for layer in model.layers):
+        return f"attention naive needs a transformer; {model.name}, given layer by layer, runs a fused kernel"
+    return None
+
+
+LAYERED_RULES: tuple[tuple[str, Rule[LayeredModel]], ...] = (
+    ("more GPUs than the cluster joins", _world),
+    ("precision that the device lacks", _precision),
+    ("needs a transformer", _layers_only),
+    ("checkpointing that needs a transformer", _layers_checkpointing),
+    ("attention that needs a transformer", _layers_attention),
+    ("offload does not fit the sharding", _offload),
+)
+"""rules of models given layer by layer"""
+
+RULES: tuple[tuple[str, Rule[ModelSpec]], ...] = (
     ("more GPUs than the cluster joins", _world),
     ("precision that the device lacks", _precision),
     ("attention heads do not split over tp", _heads),

@@ -15,6 +15,49 @@ FIELD_TYPES: dict[str, Any] = {name: hint for name, hint in get_type_hints(Plan)
 FIELD_TYPES = {field.name: FIELD_TYPES[field.name] for field in dataclass_fields(Plan)}
 """Plan's fields in order, with their types resolved"""
 
+MEANINGS = {
+    "micro_batch": "sequences of one micro batch",
+    "n_microbatches": "micro batches of a data-parallel rank in a step",
+    "dp_replicate": "data-parallel replicas; -1 for the rest",
+    "dp_shard": "ranks that share one copy of the state; -1 for the rest",
+    "cp": "context-parallel degree",
+    "tp": "tensor-parallel degree",
+    "pp": "pipeline-parallel degree",
+    "ep": "expert-parallel degree, carved out of dp_shard x cp",
+    "zero_stage": "what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters (FSDP)",
+    "reshard_after_forward": "free gathered parameters after the forward pass",
+    "prefetch": "FSDP units gathered ahead",
+    "ddp_bucket_mib": "size of a bucket of replicated gradients; 0: the stack's own",
+    "reduce_dtype": "dtype in which gradients are reduced",
+    "accumulate_dtype": "dtype of the gradient buffer",
+    "overlap_grad_reduce": "reduce gradients while backward runs",
+    "sequence_parallel": "split the sequence outside tensor-parallel regions",
+    "loss_parallel": "keep the logits split over tp",
+    "async_tp": "overlap tensor-parallel collectives with their products",
+    "pp_schedule": "pipeline schedule",
+    "virtual_stages": "stages of a pipeline rank",
+    "layers_per_stage": "layers of each stage in model order, as 8,8,8,6",
+    "balance_ends": "count embedding and head as a layer each",
+    "cp_method": "how context parallelism exchanges keys and values",
+    "expert_imbalance": "tokens of the busiest expert rank over the mean",
+    "precision": "dtype of the matrix products",
+    "master_dtype": "dtype of the weights that the optimizer updates",
+    "fp8_recipe": "scaling of fp8 operands",
+    "fp8_all_gather": "gather parameters in fp8",
+    "activation_checkpointing": "recompute activations in backward",
+    "selective_policy": "what selective checkpointing keeps or recomputes",
+    "checkpoint_every": "checkpoint every n-th layer",
+    "compile": "torch.compile: fused memory-bound kernels",
+    "cuda_graphs": "launch from CUDA graphs",
+    "attention": "attention kernel: naive, flash1, flash2, flash3, triton, flex, cudnn, sdpa",
+    "optimizer": "optimizer",
+    "optimizer_impl": "kernels of the optimizer step",
+    "offload": "what lives in host memory between uses",
+    "activation_offload": "fraction of saved activations kept in host memory",
+    "stack": "software stack (forerun stacks)",
+}
+"""one line for each field but seq_len, which commands have as an option of their own"""
+
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 

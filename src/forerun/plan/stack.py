@@ -80,6 +80,8 @@ class Stack:
     grad_reduce_overlap: bool = True
     bucket_mib: float = 25.0
     """size of a bucket in which replicated gradients are reduced beside the backward pass"""
+    broadcast_buffers: bool = False
+    """replicas take over rank 0's buffers (running statistics) before the first forward pass of a step, as DDP does"""
     bucket_copies: bool = False
     """buckets are buffers of their own beside the gradients, for good (DDP without gradient_as_bucket_view)"""
     reduce_dtype: Literal["fp32", "bf16", "fp16", "param"] = "fp32"

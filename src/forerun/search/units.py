@@ -24,8 +24,7 @@ from forerun.plan.plan import Plan
 from forerun.plan.stack import load_stack
 from forerun.program.types import I64, N_CATEGORIES, Block, OpTable, Program, RankClass
 from forerun.program.unfold import unfold
-from forerun.symbolic.kernels import Kit
-from forerun.symbolic.layer import MODULES
+from forerun.symbolic.kernels import MODULES, Kit
 from forerun.symbolic.mesh import groups_of
 from forerun.symbolic.schedule import SPLIT
 from forerun.symbolic.units import Unit, build_units, layer_unit

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from forerun.cluster.types import Cluster
+from forerun.model.layered import LayeredModel
 from forerun.model.spec import ModelSpec
 from forerun.plan.plan import Plan
 from forerun.plan.stack import Stack, load_stack
@@ -15,21 +16,25 @@ from forerun.program.types import I64, Block, Category, Channel, Collective, Pha
 from forerun.symbolic.data_parallel import REDUCED, DataParallel, sharded
 from forerun.symbolic.data_parallel import Action as Around
 from forerun.symbolic.kernels import Kit
-from forerun.symbolic.layer import MODULES
+from forerun.symbolic.layered import staged_layers
 from forerun.symbolic.linear import Weights
 from forerun.symbolic.mesh import groups_of
 from forerun.symbolic.optimizer import optimizer_block, resident_bytes
 from forerun.symbolic.pipeline import Wires
-from forerun.symbolic.schedule import SPLIT, Action, actions, layers_of_stages, rank_stages, stage_rank
-from forerun.symbolic.units import Unit, Units, build_units, layer_unit
+from forerun.symbolic.schedule import SPLIT, Action, actions, rank_stages, stage_rank
+from forerun.symbolic.units import Staged, Unit, staged_transformer
 
 
-def build(model: ModelSpec, plan: Plan, cluster: Cluster, stack: Stack | None = None) -> Program:
+def build(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack | None = None) -> Program:
     """The Program of one optimizer step of `model` under `plan`, with the habits of `stack` (None: the plan's).
 
     Raises ImpossiblePlan for an impossible schedule.
     """
-    return _Builder(model, plan, cluster, stack or load_stack(plan.stack)).program()
+    habits, groups = stack or load_stack(plan.stack), groups_of(plan, cluster.node_size)
+    if isinstance(model, LayeredModel):
+        return _Builder(staged_layers(model, plan, habits, groups)).program()
+    kit = Kit(model, plan, habits, groups)
+    return _Builder(staged_transformer(kit, plan.pp > 1 and plan.pp_schedule in SPLIT)).program()
 
 
 class _Around(dict[tuple[Around, int], int]):
@@ -80,13 +85,13 @@ class _Steps:
 
 
 class _Builder:
-    def __init__(self, model: ModelSpec, plan: Plan, cluster: Cluster, stack: Stack) -> None:
-        self.model, self.plan, self.cluster = model, plan, cluster
-        self.kit = Kit(model, plan, stack, groups_of(plan, cluster.node_size))
+    def __init__(self, staged: Staged) -> None:
+        self.staged, self.kit, self.plan = staged, staged.kit, staged.kit.plan
+        plan, stack = self.plan, self.kit.stack
         self.parallel = DataParallel(self.kit)
         self.blocks: list[Block] = []
         self.split = plan.pp > 1 and plan.pp_schedule in SPLIT
-        self.units: Units = build_units(self.kit, self.split)
+        self.first, self.last = staged.stages[0][0][0], staged.stages[-1][-1][0]
         self._parts: dict[int, _Part] = {}
         self._buckets: dict[tuple[int, ...], int] = {}
         self.wires = Wires(self.kit, self._add)
@@ -113,24 +118,10 @@ class _Builder:
             self._parts[id(unit)] = found
         return _Part(unit, layer, found.forward, found.backward, found.weights, found.parallel)
 
-    def _stage_parts(self) -> list[list[_Part]]:
-        """Parts of every stage, in model order."""
-        stages: list[list[_Part]] = []
-        layer = 0
-        for n in layers_of_stages(self.model.n_layers, self.plan):
-            parts = []
-            for number in range(layer, layer + n):
-                parts.append(self._part(layer_unit(self.units, self.kit, number), number))
-            layer += n
-            stages.append(parts)
-        stages[0].insert(0, self._part(self.units.embedding, -1))
-        stages[-1].append(self._part(self.units.head, self.model.n_layers))
-        return stages
-
     # -- steps of one rank -------------------------------------------------------------------------------------
 
     def program(self) -> Program:
-        stages = self._stage_parts()
+        stages = [[self._part(unit, layer) for unit, layer in stage] for stage in self.staged.stages]
         classes = []
         for rank, order in enumerate(actions(self.plan)):
             mine = rank_stages(self.plan, rank)
@@ -154,7 +145,7 @@ class _Builder:
             rank_classes=tuple(classes),
             groups=self.kit.groups,
             channels=tuple(self.wires.channels),
-            modules=MODULES,
+            modules=self.kit.modules,
         )
 
     def _resident(self, weights: Weights, stages: list[int]) -> I64:
@@ -165,10 +156,10 @@ class _Builder:
     def _weights(self, parts: list[_Part], rank: int) -> Weights:
         """All parameters of a rank; a tied head shares the embedding's matrix where both are on the rank."""
         weights = Weights()
-        names = [part.unit.name for part in parts]
+        both = self.staged.tied and any(part.unit is self.first for part in parts)
         for part in parts:
             matrices = part.unit.weights.matrices
-            if self.model.tied_embeddings and part.unit.name == "head" and "embedding" in names:
+            if both and part.unit is self.last:
                 matrices = matrices[:-1]
             weights.matrices += matrices
             weights.vectors += part.unit.weights.vectors
@@ -178,6 +169,7 @@ class _Builder:
 
     def _steps(self, rank: int, order: list[Action], stages: list[list[_Part]]) -> _Steps:
         steps, plan = _Steps(), self.plan
+        steps.add(self._add(self.staged.opening))
         last_stage = plan.n_stages - 1
         blocking = plan.pp > 1 and not self.kit.stack.p2p_overlap
         for i, action in enumerate(order):
@@ -231,12 +223,12 @@ class _Builder:
 
     def _forward(self, steps: _Steps, parts: list[_Part], first: bool) -> None:
         gathers = self.parallel.fsdp and (first or not self.gather_once)
-        for i, part in enumerate(parts):
+        for part in parts:
             if gathers:
                 self._gather(steps, part)
                 self._open(steps, part, "open")
             steps.add(part.forward, part.layer)
-            kept = i == len(parts) - 1 and part.unit.name == "head"  # the last unit is needed again at once
+            kept = part.unit is self.last  # the last unit is needed again at once
             if gathers and self.reshard and not kept:
                 steps.add(part.parallel["close", 0], part.layer)
 
@@ -252,7 +244,7 @@ class _Builder:
     def _backward(self, steps: _Steps, parts: list[_Part], first: bool, last: bool) -> None:
         regather = self.parallel.fsdp and self.reshard
         backward = parts[::-1]
-        held = backward[0].unit.name == "head"  # still there from the forward pass
+        held = backward[0].unit is self.last  # still there from the forward pass
         waiting = backward[held:] if regather else []
         if regather and not held:
             self._gather(steps, waiting.pop(0))
@@ -313,7 +305,7 @@ class _Builder:
         if not self.parallel.fsdp and not self.overlap_reduce:
             steps.add(self._add(self.parallel.reduce_replicated("reduce at the end", weights)))
         ends = {stage_rank(plan, 0), stage_rank(plan, plan.n_stages - 1)}
-        if self.model.tied_embeddings and len(ends) == 2 and rank in ends:
+        if self.staged.tied and len(ends) == 2 and rank in ends:
             steps.add(self._add(self._tied_embedding_reduction(tuple(sorted(ends)))))
         steps.add(self._add(optimizer_block(kit, self.parallel, weights, self._gradient_bytes(steps))))
 
@@ -325,7 +317,7 @@ class _Builder:
         if number is None:
             number = len(self.wires.channels)
             self.wires.channels.append(Channel(name, ends))
-        elements = kit.shapes.vocab * kit.shapes.hidden
+        elements = kit.tied_elements
         if self.plan.zero_stage >= 2:
             elements = sharded(elements, self.plan.fsdp)
         size = elements * self.parallel.reduce_bytes

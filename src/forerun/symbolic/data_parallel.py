@@ -19,7 +19,7 @@ from typing import Literal
 from forerun.plan.plan import Plan
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import Block, Category, Collective, Phase, Stream
-from forerun.symbolic.kernels import Kit
+from forerun.symbolic.kernels import PlanKit
 from forerun.symbolic.linear import Weights
 from forerun.symbolic.shapes import DTYPE_BYTES, ceil_div
 from forerun.units import MIB
@@ -65,13 +65,13 @@ def shard_elements(plan: Plan, weights: Weights) -> int:
 class DataParallel:
     """Writes the blocks of one plan."""
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: PlanKit) -> None:
         self.kit = kit
         plan = kit.plan
         self.fsdp = plan.zero_stage == 3 and (plan.fsdp > 1 or plan.offload == "params")
         self.simple = kit.stack.fsdp == "simple"
         self.reduce_bytes = DTYPE_BYTES[kit.reduce_dtype]
-        self.param_bytes = kit.shapes.weight_bytes
+        self.param_bytes = kit.weight_bytes
         self.master_bytes = DTYPE_BYTES[plan.master_dtype]
         self.expert_axis = "dp_expert"
         self.depth = max(1, plan.prefetch)
@@ -268,6 +268,6 @@ class DataParallel:
                 after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
 
 
-def persistent_gradients(kit: Kit) -> bool:
+def persistent_gradients(kit: PlanKit) -> bool:
     """Whether the gradient buffer lives through the whole step (Megatron's main_grad)."""
     return kit.stack.fused_accumulation or kit.stack.accumulate_dtype != "param"

@@ -1,4 +1,5 @@
-"""Kit: the kernels of one plan, as rows of an op table, in the styles of its software stack."""
+"""PlanKit: the kernels of one plan, as rows of an op table, in the styles of its software stack. Kit: those of a
+transformer under it."""
 
 from __future__ import annotations
 
@@ -16,6 +17,9 @@ from forerun.program.types import Collective, Stream
 from forerun.symbolic.shapes import DTYPE_BYTES, Shapes
 from forerun.symbolic.tape import Stage, on_compute
 
+MODULES = ("embedding", "layer.attention_norm", "layer.attention", "layer.ffn_norm", "layer.ffn", "head", "optimizer")
+"""of a transformer"""
+
 
 @lru_cache(maxsize=1)
 def _patterns() -> dict[str, dict[str, list[float]]]:
@@ -24,12 +28,16 @@ def _patterns() -> dict[str, dict[str, list[float]]]:
     return patterns
 
 
-class Kit:
+class PlanKit:
     """Adds kernels to an op table; every method answers with op numbers or stages."""
 
-    def __init__(self, model: ModelSpec, plan: Plan, stack: Stack, groups: dict[str, CommGroup]) -> None:
-        self.model, self.plan, self.stack = model, plan, stack
-        self.shapes = Shapes.of(model, plan, stack)
+    def __init__(
+        self, plan: Plan, stack: Stack, groups: dict[str, CommGroup], modules: tuple[str, ...], border_bytes: int = 0
+    ) -> None:
+        """`modules` are what nodes count to, the optimizer last; `border_bytes` what crosses a pipeline border."""
+        self.plan, self.stack = plan, stack
+        self.modules, self.border_bytes = modules, border_bytes
+        self.optimizer_module = len(modules) - 1
         self.ops = OpTableBuilder()
         self.groups = tuple(groups.values())
         self.group_index = {axis: i for i, axis in enumerate(groups)}
@@ -39,6 +47,10 @@ class Kit:
         self.wide_dtype = "bf16" if plan.precision in ("fp8", "mxfp8", "nvfp4") else plan.precision
         self.fp8 = plan.precision in ("fp8", "mxfp8", "nvfp4")
         self.accumulate_bytes = 4 if stack.fused_accumulation and self.accumulate_dtype == "fp32" else 0
+        self.act_bytes = self.weight_bytes = DTYPE_BYTES[self.wide_dtype]
+        """bytes of an element of activations, and of weights as kernels read them"""
+        self.tied_elements = 0
+        """elements of the matrix that the model's two ends share, or would share"""
 
     @property
     def accumulate_dtype(self) -> str:
@@ -83,7 +95,7 @@ class Kit:
     def pattern_in(self, name: str, elements: float, style: Style) -> tuple[list[Stage], list[Stage]]:
         """As `pattern`, in exactly this style."""
         forward, n_forward, backward, n_backward = _patterns()[name][style]
-        scale = elements * self.shapes.act_bytes / 2
+        scale = elements * self.act_bytes / 2
         return (
             self._memory(name, forward * scale, int(n_forward)),
             self._memory(name + ".backward", backward * scale, int(n_backward)),
@@ -139,3 +151,14 @@ class Kit:
     def p2p(self, name: str, axis: str, size_bytes: float) -> int:
         """Op number of a transfer between neighbours of `axis`."""
         return self.ops.p2p(name, self.group_index[axis], size_bytes, self.wide_dtype)
+
+
+class Kit(PlanKit):
+    """The kernels of a transformer under a plan."""
+
+    def __init__(self, model: ModelSpec, plan: Plan, stack: Stack, groups: dict[str, CommGroup]) -> None:
+        self.model = model
+        self.shapes = shapes = Shapes.of(model, plan, stack)
+        share = plan.tp if plan.sequence_parallel or stack.p2p_scatter else 1
+        super().__init__(plan, stack, groups, MODULES, shapes.tokens * shapes.hidden * shapes.act_bytes // share)
+        self.tied_elements = shapes.vocab * shapes.hidden

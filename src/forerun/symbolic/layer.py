@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from forerun.model.spec import ModelSpec
 from forerun.plan.plan import Plan
 from forerun.symbolic.attention import attention
 from forerun.symbolic.expert import experts
 from forerun.symbolic.feed_forward import feed_forward
-from forerun.symbolic.kernels import Kit
+from forerun.symbolic.kernels import Kit, PlanKit
 from forerun.symbolic.linear import Section, Weights
 from forerun.symbolic.tape import Region, Tape, TapeOp, keep_nothing
 
 ATTENTION_NORM, ATTENTION, FFN_NORM, FFN = 1, 2, 3, 4
 """module numbers within a layer"""
-
-MODULES = ("embedding", "layer.attention_norm", "layer.attention", "layer.ffn_norm", "layer.ffn", "head", "optimizer")
 
 
 def layer_section(kit: Kit, moe: bool, checkpointed: bool) -> Section:
@@ -43,16 +40,21 @@ def layer_section(kit: Kit, moe: bool, checkpointed: bool) -> Section:
     else:
         feed_forward(section, inside, "ffn.y", FFN)
     section.residual("ffn_residual", stream, "ffn.y", "y", FFN)
-    tape.early_stop = kit.stack.recompute_early_stop
-    if checkpointed:
-        tape.regions = checkpoint_regions(kit.plan, model, tape)
-    if kit.plan.activation_offload:
-        tape.offload = kit.plan.activation_offload
-        tape.offload_op = kit.ops.host_copy("offload", tape.kept_bytes() * tape.offload)
+    settle_activations(kit, tape, checkpointed)
     return section
 
 
-def checkpoint_regions(plan: Plan, model: ModelSpec, tape: Tape) -> list[Region]:
+def settle_activations(kit: PlanKit, tape: Tape, checkpointed: bool) -> None:
+    """Set what of a finished tape runs again in backward, and what waits in host memory, as the plan says."""
+    tape.early_stop = kit.stack.recompute_early_stop
+    if checkpointed:
+        tape.regions = checkpoint_regions(kit.plan, tape)
+    if kit.plan.activation_offload:
+        tape.offload = kit.plan.activation_offload
+        tape.offload_op = kit.ops.host_copy("offload", tape.kept_bytes() * tape.offload)
+
+
+def checkpoint_regions(plan: Plan, tape: Tape) -> list[Region]:
     """Regions that run again in backward under the plan's activation checkpointing."""
     ops = tape.ops
     if plan.activation_checkpointing == "full":

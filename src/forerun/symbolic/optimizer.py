@@ -5,12 +5,9 @@ from __future__ import annotations
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import N_CATEGORIES, Block, Category, Collective, Phase, Stream
 from forerun.symbolic.data_parallel import REDUCED, DataParallel, persistent_gradients, shard_elements
-from forerun.symbolic.kernels import Kit
+from forerun.symbolic.kernels import PlanKit
 from forerun.symbolic.linear import Weights
 from forerun.symbolic.shapes import DTYPE_BYTES
-
-OPTIMIZER = 6
-"""module number"""
 
 _STATES = {"adamw": 2, "adam": 2, "sgd": 1}
 _TENSORS_PER_LAUNCH = 60
@@ -19,46 +16,46 @@ _FOREACH_PASSES = {"adamw": 12, "adam": 11, "sgd": 4}
 """multi-tensor kernels per step, each reading about two and writing about one operand"""
 
 
-def local_elements(kit: Kit, weights: Weights) -> int:
+def local_elements(kit: PlanKit, weights: Weights) -> int:
     """Elements that this rank updates."""
     return weights.total if kit.plan.zero_stage == 0 else shard_elements(kit.plan, weights)
 
 
-def optimizer_block(kit: Kit, parallel: DataParallel, weights: Weights, grads_allocated: int) -> Block:
+def optimizer_block(kit: PlanKit, parallel: DataParallel, weights: Weights, grads_allocated: int) -> Block:
     """Clip, update, gather updated parameters; frees `grads_allocated` bytes of gradients at the end."""
     plan, stack, block = kit.plan, kit.stack, BlockBuilder()
     phase, local = Phase.OPTIMIZER, local_elements(kit, weights)
     grad = DTYPE_BYTES[plan.master_dtype] if plan.zero_stage == 3 else DTYPE_BYTES[kit.accumulate_dtype]
     n_tensors = len(weights.tensors)
     launches = max(1, n_tensors // _TENSORS_PER_LAUNCH)
-    block.node(kit.marker, phase=phase, module=OPTIMIZER, wait=(REDUCED,))
+    block.node(kit.marker, phase=phase, module=kit.optimizer_module, wait=(REDUCED,))
     _sum_over_tp(kit, block, weights, grad)
     if stack.clip_grad:
         norm = kit.ops.memory("grad_norm", local * grad, 0, max(launches, n_tensors // 20))
-        node = block.node(norm, phase=phase, module=OPTIMIZER)
+        node = block.node(norm, phase=phase, module=kit.optimizer_module)
         for axis, norms in _norm_reductions(kit, weights):
             op = kit.collective_op("grad_norm.reduce", Collective.ALL_REDUCE, axis, 4 * norms, "fp32")
-            node = block.node(op, Stream.REDUCE, phase, OPTIMIZER, after=(node,))
+            node = block.node(op, Stream.REDUCE, phase, kit.optimizer_module, after=(node,))
         block.node(
             kit.ops.memory("grad_clip", local * grad, local * grad, launches),
             phase=phase,
-            module=OPTIMIZER,
+            module=kit.optimizer_module,
             after=(node,),
         )
     _update(kit, block, local, grad, launches, n_tensors)
     _gather_updated(kit, parallel, block, weights)
     if persistent_gradients(kit):
         buffer = weights.total * DTYPE_BYTES[kit.accumulate_dtype]
-        block.node(kit.ops.memory("zero_grad", 0, buffer), phase=phase, module=OPTIMIZER)
+        block.node(kit.ops.memory("zero_grad", 0, buffer), phase=phase, module=kit.optimizer_module)
     if stack.step_us:
         idle = kit.ops.delay("step", int(stack.step_us * 1e6))
-        block.node(idle, phase=phase, module=OPTIMIZER)
+        block.node(idle, phase=phase, module=kit.optimizer_module)
     if grads_allocated:
         block.tensor(grads_allocated, Category.GRADIENT, -1, len(block) - 1)
     return block.build("optimizer")
 
 
-def _norm_reductions(kit: Kit, weights: Weights) -> list[tuple[str, int]]:
+def _norm_reductions(kit: PlanKit, weights: Weights) -> list[tuple[str, int]]:
     """(mesh axis, numbers) of every reduction that the norm of all gradients takes.
 
     DTensor reduces the norms of all tensors of one mesh together, over each axis that they are sharded over, and
@@ -77,23 +74,23 @@ def _norm_reductions(kit: Kit, weights: Weights) -> list[tuple[str, int]]:
     return found + ([("pp", 1)] if kit.plan.pp > 1 else [])
 
 
-def _sum_over_tp(kit: Kit, block: BlockBuilder, weights: Weights, grad: int) -> None:
+def _sum_over_tp(kit: PlanKit, block: BlockBuilder, weights: Weights, grad: int) -> None:
     """Without FSDP2 nothing sums the gradients of what tensor-parallel ranks hold whole before they are used: the norm
     and the update each do."""
     if not kit.stack.dtensor or (kit.plan.zero_stage == 3 and kit.plan.fsdp > 1):
         return
     for size in weights.shared * (2 if kit.stack.clip_grad else 1):
         op = kit.collective_op("shared_gradients", Collective.ALL_REDUCE, "tp", size * grad, "fp32")
-        block.node(op, Stream.REDUCE, Phase.OPTIMIZER, OPTIMIZER, after=(len(block) - 1,))
+        block.node(op, Stream.REDUCE, Phase.OPTIMIZER, kit.optimizer_module, after=(len(block) - 1,))
 
 
-def _update(kit: Kit, block: BlockBuilder, local: int, grad: int, launches: int, n_tensors: int) -> None:
+def _update(kit: PlanKit, block: BlockBuilder, local: int, grad: int, launches: int, n_tensors: int) -> None:
     plan = kit.plan
-    master = 4 if kit.shapes.weight_bytes == 2 or plan.master_dtype == "fp32" else DTYPE_BYTES[plan.master_dtype]
+    master = 4 if kit.weight_bytes == 2 or plan.master_dtype == "fp32" else DTYPE_BYTES[plan.master_dtype]
     states = _STATES[plan.optimizer] * 4
     read, write = master + grad + states, master + states
     if has_working_copy(kit):
-        write += kit.shapes.weight_bytes
+        write += kit.weight_bytes
     if plan.optimizer_impl == "foreach":
         passes = _FOREACH_PASSES[plan.optimizer]
         op = kit.ops.memory("optimizer", local * 8 * passes, local * 4 * passes, passes * launches)
@@ -104,50 +101,50 @@ def _update(kit: Kit, block: BlockBuilder, local: int, grad: int, launches: int,
         op = kit.ops.memory("optimizer", local * read, local * write, launches)
     if plan.offload == "params":  # the host updates, at about the rate at which its memory feeds the link
         update = kit.ops.host_copy("optimizer.on_host", local * (read + write))
-        node = block.node(update, Stream.COPY, Phase.OPTIMIZER, OPTIMIZER, after=(len(block) - 1,))
-        block.node(kit.marker, phase=Phase.OPTIMIZER, module=OPTIMIZER, after=(node,))
+        node = block.node(update, Stream.COPY, Phase.OPTIMIZER, kit.optimizer_module, after=(len(block) - 1,))
+        block.node(kit.marker, phase=Phase.OPTIMIZER, module=kit.optimizer_module, after=(node,))
         return
     if plan.offload == "optimizer":
         copy = kit.ops.host_copy("optimizer.offload", local * (states + master))
-        node = block.node(copy, Stream.COPY, Phase.OPTIMIZER, OPTIMIZER, after=(len(block) - 1,))
-        block.node(op, phase=Phase.OPTIMIZER, module=OPTIMIZER, after=(node,))
-        back = block.node(copy, Stream.COPY, Phase.OPTIMIZER, OPTIMIZER, after=(len(block) - 1,))
-        block.node(kit.marker, phase=Phase.OPTIMIZER, module=OPTIMIZER, after=(back,))
+        node = block.node(copy, Stream.COPY, Phase.OPTIMIZER, kit.optimizer_module, after=(len(block) - 1,))
+        block.node(op, phase=Phase.OPTIMIZER, module=kit.optimizer_module, after=(node,))
+        back = block.node(copy, Stream.COPY, Phase.OPTIMIZER, kit.optimizer_module, after=(len(block) - 1,))
+        block.node(kit.marker, phase=Phase.OPTIMIZER, module=kit.optimizer_module, after=(back,))
         return
-    block.node(op, phase=Phase.OPTIMIZER, module=OPTIMIZER)
+    block.node(op, phase=Phase.OPTIMIZER, module=kit.optimizer_module)
 
 
-def _gather_updated(kit: Kit, parallel: DataParallel, block: BlockBuilder, weights: Weights) -> None:
+def _gather_updated(kit: PlanKit, parallel: DataParallel, block: BlockBuilder, weights: Weights) -> None:
     """ZeRO-1 and ZeRO-2: every rank gathers the parameters that the others updated."""
     plan, stack = kit.plan, kit.stack
     if plan.zero_stage not in (1, 2) or plan.fsdp == 1:
         return
-    size = weights.total * kit.shapes.weight_bytes
+    size = weights.total * kit.weight_bytes
     last = len(block) - 1
     if stack.owner_broadcast_us:
         owners = plan.fsdp
         op = kit.ops.delay("parameters.broadcast", int(stack.owner_broadcast_us * 1e6 * owners))
-        block.node(op, phase=Phase.OPTIMIZER, module=OPTIMIZER)
+        block.node(op, phase=Phase.OPTIMIZER, module=kit.optimizer_module)
         return
     for axis, tensors in parallel._parts(weights):
         if kit.group_size.get(axis, 1) > 1:
             share = size * sum(tensors) / max(1, weights.total)
             op = kit.collective_op("parameters.gather", Collective.ALL_GATHER, axis, share, kit.wide_dtype)
-            last = block.node(op, Stream.GATHER, Phase.OPTIMIZER, OPTIMIZER, after=(last,))
-    block.node(kit.marker, phase=Phase.OPTIMIZER, module=OPTIMIZER, after=(last,))
+            last = block.node(op, Stream.GATHER, Phase.OPTIMIZER, kit.optimizer_module, after=(last,))
+    block.node(kit.marker, phase=Phase.OPTIMIZER, module=kit.optimizer_module, after=(last,))
 
 
-def has_working_copy(kit: Kit) -> bool:
+def has_working_copy(kit: PlanKit) -> bool:
     """Whether low-precision parameters live beside the master weights (everything but FSDP)."""
     return (
         kit.plan.zero_stage != 3
         and DTYPE_BYTES[kit.plan.master_dtype] == 4
-        and kit.shapes.weight_bytes == 2
+        and kit.weight_bytes == 2
         and not kit.stack.autocast
     )
 
 
-def resident_bytes(kit: Kit, weights: Weights) -> list[int]:
+def resident_bytes(kit: PlanKit, weights: Weights) -> list[int]:
     """Bytes by category that live through the whole step on a rank with `weights`."""
     plan = kit.plan
     resident = [0] * N_CATEGORIES
@@ -157,7 +154,7 @@ def resident_bytes(kit: Kit, weights: Weights) -> list[int]:
     if plan.zero_stage == 3:
         resident[Category.PARAMETER] = 0 if plan.offload == "params" else local * master
     else:
-        working = kit.shapes.weight_bytes if has_working_copy(kit) else master
+        working = kit.weight_bytes if has_working_copy(kit) else master
         resident[Category.PARAMETER] = weights.total * working
         if has_working_copy(kit):
             states += 4
@@ -166,8 +163,8 @@ def resident_bytes(kit: Kit, weights: Weights) -> list[int]:
     if kit.stack.bucket_copies and plan.zero_stage == 0 and plan.dp * plan.cp > 1:
         resident[Category.COMMUNICATION] = weights.total * DTYPE_BYTES[kit.reduce_dtype]
     if kit.stack.dummy_weight_grads:
-        ends = kit.shapes.vocab * kit.shapes.hidden
-        resident[Category.GRADIENT] += sum({size for size in weights.matrices if size != ends}) * kit.grad_bytes
+        sizes = {size for size in weights.matrices if size != kit.tied_elements}
+        resident[Category.GRADIENT] += sum(sizes) * kit.grad_bytes
     if plan.offload == "none":
         resident[Category.OPTIMIZER] = local * states
     return resident

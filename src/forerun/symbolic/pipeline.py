@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import Block, Category, Channel, Phase, Stream
-from forerun.symbolic.kernels import Kit
+from forerun.symbolic.kernels import PlanKit
 from forerun.symbolic.schedule import V_SCHEDULES, stage_rank
 
 ARRIVED, ARRIVED_GRAD, SENT = 3, 4, 5
@@ -29,14 +29,12 @@ _STREAMS = {
 class Wires:
     """Channels and blocks of the stage borders of one plan."""
 
-    def __init__(self, kit: Kit, add_block: Callable[[Block], int]) -> None:
+    def __init__(self, kit: PlanKit, add_block: Callable[[Block], int]) -> None:
         self.kit, self.add_block = kit, add_block
         self.channels: list[Channel] = []
         self._numbers: dict[tuple[str, int], int] = {}
         self._blocks: dict[tuple[str, str, int], int] = {}
-        s = kit.shapes
-        share = kit.plan.tp if kit.plan.sequence_parallel or kit.stack.p2p_scatter else 1
-        self.size_bytes = s.tokens * s.hidden * s.act_bytes // share
+        self.size_bytes = kit.border_bytes
 
     @property
     def _is_v(self) -> bool:

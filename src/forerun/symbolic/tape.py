@@ -85,11 +85,13 @@ class Tape:
         """share of the kept tensors that waits for backward in host memory"""
         self.offload_op = -1
         """copy of that share over the host link"""
+        self.held: frozenset[str] = frozenset()
+        """inputs that another tape keeps anyway"""
 
     def kept_bytes(self) -> int:
         """Bytes that live from forward to backward, offloaded or not."""
         sizes = self._sizes()
-        return sum(sizes[name] for name in self.kept() if name in sizes)
+        return sum(sizes[name] for name in self.kept() if name in sizes and name not in self.held)
 
     def on_device(self, size: int) -> int:
         """Bytes of a kept tensor of `size` bytes that stay on the device."""
@@ -167,7 +169,7 @@ class Tape:
                 offloaded.append((size - stays, node))
 
         for tensor, size in self.inputs:
-            if tensor in kept:
+            if tensor in kept and tensor not in self.held:
                 keep(size, _ACTIVATION, 0)
         for i, op in enumerate(self.ops):
             first = len(writer.block)
@@ -275,6 +277,8 @@ class _Backward:
             block.tensor(op.scratch_bytes, _TEMPORARY, first, last)
         self._gradients(op, first, last)
         for tensor in self.release.get(i, ()):
+            if tensor in self.tape.held:
+                continue
             if tensor in self.kept:
                 category = self._category(tensor)
                 target = self.weights.block if self.weights and op.weight_backward else block

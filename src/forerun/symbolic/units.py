@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from forerun.program.types import Block, Category
 from forerun.symbolic.ends import embedding_section, head_section
-from forerun.symbolic.kernels import Kit
+from forerun.symbolic.kernels import Kit, PlanKit
 from forerun.symbolic.layer import layer_section
 from forerun.symbolic.linear import Section, Weights
+from forerun.symbolic.schedule import layers_of_stages
+from forerun.symbolic.tape import Tape
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,39 +45,70 @@ class Units:
     head: Unit
 
 
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A model cut into pipeline stages of units, as the builder takes it."""
+
+    kit: PlanKit
+    stages: list[list[tuple[Unit, int]]]
+    """units of every stage in model order, each with its layer number"""
+    tied: bool = False
+    """the first and the last unit share a matrix of `kit.tied_elements`, the last of either's"""
+    opening: Block | None = None
+    """what runs before the first forward pass of a step"""
+
+
+def staged_transformer(kit: Kit, split: bool) -> Staged:
+    """Units of a transformer's stages: the embedding before the first layer, the head after the last."""
+    units, model = build_units(kit, split), kit.model
+    stages: list[list[tuple[Unit, int]]] = []
+    layer = 0
+    for n in layers_of_stages(model.n_layers, kit.plan):
+        stages.append([(layer_unit(units, kit, number), number) for number in range(layer, layer + n)])
+        layer += n
+    stages[0].insert(0, (units.embedding, -1))
+    stages[-1].append((units.head, model.n_layers))
+    return Staged(kit, stages, model.tied_embeddings)
+
+
 def build_units(kit: Kit, split: bool) -> Units:
     """Blocks of every distinct unit; with `split` weight gradients are blocks of their own."""
     model, plan = kit.model, kit.plan
     checkpointing = plan.activation_checkpointing != "none"
     n_dense = model.moe.n_dense_layers if model.moe else model.n_layers
-    dense = _unit("layer", layer_section(kit, False, checkpointing), split)
+    dense = _section_unit("layer", layer_section(kit, False, checkpointing), split)
     plain = dense
     if checkpointing and plan.checkpoint_every > 1:
-        plain = _unit("layer.plain", layer_section(kit, False, False), split)
+        plain = _section_unit("layer.plain", layer_section(kit, False, False), split)
     moe = moe_plain = None
     if model.moe and n_dense < model.n_layers:
-        moe = moe_plain = _unit("moe_layer", layer_section(kit, True, checkpointing), split)
+        moe = moe_plain = _section_unit("moe_layer", layer_section(kit, True, checkpointing), split)
         if checkpointing and plan.checkpoint_every > 1:
-            moe_plain = _unit("moe_layer.plain", layer_section(kit, True, False), split)
+            moe_plain = _section_unit("moe_layer.plain", layer_section(kit, True, False), split)
     return Units(
-        embedding=_unit("embedding", embedding_section(kit), split),
+        embedding=_section_unit("embedding", embedding_section(kit), split),
         dense=dense,
         dense_plain=plain,
         moe=moe,
         moe_plain=moe_plain,
-        head=_unit("head", head_section(kit), split),
+        head=_section_unit("head", head_section(kit), split),
     )
 
 
-def _unit(name: str, section: Section, split: bool) -> Unit:
-    forward = section.tape.forward_block().build(name + ".forward")
-    backward, weights = section.tape.backward_block(split)
+def _section_unit(name: str, section: Section, split: bool) -> Unit:
+    return tape_unit(name, section.tape, section.weights, split)
+
+
+def tape_unit(name: str, tape: Tape, weights: Weights, split: bool = False) -> Unit:
+    """The unit of a finished tape; with `split` weight gradients are a block of their own."""
+    forward = tape.forward_block().build(name + ".forward")
+    backward, weight_backward = tape.backward_block(split)
     return Unit(
         name,
-        section.weights,
+        weights,
         forward,
         backward.build(name + ".backward"),
-        None if weights is None else weights.build(name + ".weights"),
+        None if weight_backward is None else weight_backward.build(name + ".weights"),
     )
 
 

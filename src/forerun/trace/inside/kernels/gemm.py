@@ -268,7 +268,7 @@ def _convolution_row(
         return []
     if groups > 1 and weight.shape[1] == 1:
         return memory(table, plan, read, written, 1, dtype_name(weight), flops=flops)
-    all_dims = (m, n, k, groups, role, 0, 1, int(read), 0)
+    all_dims = (m, n, k, groups, role, 0, 1, int(read), int(written))
     dtype = gemm_dtype(weight.dtype, "conv")
     return [Kernel(table.add(plan.name, OpKind.GEMM, dtype, all_dims, flops, float(read), float(written)))]
 
