@@ -12,12 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from random_programs import N_OPS, program, random_programs
 
+from forerun.analysis.history import RunIteration
 from forerun.engine.simulate import Timeline, simulate
 from forerun.errors import ForerunError
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import Channel, FlatProgram, Program, Stream
 from forerun.program.unfold import unfold
-from forerun.report.perfetto import write_trace
+from forerun.report.perfetto import write_run_trace, write_trace
 
 ISSUE_PS = np.array([0, 1, 5, 70, 1_000_001, 3], np.int64)
 DURATION_PS = np.array([0, 123_456_789_012, 7, 1_000_000, 999_999, 250], np.int64)
@@ -81,3 +82,31 @@ def test_a_folder_that_is_not_there_is_named_and_nothing_is_left(tmp_path: Path)
     with pytest.raises(ForerunError, match=r"gone.t\.json: can't be written: No such file"):
         write_trace(tmp_path / "gone" / "t.json", what, flat, timeline, ISSUE_PS)
     assert list(tmp_path.iterdir()) == []
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(random_programs(), random_programs())
+def test_a_run_is_its_steps_one_after_the_other(tmp_path: Path, first: Program, second: Program) -> None:
+    alone, steps, begin = [], [], 10**9 + 1
+    for number, what in enumerate((first, second)):
+        data, flat, timeline = trace(tmp_path / f"{number}.json", what)
+        steps.append(RunIteration(begin, what, flat, timeline, ISSUE_PS))
+        for event in data["traceEvents"]:
+            if event["ph"] == "X":
+                alone.append({**event, "ts": event["ts"] + Decimal(begin) / 10**6})
+        begin += timeline.end_of_step_ps
+    write_run_trace(tmp_path / "run.json", iter(steps), {"what": "two steps"})
+    run = json.loads((tmp_path / "run.json").read_text(), parse_float=Decimal)
+    assert run["otherData"] == {"what": "two steps"}
+    slices = [event for event in run["traceEvents"] if event["ph"] == "X"]
+    assert [event for event in slices if event["cat"] != "iteration"] == alone
+    marks = [event for event in slices if event["cat"] == "iteration"]
+    assert [(mark["name"], mark["ts"]) for mark in marks] == [
+        ("iteration 0", Decimal(steps[0].start_ps) / 10**6),
+        ("iteration 1", Decimal(steps[1].start_ps) / 10**6),
+    ]
+    assert marks[0]["ts"] + marks[0]["dur"] == marks[1]["ts"]
+    names = [json.dumps(event) for event in run["traceEvents"] if event["ph"] == "M"]
+    assert len(names) == len(set(names))
+    named = {(event["pid"], event["tid"]) for event in run["traceEvents"] if event["name"] == "thread_name"}
+    assert {(event["pid"], event["tid"]) for event in slices} <= named
