@@ -10,6 +10,7 @@ from forerun.analysis.setup import RankKind, Setup
 from forerun.analysis.slowing import slowed
 from forerun.cluster.types import Cluster, Device
 from forerun.cost.step_costs import Launching, StepCosts, step_costs
+from forerun.model.layered import LayeredModel
 from forerun.model.parameters import model_flops_per_token
 from forerun.network.on_topology import check_size
 from forerun.plan.constraints import check_plan
@@ -123,11 +124,24 @@ def _subject(setup: Setup) -> Subject:
         launching=Launching.of_plan(plan),
         precision=plan.precision,
         tokens_per_step=tokens,
-        model_flops=model_flops_per_token(setup.model, plan.seq_len) * (tokens / setup.n_gpus),
-        model_flops_how="6 N + 12 L h s FLOPs per token",
+        model_flops=_model_flops_per_token(setup) * (tokens / setup.n_gpus),
+        model_flops_how=_model_flops_how(setup),
         plan=plan,
         notes=_notes(setup),
     )
+
+
+def _model_flops_per_token(setup: Setup) -> float:
+    """Model FLOPs of a token; a model given layer by layer takes samples in place of tokens."""
+    if isinstance(setup.model, LayeredModel):
+        return setup.model.flops_per_sample
+    return model_flops_per_token(setup.model, setup.plan.seq_len)
+
+
+def _model_flops_how(setup: Setup) -> str:
+    if isinstance(setup.model, LayeredModel):
+        return f"FLOPs of all layers, forward and backward, of each {setup.model.sample}"
+    return "6 N + 12 L h s FLOPs per token"
 
 
 def _notes(setup: Setup) -> tuple[str, ...]:
