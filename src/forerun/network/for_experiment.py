@@ -39,7 +39,8 @@ def topology_of(
     n_nodes: int,
     bandwidth_gbit_s: float | None = None,
     base_latency_us: float | None = None,
-    oversubscription: int = 1,
+    oversubscription: float = 1,
+    radix: int | None = None,
 ) -> Network | None:
     """The network of `n_nodes` nodes of `cluster`, one of TOPOLOGY_TYPES.
 
@@ -49,7 +50,8 @@ def topology_of(
         bandwidth_gbit_s: of a GPU in each direction, Gbit/s; that of the cluster's link between nodes unless given.
         base_latency_us: from a node to its neighbour: over one direct link, or two links and the switch between; that
             of the cluster's link between nodes unless given.
-        oversubscription: of `fat_tree`: ports down over ports up of the switches of its upper two layers.
+        oversubscription: of `fat_tree`: ports down over ports up of its aggregation switches, a whole number.
+        radix: of `fat_tree`: ports of a switch; of `tree`: children of a switch, 2 unless given.
 
     Raises:
         ForerunError: an unknown type, a cluster without a link between nodes, a figure that makes no sense.
@@ -57,8 +59,7 @@ def topology_of(
     kind = topology_type.strip().lower().replace("-", "_")
     if kind not in TOPOLOGY_TYPES:
         raise UnknownName("topology_type", topology_type, list(TOPOLOGY_TYPES))
-    if oversubscription != 1 and kind != "fat_tree":
-        raise ForerunError(f"topology_type {kind}: oversubscription is an option of fat_tree")
+    options = _options(kind, oversubscription, radix)
     if kind == CLUSTER or n_nodes == 1:
         return None
     link = outer_link(cluster, n_nodes)
@@ -71,9 +72,16 @@ def topology_of(
         )
     if kind == "rail":
         return Network((_rail(cluster, n_nodes, bandwidth_gb_s, latency_ns),), gib=False)
-    outer = _between_nodes(kind, n_nodes, bandwidth_gb_s, latency_ns, oversubscription)
-    outer.build()
+    outer = _between_nodes(kind, n_nodes, bandwidth_gb_s, latency_ns, options)
+    _check(outer, kind)
     return Network((*_inside(cluster), outer), gib=False)
+
+
+def _check(outer: NetworkDim, kind: str) -> None:
+    try:
+        outer.build()
+    except ForerunError as error:
+        raise ForerunError(f"topology_type {kind}: {error}") from None
 
 
 def grid(n_nodes: int) -> tuple[int, int]:
@@ -103,12 +111,25 @@ def _rail(cluster: Cluster, n_nodes: int, bandwidth_gb_s: float, latency_ns: flo
     return NetworkDim("Rail", (cluster.node_size, n_nodes), bandwidth_gb_s, latency_ns / 2, options)
 
 
+def _options(kind: str, oversubscription: float, radix: int | None) -> dict[str, int]:
+    """Options of the topology. Raises ForerunError for one that it doesn't have."""
+    if oversubscription != 1 and (kind != "fat_tree" or oversubscription < 1 or oversubscription % 1):
+        raise ForerunError(
+            f"topology_type {kind}: oversubscription is {oversubscription:g}; it goes with fat_tree and is a whole"
+            " number of at least 1"
+        )
+    if radix is not None and kind not in ("fat_tree", "tree"):
+        raise ForerunError(f"topology_type {kind}: radix goes with fat_tree and tree")
+    ports = {} if radix is None else {"radix" if kind == "fat_tree" else "arity": radix}
+    return ports | ({} if oversubscription == 1 else {"oversubscription": int(oversubscription)})
+
+
 def _between_nodes(
-    kind: str, n_nodes: int, bandwidth_gb_s: float, latency_ns: float, oversubscription: int
+    kind: str, n_nodes: int, bandwidth_gb_s: float, latency_ns: float, options: dict[str, int]
 ) -> NetworkDim:
     """One plane: the topology of the GPUs at the same place of each node."""
 
-    def switched(name: str, **options: int) -> NetworkDim:
+    def switched(name: str) -> NetworkDim:
         return NetworkDim(name, (n_nodes,), bandwidth_gb_s, latency_ns / 2, tuple(options.items()))
 
     def direct(name: str, *sizes: int) -> NetworkDim:
@@ -117,7 +138,7 @@ def _between_nodes(
 
     made: dict[str, Callable[[], NetworkDim]] = {
         "full_mesh": lambda: switched("Switch"),
-        "fat_tree": lambda: switched("FatTree", oversubscription=oversubscription),
+        "fat_tree": lambda: switched("FatTree"),
         "tree": lambda: switched("Tree"),
         "ring": lambda: direct("Ring", n_nodes),
         "torus_2d": lambda: direct("Torus2D", *grid(n_nodes)),

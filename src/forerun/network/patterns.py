@@ -100,14 +100,18 @@ class CommunicationPattern(ABC):
 
     def check(self, plan: Plan) -> None:
         """Raise ForerunError where `plan` has no all-reduce of gradients that the pattern could run."""
-        if self.zero_stage or self.everything or plan.fsdp == 1 or plan.dp_replicate > 1:
-            return
-        scatters = plan.zero_stage > 0 and load_stack(plan.stack).grad_reduce == "reduce-scatter"
-        if plan.zero_stage == 3 or scatters:
+        if not (self.zero_stage or self.everything or has_all_reduce(plan)):
             raise ForerunError(
                 f"communication_pattern {self.name}: with zero_stage {plan.zero_stage} gradients are reduce-scattered"
                 " and nothing is all-reduced; use zero_stage 0, or the pattern nccl"
             )
+
+
+def has_all_reduce(plan: Plan) -> bool:
+    """Whether gradients of `plan` are all-reduced, if they are shared at all."""
+    if plan.fsdp == 1 or plan.dp_replicate > 1 or plan.zero_stage == 0:
+        return True
+    return plan.zero_stage < 3 and load_stack(plan.stack).grad_reduce != "reduce-scatter"
 
 
 @dataclass(frozen=True)

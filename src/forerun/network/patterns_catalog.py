@@ -1,11 +1,8 @@
-"""Communication patterns by name, with their options, or one's own from a Python file."""
+"""Communication patterns by name, with their options."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError, UnknownName
@@ -39,93 +36,68 @@ OPTIONS = {
     "compression_passes": "reads of the gradients that compressing takes, 1 unless given",
 }
 _RATES = ("efficiency", "hop_latency_us", "base_latency_us")
-_WITHOUT_RATES = (NoNetwork,)
-PatternLike = str | Mapping[str, Any] | CommunicationPattern | Callable[[float, int], float] | None
+_COMPRESSION = ("compression", "compression_passes")
+Own = CommunicationPattern | type[CommunicationPattern] | Callable[[float, int], float]
 
 
 def pattern_of(
-    given: PatternLike, place: str = "communication_pattern", folder: Path | None = None
+    given: str | Mapping[str, Any] | Own | None, place: str = "communication_pattern"
 ) -> CommunicationPattern | None:
     """The pattern that `given` means; None for NCCL's own choice.
 
-    A name of `PATTERNS`, or `{name: ..., **OPTIONS}`; `my_patterns.py:Butterfly`, a pattern, a subclass that needs no
-    arguments or a function `(bytes, ranks) -> seconds` in a Python file (relative to `folder`), which is run; or such
-    an object itself. `place` names the key in errors.
+    `given` is a name of `PATTERNS`, one's own (a pattern, a subclass that needs no arguments, or a function of bytes
+    and ranks that returns seconds), or one of these as `{name: ..., **OPTIONS}`. `place` names the key in errors.
 
     Raises:
-        ForerunError: an unknown name or option, a value that makes no sense, a file that can't be run.
+        ForerunError: an unknown name or option, or a value that makes no sense.
     """
-    if given is None or isinstance(given, CommunicationPattern):
-        return given
-    if isinstance(given, str):
-        return _named(given, {}, place, folder)
-    if isinstance(given, Mapping):
-        options = dict(given)
-        name = options.pop("name", None)
-        if not isinstance(name, str):
-            raise ForerunError(f"{place}: key name is missing; it is one of: {', '.join(PATTERNS)}")
-        return _named(name, options, f"{place}.{name}", folder)
-    return _own(given, place)
-
-
-def _named(name: str, options: dict[str, Any], place: str, folder: Path | None) -> CommunicationPattern | None:
+    if given is None:
+        return None
+    options: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"name": given}
+    if "name" not in options:
+        raise ForerunError(f"{place}: key name is missing; it is one of: {', '.join(PATTERNS)}")
+    name = options.pop("name")
     for key, value in options.items():
         if key not in OPTIONS:
-            raise UnknownName(f"key of {place}:", key, list(OPTIONS))
+            raise UnknownName(f"key of {place}", key, ["name", *OPTIONS])
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             raise ForerunError(f"{place}: {key} is {value!r}, it has to be a number, 0 or more")
-    path, found_colon, attribute = name.rpartition(":")
-    if found_colon and path.endswith(".py"):
-        pattern = _own(_from_file(Path(path), attribute, place, folder), place)
-        refused = [key for key in options if not key.startswith("compression")]
-    else:
-        made = PATTERNS.get(_plain(name))
-        if made is None:
-            own = "; one's own is my_patterns.py:Name"
-            raise ForerunError(str(UnknownName(place.split(".")[0], name, list(PATTERNS))) + own)
-        pattern, refused = _made(made, options, place)
-    if refused:
-        raise ForerunError(f"{place}: {refused[0]} is no option of {name}")
-    if options.get("compression", 1) != 1:
-        return Compressed(pattern, float(options["compression"]), float(options.get("compression_passes", 1.0)))
-    if "compression_passes" in options and "compression" not in options:
-        raise ForerunError(f"{place}: compression_passes goes with compression")
-    return None if pattern == Nccl() else pattern
+    compression = {key: float(options.pop(key)) for key in _COMPRESSION if key in options}
+    pattern = _shipped(name, options, place) if isinstance(name, str) else _own(name, options, place)
+    if compression.get("compression", 1) == 1:
+        return None if pattern == Nccl() else pattern
+    return Compressed(pattern, compression["compression"], compression.get("compression_passes", 1.0))
 
 
-def _made(
-    made: type[CommunicationPattern], options: dict[str, Any], place: str
-) -> tuple[CommunicationPattern, list[str]]:
-    """A shipped pattern, and the options that it doesn't have."""
+def _shipped(name: str, options: dict[str, Any], place: str) -> CommunicationPattern:
+    made = PATTERNS.get(name.strip().lower().replace("-", "_").replace(" ", "_"))
+    if made is None:
+        raise UnknownName(place, name, list(PATTERNS))
     values: dict[str, Any] = {}
-    refused = [key for key in _RATES if key in options and issubclass(made, _WITHOUT_RATES)]
-    if not refused and any(key in options for key in _RATES):
-        if "efficiency" not in options:
+    rates = {key: float(options.pop(key)) for key in _RATES if key in options and made is not NoNetwork}
+    if rates:
+        if "efficiency" not in rates:
             raise ForerunError(f"{place}: latencies go with efficiency, the share of the links' rate that is reached")
-        if not 0 < options["efficiency"] <= 1:
-            raise ForerunError(f"{place}: efficiency is {options['efficiency']!r}, it has to be above 0 and at most 1")
-        values["rates"] = AlphaBeta(**{key: float(options[key]) for key in _RATES if key in options})
-    if "servers" in options and issubclass(made, ParameterServer):
-        values["servers"] = options["servers"]
-    elif "servers" in options:
-        refused.append("servers")
-    return made(**values), refused
+        if not 0 < rates["efficiency"] <= 1:
+            raise ForerunError(f"{place}: efficiency is {rates['efficiency']:g}, it has to be above 0 and at most 1")
+        values["rates"] = AlphaBeta(**rates)
+    if made is ParameterServer and "servers" in options:
+        values["servers"] = options.pop("servers")
+    _none_left(options, name, place)
+    return made(**values)
 
 
-def _plain(name: str) -> str:
-    return name.strip().lower().replace("-", "_").replace(" ", "_")
-
-
-def _own(given: Any, place: str) -> CommunicationPattern:
+def _own(given: object, options: dict[str, Any], place: str) -> CommunicationPattern:
     """A pattern of a pattern, a class of them, or a function."""
+    _none_left(options, "one's own pattern", place)
+    if isinstance(given, CommunicationPattern):
+        return given
     if isinstance(given, type) and issubclass(given, CommunicationPattern):
         try:
             return given()
         except TypeError as error:
-            raise ForerunError(f"{place}: {given.__name__} can't be made ({error}); give it no arguments") from None
-    if isinstance(given, CommunicationPattern):
-        return given
-    if callable(given):
+            raise ForerunError(f"{place}: {given.__name__} can't be made without arguments ({error})") from None
+    if callable(given) and not isinstance(given, type):
         return TimedBy(given, getattr(given, "__name__", "own"))
     raise ForerunError(
         f"{place}: {given!r} is no pattern; give a name ({', '.join(PATTERNS)}), a CommunicationPattern, or a function"
@@ -133,20 +105,6 @@ def _own(given: Any, place: str) -> CommunicationPattern:
     )
 
 
-def _from_file(path: Path, attribute: str, place: str, folder: Path | None) -> Any:
-    """What a Python file calls `attribute`."""
-    where = path if folder is None else folder / path
-    if not where.is_file():
-        raise ForerunError(f"{place}: {where}: no such file")
-    spec = importlib.util.spec_from_file_location(where.stem, where)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(where.stem, module)  # dataclasses look their module up while it runs
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ForerunError(f"{place}: {where}: {type(error).__name__}: {error}") from None
-    if not hasattr(module, attribute):
-        raise ForerunError(f"{place}: {where} has no {attribute!r}")
-    return getattr(module, attribute)
+def _none_left(options: dict[str, Any], name: str, place: str) -> None:
+    if options:
+        raise ForerunError(f"{place}: {next(iter(options))} is no option of {name}")

@@ -16,7 +16,7 @@ from forerun.network.group_traffic import Layout
 from forerun.network.lines import Lines
 from forerun.network.nccl import collective_lines, passes, ring_lines, tree_lines
 from forerun.network.on_topology import OnTopology, Way
-from forerun.network.patterns import CommunicationPattern, Wires
+from forerun.network.patterns import CommunicationPattern, Wires, has_all_reduce
 from forerun.plan.plan import Plan
 from forerun.program.groups import CommGroup
 from forerun.program.types import F64, Collective
@@ -239,3 +239,12 @@ class Compressed(CommunicationPattern):
         wire_bytes = size_bytes / self.ratio
         around = wires.pass_s(self.passes * size_bytes + wire_bytes)
         return self.pattern.seconds(wire_bytes, group, wires) + 2 * around
+
+    def check(self, plan: Plan) -> None:
+        """Raise ForerunError where nothing that could be compressed is all-reduced."""
+        self.pattern.check(plan)
+        if not has_all_reduce(plan):
+            raise ForerunError(
+                f"gradient compression: with zero_stage {plan.zero_stage} gradients are reduce-scattered, and what is"
+                " compressed is all-reduced; use zero_stage 0"
+            )

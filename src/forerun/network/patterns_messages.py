@@ -169,7 +169,9 @@ class ParameterServer(MessagePattern):
     def __post_init__(self) -> None:
         """Raise ForerunError for less than one server."""
         if isinstance(self.servers, bool) or not isinstance(self.servers, int) or self.servers < 1:
-            raise ForerunError(f"parameter_server: servers is {self.servers!r}, it has to be 1 or more")
+            raise ForerunError(
+                f"parameter_server: servers is {self.servers!r}, it has to be a whole number of at least 1"
+            )
 
     def places(self, group: CommGroup) -> list[int]:
         """The servers among the ranks of `group`: at most all of them."""
