@@ -11,8 +11,7 @@ import pytest
 from console_command import COMMAND
 
 from forerun.cli.main import COMMANDS, run
-from forerun.cli.plan_options import HELP
-from forerun.plan.fields import FIELD_TYPES
+from forerun.plan.fields import FIELD_TYPES, MEANINGS
 
 CONFIG = Path(__file__).parents[2] / "examples" / "llama-3.1-8b" / "config.json"
 QUESTION = ("--cluster", "h100-sxm", "--gpus", 8, "--seq-len", 4096, "--global-batch", 16)
@@ -49,7 +48,7 @@ def test_every_command_has_help(forerun, name):
 
 
 def test_every_field_of_a_plan_is_an_option(forerun):
-    assert set(HELP) == set(FIELD_TYPES) - {"seq_len"}
+    assert set(MEANINGS) == set(FIELD_TYPES) - {"seq_len"}
     text = forerun("predict", "--help").stdout
     for name in FIELD_TYPES:
         assert "--" + name.replace("_", "-") in text

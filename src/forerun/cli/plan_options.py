@@ -10,53 +10,11 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from forerun.cluster.files import read_yaml
-from forerun.plan.fields import FIELD_TYPES, choices, from_text, is_flag, is_list, plan_fields
+from forerun.plan.fields import FIELD_TYPES, MEANINGS, choices, from_text, is_flag, is_list, plan_fields
 from forerun.plan.plan import Plan
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
-HELP = {
-    "micro_batch": "sequences of one micro batch",
-    "n_microbatches": "micro batches of a data-parallel rank in a step",
-    "dp_replicate": "data-parallel replicas; -1 for the rest",
-    "dp_shard": "ranks that share one copy of the state; -1 for the rest",
-    "cp": "context-parallel degree",
-    "tp": "tensor-parallel degree",
-    "pp": "pipeline-parallel degree",
-    "ep": "expert-parallel degree, carved out of dp_shard x cp",
-    "zero_stage": "what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters (FSDP)",
-    "reshard_after_forward": "free gathered parameters after the forward pass",
-    "prefetch": "FSDP units gathered ahead",
-    "ddp_bucket_mib": "size of a bucket of replicated gradients; 0: the stack's own",
-    "reduce_dtype": "dtype in which gradients are reduced",
-    "accumulate_dtype": "dtype of the gradient buffer",
-    "overlap_grad_reduce": "reduce gradients while backward runs",
-    "sequence_parallel": "split the sequence outside tensor-parallel regions",
-    "loss_parallel": "keep the logits split over tp",
-    "async_tp": "overlap tensor-parallel collectives with their products",
-    "pp_schedule": "pipeline schedule",
-    "virtual_stages": "stages of a pipeline rank",
-    "layers_per_stage": "layers of each stage in model order, as 8,8,8,6",
-    "balance_ends": "count embedding and head as a layer each",
-    "cp_method": "how context parallelism exchanges keys and values",
-    "expert_imbalance": "tokens of the busiest expert rank over the mean",
-    "precision": "dtype of the matrix products",
-    "master_dtype": "dtype of the weights that the optimizer updates",
-    "fp8_recipe": "scaling of fp8 operands",
-    "fp8_all_gather": "gather parameters in fp8",
-    "activation_checkpointing": "recompute activations in backward",
-    "selective_policy": "what selective checkpointing keeps or recomputes",
-    "checkpoint_every": "checkpoint every n-th layer",
-    "compile": "torch.compile: fused memory-bound kernels",
-    "cuda_graphs": "launch from CUDA graphs",
-    "attention": "attention kernel: naive, flash1, flash2, flash3, triton, flex, cudnn, sdpa",
-    "optimizer": "optimizer",
-    "optimizer_impl": "kernels of the optimizer step",
-    "offload": "what lives in host memory between uses",
-    "activation_offload": "fraction of saved activations kept in host memory",
-    "stack": "software stack (forerun stacks)",
-}
-"""one line for each field; seq_len is an option of the commands themselves"""
 _SEARCHED = (
     *("micro_batch", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "zero_stage", "reshard_after_forward"),
     *("pp_schedule", "virtual_stages", "cp_method", "activation_checkpointing", "selective_policy"),
@@ -71,7 +29,8 @@ def with_plan_options(several: bool) -> Callable[[Command], Command]:
     """
 
     def decorate(command: Command) -> Command:
-        names = [name for name in HELP if not (several and name == "n_microbatches")]  # follows from the global batch
+        # With several plans, micro batches follow from the global batch.
+        names = [name for name in MEANINGS if not (several and name == "n_microbatches")]
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "fields"]
 
         def wrapped(**values: Any) -> None:
@@ -123,7 +82,7 @@ def _help(name: str, several: bool) -> str:
     default = Plan.__dataclass_fields__[name].default
     quiet = default is None or default is False or (several and name in _SEARCHED)
     shown = "" if quiet else f" (default {_plain(default)})"
-    return HELP[name][0].upper() + HELP[name][1:] + shown + "."
+    return MEANINGS[name][0].upper() + MEANINGS[name][1:] + shown + "."
 
 
 def _plain(value: object) -> str:

@@ -21,23 +21,28 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from forerun.cluster.catalog import cluster_names, cluster_table, device_names, load_device
-from forerun.cluster.files import Entry, check, read_yaml
+from forerun.cluster.files import check, read_yaml
 from forerun.cluster.schema import NotNegative
 from forerun.errors import ForerunError, UnknownName
+from forerun.experiment.description_sections import Section
 from forerun.experiment.request import Prices
 
 _KEYS = ("dollars_per_kwh", "pue", "host_power_w", "idle_power")
 
 
-class PriceFile(Entry):
+class PriceFile(Section):
     """What a price file says."""
 
     dollars_per_gpu_hour: NotNegative | dict[str, NotNegative] | None = None
-    """for every GPU, or by the name of a cluster or device"""
+    """dollars for a GPU and hour: one number, or by the name of a cluster or device; the cluster's own unless given"""
     dollars_per_kwh: NotNegative | None = None
+    """dollars for a kWh; 0, unless given: energy is in the price of the GPU"""
     pue: Annotated[float, Field(ge=1, le=10)] | None = None
+    """energy of the site over that of GPUs and hosts; 1 unless given"""
     host_power_w: NotNegative | None = None
+    """watts of a node beside its GPUs; 0 unless given"""
     idle_power: Annotated[float, Field(ge=0, le=1)] | None = None
+    """power of a GPU that waits over that of one that computes; 1 unless given"""
 
 
 class PricesSection(PriceFile):
