@@ -18,7 +18,11 @@ def check_kinds(setup: Setup) -> None:
     """Raise ForerunError for kinds that the plan's GPUs can't be, or factors that are no times."""
     if not 0 < setup.slow_links < inf:
         raise ForerunError(f"slow_links must be above 0 and finite, got {setup.slow_links}")
-    plan, names = setup.plan, [part.name for part in setup.parts]
+    plan, names = setup.plan, [kind.name for kind in setup.kinds]
+    total = sum(kind.n_gpus for kind in setup.kinds)
+    if total > setup.n_gpus:
+        raise ForerunError(f"GPUs {', '.join(map(repr, names))}: {total} together, the plan has {setup.n_gpus}")
+    names = [part.name for part in setup.parts]
     per_replica = setup.n_gpus // plan.dp
     for kind in setup.kinds:
         where = f"GPUs {kind.name!r}"
@@ -33,9 +37,6 @@ def check_kinds(setup: Setup) -> None:
             raise ForerunError(f"{where}: slowdown must be above 0 and finite, got {kind.slowdown}")
         if kind.micro_batch is not None and kind.micro_batch < 1:
             raise ForerunError(f"{where}: micro_batch must be at least 1, got {kind.micro_batch}")
-    total = sum(kind.n_gpus for kind in setup.kinds)
-    if total > setup.n_gpus:
-        raise ForerunError(f"GPUs {', '.join(map(repr, names))}: {total} together, the plan has {setup.n_gpus}")
 
 
 def with_network_of(costs: StepCosts, shared: StepCosts, ops: OpTable) -> StepCosts:

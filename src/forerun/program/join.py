@@ -114,7 +114,7 @@ def _collectives(program: Program, number: int, group: int, divided: Sequence[in
 
 def _difference(first: list[_Run], other: list[_Run]) -> str:
     if len(first) != len(other):
-        return f"{len(first)} and {len(other)} in a step; give all GPUs equal numbers of micro batches"
+        return f"{len(first)} and {len(other)} in a step; all need equal numbers of micro batches"
     place = next(i for i, (a, b) in enumerate(zip(first, other, strict=True)) if a != b)
     a, b = (f"{Collective(kind).name.lower()} of {size:,.0f} bytes" for kind, size in (first[place], other[place]))
     return f"number {place + 1} is {a} and {b}"
