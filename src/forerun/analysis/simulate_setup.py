@@ -115,33 +115,27 @@ def _devices(setup: Setup, program: Program) -> tuple[Device, ...]:
 
 def _subject(setup: Setup) -> Subject:
     """What the Program of `setup` is of."""
-    plan = setup.plan
-    tokens = setup.samples_per_step * plan.seq_len
+    plan, model = setup.plan, setup.model
+    tokens: int | None
+    if isinstance(model, LayeredModel):
+        tokens, flops = None, model.flops_per_sample * (setup.samples_per_step / setup.n_gpus)
+        how = f"FLOPs of all layers, forward and backward, of each {model.sample}"
+    else:
+        tokens = setup.samples_per_step * plan.seq_len
+        flops = model_flops_per_token(model, plan.seq_len) * (tokens / setup.n_gpus)
+        how = "6 N + 12 L h s FLOPs per token"
     return Subject(
-        name=setup.model.name,
+        name=model.name,
         n_gpus=setup.n_gpus,
         stack=setup.stack,
         launching=Launching.of_plan(plan),
         precision=plan.precision,
         tokens_per_step=tokens,
-        model_flops=_model_flops_per_token(setup) * (tokens / setup.n_gpus),
-        model_flops_how=_model_flops_how(setup),
+        model_flops=flops,
+        model_flops_how=how,
         plan=plan,
         notes=_notes(setup),
     )
-
-
-def _model_flops_per_token(setup: Setup) -> float:
-    """Model FLOPs of a token; a model given layer by layer takes samples in place of tokens."""
-    if isinstance(setup.model, LayeredModel):
-        return setup.model.flops_per_sample
-    return model_flops_per_token(setup.model, setup.plan.seq_len)
-
-
-def _model_flops_how(setup: Setup) -> str:
-    if isinstance(setup.model, LayeredModel):
-        return f"FLOPs of all layers, forward and backward, of each {setup.model.sample}"
-    return "6 N + 12 L h s FLOPs per token"
 
 
 def _notes(setup: Setup) -> tuple[str, ...]:
