@@ -80,6 +80,8 @@ class Stack:
     grad_reduce_overlap: bool = True
     bucket_mib: float = 25.0
     """size of a bucket in which replicated gradients are reduced beside the backward pass"""
+    channels_last: bool = True
+    """images lie in memory as matrix units take them; else convolutions on them copy each operand and result"""
     broadcast_buffers: bool = False
     """replicas take over rank 0's buffers (running statistics) before the first forward pass of a step, as DDP does"""
     bucket_copies: bool = False

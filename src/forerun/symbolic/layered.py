@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forerun.model.layer_types import Activation, Add, Norm
-from forerun.model.layered import INPUT, Attention, Kernel, Layer, LayeredModel, Traffic
+from forerun.model.layered import INPUT, Attention, Kernel, Layer, LayeredModel, Matmul, Traffic
 from forerun.plan.plan import Plan
 from forerun.plan.stack import Stack
 from forerun.program.builder import BlockBuilder
@@ -77,8 +77,15 @@ class LayeredKit(PlanKit):
         return self.stack.attention if self.plan.attention == "auto" else self.plan.attention
 
     def stages(self, name: str, kernels: Sequence[Kernel], role: int) -> list[Stage]:
-        """One stage for each kernel."""
-        return on_compute(*(self._row(name, kernel, role) for kernel in kernels))
+        """One stage for each kernel, and the layout copies around it."""
+        made: list[Stage] = []
+        for kernel in kernels:
+            made += on_compute(self._row(name, kernel, role))
+            implicit = isinstance(kernel, Matmul) and kernel.elements_read > 0
+            if implicit and not self.stack.channels_last and self.matmul_dtype != "fp32":
+                size = (kernel.elements_read + kernel.elements_written) * self.act_bytes
+                made += self.traffic(name + ".layout", size, size, launches=3)
+        return made
 
     def _row(self, name: str, kernel: Kernel, role: int) -> int:
         width, ops, dtype = self.act_bytes, self.ops, self.matmul_dtype
