@@ -29,7 +29,8 @@ from forerun.program.types import F64, FlatProgram, Program, Stream
 from forerun.program.unfold import unfold
 from forerun.units import GIB, PS_PER_S
 
-_TIGHT = "memory is full: the allocator retries, which has cost published runs 8 to 27 % of their speed"
+TIGHT = "memory is full: the allocator retries, which has cost published runs 8 to 27 % of their speed"
+"""the warning of a Prediction that fits only so"""
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def _read(
         peak_reserved_gib=held.peak_bytes / GIB,
         memory_limit_gib=memory.limit_bytes / GIB,
         fits=held.fits,
-        warnings=((_TIGHT,) if held.tight else ()) + subject.warnings,
+        warnings=((TIGHT,) if held.tight else ()) + subject.warnings,
         memory_by_category_gib={name: size / GIB for name, size in fullest.by_category.items()},
         peak_rank_class=fullest.rank_class,
         peak_owner=fullest.owner(program, memory.worst),

@@ -1,0 +1,54 @@
+"""Other plans of the same GPUs and global batch, the ones that could be fastest first."""
+
+from __future__ import annotations
+
+from forerun.analysis.setup import Setup
+from forerun.errors import ForerunError
+from forerun.memory.reserved import outside_allocator_bytes
+from forerun.model.spec import ModelSpec
+from forerun.plan.fields import FIELD_TYPES
+from forerun.plan.plan import Plan
+from forerun.search.memory_bound import MemoryBounds
+from forerun.search.space import Limits, Tally, make_space
+from forerun.search.time_bound import least_step_s
+from forerun.search.units import UnitRuns
+
+_SEARCHED = frozenset(
+    {
+        *("seq_len", "micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "zero_stage"),
+        *("activation_checkpointing", "pp_schedule", "virtual_stages", "layers_per_stage", "balance_ends"),
+    }
+)
+"""fields of a Plan that the search may change; all others stay as they are"""
+_MICRO_BATCHES = 8
+"""the largest micro batch is at least this, and this many times the plan's own"""
+
+
+def plans_by_bound(setup: Setup) -> list[tuple[float, Plan]]:
+    """(least seconds of a step, plan) of plans that may fit, the least first; empty for what has no space of plans.
+
+    The space is that of `search` for the stack of the plan, with the schedule of the plan (1F1B without pipeline).
+    Bounds are those of the cluster's own GPUs and of NCCL's collectives.
+    """
+    plan, model = setup.plan, setup.model
+    if not isinstance(model, ModelSpec) or setup.kinds:
+        return []
+    fixed: dict[str, object] = {name: getattr(plan, name) for name in FIELD_TYPES if name not in _SEARCHED}
+    fixed["pp_schedule"] = plan.pp_schedule
+    if plan.pp > 1:
+        fixed["virtual_stages"] = plan.virtual_stages
+    limits = Limits(max_micro_batch=_MICRO_BATCHES * plan.micro_batch)
+    try:
+        space = make_space(model, setup.cluster, setup.n_gpus, plan.seq_len, plan.global_batch, fixed, limits)
+    except ForerunError:
+        return []
+    bounds, runs = MemoryBounds(model), UnitRuns(model, setup.cluster, setup.network, setup.measured)
+    available = setup.cluster.device.memory_bytes - outside_allocator_bytes(0)
+    found = []
+    for number, other in enumerate(space.plans(Tally())):
+        if bounds.of_states(other).total > available:
+            continue
+        units = runs.of(other)
+        if bounds.of_first_rank(other, units).total <= available:
+            found.append((least_step_s(other, units), number, other))
+    return [(bound, other) for bound, _, other in sorted(found, key=lambda each: each[:2])]
