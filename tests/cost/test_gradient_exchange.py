@@ -1,0 +1,153 @@
+"""Where a communication pattern prices a step: the gradients' all-reduces, and nothing else."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from forerun.cluster.catalog import load_cluster
+from forerun.cost.gradient_exchange import gradient_rows, wires_of
+from forerun.cost.measured import Curve, Measured, NetworkProfile
+from forerun.cost.step_costs import Launching, step_costs
+from forerun.model.catalog import load_model
+from forerun.network.network_file import parse_topology
+from forerun.network.patterns import CommunicationPattern, NoNetwork
+from forerun.network.patterns_catalog import pattern_of
+from forerun.network.patterns_collectives import Compressed, Nccl, RingAllReduce
+from forerun.plan.plan import Plan
+from forerun.plan.stack import load_stack
+from forerun.program.builder import OpTableBuilder
+from forerun.program.groups import CommGroup
+from forerun.program.types import Collective, OpKind
+from forerun.symbolic.build import build
+from forerun.units import PS_PER_S
+
+H100 = load_cluster("h100-sxm")
+MODEL = replace(load_model("llama-3.1-8b"), n_layers=2)
+MIXTURE = replace(load_model("mixtral-8x7b"), n_layers=2)
+EVERY_PLAN = {
+    "ddp": (MODEL, Plan(seq_len=512, dp_replicate=16)),
+    "hybrid": (MODEL, Plan(seq_len=512, dp_shard=4, dp_replicate=4, zero_stage=3)),
+    "zero-1": (MODEL, Plan(seq_len=512, dp_shard=4, zero_stage=1, tp=2, pp=2, n_microbatches=4)),
+    "experts": (MIXTURE, Plan(seq_len=512, dp_shard=16, zero_stage=0, ep=4)),
+}
+
+
+@dataclass(frozen=True)
+class AMillisecond(CommunicationPattern):
+    name: str = "a millisecond"
+
+    def seconds(self, size_bytes, group, wires):
+        return np.full_like(size_bytes, 1e-3)
+
+
+def program(name):
+    model, plan = EVERY_PLAN[name]
+    return build(model, plan, H100)
+
+
+def costs(program, n_gpus, pattern, stack="pytorch", **options):
+    return step_costs(
+        program.ops, program.groups, H100, load_stack(stack), Launching(), n_gpus, pattern=pattern, **options
+    )
+
+
+def names(program, rows):
+    return {(program.ops.name[row].rpartition(".")[2], program.groups[program.ops.group[row]].axis) for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        ("ddp", {("grads", "dp_all")}),
+        ("hybrid", {("replicas", "dp_replicate")}),
+        ("zero-1", set()),
+        ("experts", {("grads", "dp_all"), ("grads", "dp_expert_all")}),
+    ],
+)
+def test_gradients_are_told_from_norms_and_activations(plan, expected):
+    one = program(plan)
+    rows = gradient_rows(one.ops, one.groups)
+    assert names(one, rows) == expected
+    others = set(np.flatnonzero(one.ops.collective == Collective.ALL_REDUCE).tolist()) - set(rows.tolist())
+    assert {one.ops.name[row] for row in others} <= {"grad_norm.reduce", "loss.reduce"}
+    assert others
+
+
+def test_in_traced_programs_size_and_group_tell():
+    """A trace calls every all-reduce the same; groups may have no name."""
+    groups = tuple(CommGroup(axis, 8, 1, 8) for axis in ("group", "dp", "fsdp", "tp", "dp_cp", "ep"))
+    groups += (CommGroup("dp", 1, 1, 1),)
+    ops = OpTableBuilder()
+    for number in range(len(groups)):
+        for size in (4, 8192, 8193, 1e8):
+            ops.collective("all_reduce", Collective.ALL_REDUCE, number, size)
+    ops.collective("reduce_scatter", Collective.REDUCE_SCATTER, 0, 1e8)
+    table = ops.build()
+    found = {(groups[table.group[row]].axis, table.bytes_comm[row]) for row in gradient_rows(table, groups)}
+    assert found == {(axis, size) for axis in ("group", "dp", "fsdp", "dp_cp") for size in (8193, 1e8)}
+
+
+@pytest.mark.parametrize("plan", EVERY_PLAN)
+def test_a_pattern_changes_nothing_but_gradients(plan):
+    one = program(plan)
+    base, priced = (costs(one, 16, pattern) for pattern in (None, AMillisecond()))
+    rows = gradient_rows(one.ops, one.groups)
+    changed = np.flatnonzero(base.duration_ps != priced.duration_ps)
+    assert set(changed.tolist()) == set(rows.tolist())
+    rate = load_stack("pytorch").network_rate
+    assert priced.duration_ps[rows].tolist() == [round(PS_PER_S / 1000 / rate)] * len(rows)
+    assert (priced.calibrated[rows] == 0).all()
+    assert base.issue_ps.tolist() == priced.issue_ps.tolist()
+
+
+@pytest.mark.parametrize("network", [None, "switch:8@450/300,torus2d:2x1@50/700"])
+@pytest.mark.parametrize("plan", EVERY_PLAN)
+def test_the_pattern_nccl_is_no_pattern(plan, network):
+    one = program(plan)
+    network = network and parse_topology(network)
+    base, priced = (costs(one, 16, pattern, network=network) for pattern in (None, Nccl()))
+    assert base.duration_ps.tolist() == priced.duration_ps.tolist()
+
+
+def test_an_ideal_network_frees_all_communication():
+    one = program("zero-1")
+    free = costs(one, 16, NoNetwork()).duration_ps
+    talks = (one.ops.kind == OpKind.COLLECTIVE) | (one.ops.kind == OpKind.P2P)
+    assert talks.sum() > 5
+    assert (free[talks] == 0).all()
+    assert free[~talks].tolist() == costs(one, 16, None).duration_ps[~talks].tolist()
+
+
+def test_a_pattern_goes_over_what_was_measured_of_another():
+    """The user's times are of NCCL's choice."""
+    one = program("ddp")
+    curve = Curve((1.0, 1e12), (7.0, 7.0))
+    measured = Measured(network=NetworkProfile({(Collective.ALL_REDUCE, 16, 1): curve}))
+    rows = gradient_rows(one.ops, one.groups)
+    known, ring = (costs(one, 16, pattern, measured=measured) for pattern in (None, RingAllReduce()))
+    assert (known.duration_ps[rows] == 7 * PS_PER_S).all()
+    assert ring.duration_ps[rows].tolist() == costs(one, 16, RingAllReduce()).duration_ps[rows].tolist()
+    lacking = costs(one, 16, RingAllReduce(), measured=Measured(network=NetworkProfile({})))
+    assert not set(lacking.lacks) & set(rows.tolist())
+    assert lacking.lacks
+
+
+def test_compression_takes_passes_at_the_speed_of_the_device():
+    wires = wires_of(H100, 16)
+    group = CommGroup.on_mesh("dp", 16, 1, 8)
+    size = np.array([1e9])
+    packed = Compressed(NoNetwork(), 4.0, passes=2.0).seconds(size, group, wires)
+    bandwidth = 0.8 * H100.device.memory_bytes_per_s
+    assert packed == pytest.approx(2 * (2.25e9 / bandwidth + wires.launch_s))
+
+
+def test_slower_patterns_take_longer_in_a_step():
+    one = program("ddp")
+    rows = gradient_rows(one.ops, one.groups)
+    total = [
+        int(costs(one, 16, pattern_of(name)).duration_ps[rows].sum())
+        for name in ("no_network", "nccl", "ring_allreduce", "all_gather", "parameter_server")
+    ]
+    assert total == sorted(total)
+    assert total[-1] > 10 * total[1]
