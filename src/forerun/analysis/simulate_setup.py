@@ -139,15 +139,18 @@ def _subject(setup: Setup) -> Subject:
 
 
 def _notes(setup: Setup) -> tuple[str, ...]:
-    """Lines of `explain` about GPUs that differ."""
+    """Lines of `explain` about the pattern of gradients and about GPUs that differ."""
+    pattern = setup.pattern
+    exchange = () if pattern is None else (f"gradients: exchanged as {pattern.name} does, not as NCCL would choose",)
     if not setup.kinds:
-        return ()
+        return exchange
     parts = [
         f"{part.n_gpus} x {part.name} ({(part.device or setup.cluster.device).name}, kernels in {part.slowdown:.4g} of"
         f" its time, micro batch {part.micro_batch or setup.plan.micro_batch})"
         for part in setup.parts
     ]
     return (
+        *exchange,
         f"GPUs: {'; '.join(parts)}; each takes part in every collective that it shares with others, which waits for"
         " the last of them; MFU divides by the mean of their peaks",
     )
