@@ -46,9 +46,9 @@ class PlanKit:
         self.matmul_dtype = plan.precision
         self.wide_dtype = "bf16" if plan.precision in ("fp8", "mxfp8", "nvfp4") else plan.precision
         self.fp8 = plan.precision in ("fp8", "mxfp8", "nvfp4")
-        self.accumulate_bytes = 4 if stack.fused_accumulation and self.accumulate_dtype == "fp32" else 0
         self.act_bytes = self.weight_bytes = DTYPE_BYTES[self.wide_dtype]
         """bytes of an element of activations, and of weights as kernels read them"""
+        self.accumulate_bytes = 4 if stack.fused_accumulation and self.accumulate_dtype == "fp32" else 0
         self.tied_elements = 0
         """elements of the matrix that the model's two ends share, or would share"""
 
