@@ -8,6 +8,7 @@ from forerun.analysis.setup import Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.cluster.types import Cluster
 from forerun.cost.measured import Measured
+from forerun.model.layered import LayeredModel
 from forerun.model.spec import ModelSpec
 from forerun.network.network_file import Network
 from forerun.plan.plan import Plan
@@ -17,7 +18,7 @@ _FEW_PASSES = 4
 
 
 def predict(
-    model: ModelSpec,
+    model: ModelSpec | LayeredModel,
     plan: Plan,
     cluster: Cluster,
     network: Network | None = None,
@@ -37,7 +38,7 @@ def predict(
 
 
 def simulate(
-    model: ModelSpec,
+    model: ModelSpec | LayeredModel,
     plan: Plan,
     cluster: Cluster,
     folded: bool = False,

@@ -57,6 +57,10 @@ class Prediction:
     """the network that collectives ran on in place of the cluster's links, where one was given"""
     missing: tuple[str, ...] | None = None
     """where the user's own measurements were given: what they lack, most time first; the shipped model stood in"""
+    sample: str | None = None
+    """what a model given layer by layer takes (image, sequence); None for a model of tokens"""
+    samples_per_s_per_gpu: float | None = None
+    """of those"""
 
     def own_plan(self) -> Plan:
         """The plan. Raises ForerunError for the prediction of a saved Program, which has none."""

@@ -50,6 +50,10 @@ class Subject:
     model_flops_how: str
     """what `model_flops` counts, for `explain`"""
     plan: Plan | None = None
+    sample: str | None = None
+    """what a model given layer by layer takes; None for a model of tokens"""
+    samples_per_step: int | None = None
+    """of those, over all GPUs"""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """further lines of `explain`"""
@@ -226,6 +230,10 @@ def _read(
         ),
         network=use,
         missing=missing,
+        sample=subject.sample,
+        samples_per_s_per_gpu=None
+        if subject.samples_per_step is None
+        else subject.samples_per_step / subject.n_gpus / step_s,
     )
 
 

@@ -117,7 +117,9 @@ def _subject(setup: Setup) -> Subject:
     """What the Program of `setup` is of."""
     plan, model = setup.plan, setup.model
     tokens: int | None
+    sample: str | None = None
     if isinstance(model, LayeredModel):
+        sample = model.sample
         tokens, flops = None, model.flops_per_sample * (setup.samples_per_step / setup.n_gpus)
         how = f"FLOPs of all layers, forward and backward, of each {model.sample}"
     else:
@@ -134,6 +136,8 @@ def _subject(setup: Setup) -> Subject:
         model_flops=flops,
         model_flops_how=how,
         plan=plan,
+        sample=sample,
+        samples_per_step=None if sample is None else setup.samples_per_step,
         notes=_notes(setup),
     )
 

@@ -24,9 +24,10 @@ from forerun.cli.program_options import (
 from forerun.cluster.catalog import load_cluster
 from forerun.cost.measured_files import read_measured
 from forerun.errors import ForerunError
-from forerun.model.catalog import load_model
+from forerun.model.catalog import load_any
+from forerun.model.layered import LayeredModel
 from forerun.network.on_topology import network_of
-from forerun.plan.complete import complete_plan
+from forerun.plan.complete import LAYERED, complete_plan
 from forerun.report.console import console, print_prediction
 from forerun.report.memory_viz import write_snapshot
 from forerun.report.perfetto import write_trace
@@ -52,7 +53,9 @@ def predict(
             " A program is scaled along data parallelism."
         ),
     ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence; not for a model given layer by layer.")
+    ] = None,
     global_batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.")] = None,
     memory_limit: MemoryLimit = None,
     network: Network = None,
@@ -96,7 +99,9 @@ def predict(
         if seq_len is not None:
             values["seq_len"] = seq_len
         assert model is not None
-        spec, where = load_model(model), limited(load_cluster(cluster), memory_limit)
+        spec, where = load_any(model), limited(load_cluster(cluster), memory_limit)
+        if isinstance(spec, LayeredModel):
+            values = {**LAYERED, **values}
         plan = complete_plan(values, n_gpus=gpus, global_batch=global_batch)
         measured = read_measured(kernel_profile, network_profile)
         simulation = simulate(spec, plan, where, network=network_of(where, network), measured=measured)

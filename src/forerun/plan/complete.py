@@ -9,6 +9,8 @@ from forerun.errors import ForerunError, ImpossiblePlan
 from forerun.plan.plan import Plan
 
 REST = -1
+LAYERED = {"seq_len": 1, "stack": "pytorch-vision"}
+"""fields of the plan of a model given layer by layer, where nobody says otherwise: it takes samples, not tokens"""
 
 
 def complete_plan(values: Mapping[str, Any], n_gpus: int | None = None, global_batch: int | None = None) -> Plan:

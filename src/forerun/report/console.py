@@ -51,6 +51,8 @@ def print_heading(out: Console, prediction: Prediction) -> None:
     out.print(Text(f"{prediction.model} on {prediction.n_gpus} x {prediction.cluster}", style="bold"))
     if plan is None:
         out.print("a saved program")
+    elif prediction.sample is not None:
+        out.print(f"{plan_words(plan)}, global batch {plan.global_batch} {prediction.sample}s, stack {plan.stack}")
     else:
         out.print(f"{plan_words(plan)}, seq {plan.seq_len}, global batch {plan.global_batch}, stack {plan.stack}")
 
@@ -240,6 +242,12 @@ def print_figures(out: Console, prediction: Prediction) -> None:
     _print_network(out, prediction)
 
 
+def _pace(prediction: Prediction) -> tuple[str, str]:
+    if prediction.sample is not None:
+        return f"{prediction.sample}s/s/GPU", rate(prediction.samples_per_s_per_gpu)
+    return "tokens/s/GPU", rate(prediction.tokens_per_s_per_gpu)
+
+
 def _figures(prediction: Prediction) -> Table:
     step = prediction.step_time_s
     limit = prediction.memory_limit_gib
@@ -247,7 +255,7 @@ def _figures(prediction: Prediction) -> Table:
     table.show_header = False
     rows = [
         ("step time", seconds(step)),
-        ("tokens/s/GPU", rate(prediction.tokens_per_s_per_gpu)),
+        _pace(prediction),
         ("MFU, HFU", f"{percent(prediction.mfu)}, {percent(prediction.hfu)}"),
         (
             "peak memory",
@@ -274,14 +282,14 @@ def _print_breakdown(out: Console, prediction: Prediction) -> None:
     other = step - sum(shown.values())
     if other / step >= _SHORT:
         shown["other"] = other
-    _print_bars(out, {name: (seconds(time), time / step) for name, time in shown.items()})
+    bars(out, {name: (seconds(time), time / step) for name, time in shown.items()})
 
 
 def _print_memory(out: Console, prediction: Prediction) -> None:
     out.print(Text(f"Memory at the peak ({prediction.peak_rank_class}, {prediction.peak_owner})", style="bold"))
     parts = sorted(prediction.memory_by_category_gib.items(), key=lambda item: -item[1])
     total = prediction.peak_allocated_gib
-    _print_bars(out, {name: (f"{size:.2f} GiB", size / total) for name, size in parts if size / total >= _SHORT})
+    bars(out, {name: (f"{size:.2f} GiB", size / total) for name, size in parts if size / total >= _SHORT})
 
 
 def _print_network(out: Console, prediction: Prediction) -> None:
@@ -291,10 +299,11 @@ def _print_network(out: Console, prediction: Prediction) -> None:
     out.print()
     out.print(Text(f"Busiest links of {use.topology}", style="bold"))
     rows = {f"{axis.axis}: {axis.busiest_link}": axis for axis in use.axes}
-    _print_bars(out, {name: (seconds(axis.busy_s), axis.utilisation) for name, axis in rows.items()})
+    bars(out, {name: (seconds(axis.busy_s), axis.utilisation) for name, axis in rows.items()})
 
 
-def _print_bars(out: Console, rows: Mapping[str, tuple[str, float]]) -> None:
+def bars(out: Console, rows: Mapping[str, tuple[str, float]]) -> None:
+    """Name -> (figure, share of 1), a bar for each."""
     table = make_table(("", "left"), ("", "right"), ("", "right"), ("", "left"))
     table.show_header = False
     for name, (text, share) in rows.items():

@@ -26,7 +26,8 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
     """Every figure of a prediction, its plan as an object, or null for a Program.
 
-    `network`, and `missing` of the user's measurements, only where they were given.
+    `network`, and `missing` of the user's measurements, only where they were given; `sample` and its rate only of a
+    model given layer by layer.
     """
     values = {field.name: getattr(prediction, field.name) for field in fields(prediction)}
     values["explain"] = list(prediction.explain)
@@ -36,6 +37,8 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
     missing = values.pop("missing")
     if missing is not None:
         values["missing"] = list(missing)
+    if prediction.sample is None:
+        del values["sample"], values["samples_per_s_per_gpu"]
     return values | {"plan": None if prediction.plan is None else plan_record(prediction.plan)}
 
 

@@ -56,6 +56,8 @@ def log_line(prediction: Prediction, model_flops_per_token: float | None) -> str
     parts = [f"memory: {prediction.peak_reserved_gib:5.2f}GiB({share:.2%})"]
     if tps is not None:
         parts.append(f"tps: {round(tps):,}")
+    if prediction.samples_per_s_per_gpu is not None:
+        parts.append(f"{prediction.sample}s/s: {round(prediction.samples_per_s_per_gpu):,}")
     if tps is not None and model_flops_per_token is not None:
         parts.append(f"tflops: {model_flops_per_token * tps / 1e12:,.2f}")
     if prediction.mfu is not None:
