@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.jit import njit
+from forerun.jit import inlined, njit
 from forerun.program.types import F64, I8, I32, I64, Stream
 
 Records = npt.NDArray[np.void]
@@ -58,17 +58,32 @@ _MEETING = np.dtype([("arrived", np.int64), ("ready", np.int64), ("members", np.
 
 
 @njit
-def _stream_order(class_ptr: I64, stream: I8, n_streams: int, actors: Records) -> I32:
-    """The node after each node on its stream, -1 for none; sets the head of every actor."""
+def new_state(class_ptr: I64, n_nodes: int, n_streams: int) -> tuple[I64, I64, I64, Records, Records]:
+    """Start, end (-1: not yet) and issue end of nodes, actors and hosts at time 0, with nothing issued."""
+    start = np.zeros(n_nodes, np.int64)
+    end = np.full(n_nodes, -1, np.int64)
+    issued = np.zeros(n_nodes, np.int64)
+    actors = np.zeros((len(class_ptr) - 1) * n_streams, _ACTOR)
+    host = np.zeros(len(class_ptr) - 1, _HOST)
+    for c in range(len(host)):
+        host[c].next = class_ptr[c]
+        host[c].awaits = -1
+    return start, end, issued, actors, host
+
+
+@njit
+def _stream_order(class_ptr: I64, stream: I8, n_streams: int, end: I64, actors: Records) -> I32:
+    """The node after each node on its stream, -1 for none; sets the head of every actor to what has not ended."""
     following = np.empty(len(stream), np.int32)
     for c in range(len(class_ptr) - 1):
         first = c * n_streams
         for s in range(n_streams):
             actors[first + s].head = -1
         for i in range(class_ptr[c + 1] - 1, class_ptr[c] - 1, -1):
-            a = first + stream[i]
-            following[i] = actors[a].head
-            actors[a].head = i
+            if end[i] < 0:
+                a = first + stream[i]
+                following[i] = actors[a].head
+                actors[a].head = i
     return following
 
 
@@ -128,23 +143,47 @@ def run_dataflow(
     n_streams: int,
 ) -> tuple[I64, I64, I64, I64, bool]:
     """Start, end and issue end of every node, end of every class, and whether nodes are left that never ran."""
+    start, end, issued, actors, host = new_state(class_ptr, len(op), n_streams)
+    continue_dataflow(
+        class_ptr, op, stream, pred_ptr, pred, meeting, meeting_size, sync, duration_ps, issue_ps, n_streams, start,
+        end, issued, actors, host,
+    )  # fmt: skip
+    class_end, stuck = _class_ends(class_ptr, end, host)
+    return start, end, issued, class_end, stuck
+
+
+@njit
+def continue_dataflow(
+    class_ptr: I64,
+    op: I32,
+    stream: I8,
+    pred_ptr: I64,
+    pred: I32,
+    meeting: I32,
+    meeting_size: I32,
+    sync: I8,
+    duration_ps: I64,
+    issue_ps: I64,
+    n_streams: int,
+    start: I64,
+    end: I64,
+    issued: I64,
+    actors: Records,
+    host: Records,
+) -> None:
+    """Run every node that has not ended, as far as the nodes that there are allow it. `when` of an actor is when the
+    last node of its stream ended; who waits where is worked out anew."""
     n_classes = len(class_ptr) - 1
-    start = np.zeros(len(op), np.int64)
-    end = np.full(len(op), -1, np.int64)
-    issued = np.zeros(len(op), np.int64)
-    actors = np.zeros(n_classes * n_streams, _ACTOR)
-    host = np.zeros(n_classes, _HOST)
     meetings = np.zeros(len(meeting_size), _MEETING)
     for m in range(len(meetings)):
         meetings[m].members = -1
-    following = _stream_order(class_ptr, stream, n_streams, actors)
+    following = _stream_order(class_ptr, stream, n_streams, end, actors)
     waiters = np.full(len(op), -1, np.int32)
-    free = np.zeros(len(actors), np.int64)
     runnable = np.arange(len(actors))
     n_runnable = len(actors)
     for c in range(n_classes):
-        host[c].next = class_ptr[c]
-        _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, 0)
+        if host[c].awaits < 0:
+            _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, 0)
 
     finished = np.empty(len(actors), np.int64)
     while n_runnable:
@@ -158,7 +197,7 @@ def run_dataflow(
                 actors[a].link = waiters[blocker]
                 waiters[blocker] = a
                 break
-            ready = max(free[a], issued[i])
+            ready = max(actors[a].when, issued[i])
             for e in range(pred_ptr[i], pred_ptr[i + 1]):
                 ready = max(ready, end[pred[e]])
             n_finished = 1
@@ -183,7 +222,7 @@ def run_dataflow(
                 j = actors[b].head
                 start[j] = ready
                 end[j] = ready + duration_ps[op[j]]
-                free[b] = end[j]
+                actors[b].when = end[j]
                 actors[b].head = following[j]
                 if sync[j]:
                     d = b // n_streams
@@ -196,8 +235,6 @@ def run_dataflow(
                 if b != a:
                     runnable[n_runnable] = b
                     n_runnable += 1
-    class_end, stuck = _class_ends(class_ptr, end, host)
-    return start, end, issued, class_end, stuck
 
 
 @njit
@@ -294,6 +331,61 @@ def _arrive(
     return missed
 
 
+@inlined
+def _sweep(
+    c: int, now: int, class_ptr: I64, op: I32, stream: I8, pred_ptr: I64, pred: I32, meeting: I32, meeting_size: I32,
+    sync: I8, duration_ps: I64, issue_ps: I64, slow_compute: F64, slow_network: F64, network_op: npt.NDArray[np.bool_],
+    n_streams: int, start: I64, end: I64, issued: I64, actors: Records, host: Records, meetings: Records,
+    following: I32, waiters: I32,
+) -> bool:  # fmt: skip
+    """Start and end what class `c` starts and ends at `now`; True where a class before it has more to do then."""
+    missed = False
+    a = c * n_streams
+    while a < (c + 1) * n_streams:
+        actor = actors[a]
+        if actor.when > now:
+            a += 1
+        elif actor.status == _SCHEDULED and meeting[actor.head] >= 0:
+            m = meeting[actor.head]
+            missed |= _arrive(
+                a, meetings[m], meeting_size[m], now, op, stream, duration_ps, slow_compute, slow_network, network_op,
+                start, actors, host, n_streams,
+            )  # fmt: skip
+        elif actor.status == _SCHEDULED:
+            i = actor.head
+            start[i] = now
+            _begin(actor, host[c], now, op[i], stream[i], False, duration_ps, slow_compute, slow_network, network_op)
+        else:
+            i = actor.head
+            end[i] = now
+            host[c].n_network -= actor.side == _NETWORK
+            host[c].n_compute -= actor.side == _COMPUTE
+            actor.head = following[i]
+            if sync[i]:
+                _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, now)
+            _schedule(a, c, now, actors, host, pred_ptr, pred, end, issued, waiters)
+            waiter = waiters[i]
+            while waiter >= 0:
+                other = actors[waiter].link
+                _schedule(waiter, c, now, actors, host, pred_ptr, pred, end, issued, waiters)
+                waiter = other
+            a = c * n_streams
+    return missed
+
+
+@inlined
+def _lacks_nodes(
+    now: int, class_ptr: I64, more: npt.NDArray[np.bool_], n_streams: int, actors: Records, host: Records
+) -> bool:  # fmt: skip
+    """Whether the host has reached, by `now`, a node that is not there yet on a stream that may want to start it."""
+    for c in range(len(host)):
+        if host[c].next == class_ptr[c + 1] and host[c].time <= now:
+            for a in range(c * n_streams, (c + 1) * n_streams):
+                if more[a] and actors[a].head < 0:
+                    return True
+    return False
+
+
 @njit
 def run_contended(
     class_ptr: I64,
@@ -311,78 +403,82 @@ def run_contended(
     network_op: npt.NDArray[np.bool_],
     n_streams: int,
 ) -> tuple[I64, I64, I64, I64, bool]:
-    """As run_dataflow, with compute and network of a class slowing each other.
+    """As run_dataflow, with compute and network of a class slowing each other."""
+    start, end, issued, actors, host = new_state(class_ptr, len(op), n_streams)
+    continue_contended(
+        class_ptr, op, stream, pred_ptr, pred, meeting, meeting_size, sync, duration_ps, issue_ps, slow_compute,
+        slow_network, network_op, n_streams, start, end, issued, actors, host, 0, np.zeros(len(actors), np.bool_),
+    )  # fmt: skip
+    class_end, stuck = _class_ends(class_ptr, end, host)
+    return start, end, issued, class_end, stuck
+
+
+@njit
+def continue_contended(
+    class_ptr: I64,
+    op: I32,
+    stream: I8,
+    pred_ptr: I64,
+    pred: I32,
+    meeting: I32,
+    meeting_size: I32,
+    sync: I8,
+    duration_ps: I64,
+    issue_ps: I64,
+    slow_compute: F64,
+    slow_network: F64,
+    network_op: npt.NDArray[np.bool_],
+    n_streams: int,
+    start: I64,
+    end: I64,
+    issued: I64,
+    actors: Records,
+    host: Records,
+    now: int,
+    more: npt.NDArray[np.bool_],
+) -> int:
+    """Run what has not ended, from `now` until nothing is left to do or nodes are lacking; how far time came.
+
+    Nodes are lacking where an actor with `more` nodes than there are has run all of them. Time then stops before
+    speeds change, so that nodes which start at once are beside those that end.
 
     Speeds change when everything that starts or ends at an instant, in whatever class, has done so: a rate that is lost
     and won back at once leaves no trace, and the order of classes none either.
     """
     n_classes = len(class_ptr) - 1
-    start = np.zeros(len(op), np.int64)
-    end = np.full(len(op), -1, np.int64)
-    issued = np.zeros(len(op), np.int64)
-    actors = np.zeros(n_classes * n_streams, _ACTOR)
-    host = np.zeros(n_classes, _HOST)
     meetings = np.zeros(len(meeting_size), _MEETING)
     for m in range(len(meetings)):
         meetings[m].members = -1
-    following = _stream_order(class_ptr, stream, n_streams, actors)
+    following = _stream_order(class_ptr, stream, n_streams, end, actors)
     waiters = np.full(len(op), -1, np.int32)
     for c in range(n_classes):
-        host[c].next = class_ptr[c]
-        _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, 0)
+        if host[c].awaits < 0:
+            _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, 0)
         for a in range(c * n_streams, (c + 1) * n_streams):
-            _schedule(a, c, 0, actors, host, pred_ptr, pred, end, issued, waiters)
-        _settle(c, 0, n_streams, actors, host)
-
+            if actors[a].status != _RUNNING:
+                _schedule(a, c, now, actors, host, pred_ptr, pred, end, issued, waiters)
+        host[c].when = now
+    may_lack = more.any()
     while True:
-        now = _NEVER
-        for c in range(n_classes):
-            now = min(now, host[c].when)
-        if now == _NEVER:
-            break
-        busy = True
-        while busy:
-            busy = False
+        missed = True
+        while missed:
+            missed = False
             for c in range(n_classes):
-                if host[c].when > now:
-                    continue
-                host[c].when = _NEVER
-                host[c].touched = now
-                a = c * n_streams
-                while a < (c + 1) * n_streams:
-                    actor = actors[a]
-                    if actor.when > now:
-                        a += 1
-                    elif actor.status == _SCHEDULED and meeting[actor.head] >= 0:
-                        m = meeting[actor.head]
-                        busy |= _arrive(
-                            a, meetings[m], meeting_size[m], now, op, stream, duration_ps, slow_compute, slow_network,
-                            network_op, start, actors, host, n_streams,
-                        )  # fmt: skip
-                    elif actor.status == _SCHEDULED:
-                        i = actor.head
-                        start[i] = now
-                        _begin(
-                            actor, host[c], now, op[i], stream[i], False, duration_ps, slow_compute, slow_network,
-                            network_op,
-                        )  # fmt: skip
-                    else:
-                        i = actor.head
-                        end[i] = now
-                        host[c].n_network -= actor.side == _NETWORK
-                        host[c].n_compute -= actor.side == _COMPUTE
-                        actor.head = following[i]
-                        if sync[i]:
-                            _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, now)
-                        _schedule(a, c, now, actors, host, pred_ptr, pred, end, issued, waiters)
-                        waiter = waiters[i]
-                        while waiter >= 0:
-                            other = actors[waiter].link
-                            _schedule(waiter, c, now, actors, host, pred_ptr, pred, end, issued, waiters)
-                            waiter = other
-                        a = c * n_streams
+                if host[c].when <= now:
+                    host[c].when = _NEVER
+                    host[c].touched = now
+                    missed |= _sweep(
+                        c, now, class_ptr, op, stream, pred_ptr, pred, meeting, meeting_size, sync, duration_ps,
+                        issue_ps, slow_compute, slow_network, network_op, n_streams, start, end, issued, actors, host,
+                        meetings, following, waiters,
+                    )  # fmt: skip
+        if may_lack and _lacks_nodes(now, class_ptr, more, n_streams, actors, host):
+            return now
+        then = _NEVER
         for c in range(n_classes):
             if host[c].touched == now:
                 _settle(c, now, n_streams, actors, host)
-    class_end, stuck = _class_ends(class_ptr, end, host)
-    return start, end, issued, class_end, stuck
+            then = min(then, host[c].when)
+        if then == _NEVER or (may_lack and _lacks_nodes(then, class_ptr, more, n_streams, actors, host)):
+            return now
+        now = then
