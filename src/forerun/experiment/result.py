@@ -68,11 +68,23 @@ class RunResult:
     bill: Bill
     notes: tuple[str, ...] = ()
     """what the figures leave out, one line each"""
+    fullest: Prediction | None = None
+    """the iteration that takes most memory, where a schedule changes its batch or sequence length; None: the first"""
 
     @property
     def prediction(self) -> Prediction:
         """The undisturbed iteration."""
         return self.simulation.prediction
+
+    @property
+    def peak_reserved_gib(self) -> float:
+        """Most memory of any iteration, GiB."""
+        return (self.fullest or self.prediction).peak_reserved_gib
+
+    @property
+    def fits(self) -> bool:
+        """Whether every iteration fits in memory."""
+        return (self.fullest or self.prediction).fits
 
     @property
     def breakdown_s(self) -> dict[str, float]:
@@ -97,10 +109,10 @@ class RunResult:
             "tokens_per_s": self.tokens_per_s,
             "mfu": prediction.mfu,
             "hfu": prediction.hfu,
-            "peak_allocated_gib": prediction.peak_allocated_gib,
-            "peak_reserved_gib": prediction.peak_reserved_gib,
+            "peak_allocated_gib": (self.fullest or prediction).peak_allocated_gib,
+            "peak_reserved_gib": self.peak_reserved_gib,
             "memory_limit_gib": prediction.memory_limit_gib,
-            "fits": prediction.fits,
+            "fits": self.fits,
         }
         figures |= {f"{cause}_s": seconds for cause, seconds in self.breakdown_s.items()}
         return figures | asdict(self.bill)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import ceil
 
+from forerun.analysis.prediction import Prediction
 from forerun.analysis.reading import Simulation
 from forerun.analysis.setup import Setup
 from forerun.errors import ForerunError
@@ -75,6 +76,9 @@ class _Paces:
             if starts != sorted(set(starts)) or any(start < 0 for start in starts):
                 raise ForerunError(f"{request.name}: the {name} schedule must name rising iterations, got {starts}")
         self._kept: OrderedDict[tuple[int, int], Pace] = OrderedDict()
+        self._known: set[tuple[int, int]] = set()
+        self.fullest: Prediction | None = None
+        """the iteration so far that takes most memory"""
 
     def at(self, iteration: int) -> Pace:
         """Of one iteration."""
@@ -82,10 +86,17 @@ class _Paces:
         shape = (setup.plan.micro_batch, setup.plan.seq_len)
         if shape not in self._kept:
             self._kept[shape] = Pace(setup)
+            if shape not in self._known:
+                self._known.add(shape)
+                self._weigh(self._kept[shape].stepper.simulation.prediction)
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(shape)
         return self._kept[shape]
+
+    def _weigh(self, prediction: Prediction) -> None:
+        if self.fullest is None or prediction.peak_reserved_gib > self.fullest.peak_reserved_gib:
+            self.fullest = prediction
 
     def note(self, iteration: int) -> str:
         """What a schedule says of an iteration, where one has begun."""
@@ -211,4 +222,5 @@ def _result(request: Request, simulation: Simulation, running: _Running) -> RunR
         tokens_per_s=tokens / total_s if has_tokens else None,
         bill=bill_of(request, total_s, samples, tokens if has_tokens else None, busy_share(simulation)),
         notes=running.notes,
+        fullest=running.paces.fullest,
     )
