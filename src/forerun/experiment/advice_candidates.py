@@ -1,146 +1,49 @@
-"""What could make a run faster, cheaper or fit: changes of a plan or of the machine, in the words of an experiment.
-
-A candidate is a question; `advice.py` simulates it and keeps what helps.
-"""
+"""Changes of a plan that could make a run faster or fit. A candidate is a question; `advice.py` simulates it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any
 
 from forerun.analysis.setup import Setup
-from forerun.cluster.catalog import cluster_table, load_cluster
-from forerun.cluster.types import Cluster, Device
 from forerun.errors import ForerunError
-from forerun.experiment.description import changed
-from forerun.experiment.description_sections import HardwareSection
-from forerun.experiment.description_training import SPELLINGS
+from forerun.experiment.advice_change import Candidate, of_plan, with_plan
+from forerun.experiment.advice_machine import devices, half, patterns
 from forerun.experiment.request import Request
 from forerun.model.spec import ModelSpec
-from forerun.network.patterns import CommunicationPattern
-from forerun.network.patterns_catalog import PATTERNS, pattern_of
 from forerun.plan.fields import FIELD_TYPES
 from forerun.plan.plan import Plan
 from forerun.search.habits import habits_of
 
-Kind = Literal[
-    "gradient precision",
-    "gradient compression",
-    "gradient accumulation",
-    "activation checkpointing",
-    "batch",
-    "torch.compile",
-    "CUDA graphs",
-    "optimizer",
-    "overlap",
-    "bucket size",
-    "precision",
-    "sharding",
-    "offload",
-    "plan",
-    "communication pattern",
-    "device",
-    "all together",
-]
-
-DEVICE: Kind = "device"
-_WORDS = {name: key for key, name in SPELLINGS.items()}
-"""Plan's word -> the experiment's"""
 _BUCKETS_MIB = (25.0, 100.0, 400.0)
-_COMPRESSION = 4.0
-"""bytes of gradients over those on the wire: fp32 in 8 bits"""
-_OTHER_DEVICES = 5
-"""devices that are tried for speed, and for speed per dollar"""
-_OF_GRADIENTS = ("gradient precision", "gradient compression")
-"""kinds that make gradients smaller: one of them is enough"""
-_NO_CUDA = ("tpu",)
-"""architectures on which the stacks' kernels and NCCL don't run"""
 _SHARDING = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP"}
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One change."""
-
-    kind: Kind
-    title: str
-    """what to do, as an order: `sum gradients in bf16`"""
-    setup: Setup
-    change: dict[str, Any]
-    """`section.key` of the experiment -> its new value, None to take the key away (`description.changed`)"""
-    fields: dict[str, Any] = field(default_factory=dict)
-    """the part of the change that is of the Plan"""
-    caveat: str = ""
-    """what else it changes: rounding, the global batch"""
-
-    @property
-    def touches(self) -> frozenset[str]:
-        """What it changes: candidates that share none of it go together."""
-        bytes_of_gradients = {"gradients"} if self.kind in _OF_GRADIENTS else set()
-        return frozenset({self.kind, *self.change, *bytes_of_gradients})
-
-    def on(self, setup: Setup) -> Setup:
-        """`setup` with this change too. Raises ForerunError where a plan can't have both."""
-        if "training.communication_pattern" in self.change:
-            return replace(setup, pattern=self.setup.pattern)
-        return replace(setup, plan=replace(setup.plan, **self.fields))
-
-
-def of_plan(request: Request, kind: Kind, title: str, fields: Mapping[str, Any], caveat: str = "") -> Candidate | None:
-    """The candidate that changes `fields` of the plan; None where they are as they were or can't be."""
-    setup = request.setup
-    new = {name: value for name, value in fields.items() if getattr(setup.plan, name) != value}
-    if not new:
-        return None
-    try:
-        plan = replace(setup.plan, **new)
-    except ForerunError:
-        return None
-    return Candidate(kind, title, replace(setup, plan=plan), change_of(request, new), new, caveat)
-
-
-def change_of(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Plan fields as keys of the section `training`, in place of whatever it called them."""
-    given = request.given.get("training") or {}
-    change: dict[str, Any] = {}
-    for name, value in fields.items():
-        key = _WORDS.get(name, name)
-        change[f"training.{key}"] = value
-        if key != name and name in given:
-            change[f"training.{name}"] = None
-    return change
 
 
 def candidates(request: Request, fits: bool) -> Iterator[Candidate]:
     """All changes worth simulating, each kind's in order; `fits` says whether the run does as it is."""
     plain = [*_batches(request, fits), *_gradients(request), *_software(request), *_states(request, fits)]
     yield from (candidate for candidate in plain if candidate is not None)
-    yield from _patterns(request)
-    yield from _devices(request)
-
-
-# -- the plan ------------------------------------------------------------------------------------------------------
+    yield from patterns(request)
+    yield from devices(request)
 
 
 def _batches(request: Request, fits: bool) -> Iterator[Candidate | None]:
     """Micro batches, accumulation and activation checkpointing."""
     plan = request.setup.plan
     micro, count = plan.micro_batch, plan.n_microbatches
-    word = f"{request.sample}s"
     parts = (2, 4) if fits else (2, 4, 8, 16, 32, 64, 128)
     for part in (part for part in parts if micro % part == 0):
         yield of_plan(
             request,
             "batch",
-            f"{part} times as many micro batches of {micro // part} {word} instead of {micro}",
+            f"{part} times as many micro batches of {_count(micro // part, request.sample)} instead of {micro}",
             {"micro_batch": micro // part, "n_microbatches": count * part},
         )
     if not fits and micro > 1:
         yield of_plan(
             request,
             "batch",
-            f"micro batches of {micro // 2} {word} instead of {micro}",
+            f"micro batches of {_count(micro // 2, request.sample)} instead of {micro}",
             {"micro_batch": micro // 2},
             _global_batch(plan, micro // 2, count),
         )
@@ -149,13 +52,13 @@ def _batches(request: Request, fits: bool) -> Iterator[Candidate | None]:
             yield of_plan(
                 request,
                 "batch",
-                f"micro batches of {micro * times} {word} instead of {micro}, and as many fewer",
+                f"micro batches of {_count(micro * times, request.sample)} instead of {micro}, and {times} times fewer",
                 {"micro_batch": micro * times, "n_microbatches": count // times},
             )
         yield of_plan(
             request,
             "batch",
-            f"micro batches of {micro * times} {word} instead of {micro}",
+            f"micro batches of {_count(micro * times, request.sample)} instead of {micro}",
             {"micro_batch": micro * times},
             _global_batch(plan, micro * times, count),
         )
@@ -186,10 +89,14 @@ def _checkpointing(request: Request) -> Iterator[Candidate | None]:
             fields: dict[str, Any] = {"activation_checkpointing": level, "micro_batch": plan.micro_batch * times}
             if plan.n_microbatches % times == 0:
                 fields["n_microbatches"] = plan.n_microbatches // times
-                yield of_plan(request, "activation checkpointing", f"{larger}, and as many fewer", fields)
+                yield of_plan(request, "activation checkpointing", f"{larger}, and {times} times fewer", fields)
             else:
                 caveat = _global_batch(plan, plan.micro_batch * times, plan.n_microbatches)
                 yield of_plan(request, "activation checkpointing", larger, fields, caveat)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _global_batch(plan: Plan, micro_batch: int, n_microbatches: int) -> str:
@@ -203,7 +110,7 @@ def _gradients(request: Request) -> Iterator[Candidate | None]:
     if plan.dp * plan.cp == 1:
         return
     if _reduce_dtype(request.setup) == "fp32":
-        dtype = _half(device)
+        dtype = half(device)
         yield of_plan(
             request, "gradient precision", f"sum gradients in {dtype}", {"reduce_dtype": dtype}, "sums are rounded more"
         )
@@ -226,16 +133,12 @@ def _reduce_dtype(setup: Setup) -> str:
     return "fp32" if plan.precision in ("fp32", "tf32") else "bf16"
 
 
-def _half(device: Device) -> str:
-    return "bf16" if "bf16" in device.peak_flops else "fp16"
-
-
 def _software(request: Request) -> Iterator[Candidate | None]:
     """Precision, compilation, launches, optimizer kernels."""
     setup = request.setup
     plan, device = setup.plan, setup.cluster.device
     rounding = "rounding differs: check that training still converges"
-    steps = {"fp32": ("tf32", _half(device)), "tf32": (_half(device),)}.get(plan.precision, ())
+    steps = {"fp32": ("tf32", half(device)), "tf32": (half(device),)}.get(plan.precision, ())
     for precision in steps:
         yield of_plan(request, "precision", f"compute in {precision}", {"precision": precision}, rounding)
     if plan.precision in ("bf16", "fp16") and "fp8" in device.peak_flops and isinstance(setup.model, ModelSpec):
@@ -294,92 +197,4 @@ def plan_candidate(request: Request, plan: Plan) -> Candidate:
         f"another plan: {plan.describe()} ({sharding}), micro batches {plan.n_microbatches} x {plan.micro_batch},"
         f" activation checkpointing {plan.activation_checkpointing}"
     )
-    return Candidate("plan", title, replace(request.setup, plan=plan), change_of(request, fields), fields)
-
-
-# -- the machine ---------------------------------------------------------------------------------------------------
-
-
-def _patterns(request: Request) -> Iterator[Candidate]:
-    """How gradients are exchanged, where a pattern decides it."""
-    setup = request.setup
-    if setup.plan.dp == 1 or setup.plan.zero_stage or (setup.pattern is not None and setup.pattern.everything):
-        return
-    for name, made in PATTERNS.items():
-        if made.everything or made.zero_stage:
-            continue
-        title = "let NCCL choose how gradients are exchanged" if name == "nccl" else f"exchange gradients by {name}"
-        yield from _with_pattern(request, "communication pattern", title, name, pattern_of(name), "")
-    own = setup.pattern.name if setup.pattern is not None and setup.pattern.name in PATTERNS else "nccl"
-    if setup.pattern is None or setup.pattern == pattern_of(own):
-        given = {"name": own, "compression": _COMPRESSION}
-        title = f"compress gradients to {1 / _COMPRESSION:.0%} of their bytes"
-        caveat = "compression loses bits: check that training still converges"
-        yield from _with_pattern(request, "gradient compression", title, given, pattern_of(given), caveat)
-
-
-def _with_pattern(
-    request: Request, kind: Kind, title: str, given: object, pattern: CommunicationPattern | None, caveat: str
-) -> Iterator[Candidate]:
-    if pattern == request.setup.pattern:
-        return
-    change = {"training.communication_pattern": given}
-    yield Candidate(kind, title, replace(request.setup, pattern=pattern), change, {}, caveat)
-
-
-def _devices(request: Request) -> Iterator[Candidate]:
-    """The same number of GPUs of other devices of the catalogue that have a price, with their vendors' links."""
-    setup = request.setup
-    if setup.kinds:
-        return
-    for cluster in _other_clusters(request):
-        change: dict[str, Any] = {
-            f"hardware.{key}": None
-            for key in (request.given.get("hardware") or {})
-            if key in HardwareSection.model_fields and key not in ("preset", "mixed", "slow_gpus", "slow_links")
-        }
-        change |= {"hardware.gpu_model": cluster.name, "hardware.num_gpus_per_node": setup.cluster.node_size}
-        plan = setup.plan
-        if plan.precision not in cluster.device.peak_flops:
-            change["training.mixed_precision"] = _half(cluster.device)
-            plan = replace(plan, precision=_half(cluster.device))
-        try:
-            other = changed(request, change).setup if request.given else replace(setup, cluster=cluster, plan=plan)
-        except ForerunError:
-            continue
-        title = f"{cluster.device.name} (as {cluster.name}) instead of {setup.cluster.device.name}"
-        yield Candidate(DEVICE, title, other, change)
-
-
-def _other_clusters(request: Request) -> list[Cluster]:
-    """Clusters of the catalogue, the cheapest of each device: those with the best rates, and the best for a dollar."""
-    setup = request.setup
-    size, own = setup.cluster.node_size, setup.cluster.device
-    cheapest: dict[str, tuple[float, Cluster]] = {}
-    for row in cluster_table():
-        price = request.prices.by_name.get(row.name, request.prices.by_name.get(row.device, row.price_per_gpu_hour))
-        if price is None or row.device == own.name or row.gpus_per_node < min(size, setup.n_gpus):
-            continue
-        cluster = load_cluster(row.name)
-        if cluster.device.architecture in _NO_CUDA or _precision_on(cluster.device, setup.plan) is None:
-            continue
-        if row.device not in cheapest or price < cheapest[row.device][0]:
-            links = (replace(cluster.links[0], size=size), *cluster.links[1:])
-            cheapest[row.device] = price, replace(cluster, links=links)
-    fastest = sorted(cheapest.values(), key=lambda each: -_speed(each[1].device, setup.plan))[:_OTHER_DEVICES]
-    best_value = sorted(cheapest.values(), key=lambda each: -_speed(each[1].device, setup.plan) / each[0])
-    chosen = [*fastest, *best_value[:_OTHER_DEVICES]]
-    return list({cluster.name: cluster for _, cluster in chosen}.values())
-
-
-def _precision_on(device: Device, plan: Plan) -> str | None:
-    """The plan's precision on `device`: itself, or the other 16-bit one."""
-    if plan.precision in device.peak_flops:
-        return plan.precision
-    return _half(device) if plan.precision in ("bf16", "fp16") and _half(device) in device.peak_flops else None
-
-
-def _speed(device: Device, plan: Plan) -> float:
-    """Which devices to try first: the mean, as a ratio, of arithmetic and memory bandwidth."""
-    peak = device.peak_flops[_precision_on(device, plan) or plan.precision]
-    return float((peak * device.memory_bytes_per_s) ** 0.5)
+    return with_plan(request, "plan", title, plan, fields)

@@ -1,0 +1,109 @@
+"""Candidate: one change of an experiment that may help, as a Setup and in the words of the experiment's file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from forerun.analysis.setup import Setup
+from forerun.errors import ForerunError
+from forerun.experiment.description_training import SPELLINGS
+from forerun.experiment.request import Request
+from forerun.network.patterns import CommunicationPattern
+from forerun.plan.plan import Plan
+
+Kind = Literal[
+    "gradient precision",
+    "gradient compression",
+    "gradient accumulation",
+    "activation checkpointing",
+    "batch",
+    "torch.compile",
+    "CUDA graphs",
+    "optimizer",
+    "overlap",
+    "bucket size",
+    "precision",
+    "sharding",
+    "offload",
+    "plan",
+    "communication pattern",
+    "device",
+    "all together",
+]
+
+PATTERN = "training.communication_pattern"
+_WORDS = {name: key for key, name in SPELLINGS.items()}
+"""Plan's word -> the experiment's"""
+_OF_GRADIENTS = ("gradient precision", "gradient compression")
+"""kinds that make gradients smaller: one of them is enough"""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One change."""
+
+    kind: Kind
+    title: str
+    """what to do, as an order: `sum gradients in bf16`"""
+    setup: Setup
+    change: dict[str, Any]
+    """`section.key` of the experiment -> its new value, None to take the key away (`description.changed`)"""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """the part of the change that is of the Plan"""
+    caveat: str = ""
+    """what else it changes: rounding, the global batch"""
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """What it changes: candidates that share none of it go together."""
+        bytes_of_gradients = {"gradients"} if self.kind in _OF_GRADIENTS else set()
+        return frozenset({self.kind, *self.change, *bytes_of_gradients})
+
+    def on(self, setup: Setup) -> Setup:
+        """`setup` with this change too. Raises ForerunError where a plan can't have both."""
+        pattern = self.setup.pattern if PATTERN in self.change else setup.pattern
+        return replace(setup, plan=replace(setup.plan, **self.fields), pattern=pattern)
+
+
+def of_plan(request: Request, kind: Kind, title: str, fields: Mapping[str, Any], caveat: str = "") -> Candidate | None:
+    """The candidate that changes `fields` of the plan; None where they are as they were or can't be."""
+    new = {name: value for name, value in fields.items() if getattr(request.setup.plan, name) != value}
+    if not new:
+        return None
+    try:
+        plan = replace(request.setup.plan, **new)
+    except ForerunError:
+        return None
+    return with_plan(request, kind, title, plan, new, caveat)
+
+
+def with_plan(
+    request: Request, kind: Kind, title: str, plan: Plan, fields: dict[str, Any], caveat: str = ""
+) -> Candidate:
+    """The candidate of `plan`; a pattern that can't exchange its gradients gives way to NCCL."""
+    setup, change = replace(request.setup, plan=plan), change_of(request, fields)
+    if setup.pattern is not None and not _goes_with(setup.pattern, plan):
+        setup, change = replace(setup, pattern=None), change | {PATTERN: "nccl"}
+    return Candidate(kind, title, setup, change, fields, caveat)
+
+
+def _goes_with(pattern: CommunicationPattern, plan: Plan) -> bool:
+    try:
+        pattern.check(plan)
+    except ForerunError:
+        return False
+    return plan.zero_stage >= pattern.zero_stage
+
+
+def change_of(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Plan fields as keys of the section `training`, in place of whatever it called them."""
+    given = request.given.get("training") or {}
+    change: dict[str, Any] = {}
+    for name, value in fields.items():
+        key = _WORDS.get(name, name)
+        change[f"training.{key}"] = value
+        if key != name and name in given:
+            change[f"training.{name}"] = None
+    return change
