@@ -216,7 +216,8 @@ def test_more_bytes_take_longer_and_at_most_in_proportion(made, rates, cluster, 
     SIZES,
 )
 def test_more_nodes_never_help(made, rates, cluster, nodes, size_bytes):
-    assume(nodes * cluster.node_size > 1)
+    """Fitted lines from two nodes on: those inside one were fitted apart."""
+    assume(nodes > 1 or (rates is not None and cluster.node_size > 1))
     pattern, p = made(rates=rates), cluster.node_size
     few, more = (seconds(pattern, size_bytes, k * p, cluster) for k in (nodes, nodes + 1))
     assert few <= more * (1 + 1e-9)
@@ -292,7 +293,7 @@ class Butterfly(MessagePattern):
 
     def rounds(self, group, size_bytes):
         for bit in range(group.size.bit_length() - 1):
-            yield Round([(rank, rank ^ (1 << bit), size_bytes) for rank in range(group.size)])
+            yield [(rank, rank ^ (1 << bit), size_bytes) for rank in range(group.size)]
 
 
 @pytest.mark.parametrize("n", [2, 5, 8, 24])
@@ -333,7 +334,7 @@ def test_messages_contend_on_a_topology():
         ([(0.5, 1, 1.0)], "messages have .* whole numbers"),
         ([(-1, 1, 1.0)], "messages have .* whole numbers"),
         ([(0, 1, float("nan"))], "messages have .* whole numbers"),
-        ([(0, 1, -1.0)], "fewer than 0 bytes"),
+        ([(0, 1, -1.0)], "bytes and times have to be 0 or more"),
         ("abc", r"messages have to be \(from, to, bytes\)"),
     ],
 )
@@ -346,6 +347,19 @@ def test_messages_that_make_no_sense_are_named(messages, problem):
 
     with pytest.raises(ForerunError, match=f"communication pattern wrong: round 1: {problem}"):
         seconds(Wrong(), 1e6, 8)
+
+
+def test_code_that_fails_is_named():
+    class Broken(MessagePattern):
+        name = "broken"
+
+        def rounds(self, group, size_bytes):
+            yield [(0, 1, size_bytes / 0)]
+
+    with pytest.raises(ForerunError, match="pattern broken: its rounds can't be made: ZeroDivisionError"):
+        seconds(Broken(), 1e6, 8)
+    with pytest.raises(ForerunError, match="pattern <lambda>: its function failed: ZeroDivisionError"):
+        seconds(pattern_of(lambda size_bytes, n_ranks: 1 / 0), 1e6, 8)
 
 
 def test_a_function_of_bytes_and_ranks_is_a_pattern():

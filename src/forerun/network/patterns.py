@@ -134,10 +134,18 @@ class TimedBy(CommunicationPattern):
     name: str = "own"
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """What the function says. Raises ForerunError where that is no time."""
-        found = [self.function(float(size), group.size) for size in size_bytes]
+        """What the function says. Raises ForerunError where it fails, or where that is no time."""
+        try:
+            found = [self.function(float(size), group.size) for size in size_bytes]
+        except Exception as error:
+            told = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ForerunError(f"communication pattern {self.name}: its function failed: {told}") from error
         for size, time in zip(size_bytes, found, strict=True):
-            if isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 <= time < float("inf"):
+            if (
+                isinstance(time, bool)
+                or not isinstance(time, (int, float, np.floating))
+                or not 0 <= time < float("inf")
+            ):
                 raise ForerunError(
                     f"communication pattern {self.name}: {time!r} for {size:,.0f} bytes over {group.size} ranks;"
                     " the function has to return seconds, 0 or more"

@@ -29,12 +29,15 @@ from forerun.program.types import F64, I32
 _US = 1e-6
 
 
+Message = tuple[int, int, float]
+"""rank that sends, rank that receives, bytes; ranks are those of the group, 0 to its size - 1"""
+
+
 @dataclass(frozen=True)
 class Round:
     """Messages that are sent together."""
 
-    messages: Sequence[tuple[int, int, float]]
-    """(rank that sends, rank that receives, bytes); ranks are those of the group, 0 to its size - 1"""
+    messages: Sequence[Message]
     times: int = 1
     """how often in a row"""
 
@@ -46,8 +49,8 @@ class MessagePattern(CommunicationPattern):
     """textbook rates in place of those of NCCL's transfers"""
 
     @abstractmethod
-    def rounds(self, group: CommGroup, size_bytes: float) -> Iterable[Round]:
-        """The rounds that sum gradients of `size_bytes` over `group`."""
+    def rounds(self, group: CommGroup, size_bytes: float) -> Iterable[Round | Sequence[Message]]:
+        """The rounds that sum gradients of `size_bytes` over `group`, each a Round or its messages."""
 
     def local_bytes(self, group: CommGroup, size_bytes: float) -> float:
         """What the rank that sums most reads and writes for it; not counted unless a pattern says so."""
@@ -86,7 +89,7 @@ class _Timed(NamedTuple):
 def _timed(pattern: MessagePattern, size_bytes: float, group: CommGroup, wires: Wires) -> Iterator[_Timed]:
     members = Layout.of(group, wires.n_gpus).members()
     near_cost, far_cost = (1.0, 1.0) if pattern.rates is not None else _costs(group, wires)
-    for number, one in enumerate(pattern.rounds(group, size_bytes)):
+    for number, one in enumerate(_rounds(pattern, size_bytes, group)):
         src, dst, sent = _columns(pattern, number, one, group)
         if not len(src):
             continue
@@ -94,6 +97,15 @@ def _timed(pattern: MessagePattern, size_bytes: float, group: CommGroup, wires: 
         load = wires.fabric.load([flows], wires.node_size, near_cost, far_cost)
         busy_s = load.s_per_byte if pattern.rates is None else load.busiest.s_per_byte
         yield _Timed(one.times, busy_s, load.near_latency_s, load.far_latency_s)
+
+
+def _rounds(pattern: MessagePattern, size_bytes: float, group: CommGroup) -> list[Round]:
+    """The rounds of a pattern, whose code may be anybody's."""
+    try:
+        return [one if isinstance(one, Round) else Round(one) for one in pattern.rounds(group, size_bytes)]
+    except Exception as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ForerunError(f"communication pattern {pattern.name}: its rounds can't be made: {told}") from error
 
 
 def _columns(pattern: MessagePattern, number: int, one: Round, group: CommGroup) -> tuple[I32, I32, F64]:
@@ -109,8 +121,8 @@ def _columns(pattern: MessagePattern, number: int, one: Round, group: CommGroup)
         raise ForerunError(f"{where}: messages have to be (from, to, bytes), from and to whole numbers")
     if len(table) and ends.max() >= group.size:
         raise ForerunError(f"{where}: there is no rank {ends.max():.0f}; the group has ranks 0 to {group.size - 1}")
-    if (sent < 0).any() or one.times < 0:
-        raise ForerunError(f"{where}: fewer than 0 bytes or rounds")
+    if (sent < 0).any() or not isinstance(one.times, int) or one.times < 0:
+        raise ForerunError(f"{where}: bytes and times have to be 0 or more, times a whole number")
     real = (src != dst) & (sent > 0)
     return src[real].astype(np.int32), dst[real].astype(np.int32), sent[real]
 
