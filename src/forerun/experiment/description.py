@@ -36,11 +36,12 @@ from forerun.experiment.description_sections import (
     TopLevel,
     TrainingSection,
 )
-from forerun.experiment.description_text import read_mapping, refuse_unknown
+from forerun.experiment.description_text import at, read_mapping, refuse_unknown, refuse_wild
 from forerun.experiment.description_training import (
+    DEFAULTS_BY_KIND,
     agreed,
     bounded,
-    check_setup,
+    check_buckets,
     disturbance_of,
     iterations_of,
     open_axes,
@@ -50,22 +51,18 @@ from forerun.experiment.description_training import (
     schedules_of,
 )
 from forerun.experiment.handlers import EventHandler
+from forerun.experiment.key_table import SECTIONS, key_table
 from forerun.experiment.own_code import is_own_code, load_own
-from forerun.experiment.prices import PricesSection, prices_of
+from forerun.experiment.prices import prices_of
 from forerun.experiment.request import Request, Thresholds
 from forerun.model.layered import LayeredModel
 from forerun.network.patterns_catalog import pattern_of
+from forerun.plan.constraints import check_plan
 from forerun.plan.fields import plan_fields
 
+__all__ = ["PresetRow", "changed", "key_table", "preset_names", "preset_table", "read_experiment"]
+
 PRESETS = Path(__file__).parent / "presets"
-SECTIONS: dict[str, type[Any]] = {
-    "hardware": HardwareSection,
-    "model": ModelSection,
-    "training": TrainingSection,
-    "network": NetworkSection,
-    "prices": PricesSection,
-    "thresholds": ThresholdsSection,
-}
 _NEEDED = ("hardware", "model", "training")
 _FILE_SUFFIXES = (".yaml", ".yml", ".json")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
@@ -139,10 +136,14 @@ def preset_table() -> list[PresetRow]:
     rows = []
     for name in preset_names():
         request = read_experiment(name)
-        devices = [kind.name for kind in request.setup.kinds if kind.device is not None]
-        gpus = f"{request.setup.n_gpus} x {' and '.join([request.setup.cluster.device.name, *devices])}"
-        rows.append(PresetRow(name, request.setup.model.name, gpus, request.given.get("description", "")))
+        rows.append(PresetRow(name, request.setup.model.name, _gpus(request.setup), request.given["description"]))
     return rows
+
+
+def _gpus(setup: Setup) -> str:
+    others = [(kind.n_gpus, kind.name) for kind in setup.kinds]
+    sizes = [(setup.n_gpus - sum(size for size, _ in others), setup.cluster.device.name), *others]
+    return " + ".join(f"{size} x {name}" for size, name in sizes if size)
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,10 @@ class _Sections:
 
 
 def _request(source: Mapping[str, Any], folder: Path, place: str, name: str) -> Request:
+    refuse_wild(source, place)
     data = whole_paths(plain(source), folder)
+    if isinstance(data.get("description"), str):
+        data["description"] = " ".join(data["description"].split())
     refuse_unknown(data, [*TopLevel.model_fields, *SECTIONS], _known_keys(), place)
     top = check(TopLevel, {key: value for key, value in data.items() if key not in SECTIONS}, place)
     sections = _checked(data, place)
@@ -239,7 +243,7 @@ def _assembled(sections: _Sections, place: str, name: str) -> Request:
     )
     cluster = adapted(base, hardware, sections.network, peak_dtype(precision), f"{place}: hardware")
     pattern = pattern_of(training.communication_pattern, f"{at_training}: communication_pattern")
-    defaults = {"seq_len": own_length, "optimizer": "sgd" if is_convolutional(model) else "adamw"}
+    defaults = {"seq_len": own_length, **DEFAULTS_BY_KIND["images" if is_convolutional(model) else "tokens"]}
     values = open_axes({**defaults, **fields, "precision": precision}, pattern.zero_stage if pattern else 0)
     plan = plan_of(values, n_gpus, at_training)
     setup = Setup(
@@ -251,10 +255,13 @@ def _assembled(sections: _Sections, place: str, name: str) -> Request:
         kinds=kinds,
         slow_links=hardware.slow_links,
     )
-    check_setup(setup, at_training)
+    with at(at_training):
+        check_plan(model, plan, cluster)
+    check_buckets(model, plan, at_training)
     schedules = schedules_of(training, has_tokens, at_training)
-    for _, each in schedules.segments(setup):
-        check_setup(each, at_training)
+    for start, each in schedules.segments(setup):
+        with at(f"{at_training}: batch_schedule and sequence_length_schedule: from iteration {start} on"):
+            check_plan(model, each.plan, cluster)
     disturbance = disturbance_of(training, hardware, at_training)
     prices = prices_of(sections.prices, Path(), f"{place}: prices", {base.name, *(each.name for each in devices)})
     return Request(

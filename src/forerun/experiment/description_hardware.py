@@ -20,8 +20,9 @@ from forerun.cluster.catalog import (
 from forerun.cluster.files import parse_yaml
 from forerun.cluster.schema import BITS_PER_BYTE, US_PER_S
 from forerun.cluster.types import Cluster, Device, Link
-from forerun.errors import ForerunError, UnknownName
+from forerun.errors import ForerunError
 from forerun.experiment.description_sections import HardwareSection, MixedEntry, NetworkSection
+from forerun.experiment.description_text import at
 from forerun.units import GIB, GIGA, TERA
 
 _SOLD = 1.05
@@ -104,22 +105,16 @@ def _of_gpu_model(name: str, place: str) -> Cluster:
     word = name.strip().lower()
     clusters = {each.lower() for row in cluster_table() for each in (row.name, *row.aliases)}
     if word not in clusters:
-        try:
+        with at(f"{place}: gpu_model"):
             load_device(word)
-        except UnknownName as error:
-            raise ForerunError(f"{place}: gpu_model: {error}") from None
     return load_cluster(word)
 
 
 def _of_cluster(given: str | dict[str, Any], place: str) -> Cluster:
-    try:
+    with at(place):
         if isinstance(given, dict):
-            return cluster_from_keys({str(key): each for key, each in given.items()}, "cluster", Path(), place)
-        if is_path(given):
-            return load_cluster(Path(given))
-        return load_cluster(given)
-    except UnknownName as error:
-        raise ForerunError(f"{place}: {error}") from None
+            return cluster_from_keys({str(key): each for key, each in given.items()}, "cluster", Path(), "keys")
+        return load_cluster(Path(given)) if is_path(given) else load_cluster(given)
 
 
 def is_path(text: str) -> bool:

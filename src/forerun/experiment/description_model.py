@@ -11,6 +11,7 @@ from typing import Any
 from forerun.cluster.files import parse_yaml
 from forerun.errors import ForerunError, UnknownName
 from forerun.experiment.description_sections import ModelSection
+from forerun.experiment.description_text import at
 from forerun.experiment.own_code import is_own_code, load_own
 from forerun.model.catalog import layered_names, load_any, load_model, model_names
 from forerun.model.fields import Fields
@@ -63,8 +64,13 @@ def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredMode
         model = replace(model, max_positions=max(model.max_positions, section.sequence_length))
     if dimensions:
         model = _resized(model, dimensions, place)
-    model = replace(model, name=section.name or model.name)
-    return model, section.sequence_length or _length(model)
+    length = section.sequence_length or _length(model)
+    if model.position == "learned" and length > model.max_positions:
+        raise ForerunError(
+            f"{place}: sequence_length {length} is longer than max_position_embeddings {model.max_positions} of"
+            f" {model.name}"
+        )
+    return replace(model, name=section.name or model.name), length
 
 
 @cache
@@ -88,7 +94,8 @@ def is_convolutional(model: ModelSpec | LayeredModel) -> bool:
 def _base(section: ModelSection, source: str, place: str) -> ModelSpec | LayeredModel:
     value = getattr(section, source)
     if source == "config":
-        return load_model(Path(value))
+        with at(f"{place}: config"):
+            return load_model(Path(value))
     if source == "spec":
         fields = Fields({str(key): each for key, each in value.items()}, f"{place}: spec")
         return read_spec(fields, fields.text("name", section.name or "model"))
@@ -128,13 +135,17 @@ def _resized(base: ModelSpec, dimensions: dict[str, Any], place: str) -> ModelSp
     fields = {DIMENSIONS[key]: value for key, value in dimensions.items()}
     hidden = fields.get("hidden", base.hidden)
     if hidden != base.hidden and "ffn_hidden" not in fields:
-        fields["ffn_hidden"] = _share(hidden * base.ffn_hidden, base.hidden, "ffn_hidden_size", place)
+        fields["ffn_hidden"] = _share(
+            hidden * base.ffn_hidden, base.hidden, "ffn_hidden_size", f"hidden_size {hidden}", place
+        )
     if hidden != base.hidden and "n_heads" not in fields and base.n_heads:
-        fields["n_heads"] = _share(hidden, base.head_dim, "num_attention_heads", place)
+        fields["n_heads"] = _share(hidden, base.head_dim, "num_attention_heads", f"hidden_size {hidden}", place)
     heads = fields.get("n_heads", base.n_heads)
     if base.mla is None and heads:
         if heads != base.n_heads and "n_kv_heads" not in fields:
-            fields["n_kv_heads"] = _share(heads * base.n_kv_heads, base.n_heads, "num_key_value_heads", place)
+            fields["n_kv_heads"] = _share(
+                heads * base.n_kv_heads, base.n_heads, "num_key_value_heads", f"num_attention_heads {heads}", place
+            )
         if hidden != base.hidden or heads != base.n_heads:
             if hidden % heads:
                 raise ForerunError(
@@ -143,16 +154,17 @@ def _resized(base: ModelSpec, dimensions: dict[str, Any], place: str) -> ModelSp
             fields["head_dim"] = hidden // heads
     if fields.get("position") == "learned" and not fields.get("max_positions", base.max_positions):
         raise ForerunError(f"{place}: max_position_embeddings is missing; learned positions need rows of their table")
-    try:
+    if heads and base.mla is None and heads % fields.get("n_kv_heads", base.n_kv_heads):
+        kv_heads = fields.get("n_kv_heads", base.n_kv_heads)
+        raise ForerunError(f"{place}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+    with at(place):
         return replace(base, **fields)
-    except ForerunError as error:
-        raise ForerunError(f"{place}: {error}") from None
 
 
-def _share(product: int, parts: int, key: str, place: str) -> int:
+def _share(product: int, parts: int, key: str, because: str, place: str) -> int:
     whole, rest = divmod(product, parts)
     if rest or not whole:
-        raise ForerunError(f"{place}: key {key!r} is missing, and the dimensions given don't imply a whole number")
+        raise ForerunError(f"{place}: key {key!r} is missing, and {because} implies no whole number")
     return whole
 
 

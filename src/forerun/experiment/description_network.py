@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+from forerun.cluster.files import read_yaml
 from forerun.cluster.types import Cluster
 from forerun.errors import ForerunError
 from forerun.experiment.description_sections import IDEAL, NetworkSection
+from forerun.experiment.description_text import at
 from forerun.network.for_experiment import CLUSTER, topology_of
 from forerun.network.network_file import Network, network_from
-from forerun.network.on_topology import check_size, load_network
+from forerun.network.on_topology import check_size
 from forerun.network.patterns import CommunicationPattern, NoNetwork
 from forerun.plan.plan import Plan
 
@@ -25,25 +30,24 @@ def network_of(section: NetworkSection, cluster: Cluster, num_nodes: int, n_gpus
     kind = section.topology_type or CLUSTER
     if section.oversubscription is not None and kind != "fat_tree":
         raise ForerunError(f"{place}: oversubscription is a key of topology_type fat_tree")
-    if isinstance(section.file, dict):
-        network: Network | None = network_from({"bandwidth_unit": "GB/s", **section.file}, f"{place}: file")
-    elif section.file is not None:
-        network = load_network(section.file)
-    elif kind == CLUSTER and section.topology_type is None and cluster.network is not None:
-        network = load_network(cluster.network)
+    if section.file is not None or (section.topology_type is None and cluster.network is not None):
+        network = _of_file(section.file or str(cluster.network), f"{place}: file")
     elif kind == IDEAL:
         network = None
     else:
-        try:
+        with at(place):
             network = topology_of(kind, cluster, num_nodes, oversubscription=section.oversubscription or 1)
-        except ForerunError as error:
-            raise ForerunError(f"{place}: {error}") from None
     if network is not None:
-        try:
+        with at(f"{place}: {'file' if section.file is not None else 'topology_type'}"):
             check_size(network, n_gpus)
-        except ForerunError as error:
-            raise ForerunError(f"{place}: {error}") from None
     return network
+
+
+def _of_file(file: str | dict[str, Any], place: str) -> Network:
+    with at(place):
+        if isinstance(file, dict):
+            return network_from({"bandwidth_unit": "GB/s", **file}, "keys")
+        return network_from({"bandwidth_unit": "GB/s", **read_yaml(Path(file))}, file)
 
 
 def pattern_in_force(
@@ -55,8 +59,6 @@ def pattern_in_force(
         ForerunError: the plan has no all-reduce that the pattern could run.
     """
     if given is not None:
-        try:
+        with at(place):
             given.check(plan)
-        except ForerunError as error:
-            raise ForerunError(f"{place}: {error}") from None
     return NoNetwork() if section.topology_type == IDEAL else given

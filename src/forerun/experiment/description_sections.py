@@ -44,7 +44,7 @@ def _ranks(value: Any) -> Any:
 
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$")]
-Rate = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1e9)]
+Rate = Annotated[float, BeforeValidator(_number), Field(ge=1e-3, le=1e9)]
 Microseconds = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e6)]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**6)]
 Width = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**7)]
@@ -116,7 +116,7 @@ class HardwareSection(Section):
     compute_tflops: Rate | None = None
     """dense peak of the training precision in 10**12 FLOP/s, in place of the device's; peaks of other precisions scale
     with it"""
-    memory_gb: Rate | None = None
+    memory_gb: Annotated[float, BeforeValidator(_number), Field(ge=0.1, le=1e6)] | None = None
     """memory of a GPU; its size as it is sold (80 for an A100 80GB) means all that programs can use, any other number
     is GiB (2**30 bytes)"""
     memory_bandwidth_gb_s: Rate | None = None
@@ -225,7 +225,7 @@ class TrainingSection(Section):
     mixed_precision: Annotated[bool | Text, BeforeValidator(_lower)] = True
     """true: bf16, or fp16 on a GPU without bf16; false: fp32, and tf32 for convolutions where the GPU has it, as
     PyTorch does; or a precision: bf16, fp16, tf32, fp32, fp8, mxfp8, nvfp4"""
-    gradient_accumulation_steps: Count | None = None
+    gradient_accumulation_steps: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10_000)] | None = None
     """micro batches of an optimizer step; with pp those of the pipeline; 1 unless given"""
     bucket_size_mb: Annotated[float, BeforeValidator(_number), Field(gt=0, le=1e6)] | None = None
     """size of a bucket of gradients in MiB (2**20 bytes), as DDP's bucket_cap_mb; 25 unless given"""

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from forerun.cluster.files import read_yaml
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, ImpossiblePlan
 
 _MANY = 25
 """known keys that an error lists, at most"""
+_LONGEST_TEXT = 4096
+_LARGEST = 10**18
+_DEEPEST = 20
+
+
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Put `place` in front of what is wrong."""
+    try:
+        yield
+    except ImpossiblePlan as error:
+        raise ImpossiblePlan(f"{place}: {error}") from None
+    except ForerunError as error:
+        raise ForerunError(f"{place}: {error}") from None
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -68,3 +83,32 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"key {key!r:.60} is given twice")
         found[key] = value
     return found
+
+
+def refuse_wild(value: Any, place: str, seen: set[int] | None = None, depth: int = 0) -> None:
+    """Raise ForerunError for what no key can have, so that nothing further on trips over it: numbers that are not
+    finite or beyond all bounds, text of several lines, nesting without end. A description may have lines."""
+    seen = set() if seen is None else seen
+    if isinstance(value, bool) or value is None:
+        return
+    if isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
+        raise ForerunError(f"{place}: expected a number between {-_LARGEST:.0e} and {_LARGEST:.0e}")
+    if isinstance(value, str):
+        _refuse_wild_text(value, place)
+    if not isinstance(value, (Mapping, list, tuple)) or id(value) in seen:
+        return
+    if depth == _DEEPEST:
+        raise ForerunError(f"{place}: is nested more than {_DEEPEST} deep")
+    seen.add(id(value))
+    parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, each in parts:
+        refuse_wild(key, f"{place}: a key of it", seen, depth + 1)
+        if not (depth == 0 and key == "description" and isinstance(each, str)):
+            refuse_wild(each, f"{place}{': ' if depth == 0 else '.'}{key}", seen, depth + 1)
+
+
+def _refuse_wild_text(text: str, place: str) -> None:
+    if len(text) > _LONGEST_TEXT:
+        raise ForerunError(f"{place}: is text of {len(text):,} characters; at most {_LONGEST_TEXT:,} are read")
+    if not text.isprintable():
+        raise ForerunError(f"{place}: expected text in one line and without control characters, got {text!r:.60}")

@@ -11,11 +11,15 @@ from forerun.analysis.setup import Setup
 from forerun.cluster.types import Device
 from forerun.errors import ForerunError, ImpossiblePlan
 from forerun.experiment.description_sections import HardwareSection, TrainingSection
+from forerun.experiment.description_text import at
 from forerun.experiment.request import Disturbance
+from forerun.model.layered import LayeredModel
+from forerun.model.parameters import parameter_count
+from forerun.model.spec import ModelSpec
 from forerun.plan.complete import REST, complete_plan
-from forerun.plan.constraints import check_plan
 from forerun.plan.fields import choices
 from forerun.plan.plan import Plan
+from forerun.units import MIB
 
 SPELLINGS = {
     "batch_size_per_gpu": "micro_batch",
@@ -28,9 +32,18 @@ SPELLINGS = {
 DEFAULT_BUCKET_MIB = 25.0
 """bucket_cap_mb of torch.nn.parallel.DistributedDataParallel"""
 DEFAULT_ITERATIONS = 100
-DEFAULT_STACK = "pytorch"
+DEFAULTS_BY_KIND = {
+    "images": {"optimizer": "sgd", "stack": "pytorch-vision"},
+    "tokens": {"optimizer": "adamw", "stack": "pytorch"},
+}
+"""keys of a Plan that depend on what is trained: convolutional networks, others"""
 DEFAULT_WARMUP_SLOWDOWN = 2.0
-MOST_OF_A_PLAN = 10**8
+MOST_OF_ANY_KEY = 10**8
+MOST_OF_A_PLAN = {"micro_batch": 10**6, "n_microbatches": 10_000}
+"""of a Plan's keys, as of an experiment's words for them"""
+MOST_BUCKETS = 100_000
+_GRADIENT_BYTES = 4
+"""at most, of a parameter"""
 MOST_ITERATIONS = 10**9
 
 
@@ -95,8 +108,9 @@ def bounded(plan_keys: dict[str, Any], place: str) -> dict[str, Any]:
     """`plan_keys` if their numbers are such as a run can have; ForerunError names the first that is not."""
     for key, value in plan_keys.items():
         for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, (int, float)) and not abs(number) <= MOST_OF_A_PLAN:
-                raise ForerunError(f"{place}: {key}: expected a number of at most {MOST_OF_A_PLAN:,}")
+            most = MOST_OF_A_PLAN.get(key, MOST_OF_ANY_KEY)
+            if isinstance(number, (int, float)) and not abs(number) <= most:
+                raise ForerunError(f"{place}: {key}: expected a number of at most {most:,}")
     return plan_keys
 
 
@@ -113,29 +127,30 @@ def open_axes(fields: Mapping[str, Any], least_zero_stage: int) -> dict[str, Any
     shards = values["zero_stage"] or values.get("ep", 1) > 1
     if "dp_shard" not in values and ("dp_replicate" not in values or (shards and values["dp_replicate"] != REST)):
         values["dp_shard" if shards else "dp_replicate"] = REST
-    values.setdefault("stack", DEFAULT_STACK)
     values.setdefault("ddp_bucket_mib", DEFAULT_BUCKET_MIB)
     return values
 
 
 def plan_of(values: Mapping[str, Any], n_gpus: int, place: str) -> Plan:
     """The Plan of `values` on all GPUs. Raises ImpossiblePlan and ForerunError, which start with `place`."""
-    try:
-        return complete_plan(values, n_gpus)
-    except ImpossiblePlan as error:
-        raise ImpossiblePlan(f"{place}: {error}") from None
-    except ForerunError as error:
-        raise ForerunError(f"{place}: {error}") from None
+    with at(place):
+        try:
+            return complete_plan(values, n_gpus)
+        except ImpossiblePlan as error:
+            if REST in (values.get("dp_replicate"), values.get("dp_shard")):
+                raise
+            raise ImpossiblePlan(f"{error}; leave dp_replicate or dp_shard out, or make one of them -1") from None
 
 
-def check_setup(setup: Setup, place: str) -> None:
-    """Raise ForerunError where the plan can't run."""
-    try:
-        check_plan(setup.model, setup.plan, setup.cluster)
-    except ImpossiblePlan as error:
-        raise ImpossiblePlan(f"{place}: {error}") from None
-    except ForerunError as error:
-        raise ForerunError(f"{place}: {error}") from None
+def check_buckets(model: ModelSpec | LayeredModel, plan: Plan, place: str) -> None:
+    """Raise ForerunError where gradients are cut into so many buckets that nobody can mean it, or simulate it."""
+    parameters = model.parameter_count if isinstance(model, LayeredModel) else parameter_count(model)
+    buckets = parameters * _GRADIENT_BYTES / (plan.ddp_bucket_mib * MIB) if plan.ddp_bucket_mib else 0
+    if plan.dp > 1 and buckets > MOST_BUCKETS:
+        raise ForerunError(
+            f"{place}: bucket_size_mb {plan.ddp_bucket_mib:g} cuts the gradients of {parameters:,} parameters into"
+            f" {buckets:,.0f} buckets, more than {MOST_BUCKETS:,}"
+        )
 
 
 def disturbance_of(training: TrainingSection, hardware: HardwareSection, place: str) -> Disturbance:

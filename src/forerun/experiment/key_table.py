@@ -6,21 +6,40 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from forerun.experiment.description import SECTIONS
-from forerun.experiment.description_sections import PLAN_KEYS, Section, TopLevel
-from forerun.experiment.description_training import DEFAULT_STACK, SPELLINGS
+from forerun.experiment.description_sections import (
+    PLAN_KEYS,
+    HardwareSection,
+    ModelSection,
+    NetworkSection,
+    Section,
+    ThresholdsSection,
+    TopLevel,
+    TrainingSection,
+)
+from forerun.experiment.description_training import SPELLINGS
+from forerun.experiment.prices import PricesSection
 from forerun.plan.fields import MEANINGS, choices
 from forerun.plan.plan import Plan
 
+SECTIONS: dict[str, type[Any]] = {
+    "hardware": HardwareSection,
+    "model": ModelSection,
+    "training": TrainingSection,
+    "network": NetworkSection,
+    "prices": PricesSection,
+    "thresholds": ThresholdsSection,
+}
+"""section -> its schema, in order"""
 _SPELLED = {field: f"training.{key}" for key, field in SPELLINGS.items()} | {"seq_len": "model.sequence_length"}
 _MEANINGS = {
     "dp_replicate": "data-parallel replicas; -1 for the rest, as is so without any data-parallel key",
     "dp_shard": f"{MEANINGS['dp_shard']}, as is so with a zero_stage above 0",
     "zero_stage": f"{MEANINGS['zero_stage']}; 0, or 3 where dp_shard is given, unless given",
     "optimizer": "adamw, adam or sgd; sgd for convolutional networks and adamw for others unless given",
+    "stack": "software stack (forerun stacks); pytorch-vision for convolutional networks, else pytorch, unless given",
 }
-_DEFAULTS = {"stack": DEFAULT_STACK, **dict.fromkeys(("dp_replicate", "dp_shard", "zero_stage", "optimizer"))}
-"""where an experiment's differ from the Plan's; None where the meaning says what they depend on"""
+_DEPENDENT = ("dp_replicate", "dp_shard", "zero_stage", "optimizer", "stack")
+"""keys whose meaning says what their default depends on"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +86,7 @@ def _entries(annotation: Any, is_list: bool = False) -> Iterator[tuple[type[Sect
 def _of_plan(key: str) -> KeyRow:
     if key in _SPELLED:
         return KeyRow("training", key, f"the word of a Plan for {_SPELLED[key]}", "")
-    default = _DEFAULTS.get(key, Plan.__dataclass_fields__[key].default)
+    default = None if key in _DEPENDENT else Plan.__dataclass_fields__[key].default
     words = [each for each in choices(key) if isinstance(each, str)]
     meaning = MEANINGS[key] + (f": {', '.join(words)}" if words else "")
     return KeyRow("training", key, _MEANINGS.get(key, meaning), _yaml(default))

@@ -25,6 +25,7 @@ from forerun.cluster.files import check, read_yaml
 from forerun.cluster.schema import NotNegative
 from forerun.errors import ForerunError, UnknownName
 from forerun.experiment.description_sections import Section
+from forerun.experiment.description_text import at
 from forerun.experiment.request import Prices
 
 _KEYS = ("dollars_per_kwh", "pue", "host_power_w", "idle_power")
@@ -76,7 +77,8 @@ def prices_of(section: dict[str, Any], folder: Path, place: str, own_names: Coll
     layers: list[tuple[PriceFile, str]] = [(own, place)]
     if own.file is not None:
         path = folder / own.file
-        layers.append((read_prices(path), str(path)))
+        with at(f"{place}: file"):
+            layers.append((read_prices(path), str(path)))
     values: dict[str, float] = {}
     for key in _KEYS:
         given = [getattr(layer, key) for layer, _ in layers if getattr(layer, key) is not None]
