@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from forerun.analysis.setup import Setup
 from forerun.cluster.schema import BITS_PER_BYTE, US_PER_S
+from forerun.experiment.description_training import peak_dtype
 from forerun.units import GIB, GIGA, TERA
 
 
-def echo_of(setup: Setup, dtype: str, own_memory_bytes: int, sample: str) -> tuple[str, ...]:
-    """The lines. `dtype` is that of compute_tflops, `own_memory_bytes` the device's memory as the catalogue has it."""
+def echo_of(setup: Setup, own_memory_bytes: int, sample: str) -> tuple[str, ...]:
+    """The lines; `own_memory_bytes` is the device's memory as the catalogue has it."""
+    dtype = peak_dtype(setup.plan.precision)
     cluster, device = setup.cluster, setup.cluster.device
     intra, inter = cluster.links[0], cluster.links[1] if len(cluster.links) > 1 else None
     lines = [
@@ -20,6 +22,7 @@ def echo_of(setup: Setup, dtype: str, own_memory_bytes: int, sample: str) -> tup
     if inter is not None:
         lines.append(f"network_bandwidth_gbps {_rates(inter.bytes_per_s)} for each GPU and direction between nodes")
         lines.append(f"base_latency_us {inter.latency_s * US_PER_S:.4g}: microseconds of a hop between nodes")
+    lines.append(f"mixed_precision {setup.plan.precision}: what matrix products run in")
     lines.append(f"bucket_size_mb {setup.plan.ddp_bucket_mib:g}: MiB (2**20 bytes), as DDP's bucket_cap_mb")
     lines.append(_batch_line(setup, sample))
     return tuple(lines)

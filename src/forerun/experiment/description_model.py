@@ -20,7 +20,7 @@ from forerun.model.layers_by_hand import layers_from
 from forerun.model.spec import ModelSpec
 from forerun.model.spec_file import read_spec
 
-_SOURCES = ("model_type", "preset", "config", "spec", "layers")
+SOURCES = ("model_type", "preset", "config", "spec", "layers")
 DIMENSIONS = {
     "num_layers": "n_layers",
     "hidden_size": "hidden",
@@ -45,9 +45,9 @@ def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredMode
 
     Raises ForerunError: no model or two, an unknown name, a wrong file, dimensions that don't fit each other.
     """
-    given = [key for key in _SOURCES if getattr(section, key) is not None]
+    given = [key for key in SOURCES if getattr(section, key) is not None]
     if not given:
-        raise ForerunError(f"{place}: key 'model_type' is missing; give it, or one of {', '.join(_SOURCES[1:])}")
+        raise ForerunError(f"{place}: key 'model_type' is missing; give it, or one of {', '.join(SOURCES[1:])}")
     if len(given) > 1 and not (given == ["model_type", "preset"] and section.model_type == section.preset):
         raise ForerunError(f"{place}: {' and '.join(given)} each name a model; give one of them")
     model = _base(section, given[0], place)

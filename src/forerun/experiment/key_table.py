@@ -6,30 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from forerun.experiment.description_sections import (
-    PLAN_KEYS,
-    HardwareSection,
-    ModelSection,
-    NetworkSection,
-    Section,
-    ThresholdsSection,
-    TopLevel,
-    TrainingSection,
-)
+from forerun.experiment.description_schema import SECTIONS
+from forerun.experiment.description_sections import PLAN_KEYS, Section, TopLevel
 from forerun.experiment.description_training import SPELLINGS
-from forerun.experiment.prices import PricesSection
 from forerun.plan.fields import MEANINGS, choices
 from forerun.plan.plan import Plan
 
-SECTIONS: dict[str, type[Any]] = {
-    "hardware": HardwareSection,
-    "model": ModelSection,
-    "training": TrainingSection,
-    "network": NetworkSection,
-    "prices": PricesSection,
-    "thresholds": ThresholdsSection,
-}
-"""section -> its schema, in order"""
 _SPELLED = {field: f"training.{key}" for key, field in SPELLINGS.items()} | {"seq_len": "model.sequence_length"}
 _MEANINGS = {
     "dp_replicate": "data-parallel replicas; -1 for the rest, as is so without any data-parallel key",
