@@ -6,6 +6,8 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from forerun.analysis.setup import RankKind, Setup
 from forerun.analysis.simulate_setup import simulate_setup
@@ -13,6 +15,7 @@ from forerun.analysis.stepper import class_of_rank
 from forerun.cluster.catalog import load_cluster
 from forerun.errors import ForerunError, ImpossiblePlan
 from forerun.model.catalog import load_model
+from forerun.network.on_topology import load_network
 from forerun.plan.plan import Plan
 
 MODEL = replace(load_model("llama-3.1-8b"), n_layers=4)
@@ -194,3 +197,32 @@ def test_a_kind_whose_device_lacks_the_precision_is_refused() -> None:
     setup = setup_of(dict(dp_shard=8), RankKind("old", 1, device=V100))
     with pytest.raises(ImpossiblePlan, match="has no bf16"):
         simulate_setup(setup)
+
+
+def test_links_of_a_topology_are_as_busy_as_without_kinds() -> None:
+    fields = dict(dp_shard=4, pp=2, tp=2, n_microbatches=4)
+    setup = replace(setup_of(fields), network=load_network("switch:8@450/300,fat-tree:4@50/700"))
+    alone, divided = (simulate_setup(replace(setup, kinds=kinds)) for kinds in ((), (RankKind("some", 4),)))
+    assert divided.prediction.network == alone.prediction.network
+    assert divided.timeline.end_of_step_ps == alone.timeline.end_of_step_ps
+
+
+def test_experts_that_gpus_of_two_kinds_share_make_them_wait_too() -> None:
+    model = replace(load_model("mixtral-8x7b"), n_layers=2)
+    setup = Setup(model, Plan(seq_len=512, dp_shard=8, ep=4), CLUSTER)
+    slow = step_ps(replace(setup, kinds=(RankKind("slow", 1, slowdown=1.2),)))
+    assert slow == step_ps(replace(setup, kinds=(RankKind("slow", 8, slowdown=1.2),)))
+    with pytest.raises(ForerunError, match=r"share the collectives of ep.*number 1 is all_to_all of"):
+        simulate_setup(replace(setup, kinds=(RankKind("more", 1, micro_batch=2),)))
+
+
+@given(st.lists(st.sampled_from((1.0, 1.01, 1.1, 1.5)), min_size=1, max_size=5), st.sampled_from(list(PLANS)))
+@settings(max_examples=15)
+def test_the_slowest_of_many_is_the_step(factors: list[float], name: str) -> None:
+    fields = PLANS[name]
+    n = replica(fields)
+    factors = factors[: setup_of(fields).plan.dp]
+    kinds = [RankKind(f"kind {i}", n, slowdown=factor) for i, factor in enumerate(factors)]
+    world = setup_of(fields).n_gpus
+    slowest = max((*factors, 1.0) if len(factors) * n < world else factors)
+    assert step_ps(setup_of(fields, *kinds)) == step_ps(setup_of(fields, RankKind("all", world, slowdown=slowest)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from forerun.cluster.types import Cluster
 from forerun.cost.op_costs import on_topology
 from forerun.network.link_load import Busiest
 from forerun.network.network_file import Network
-from forerun.network.on_topology import describe
+from forerun.network.on_topology import OnTopology, describe
 from forerun.program.origin import Origin
 from forerun.program.types import F64, Collective, Program
 
@@ -42,16 +43,17 @@ class NetworkUse:
 
 
 def network_use(program: Program, network: Network, cluster: Cluster, n_gpus: int, step_s: float) -> NetworkUse:
-    """The busiest link of each axis in a step of `program`, by what its collectives put on the link."""
+    """The busiest link of each axis in a step of `program`, by what its collectives put on the link.
+
+    Where GPUs of several kinds run it, by what those put there that use it most.
+    """
     placed, times = on_topology(network, cluster, n_gpus), _times(program)
-    busy: dict[int, dict[Busiest, float]] = {}
-    ops = program.ops
-    for row in np.flatnonzero((ops.group >= 0) & (times > 0)).tolist():
-        group, size_bytes = program.groups[ops.group[row]], float(ops.bytes_comm[row])
-        if group.size > 1:
-            link = placed.busiest_link(Collective(ops.collective[row]), group, size_bytes)
-            links = busy.setdefault(int(ops.group[row]), {})
-            links[link] = links.get(link, 0.0) + float(times[row]) * size_bytes * link.s_per_byte
+    starts = Origin.of(program).part_ops or (0,)
+    busy: dict[int, _Links] = {}
+    for start, end in pairwise((*starts, len(program.ops))):
+        for number, links in _busy_links(program, placed, times, range(start, end)).items():
+            if number not in busy or sum(links.values()) > sum(busy[number].values()):
+                busy[number] = links
     axes = []
     for number, links in busy.items():
         group, first = program.groups[number], max(links, key=lambda link: links[link])
@@ -59,6 +61,23 @@ def network_use(program: Program, network: Network, cluster: Cluster, n_gpus: in
         name = f"{_device(first.src, network)} -> {_device(first.dst, network)}"
         axes.append(AxisUse(group.axis, group.size, group.inner, name, busy_s, busy_s / step_s))
     return NetworkUse(describe(network), network.n_npus, tuple(sorted(axes, key=lambda axis: -axis.busy_s)))
+
+
+_Links = dict[Busiest, float]
+"""link -> seconds that it is busy"""
+
+
+def _busy_links(program: Program, placed: OnTopology, times: F64, rows: range) -> dict[int, _Links]:
+    """By group, the links that limit collectives among the ops `rows`."""
+    busy: dict[int, _Links] = {}
+    ops = program.ops
+    for row in rows:
+        number, size_bytes = int(ops.group[row]), float(ops.bytes_comm[row])
+        if number >= 0 and times[row] > 0 and program.groups[number].size > 1:
+            link = placed.busiest_link(Collective(ops.collective[row]), program.groups[number], size_bytes)
+            links = busy.setdefault(number, {})
+            links[link] = links.get(link, 0.0) + float(times[row]) * size_bytes * link.s_per_byte
+    return busy
 
 
 def _times(program: Program) -> F64:

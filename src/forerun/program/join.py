@@ -12,9 +12,6 @@ from forerun.errors import ForerunError
 from forerun.program.groups import CommGroup
 from forerun.program.types import I64, Block, Channel, Collective, OpKind, OpTable, Program, RankClass
 
-JOINT = "joint_channels"
-"""entry of `Program.meta`: channels in which parts meet"""
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -33,7 +30,8 @@ def joined(parts: Sequence[Part]) -> Program:
     In each pipeline stage the ranks of the first part come first. The k-th collectives that the parts run in a group
     that holds ranks of two of them become a rendezvous, class by class: they start when the last part is ready. Where
     only some of the equal groups of an axis are divided, all of them are taken to be. Everything else stays inside a
-    part. Ops are those of the parts one after the other, so that each has costs of its own.
+    part. Ops are those of the parts one after the other, so that each has costs of its own. `meta` says which channels
+    are these rendezvous (`joint_channels`), and where the ops of each part begin (`part_ops`).
 
     Raises:
         ForerunError: the parts are of different meshes, or their common collectives are not the same.
@@ -53,7 +51,7 @@ def joined(parts: Sequence[Part]) -> Program:
         blocks=tuple(joining.blocks),
         rank_classes=tuple(joining.classes),
         channels=tuple(joining.channels),
-        meta={**first.meta, JOINT: sorted(joining.joint.values())},
+        meta={**first.meta, "joint_channels": sorted(joining.joint.values()), "part_ops": joining.first_ops},
     )
 
 
@@ -131,12 +129,15 @@ class _Joining:
         self.channels: list[Channel] = []
         self.joint: dict[tuple[int, int], int] = {}
         """(class inside a part, group) -> channel"""
+        self.first_ops: list[int] = []
+        """of each part"""
 
     def add(self, number: int) -> None:
         """Append part `number`."""
         part = self.parts[number]
         program, first_class = part.program, number * self.n_classes
         first_op = sum(len(earlier.program.ops) for earlier in self.parts[:number])
+        self.first_ops.append(first_op)
         first_channel = len(self.channels)
         self.channels += [
             Channel(f"{part.name}: {c.name}", tuple(first_class + member for member in c.members))

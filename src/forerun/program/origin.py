@@ -33,6 +33,8 @@ class Origin:
     """ops of torch.compile'd regions"""
     joint_channels: tuple[int, ...]
     """channels in which GPUs of several kinds meet for collectives that they share"""
+    part_ops: tuple[int, ...]
+    """first op of each kind of GPUs"""
     notes: tuple[str, ...]
     """what the source guessed, one line each"""
     source_lines: Mapping[str, tuple[str, ...]]
@@ -55,6 +57,7 @@ class Origin:
             sharded=read.numbers("sharded", n_groups) or (),
             compiled_ops=read.numbers("compiled_ops", len(program.ops)) or (),
             joint_channels=read.numbers("joint_channels", len(program.channels)) or (),
+            part_ops=read.numbers("part_ops", len(program.ops)) or (),
             notes=read.lines("notes"),
             source_lines=read.source_lines(),
             torch=read.text("torch"),
