@@ -247,6 +247,35 @@ def test_equal_groups_of_an_axis_contend(made):
     assert all_s == pytest.approx(16 * one_s)
 
 
+# -- the link that limits --------------------------------------------------------------------------------------
+
+
+def test_patterns_know_their_busiest_link_of_a_topology():
+    """On one switch a byte of gradients keeps a rank's link busy for what it sends of it."""
+    n, group = 8, CommGroup.on_mesh("dp", 8, 1, 1)
+    wires = Wires(SINGLE, n, topology_of("full_mesh", SINGLE, n))
+    sent = {
+        Nccl(): 2 * 7 / 8,
+        RingAllReduce(): 2 * 7 / 8,
+        TreeAllReduce(): 2,
+        ReduceScatter(): 2 * 7 / 8,
+        AllGather(): 7,
+        ParameterServer(): 7,
+        ParameterServer(8): 7 / 8,
+        Butterfly(): 3,
+        RingInRounds(): 2 * 7 / 8,
+        Compressed(AllGather(), 7.0): 1,
+    }
+    for pattern, buffers in sent.items():
+        link = pattern.busiest(1e9, group, wires)
+        assert link.s_per_byte == pytest.approx(buffers * BETA_S), pattern
+        assert max(link.src, link.dst) == n
+        assert pattern.busiest(1e9, group, Wires(SINGLE, n)) is None
+    assert ParameterServer().busiest(1e9, group, wires).dst == 0
+    for pattern in (TimedBy(lambda size_bytes, n_ranks: 1.0), NoNetwork(), Compressed(NoNetwork(), 2.0)):
+        assert pattern.busiest(1e9, group, wires) is None
+
+
 # -- compression -----------------------------------------------------------------------------------------------
 
 

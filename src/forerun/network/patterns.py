@@ -19,7 +19,7 @@ import numpy as np
 from forerun.cluster.types import Cluster
 from forerun.errors import ForerunError
 from forerun.network.constants import NodeCollectives
-from forerun.network.link_load import Fabric, fabric_of
+from forerun.network.link_load import Busiest, Fabric, fabric_of
 from forerun.network.network_file import Network, NetworkDim
 from forerun.network.of_cluster import link_dimension
 from forerun.plan.plan import Plan
@@ -97,6 +97,13 @@ class CommunicationPattern(ABC):
 
         All equal groups of the mesh axis work at once. Asked for groups of two ranks or more.
         """
+
+    def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
+        """The link of a topology that gradients of `size_bytes` use most, None where the pattern doesn't know.
+
+        Its seconds are those of a byte of the gradients, for all that the pattern sends over it.
+        """
+        return None
 
     def check(self, plan: Plan) -> None:
         """Raise ForerunError where `plan` has no all-reduce of gradients that the pattern could run."""

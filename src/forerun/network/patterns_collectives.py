@@ -7,13 +7,15 @@ protocols, base latencies and the share of the wire that it sustains. With `rate
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 from forerun.errors import ForerunError
 from forerun.network.alpha_beta import AlphaBeta, ring_line, tree_line
 from forerun.network.group_traffic import Layout
 from forerun.network.lines import Lines
+from forerun.network.link_load import Busiest
 from forerun.network.nccl import collective_lines, passes, ring_lines, tree_lines
 from forerun.network.on_topology import OnTopology, Way
 from forerun.network.patterns import CommunicationPattern, Wires, has_all_reduce
@@ -30,6 +32,7 @@ class CollectivePattern(CommunicationPattern):
 
     rates: AlphaBeta | None = None
     """textbook rates in place of NCCL's"""
+    kind: ClassVar[Collective] = Collective.ALL_REDUCE
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
         """As `lines` say; what cannot be said by lines is added by subclasses."""
@@ -42,9 +45,33 @@ class CollectivePattern(CommunicationPattern):
         latency, slope = zip(*_textbook(self, Layout.of(group, wires.n_gpus), wires), strict=True)
         return Lines(tuple(time_s + self.rates.base_latency_us * _US for time_s in latency), slope)
 
-    @abstractmethod
     def nccl_lines(self, group: CommGroup, wires: Wires) -> Lines:
         """Lines with NCCL's constants."""
+        if wires.network is None:
+            return self.on_links(group, wires)
+        found = self.ways(group, wires)
+        return Lines(tuple(way.latency_s for way in found), tuple(way.s_per_byte for way in found))
+
+    def on_links(self, group: CommGroup, wires: Wires) -> Lines:
+        """Those on the cluster's own links: all that NCCL chooses from for `kind`."""
+        return collective_lines(self.kind, group.nodes, group.ranks_per_node, wires.cluster, wires.measured)
+
+    def ways(self, group: CommGroup, wires: Wires) -> tuple[Way, ...]:
+        """The same on a topology."""
+        assert wires.network is not None
+        return OnTopology(wires.network, wires.n_gpus, wires.cluster, wires.measured).ways(self.kind, group)
+
+    def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
+        """The link that the fastest way uses most; as NCCL lays messages with textbook rates, too."""
+        if wires.network is None:
+            return None
+        times = self.buffers(group)
+        link = min(self.ways(group, wires), key=lambda way: way.latency_s + way.s_per_byte * size_bytes).busiest
+        return replace(link, s_per_byte=link.s_per_byte * times)
+
+    def buffers(self, group: CommGroup) -> float:
+        """Bytes of all collectives of `kind` and their counterparts over those of the gradients."""
+        return 1.0
 
     @abstractmethod
     def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
@@ -66,31 +93,11 @@ def _ring_all_reduce(layout: Layout, wires: Wires, rates: AlphaBeta) -> tuple[fl
     return 2 * latency_s, 2 * s_per_byte
 
 
-def _of_nccl(kind: Collective, group: CommGroup, wires: Wires) -> Lines:
-    """What NCCL chooses from."""
-    if wires.network is None:
-        return collective_lines(kind, group.nodes, group.ranks_per_node, wires.cluster, wires.measured)
-    return _as_lines(_ways(kind, group, wires))
-
-
-def _ways(kind: Collective, group: CommGroup, wires: Wires) -> tuple[Way, ...]:
-    assert wires.network is not None
-    return OnTopology(wires.network, wires.n_gpus, wires.cluster, wires.measured).ways(kind, group)
-
-
-def _as_lines(ways: tuple[Way, ...]) -> Lines:
-    return Lines(tuple(way.latency_s for way in ways), tuple(way.s_per_byte for way in ways))
-
-
 @dataclass(frozen=True)
 class Nccl(CollectivePattern):
     """What NCCL chooses by size: rings or trees."""
 
     name: str = "nccl"
-
-    def nccl_lines(self, group: CommGroup, wires: Wires) -> Lines:
-        """All of them."""
-        return _of_nccl(Collective.ALL_REDUCE, group, wires)
 
     def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
         """A ring and a tree."""
@@ -110,14 +117,15 @@ class RingAllReduce(CollectivePattern):
 
     name: str = "ring_allreduce"
 
-    def nccl_lines(self, group: CommGroup, wires: Wires) -> Lines:
+    def on_links(self, group: CommGroup, wires: Wires) -> Lines:
         """NCCL's rings; inside one node what it was measured with there."""
         if group.nodes == 1:
-            return _of_nccl(Collective.ALL_REDUCE, group, wires)
-        if wires.network is None:
-            shape = group.nodes, group.ranks_per_node
-            return ring_lines(Collective.ALL_REDUCE, *shape, wires.cluster, wires.measured)
-        return _as_lines(tuple(way for way in _ways(Collective.ALL_REDUCE, group, wires) if not way.tree))
+            return super().on_links(group, wires)
+        return ring_lines(self.kind, group.nodes, group.ranks_per_node, wires.cluster, wires.measured)
+
+    def ways(self, group: CommGroup, wires: Wires) -> tuple[Way, ...]:
+        """All but its trees."""
+        return tuple(way for way in super().ways(group, wires) if not way.tree)
 
     def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
         """2 (n - 1) alpha + 2 (n - 1) / n bytes beta."""
@@ -133,15 +141,27 @@ class TreeAllReduce(CollectivePattern):
 
     name: str = "tree_allreduce"
 
-    def nccl_lines(self, group: CommGroup, wires: Wires) -> Lines:
+    def on_links(self, group: CommGroup, wires: Wires) -> Lines:
         """NCCL's trees; inside one node its chain sends all of the bytes where a ring sends (n - 1) / n of them."""
         if group.nodes == 1:
-            ring = _of_nccl(Collective.ALL_REDUCE, group, wires)
-            more = group.size / (group.size - 1)
+            ring, more = super().on_links(group, wires), group.size / (group.size - 1)
             return Lines(ring.latency_s, tuple(slope * more for slope in ring.s_per_byte))
-        if wires.network is None:
-            return tree_lines(group.nodes, group.ranks_per_node, wires.cluster, wires.measured)
-        return _as_lines(tuple(way for way in _ways(Collective.ALL_REDUCE, group, wires) if way.tree))
+        return tree_lines(group.nodes, group.ranks_per_node, wires.cluster, wires.measured)
+
+    def ways(self, group: CommGroup, wires: Wires) -> tuple[Way, ...]:
+        """Its trees, or its chain inside one node."""
+        found = super().ways(group, wires)
+        if group.nodes > 1:
+            return tuple(way for way in found if way.tree)
+        more = group.size / (group.size - 1)
+        return tuple(
+            replace(
+                way,
+                s_per_byte=way.s_per_byte * more,
+                busiest=replace(way.busiest, s_per_byte=way.busiest.s_per_byte * more),
+            )
+            for way in found
+        )
 
     def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
         """2 ceil(log2 n) alpha + 2 bytes beta."""
@@ -157,6 +177,7 @@ class ReduceScatter(CollectivePattern):
     """
 
     name: str = "reduce_scatter"
+    kind: ClassVar[Collective] = Collective.REDUCE_SCATTER
 
     @property
     def zero_stage(self) -> int:
@@ -167,12 +188,12 @@ class ReduceScatter(CollectivePattern):
         """A reduce-scatter, then an all-gather."""
         if self.rates is not None:
             return super().seconds(size_bytes, group, wires)
-        gather = _of_nccl(Collective.ALL_GATHER, group, wires).seconds(size_bytes)
+        gather = AllGather().nccl_lines(group, wires).seconds(size_bytes)
         return gather + self.nccl_lines(group, wires).seconds(size_bytes)
 
-    def nccl_lines(self, group: CommGroup, wires: Wires) -> Lines:
-        """Of the reduce-scatter alone."""
-        return _of_nccl(Collective.REDUCE_SCATTER, group, wires)
+    def buffers(self, group: CommGroup) -> float:
+        """The all-gather sends what the reduce-scatter does."""
+        return 2.0
 
     def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
         """As a ring, with the pattern's base latency twice."""
@@ -188,15 +209,16 @@ class AllGather(CollectivePattern):
     """
 
     name: str = "all_gather"
+    kind: ClassVar[Collective] = Collective.ALL_GATHER
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
         """The all-gather, and the sum: n buffers are read, one is written."""
-        n = group.size
-        return self.lines(group, wires).seconds(size_bytes * n) + wires.pass_s((n + 1) * size_bytes)
+        gathered = size_bytes * group.size
+        return self.lines(group, wires).seconds(gathered) + wires.pass_s(gathered + size_bytes)
 
-    def nccl_lines(self, group: CommGroup, wires: Wires) -> Lines:
-        """Of an all-gather by the bytes that it gathers."""
-        return _of_nccl(Collective.ALL_GATHER, group, wires)
+    def buffers(self, group: CommGroup) -> float:
+        """Those of all ranks."""
+        return float(group.size)
 
     def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
         """(n - 1) alpha + (n - 1) bytes beta."""
@@ -239,6 +261,11 @@ class Compressed(CommunicationPattern):
         wire_bytes = size_bytes / self.ratio
         around = wires.pass_s(self.passes * size_bytes + wire_bytes)
         return self.pattern.seconds(wire_bytes, group, wires) + 2 * around
+
+    def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
+        """The pattern's, with fewer bytes."""
+        link = self.pattern.busiest(size_bytes / self.ratio, group, wires)
+        return None if link is None else replace(link, s_per_byte=link.s_per_byte / self.ratio)
 
     def check(self, plan: Plan) -> None:
         """Raise ForerunError where nothing that could be compressed is all-reduced."""

@@ -20,6 +20,7 @@ from forerun.network.alpha_beta import AlphaBeta
 from forerun.network.constants import fabrics
 from forerun.network.group_traffic import Flows, Layout
 from forerun.network.lines import Lines
+from forerun.network.link_load import Busiest
 from forerun.network.nccl import node_constants, wire_efficiency
 from forerun.network.on_topology import sharing
 from forerun.network.patterns import CommunicationPattern, Wires
@@ -76,6 +77,17 @@ class MessagePattern(CommunicationPattern):
         busy_s = sum(one.times * one.busy_s for one in rounds)
         return (_lines_in_node if group.nodes == 1 else _lines_between_nodes)(rounds, busy_s, group, wires)
 
+    def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
+        """The link that passes most in all rounds together."""
+        if wires.network is None or size_bytes <= 0:
+            return None
+        rounds = _sent(self, size_bytes, group, wires)
+        flows = [one._replace(weight=one.weight * times) for times, one in rounds]
+        if not flows:
+            return None
+        link = wires.fabric.load(flows, wires.node_size, 1.0, 1.0).busiest
+        return replace(link, s_per_byte=link.s_per_byte / size_bytes)
+
 
 class _Timed(NamedTuple):
     times: int
@@ -87,16 +99,21 @@ class _Timed(NamedTuple):
 
 
 def _timed(pattern: MessagePattern, size_bytes: float, group: CommGroup, wires: Wires) -> Iterator[_Timed]:
-    members = Layout.of(group, wires.n_gpus).members()
     near_cost, far_cost = (1.0, 1.0) if pattern.rates is not None else _costs(group, wires)
-    for number, one in enumerate(_rounds(pattern, size_bytes, group)):
-        src, dst, sent = _columns(pattern, number, one, group)
-        if not len(src):
-            continue
-        flows = Flows(members[:, src].ravel(), members[:, dst].ravel(), np.tile(sent, len(members)))
+    for times, flows in _sent(pattern, size_bytes, group, wires):
         load = wires.fabric.load([flows], wires.node_size, near_cost, far_cost)
         busy_s = load.s_per_byte if pattern.rates is None else load.busiest.s_per_byte
-        yield _Timed(one.times, busy_s, load.near_latency_s, load.far_latency_s)
+        yield _Timed(times, busy_s, load.near_latency_s, load.far_latency_s)
+
+
+def _sent(pattern: MessagePattern, size_bytes: float, group: CommGroup, wires: Wires) -> Iterator[tuple[int, Flows]]:
+    """How often each round is, and its messages in all groups of the axis at once, with their bytes."""
+    members = Layout.of(group, wires.n_gpus).members()
+    for number, one in enumerate(_rounds(pattern, size_bytes, group)):
+        src, dst, sent = _columns(pattern, number, one, group)
+        if len(src) and one.times:
+            every = np.tile(sent, len(members))
+            yield one.times, Flows(members[:, src].ravel(), members[:, dst].ravel(), every)
 
 
 def _rounds(pattern: MessagePattern, size_bytes: float, group: CommGroup) -> list[Round]:
@@ -204,6 +221,11 @@ class ParameterServer(MessagePattern):
         """As other messages; twice the bytes take twice as long, so that one look at the links serves all sizes."""
         lines = _server_lines(self, replace(group, axis=""), wires)
         return lines.seconds(size_bytes) + wires.pass_s(self.local_bytes(group, 1.0) * size_bytes)
+
+    def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
+        """A link to a server: pushes pass it, and pulls the link of the other direction."""
+        link = super().busiest(size_bytes, group, wires)
+        return None if link is None else replace(link, s_per_byte=link.s_per_byte / 2)
 
 
 @lru_cache(maxsize=1 << 12)
