@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from forerun.cluster.types import Cluster
     from forerun.errors import ForerunError, ImpossiblePlan, UnknownName
+    from forerun.experiments import Experiment
     from forerun.model.spec import ModelSpec
     from forerun.plan.plan import Plan
 
@@ -48,6 +49,7 @@ _HOMES = {
     "load_measured": "forerun.api",
     "load_model": "forerun.api",
     "load_cluster": "forerun.api",
+    "Experiment": "forerun.experiments",
     "ModelSpec": "forerun.model.spec",
     "Cluster": "forerun.cluster.types",
     "Plan": "forerun.plan.plan",
@@ -58,6 +60,7 @@ _HOMES = {
 
 __all__ = [
     "Cluster",
+    "Experiment",
     "ForerunError",
     "ImpossiblePlan",
     "ModelSpec",

@@ -21,6 +21,7 @@ COMMANDS = {
     "predict": "Predict one plan: time, memory, where both go.",
     "simulate": "Run a saved program: kernels, streams and modules by time.",
     "trace": "Record a real PyTorch training step without a GPU.",
+    "experiment": "Study a cluster from one file: bottlenecks, scaling, what-if, cost.",
     "validate": "Compare predictions with published measurements.",
     "models": "List the model presets.",
     "clusters": "List the cluster presets.",
@@ -45,7 +46,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run the command line `arguments` and answer its exit code."""
     try:
-        code = _app(arguments)(arguments or ["--help"], prog_name="forerun", standalone_mode=False)
+        code = _app(arguments)(arguments or ["--help"], prog_name="forerun", standalone_mode=False, obj=arguments)
         sys.stdout.flush()
         if code == INTERRUPTED:  # some versions of Typer answer Ctrl-C by this code, others raise Abort
             return _fail("interrupted", INTERRUPTED)

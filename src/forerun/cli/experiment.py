@@ -1,0 +1,201 @@
+"""`forerun experiment`: one file that describes a run, and studies of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forerun.cli.exit_codes import NOTHING_FITS
+from forerun.cli.report_option import typed
+from forerun.cli.spread import SpreadCommand
+from forerun.cluster.files import parse_yaml
+from forerun.errors import ForerunError
+from forerun.experiment.answers import Answers, answers_of
+from forerun.experiment.comparison import compare
+from forerun.experiment.description import changed, preset_table, read_experiment
+from forerun.experiment.key_table import key_table
+from forerun.experiment.records import study_record
+from forerun.experiment.request import Request
+from forerun.experiment.run import run
+from forerun.experiment.scaling import scale
+from forerun.experiment.stragglers import study
+from forerun.report.console import console, make_table
+from forerun.report.experiment_console import print_comparison, print_run, print_scaling, print_stragglers
+from forerun.report.experiment_files import Exported, Result, answers_record, export
+from forerun.report.progress import progress_bar
+from forerun.report.records import to_json
+
+experiment = typer.Typer(help="Study a cluster from one experiment file.", no_args_is_help=True)
+
+Source = Annotated[str, typer.Argument(metavar="FILE|PRESET", help="YAML or JSON file, or a preset's name.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Another value of a key, as YAML; several may follow."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Write configuration, results, pictures and report.html here."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each CPU).")]
+
+
+@experiment.command("run", cls=SpreadCommand)
+def run_command(
+    context: typer.Context,
+    source: Source,
+    settings: Settings = None,
+    out: Out = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="With --out: every event, as a table and as a Perfetto trace.")
+    ] = False,
+    analysis: Annotated[
+        bool, typer.Option("--analysis/--no-analysis", help="Bottlenecks, what-if and recommendations.")
+    ] = True,
+    must_fit: Annotated[bool, typer.Option("--must-fit", help="Exit with 3 if it does not fit in memory.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a run: time, memory, bottlenecks, what would help, cost."""
+    if history and out is None:
+        raise ForerunError("--history: give --out, the folder to write it to")
+    result = run(_request(source, settings))
+    answers = answers_of(result) if analysis else None
+    files = None if out is None else export(result, out, answers, history=history, command=typed(context))
+    _show(as_json, result, lambda: print_run(console(), result, answers), files, answers)
+    if must_fit and not result.prediction.fits:
+        raise typer.Exit(NOTHING_FITS)
+
+
+@experiment.command("scale", cls=SpreadCommand)
+def scale_command(
+    context: typer.Context,
+    source: Source,
+    nodes: Annotated[list[int], typer.Option(min=1, help="Numbers of nodes: --nodes 1 2 4 8.")],
+    strong: Annotated[
+        bool, typer.Option("--strong/--weak", help="Keep the batch of all GPUs, or that of each GPU.")
+    ] = False,
+    settings: Settings = None,
+    out: Out = None,
+    jobs: Jobs = None,
+    as_json: AsJson = False,
+) -> None:
+    """The experiment on more and more nodes: efficiency, where it breaks down and why, the best scale.
+
+    With --out a study that was broken off goes on from where it was.
+    """
+    request = _request(source, settings)
+    with progress_bar("simulating") as advance:
+        result = scale(request, nodes, strong, folder=out, progress=advance, workers=jobs)
+    files = None if out is None else export(result, out, command=typed(context))
+    _show(as_json, result, lambda: print_scaling(console(), result), files)
+    if not any(point.fits for point in result.points):
+        raise typer.Exit(NOTHING_FITS)
+
+
+@experiment.command("compare", cls=SpreadCommand)
+def compare_command(
+    context: typer.Context,
+    source: Source,
+    patterns: Annotated[list[str] | None, typer.Option(help="Communication patterns to try.")] = None,
+    topologies: Annotated[list[str] | None, typer.Option(help="Topologies to try.")] = None,
+    devices: Annotated[list[str] | None, typer.Option(help="GPUs to try.")] = None,
+    precisions: Annotated[list[str] | None, typer.Option(help="Precisions to try.")] = None,
+    grid: Annotated[bool, typer.Option("--grid", help="All combinations, not one change at a time.")] = False,
+    settings: Settings = None,
+    out: Out = None,
+    jobs: Jobs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Patterns, topologies, devices and precisions side by side.
+
+    With --out a comparison that was broken off goes on from where it was.
+    """
+    request = _request(source, settings)
+    axes = {"patterns": patterns, "topologies": topologies, "devices": devices, "precisions": precisions}
+    if not any(axes.values()):
+        raise ForerunError(f"nothing to compare: give one of {', '.join('--' + name for name in axes)}")
+    with progress_bar("simulating") as advance:
+        result = compare(
+            request,
+            **{name: tuple(values or ()) for name, values in axes.items()},
+            grid=grid,
+            folder=out,
+            progress=advance,
+            workers=jobs,
+        )
+    files = None if out is None else export(result, out, command=typed(context))
+    _show(as_json, result, lambda: print_comparison(console(), result), files)
+
+
+@experiment.command("stragglers", cls=SpreadCommand)
+def stragglers_command(
+    context: typer.Context,
+    source: Source,
+    settings: Settings = None,
+    out: Out = None,
+    jobs: Jobs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Step times under jitter and stragglers, and what the slowest rank costs.
+
+    What disturbs the run stands in its file, or is set: --set training.straggler_probability=0.01.
+    """
+    request = _request(source, settings)
+    with progress_bar("simulating") as advance:
+        result = study(request, folder=out, progress=advance, workers=jobs)
+    files = None if out is None else export(result, out, command=typed(context))
+    _show(as_json, result, lambda: print_stragglers(console(), result), files)
+
+
+@experiment.command("presets")
+def presets_command() -> None:
+    """List the experiments that come with Forerun."""
+    table = make_table(("experiment", "left"), ("model", "left"), ("GPUs", "left"), ("", "left"))
+    for row in preset_table():
+        table.add_row(row.name, row.model, row.gpus, row.description)
+    console().print(table)
+
+
+@experiment.command("keys")
+def keys_command() -> None:
+    """List the keys of an experiment file, with their units."""
+    table = make_table(("key", "left"), ("meaning", "left"), ("default", "left"))
+    for row in key_table():
+        table.add_row(f"{row.section}.{row.key}", row.meaning, row.default)
+    console().print(table)
+
+
+def _request(source: str, settings: Sequence[str] | None) -> Request:
+    """The experiment, with what --set says."""
+    request = read_experiment(source)
+    changes: dict[str, Any] = {}
+    for setting in settings or ():
+        name, equals, text = setting.partition("=")
+        if not equals or not name:
+            raise ForerunError(f"--set {setting}: expected SECTION.KEY=VALUE")
+        changes[name.strip()] = parse_yaml(f"value: {text}", f"--set {name.strip()}")["value"]
+    return changed(request, changes) if changes else request
+
+
+def _show(
+    as_json: bool,
+    result: Result,
+    print_text: Callable[[], None],
+    files: Exported | None,
+    answers: Answers | None = None,
+) -> None:
+    """Print a result, and what was written."""
+    if as_json:
+        record = study_record(result)
+        print(to_json(record if answers is None else record | {"analysis": answers_record(answers)}))
+        return
+    print_text()
+    if files is not None:
+        out = console()
+        out.print()
+        out.print(f"{files.folder}: {', '.join(path.name for path in files.paths)}", soft_wrap=True)
+        for note in files.notes:
+            out.print(note, soft_wrap=True)
