@@ -19,7 +19,7 @@ from forerun.experiment.description_config import (
 from forerun.experiment.description_echo import echo_of
 from forerun.experiment.description_hardware import adapted, base_cluster, rank_kinds
 from forerun.experiment.description_model import is_convolutional, model_of
-from forerun.experiment.description_network import network_of, pattern_in_force
+from forerun.experiment.description_network import network_of, pattern_in_force, read_pattern
 from forerun.experiment.description_schema import Sections
 from forerun.experiment.description_text import at
 from forerun.experiment.description_training import (
@@ -38,7 +38,6 @@ from forerun.experiment.prices import prices_of
 from forerun.experiment.request import Request, Thresholds
 from forerun.model.layered import LayeredModel
 from forerun.model.spec import ModelSpec
-from forerun.network.patterns_catalog import pattern_of
 from forerun.plan.constraints import check_plan
 
 MOST_GPUS = 1_000_000
@@ -131,7 +130,7 @@ def _setup(
     given = fields.get("precision", training.mixed_precision)
     precision = precision_of(given, machine.devices, convolutional, at_training)
     cluster = adapted(machine.base, sections.hardware, sections.network, peak_dtype(precision), f"{place}: hardware")
-    pattern = pattern_of(training.communication_pattern, f"{at_training}: communication_pattern")
+    pattern = read_pattern(training.communication_pattern, at_training)
     defaults = {"seq_len": own_length, **DEFAULTS_BY_KIND["images" if convolutional else "tokens"]}
     values = open_axes({**defaults, **fields, "precision": precision}, pattern.zero_stage if pattern else 0)
     plan = plan_of(values, machine.n_gpus, at_training)

@@ -10,10 +10,12 @@ from forerun.cluster.types import Cluster
 from forerun.errors import ForerunError
 from forerun.experiment.description_sections import IDEAL, NetworkSection
 from forerun.experiment.description_text import at
+from forerun.experiment.own_code import is_own_code, load_own
 from forerun.network.for_experiment import CLUSTER, topology_of
 from forerun.network.network_file import Network, network_from
 from forerun.network.on_topology import check_size
 from forerun.network.patterns import CommunicationPattern, NoNetwork
+from forerun.network.patterns_catalog import pattern_of
 from forerun.plan.plan import Plan
 
 
@@ -48,6 +50,22 @@ def _of_file(file: str | dict[str, Any], place: str) -> Network:
         if isinstance(file, dict):
             return network_from({"bandwidth_unit": "GB/s", **file}, "keys")
         return network_from({"bandwidth_unit": "GB/s", **read_yaml(Path(file))}, file)
+
+
+def read_pattern(given: Any, place: str) -> CommunicationPattern | None:
+    """The pattern that communication_pattern means; None for NCCL's own choice.
+
+    Raises:
+        ForerunError: an unknown name or option, code of one's own that can't be run or is no pattern.
+    """
+    with at(place):
+        if isinstance(given, dict):
+            return pattern_of({**given, "name": _loaded(given.get("name"))} if "name" in given else given)
+        return pattern_of(_loaded(given))
+
+
+def _loaded(given: Any) -> Any:
+    return load_own(given, "communication_pattern") if isinstance(given, str) and is_own_code(given) else given
 
 
 def pattern_in_force(

@@ -30,16 +30,18 @@ def _lower(value: Any) -> Any:
     return value.strip().lower() if isinstance(value, str) else value
 
 
+def _key(key: Any) -> Any:
+    """A whole number as a key, also where JSON made text of it."""
+    return int(key) if isinstance(key, str) and key.isdecimal() else key
+
+
 def _pairs(value: Any) -> Any:
     """A mapping of iterations as a list of pairs."""
-    return [[key, each] for key, each in value.items()] if isinstance(value, dict) else value
+    return [[_key(key), each] for key, each in value.items()] if isinstance(value, dict) else value
 
 
 def _ranks(value: Any) -> Any:
-    """Ranks as whole numbers, also where JSON made text of them."""
-    if not isinstance(value, dict):
-        return value
-    return {int(key) if isinstance(key, str) and key.isdecimal() else key: each for key, each in value.items()}
+    return {_key(key): each for key, each in value.items()} if isinstance(value, dict) else value
 
 
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
