@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.analysis.breakdown import Cause, breakdown_ps
 from forerun.analysis.setup import RankKind, Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.analysis.stepper import class_of_rank
@@ -131,6 +132,11 @@ def test_faster_gpus_wait_and_the_slower_sets_the_pace() -> None:
     assert found.slowest == 1
     assert "waiting" not in found.prediction.breakdown
     assert "bubble" not in found.prediction.breakdown
+    fast, slow = breakdown_ps(found.flat, found.program, found.timeline)
+    assert fast.sum() == slow.sum() == found.timeline.end_of_step_ps
+    kernels = [Cause.MATMUL, Cause.ATTENTION, Cause.MEMORY_BOUND, Cause.OPTIMIZER]
+    assert 0 < fast[Cause.WAITING] <= slow[kernels].sum() - fast[kernels].sum()
+    assert fast[Cause.BUBBLE] == slow[Cause.BUBBLE] == slow[Cause.WAITING] == 0
 
 
 def test_every_kind_has_to_fit_its_own_memory() -> None:

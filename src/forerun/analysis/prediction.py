@@ -25,14 +25,17 @@ class Prediction:
     step_time_s: float
     tokens_per_s_per_gpu: float | None
     mfu: float | None
-    """model FLOP/s over dense peak: 6 N + 12 L h s per token, attention not halved for causal masks (PaLM, app. B)"""
+    """model FLOP/s over dense peak: 6 N + 12 L h s per token, attention not halved for causal masks (PaLM, app. B);
+    of models given layer by layer the FLOPs of all layers. Where GPUs differ, over the mean of their peaks"""
     hfu: float
     """FLOP/s that the kernels execute, recomputation included and causal attention halved, over dense peak"""
 
     peak_allocated_gib: float
     peak_reserved_gib: float
     memory_limit_gib: float
+    """of the device of the fullest rank: where GPUs differ, that which takes most of its own"""
     fits: bool
+    """on every rank"""
     warnings: tuple[str, ...]
     """what the figures leave out and a user should know, one line each"""
     memory_by_category_gib: dict[str, float]
