@@ -126,7 +126,7 @@ def _steps(result: RunResult) -> tuple[tuple[float, ...], tuple[str, ...]]:
     for each in result.iterations:
         first = -(-each.first // every) * every
         steps += [each.step_time_s] * len(range(first, each.first + each.repeats, every))
-    return tuple(steps), (f"times are listed of every {every:,}th iteration",) if every > 1 else ()
+    return tuple(steps), (f"times are listed of one iteration in {every:,}",) if every > 1 else ()
 
 
 def _severity(severity: tuple[float, float], spread: _Spread) -> Severity:
