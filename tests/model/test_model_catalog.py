@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from forerun.errors import ForerunError, UnknownName
-from forerun.model.catalog import load_model, model_names, model_table
+from forerun.model.catalog import layered_names, load_model, model_names, model_table
 from forerun.model.fields import Fields
 from forerun.model.parameters import parameter_count
 from forerun.model.spec_file import load_spec_file, read_spec, spec_mapping
@@ -37,7 +37,7 @@ def test_presets_asked_for_are_there() -> None:
 
 def test_every_row_of_the_table_says_where_it_comes_from() -> None:
     rows = {row.name: row for row in model_table()}
-    assert list(rows) == model_names()
+    assert list(rows) == [*model_names(), *layered_names()]
     assert all(row.source for row in rows.values())
     mixtral = rows["mixtral-8x7b"]
     assert (mixtral.parameters, mixtral.layers, mixtral.hidden, mixtral.heads) == (46_702_792_704, 32, 4096, 32)

@@ -223,9 +223,9 @@ class Pool(Layer):
         return [Traffic(samples * self.input_elements, out, bytes_written=samples * self.own_bytes)]
 
     def backward(self, samples: int) -> Sequence[Kernel]:
-        """Reads gradient and indices, writes the whole input's gradient (after a fill, for the maximum)."""
+        """Reads gradient and indices, writes the whole input's gradient (the maximum clears it before)."""
         size, launches = samples * self.input_elements, 2 if self.maximum else 1
-        return [Traffic(samples * self.output_elements, size * launches, samples * self.own_bytes, launches=launches)]
+        return [Traffic(samples * self.output_elements, size, samples * self.own_bytes, launches=launches)]
 
 
 def pool(
