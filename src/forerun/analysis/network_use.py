@@ -8,10 +8,12 @@ from itertools import pairwise
 import numpy as np
 
 from forerun.cluster.types import Cluster
+from forerun.cost.gradient_exchange import priced_rows, wires_of
 from forerun.cost.op_costs import on_topology
 from forerun.network.link_load import Busiest
 from forerun.network.network_file import Network
 from forerun.network.on_topology import OnTopology, describe
+from forerun.network.patterns import CommunicationPattern, Wires
 from forerun.program.origin import Origin
 from forerun.program.types import F64, Collective, Program
 
@@ -42,16 +44,24 @@ class NetworkUse:
     """the busiest first"""
 
 
-def network_use(program: Program, network: Network, cluster: Cluster, n_gpus: int, step_s: float) -> NetworkUse:
+def network_use(
+    program: Program,
+    network: Network,
+    cluster: Cluster,
+    n_gpus: int,
+    step_s: float,
+    pattern: CommunicationPattern | None = None,
+) -> NetworkUse:
     """The busiest link of each axis in a step of `program`, by what its collectives put on the link.
 
-    Where GPUs of several kinds run it, by what those put there that use it most.
+    Where GPUs of several kinds run it, by what those put there that use it most. What `pattern` sends counts where it
+    knows its links.
     """
-    placed, times = on_topology(network, cluster, n_gpus), _times(program)
+    limits, times = _Limits.of(program, network, cluster, n_gpus, pattern), _times(program)
     starts = Origin.of(program).part_ops or (0,)
     busy: dict[int, _Links] = {}
     for start, end in pairwise((*starts, len(program.ops))):
-        for number, links in _busy_links(program, placed, times, range(start, end)).items():
+        for number, links in _busy_links(program, limits, times, range(start, end)).items():
             if number not in busy or sum(links.values()) > sum(busy[number].values()):
                 busy[number] = links
     axes = []
@@ -67,16 +77,43 @@ _Links = dict[Busiest, float]
 """link -> seconds that it is busy"""
 
 
-def _busy_links(program: Program, placed: OnTopology, times: F64, rows: range) -> dict[int, _Links]:
+@dataclass(frozen=True)
+class _Limits:
+    """The link that limits a collective."""
+
+    placed: OnTopology
+    pattern: CommunicationPattern | None
+    wires: Wires
+    rows: frozenset[int]
+    """ops that the pattern runs"""
+
+    @classmethod
+    def of(
+        cls, program: Program, network: Network, cluster: Cluster, n_gpus: int, pattern: CommunicationPattern | None
+    ) -> _Limits:
+        rows = [] if pattern is None else priced_rows(program.ops, program.groups, pattern).tolist()
+        wires = wires_of(cluster, n_gpus, network)
+        return cls(on_topology(network, cluster, n_gpus), pattern, wires, frozenset(rows))
+
+    def link(self, program: Program, row: int) -> Busiest | None:
+        group, size_bytes = program.groups[program.ops.group[row]], float(program.ops.bytes_comm[row])
+        if self.pattern is not None and row in self.rows:
+            return self.pattern.busiest(size_bytes, group, self.wires)
+        return self.placed.busiest_link(Collective(program.ops.collective[row]), group, size_bytes)
+
+
+def _busy_links(program: Program, limits: _Limits, times: F64, rows: range) -> dict[int, _Links]:
     """By group, the links that limit collectives among the ops `rows`."""
     busy: dict[int, _Links] = {}
     ops = program.ops
     for row in rows:
-        number, size_bytes = int(ops.group[row]), float(ops.bytes_comm[row])
-        if number >= 0 and times[row] > 0 and program.groups[number].size > 1:
-            link = placed.busiest_link(Collective(ops.collective[row]), program.groups[number], size_bytes)
+        number = int(ops.group[row])
+        if number < 0 or times[row] == 0 or program.groups[number].size == 1:
+            continue
+        link = limits.link(program, row)
+        if link is not None:
             links = busy.setdefault(number, {})
-            links[link] = links.get(link, 0.0) + float(times[row]) * size_bytes * link.s_per_byte
+            links[link] = links.get(link, 0.0) + float(times[row] * ops.bytes_comm[row]) * link.s_per_byte
     return busy
 
 

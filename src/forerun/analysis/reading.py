@@ -21,6 +21,7 @@ from forerun.errors import ForerunError
 from forerun.memory.profile import MemoryProfile, profile
 from forerun.memory.reserved import Reserved, outside_allocator_bytes, reserved
 from forerun.network.network_file import Network
+from forerun.network.patterns import CommunicationPattern
 from forerun.plan.plan import Plan
 from forerun.plan.stack import Stack
 from forerun.program.counts import op_counts
@@ -50,6 +51,8 @@ class Subject:
     model_flops_how: str
     """what `model_flops` counts, for `explain`"""
     plan: Plan | None = None
+    pattern: CommunicationPattern | None = None
+    """how gradients are exchanged; None: as NCCL does"""
     sample: str | None = None
     """what a model given layer by layer takes; None for a model of tokens"""
     samples_per_step: int | None = None
@@ -189,7 +192,9 @@ def _read(
     row = seconds[pace_setter(seconds)]
     fullest, held = memory.profiles[memory.worst], memory.held
     coverage = _coverage(flat, reduced.costs, timeline)
-    use = None if network is None else network_use(program, network, cluster, subject.n_gpus, step_s)
+    use = None
+    if network is not None:
+        use = network_use(program, network, cluster, subject.n_gpus, step_s, subject.pattern)
     causes = {cause.name.lower(): float(row[cause]) for cause in Cause}
     tokens = None if subject.tokens_per_step is None else subject.tokens_per_step / subject.n_gpus
     return Prediction(

@@ -136,6 +136,7 @@ def _subject(setup: Setup) -> Subject:
         model_flops=flops,
         model_flops_how=how,
         plan=plan,
+        pattern=setup.pattern,
         sample=sample,
         samples_per_step=None if sample is None else setup.samples_per_step,
         notes=_notes(setup),

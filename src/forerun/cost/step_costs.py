@@ -89,7 +89,8 @@ def step_costs(
         lacks = found.lacks
     if pattern is not None:
         rows = priced_rows(ops, groups, pattern)
-        time_s = exchange_s(ops, rows, groups, pattern, wires_of(cluster, n_gpus, network)) / stack.network_rate
+        time_s = exchange_s(ops, rows, groups, pattern, wires_of(cluster, n_gpus, network))
+        time_s /= stack.network_rate if pattern.as_nccl else 1.0
         duration[rows], calibrated[rows] = np.rint(time_s * PS_PER_S).astype(np.int64), 0.0
         lacks = {op: what for op, what in lacks.items() if op not in set(rows.tolist())}
     kernel = ops.kind <= OpKind.MEMORY

@@ -91,6 +91,12 @@ class CommunicationPattern(ABC):
         """Whether it prices all collectives and transfers of a step, not the gradients' all-reduces alone."""
         return False
 
+    @property
+    def as_nccl(self) -> bool:
+        """Whether its times are what NCCL reaches, which a training framework may fall short of (Stack.network_rate);
+        else they are taken as they are."""
+        return False
+
     @abstractmethod
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
         """Seconds until all ranks of `group` have the sum of gradients of `size_bytes` (n,) each.

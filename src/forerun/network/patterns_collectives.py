@@ -34,6 +34,11 @@ class CollectivePattern(CommunicationPattern):
     """textbook rates in place of NCCL's"""
     kind: ClassVar[Collective] = Collective.ALL_REDUCE
 
+    @property
+    def as_nccl(self) -> bool:
+        """Unless rates are given."""
+        return self.rates is None
+
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
         """As `lines` say; what cannot be said by lines is added by subclasses."""
         return self.lines(group, wires).seconds(size_bytes)
@@ -255,6 +260,11 @@ class Compressed(CommunicationPattern):
     def zero_stage(self) -> int:
         """The pattern's."""
         return self.pattern.zero_stage
+
+    @property
+    def as_nccl(self) -> bool:
+        """As the pattern."""
+        return self.pattern.as_nccl
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
         """Compress, exchange, decompress."""

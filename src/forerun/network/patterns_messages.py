@@ -49,6 +49,11 @@ class MessagePattern(CommunicationPattern):
     rates: AlphaBeta | None = None
     """textbook rates in place of those of NCCL's transfers"""
 
+    @property
+    def as_nccl(self) -> bool:
+        """Unless rates are given."""
+        return self.rates is None
+
     @abstractmethod
     def rounds(self, group: CommGroup, size_bytes: float) -> Iterable[Round | Sequence[Message]]:
         """The rounds that sum gradients of `size_bytes` over `group`, each a Round or its messages."""
