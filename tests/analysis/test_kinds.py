@@ -169,6 +169,13 @@ def test_ranks_of_kinds_are_the_last_replicas() -> None:
     assert [cls.n_ranks for cls in classes] == [(found == i).sum() for i in range(len(classes))]
 
 
+def test_kinds_of_one_name_are_numbered() -> None:
+    name = CLUSTER.device.name
+    setup = setup_of(dict(dp_shard=8), RankKind(name, 1, slowdown=1.1), RankKind("x", 1), RankKind(name, 1))
+    assert [part.name for part in setup.parts] == [name, f"{name} (2)", "x", f"{name} (3)"]
+    assert simulate_setup(setup).program.rank_classes[1].name == f"{name} (2): every rank"
+
+
 def test_slow_links_lengthen_collectives_only() -> None:
     setup = setup_of(dict(dp_shard=8, tp=2))
     sound, slow = simulate_setup(setup), simulate_setup(replace(setup, slow_links=2.0))
@@ -183,7 +190,6 @@ def test_slow_links_lengthen_collectives_only() -> None:
         ((RankKind("x", 3),), r"GPUs 'x': n_gpus 3 must be a multiple of the 2 GPUs of a data-parallel replica"),
         ((RankKind("x", 0),), r"GPUs 'x': n_gpus 0 must be a multiple"),
         ((RankKind("x", 6), RankKind("y", 4)), r"GPUs 'x', 'y': 10 together, the plan has 8"),
-        ((RankKind("x", 2), RankKind("x", 2)), r"GPUs 'x': the name is taken"),
         ((RankKind("x", 2, slowdown=0.0),), r"GPUs 'x': slowdown must be above 0 and finite, got 0.0"),
         ((RankKind("x", 2, slowdown=float("nan")),), r"GPUs 'x': slowdown must be above 0"),
         ((RankKind("x", 2, micro_batch=0),), r"GPUs 'x': micro_batch must be at least 1, got 0"),

@@ -22,12 +22,9 @@ def check_kinds(setup: Setup) -> None:
     total = sum(kind.n_gpus for kind in setup.kinds)
     if total > setup.n_gpus:
         raise ForerunError(f"GPUs {', '.join(map(repr, names))}: {total} together, the plan has {setup.n_gpus}")
-    names = [part.name for part in setup.parts]
     per_replica = setup.n_gpus // plan.dp
     for kind in setup.kinds:
         where = f"GPUs {kind.name!r}"
-        if names.count(kind.name) > 1:
-            raise ForerunError(f"{where}: the name is taken, by another kind or the cluster's own; give each its own")
         if kind.n_gpus < 1 or kind.n_gpus % per_replica:
             raise ForerunError(
                 f"{where}: n_gpus {kind.n_gpus} must be a multiple of the {per_replica} GPUs of a data-parallel replica"

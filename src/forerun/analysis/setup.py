@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.cluster.types import Cluster, Device
 from forerun.cost.measured import Measured
@@ -60,9 +60,18 @@ class Setup:
 
     @property
     def parts(self) -> tuple[RankKind, ...]:
-        """All GPUs by kind, in order of the data-parallel replicas that they are: the cluster's own first, if any."""
+        """All GPUs by kind, in order of the data-parallel replicas that they are: the cluster's own first, if any.
+
+        The second part of one name is called `<name> (2)`.
+        """
         own = self.n_gpus - sum(kind.n_gpus for kind in self.kinds)
-        return (RankKind(self.cluster.device.name, own), *self.kinds) if own else self.kinds
+        parts = ((RankKind(self.cluster.device.name, own),) if own else ()) + self.kinds
+        names = [part.name for part in parts]
+        numbers = [names[: i + 1].count(name) for i, name in enumerate(names)]
+        return tuple(
+            part if number == 1 else replace(part, name=f"{part.name} ({number})")
+            for part, number in zip(parts, numbers, strict=True)
+        )
 
     @property
     def samples_per_step(self) -> int:
