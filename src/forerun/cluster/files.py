@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 from collections.abc import Hashable, Iterator
 from pathlib import Path
@@ -20,6 +21,10 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+_KIND_OF_VALUE = re.compile(
+    r"(constrained|function|nullable|lax-or-strict|json-or-python)-?.*|(dict|list|literal)\[.*|str|int|float|bool"
+)
+"""what pydantic puts among the keys where a value may be of several kinds: which of them it tried"""
 EntryType = TypeVar("EntryType", bound=Entry)
 
 
@@ -74,7 +79,7 @@ def check(model: type[EntryType], data: dict[str, Any], place: str) -> EntryType
     except ValidationError as error:
         problems = error.errors(include_url=False)
         first = problems[0]
-        path = [str(part) for part in first["loc"]]
+        path = [str(part) for part in first["loc"] if not _KIND_OF_VALUE.fullmatch(str(part))]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ForerunError(f"{place}: {' '.join(_explain(model, path, first).split())}{more}") from None
 
@@ -91,6 +96,8 @@ def _explain(model: type[Entry], path: list[str], problem: Any) -> str:
     if problem["type"] == "value_error":
         message = str(problem["ctx"]["error"])
         return f"{key}: {message}" if key else message
+    if problem["type"] in ("model_type", "dict_type"):
+        return f"{key}: expected keys and values, got {_short(problem['input'])}"
     return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, got {_short(problem['input'])}"
 
 

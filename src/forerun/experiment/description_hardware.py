@@ -106,7 +106,7 @@ def _of_gpu_model(name: str, place: str) -> Cluster:
     clusters = {each.lower() for row in cluster_table() for each in (row.name, *row.aliases)}
     if word not in clusters:
         with at(f"{place}: gpu_model"):
-            load_device(word)
+            load_device(name)
     return load_cluster(word)
 
 

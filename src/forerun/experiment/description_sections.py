@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from forerun.cluster.files import Entry
 from forerun.plan.fields import FIELD_TYPES
 
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}")
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]*")
 
 
 def _number(value: Any) -> Any:
@@ -28,6 +30,12 @@ def _whole(value: Any) -> Any:
 
 def _lower(value: Any) -> Any:
     return value.strip().lower() if isinstance(value, str) else value
+
+
+def _file_name(name: str) -> str:
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"expected letters, digits, spaces and . _ + -, as files are called by it, got {name!r}")
+    return name
 
 
 def _key(key: Any) -> Any:
@@ -45,7 +53,7 @@ def _ranks(value: Any) -> Any:
 
 
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
-Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$")]
+Name = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_file_name)]
 Rate = Annotated[float, BeforeValidator(_number), Field(ge=1e-3, le=1e9)]
 Microseconds = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e6)]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**6)]

@@ -92,7 +92,8 @@ def refuse_wild(value: Any, place: str, seen: set[int] | None = None, depth: int
     if isinstance(value, bool) or value is None:
         return
     if isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
-        raise ForerunError(f"{place}: expected a number between {-_LARGEST:.0e} and {_LARGEST:.0e}")
+        shown = f"{value:g}" if isinstance(value, float) else f"one of {value.bit_length()} bits"
+        raise ForerunError(f"{place}: expected a number between {-_LARGEST:.0e} and {_LARGEST:.0e}, got {shown}")
     if isinstance(value, str):
         _refuse_wild_text(value, place)
     if not isinstance(value, (Mapping, list, tuple)) or id(value) in seen:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,7 +43,7 @@ def load_own(text: str, place: str) -> Any:
 
 @cache
 def _module(path: Path, mtime_ns: int, size: int) -> ModuleType:
-    name = f"forerun_own_{path.stem}_{abs(hash((str(path), mtime_ns, size))):x}"
+    name = f"forerun_own_{path.stem}_{sha256(f'{path}|{mtime_ns}|{size}'.encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
