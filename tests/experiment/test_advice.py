@@ -98,14 +98,14 @@ def holds_of(request):
     assert [each.text for each in advice] == [each.text for each in advise(request, plans=6)]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(requests())
 def test_every_advice_brings_what_it_says(request):
     holds_of(request)
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(requests())
 def test_every_advice_of_many_runs_brings_what_it_says(request):
     holds_of(request)
@@ -141,6 +141,17 @@ def test_what_makes_a_run_fit_leads():
     found = {each.kind for each in advice}
     assert {"batch", "activation checkpointing", "plan"} & found
     assert by_kind(request)["batch"].after.samples_per_step == 32
+
+
+def test_what_needs_every_saver_is_told_all_of_them():
+    request = request_of(
+        "llama-3-8b", A100, seq_len=4096, micro_batch=16, dp_replicate=4, zero_stage=0, stack="pytorch"
+    )
+    slow = replace(request.setup, kinds=(RankKind("slow", 1, slowdown=1.1),))  # other plans are not searched for
+    advice = advise(replace(request, setup=slow))
+    check(replace(request, setup=slow), advice)
+    assert "full activation checkpointing" in advice[0].title
+    assert "FSDP" in advice[0].title
 
 
 def test_compression_where_the_network_is_slow():
@@ -189,7 +200,6 @@ def test_cheaper_devices_say_what_a_sample_costs():
     request = request_of("llama-3.2-1b", dear, seq_len=2048, micro_batch=4, dp_shard=8)
     cheaper = [each for each in advise(request) if each.aim == "cost"]
     assert len(cheaper) == 1
-    assert cheaper[0].gain < LEAST_GAIN
     assert "for a million sequences" in cheaper[0].text
     own_price = replace(request, prices=Prices(by_name=dict.fromkeys(("a100-80gb-sxm", "h800-sxm", "l40s"), 1000.0)))
     other = [each for each in advise(own_price) if each.aim == "cost"]

@@ -17,7 +17,7 @@ from forerun.analysis.reading import TIGHT, Simulation
 from forerun.analysis.setup import Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.errors import ForerunError
-from forerun.experiment.advice_candidates import candidates, plan_candidate
+from forerun.experiment.advice_candidates import candidates, plan_candidate, savers
 from forerun.experiment.advice_change import Candidate, Kind
 from forerun.experiment.advice_machine import DEVICE
 from forerun.experiment.advice_plans import plans_by_bound
@@ -86,27 +86,43 @@ class _Desk:
     before: Figures
     trials: list[_Trial] = field(default_factory=list)
 
+    def try_all(self, some: Iterable[Candidate]) -> None:
+        """Simulate `some`; what can't run is left out."""
+        for candidate in some:
+            after = _simulated(self.request, candidate)
+            if after is not None:
+                self.trials.append(_Trial(candidate, after))
+
     def gain(self, after: Figures) -> float:
         return after.samples_per_s / self.before.samples_per_s - 1.0
 
-    def aim(self, trial: _Trial) -> Aim | None:
-        """What a trial is good for; None for nothing."""
+    def aims(self, trial: _Trial) -> Iterator[Aim]:
+        """What a trial is good for."""
         before, after = self.before, trial.after
         if not after.fits:
-            return None
+            return
         if not before.fits:
-            return "memory"
-        if after.tight and not before.tight:
-            return None
-        if self.gain(after) > LEAST_GAIN:
-            return "speed"
-        if trial.candidate.kind == DEVICE:
-            old, new = before.dollars_per_million_samples, after.dollars_per_million_samples
-            return "cost" if old and new is not None and new / old - 1.0 < -LEAST_GAIN else None
-        limit = before.memory_limit_gib
+            yield "memory"
+        elif not after.tight or before.tight:
+            faster = self.gain(after) > LEAST_GAIN
+            if faster:
+                yield "speed"
+            if trial.candidate.kind == DEVICE and _is_cheaper(before, after):
+                yield "cost"
+            if not faster and self._frees_memory(after) and trial.candidate.kind != DEVICE:
+                yield "memory"
+
+    def _frees_memory(self, after: Figures) -> bool:
+        """Whether memory is short and much of it becomes free at no loss of speed."""
+        before, limit = self.before, self.before.memory_limit_gib
         short = before.peak_reserved_gib > self.request.thresholds.memory * limit
         freed = before.peak_reserved_gib - after.peak_reserved_gib
-        return "memory" if short and freed > _LEAST_MEMORY * limit and self.gain(after) >= 0 else None
+        return short and freed > _LEAST_MEMORY * limit and self.gain(after) >= 0
+
+
+def _is_cheaper(before: Figures, after: Figures) -> bool:
+    old, new = before.dollars_per_million_samples, after.dollars_per_million_samples
+    return old is not None and new is not None and new < (1.0 - LEAST_GAIN) * old
 
 
 def advise(request: Request, base: Simulation | None = None, *, most: int = 40, plans: int = 16) -> tuple[Advice, ...]:
@@ -126,14 +142,13 @@ def advise(request: Request, base: Simulation | None = None, *, most: int = 40, 
     """
     prediction = (base or simulate_setup(request.setup, folded=True)).prediction
     desk = _Desk(request, _figures(request, request.setup, prediction))
-    for candidate in islice(candidates(request, desk.before.fits), most):
-        after = _simulated(request, candidate)
-        if after is not None:
-            desk.trials.append(_Trial(candidate, after))
+    desk.try_all(islice(candidates(request, desk.before.fits), most))
     best_plan = _best_plan(desk, plans)
     if best_plan is not None:
         desk.trials.append(best_plan)
-    useful = [(aim, trial) for trial in _plain(desk.trials) if (aim := desk.aim(trial)) is not None]
+    if not desk.before.fits and not any(trial.after.fits for trial in desk.trials):
+        desk.try_all(islice(savers(request), most))
+    useful = [(aim, trial) for trial in _plain(desk.trials) for aim in desk.aims(trial)]
     advice = [_advice(desk, aim, trial) for aim, trial in _best_of_kinds(desk, useful)]
     together = _together(desk, [trial for aim, trial in useful if aim != "cost"])
     if together is not None:
@@ -205,13 +220,17 @@ def _plain(trials: list[_Trial]) -> Iterator[_Trial]:
 
 
 def _best_of_kinds(desk: _Desk, useful: Iterable[tuple[Aim, _Trial]]) -> Iterator[tuple[Aim, _Trial]]:
-    """Of each kind and aim the best; of equal ones the first."""
+    """Of each kind and aim the best; of equal ones the first. What is best for two aims is told once."""
     best: dict[tuple[str, Aim], _Trial] = {}
     for aim, trial in useful:
         key = (trial.candidate.kind, aim)
         if key not in best or _better(aim, trial.after, best[key].after):
             best[key] = trial
-    yield from ((aim, trial) for (_, aim), trial in best.items())
+    told: list[_Trial] = []
+    for (_, aim), trial in best.items():
+        if not any(trial is other for other in told):
+            told.append(trial)
+            yield aim, trial
 
 
 def _better(aim: Aim, one: Figures, other: Figures) -> bool:

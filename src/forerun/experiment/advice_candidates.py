@@ -176,6 +176,28 @@ def _states(request: Request, fits: bool) -> Iterator[Candidate | None]:
         yield of_plan(request, "offload", "keep the optimizer in host memory", {"offload": "optimizer"})
 
 
+def savers(request: Request) -> Iterator[Candidate]:
+    """All that saves memory, one on top of the other."""
+    yield from (candidate for candidate in _savers(request) if candidate is not None)
+
+
+def _savers(request: Request) -> Iterator[Candidate | None]:
+    plan = request.setup.plan
+    fields: dict[str, Any] = {
+        "activation_checkpointing": "full",
+        "micro_batch": 1,
+        "n_microbatches": plan.n_microbatches * plan.micro_batch,
+    }
+    title = f"full activation checkpointing, micro batches of {_count(1, request.sample)}"
+    yield of_plan(request, "plan", title, fields)
+    if 3 in _zero_stages(request.setup):
+        fields, title = {**fields, "zero_stage": 3, "dp_replicate": 1, "dp_shard": plan.dp}, f"{title}, {_SHARDING[3]}"
+        yield of_plan(request, "plan", title, fields)
+    yield of_plan(request, "plan", f"{title}, the optimizer in host memory", {**fields, "offload": "optimizer"})
+    title = f"{title}, parameters and optimizer in host memory"
+    yield of_plan(request, "plan", title, {**fields, "offload": "params"})
+
+
 def _zero_stages(setup: Setup) -> tuple[int, ...]:
     """Other ZeRO stages that the stack offers for the data-parallel ranks of a plan."""
     plan = setup.plan
