@@ -45,9 +45,15 @@ class Pace:
         """ranks by class"""
         classes = self.stepper.class_of_rank[self._ranks]
         self._starts = np.searchsorted(classes, np.arange(self.stepper.n_classes + 1))
+        self._last: tuple[Conditions, PacedStep] | None = None
 
     def step(self, conditions: Conditions) -> PacedStep:
         """One iteration. The slowest rank of a rank class sets the pace of the class."""
+        if self._last is None or self._last[0] is not conditions:
+            self._last = conditions, self._simulated(conditions)
+        return self._last[1]
+
+    def _simulated(self, conditions: Conditions) -> PacedStep:
         factors = self.class_factors(conditions)
         step = self._step(self.stepper, factors, conditions)
         time_ps = _ps(step)
