@@ -77,6 +77,11 @@ def test_kinds_are_priced_and_powered_by_their_own_device():
     assert unknown.dollars == 48.0
 
 
+def test_list_prices_hold_for_kinds_where_no_price_is_given():
+    kinds = (RankKind("old", 4, load_device("v100")), RankKind("slow", 2, slowdown=1.5))
+    assert bill_of(request(16, kinds=kinds), 3600.0, 1, 1).dollars == pytest.approx(12 * 3.0 + 4 * 0.55)
+
+
 def test_busy_share_is_the_kernels_part_of_the_step():
     setup = request(8).setup
     simulation = simulate(MODEL, setup.plan, setup.cluster)

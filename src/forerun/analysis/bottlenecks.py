@@ -32,6 +32,14 @@ _KINDS = {
     Collective.BROADCAST: "broadcast",
     Collective.SEND_RECV: "transfer",
 }
+_AXES = {
+    "dp_all": "data-parallel ranks",
+    "dp_expert": "data-parallel ranks of experts",
+    "dp_expert_all": "data-parallel ranks of experts",
+    "pp_near": "pipeline stages",
+    "pp_far": "pipeline stages",
+}
+"""groups that no field of a Plan is called after"""
 
 
 @dataclass(frozen=True)
@@ -152,7 +160,8 @@ def _name(simulation: Simulation, row: int) -> str:
     if ops.kind[row] not in (OpKind.COLLECTIVE, OpKind.P2P):
         return "copies between device and host"
     group = simulation.program.groups[ops.group[row]]
-    return f"{_KINDS.get(Collective(int(ops.collective[row])), 'collective')} over {group.axis} ({_layout(group)})"
+    kind = _KINDS.get(Collective(int(ops.collective[row])), "collective")
+    return f"{kind} over {_AXES.get(group.axis, group.axis)} ({_layout(group)})"
 
 
 def _layout(group: CommGroup) -> str:

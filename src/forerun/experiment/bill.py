@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import ceil
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from forerun.analysis.breakdown import EXPOSED, Cause, breakdown_ps
 from forerun.analysis.reading import Simulation
 from forerun.analysis.setup import RankKind, Setup
+from forerun.cluster.catalog import cluster_table
 from forerun.cluster.types import Device
 from forerun.experiment.request import Prices, Request
 from forerun.experiment.result import Bill
@@ -48,15 +50,34 @@ def bill_of(
 
 
 def gpu_dollars_per_hour(setup: Setup, prices: Prices) -> float | None:
-    """Of all GPUs together, each kind at the price of its own device where one is known. None without a price."""
+    """Of all GPUs together, each kind at the price of its own device where one is known. None without a price.
+
+    Where the cluster has the list price of the catalogue, kinds of other devices have theirs.
+    """
     usual = price_per_gpu_hour(setup, prices)
     if usual is None:
         return None
     total = usual * (setup.n_gpus - sum(kind.n_gpus for kind in setup.kinds))
     for kind in setup.kinds:
         own = None if kind.device is None else prices.by_name.get(kind.device.name)
+        if own is None and kind.device is not None and _no_price_given(prices):
+            own = _list_prices().get(kind.device.name)
         total += kind.n_gpus * (usual if own is None else own)
     return total
+
+
+def _no_price_given(prices: Prices) -> bool:
+    return prices.dollars_per_gpu_hour is None and not prices.by_name
+
+
+@cache
+def _list_prices() -> dict[str, float]:
+    """Device -> dollars for a GPU and hour of the first cluster of the catalogue that has it and a price."""
+    found: dict[str, float] = {}
+    for row in cluster_table():
+        if row.price_per_gpu_hour is not None:
+            found.setdefault(row.device, row.price_per_gpu_hour)
+    return found
 
 
 def price_per_gpu_hour(setup: Setup, prices: Prices) -> float | None:
