@@ -13,6 +13,7 @@ from forerun.analysis.setup import RankKind
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.errors import ForerunError
 from forerun.experiment.records import run_record
+from forerun.experiment.request import Prices
 from forerun.experiment.result import CAUSES, Iteration, percentile_s
 from forerun.experiment.run import run
 
@@ -156,6 +157,16 @@ def test_the_bill_is_of_the_whole_run() -> None:
     assert waiting.bill.energy_kwh > result.bill.energy_kwh
 
 
+def test_gpus_that_wait_draw_what_idle_ones_draw() -> None:
+    def mean_power_kw(idle_power: float, slow: float) -> float:
+        prices = Prices(idle_power=idle_power)
+        result = run(request(prices=prices, disturbance={"slow_ranks": {0: slow}}))
+        return result.bill.energy_kwh / (result.total_s / 3600)
+
+    assert mean_power_kw(1.0, 1.0) == pytest.approx(mean_power_kw(1.0, 5.0)) == pytest.approx(8 * 0.4)
+    assert 0.3 * mean_power_kw(1.0, 1.0) < mean_power_kw(0.3, 5.0) < mean_power_kw(0.3, 1.0) < mean_power_kw(1.0, 1.0)
+
+
 def test_a_run_too_long_for_each_iteration_is_sampled_and_says_so() -> None:
     every = run(request(n=4000, disturbance={"compute_jitter": 0.1}))
     sampled = run(request(n=4000, disturbance={"compute_jitter": 0.1}), most=500)
@@ -167,6 +178,14 @@ def test_a_run_too_long_for_each_iteration_is_sampled_and_says_so() -> None:
     assert sampled.notes == (
         "of every 8 iterations that differ one is simulated, by the draws of seed 0; it stands for the others",
     )
+
+
+def test_replicated_pipelines_say_that_times_are_bounds() -> None:
+    pipeline = setup(pp=2, dp_replicate=4, n_microbatches=4)
+    (note,) = run(request(pipeline, disturbance={"compute_jitter": 0.1})).notes
+    assert "upper bounds" in note
+    assert run(request(pipeline, disturbance={"slow_ranks": {1: 2.0}})).notes == ()
+    assert run(request(setup(pp=8, dp_replicate=1), disturbance={"compute_jitter": 0.1})).notes == ()
 
 
 def test_samples_keep_to_warm_up_and_schedules() -> None:

@@ -103,6 +103,11 @@ class Weather:
         return self._of.compute_jitter > 0 or self._of.network_jitter > 0 or self._stragglers
 
     @property
+    def differs_by_rank(self) -> bool:
+        """Whether several ranks may be slow in one iteration, each by its own factor."""
+        return self._of.compute_jitter > 0 or self._stragglers or len(self._of.slow_ranks) > 1
+
+    @property
     def warmup_iterations(self) -> int:
         """How many iterations at the beginning differ by their warm-up."""
         return self._of.warmup_iterations if self._of.warmup_slowdown != 1 else 0

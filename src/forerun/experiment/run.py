@@ -25,13 +25,16 @@ from forerun.experiment.handlers import Audience, tell_events
 from forerun.experiment.node_events import node_events
 from forerun.experiment.pace import Pace, PacedStep
 from forerun.experiment.request import Request
-from forerun.experiment.result import Iteration, RunResult, percentile_s
+from forerun.experiment.result import Iteration, RunResult, mean_breakdown_s, percentile_s
 from forerun.units import PS_PER_S
 
 MOST = 10_000
 """iterations that differ by draws or warm-up beyond which a sample of them is simulated"""
 _KEPT = 4
 """shapes (batch, sequence length) whose Programs are kept: schedules that come back do so to few"""
+
+_COMPUTE = "compute"
+"""the one of CAUSES in which kernels run"""
 
 Progress = Callable[[int, int], None]
 """called with (iterations done, iterations to do)"""
@@ -196,12 +199,19 @@ class _Running:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the result should say of itself."""
-        if self.sample_of <= 1:
-            return ()
-        return (
-            f"of every {self.sample_of:,} iterations that differ one is simulated, by the draws of seed "
-            f"{self.request.disturbance.seed}; it stands for the others",
-        )
+        plan, disturbance = self.request.setup.plan, self.request.disturbance
+        notes = []
+        if self.sample_of > 1:
+            notes.append(
+                f"of every {self.sample_of:,} iterations that differ one is simulated, by the draws of seed"
+                f" {disturbance.seed}; it stands for the others"
+            )
+        if plan.pp > 1 and plan.dp > 1 and self.weather.differs_by_rank:
+            notes.append(
+                "slow ranks of one iteration are taken to be in one replica of the pipeline, as if they met: times are"
+                " upper bounds"
+            )
+        return tuple(notes)
 
 
 def _result(request: Request, simulation: Simulation, running: _Running) -> RunResult:
@@ -220,7 +230,18 @@ def _result(request: Request, simulation: Simulation, running: _Running) -> RunR
         p99_s=percentile_s(iterations, 99),
         samples_per_s=samples / total_s,
         tokens_per_s=tokens / total_s if has_tokens else None,
-        bill=bill_of(request, total_s, samples, tokens if has_tokens else None, busy_share(simulation)),
+        bill=bill_of(request, total_s, samples, tokens if has_tokens else None, _busy_share(simulation, running)),
         notes=running.notes,
         fullest=running.paces.fullest,
     )
+
+
+def _busy_share(simulation: Simulation, running: _Running) -> float:
+    """Share of the run in which kernels run, mean over GPUs: that of the undisturbed iteration, less where a larger
+    share of the run goes to waiting, communication or the host."""
+    stepper = running.paces.at(0).stepper
+    undisturbed = stepper.step([1.0] * stepper.n_classes)
+    mean = mean_breakdown_s(running.iterations)
+    share = mean[_COMPUTE] / sum(mean.values())
+    usual = undisturbed.breakdown_s[_COMPUTE] / undisturbed.time_s
+    return min(1.0, busy_share(simulation) * share / usual) if usual else busy_share(simulation)
