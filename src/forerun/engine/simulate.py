@@ -65,20 +65,7 @@ def simulate(
     Raises:
         ForerunError: a column has the wrong length or a negative entry, or nodes wait for each other for ever.
     """
-    for name, column in (
-        ("duration_ps", duration_ps),
-        ("issue_ps", issue_ps),
-        ("slow_compute", slow_compute),
-        ("slow_network", slow_network),
-    ):
-        if len(column) != flat.n_ops:
-            raise ForerunError(f"engine: {name} has {len(column)} entries, the program has {flat.n_ops} ops")
-        if flat.n_ops and not column.min() >= 0:
-            worst = int(np.argmin(column))
-            raise ForerunError(f"engine: {name} of op {worst} is {column[worst]}, must be at least 0")
-    if len(network_op) != flat.n_ops:
-        raise ForerunError(f"engine: network_op has {len(network_op)} entries, the program has {flat.n_ops} ops")
-
+    check_costs(flat.n_ops, duration_ps, issue_ps, slow_compute, slow_network, network_op)
     program = (
         flat.class_ptr,
         flat.op,
@@ -89,18 +76,55 @@ def simulate(
         flat.meeting_size,
         flat.sync,
     )
-    if network_op.any() and (slow_compute.any() or slow_network.any()):
+    if slows(slow_compute, slow_network, network_op):
         contention = (slow_compute, slow_network, network_op)
         start, end, issued, class_end, stuck = run_contended(*program, duration_ps, issue_ps, *contention, N_STREAMS)
     else:
         start, end, issued, class_end, stuck = run_dataflow(*program, duration_ps, issue_ps, N_STREAMS)
     if stuck:
-        _raise_deadlock(flat, end, describe)
+        raise_deadlock(flat, end, describe)
     return Timeline(start, end, issued, class_end)
 
 
-def _raise_deadlock(flat: FlatProgram, end_ps: I64, describe: Callable[[int, int], str] | None) -> NoReturn:
-    """Name the first node that never ran on each stream of each class, those at a meeting before the others."""
+def check_costs(
+    n_ops: int,
+    duration_ps: I64,
+    issue_ps: I64,
+    slow_compute: F64,
+    slow_network: F64,
+    network_op: npt.NDArray[np.bool_],
+) -> None:
+    """Raise ForerunError where a column does not have one entry, not negative, for each of `n_ops` ops."""
+    for name, column in (
+        ("duration_ps", duration_ps),
+        ("issue_ps", issue_ps),
+        ("slow_compute", slow_compute),
+        ("slow_network", slow_network),
+    ):
+        if len(column) != n_ops:
+            raise ForerunError(f"engine: {name} has {len(column)} entries, the program has {n_ops} ops")
+        if n_ops and not column.min() >= 0:
+            worst = int(np.argmin(column))
+            raise ForerunError(f"engine: {name} of op {worst} is {column[worst]}, must be at least 0")
+    if len(network_op) != n_ops:
+        raise ForerunError(f"engine: network_op has {len(network_op)} entries, the program has {n_ops} ops")
+
+
+def slows(slow_compute: F64, slow_network: F64, network_op: npt.NDArray[np.bool_]) -> bool:
+    """Whether anything slows anything."""
+    return bool(network_op.any() and (slow_compute.any() or slow_network.any()))
+
+
+def raise_deadlock(
+    flat: FlatProgram,
+    end_ps: I64,
+    describe: Callable[[int, int], str] | None = None,
+    before: I64 | None = None,
+) -> NoReturn:
+    """Name the first node that never ran on each stream of each class, those at a meeting before the others.
+
+    `before` is how many nodes of each class are not in `flat`, which are before those that are.
+    """
     first: dict[tuple[int, int], int] = {}
     for node in np.flatnonzero(end_ps < 0).tolist():
         owner = int(np.searchsorted(flat.class_ptr, node, side="right")) - 1
@@ -108,7 +132,7 @@ def _raise_deadlock(flat: FlatProgram, end_ps: I64, describe: Callable[[int, int
     stuck = sorted(first.items(), key=lambda item: (flat.meeting[item[1]] < 0, item[1]))
     texts = []
     for (owner, stream), node in stuck[:_LISTED]:
-        place = node - int(flat.class_ptr[owner])
+        place = node - int(flat.class_ptr[owner]) + (0 if before is None else int(before[owner]))
         text = f"class {flat.class_names[owner]!r} step {flat.step[node]} node {place}"
         text += f" (op {flat.op[node]}, stream {stream})"
         if describe is not None:
