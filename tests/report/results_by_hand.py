@@ -24,7 +24,7 @@ from forerun.model.catalog import load_model
 from forerun.plan.plan import Plan
 
 NASTY = "</script><img src=x onerror=document.title='owned'>"
-PLAN = Plan(1024, micro_batch=2, n_microbatches=4, dp_shard=8, tp=2, pp=2, activation_checkpointing="full")
+PLAN = Plan(1024, micro_batch=2, n_microbatches=2, dp_shard=8, tp=2, pp=2, activation_checkpointing="full")
 BILL = Bill(0.5, 12.5, 71.9, 320.0, 41.0, 3.2, 0.4)
 
 

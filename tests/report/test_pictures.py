@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 import results_by_hand as by_hand
 
+from forerun.analysis.bottlenecks import Usage
 from forerun.report import pictures, pictures_of_studies
-from forerun.report.series import Use, cumulated, iteration_bars, memory_curve
+from forerun.report.series import cumulated, iteration_bars, memory_curve
 
-USES = [Use("compute", 0.9, 0.8), Use("memory", 1.2, 0.7), Use("network", 0.0, 0.3), Use("host", 0.1)]
+USES = [Usage("compute", 0.9, 0.8, ""), Usage("memory", 1.2, 0.7, ""), Usage("network", 0.0, 0.3, "")]
 ODD = r"a $\frac{ <b> \n"
 DRAWN = {
     "iterations that differ": lambda name: pictures.iteration_breakdown(by_hand.run_result(name)),

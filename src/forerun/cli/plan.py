@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from forerun.analysis.reading import Simulation
+from forerun.analysis.setup import Setup
+from forerun.analysis.simulate_setup import simulate_setup
+from forerun.analysis.what_if import WhatIf, sensitivities
 from forerun.cli.exit_codes import NOTHING_FITS
 from forerun.cli.plan_options import parse, with_plan_options
 from forerun.cli.program_options import KernelProfile, MemoryLimit, Network, NetworkProfile, refuse
+from forerun.cli.report_option import Report, check_report, typed
 from forerun.cluster.catalog import load_cluster
+from forerun.cluster.types import Cluster
 from forerun.cost.measured import Measured
 from forerun.cost.measured_files import read_measured
 from forerun.errors import ForerunError
 from forerun.model.catalog import load_model
 from forerun.model.parameters import model_flops_per_token
+from forerun.model.spec import ModelSpec
+from forerun.network.network_file import Network as NetworkFile
 from forerun.network.on_topology import network_of
 from forerun.processes import available_cpus
 from forerun.report.console import console, print_search
+from forerun.report.documents import search_document
+from forerun.report.page import write_page
 from forerun.report.programs import print_programs, programs_record, write_programs_csv
 from forerun.report.progress import progress_bar
 from forerun.report.records import search_record, to_json, write_csv
+from forerun.report.wording import command_line
 from forerun.search.programs import rank_programs
-from forerun.search.search import search
+from forerun.search.result import SearchResult
+from forerun.search.search import limited, search
 from forerun.search.space import Limits
 
 
 @with_plan_options(several=True)
 def plan(
+    context: typer.Context,
     fields: dict[str, str | bool],
     model: Annotated[
         str | None, typer.Argument(help="Preset (forerun models), config.json, its folder, or a YAML file.")
@@ -59,6 +73,7 @@ def plan(
     network_profile: NetworkProfile = None,
     plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields to fix; options go over it.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write every possible plan to this CSV file.")] = None,
+    report: Report = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Find the fastest parallelism plan that fits.
@@ -73,12 +88,13 @@ def plan(
         raise ForerunError(f"plan: {both if model else 'give a model, or saved programs with --programs'}")
     if cluster is None:
         raise ForerunError("plan: --cluster is missing; forerun clusters lists the presets")
+    check_report(report)
     measured = read_measured(kernel_profile, network_profile)
     if programs is not None:
         limits = {"max_tp": max_tp, "max_cp": max_cp, "max_pp": max_pp, "max_ep": max_ep}
         own = {**fields, **limits, "max_micro_batch": max_micro_batch, "plan_file": plan_file}
         own |= {"seq_len": seq_len, "global_batch": global_batch, "exhaustive": exhaustive or None}
-        own |= {"objective": None if objective == "time" else objective}
+        own |= {"objective": None if objective == "time" else objective, "report": report}
         refuse({name: True for name, value in own.items() if value is not None}, "not with --programs; leave it out")
         _rank(programs, cluster, gpus, memory_limit, network, measured, workers, top, csv, as_json)
         return
@@ -109,6 +125,11 @@ def plan(
         )
     if csv is not None:
         write_csv(csv, result)
+    if report is not None:
+        place = f" --network {shlex.quote(network)}" if network else ""
+        again = f"{command_line(result.best.own_plan(), model, cluster)}{place}" if result.best else ""
+        found = _best(result, spec, limited(where, memory_limit), topology, measured)
+        write_page(report, search_document(result, top, found, typed(context), again))
     if as_json:
         print(to_json(search_record(result, top)))
     else:
@@ -116,6 +137,17 @@ def plan(
         print_search(console(), result, top, tokens_cost, model=model, cluster=cluster, network=network)
     if result.best is None:
         raise typer.Exit(NOTHING_FITS)
+
+
+def _best(
+    result: SearchResult, spec: ModelSpec, where: Cluster, topology: NetworkFile | None, measured: Measured | None
+) -> tuple[Simulation, tuple[WhatIf, ...]] | None:
+    """The best plan simulated whole, and what a better machine would gain; None where nothing fits."""
+    if result.best is None:
+        return None
+    setup = Setup(spec, result.best.own_plan(), where, topology, measured)
+    simulation = simulate_setup(setup)
+    return simulation, sensitivities(setup, simulation)
 
 
 def _rank(

@@ -7,8 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.analysis.predict import simulate
+from forerun.analysis.predict_program import read_program
 from forerun.analysis.reading import Simulation
+from forerun.analysis.setup import Setup
+from forerun.analysis.simulate_setup import simulate_setup
+from forerun.analysis.what_if import sensitivities, sensitivities_of_program
 from forerun.chakra.export import write_run
 from forerun.cli.exit_codes import NOTHING_FITS
 from forerun.cli.plan_options import parse, with_plan_options
@@ -21,6 +24,7 @@ from forerun.cli.program_options import (
     refuse,
     simulate_file,
 )
+from forerun.cli.report_option import Report, check_report, typed
 from forerun.cluster.catalog import load_cluster
 from forerun.cost.measured_files import read_measured
 from forerun.errors import ForerunError
@@ -29,7 +33,9 @@ from forerun.model.layered import LayeredModel
 from forerun.network.on_topology import network_of
 from forerun.plan.complete import LAYERED, complete_plan
 from forerun.report.console import console, print_prediction
+from forerun.report.documents import prediction_document
 from forerun.report.memory_viz import write_snapshot
+from forerun.report.page import write_page
 from forerun.report.perfetto import write_trace
 from forerun.report.records import prediction_record, to_json
 from forerun.search.search import limited
@@ -37,6 +43,7 @@ from forerun.search.search import limited
 
 @with_plan_options(several=False)
 def predict(
+    context: typer.Context,
     cluster: Annotated[str, typer.Option(help="Preset (forerun clusters) or a YAML file.")],
     fields: dict[str, str | bool],
     model: Annotated[
@@ -71,6 +78,7 @@ def predict(
         Path | None,
         typer.Option(metavar="FILE", help="Write the fullest rank's memory as a PyTorch snapshot (memory_viz)."),
     ] = None,
+    report: Report = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where each figure comes from.")] = False,
     must_fit: Annotated[bool, typer.Option("--must-fit", help="Exit with 3 if it does not fit in memory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
@@ -79,6 +87,7 @@ def predict(
     if (model is None) == (program is None):
         given = "give a model or --program, not both" if model else "give a model, or a saved program with --program"
         raise ForerunError(f"predict: {given}")
+    check_report(report)
     if program is not None:
         own = {**fields, "plan_file": plan_file, "seq_len": seq_len, "global_batch": global_batch}
         refuse({name: True for name, value in own.items() if value is not None}, "a program has its plan; leave it out")
@@ -91,8 +100,17 @@ def predict(
             kernel_profile=kernel_profile,
             network_profile=network_profile,
             tokens_per_step=tokens_per_step,
-            whole_timeline=any(path is not None for path in (trace, chakra, memory_snapshot)),
+            whole_timeline=any(path is not None for path in (trace, chakra, memory_snapshot, report)),
         )
+        if report is not None:
+            where, measured = (
+                limited(load_cluster(cluster), memory_limit),
+                read_measured(kernel_profile, network_profile),
+            )
+            gains = sensitivities_of_program(
+                read_program(program), where, simulation, network=network_of(where, network), measured=measured
+            )
+            write_page(report, prediction_document(simulation, gains, typed(context)))
     else:
         refuse({"tokens_per_step": tokens_per_step}, "only with --program; a plan has its tokens")
         values: dict[str, Any] = parse(fields, plan_file, several=False)
@@ -104,7 +122,10 @@ def predict(
             values = {**LAYERED, **values}
         plan = complete_plan(values, n_gpus=gpus, global_batch=global_batch)
         measured = read_measured(kernel_profile, network_profile)
-        simulation = simulate(spec, plan, where, network=network_of(where, network), measured=measured)
+        setup = Setup(spec, plan, where, network_of(where, network), measured)
+        simulation = simulate_setup(setup)
+        if report is not None:
+            write_page(report, prediction_document(simulation, sensitivities(setup, simulation), typed(context)))
     _write(simulation, trace, chakra, memory_snapshot)
     prediction = simulation.prediction
     if as_json:

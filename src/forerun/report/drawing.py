@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import warnings
 from importlib.util import find_spec
 from typing import Any
 
 _DPI = 150
 _TICKS = (1.0, 2.0, 5.0)
 """where a decade has ticks"""
+_LETTERS_AN_INCH = 10.5
+"""of a title"""
 _GRID = "#DDDDDD"
 
 
@@ -43,9 +46,20 @@ def png(figure: Any) -> bytes:
     for text in figure.findobj(matplotlib.text.Text):
         text.set_parse_math(False)  # names may hold dollar signs
     out = io.BytesIO()
-    with matplotlib.rc_context({"hatch.linewidth": 0.6}):
+    with matplotlib.rc_context({"hatch.linewidth": 0.6}), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of letters that the font lacks
         figure.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
+
+
+def heading(axes: Any, text: str) -> None:
+    """A title on the left, as long as fits."""
+    axes.set_title(short(text, int(_LETTERS_AN_INCH * axes.figure.get_figwidth() / len(axes.figure.axes))), loc="left")
+
+
+def short(text: str, most: int = 42) -> str:
+    """At most so many characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def logarithmic(axis: Any) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from forerun.analysis.bottlenecks import Usage
 from forerun.analysis.lanes import lanes
 from forerun.analysis.reading import Simulation
 from forerun.experiment.result import CAUSES, RunResult
-from forerun.report.drawing import legend_below, panels, png
-from forerun.report.series import FEW, Bar, Use, iteration_bars, memory_curve, time_unit
+from forerun.report.drawing import heading, legend_below, panels, png, short
+from forerun.report.series import FEW, Bar, iteration_bars, memory_curve, time_unit
 from forerun.report.style import BLACK, BLUE, CAUSE_LOOKS, VERMILLION, WORK_LOOKS
 from forerun.units import PS_PER_S
 
@@ -18,6 +19,8 @@ _SHOWN_SHARE = 0.06
 _FAR = 2.5
 """a limit that is so many times higher than the rest is named, not drawn"""
 _SLICES = 1500
+_NOTE = 16
+"""characters of what sets an iteration apart, under its bar"""
 
 
 def iteration_breakdown(result: RunResult) -> bytes:
@@ -28,7 +31,7 @@ def iteration_breakdown(result: RunResult) -> bytes:
     draw = _named_bars if len(bars) <= FEW else _band_of_bars
     draw(axes, bars, size)
     axes.set_ylabel(f"time of an iteration, {unit}")
-    axes.set_title(f"{result.request.name}: where the time of each iteration goes", loc="left")
+    heading(axes, f"{result.request.name}: where the time of each iteration goes")
     legend_below(axes, 3)
     return png(figure)
 
@@ -56,7 +59,9 @@ def _named_bars(axes: Any, bars: Sequence[Bar], size: float) -> None:
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.9}
                 axes.text(x, low + height / 2, f"{share:.0%}", ha="center", va="center", fontsize=8, bbox=box)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-    axes.set_xticks(range(len(bars)), [f"{bar.label}\n{bar.note}" if bar.note else bar.label for bar in bars])
+    axes.set_xticks(
+        range(len(bars)), [f"{bar.label}\n{short(bar.note, _NOTE)}" if bar.note else bar.label for bar in bars]
+    )
     axes.set_xlim(-0.8, len(bars) - 0.2)
     axes.set_xlabel("iteration, number")
     axes.grid(False, axis="x")
@@ -89,29 +94,27 @@ def _band_of_bars(axes: Any, bars: Sequence[Bar], size: float) -> None:
     axes.set_xlabel("iteration, number")
 
 
-def resource_utilization(name: str, uses: Sequence[Use]) -> bytes:
+def resource_utilization(name: str, uses: Sequence[Usage]) -> bytes:
     """How much of each resource is used, with the threshold from which it is called a bottleneck."""
     figure, (axes,) = panels(9, 1.2 + 0.6 * len(uses))
     for y, use in enumerate(reversed(uses)):
         axes.barh(
             y,
-            100 * use.share,
+            100 * use.value,
             0.6,
-            color=VERMILLION if use.over else BLUE,
-            hatch="//" if use.over else "",
+            color=VERMILLION if use.is_bottleneck else BLUE,
+            hatch="//" if use.is_bottleneck else "",
             edgecolor="white",
         )
-        words = f" {use.share:.1%}" + (", bottleneck" if use.over else "")
-        axes.text(max(100 * use.share, 0.5), y, words, va="center", fontsize=9)
-        if use.threshold is not None:
-            axes.plot([100 * use.threshold] * 2, [y - 0.42, y + 0.42], color=BLACK, linewidth=1.6)
-            axes.text(100 * use.threshold, y + 0.44, f"{use.threshold:.0%}", ha="center", va="bottom", fontsize=7)
-    axes.set_yticks(range(len(uses)), [use.name for use in reversed(uses)])
+        axes.text(100 * use.value + 1, y, "bottleneck" if use.is_bottleneck else "", va="center", fontsize=9)
+        axes.plot([100 * use.threshold] * 2, [y - 0.42, y + 0.42], color=BLACK, linewidth=1.6)
+        axes.text(100 * use.threshold, y + 0.44, f"{use.threshold:.0%}", ha="center", va="bottom", fontsize=7)
+    axes.set_yticks(range(len(uses)), [f"{use.name}, {use.value:.1%}" for use in reversed(uses)])
     axes.set_xlim(0, 118)
     axes.set_xticks(range(0, 101, 20))
     axes.set_ylim(-0.6, len(uses) - 0.2)
     axes.set_xlabel("share that is used, %; a black mark is the threshold of a bottleneck")
-    axes.set_title(f"{name}: use of resources", loc="left")
+    heading(axes, f"{name}: use of resources")
     axes.grid(False, axis="y")
     return png(figure)
 
@@ -160,7 +163,7 @@ def memory_over_time(simulation: Simulation) -> bytes:
     axes.set_xlim(0, times[-1])
     axes.set_xlabel(f"time in the step, {unit}")
     axes.set_ylabel("allocated memory, GiB")
-    axes.set_title(f"{prediction.model}: memory of the fullest rank ({curve.rank_class})", loc="left")
+    heading(axes, f"{prediction.model}: memory of the fullest rank ({curve.rank_class})")
     legend_below(axes, 4)
     return png(figure)
 
@@ -197,7 +200,7 @@ def timeline(simulation: Simulation) -> bytes:
     axes.set_xlabel(f"time in the step, {unit}")
     axes.set_ylabel("stream")
     ranks = "1 rank" if cls.n_ranks == 1 else f"{cls.n_ranks:,} ranks"
-    axes.set_title(f"{simulation.prediction.model}: what {cls.name} does ({ranks} like it)", loc="left")
+    heading(axes, f"{simulation.prediction.model}: what {cls.name} does ({ranks} like it)")
     axes.grid(False, axis="y")
     legend_below(axes, 4)
     return png(figure)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from forerun.experiment.result import CAUSES, Comparison, ScalingStudy, StragglerStudy
-from forerun.report.drawing import legend_below, logarithmic, panels, png
-from forerun.report.series import cumulated, time_unit
+from forerun.report.drawing import heading, legend_below, logarithmic, panels, png, short
+from forerun.report.series import LOG_FROM, cumulated, time_unit
 from forerun.report.style import BLACK, BLUE, CAUSE_LOOKS, GREEN, PURPLE, SKY, VERMILLION
 from forerun.report.wording import seconds
 
 _BINS = 40
-_LONGEST_LABEL = 42
 _MARKS = ((":", PURPLE, "undisturbed"), ("-", BLACK, "mean"), ("--", GREEN, "p50"), ("-.", VERMILLION, "p99"))
 
 
@@ -31,7 +30,10 @@ def scaling_efficiency(study: ScalingStudy) -> bytes:
     if points:
         right.plot(gpus, [rates[0] * n / gpus[0] for n in gpus], "--", color=BLACK, linewidth=1.2, label="ideal")
         right.plot(gpus, rates, "o-", color=BLUE, label="predicted")
-        logarithmic(right.yaxis)
+        if max(rates) > LOG_FROM * min(rates):
+            logarithmic(right.yaxis)
+        else:
+            right.set_ylim(0, None)
     small = [point for point in points if not point.fits]
     if small:
         label = "does not fit in memory"
@@ -43,16 +45,17 @@ def scaling_efficiency(study: ScalingStudy) -> bytes:
     broken = next((point.n_gpus for point in points if point.num_nodes == study.break_down), None)
     for axes in (left, right):
         if broken is not None:
-            axes.axvline(broken, color=VERMILLION, linewidth=6, alpha=0.25, label=f"breaks down: {study.cause}")
+            axes.axvline(broken, color=VERMILLION, linewidth=6, alpha=0.25, label=short(f"breaks down: {study.cause}"))
         axes.set_xscale("log", base=2)
         axes.set_xticks(gpus, [f"{n:,}" for n in gpus])
         axes.xaxis.minorticks_off()
         axes.set_xlabel("GPUs, number (logarithmic)")
     left.set_ylim(0, max(110.0, *efficiency, 0.0) * 1.05)
     left.set_ylabel("scaling efficiency, %")
-    right.set_ylabel(f"throughput, {study.request.sample}s/s (logarithmic)")
+    scale = " (logarithmic)" if right.get_yscale() == "log" else ""
+    right.set_ylabel(f"throughput, {study.request.sample}s/s{scale}")
     kept = "global batch kept" if study.strong else "batch of each GPU kept"
-    left.set_title(f"{study.request.name}: {'strong' if study.strong else 'weak'} scaling, {kept}", loc="left")
+    heading(left, f"{study.request.name}: {'strong' if study.strong else 'weak'} scaling, {kept}")
     legend_below(left, 2)
     legend_below(right, 2)
     return png(figure)
@@ -92,7 +95,7 @@ def comparison_bars(comparison: Comparison) -> bytes:
     axes.set_xlim(0, 1.4 * longest / size)
     axes.set_ylim(-0.6, len(variants) - 0.4)
     axes.set_xlabel(f"time of a step, {unit}")
-    axes.set_title(f"{comparison.request.name}: variants side by side", loc="left")
+    heading(axes, f"{comparison.request.name}: variants side by side")
     axes.grid(False, axis="y")
     legend_below(axes, 3)
     return png(figure)
@@ -111,8 +114,8 @@ def straggler_distribution(study: StragglerStudy) -> bytes:
         axes.set_xlabel(f"time of a step, {unit}")
     left.set_ylabel("steps, number")
     right.set_ylabel("steps that take at most so long, %")
-    left.set_title(f"{study.request.name}: {len(study.steps_s):,} steps", loc="left")
-    right.set_title(f"{study.lost_share:.1%} of the time goes to waiting for the slowest rank", loc="left")
+    heading(left, f"{study.request.name}: {len(study.steps_s):,} steps")
+    heading(right, f"{study.lost_share:.1%} of the time goes to waiting for the slowest rank")
     legend_below(left, 2)
     legend_below(right, 2)
     return png(figure)
@@ -122,8 +125,3 @@ def _marks(axes: Any, study: StragglerStudy, size: float) -> None:
     values = (study.undisturbed_s, study.mean_s, study.p50_s, study.p99_s)
     for (line, colour, name), value in zip(_MARKS, values, strict=True):
         axes.axvline(value / size, color=colour, linestyle=line, linewidth=1.6, label=f"{name} {seconds(value)}")
-
-
-def short(text: str, most: int = _LONGEST_LABEL) -> str:
-    """At most so many characters."""
-    return text if len(text) <= most else text[: most - 3] + "..."

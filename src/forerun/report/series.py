@@ -14,24 +14,12 @@ from forerun.program.types import Category
 from forerun.report.style import MEMORY_LOOKS, Look
 from forerun.units import GIB, PS_PER_S
 
+LOG_FROM = 4.0
+"""largest value over smallest, from which a scale is logarithmic"""
 FEW = 12
 """so many bars have a name each"""
 _MOST_BARS = 240
 """more iterations are averaged, so many bars in all"""
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """How much of a resource is used, as a share of 1, and from when on that is called a bottleneck."""
-
-    name: str
-    share: float
-    threshold: float | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether it is a bottleneck."""
-        return self.threshold is not None and self.share > self.threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +61,7 @@ def _averaged(group: Sequence[Iteration]) -> Bar:
 
 def time_unit(longest_s: float) -> tuple[str, float]:
     """The unit for an axis up to `longest_s`, and seconds of one."""
-    return next(((name, size) for name, size in (("s", 1.0), ("ms", 1e-3)) if longest_s >= size), ("µs", 1e-6))
+    return next(((name, size) for name, size in (("s", 1.0), ("ms", 1e-3)) if longest_s >= size), ("us", 1e-6))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,69 @@
+"""A document of each kind, for tests of pages."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import results_by_hand as by_hand
+
+from forerun.analysis.bottlenecks import bottlenecks
+from forerun.analysis.critical_path import critical_path
+from forerun.analysis.what_if import WhatIf, sensitivities
+from forerun.cluster.catalog import load_cluster
+from forerun.experiment.advice import advise
+from forerun.experiment.answers import Answers
+from forerun.model.catalog import load_model
+from forerun.report.documents import prediction_document, run_document, search_document
+from forerun.report.documents_of_studies import comparison_document, scaling_document, straggler_document
+from forerun.report.page import Document
+from forerun.search.result import SearchResult
+from forerun.search.search import search
+
+KINDS = (
+    "run",
+    "folded run",
+    "prediction",
+    "scaling",
+    "weak",
+    "comparison",
+    "stragglers",
+    "search",
+    "search in vain",
+)
+
+
+@lru_cache(maxsize=1)
+def gains() -> tuple[WhatIf, ...]:
+    return sensitivities(by_hand.request().setup, by_hand.simulated())
+
+
+@lru_cache(maxsize=1)
+def answers() -> Answers:
+    simulation = by_hand.simulated()
+    advice = advise(by_hand.request(), simulation, most=3, plans=0)
+    return Answers(bottlenecks(simulation), critical_path(simulation), gains(), advice)
+
+
+@lru_cache(maxsize=1)
+def found() -> SearchResult:
+    fixed = {"pp": 1, "cp": 1}
+    return search(
+        load_model("gpt2-small"), load_cluster("h100-sxm"), 8, 1024, 64, fixed=fixed, memory_limit_gib=8, workers=1
+    )
+
+
+def documents(name: str) -> dict[str, Document]:
+    """Kind of page -> a document in which `name` stands for everything that a user may call something."""
+    simulation = by_hand.simulated()
+    made = (
+        run_document(by_hand.run_result(name), answers(), f"forerun experiment run {name}"),
+        run_document(by_hand.run_result(name, differing=False), None),
+        prediction_document(simulation, gains(), f"forerun predict {name}"),
+        scaling_document(by_hand.scaling_study(name), name),
+        scaling_document(by_hand.scaling_study(name, strong=False)),
+        comparison_document(by_hand.comparison(name), name),
+        straggler_document(by_hand.straggler_study(name), name),
+        search_document(found(), 10, (simulation, gains()), name, name),
+        search_document(found(), 10, None, name, ""),
+    )
+    return dict(zip(KINDS, made, strict=True))
