@@ -9,6 +9,7 @@ from forerun.cluster.catalog import load_cluster
 from forerun.cost.gradient_exchange import gradient_rows, wires_of
 from forerun.cost.measured import Curve, Measured, NetworkProfile
 from forerun.cost.step_costs import Launching, step_costs
+from forerun.errors import ForerunError
 from forerun.model.catalog import load_model
 from forerun.network.alpha_beta import AlphaBeta
 from forerun.network.network_file import parse_topology
@@ -163,3 +164,15 @@ def test_slower_patterns_take_longer_in_a_step():
     ]
     assert total == sorted(total)
     assert total[-1] > 10 * total[1]
+
+
+@pytest.mark.parametrize("answer", [np.array([1.0]), np.array(1.0), np.full(3, -1.0), np.full(3, np.nan)])
+def test_a_pattern_has_to_say_a_time_for_each_size(answer):
+    class Wrong(AMillisecond):
+        def seconds(self, size_bytes, group, wires):
+            return answer
+
+    one = program("ddp")
+    assert len(gradient_rows(one.ops, one.groups)) == 3
+    with pytest.raises(ForerunError, match=r"pattern a millisecond: seconds\(\) gave .* for 3 sizes"):
+        costs(one, 16, Wrong())

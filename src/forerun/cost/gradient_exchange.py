@@ -9,6 +9,7 @@ import numpy as np
 from forerun.cluster.types import Cluster
 from forerun.cost.memory_bound import memory_rates
 from forerun.cost.profile import load_profile
+from forerun.errors import ForerunError
 from forerun.network.network_file import Network
 from forerun.network.patterns import CommunicationPattern, Wires
 from forerun.program.groups import CommGroup
@@ -60,11 +61,26 @@ def priced_rows(ops: OpTable, groups: Sequence[CommGroup], pattern: Communicatio
 def exchange_s(
     ops: OpTable, rows: I64, groups: Sequence[CommGroup], pattern: CommunicationPattern, wires: Wires
 ) -> F64:
-    """Seconds of `rows` of `ops` by `pattern`, (rows,); 0 in groups of one rank."""
+    """Seconds of `rows` of `ops` by `pattern`, (rows,); 0 in groups of one rank.
+
+    Raises:
+        ForerunError: the pattern, which may be anybody's, says something that is no time.
+    """
     time_s = np.zeros(len(rows))
     number = ops.group[rows]
     for group in np.unique(number).tolist():
         same = np.flatnonzero(number == group)
         if groups[group].size > 1:
-            time_s[same] = pattern.seconds(ops.bytes_comm[rows[same]], groups[group], wires)
+            time_s[same] = _checked(
+                pattern, pattern.seconds(ops.bytes_comm[rows[same]], groups[group], wires), len(same)
+            )
+    return time_s
+
+
+def _checked(pattern: CommunicationPattern, time_s: F64, n: int) -> F64:
+    if np.shape(time_s) != (n,) or not (np.isfinite(time_s).all() and (time_s >= 0).all()):
+        raise ForerunError(
+            f"communication pattern {pattern.name}: seconds() gave {time_s!r} for {n} sizes; it has to give an array of"
+            f" {n} times, 0 or more"
+        )
     return time_s

@@ -53,9 +53,9 @@ class Wires:
         """Everything that a message goes over: the topology, or the cluster's links as switches."""
         return fabric_of(self.network or _links_as_network(self.cluster, self.n_gpus))
 
-    def pass_s(self, size_bytes: F64, kernels: int = 1) -> F64:
-        """Seconds of `kernels` that together read and write `size_bytes` of the device's memory."""
-        return kernels * self.launch_s + size_bytes / self.memory_bytes_per_s
+    def pass_s(self, size_bytes: F64) -> F64:
+        """Seconds of a kernel that reads and writes `size_bytes` of the device's memory."""
+        return self.launch_s + size_bytes / self.memory_bytes_per_s
 
 
 @lru_cache(maxsize=256)
