@@ -60,10 +60,6 @@ def test_a_killed_study_ends_with_the_same_files(tmp_path: Path) -> None:
     assert simulated(resumed.stdout) == N_POINTS - 1
     assert files_of(broken) == expected
 
-    again = subprocess.run(command(broken, 0), capture_output=True, text=True, check=True)
-    assert simulated(again.stdout) == 0
-    assert files_of(broken) == expected
-
 
 def test_points_depend_on_the_experiment(tmp_path: Path) -> None:
     todo: list[int] = []
@@ -104,8 +100,6 @@ def test_a_full_disk_is_one_line_and_leaves_earlier_results(tmp_path: Path) -> N
     after = files_of(tmp_path)
     assert before.items() <= after.items()
     assert all(name.endswith(".json") for name in after)
-    subprocess.run(command(tmp_path, 0), check=True, capture_output=True)
-    assert before.items() <= files_of(tmp_path).items()
 
 
 def test_a_disk_that_fills_up_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
