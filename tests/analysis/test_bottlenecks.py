@@ -1,10 +1,12 @@
 """Bottlenecks: shares of the step and of memory, what they are of, and when they count as one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from forerun.analysis.bottlenecks import bottlenecks, exposed_by_collective
-from forerun.analysis.setup import Setup
+from forerun.analysis.setup import RankKind, Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.cluster.catalog import load_cluster
 from forerun.model.catalog import load_model
@@ -80,6 +82,19 @@ def test_thresholds_decide_what_a_bottleneck_is():
     assert [usage.name for usage in low.found] == ["network", "compute", "memory", "pipeline"]
     ratios = [usage.value / usage.threshold for usage in low.found]
     assert ratios == sorted(ratios, reverse=True)
+
+
+def test_gpus_that_wait_for_slower_ones():
+    slow = replace(SETUPS["DDP"], kinds=(RankKind("slow", 4, slowdown=1.5),))
+    found = bottlenecks(simulate_setup(slow))
+    waiting = found["waiting"]
+    assert [part.name for part in waiting.contributors] == [f"{H100.device.name}: every rank"]
+    share = waiting.contributors[0].share
+    assert waiting.value == pytest.approx(share * 12 / 16)
+    assert 0.15 < share < 1 / 3
+    assert waiting in found.found
+    assert "slow: every rank" not in waiting.text
+    assert "waiting" not in [usage.name for usage in bottlenecks(SIMULATIONS["DDP"]).usages]
 
 
 def test_a_step_that_does_not_fit_says_so():

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.analysis.bottlenecks import bottlenecks
 from forerun.analysis.setup import RankKind, Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.cluster.catalog import load_cluster
@@ -179,6 +180,24 @@ def test_all_together_is_more_than_any_alone_and_keeps_the_batch():
         if each.kind != "device" and each.after.samples_per_step == together.after.samples_per_step
     )
     assert len(together.change) >= 2
+
+
+def test_unlike_gpus_get_batches_that_take_as_long():
+    hardware = {"gpu_model": "A100", "network_bandwidth_gbps": 100, "mixed": [{"gpu_model": "V100", "num_nodes": 1}]}
+    training = {"batch_size_per_gpu": 64, "num_nodes": 2, "mixed_precision": True}
+    request = read_experiment({"hardware": hardware, "model": {"model_type": "resnet50"}, "training": training})
+    advice = advise(request)
+    check(request, advice)
+    balance = next(each for each in advice if each.kind == "batch balance")
+    (kind,) = balance.setup.kinds
+    assert balance.setup.plan.micro_batch + kind.micro_batch == 128
+    assert kind.micro_batch < 48
+    assert balance.gain > 0.3
+    for each in advice:
+        assert changed(request, each.change).setup == each.setup, each.title
+    waiting = [bottlenecks(simulate_setup(each.setup))["waiting"].value for each in (request, balance)]
+    assert waiting[0] > 0.2
+    assert waiting[1] < 0.03
 
 
 def test_a_run_on_one_gpu_is_told_nothing_of_networks():

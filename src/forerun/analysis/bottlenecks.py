@@ -1,7 +1,7 @@
 """Bottlenecks: how much of the step, and of the memory, each resource takes, and what takes it.
 
 Shares are of the step on the rank that sets the pace. Waiting for other ranks is the mean over all of them, as the rank
-that sets the pace waits least, and memory that of the fullest.
+that sets the pace waits least; memory is that of the fullest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.analysis.breakdown import Cause
+from forerun.analysis.breakdown import Cause, breakdown_ps
 from forerun.analysis.reading import Simulation
 from forerun.program.groups import CommGroup
 from forerun.program.types import I64, Collective, OpKind, Stream
@@ -59,7 +59,7 @@ class Usage:
     """One resource."""
 
     name: str
-    """compute, memory, network, pipeline, host"""
+    """compute, memory, network, pipeline, host; waiting where GPUs differ"""
     value: float
     """share of the step, or of the memory limit"""
     threshold: float
@@ -80,7 +80,7 @@ class Bottlenecks:
     """What holds a step back."""
 
     usages: tuple[Usage, ...]
-    """compute, memory, network, pipeline, host"""
+    """compute, memory, network, pipeline, host; waiting where GPUs differ"""
     matrix_units: float
     """FLOPs that kernels execute over what the matrix units could do in the step"""
 
@@ -108,16 +108,19 @@ def bottlenecks(
         compute: share of the step in which kernels run, from which on the GPU is the bottleneck.
         memory: share of the memory of the fullest GPU.
         network: share of the step in which communication runs and no kernel does.
-        waiting: share of the step in which GPUs wait for other ranks, and the same for the host.
+        waiting: share of the step in which GPUs wait for other pipeline stages; the same for slower GPUs, and the host.
     """
-    usages = (
+    usages = [
         _compute(simulation, compute),
         _memory(simulation, memory),
         _network(simulation, network),
         _pipeline(simulation, waiting),
         _host(simulation, waiting),
-    )
-    return Bottlenecks(usages, simulation.prediction.hfu)
+    ]
+    differing = _waiting(simulation, waiting)
+    if differing.value > 0:
+        usages.append(differing)
+    return Bottlenecks(tuple(usages), simulation.prediction.hfu)
 
 
 def exposed_by_collective(simulation: Simulation, rank_class: int) -> list[Contributor]:
@@ -207,8 +210,22 @@ def _pipeline(simulation: Simulation, threshold: float) -> Usage:
     prediction = simulation.prediction
     value = prediction.bubble_s / prediction.step_time_s
     pace = _spent(prediction.breakdown, Cause.BUBBLE) / prediction.step_time_s
-    text = f"GPUs wait for other ranks {value:.0%} of the step, mean over all; the one that sets the pace {pace:.0%}"
+    text = f"GPUs wait for other stages {value:.0%} of the step, mean over all; the one that sets the pace {pace:.0%}"
     return Usage("pipeline", value, threshold, text)
+
+
+def _waiting(simulation: Simulation, threshold: float) -> Usage:
+    """Waiting for slower GPUs of the same stage, mean over all GPUs."""
+    program = simulation.program
+    waiting = breakdown_ps(simulation.flat, program, simulation.timeline)[:, Cause.WAITING] / PS_PER_S
+    ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
+    shares = waiting / simulation.prediction.step_time_s
+    parts = [Contributor(cls.name, float(waiting[i]), float(shares[i])) for i, cls in enumerate(program.rank_classes)]
+    parts = sorted((part for part in parts if part.value > 0), key=lambda part: -part.value)
+    value = float((shares * ranks).sum() / ranks.sum())
+    most = f", {parts[0].name} most, {parts[0].share:.0%}" if parts else ""
+    text = f"GPUs wait for slower ones {value:.0%} of the step, mean over all{most}"
+    return Usage("waiting", value, threshold, text, tuple(parts))
 
 
 def _host(simulation: Simulation, threshold: float) -> Usage:

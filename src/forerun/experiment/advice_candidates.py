@@ -7,6 +7,7 @@ from typing import Any
 
 from forerun.analysis.setup import Setup
 from forerun.errors import ForerunError
+from forerun.experiment.advice_balance import balances
 from forerun.experiment.advice_change import Candidate, of_plan, with_plan
 from forerun.experiment.advice_machine import devices, half, patterns
 from forerun.experiment.request import Request
@@ -23,6 +24,7 @@ def candidates(request: Request, fits: bool) -> Iterator[Candidate]:
     """All changes worth simulating, each kind's in order; `fits` says whether the run does as it is."""
     plain = [*_batches(request, fits), *_gradients(request), *_software(request), *_states(request, fits)]
     yield from (candidate for candidate in plain if candidate is not None)
+    yield from balances(request)
     yield from patterns(request)
     yield from devices(request)
 

@@ -19,6 +19,7 @@ Kind = Literal[
     "gradient accumulation",
     "activation checkpointing",
     "batch",
+    "batch balance",
     "torch.compile",
     "CUDA graphs",
     "optimizer",
@@ -34,6 +35,7 @@ Kind = Literal[
 ]
 
 PATTERN = "training.communication_pattern"
+MIXED = "hardware.mixed"
 _WORDS = {name: key for key, name in SPELLINGS.items()}
 """Plan's word -> the experiment's"""
 _OF_GRADIENTS = ("gradient precision", "gradient compression")
@@ -64,7 +66,8 @@ class Candidate:
     def on(self, setup: Setup) -> Setup:
         """`setup` with this change too. Raises ForerunError where a plan can't have both."""
         pattern = self.setup.pattern if PATTERN in self.change else setup.pattern
-        return replace(setup, plan=replace(setup.plan, **self.fields), pattern=pattern)
+        kinds = self.setup.kinds if MIXED in self.change else setup.kinds
+        return replace(setup, plan=replace(setup.plan, **self.fields), pattern=pattern, kinds=kinds)
 
 
 def of_plan(request: Request, kind: Kind, title: str, fields: Mapping[str, Any], caveat: str = "") -> Candidate | None:
