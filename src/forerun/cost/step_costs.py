@@ -81,6 +81,7 @@ def step_costs(
     placed = None if network is None else on_topology(network, cluster, n_gpus)
     duration, calibrated = durations_ps(ops, groups, cluster, rates, placed)
     lacks: Mapping[int, str] = {}
+    issue_ps = ops.launches.astype(np.int64) * _issue_ps(stack, launching, len(ops))
     if measured is not None:
         found = measured.lookup(ops, groups)
         known = ~np.isnan(found.time_s)
@@ -92,6 +93,8 @@ def step_costs(
         time_s = exchange_s(ops, rows, groups, pattern, wires_of(cluster, n_gpus, network))
         time_s /= stack.network_rate if pattern.as_nccl else 1.0
         duration[rows], calibrated[rows] = np.rint(time_s * PS_PER_S).astype(np.int64), 0.0
+        if pattern.everything:
+            issue_ps[rows] = 0
         lacks = {op: what for op, what in lacks.items() if op not in set(rows.tolist())}
     kernel = ops.kind <= OpKind.MEMORY
     launches = ops.launches.astype(np.int64)
@@ -100,7 +103,7 @@ def step_costs(
     on_network = ops.kind == OpKind.COLLECTIVE
     return StepCosts(
         duration_ps=duration,
-        issue_ps=launches * _issue_ps(stack, launching, len(ops)),
+        issue_ps=issue_ps,
         slow_compute=np.where(kernel, stack.overlap_slowdown, 0.0),
         slow_network=np.zeros(len(ops)),
         network_op=on_network,

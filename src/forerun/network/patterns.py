@@ -88,7 +88,8 @@ class CommunicationPattern(ABC):
 
     @property
     def everything(self) -> bool:
-        """Whether it prices all collectives and transfers of a step, not the gradients' all-reduces alone."""
+        """Whether it prices all collectives and transfers of a step, not the gradients' all-reduces alone, and the host
+        that starts them."""
         return False
 
     @property
@@ -129,7 +130,7 @@ def has_all_reduce(plan: Plan) -> bool:
 
 @dataclass(frozen=True)
 class NoNetwork(CommunicationPattern):
-    """An ideal network: all collectives and transfers take no time."""
+    """An ideal network: collectives and transfers take no time, neither to start nor to run."""
 
     name: str = "no_network"
     everything: bool = True
