@@ -166,7 +166,23 @@ def test_what_is_no_handler() -> None:
         run(request(handlers=(wrong,)))
 
 
-def test_a_million_iterations_are_told_and_folded() -> None:
+def test_who_only_watches_changes_nothing() -> None:
+    disturbance = {
+        "straggler_probability": 0.02,
+        "straggler_slowdown": 1.5,
+        "warmup_iterations": 3,
+        "warmup_slowdown": 2,
+    }
+    schedules = {"batch_schedule": ((7, 4), (20, 16)), "seq_len_schedule": ((9, 256),)}
+    for each in ({}, disturbance):
+        alone, watched = (
+            run(request(n=40, disturbance=each, handlers=handlers, **schedules)) for handlers in ((), (EventHandler(),))
+        )
+        assert watched.iterations == alone.iterations
+        assert watched.total_s == alone.total_s
+
+
+def test_thousands_of_iterations_are_told_and_folded() -> None:
     count = [0]
 
     @on("iteration_end")

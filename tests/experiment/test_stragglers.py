@@ -34,6 +34,9 @@ def test_a_study_reads_its_run() -> None:
     assert found.lost_dollars == pytest.approx(result.bill.dollars * found.lost_share)
     counts = Counter(each.slowest_rank for each in result.iterations if each.slowest_rank >= 0)
     assert dict(found.blame) == counts
+    assert sum(found.blame_s) == pytest.approx(found.lost_s)
+    worst = [each for each in result.iterations if each.slowest_rank == found.blame[0][0]]
+    assert found.blame_s[0] == pytest.approx(sum(each.repeats * each.breakdown_s["waiting"] for each in worst))
     assert [count for _, count in found.blame] == sorted(counts.values(), reverse=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from itertools import zip_longest
 from typing import Any
 
 from forerun import __version__
@@ -37,7 +38,10 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
 
 def straggler_record(study: StragglerStudy) -> dict[str, Any]:
     """A straggler study: its request, figures, the time of every iteration, and whom the others waited for."""
-    blame = [{"rank": rank, "iterations": count} for rank, count in study.blame]
+    blame = [
+        {"rank": rank, "iterations": count, "waited_s": waited_s}
+        for (rank, count), waited_s in zip_longest(study.blame, study.blame_s)
+    ]
     return {
         **_heading(study.request),
         "summary": study.summary(),

@@ -293,6 +293,8 @@ class StragglerStudy:
     lost_dollars: float | None
     blame: tuple[tuple[int, int], ...]
     """(rank, iterations in which it was the slowest), most first"""
+    blame_s: tuple[float, ...] = ()
+    """for each of `blame`: how long the others waited for it over the run"""
     lost_s: float = 0.0
     """of the run: what goes to waiting for the slowest rank"""
     sweep: tuple[Severity, ...] = ()

@@ -72,7 +72,8 @@ def study(
         steps_s=whole.steps_s,
         lost_share=whole.lost_s / whole.total_s,
         lost_dollars=_lost_dollars(whole),
-        blame=whole.blame,
+        blame=tuple((rank, count) for rank, count, _ in whole.blame),
+        blame_s=tuple(waited_s for _, _, waited_s in whole.blame),
         lost_s=whole.lost_s,
         sweep=tuple(_severity(*pair) for pair in zip(severities, swept, strict=True)),
         notes=whole.notes,
@@ -91,7 +92,8 @@ class _Spread:
     steps_s: tuple[float, ...]
     lost_s: float
     dollars: float | None
-    blame: tuple[tuple[int, int], ...]
+    blame: tuple[tuple[int, int, float], ...]
+    """(rank, iterations in which it was the slowest, seconds that the others waited for it), most iterations first"""
     notes: tuple[str, ...]
 
 
@@ -101,9 +103,12 @@ def _simulated(requests: Sequence[Request], number: int) -> _Spread:
 
 def _spread(result: RunResult) -> _Spread:
     counts: Counter[int] = Counter()
+    waited_s: dict[int, float] = {}
     for each in result.iterations:
-        counts[each.slowest_rank] += each.repeats
-    counts.pop(-1, None)
+        if each.slowest_rank >= 0:
+            counts[each.slowest_rank] += each.repeats
+            waiting_s = each.repeats * each.breakdown_s[WAITING]
+            waited_s[each.slowest_rank] = waited_s.get(each.slowest_rank, 0.0) + waiting_s
     steps_s, note = _steps(result)
     return _Spread(
         undisturbed_s=result.prediction.step_time_s,
@@ -114,7 +119,9 @@ def _spread(result: RunResult) -> _Spread:
         steps_s=steps_s,
         lost_s=sum(each.repeats * each.breakdown_s[WAITING] for each in result.iterations),
         dollars=result.bill.dollars,
-        blame=tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
+        blame=tuple(
+            (rank, counts[rank], waited_s[rank]) for rank in sorted(counts, key=lambda rank: (-counts[rank], rank))
+        ),
         notes=(*result.notes, *note),
     )
 
