@@ -10,8 +10,12 @@ import pytest
 import results_by_hand as by_hand
 
 from forerun.analysis.bottlenecks import Usage
+from forerun.analysis.breakdown import Cause
+from forerun.experiment.result import CAUSES
+from forerun.program.types import Category
 from forerun.report import pictures, pictures_of_studies
 from forerun.report.series import cumulated, iteration_bars, memory_curve
+from forerun.report.style import CAUSE_LOOKS, MEMORY_LOOKS, WORK_LOOKS
 
 USES = [Usage("compute", 0.9, 0.8, ""), Usage("memory", 1.2, 0.7, ""), Usage("network", 0.0, 0.3, "")]
 ODD = r"a $\frac{ <b> \n"
@@ -79,6 +83,15 @@ def test_memory_stacks_up_to_the_peak_of_the_prediction() -> None:
     assert curve.total_gib[curve.peak] == pytest.approx(prediction.peak_allocated_gib)
     assert sum(part[curve.peak] for _, part in curve.parts_gib) == pytest.approx(prediction.peak_allocated_gib)
     assert curve.rank_class == prediction.peak_rank_class
+
+
+def test_everything_has_a_look_of_its_own() -> None:
+    assert set(WORK_LOOKS) == set(Cause)
+    assert set(CAUSE_LOOKS) == set(CAUSES)
+    assert set(MEMORY_LOOKS) == {category.name.lower() for category in Category}
+    for looks in (WORK_LOOKS, CAUSE_LOOKS, MEMORY_LOOKS):
+        assert len({(look.colour, look.hatch) for look in looks.values()}) == len(looks)
+        assert len({look.label for look in looks.values()}) == len(looks)
 
 
 def test_shares_count_equal_times_together() -> None:

@@ -53,6 +53,7 @@ WORK_LOOKS = {
     Cause.EXPOSED_HOST_COPY: Look("copies to and from the host", VERMILLION, "+"),
     Cause.BUBBLE: Look("pipeline bubble", LIGHT, "x"),
     Cause.HOST: Look("host", GREY, "|"),
+    Cause.WAITING: Look("waiting for slower ranks", LIGHT, "."),
     Cause.WAITING: Look("waiting for slower GPUs", LIGHT, "."),
 }
 """what a stream does, and parts of a step"""
