@@ -1,5 +1,7 @@
 """Price files and the prices section: what they say, and how a mistake in them is told."""
 
+from pathlib import Path
+
 import pytest
 
 from forerun.errors import ForerunError
@@ -70,3 +72,10 @@ def test_a_file_that_is_missing_and_a_key_of_the_section(tmp_path):
         prices_of({"file": "nowhere.yaml"}, tmp_path, "e.yaml: prices")
     with pytest.raises(ForerunError, match=r"e\.yaml: prices: unknown key 'fle'"):
         prices_of({"fle": "x"}, tmp_path, "e.yaml: prices")
+
+
+def test_the_example_is_a_price_file():
+    examples = Path(__file__).parents[2] / "examples"
+    prices = prices_of({"file": "prices.yaml"}, examples, "e.yaml: prices")
+    assert prices.by_name["a100-80gb-sxm"] == 1.2
+    assert (prices.dollars_per_kwh, prices.pue) == (0.11, 1.25)
