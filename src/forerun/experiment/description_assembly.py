@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from forerun.analysis.kinds import check_kinds
 from forerun.analysis.setup import RankKind, Setup
 from forerun.cluster.types import Cluster, Device
 from forerun.errors import ForerunError
@@ -146,4 +147,6 @@ def _setup(
         kinds=machine.kinds,
         slow_links=sections.hardware.slow_links,
     )
+    with at(f"{place}: hardware: mixed"):
+        check_kinds(setup)
     return setup, values

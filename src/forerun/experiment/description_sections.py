@@ -177,7 +177,7 @@ class ModelSection(Section):
     """width of the feed-forward in elements; 4 x hidden_size unless given (in the proportion of a preset)"""
     vocab_size: Width | None = None
     """rows of the embedding; gpt2 50257, bert 30522, transformer 32000 unless given"""
-    sequence_length: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**8)] | None = None
+    sequence_length: Width | None = None
     """tokens of a sample; the positions of the model's table, or else 2048, unless given"""
     max_position_embeddings: Width | None = None
     """rows of a learned position table; 1024 (bert 512) or as many as sequence_length asks for, unless given"""

@@ -39,7 +39,7 @@ DEFAULTS_BY_KIND = {
 """keys of a Plan that depend on what is trained: convolutional networks, others"""
 DEFAULT_WARMUP_SLOWDOWN = 2.0
 MOST_OF_ANY_KEY = 10**8
-MOST_OF_A_PLAN = {"micro_batch": 10**6, "n_microbatches": 10_000}
+MOST_OF_A_PLAN = {"seq_len": 10**7, "micro_batch": 10**6, "n_microbatches": 10_000}
 """of a Plan's keys, as of an experiment's words for them"""
 MOST_BUCKETS = 100_000
 _GRADIENT_BYTES = 4
@@ -196,12 +196,15 @@ class Schedules:
 
 def schedules_of(section: TrainingSection, has_sequences: bool, place: str) -> Schedules:
     """The schedules. Raises ForerunError where iterations are not in order."""
-    for key in ("batch_schedule", "sequence_length_schedule"):
+    for key, most in (
+        ("batch_schedule", MOST_OF_A_PLAN["micro_batch"]),
+        ("sequence_length_schedule", MOST_OF_A_PLAN["seq_len"]),
+    ):
         starts = [start for start, _ in getattr(section, key)]
         if any(late <= early for early, late in pairwise(starts)):
             raise ForerunError(f"{place}: {key}: iterations have to rise, got {', '.join(map(str, starts[:10]))}")
-        if any(not value for _, value in getattr(section, key)):
-            raise ForerunError(f"{place}: {key}: values have to be at least 1")
+        if any(not 1 <= value <= most for _, value in getattr(section, key)):
+            raise ForerunError(f"{place}: {key}: values have to be at least 1 and at most {most:,}")
     if section.sequence_length_schedule and not has_sequences:
         raise ForerunError(f"{place}: sequence_length_schedule: samples of this model are no sequences")
     return Schedules(
