@@ -164,7 +164,7 @@ def keys_command() -> None:
     """List the keys of an experiment file, with their units."""
     table = make_table(("key", "left"), ("meaning", "left"), ("default", "left"))
     for row in key_table():
-        table.add_row(f"{row.section}.{row.key}", row.meaning, row.default)
+        table.add_row(row.path, row.meaning, row.default)
     console().print(table)
 
 

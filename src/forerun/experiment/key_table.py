@@ -37,6 +37,11 @@ class KeyRow:
     default: str
     """as YAML has it; "" where there is none, or where the meaning says what it depends on"""
 
+    @property
+    def path(self) -> str:
+        """section.key, as --set has it."""
+        return f"{self.section}.{self.key}" if self.section else self.key
+
 
 def key_table() -> list[KeyRow]:
     """A row for each key, in the order of the sections; the keys of a Plan come after the other ones of `training`."""
