@@ -13,7 +13,8 @@ from forerun.cluster.catalog import load_cluster
 from forerun.experiment.advice import advise
 from forerun.experiment.answers import Answers
 from forerun.model.catalog import load_model
-from forerun.report.documents import prediction_document, run_document, search_document
+from forerun.report.documents import prediction_document, search_document
+from forerun.report.documents_of_runs import run_document
 from forerun.report.documents_of_studies import comparison_document, scaling_document, straggler_document
 from forerun.report.page import Document
 from forerun.search.result import SearchResult

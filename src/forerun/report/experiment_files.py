@@ -22,7 +22,7 @@ from forerun.experiment.answers import Answers
 from forerun.experiment.records import plain, study_record
 from forerun.experiment.result import Comparison, RunResult, ScalingStudy, StragglerStudy
 from forerun.report import pictures, pictures_of_studies
-from forerun.report.documents import bottlenecks_of, run_document
+from forerun.report.documents_of_runs import bottlenecks_of, run_document
 from forerun.report.documents_of_studies import comparison_document, scaling_document, straggler_document
 from forerun.report.drawing import drawing_is_possible
 from forerun.report.page import Document, page, pages_are_possible
