@@ -41,7 +41,12 @@ def _memory_line(memory_bytes: int, own_bytes: int) -> str:
 
 
 def _batch_line(setup: Setup, sample: str) -> str:
+    """The batch of a GPU at a time, and how that of a step follows."""
     plan = setup.plan
-    factors = f"{plan.n_microbatches} micro batches x {plan.dp} data-parallel ranks"
-    total = f"{setup.samples_per_step} {sample}s an optimizer step"
-    return f"batch_size_per_gpu {plan.micro_batch}: {sample}s of a micro batch; x {factors} = {total}"
+    own = [f", {kind.micro_batch} on {kind.name}" for kind in setup.kinds if kind.micro_batch is not None]
+    accumulated = f" x {plan.n_microbatches} micro batches" if plan.n_microbatches > 1 else ""
+    ranks = f" x {plan.dp} data-parallel rank{'s' if plan.dp > 1 else ''}"
+    return (
+        f"batch_size_per_gpu {plan.micro_batch}: {sample}s of a micro batch{''.join(own)};{accumulated}{ranks}"
+        f" = {setup.samples_per_step:,} {sample}s an optimizer step"
+    )
