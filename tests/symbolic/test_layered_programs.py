@@ -28,7 +28,7 @@ from .test_conservation import leak
 
 SMALL = ConvNet("bottleneck", (1, 2, 1, 1), classes=10, image=64).model("small")
 DEEP = load_convolutional("resnet50")
-STACKS = ("pytorch-vision", "pytorch-vision-nchw", "mxnet-vision", "torchtitan")
+STACKS = ("pytorch-vision", "pytorch-vision-nchw", "mxnet-vision", "mxnet-vision-nchw", "torchtitan")
 
 
 def plan(**fields: object) -> Plan:
@@ -179,6 +179,10 @@ def traffic(stack: str, **fields: object) -> float:
 def test_kernels_that_take_over_sums_and_activations_move_less() -> None:
     assert traffic("mxnet-vision") < traffic("pytorch-vision", compile=True) < 0.85 * traffic("pytorch-vision")
     assert traffic("pytorch-vision") < 0.65 * traffic("pytorch-vision-nchw")
+    plain, summed = (traffic(stack, precision="fp32") for stack in ("pytorch-vision-nchw", "mxnet-vision-nchw"))
+    # each of 16 sums: add r2 w1, ReLU r1 w1, backward r2 w1 -> r2 w1, backward r2 w1
+    blocks = [layer.output_elements for layer in DEEP.layers if layer.layer_type == "add"]
+    assert plain - summed == 2 * 4 * 8 * sum(blocks)
     assert traffic("pytorch-vision", precision="fp32") == traffic("pytorch-vision-nchw", precision="fp32")
 
 

@@ -81,8 +81,8 @@ class LayeredKit(PlanKit):
         made: list[Stage] = []
         for kernel in kernels:
             made += on_compute(self._row(name, kernel, role))
-            implicit = isinstance(kernel, Matmul) and kernel.elements_read > 0
-            if implicit and not self.stack.channels_last and self.matmul_dtype != "fp32":
+            converted = not self.stack.channels_last and self.matmul_dtype != "fp32"  # plain cores take either layout
+            if converted and isinstance(kernel, Matmul) and kernel.elements_read > 0:
                 size = (kernel.elements_read + kernel.elements_written) * self.act_bytes
                 made += self.traffic(name + ".layout", size, size, launches=3)
         return made
@@ -172,12 +172,15 @@ class _UnitTape:
             self._cast_sample()
         while number <= self.layers[-1]:
             fused = self._fusion(number)
-            if fused is None:
-                self._layer(number)
-                number += 1
-            else:
+            if fused is not None:
                 self._norm(number, fused)
                 number = fused.last + 1
+            elif self._adds_and_activates(number):
+                self._added(number)
+                number += 2
+            else:
+                self._layer(number)
+                number += 1
         if with_loss:
             self._loss()
         self._sum_gradients()
@@ -278,7 +281,7 @@ class _UnitTape:
         """A norm that takes over the sum or activation behind it, where the stack has such kernels."""
         kit, layers = self.kit, self.kit.model.layers
         norm = layers[number]
-        if not isinstance(norm, Norm):
+        if not isinstance(norm, Norm) or kit.style(kit.stack.norm) == "composed":
             return None
         found, last = _Fused(norm, last=number), norm.layer_id
         end = self.layers[-1]
@@ -336,6 +339,35 @@ class _UnitTape:
             )
         )
         self._own(norm)
+
+    def _adds_and_activates(self, number: int) -> bool:
+        """Whether a sum and the ReLU behind it run as one element-wise kernel."""
+        kit, layers = self.kit, self.kit.model.layers
+        if not isinstance(layers[number], Add) or number == self.layers[-1]:
+            return False
+        following, styles = layers[number + 1], (kit.stack.residual, kit.stack.activation)
+        one_kernel = all(kit.style(style) != "composed" for style in styles)
+        relu = isinstance(following, Activation) and following.function == "relu"
+        return one_kernel and relu and self._only_reader(layers[number].layer_id, number + 1)
+
+    def _added(self, number: int) -> None:
+        """A sum and its ReLU as one operation; backward writes the gradient that all summands share."""
+        kit, samples = self.kit, self._samples
+        made, reads = kit.model.layers[number + 1], self._by_age(self._reads(number))
+        size, name = samples * made.output_elements, kit.model.layers[number].layer_id
+        self.tape.add(
+            TapeOp(
+                name,
+                "residual",
+                number,
+                kit.stages(name, [Traffic(len(reads) * size, size)], FORWARD),
+                kit.stages(name + ".dgrad", [Traffic(2 * size, size)], DGRAD),
+                reads=reads,
+                saves=(made.layer_id,),
+                makes=((made.layer_id, self._size(made.layer_id)),),
+            )
+        )
+        self.tape.ops[-1].scratch_bytes = self._size(made.layer_id)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
