@@ -19,6 +19,7 @@ from forerun.network.patterns_catalog import pattern_of
 from forerun.plan.plan import Plan
 
 A100, H100, V100 = (load_cluster(name) for name in ("a100", "h100", "v100"))
+V100S = {"gpu_model": "V100", "num_nodes": 1, "batch_size_per_gpu": 512}
 MODELS = ("gpt2-small", "bert-large", "llama-3.2-1b", "llama-3-8b", "mixtral-8x7b", "resnet50")
 FILE = {
     "hardware": {"gpu_model": "V100", "network_bandwidth_gbps": 25},
@@ -84,7 +85,8 @@ def requests(draw):
         ddp_bucket_mib=25.0,
     )
     pattern = draw(st.sampled_from([None, "tree_allreduce", "parameter_server"])) if zero_stage == 0 else None
-    kinds = (RankKind("slow", tp * pp, slowdown=1.2),) if draw(st.booleans()) else ()
+    slow = RankKind("slow", tp * pp, slowdown=1.2, micro_batch=draw(st.sampled_from([None, 2])))
+    kinds = (slow,) if draw(st.booleans()) else ()
     setup = Setup(load_any(model), plan, cluster, pattern=pattern_of(pattern), kinds=kinds)
     return Request("run", setup, prices=Prices(dollars_per_gpu_hour=draw(st.sampled_from([None, 2.0]))))
 
@@ -120,6 +122,16 @@ def test_the_change_makes_the_advised_setup_from_the_file():
         each.kind for each in advice
     }
     for each in advice:
+        assert changed(request, each.change).setup == each.setup, each.title
+
+
+def test_uneven_batches_keep_their_proportion():
+    request = read_experiment("mixed-a100-v100")
+    advice = advise(changed(request, {"training.batch_size_per_gpu": 2048, "hardware.mixed": [V100S]}))
+    smaller = next(each for each in advice if each.kind == "batch")
+    assert smaller.setup.kinds[0].micro_batch * 4 == smaller.setup.plan.micro_batch
+    assert smaller.after.samples_per_step == smaller.setup.samples_per_step
+    for each in advise(request):
         assert changed(request, each.change).setup == each.setup, each.title
 
 

@@ -200,8 +200,9 @@ def _best_plan(desk: _Desk, most: int) -> _Trial | None:
             break
         candidate = plan_candidate(desk.request, plan)
         after = _simulated(desk.request, candidate) if candidate.fields else None
-        faster = best is None or (after is not None and after.step_time_s < best.after.step_time_s)
-        if after is not None and after.fits and faster:
+        if after is None or not after.fits or (after.tight and not desk.before.tight):
+            continue
+        if best is None or after.step_time_s < best.after.step_time_s:
             best = _Trial(candidate, after)
     return best
 

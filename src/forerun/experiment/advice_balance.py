@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from forerun.analysis.breakdown import EXPOSED, Cause
 from forerun.analysis.setup import RankKind, Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.errors import ForerunError
-from forerun.experiment.advice_change import MIXED, Candidate, change_of
+from forerun.experiment.advice_change import MIXED, Candidate, batch_caveat, change_of, mixed_of
 from forerun.experiment.request import Request
 
 _NO_KERNEL = frozenset(cause.name.lower() for cause in (*EXPOSED, Cause.BUBBLE, Cause.HOST, Cause.WAITING))
@@ -35,10 +34,9 @@ def balances(request: Request) -> Iterator[Candidate]:
     kinds = tuple(replace(kind, micro_batch=batch) for kind, batch in zip(setup.kinds, others, strict=True))
     balanced = replace(setup, plan=replace(setup.plan, micro_batch=own), kinds=kinds)
     words = ", ".join(f"{batch} on {part.name}" for part, batch in zip(balanced.parts, batches, strict=True))
-    after, before = balanced.samples_per_step, setup.samples_per_step
-    caveat = "" if after == before else f"the global batch becomes {after:,} instead of {before:,}"
     fields = {"micro_batch": own}
-    change = change_of(request, fields) | {MIXED: _mixed(request, kinds)}
+    change = change_of(request, fields) | {MIXED: mixed_of(request, kinds)}
+    caveat = batch_caveat(setup, balanced)
     yield Candidate("batch balance", f"micro batches of {words}", balanced, change, fields, caveat)
 
 
@@ -62,11 +60,3 @@ def _kernels_s(setup: Setup, part: RankKind, micro_batch: int) -> float:
     alone = replace(setup, cluster=cluster, kinds=(), plan=replace(setup.plan, micro_batch=micro_batch))
     breakdown = simulate_setup(alone, folded=True).prediction.breakdown
     return part.slowdown * sum(time_s for cause, time_s in breakdown.items() if cause not in _NO_KERNEL)
-
-
-def _mixed(request: Request, kinds: tuple[RankKind, ...]) -> list[dict[str, Any]]:
-    """`hardware.mixed` with the micro batches of `kinds`."""
-    given = (request.given.get("hardware") or {}).get("mixed") or [
-        {"gpu_model": kind.name, "num_gpus": kind.n_gpus, "slowdown": kind.slowdown} for kind in kinds
-    ]
-    return [{**entry, "batch_size_per_gpu": kind.micro_batch} for entry, kind in zip(given, kinds, strict=True)]

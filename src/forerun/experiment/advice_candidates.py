@@ -9,7 +9,7 @@ from forerun.analysis.setup import Setup
 from forerun.errors import ForerunError
 from forerun.experiment.advice_balance import balances
 from forerun.experiment.advice_change import Candidate, of_plan, with_plan
-from forerun.experiment.advice_machine import devices, half, patterns
+from forerun.experiment.advice_machine import devices, devices_of, half, patterns
 from forerun.experiment.request import Request
 from forerun.model.spec import ModelSpec
 from forerun.plan.fields import FIELD_TYPES
@@ -47,7 +47,6 @@ def _batches(request: Request, fits: bool) -> Iterator[Candidate | None]:
             "batch",
             f"micro batches of {_count(micro // 2, request.sample)} instead of {micro}",
             {"micro_batch": micro // 2},
-            _global_batch(plan, micro // 2, count),
         )
     for times in (2, 4):
         if count % times == 0:
@@ -62,14 +61,12 @@ def _batches(request: Request, fits: bool) -> Iterator[Candidate | None]:
             "batch",
             f"micro batches of {_count(micro * times, request.sample)} instead of {micro}",
             {"micro_batch": micro * times},
-            _global_batch(plan, micro * times, count),
         )
         yield of_plan(
             request,
             "gradient accumulation",
             f"accumulate gradients of {count * times} micro batches instead of {count}",
             {"n_microbatches": count * times},
-            _global_batch(plan, micro, count * times),
         )
     yield from _checkpointing(request)
 
@@ -93,26 +90,20 @@ def _checkpointing(request: Request) -> Iterator[Candidate | None]:
                 fields["n_microbatches"] = plan.n_microbatches // times
                 yield of_plan(request, "activation checkpointing", f"{larger}, and {times} times fewer", fields)
             else:
-                caveat = _global_batch(plan, plan.micro_batch * times, plan.n_microbatches)
-                yield of_plan(request, "activation checkpointing", larger, fields, caveat)
+                yield of_plan(request, "activation checkpointing", larger, fields)
 
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
-def _global_batch(plan: Plan, micro_batch: int, n_microbatches: int) -> str:
-    after = micro_batch * n_microbatches * plan.dp
-    return f"the global batch becomes {after:,} instead of {plan.global_batch:,}"
-
-
 def _gradients(request: Request) -> Iterator[Candidate | None]:
     """How gradients are reduced."""
-    plan, device = request.setup.plan, request.setup.cluster.device
+    plan = request.setup.plan
     if plan.dp * plan.cp == 1:
         return
     if _reduce_dtype(request.setup) == "fp32":
-        dtype = half(device)
+        dtype = half(*devices_of(request.setup))
         yield of_plan(
             request, "gradient precision", f"sum gradients in {dtype}", {"reduce_dtype": dtype}, "sums are rounded more"
         )
@@ -138,12 +129,13 @@ def _reduce_dtype(setup: Setup) -> str:
 def _software(request: Request) -> Iterator[Candidate | None]:
     """Precision, compilation, launches, optimizer kernels."""
     setup = request.setup
-    plan, device = setup.plan, setup.cluster.device
+    plan, gpus = setup.plan, devices_of(setup)
     rounding = "rounding differs: check that training still converges"
-    steps = {"fp32": ("tf32", half(device)), "tf32": (half(device),)}.get(plan.precision, ())
+    steps = {"fp32": ("tf32", half(*gpus)), "tf32": (half(*gpus),)}.get(plan.precision, ())
     for precision in steps:
         yield of_plan(request, "precision", f"compute in {precision}", {"precision": precision}, rounding)
-    if plan.precision in ("bf16", "fp16") and "fp8" in device.peak_flops and isinstance(setup.model, ModelSpec):
+    fp8 = all("fp8" in device.peak_flops for device in gpus) and isinstance(setup.model, ModelSpec)
+    if plan.precision in ("bf16", "fp16") and fp8:
         fields = {"precision": "fp8", "fp8_recipe": "tensorwise"}
         yield of_plan(request, "precision", "compute matrix products in fp8", fields, rounding)
     yield of_plan(request, "torch.compile", "compile the model with torch.compile", {"compile": True})
@@ -158,16 +150,11 @@ def _states(request: Request, fits: bool) -> Iterator[Candidate | None]:
     setup = request.setup
     plan = setup.plan
     for stage in _zero_stages(setup):
-        fields: dict[str, Any] = {"zero_stage": stage}
-        if plan.zero_stage == 0 or stage == 0:
-            fields |= (
-                {"dp_replicate": plan.dp, "dp_shard": 1} if stage == 0 else {"dp_replicate": 1, "dp_shard": plan.dp}
-            )
+        fields = _sharded(plan, stage)
         yield of_plan(request, "sharding", f"{_SHARDING[stage]} instead of {_SHARDING[plan.zero_stage]}", fields)
         if not fits and stage > plan.zero_stage:
-            fields["activation_checkpointing"] = "full"
             title = f"{_SHARDING[stage]} and full activation checkpointing"
-            yield of_plan(request, "sharding", title, fields)
+            yield of_plan(request, "sharding", title, {**fields, "activation_checkpointing": "full"})
     if plan.zero_stage == 3 and plan.fsdp > 1:
         title = "keep gathered parameters until the backward pass"
         yield of_plan(request, "sharding", title, {"reshard_after_forward": "never"})
@@ -176,6 +163,15 @@ def _states(request: Request, fits: bool) -> Iterator[Candidate | None]:
         yield of_plan(request, "offload", title, {"offload": "none", "activation_offload": 0.0})
     if not fits:
         yield of_plan(request, "offload", "keep the optimizer in host memory", {"offload": "optimizer"})
+
+
+def _sharded(plan: Plan, zero_stage: int) -> dict[str, Any]:
+    """Fields of a plan with another ZeRO stage over the same data-parallel ranks."""
+    if zero_stage == 0:
+        return {"zero_stage": 0, "dp_replicate": plan.dp, "dp_shard": 1}
+    if plan.zero_stage == 0:
+        return {"zero_stage": zero_stage, "dp_replicate": 1, "dp_shard": plan.dp}
+    return {"zero_stage": zero_stage}
 
 
 def savers(request: Request) -> Iterator[Candidate]:
@@ -193,7 +189,7 @@ def _savers(request: Request) -> Iterator[Candidate | None]:
     title = f"full activation checkpointing, micro batches of {_count(1, request.sample)}"
     yield of_plan(request, "plan", title, fields)
     if 3 in _zero_stages(request.setup):
-        fields, title = {**fields, "zero_stage": 3, "dp_replicate": 1, "dp_shard": plan.dp}, f"{title}, {_SHARDING[3]}"
+        fields, title = {**fields, **_sharded(plan, 3)}, f"{title}, {_SHARDING[3]}"
         yield of_plan(request, "plan", title, fields)
     yield of_plan(request, "plan", f"{title}, the optimizer in host memory", {**fields, "offload": "optimizer"})
     title = f"{title}, parameters and optimizer in host memory"

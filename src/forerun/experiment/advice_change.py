@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from forerun.analysis.setup import Setup
+from forerun.analysis.setup import RankKind, Setup
 from forerun.errors import ForerunError
 from forerun.experiment.description_training import SPELLINGS
 from forerun.experiment.request import Request
@@ -85,11 +85,41 @@ def of_plan(request: Request, kind: Kind, title: str, fields: Mapping[str, Any],
 def with_plan(
     request: Request, kind: Kind, title: str, plan: Plan, fields: dict[str, Any], caveat: str = ""
 ) -> Candidate:
-    """The candidate of `plan`; a pattern that can't exchange its gradients gives way to NCCL."""
-    setup, change = replace(request.setup, plan=plan), change_of(request, fields)
+    """The candidate of `plan`, in which GPUs with a micro batch of their own keep its proportion to the others'.
+
+    A pattern that can't exchange the plan's gradients gives way to NCCL.
+    """
+    own, change = request.setup, change_of(request, fields)
+    ratio = plan.micro_batch / own.plan.micro_batch
+    kinds = tuple(
+        replace(each, micro_batch=max(1, round(each.micro_batch * ratio))) if each.micro_batch else each
+        for each in own.kinds
+    )
+    setup = replace(own, plan=plan, kinds=kinds)
+    if kinds != own.kinds:
+        change[MIXED] = mixed_of(request, kinds)
     if setup.pattern is not None and not _goes_with(setup.pattern, plan):
-        setup, change = replace(setup, pattern=None), change | {PATTERN: "nccl"}
-    return Candidate(kind, title, setup, change, fields, caveat)
+        setup = replace(setup, pattern=None)
+        change[PATTERN] = "nccl"
+    return Candidate(kind, title, setup, change, fields, "; ".join(filter(None, (caveat, batch_caveat(own, setup)))))
+
+
+def batch_caveat(before: Setup, after: Setup) -> str:
+    """What becomes of the global batch; "" where it stays."""
+    if after.samples_per_step == before.samples_per_step:
+        return ""
+    return f"the global batch becomes {after.samples_per_step:,} instead of {before.samples_per_step:,}"
+
+
+def mixed_of(request: Request, kinds: tuple[RankKind, ...]) -> list[dict[str, Any]]:
+    """`hardware.mixed` with the micro batches of `kinds`."""
+    given = (request.given.get("hardware") or {}).get("mixed") or [
+        {"gpu_model": kind.name, "num_gpus": kind.n_gpus, "slowdown": kind.slowdown} for kind in kinds
+    ]
+    return [
+        entry if kind.micro_batch is None else {**entry, "batch_size_per_gpu": kind.micro_batch}
+        for entry, kind in zip(given, kinds, strict=True)
+    ]
 
 
 def _goes_with(pattern: CommunicationPattern, plan: Plan) -> bool:

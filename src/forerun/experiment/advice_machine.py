@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from forerun.analysis.setup import Setup
 from forerun.cluster.catalog import cluster_table, load_cluster
 from forerun.cluster.types import Cluster, Device
 from forerun.errors import ForerunError
@@ -77,9 +78,14 @@ def devices(request: Request) -> Iterator[Candidate]:
         yield Candidate(DEVICE, title, other, change)
 
 
-def half(device: Device) -> str:
-    """The 16-bit dtype to train in on `device`."""
-    return "bf16" if "bf16" in device.peak_flops else "fp16"
+def devices_of(setup: Setup) -> list[Device]:
+    """The devices of all kinds of GPUs."""
+    return [setup.cluster.device, *(kind.device for kind in setup.kinds if kind.device is not None)]
+
+
+def half(*gpus: Device) -> str:
+    """The 16-bit dtype to train in on `gpus`."""
+    return "bf16" if all("bf16" in device.peak_flops for device in gpus) else "fp16"
 
 
 def _other_clusters(request: Request) -> list[Cluster]:
