@@ -26,6 +26,7 @@ from forerun.experiment.node_events import node_events
 from forerun.experiment.pace import Pace, PacedStep
 from forerun.experiment.request import Request
 from forerun.experiment.result import Iteration, RunResult, mean_breakdown_s, percentile_s
+from forerun.model.spec import ModelSpec
 from forerun.units import PS_PER_S
 
 MOST = 10_000
@@ -219,7 +220,7 @@ def _result(request: Request, simulation: Simulation, running: _Running) -> RunR
     total_s = running.now_ps / PS_PER_S
     samples = sum(each.repeats * each.samples for each in iterations)
     tokens = sum(each.repeats * each.samples * each.seq_len for each in iterations)
-    has_tokens = request.sample == "sequence"
+    has_tokens = isinstance(request.setup.model, ModelSpec)
     return RunResult(
         request=request,
         simulation=simulation,
