@@ -88,7 +88,7 @@ def test_only_what_applies_is_asked():
     assert not [label for label in alone if "network" in label or "link" in label or "contention" in label]
     assert "host link twice as fast" in rows_of(setup_of("offload"))
     in_a_node = rows_of(setup_of("offload"))
-    assert "link latency halved" not in in_a_node
+    assert "network latency halved" not in in_a_node
     assert not [label for label in in_a_node if label.startswith(("intra", "inter"))]
     assert "all GPUs sound" not in in_a_node
 

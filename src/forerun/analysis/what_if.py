@@ -9,8 +9,8 @@ Every row changes one thing and leaves everything else as it was:
 * no contention: kernels run as fast beside collectives as alone;
 * a free network: collectives and transfers take no time, which is the most that hiding them could gain.
 
-The user's own measurements stay as they were measured: rows say nothing about kernels and collectives in them, except
-the free network, which takes the collectives away.
+The user's own measurements stay as they were measured, and a communication pattern that is a function says its own
+seconds: rows say nothing about these, except the free network, which takes collectives away.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _network_questions(machine: Machine, n_gpus: int, crosses_nodes: bool) -> It
         yield _Question(f"{name} twice as fast", how, _of_level(level))
     if crosses_nodes:
         how = "latency of every link / 2, that of NCCL itself as it was"
-        yield _Question("link latency halved", how, lambda m: _links(m, later=0.5))
+        yield _Question("network latency halved", how, lambda m: _links(m, later=0.5))
     yield _Question("all links sound", "links run at their rate", lambda m: replace(m, slow_links=1.0))
     how = "kernels run as fast beside collectives as alone"
     yield _Question("no contention", how, lambda m: _habits(m, overlap_slowdown=0.0))
