@@ -16,6 +16,7 @@ from forerun.experiment.records import run_record
 from forerun.experiment.request import Prices
 from forerun.experiment.result import CAUSES, Iteration, percentile_s
 from forerun.experiment.run import run
+from forerun.model.catalog import load_any
 
 WILD = {
     "seed": 3,
@@ -142,8 +143,10 @@ def test_schedules_change_batch_and_sequence() -> None:
     assert result.tokens_per_s == pytest.approx(tokens / result.total_s)
 
 
-def test_images_have_no_tokens() -> None:
-    result = run(request(sample="image"))
+@pytest.mark.parametrize("sample", ["image", "sequence"])
+def test_models_given_layer_by_layer_have_no_tokens(sample: str) -> None:
+    layered = dataclasses.replace(setup(seq_len=1, stack="pytorch-vision"), model=load_any("resnet18"))
+    result = run(request(layered, sample=sample))
     assert result.tokens_per_s is None
     assert result.bill.dollars_per_billion_tokens is None
     assert result.bill.dollars_per_million_samples is not None
