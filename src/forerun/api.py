@@ -14,7 +14,8 @@ from forerun.cluster.catalog import load_cluster
 from forerun.cluster.types import Cluster
 from forerun.cost.measured import Measured
 from forerun.cost.measured_files import read_measured
-from forerun.model.catalog import load_model
+from forerun.model.catalog import load_any, load_model
+from forerun.model.layered import LayeredModel
 from forerun.model.spec import ModelSpec
 from forerun.network.network_file import Network
 from forerun.network.on_topology import load_network, network_of
@@ -44,12 +45,16 @@ def _model(model: ModelSpec | str | Path) -> ModelSpec:
     return model if isinstance(model, ModelSpec) else load_model(model)
 
 
+def _any_model(model: ModelSpec | LayeredModel | str | Path) -> ModelSpec | LayeredModel:
+    return load_any(model) if isinstance(model, str | Path) else model
+
+
 def _cluster(cluster: Cluster | str | Path) -> Cluster:
     return cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
 
 
 def predict(
-    model: ModelSpec | str | Path,
+    model: ModelSpec | LayeredModel | str | Path,
     plan: Plan,
     cluster: Cluster | str | Path,
     network: Network | str | Path | None = None,
@@ -57,21 +62,21 @@ def predict(
 ) -> Prediction:
     """What one optimizer step of `model` under `plan` does on `cluster`.
 
-    `model` is a ModelSpec, a preset's name or a config.json; `cluster` a Cluster, a preset's name or a YAML file.
-    `network` is what the GPUs communicate over in place of the links of the cluster: a Network, a network file or a
-    line of text such as `switch:8@450/300ns,fat-tree:16@50/700ns`. `measured` are your own times of kernels and
-    collectives (`load_measured`).
+    `model` is a ModelSpec, a LayeredModel (whose plan has a seq_len of 1), a preset's name or a file; `cluster` a
+    Cluster, a preset's name or a YAML file. `network` is what the GPUs communicate over in place of the links of the
+    cluster: a Network, a network file or a line of text such as `switch:8@450/300ns,fat-tree:16@50/700ns`. `measured`
+    are your own times of kernels and collectives (`load_measured`).
 
     Raises:
         ImpossiblePlan: the plan cannot run; the message says why.
         ForerunError: an unknown name, a file that cannot be read, or a network with fewer NPUs than the plan has GPUs.
     """
     where = _cluster(cluster)
-    return _predict.predict(_model(model), plan, where, network_of(where, network), measured)
+    return _predict.predict(_any_model(model), plan, where, network_of(where, network), measured)
 
 
 def simulate(
-    model: ModelSpec | str | Path,
+    model: ModelSpec | LayeredModel | str | Path,
     plan: Plan,
     cluster: Cluster | str | Path,
     network: Network | str | Path | None = None,
@@ -79,7 +84,7 @@ def simulate(
 ) -> Simulation:
     """As `predict`, with the Program, its Timeline and its memory."""
     where = _cluster(cluster)
-    return _predict.simulate(_model(model), plan, where, network=network_of(where, network), measured=measured)
+    return _predict.simulate(_any_model(model), plan, where, network=network_of(where, network), measured=measured)
 
 
 def load_program(path: str | Path) -> Program:

@@ -13,12 +13,14 @@ from forerun.model.convolutional import convolutional_names, load_convolutional
 from forerun.model.fields import Fields, read_yaml
 from forerun.model.huggingface import load_huggingface
 from forerun.model.layered import LayeredModel
+from forerun.model.layers_by_hand import load_layers
 from forerun.model.parameters import active_parameter_count, parameter_count
 from forerun.model.spec import ModelSpec
 from forerun.model.spec_file import load_spec_file, read_spec
 
 PRESETS = Path(__file__).parent / "presets"
-_SUFFIXES = (".json", ".yaml", ".yml")
+_YAML = (".yaml", ".yml")
+_SUFFIXES = (".json", *_YAML)
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,19 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
 
 def load_any(name_or_path: str | Path) -> ModelSpec | LayeredModel:
-    """As `load_model`, which knows transformers, and the models given layer by layer by their presets' names."""
+    """As `load_model`, which knows transformers; and models given layer by layer, by a preset's name or as a YAML file
+    with a list of `layers`."""
     if isinstance(name_or_path, str):
         name = name_or_path.strip()
         if name.lower() in convolutional_names():
             return load_convolutional(name)
         if not _is_path(name) and name.lower() not in _entries():
             raise UnknownName("model or folder", name, [*model_names(), *convolutional_names()])
+    path = Path(name_or_path).expanduser()
+    if path.suffix in _YAML and _there(path.is_file):
+        document = read_yaml(path)
+        if document.present("layers"):
+            return load_layers(document, path.stem)
     return load_model(name_or_path)
 
 

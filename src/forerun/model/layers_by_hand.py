@@ -74,6 +74,18 @@ def layers_from(entries: object, place: str, name: str = "layers", sample: str =
         raise ForerunError(f"{place}: {error}") from None
 
 
+def load_layers(document: Fields, name: str) -> LayeredModel:
+    """The model of a file with the keys `layers`, and `name` and `sample` (image unless it says otherwise).
+
+    Raises:
+        ForerunError: as `layers_from`; a key that no such file has.
+    """
+    name, sample = document.text("name", name), document.text("sample", "image")
+    entries = document.items("layers")
+    document.finish()
+    return layers_from(entries, f"{document.place}: layers", name, sample)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StatedLayer(Layer):
     """A layer of stated FLOPs, which run as one product a direction, and of memory traffic where there are none."""
