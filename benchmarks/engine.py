@@ -20,13 +20,16 @@ from forerun.program.unfold import unfold
 NODES_PER_LAYER = 20
 
 
-def layer(gather: int, reduce: int, gemm: int, phase: Phase) -> Block:
-    """One gathered layer: the gather of the next layer and the reduction of the last run beside the compute."""
+def layer(gather: int, reduce: int, gemm: int, phase: Phase, limited: bool) -> Block:
+    """One gathered layer: the gather of the next layer and the reduction of the last run beside the compute.
+
+    Gathers that are `limited` are one layer ahead at most; others as far as the host is.
+    """
     block = BlockBuilder()
     for i in range(NODES_PER_LAYER):
         wait = (0,) if i == 0 else ()
         if i == 1:
-            block.node(gather, Stream.GATHER, phase, record=0)
+            block.node(gather, Stream.GATHER, phase, wait=(1,) if limited else (), record=0)
         block.node(gemm, Stream.COMPUTE, phase, wait=wait, record=1 if i == NODES_PER_LAYER - 1 else -1)
     block.node(reduce, Stream.REDUCE, phase, wait=(1,))
     return block.build(f"layer {phase.name.lower()}")
@@ -41,14 +44,14 @@ def transfer(op: int, stream: Stream, channel: int, phase: Phase) -> Block:
     return block.build(f"{stream.name.lower()} {channel}")
 
 
-def pipeline(stages: int, layers: int, microbatches: int) -> Program:
+def pipeline(stages: int, layers: int, microbatches: int, limited: bool = False) -> Program:
     """`stages` rank classes that run every forward, then every backward (GPipe)."""
     ops = OpTableBuilder()
     gemm = ops.gemm("gemm", 1024, 1024, 1024)
     gather = ops.collective("gather", Collective.ALL_GATHER, 0, 2**20)
     reduce = ops.collective("reduce", Collective.REDUCE_SCATTER, 0, 2**20)
     move = ops.p2p("move", 0, 2**20)
-    blocks = [layer(gather, reduce, gemm, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)]
+    blocks = [layer(gather, reduce, gemm, phase, limited) for phase in (Phase.FORWARD, Phase.BACKWARD)]
     channels, transfers = [], {}
     for s in range(stages - 1):
         for phase, members in ((Phase.FORWARD, (s, s + 1)), (Phase.BACKWARD, (s + 1, s))):

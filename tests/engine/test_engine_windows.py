@@ -112,6 +112,27 @@ def test_a_rank_class_that_waits_does_not_fill_the_window(slow: float) -> None:
 
 
 @pytest.mark.parametrize("slow", [0.0, 0.5])
+def test_a_receive_that_is_posted_long_before_its_send_does_not_fill_the_window(slow: float) -> None:
+    """Two stages, all forwards before all backwards: the gradients' stream is idle through the first half."""
+    forward, send, receive, backward = ([BlockBuilder(), BlockBuilder()] for _ in range(4))
+    for stage in range(2):
+        for block, record in ((forward[stage], 0), (backward[stage], 1)):
+            block.node(0, wait=(2,) if block in (forward[1], backward[0]) else ())
+            block.node(0, record=record)
+    send[0].node(1, Stream.PP_SEND, wait=(0,), channel=0)
+    receive[1].node(1, Stream.PP_RECV, record=2, channel=0)
+    send[1].node(1, Stream.PP_SEND_GRAD, wait=(1,), channel=1)
+    receive[0].node(1, Stream.PP_RECV_GRAD, record=2, channel=1)
+    blocks = [b.build(str(i)) for i, b in enumerate([*forward, *send, *receive, *backward])]
+    f0, f1, s0, s1, r0, r1, b0, b1 = range(8)
+    sequences = [[f0, s0] * 2000 + [r0, b0] * 2000, [r1, f1] * 2000 + [b1, s1] * 2000]
+    two = program(blocks, sequences, [Channel("forward", (0, 1)), Channel("backward", (1, 0))])
+    costs = arrays([50, 5, 5, 0, 0, 0], [1] * N_OPS, [slow] * N_OPS, [0.0] * N_OPS, [False] * 5 + [True])
+    assert in_windows(two, costs, window_nodes=200)[0].most_nodes <= 500
+    assert_same(two, costs, window_nodes=200)
+
+
+@pytest.mark.parametrize("slow", [0.0, 0.5])
 def test_a_deadlock_is_named_as_in_the_whole_run(slow: float) -> None:
     blocks = []
     for first, second in ((0, 1), (1, 0)):

@@ -52,6 +52,7 @@ _HOST = np.dtype(
         ("n_network", np.int64),  # network nodes that run
         ("when", np.int64),  # earliest event of the class
         ("touched", np.int64),  # last instant at which some node of the class started or ended
+        ("n_dry", np.int64),  # streams that have run all their nodes and may start one that is not there yet
     ]
 )
 _MEETING = np.dtype([("arrived", np.int64), ("ready", np.int64), ("members", np.int64)])
@@ -336,7 +337,7 @@ def _sweep(
     c: int, now: int, class_ptr: I64, op: I32, stream: I8, pred_ptr: I64, pred: I32, meeting: I32, meeting_size: I32,
     sync: I8, duration_ps: I64, issue_ps: I64, slow_compute: F64, slow_network: F64, network_op: npt.NDArray[np.bool_],
     n_streams: int, start: I64, end: I64, issued: I64, actors: Records, host: Records, meetings: Records,
-    following: I32, waiters: I32,
+    following: I32, waiters: I32, more: npt.NDArray[np.bool_],
 ) -> bool:  # fmt: skip
     """Start and end what class `c` starts and ends at `now`; True where a class before it has more to do then."""
     missed = False
@@ -361,6 +362,7 @@ def _sweep(
             host[c].n_network -= actor.side == _NETWORK
             host[c].n_compute -= actor.side == _COMPUTE
             actor.head = following[i]
+            host[c].n_dry += following[i] < 0 and more[a]
             if sync[i]:
                 _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, now)
             _schedule(a, c, now, actors, host, pred_ptr, pred, end, issued, waiters)
@@ -374,16 +376,12 @@ def _sweep(
 
 
 @inlined
-def _lacks_nodes(
-    now: int, class_ptr: I64, more: npt.NDArray[np.bool_], n_streams: int, actors: Records, host: Records
-) -> bool:  # fmt: skip
-    """Whether the host has reached, by `now`, a node that is not there yet on a stream that may want to start it."""
+def _lacks_nodes(now: int, class_ptr: I64, host: Records) -> bool:
+    """Whether a host has reached, by `now`, a node that is not there yet on a stream that may start it."""
+    lacks = False
     for c in range(len(host)):
-        if host[c].next == class_ptr[c + 1] and host[c].time <= now:
-            for a in range(c * n_streams, (c + 1) * n_streams):
-                if more[a] and actors[a].head < 0:
-                    return True
-    return False
+        lacks |= host[c].n_dry > 0 and host[c].next == class_ptr[c + 1] and host[c].time <= now
+    return lacks
 
 
 @njit
@@ -454,7 +452,9 @@ def continue_contended(
     for c in range(n_classes):
         if host[c].awaits < 0:
             _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, 0)
+        host[c].n_dry = 0
         for a in range(c * n_streams, (c + 1) * n_streams):
+            host[c].n_dry += actors[a].head < 0 and more[a]
             if actors[a].status != _RUNNING:
                 _schedule(a, c, now, actors, host, pred_ptr, pred, end, issued, waiters)
         host[c].when = now
@@ -470,15 +470,15 @@ def continue_contended(
                     missed |= _sweep(
                         c, now, class_ptr, op, stream, pred_ptr, pred, meeting, meeting_size, sync, duration_ps,
                         issue_ps, slow_compute, slow_network, network_op, n_streams, start, end, issued, actors, host,
-                        meetings, following, waiters,
+                        meetings, following, waiters, more,
                     )  # fmt: skip
-        if may_lack and _lacks_nodes(now, class_ptr, more, n_streams, actors, host):
+        if may_lack and _lacks_nodes(now, class_ptr, host):
             return now
         then = _NEVER
         for c in range(n_classes):
             if host[c].touched == now:
                 _settle(c, now, n_streams, actors, host)
             then = min(then, host[c].when)
-        if then == _NEVER or (may_lack and _lacks_nodes(then, class_ptr, more, n_streams, actors, host)):
+        if then == _NEVER or (may_lack and _lacks_nodes(then, class_ptr, host)):
             return now
         now = then

@@ -245,66 +245,105 @@ def refill(
 
 
 class Ahead(NamedTuple):
-    """Where the steps to come first touch streams and event slots."""
+    """Where the steps to come first touch streams, event slots and channels.
+
+    The first three are the first node of a block, -1 for none; the others a step of a class: none before it, of those
+    to come, has such a node.
+    """
 
     first_on: I32
-    """(blocks, streams) first node of a block on a stream, -1 for none"""
+    """(blocks, streams)"""
     first_record: I32
-    """(blocks, slots) first node of a block that records a slot, -1 for none"""
+    """(blocks, slots)"""
+    first_meeting: I32
+    """(blocks, channels)"""
     next_on: I64
-    """(classes, streams) no step before this one, of those to come, has nodes on the stream"""
+    """(classes, streams)"""
     next_record: I64
-    """(classes, slots) no step before this one, of those to come, records the slot"""
+    """(classes, slots)"""
+    next_meeting: I64
+    """(classes, channels)"""
 
 
 @njit
-def look_ahead(tables: BlockTables, class_step: I64, n_streams: int) -> Ahead:
+def look_ahead(tables: BlockTables, n_classes: int, n_streams: int, n_channels: int) -> Ahead:
     """Nothing of the steps is known yet."""
-    n_blocks, n_classes = len(tables.ptr) - 1, len(class_step) - 1
+    n_blocks = len(tables.ptr) - 1
     first_on = np.full((n_blocks, n_streams), -1, np.int32)
     first_record = np.full((n_blocks, tables.n_slots), -1, np.int32)
+    first_meeting = np.full((n_blocks, n_channels), -1, np.int32)
     for b in range(n_blocks):
         for j in range(tables.ptr[b + 1] - 1, tables.ptr[b] - 1, -1):
             first_on[b, tables.stream[j]] = j - tables.ptr[b]
             if tables.record[j] >= 0:
                 first_record[b, tables.record[j]] = j - tables.ptr[b]
-    next_on = np.zeros((n_classes, n_streams), np.int64)
-    next_record = np.zeros((n_classes, tables.n_slots), np.int64)
-    return Ahead(first_on, first_record, next_on, next_record)
+            if tables.channel[j] >= 0:
+                first_meeting[b, tables.channel[j]] = j - tables.ptr[b]
+    on = np.zeros((n_classes, n_streams), np.int64)
+    record = np.zeros((n_classes, tables.n_slots), np.int64)
+    return Ahead(first_on, first_record, first_meeting, on, record, np.zeros((n_classes, n_channels), np.int64))
 
 
 @njit
-def streams_with_more(window: Window, ahead: Ahead, class_step: I64, steps: I32, tables: BlockTables) -> Mask:
+def _next_step(first: int, last: int, steps: I32, first_node: I32, following: I64, what: int) -> int:
+    """The first step from `first` to `last` (exclusive) whose block has a node of kind `what`, `last` for none."""
+    t = max(first, following[what])
+    while t < last and first_node[steps[t], what] < 0:
+        t += 1
+    following[what] = t
+    return int(min(t, last))
+
+
+@njit
+def _waits_for_steps_to_come(
+    c: int, t: int, j: int, window: Window, ahead: Ahead, steps: I32, tables: BlockTables
+) -> bool:  # fmt: skip
+    """Whether node `j` of step `t` of class `c`, which is to come, waits for another node that is to come."""
+    b = steps[t]
+    begin = tables.pred_base[b]
+    if j > 0:
+        begin += tables.pred_end[tables.ptr[b] + j - 1]
+    for e in range(begin, tables.pred_base[b] + tables.pred_end[tables.ptr[b] + j]):
+        slot = -1 - tables.pred[e]
+        if slot < 0:
+            return True
+        if slot < tables.n_slots:
+            recorded = _next_step(window.next_step[c], t, steps, ahead.first_record, ahead.next_record[c], slot)
+            if recorded < t or 0 <= ahead.first_record[b, slot] < j:
+                return True
+    return False
+
+
+@njit
+def streams_with_more(
+    window: Window, ahead: Ahead, class_step: I64, steps: I32, tables: BlockTables, member: Mask
+) -> Mask:  # fmt: skip
     """For each actor: whether its stream has a node to come that nothing to come holds back, (classes * streams,).
 
-    A node is held back if it waits for a node of its own step, or for an event that a step to come records before it.
+    A node is held back if it waits for a node to come, or meets one that does: the next nodes of both classes on their
+    channel, of which both have had equally many.
     """
     n_classes, n_streams = ahead.next_on.shape
     more = np.zeros(n_classes * n_streams, np.bool_)
     for c in range(n_classes):
         first, last = window.next_step[c], class_step[c + 1]
         for s in range(n_streams):
-            t = max(first, ahead.next_on[c, s])
-            while t < last and ahead.first_on[steps[t], s] < 0:
-                t += 1
-            ahead.next_on[c, s] = t
+            t = _next_step(first, last, steps, ahead.first_on, ahead.next_on[c], s)
             if t == last:
                 continue
-            b = steps[t]
-            j = ahead.first_on[b, s]
-            begin = tables.pred_base[b]
-            if j > 0:
-                begin += tables.pred_end[tables.ptr[b] + j - 1]
-            held = False
-            for e in range(begin, tables.pred_base[b] + tables.pred_end[tables.ptr[b] + j]):
-                p = tables.pred[e]
-                held |= p >= 0
-                k = -1 - p
-                if 0 <= k < tables.n_slots:
-                    r = max(first, ahead.next_record[c, k])
-                    while r < t and ahead.first_record[steps[r], k] < 0:
-                        r += 1
-                    ahead.next_record[c, k] = r
-                    held |= r < t or 0 <= ahead.first_record[b, k] < j
+            j = ahead.first_on[steps[t], s]
+            held = _waits_for_steps_to_come(c, t, j, window, ahead, steps, tables)
+            channel = tables.channel[tables.ptr[steps[t]] + j]
+            if not held and channel >= 0:
+                at = _next_step(first, last, steps, ahead.first_meeting, ahead.next_meeting[c], channel)
+                if at == t and ahead.first_meeting[steps[t], channel] == j:
+                    for d in range(n_classes):
+                        if d != c and member[d, channel] and window.met[d, channel] == window.met[c, channel]:
+                            at = _next_step(
+                                window.next_step[d], class_step[d + 1], steps, ahead.first_meeting,
+                                ahead.next_meeting[d], channel,
+                            )  # fmt: skip
+                            other = ahead.first_meeting[steps[at], channel]
+                            held |= _waits_for_steps_to_come(d, at, other, window, ahead, steps, tables)
             more[c * n_streams + s] = not held
     return more

@@ -107,8 +107,7 @@ class _Run:
         for number, channel in enumerate(program.channels):
             self.member[list(channel.members), number] = True
         self.window: Window = empty_window(self.class_step, self.tables.n_slots, n_channels)
-        self.ahead = look_ahead(self.tables, self.class_step, N_STREAMS)
-        self.more: Mask = np.zeros(n_classes * N_STREAMS, np.bool_)
+        self.ahead = look_ahead(self.tables, n_classes, N_STREAMS, n_channels)
         start, end, issued, actors, host = new_state(self.window.class_ptr, 0, N_STREAMS)
         self.window = self.window._replace(start=start, end=end, issued=issued)
         self.actors: Records = actors
@@ -142,9 +141,9 @@ class _Run:
         columns = (*program, window.meeting_size, window.sync, *self.times)
         times = (window.start, window.end, window.issued)
         if self.contended:
-            self.more = streams_with_more(window, self.ahead, self.class_step, self.steps, self.tables)
+            more = streams_with_more(window, self.ahead, self.class_step, self.steps, self.tables, self.member)
             columns_and_rates = (*columns, *self.contention, N_STREAMS)
-            self.now = continue_contended(*columns_and_rates, *times, self.actors, self.host, self.now, self.more)
+            self.now = continue_contended(*columns_and_rates, *times, self.actors, self.host, self.now, more)
         else:
             continue_dataflow(*columns, N_STREAMS, *times, self.actors, self.host)
 
@@ -152,8 +151,7 @@ class _Run:
         """How many more nodes each class is to get; none at all when nothing is left to expand."""
         pending = self.window.class_ptr[1:] - left
         to_come = self.window.next_step < self.class_step[1:]
-        dry = self.more & (self.actors["head"] < 0)
-        lacking = dry.reshape(len(left), N_STREAMS).any(axis=1) & (self.host["next"] == self.window.class_ptr[1:])
+        lacking = (self.host["n_dry"] > 0) & (self.host["next"] == self.window.class_ptr[1:])
         want = np.where(pending < self.chunk // 2 + 1, self.chunk, 0)
         want = np.where(lacking, np.maximum(self.chunk, pending), want) * to_come
         if not want.any():
