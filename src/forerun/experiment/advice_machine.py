@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from forerun.analysis.setup import Setup
 from forerun.cluster.catalog import cluster_table, load_cluster
@@ -39,9 +39,9 @@ def patterns(request: Request) -> Iterator[Candidate]:
         if pattern is None or not (pattern.everything or pattern.zero_stage):
             title = f"exchange gradients by {name}" if pattern else "let NCCL choose how gradients are exchanged"
             yield from _with_pattern(request, "communication pattern", title, name, pattern)
-    name = next((name for name in PATTERNS if pattern_of(name) == own), None)
-    if name is not None:
-        given = {"name": name, "compression": _COMPRESSION}
+    same = next((name for name in PATTERNS if pattern_of(name) == own), None)
+    if same is not None:
+        given = {"name": same, "compression": _COMPRESSION}
         title = f"compress gradients to {1 / _COMPRESSION:.0%} of their bytes"
         caveat = "compression loses bits: check that training still converges"
         yield from _with_pattern(request, "gradient compression", title, given, pattern_of(given), caveat)
@@ -83,7 +83,7 @@ def devices_of(setup: Setup) -> list[Device]:
     return [setup.cluster.device, *(kind.device for kind in setup.kinds if kind.device is not None)]
 
 
-def half(*gpus: Device) -> str:
+def half(*gpus: Device) -> Literal["bf16", "fp16"]:
     """The 16-bit dtype to train in on `gpus`."""
     return "bf16" if all("bf16" in device.peak_flops for device in gpus) else "fp16"
 
