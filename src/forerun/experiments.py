@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.experiment.answers import Answers, answers_of
 from forerun.experiment.comparison import compare
-from forerun.experiment.description import changed, preset_names, read_experiment
+from forerun.experiment.description.read import changed, preset_names, read_experiment
 from forerun.experiment.request import Request
 from forerun.experiment.result import Comparison, RunResult, ScalingStudy, StragglerStudy
 from forerun.experiment.run import run

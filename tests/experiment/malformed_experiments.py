@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from forerun.experiment.key_table import KeyRow, key_table
+from forerun.experiment.description.key_table import KeyRow, key_table
 from forerun.plan.fields import FIELD_TYPES, choices
 
 RIGHT: dict[str, Any] = {

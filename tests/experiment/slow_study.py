@@ -11,7 +11,7 @@ from study_sections import sections
 
 from forerun.errors import ForerunError
 from forerun.experiment.comparison import compare
-from forerun.experiment.description import read_experiment
+from forerun.experiment.description.read import read_experiment
 from forerun.experiment.records import comparison_record, scaling_record
 from forerun.experiment.scaling import scale
 from forerun.files import whole_file

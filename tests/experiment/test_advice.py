@@ -11,8 +11,8 @@ from forerun.analysis.setup import RankKind, Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.cluster.catalog import load_cluster
 from forerun.errors import ForerunError
-from forerun.experiment.advice import LEAST_GAIN, advise
-from forerun.experiment.description import changed, read_experiment
+from forerun.experiment.advice.advise import LEAST_GAIN, advise
+from forerun.experiment.description.read import changed, read_experiment
 from forerun.experiment.request import Prices, Request
 from forerun.model.catalog import load_any
 from forerun.network.patterns_catalog import pattern_of

@@ -10,7 +10,7 @@ from study_sections import sections
 
 from forerun.errors import ForerunError
 from forerun.experiment.comparison import BASE, compare, varied
-from forerun.experiment.description import read_experiment
+from forerun.experiment.description.read import read_experiment
 from forerun.experiment.records import comparison_record
 from forerun.experiment.run import run
 

@@ -8,7 +8,7 @@ import yaml
 
 from forerun.cluster.catalog import load_cluster, load_device
 from forerun.errors import ForerunError, ImpossiblePlan, UnknownName
-from forerun.experiment.description import changed, read_experiment
+from forerun.experiment.description.read import changed, read_experiment
 from forerun.experiment.request import Prices, Request, Thresholds
 from forerun.model.catalog import load_any, load_model
 from forerun.model.layered import LayeredModel

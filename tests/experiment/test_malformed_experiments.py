@@ -7,8 +7,8 @@ import yaml
 from malformed_experiments import RIGHT, Malformed, malformed
 
 from forerun.errors import ForerunError
-from forerun.experiment.description import read_experiment
-from forerun.experiment.key_table import key_table
+from forerun.experiment.description.key_table import key_table
+from forerun.experiment.description.read import read_experiment
 
 CASES = malformed()
 

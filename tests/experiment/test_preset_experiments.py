@@ -4,9 +4,9 @@ import pytest
 import yaml
 
 from forerun.analysis.simulate_setup import simulate_setup
-from forerun.experiment.description import preset_names, preset_table, read_experiment
-from forerun.experiment.description_hardware import cluster_sizes
-from forerun.experiment.key_table import SECTIONS, key_table
+from forerun.experiment.description.hardware import cluster_sizes
+from forerun.experiment.description.key_table import SECTIONS, key_table
+from forerun.experiment.description.read import preset_names, preset_table, read_experiment
 from forerun.plan.fields import FIELD_TYPES
 
 

@@ -16,7 +16,7 @@ from study_sections import sections
 
 from forerun.errors import ForerunError
 from forerun.experiment.comparison import compare
-from forerun.experiment.description import read_experiment
+from forerun.experiment.description.read import read_experiment
 from forerun.experiment.result import ScalePoint, Variant
 from forerun.experiment.scaling import scale
 from forerun.experiment.store import Store

@@ -12,7 +12,7 @@ from small_requests import request as made_in_python
 from study_sections import sections
 
 from forerun.errors import ForerunError
-from forerun.experiment.description import read_experiment
+from forerun.experiment.description.read import read_experiment
 from forerun.experiment.records import scaling_record
 from forerun.experiment.result import CAUSES, Bill, ScalePoint
 from forerun.experiment.run import run

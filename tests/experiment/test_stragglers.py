@@ -11,7 +11,7 @@ from small_requests import request
 from study_sections import sections
 
 from forerun.errors import ForerunError
-from forerun.experiment.description import read_experiment
+from forerun.experiment.description.read import read_experiment
 from forerun.experiment.records import straggler_record
 from forerun.experiment.run import run
 from forerun.experiment.stragglers import study

@@ -10,7 +10,7 @@ from forerun.analysis.bottlenecks import bottlenecks
 from forerun.analysis.critical_path import critical_path
 from forerun.analysis.what_if import WhatIf, sensitivities
 from forerun.cluster.catalog import load_cluster
-from forerun.experiment.advice import advise
+from forerun.experiment.advice.advise import advise
 from forerun.experiment.answers import Answers
 from forerun.model.catalog import load_model
 from forerun.report.documents import prediction_document, search_document

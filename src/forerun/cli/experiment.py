@@ -15,8 +15,8 @@ from forerun.cluster.files import parse_yaml
 from forerun.errors import ForerunError
 from forerun.experiment.answers import Answers, answers_of
 from forerun.experiment.comparison import compare
-from forerun.experiment.description import changed, preset_table, read_experiment
-from forerun.experiment.key_table import key_table
+from forerun.experiment.description.key_table import key_table
+from forerun.experiment.description.read import changed, preset_table, read_experiment
 from forerun.experiment.records import study_record
 from forerun.experiment.request import Request
 from forerun.experiment.run import run

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from forerun.analysis.bottlenecks import Bottlenecks, bottlenecks
 from forerun.analysis.critical_path import CriticalPath, critical_path
 from forerun.analysis.what_if import WhatIf, sensitivities
-from forerun.experiment.advice import Advice, advise
+from forerun.experiment.advice.advise import Advice, advise
 from forerun.experiment.result import RunResult
 
 

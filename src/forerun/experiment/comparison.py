@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError
-from forerun.experiment.description import changed
-from forerun.experiment.description_hardware import base_cluster
-from forerun.experiment.description_sections import HardwareSection
-from forerun.experiment.description_training import peak_dtype
+from forerun.experiment.description.hardware import base_cluster
+from forerun.experiment.description.read import changed
+from forerun.experiment.description.sections import HardwareSection
+from forerun.experiment.description.training import peak_dtype
 from forerun.experiment.digest import digest
 from forerun.experiment.request import Request
 from forerun.experiment.result import CAUSES, Comparison, Variant

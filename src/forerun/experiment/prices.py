@@ -24,8 +24,8 @@ from forerun.cluster.catalog import cluster_names, cluster_table, device_names, 
 from forerun.cluster.files import check, read_yaml
 from forerun.cluster.schema import NotNegative
 from forerun.errors import ForerunError, UnknownName
-from forerun.experiment.description_sections import Section
-from forerun.experiment.description_text import at
+from forerun.experiment.description.sections import Section
+from forerun.experiment.description.text import at
 from forerun.experiment.request import Prices
 
 _KEYS = ("dollars_per_kwh", "pue", "host_power_w", "idle_power")

@@ -1,4 +1,4 @@
-"""Request: an experiment as it is simulated; made from a file by `description.py`, or in Python."""
+"""Request: an experiment as it is simulated; made from a file by `description/`, or in Python."""
 
 from __future__ import annotations
 
@@ -84,6 +84,6 @@ class Request:
     config: dict[str, Any] = field(default_factory=dict)
     """the file's sections with every default, as plain data that reads back: what {name}_config.yaml says"""
     given: dict[str, Any] = field(default_factory=dict, compare=False)
-    """the sections as they were given: what `description.changed` starts from"""
+    """the sections as they were given: what `description.read.changed` starts from"""
     echo: tuple[str, ...] = ()
     """units that people mix up, as they were understood; one line each"""

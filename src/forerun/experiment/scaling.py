@@ -17,7 +17,7 @@ from typing import Any
 
 from forerun.errors import ForerunError
 from forerun.experiment.conditions import joined
-from forerun.experiment.description import changed
+from forerun.experiment.description.read import changed
 from forerun.experiment.digest import digest
 from forerun.experiment.request import Request
 from forerun.experiment.result import CAUSES, Bill, ScalePoint, ScalingStudy

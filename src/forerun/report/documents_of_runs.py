@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from forerun.analysis.bottlenecks import Bottlenecks, bottlenecks
 from forerun.analysis.critical_path import critical_path
-from forerun.experiment.advice import Advice
+from forerun.experiment.advice.advise import Advice
 from forerun.experiment.answers import Answers
 from forerun.experiment.result import Iteration, RunResult
 from forerun.report.documents import plan_line

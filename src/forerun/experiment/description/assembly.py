@@ -10,20 +10,20 @@ from forerun.analysis.kinds import check_kinds
 from forerun.analysis.setup import RankKind, Setup
 from forerun.cluster.types import Cluster, Device
 from forerun.errors import ForerunError
-from forerun.experiment.description_config import (
+from forerun.experiment.description.config import (
     hardware_config,
     model_config,
     network_config,
     prices_config,
     training_config,
 )
-from forerun.experiment.description_echo import echo_of
-from forerun.experiment.description_hardware import adapted, base_cluster, rank_kinds
-from forerun.experiment.description_model import is_convolutional, model_of
-from forerun.experiment.description_network import network_of, pattern_in_force, read_pattern
-from forerun.experiment.description_schema import Sections
-from forerun.experiment.description_text import at
-from forerun.experiment.description_training import (
+from forerun.experiment.description.echo import echo_of
+from forerun.experiment.description.hardware import adapted, base_cluster, rank_kinds
+from forerun.experiment.description.model import is_convolutional, model_of
+from forerun.experiment.description.network import network_of, pattern_in_force, read_pattern
+from forerun.experiment.description.schema import Sections
+from forerun.experiment.description.text import at
+from forerun.experiment.description.training import (
     DEFAULTS_BY_KIND,
     agreed,
     check_buckets,

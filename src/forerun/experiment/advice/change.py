@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from forerun.analysis.setup import RankKind, Setup
 from forerun.errors import ForerunError
-from forerun.experiment.description_training import SPELLINGS
+from forerun.experiment.description.training import SPELLINGS
 from forerun.experiment.request import Request
 from forerun.network.patterns import CommunicationPattern
 from forerun.plan.plan import Plan
@@ -51,7 +51,7 @@ class Candidate:
     """what to do, as an order: `sum gradients in bf16`"""
     setup: Setup
     change: dict[str, Any]
-    """`section.key` of the experiment -> its new value, None to take the key away (`description.changed`)"""
+    """`section.key` of the experiment -> its new value, None to take the key away (`description.read.changed`)"""
     fields: dict[str, Any] = field(default_factory=dict)
     """the part of the change that is of the Plan"""
     caveat: str = ""

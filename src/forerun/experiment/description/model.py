@@ -10,9 +10,9 @@ from typing import Any
 
 from forerun.cluster.files import parse_yaml
 from forerun.errors import ForerunError, UnknownName
-from forerun.experiment.description_sections import ModelSection
-from forerun.experiment.description_text import at
-from forerun.experiment.own_code import is_own_code, load_own
+from forerun.experiment.description.own_code import is_own_code, load_own
+from forerun.experiment.description.sections import ModelSection
+from forerun.experiment.description.text import at
 from forerun.model.catalog import layered_names, load_any, load_model, model_names
 from forerun.model.fields import Fields
 from forerun.model.layered import LayeredModel

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from forerun.cluster.files import check
 from forerun.errors import ForerunError
-from forerun.experiment.description_hardware import cluster_sizes
-from forerun.experiment.description_sections import (
+from forerun.experiment.description.hardware import cluster_sizes
+from forerun.experiment.description.sections import (
     PLAN_KEYS,
     HardwareSection,
     ModelSection,
@@ -18,8 +18,8 @@ from forerun.experiment.description_sections import (
     ThresholdsSection,
     TrainingSection,
 )
-from forerun.experiment.description_text import refuse_unknown
-from forerun.experiment.description_training import bounded
+from forerun.experiment.description.text import refuse_unknown
+from forerun.experiment.description.training import bounded
 from forerun.experiment.prices import PricesSection
 from forerun.plan.fields import plan_fields
 

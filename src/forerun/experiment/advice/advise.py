@@ -1,6 +1,6 @@
 """Advice: what would make a run faster, cheaper or fit, each simulated before it is given.
 
-Every candidate (`advice_candidates.py`, `advice_machine.py`, `advice_plans.py`) is simulated on the undisturbed
+Every candidate (`candidates.py`, `machine.py`, `balance.py`, `plans.py`) is simulated on the undisturbed
 iteration, and given only if it is better than the run as it is by at least a hundredth and fits in memory. Of each kind
 the best is given; those that go together and keep the global batch are simulated together too.
 """
@@ -17,10 +17,10 @@ from forerun.analysis.reading import TIGHT, Simulation
 from forerun.analysis.setup import Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.errors import ForerunError
-from forerun.experiment.advice_candidates import candidates, plan_candidate, savers
-from forerun.experiment.advice_change import Candidate, Kind
-from forerun.experiment.advice_machine import DEVICE
-from forerun.experiment.advice_plans import plans_by_bound
+from forerun.experiment.advice.candidates import candidates, plan_candidate, savers
+from forerun.experiment.advice.change import Candidate, Kind
+from forerun.experiment.advice.machine import DEVICE
+from forerun.experiment.advice.plans import plans_by_bound
 from forerun.experiment.bill import bill_of
 from forerun.experiment.request import Request
 
@@ -60,7 +60,7 @@ class Advice:
     text: str
     """the same with what it brings, in words"""
     change: dict[str, Any]
-    """`section.key` of the experiment -> its new value, None to take the key away (`description.changed`)"""
+    """`section.key` of the experiment -> its new value, None to take the key away (`description.read.changed`)"""
     before: Figures
     after: Figures
     gain: float

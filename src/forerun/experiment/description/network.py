@@ -8,9 +8,9 @@ from typing import Any
 from forerun.cluster.files import read_yaml
 from forerun.cluster.types import Cluster
 from forerun.errors import ForerunError
-from forerun.experiment.description_sections import IDEAL, NetworkSection
-from forerun.experiment.description_text import at
-from forerun.experiment.own_code import is_own_code, load_own
+from forerun.experiment.description.own_code import is_own_code, load_own
+from forerun.experiment.description.sections import IDEAL, NetworkSection
+from forerun.experiment.description.text import at
 from forerun.network.for_experiment import CLUSTER, topology_of
 from forerun.network.network_file import Network, network_from
 from forerun.network.on_topology import check_size

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from forerun.cluster.files import read_yaml
-from forerun.experiment.description_hardware import is_path
-from forerun.experiment.description_model import DIMENSIONS, families
-from forerun.experiment.description_sections import (
+from forerun.experiment.description.hardware import is_path
+from forerun.experiment.description.model import DIMENSIONS, families
+from forerun.experiment.description.own_code import is_own_code
+from forerun.experiment.description.sections import (
     PLAN_KEYS,
     HardwareSection,
     ModelSection,
@@ -20,8 +21,7 @@ from forerun.experiment.description_sections import (
     TopLevel,
     TrainingSection,
 )
-from forerun.experiment.description_training import DEFAULT_ITERATIONS, SPELLINGS
-from forerun.experiment.own_code import is_own_code
+from forerun.experiment.description.training import DEFAULT_ITERATIONS, SPELLINGS
 from forerun.experiment.request import Disturbance, Prices
 from forerun.model.layered import LayeredModel
 from forerun.model.spec import ModelSpec

@@ -7,9 +7,9 @@ from typing import Any
 
 from forerun.analysis.setup import Setup
 from forerun.errors import ForerunError
-from forerun.experiment.advice_balance import balances
-from forerun.experiment.advice_change import Candidate, of_plan, with_plan
-from forerun.experiment.advice_machine import devices, devices_of, half, patterns
+from forerun.experiment.advice.balance import balances
+from forerun.experiment.advice.change import Candidate, of_plan, with_plan
+from forerun.experiment.advice.machine import devices, devices_of, half, patterns
 from forerun.experiment.request import Request
 from forerun.model.spec import ModelSpec
 from forerun.plan.fields import FIELD_TYPES

@@ -10,8 +10,8 @@ from typing import Any
 from forerun.analysis.setup import Setup
 from forerun.cluster.types import Device
 from forerun.errors import ForerunError, ImpossiblePlan
-from forerun.experiment.description_sections import HardwareSection, TrainingSection
-from forerun.experiment.description_text import at
+from forerun.experiment.description.sections import HardwareSection, TrainingSection
+from forerun.experiment.description.text import at
 from forerun.experiment.request import Disturbance
 from forerun.model.layered import LayeredModel
 from forerun.model.parameters import parameter_count

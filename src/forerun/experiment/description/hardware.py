@@ -21,8 +21,8 @@ from forerun.cluster.files import parse_yaml
 from forerun.cluster.schema import BITS_PER_BYTE, US_PER_S
 from forerun.cluster.types import Cluster, Device, Link
 from forerun.errors import ForerunError
-from forerun.experiment.description_sections import HardwareSection, MixedEntry, NetworkSection
-from forerun.experiment.description_text import at
+from forerun.experiment.description.sections import HardwareSection, MixedEntry, NetworkSection
+from forerun.experiment.description.text import at
 from forerun.units import GIB, GIGA, TERA
 
 _SOLD = 1.05

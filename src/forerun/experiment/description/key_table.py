@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from forerun.experiment.description_schema import SECTIONS
-from forerun.experiment.description_sections import PLAN_KEYS, Section, TopLevel
-from forerun.experiment.description_training import SPELLINGS
+from forerun.experiment.description.schema import SECTIONS
+from forerun.experiment.description.sections import PLAN_KEYS, Section, TopLevel
+from forerun.experiment.description.training import SPELLINGS
 from forerun.plan.fields import MEANINGS, choices
 from forerun.plan.plan import Plan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forerun.analysis.setup import Setup
 from forerun.cluster.schema import BITS_PER_BYTE, US_PER_S
-from forerun.experiment.description_training import peak_dtype
+from forerun.experiment.description.training import peak_dtype
 from forerun.units import GIB, GIGA, TERA
 
 

@@ -9,7 +9,7 @@ from forerun.analysis.breakdown import EXPOSED, Cause
 from forerun.analysis.setup import RankKind, Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.errors import ForerunError
-from forerun.experiment.advice_change import MIXED, Candidate, batch_caveat, change_of, mixed_of
+from forerun.experiment.advice.change import MIXED, Candidate, batch_caveat, change_of, mixed_of
 from forerun.experiment.request import Request
 
 _NO_KERNEL = frozenset(cause.name.lower() for cause in (*EXPOSED, Cause.BUBBLE, Cause.HOST, Cause.WAITING))

@@ -12,17 +12,17 @@ from typing import Any
 from forerun.analysis.setup import Setup
 from forerun.cluster.files import check
 from forerun.errors import ForerunError, UnknownName
-from forerun.experiment.description_assembly import assembled
-from forerun.experiment.description_config import top_config, whole_paths
-from forerun.experiment.description_model import DIMENSIONS, SOURCES
-from forerun.experiment.description_objects import plain
-from forerun.experiment.description_schema import SECTIONS, checked, known_keys
-from forerun.experiment.description_sections import TopLevel
-from forerun.experiment.description_text import read_mapping, refuse_unknown, refuse_wild
-from forerun.experiment.description_training import SPELLINGS
+from forerun.experiment.description.assembly import assembled
+from forerun.experiment.description.config import top_config, whole_paths
+from forerun.experiment.description.key_table import key_table
+from forerun.experiment.description.model import DIMENSIONS, SOURCES
+from forerun.experiment.description.objects import plain
+from forerun.experiment.description.own_code import is_own_code, load_own
+from forerun.experiment.description.schema import SECTIONS, checked, known_keys
+from forerun.experiment.description.sections import TopLevel
+from forerun.experiment.description.text import read_mapping, refuse_unknown, refuse_wild
+from forerun.experiment.description.training import SPELLINGS
 from forerun.experiment.handlers import EventHandler
-from forerun.experiment.key_table import key_table
-from forerun.experiment.own_code import is_own_code, load_own
 from forerun.experiment.request import Request
 
 __all__ = ["PresetRow", "changed", "key_table", "preset_names", "preset_table", "read_experiment"]

@@ -10,9 +10,9 @@ from forerun.analysis.setup import Setup
 from forerun.cluster.catalog import cluster_table, load_cluster
 from forerun.cluster.types import Cluster, Device
 from forerun.errors import ForerunError
-from forerun.experiment.advice_change import PATTERN, Candidate, Kind
-from forerun.experiment.description import changed
-from forerun.experiment.description_sections import HardwareSection
+from forerun.experiment.advice.change import PATTERN, Candidate, Kind
+from forerun.experiment.description.read import changed
+from forerun.experiment.description.sections import HardwareSection
 from forerun.experiment.request import Request
 from forerun.network.patterns import CommunicationPattern, has_all_reduce
 from forerun.network.patterns_catalog import PATTERNS, pattern_of

@@ -1,0 +1,1 @@
+"""Advice: what would help a run, each simulated before it is given."""
