@@ -11,7 +11,8 @@ from typing import Any, TypeVar, cast
 import numba
 
 F = TypeVar("F", bound=Callable[..., object])
-_ENGINE = Path(__file__).parent / "engine"
+_SHARED = tuple(Path(__file__).parent / room for room in ("engine", "program"))
+"""rooms whose compiled functions are called from others"""
 
 
 def njit(function: F) -> F:
@@ -49,13 +50,13 @@ def _compiled(function: F, **options: Any) -> F:
 
 
 def _watch_callees(compiled: Any, folder: Path) -> None:
-    """Make a change of any module of `folder`, or of the engine's, outdate the cache.
+    """Make a change of any module of `folder`, or of the rooms that others call, outdate the cache.
 
     Numba stamps a cache with the file of the compiled function alone; functions that it calls from other modules are
     compiled into it and would stay as they were.
     """
     cache_file = compiled._cache._cache_file
-    cache_file._source_stamp = (*cache_file._source_stamp, _newest(folder), _newest(_ENGINE))
+    cache_file._source_stamp = (*cache_file._source_stamp, _newest(folder), *map(_newest, _SHARED))
 
 
 @cache

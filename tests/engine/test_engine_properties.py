@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from random_programs import N_OPS, as_single_blocks, random_programs
 from reference import contended, longest_path
 
-from forerun.engine.kernels import run_contended
+from forerun.engine.contention import run_contended
 from forerun.engine.simulate import Timeline, simulate
 from forerun.program.types import N_STREAMS, FlatProgram, Program
 from forerun.program.unfold import unfold

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from forerun.engine.kernels import Records
+from forerun.engine.actors import Records
 from forerun.jit import njit
 from forerun.program.types import I8, I32, I64
 from forerun.program.unfold import BlockTables, expand_steps

@@ -9,7 +9,8 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from forerun.engine.kernels import run_contended, run_dataflow
+from forerun.engine.contention import run_contended
+from forerun.engine.dataflow import run_dataflow
 from forerun.errors import ForerunError
 from forerun.program.types import F64, I64, N_STREAMS, FlatProgram
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forerun.engine.kernels import Records, continue_contended, continue_dataflow, new_state
+from forerun.engine.actors import Records, new_state
+from forerun.engine.contention import continue_contended
+from forerun.engine.dataflow import continue_dataflow
 from forerun.engine.refill import (
     Mask,
     Window,

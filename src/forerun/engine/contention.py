@@ -1,11 +1,5 @@
-"""The hot loops of the engine. Every stream of every rank class is an actor that runs its nodes in order.
-
-`run_dataflow` needs no clock: without contention a node's start follows from its predecessors alone, so an actor runs
-until it meets a node whose inputs are not known yet, and parks on the first of them. `run_contended` moves all rank
-classes through time together, because how fast a node progresses depends on what runs beside it.
-
-Both live in one file: numba's disk cache notices changes of the file of a function, not of the files it calls.
-"""
+"""Runs from event to event: all rank classes move through time together, because how fast a node progresses depends on
+what runs beside it."""
 
 from __future__ import annotations
 
@@ -14,10 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forerun.engine.actors import Records, blocker_of, class_ends, issue, new_meetings, new_state, stream_order
 from forerun.jit import inlined, njit
 from forerun.program.types import F64, I8, I32, I64, Stream
-
-Records = npt.NDArray[np.void]
 
 _COMPUTE_STREAM = int(Stream.COMPUTE)
 _NEVER = np.iinfo(np.int64).max
@@ -29,213 +22,6 @@ _RUNNING = 2  # its node ends at `when`, as things stand
 _NEUTRAL = 0
 _COMPUTE = 1
 _NETWORK = 2
-
-_ACTOR = np.dtype(
-    [
-        ("head", np.int64),  # node at the front of the stream, -1 when the stream is done
-        ("link", np.int64),  # next actor in the list of waiters or of meeting members that this one is in
-        ("when", np.int64),
-        ("since", np.int64),  # when `remaining` was true
-        ("remaining", np.int64),  # work left, ps at full speed
-        ("stretch", np.float64),  # time per unit of work while slowed
-        ("status", np.int8),
-        ("side", np.int8),
-        ("slowed", np.int8),
-    ]
-)
-_HOST = np.dtype(
-    [
-        ("next", np.int64),  # first node not issued yet
-        ("time", np.int64),
-        ("awaits", np.int64),  # node whose end the host waits for, -1 for none
-        ("n_compute", np.int64),  # compute nodes that run
-        ("n_network", np.int64),  # network nodes that run
-        ("when", np.int64),  # earliest event of the class
-        ("touched", np.int64),  # last instant at which some node of the class started or ended
-        ("n_dry", np.int64),  # streams that have run all their nodes and may start one that is not there yet
-    ]
-)
-_MEETING = np.dtype([("arrived", np.int64), ("ready", np.int64), ("members", np.int64)])
-
-
-@njit
-def new_state(class_ptr: I64, n_nodes: int, n_streams: int) -> tuple[I64, I64, I64, Records, Records]:
-    """Start, end (-1: not yet) and issue end of nodes, actors and hosts at time 0, with nothing issued."""
-    start = np.zeros(n_nodes, np.int64)
-    end = np.full(n_nodes, -1, np.int64)
-    issued = np.zeros(n_nodes, np.int64)
-    actors = np.zeros((len(class_ptr) - 1) * n_streams, _ACTOR)
-    host = np.zeros(len(class_ptr) - 1, _HOST)
-    for c in range(len(host)):
-        host[c].next = class_ptr[c]
-        host[c].awaits = -1
-    return start, end, issued, actors, host
-
-
-@njit
-def _stream_order(class_ptr: I64, stream: I8, n_streams: int, end: I64, actors: Records) -> I32:
-    """The node after each node on its stream, -1 for none; sets the head of every actor to what has not ended."""
-    following = np.empty(len(stream), np.int32)
-    for c in range(len(class_ptr) - 1):
-        first = c * n_streams
-        for s in range(n_streams):
-            actors[first + s].head = -1
-        for i in range(class_ptr[c + 1] - 1, class_ptr[c] - 1, -1):
-            if end[i] < 0:
-                a = first + stream[i]
-                following[i] = actors[a].head
-                actors[a].head = i
-    return following
-
-
-@njit
-def _issue(host: Records, c: int, last: int, op: I32, sync: I8, issue_ps: I64, issued: I64, release_ps: int) -> None:
-    """Let the host of class `c` issue from `release_ps` until a node that it waits for, or `last` (exclusive)."""
-    time = max(host[c].time, release_ps)
-    i = host[c].next
-    host[c].awaits = -1
-    while i < last:
-        time += issue_ps[op[i]]
-        issued[i] = time
-        i += 1
-        if sync[i - 1]:
-            host[c].awaits = i - 1
-            break
-    host[c].next = i
-    host[c].time = time
-
-
-@njit
-def _blocker(i: int, c: int, host: Records, pred_ptr: I64, pred: I32, end: I64) -> int:
-    """A node that must end before node `i` of class `c` can be ready, -1 for none."""
-    if i >= host[c].next:
-        return int(host[c].awaits)
-    for e in range(pred_ptr[i], pred_ptr[i + 1]):
-        if end[pred[e]] < 0:
-            return int(pred[e])
-    return -1
-
-
-@njit
-def _class_ends(class_ptr: I64, end: I64, host: Records) -> tuple[I64, bool]:
-    """When each class is done, and whether some node never ran."""
-    class_end = np.zeros(len(host), np.int64)
-    stuck = False
-    for c in range(len(host)):
-        class_end[c] = host[c].time
-        for i in range(class_ptr[c], class_ptr[c + 1]):
-            stuck |= end[i] < 0
-            class_end[c] = max(class_end[c], end[i])
-    return class_end, stuck
-
-
-@njit
-def run_dataflow(
-    class_ptr: I64,
-    op: I32,
-    stream: I8,
-    pred_ptr: I64,
-    pred: I32,
-    meeting: I32,
-    meeting_size: I32,
-    sync: I8,
-    duration_ps: I64,
-    issue_ps: I64,
-    n_streams: int,
-) -> tuple[I64, I64, I64, I64, bool]:
-    """Start, end and issue end of every node, end of every class, and whether nodes are left that never ran."""
-    start, end, issued, actors, host = new_state(class_ptr, len(op), n_streams)
-    continue_dataflow(
-        class_ptr, op, stream, pred_ptr, pred, meeting, meeting_size, sync, duration_ps, issue_ps, n_streams, start,
-        end, issued, actors, host,
-    )  # fmt: skip
-    class_end, stuck = _class_ends(class_ptr, end, host)
-    return start, end, issued, class_end, stuck
-
-
-@njit
-def continue_dataflow(
-    class_ptr: I64,
-    op: I32,
-    stream: I8,
-    pred_ptr: I64,
-    pred: I32,
-    meeting: I32,
-    meeting_size: I32,
-    sync: I8,
-    duration_ps: I64,
-    issue_ps: I64,
-    n_streams: int,
-    start: I64,
-    end: I64,
-    issued: I64,
-    actors: Records,
-    host: Records,
-) -> None:
-    """Run every node that has not ended, as far as the nodes that there are allow it. `when` of an actor is when the
-    last node of its stream ended; who waits where is worked out anew."""
-    n_classes = len(class_ptr) - 1
-    meetings = np.zeros(len(meeting_size), _MEETING)
-    for m in range(len(meetings)):
-        meetings[m].members = -1
-    following = _stream_order(class_ptr, stream, n_streams, end, actors)
-    waiters = np.full(len(op), -1, np.int32)
-    runnable = np.arange(len(actors))
-    n_runnable = len(actors)
-    for c in range(n_classes):
-        if host[c].awaits < 0:
-            _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, 0)
-
-    finished = np.empty(len(actors), np.int64)
-    while n_runnable:
-        n_runnable -= 1
-        a = runnable[n_runnable]
-        c = a // n_streams
-        while actors[a].head >= 0:
-            i = actors[a].head
-            blocker = _blocker(i, c, host, pred_ptr, pred, end)
-            if blocker >= 0:
-                actors[a].link = waiters[blocker]
-                waiters[blocker] = a
-                break
-            ready = max(actors[a].when, issued[i])
-            for e in range(pred_ptr[i], pred_ptr[i + 1]):
-                ready = max(ready, end[pred[e]])
-            n_finished = 1
-            finished[0] = a
-            m = meeting[i]
-            if m >= 0:
-                meetings[m].arrived += 1
-                meetings[m].ready = max(meetings[m].ready, ready)
-                actors[a].link = meetings[m].members
-                meetings[m].members = a
-                if meetings[m].arrived < meeting_size[m]:
-                    break
-                ready = meetings[m].ready
-                n_finished = 0
-                member = a
-                while member >= 0:
-                    finished[n_finished] = member
-                    n_finished += 1
-                    member = actors[member].link
-            for f in range(n_finished):
-                b = finished[f]
-                j = actors[b].head
-                start[j] = ready
-                end[j] = ready + duration_ps[op[j]]
-                actors[b].when = end[j]
-                actors[b].head = following[j]
-                if sync[j]:
-                    d = b // n_streams
-                    _issue(host, d, class_ptr[d + 1], op, sync, issue_ps, issued, end[j])
-                waiter = waiters[j]
-                while waiter >= 0:
-                    runnable[n_runnable] = waiter
-                    n_runnable += 1
-                    waiter = actors[waiter].link
-                if b != a:
-                    runnable[n_runnable] = b
-                    n_runnable += 1
 
 
 @njit
@@ -249,7 +35,7 @@ def _schedule(
     i = actors[a].head
     if i < 0:
         return
-    blocker = _blocker(i, c, host, pred_ptr, pred, end)
+    blocker = blocker_of(i, c, host, pred_ptr, pred, end)
     if blocker >= 0:
         actors[a].link = waiters[blocker]
         waiters[blocker] = a
@@ -364,7 +150,7 @@ def _sweep(
             actor.head = following[i]
             host[c].n_dry += following[i] < 0 and more[a]
             if sync[i]:
-                _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, now)
+                issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, now)
             _schedule(a, c, now, actors, host, pred_ptr, pred, end, issued, waiters)
             waiter = waiters[i]
             while waiter >= 0:
@@ -407,7 +193,7 @@ def run_contended(
         class_ptr, op, stream, pred_ptr, pred, meeting, meeting_size, sync, duration_ps, issue_ps, slow_compute,
         slow_network, network_op, n_streams, start, end, issued, actors, host, 0, np.zeros(len(actors), np.bool_),
     )  # fmt: skip
-    class_end, stuck = _class_ends(class_ptr, end, host)
+    class_end, stuck = class_ends(class_ptr, end, host)
     return start, end, issued, class_end, stuck
 
 
@@ -444,14 +230,12 @@ def continue_contended(
     and won back at once leaves no trace, and the order of classes none either.
     """
     n_classes = len(class_ptr) - 1
-    meetings = np.zeros(len(meeting_size), _MEETING)
-    for m in range(len(meetings)):
-        meetings[m].members = -1
-    following = _stream_order(class_ptr, stream, n_streams, end, actors)
+    meetings = new_meetings(len(meeting_size))
+    following = stream_order(class_ptr, stream, n_streams, end, actors)
     waiters = np.full(len(op), -1, np.int32)
     for c in range(n_classes):
         if host[c].awaits < 0:
-            _issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, 0)
+            issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, 0)
         host[c].n_dry = 0
         for a in range(c * n_streams, (c + 1) * n_streams):
             host[c].n_dry += actors[a].head < 0 and more[a]
