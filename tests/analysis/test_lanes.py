@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 
-from forerun.analysis.breakdown import Cause
 from forerun.analysis.lanes import HOST, lanes
 from forerun.analysis.predict import simulate
 from forerun.analysis.reading import Simulation
@@ -39,10 +38,20 @@ def test_slices_are_in_order_and_hold_all_time_and_all_nodes(done: Simulation, s
 def test_a_slice_says_what_runs(done: Simulation) -> None:
     every = {lane.name: lane for lane in lanes(done, 0, 10**9)}
     compute = every["compute"].slices
-    assert {each.cause for each in compute} >= {Cause.MATMUL, Cause.ATTENTION, Cause.RECOMPUTE, Cause.OPTIMIZER}
-    assert {each.cause for each in every["tp"].slices} == {Cause.EXPOSED_TENSOR_PARALLEL}
-    assert {each.cause for each in every[HOST].slices} == {Cause.HOST}
+    assert {each.work for each in compute} >= {"matmul", "attention", "recompute", "optimizer"}
+    assert {each.work for each in every["tp"].slices} == {"exposed_tensor_parallel"}
+    assert {each.work for each in every[HOST].slices} == {"host"}
     assert any("of layer 3, micro batch 2" in each.text and each.count == 1 for each in compute)
+
+
+def test_from_far_away_the_passes_of_the_micro_batches_are_seen(done: Simulation) -> None:
+    (compute,) = [lane for lane in lanes(done, 0, 300) if lane.name == "compute"]
+    passes = [each for each in compute.slices if each.work in ("forward", "backward")]
+    assert [each.work for each in passes].count("forward") >= 4
+    assert len(passes) <= 40
+    assert {each.work for each in compute.slices} <= {"forward", "backward", "optimizer", "host"}
+    near = {each.work for lane in lanes(done, 0, 6000) for each in lane.slices}
+    assert "forward" not in near
 
 
 def test_what_waits_between_is_not_hidden(done: Simulation) -> None:

@@ -10,7 +10,7 @@ import pytest
 import results_by_hand as by_hand
 
 from forerun.analysis.bottlenecks import Usage
-from forerun.analysis.breakdown import Cause
+from forerun.analysis.lanes import WORK
 from forerun.experiment.result import CAUSES
 from forerun.program.types import Category
 from forerun.report import pictures, pictures_of_studies
@@ -86,7 +86,7 @@ def test_memory_stacks_up_to_the_peak_of_the_prediction() -> None:
 
 
 def test_everything_has_a_look_of_its_own() -> None:
-    assert set(WORK_LOOKS) == set(Cause)
+    assert set(WORK_LOOKS) == set(WORK)
     assert set(CAUSE_LOOKS) == set(CAUSES)
     assert set(MEMORY_LOOKS) == {category.name.lower() for category in Category}
     for looks in (WORK_LOOKS, CAUSE_LOOKS, MEMORY_LOOKS):

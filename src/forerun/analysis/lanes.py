@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.analysis.breakdown import N_CAUSES, Cause, node_causes
 from forerun.analysis.reading import Simulation
-from forerun.program.types import I64, Stream
+from forerun.program.types import I64, Phase, Stream
 
 HOST = "host"
-_SLICES = 3000
+_FORWARD, _BACKWARD = N_CAUSES, N_CAUSES + 1
+WORK = (*(cause.name.lower() for cause in Cause), "forward", "backward")
+"""what a slice may be: a cause (on a communication stream, what waiting for it would be), or a phase of the model"""
+_SLICES = 5000
 """of a timeline, unless asked for more"""
 
 
@@ -24,8 +28,8 @@ class Slice:
     end_ps: int
     busy_ps: int
     """of it in which a node runs"""
-    cause: Cause
-    """what most of that time is: on a communication stream, what waiting for it would be"""
+    work: str
+    """what most of that time is, one of WORK"""
     count: int
     """nodes"""
     text: str
@@ -51,30 +55,41 @@ class _Nodes:
     count: I64
     busy: I64
     """picoseconds in which a node runs"""
-    cause: I64
+    work: I64
+    """index into WORK"""
 
     def merged(self, starts: I64) -> _Nodes:
         """One entry for each run; `starts` are the first entries of the runs."""
         lengths = np.diff(np.append(starts, len(self.start)))
-        by_cause = np.zeros((len(starts), N_CAUSES), np.int64)
-        np.add.at(by_cause, (np.repeat(np.arange(len(starts)), lengths), self.cause), self.busy)
+        by_work = np.zeros((len(starts), len(WORK)), np.int64)
+        np.add.at(by_work, (np.repeat(np.arange(len(starts)), lengths), self.work), self.busy)
         return _Nodes(
             self.start[starts],
             self.end[starts + lengths - 1],
             self.first[starts],
             np.add.reduceat(self.count, starts),
-            by_cause.sum(axis=1),
-            by_cause.argmax(axis=1),
+            by_work.sum(axis=1),
+            by_work.argmax(axis=1),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A way to look at nodes from further away: those of one place and work that follow each other are one."""
+
+    place: npt.NDArray[np.int32]
+    work: I64
 
 
 def lanes(simulation: Simulation, rank_class: int, slices: int = _SLICES) -> list[Lane]:
     """The streams of a rank class that have nodes, in their order, the host last; about `slices` slices in all.
 
-    Where there are more nodes, those of one block and cause that follow each other closely become one slice, and what
-    is too short to be seen joins its neighbours. Nothing that takes no time has a slice.
+    Where there are more nodes, they are looked at from as far away as it takes: first those of one block and cause
+    become one slice, then, of the compute stream, those of one block and phase, then those of one micro batch and
+    phase, with recomputation as part of the backward pass. What is then too short to be seen joins its neighbours.
+    Nothing that takes no time has a slice.
     """
-    flat, timeline = simulation.flat, simulation.timeline
+    flat, timeline, cls = simulation.flat, simulation.timeline, simulation.program.rank_classes[rank_class]
     nodes = np.arange(int(flat.class_ptr[rank_class]), int(flat.class_ptr[rank_class + 1]))
     stream = flat.stream[nodes]
     numbers = np.unique(stream).tolist()
@@ -84,35 +99,50 @@ def lanes(simulation: Simulation, rank_class: int, slices: int = _SLICES) -> lis
     for number in numbers:
         mine = nodes[stream == number]
         mine = mine[timeline.end_ps[mine] > timeline.start_ps[mine]]
-        if len(mine):
-            rows = _rows(
-                timeline.start_ps[mine], timeline.end_ps[mine], mine, node_causes(flat, simulation.program, mine)
-            )
-            rows = _shortened(rows, flat.step[mine], most, least_ps)
-            out.append(Lane(Stream(number).name.lower(), _slices(simulation, rank_class, rows)))
+        if not len(mine):
+            continue
+        causes = node_causes(flat, simulation.program, mine)
+        step, microbatch = flat.step[mine], cls.microbatch[flat.step[mine]]
+        views = [_View(step, causes), _View(microbatch, causes)]
+        if number == Stream.COMPUTE:
+            phases = _phases(causes, flat.phase[mine])
+            passes = np.where(phases == Cause.RECOMPUTE, _BACKWARD, phases)
+            views[1:] = [_View(step, phases), _View(microbatch, passes)]
+        rows = _rows(timeline.start_ps[mine], timeline.end_ps[mine], mine, causes)
+        rows = _shortened(rows, views, most, least_ps)
+        out.append(Lane(Stream(number).name.lower(), _slices(simulation, rank_class, rows)))
     issue = simulation.costs.issue_ps[flat.op[nodes]]
     issued = nodes[issue > 0]
     if len(issued):
-        end = timeline.issue_end_ps[issued]
-        rows = _rows(end - issue[issue > 0], end, issued, np.full(len(issued), int(Cause.HOST)))
-        out.append(Lane(HOST, _slices(simulation, rank_class, _shortened(rows, flat.step[issued], most, least_ps))))
+        end, host = timeline.issue_end_ps[issued], np.full(len(issued), int(Cause.HOST))
+        rows = _rows(end - issue[issue > 0], end, issued, host)
+        rows = _shortened(rows, [_View(flat.step[issued], host)], most, least_ps)
+        out.append(Lane(HOST, _slices(simulation, rank_class, rows)))
     return out
 
 
-def _rows(start: I64, end: I64, nodes: I64, cause: I64) -> _Nodes:
-    return _Nodes(start, end, nodes, np.ones(len(nodes), np.int64), end - start, cause)
+def _rows(start: I64, end: I64, nodes: I64, work: I64) -> _Nodes:
+    return _Nodes(start, end, nodes, np.ones(len(nodes), np.int64), end - start, work)
 
 
-def _shortened(rows: _Nodes, step: npt.NDArray[np.int32], most: int, least_ps: int) -> _Nodes:
+def _phases(causes: I64, phase: npt.NDArray[np.int8]) -> I64:
+    """What kernels are for; what is neither forward nor backward stays what it is."""
+    model = (causes == Cause.MATMUL) | (causes == Cause.ATTENTION) | (causes == Cause.MEMORY_BOUND)
+    return np.where(model, np.where(phase == Phase.FORWARD, _FORWARD, _BACKWARD), causes)
+
+
+def _shortened(rows: _Nodes, views: Sequence[_View], most: int, least_ps: int) -> _Nodes:
     """At most about twice `most` rows. What is further apart than `least_ps` stays apart."""
     if len(rows.start) <= most:
         return rows
     close = rows.start[1:] - rows.end[:-1] <= least_ps
-    rows = rows.merged(_first(~(close & (step[1:] == step[:-1]) & (rows.cause[1:] == rows.cause[:-1]))))
-    if len(rows.start) <= most:
-        return rows
-    short, place = rows.end - rows.start < least_ps, rows.start // least_ps
-    return rows.merged(_first(~(short[1:] & short[:-1] & (place[1:] == place[:-1]))))
+    for view in views:
+        same = (view.place[1:] == view.place[:-1]) & (view.work[1:] == view.work[:-1])
+        seen = replace(rows, work=view.work).merged(_first(~(close & same)))
+        if len(seen.start) <= most:
+            return seen
+    short, place = seen.end - seen.start < least_ps, seen.start // least_ps
+    return seen.merged(_first(~(short[1:] & short[:-1] & (place[1:] == place[:-1]))))
 
 
 def _first(new: npt.NDArray[np.bool_]) -> I64:
@@ -121,10 +151,10 @@ def _first(new: npt.NDArray[np.bool_]) -> I64:
 
 
 def _slices(simulation: Simulation, rank_class: int, rows: _Nodes) -> tuple[Slice, ...]:
-    columns = (rows.start, rows.end, rows.busy, rows.cause, rows.count, rows.first)
+    columns = (rows.start, rows.end, rows.busy, rows.work, rows.count, rows.first)
     return tuple(
-        Slice(start, end, busy, Cause(cause), count, _text(simulation, rank_class, node, count))
-        for start, end, busy, cause, count, node in zip(*(column.tolist() for column in columns), strict=True)
+        Slice(start, end, busy, WORK[work], count, _text(simulation, rank_class, node, count))
+        for start, end, busy, work, count, node in zip(*(column.tolist() for column in columns), strict=True)
     )
 
 

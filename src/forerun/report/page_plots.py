@@ -7,7 +7,6 @@ from math import ceil, floor, log10
 from typing import Any
 
 from forerun.analysis.bottlenecks import Usage
-from forerun.analysis.breakdown import Cause
 from forerun.analysis.lanes import Lane, lanes
 from forerun.analysis.prediction import Prediction
 from forerun.analysis.reading import Simulation
@@ -129,9 +128,8 @@ def shares_plot(rows: Sequence[tuple[str, str, float]], about: str, of: str = "t
 def step_plot(prediction: Prediction) -> Plot:
     """Where the step goes on the slowest rank."""
     step = prediction.step_time_s
-    looks = {cause.name.lower(): look.label for cause, look in WORK_LOOKS.items()}
     causes = sorted(prediction.breakdown.items(), key=lambda item: -item[1])
-    rows = [(looks[name], seconds(time), time / step) for name, time in causes if time / step >= _SHORT]
+    rows = [(WORK_LOOKS[name].label, seconds(time), time / step) for name, time in causes if time / step >= _SHORT]
     other = step - sum(time for _, time in causes if time / step >= _SHORT)
     rows += [("other", seconds(other), other / step)] if other / step >= _SHORT else []
     return shares_plot(rows, f"The step of {seconds(step)} by cause: {_said(rows)}")
@@ -148,16 +146,13 @@ def memory_parts_plot(prediction: Prediction) -> Plot:
 def use_plot(uses: Sequence[Usage]) -> Plot:
     """How much of each resource is used, and the thresholds."""
     over = [use.is_bottleneck for use in uses]
-    names = [f"{use.name}, {percent(use.value)}" for use in uses]
+    names = [f"{use.name}, {percent(use.value)}" + ("<br>a bottleneck" if use.is_bottleneck else "") for use in uses]
     bars = {
         "type": "bar",
         "orientation": "h",
         "name": "used",
         "y": names,
         "x": rounded([100 * use.value for use in uses]),
-        "text": ["bottleneck" if use.is_bottleneck else "" for use in uses],
-        "textposition": "outside",
-        "cliponaxis": False,
         "hoverinfo": "y",
         "marker": {
             "color": [VERMILLION if each else BLUE for each in over],
@@ -175,7 +170,7 @@ def use_plot(uses: Sequence[Usage]) -> Plot:
         "hovertemplate": "%{y}: a bottleneck from %{x:.3~g} % on<extra></extra>",
     }
     said = "; ".join(f"{use.name} {percent(use.value)}" for use in uses)
-    x = axis("share that is used, %", range=[0, max(118.0, *(130 * use.value for use in uses))], fixedrange=True)
+    x = axis("share that is used, %", range=[0, max(105.0, *(105 * use.value for use in uses))], fixedrange=True)
     y = axis("", autorange="reversed", fixedrange=True)
     return Plot([bars, marks], layout(x, y), f"Use of resources: {said}", 150 + 46 * len(uses))
 
@@ -185,8 +180,8 @@ def timeline_plot(simulation: Simulation) -> Plot:
     shown = lanes(simulation, simulation.slowest)
     step_ps = simulation.timeline.end_of_step_ps
     unit, size = time_unit(step_ps / PS_PER_S)
-    found = {each.cause for lane in shown for each in lane.slices}
-    data = [_slices(shown, cause, PS_PER_S * size, step_ps) for cause in WORK_LOOKS if cause in found]
+    found = {each.work for lane in shown for each in lane.slices}
+    data = [_slices(shown, work, PS_PER_S * size, step_ps) for work in WORK_LOOKS if work in found]
     names = [lane.name.replace("_", " ") for lane in shown]
     x = axis(f"time in the step, {unit}", range=rounded([0, step_ps / PS_PER_S / size]))
     y = axis("", categoryorder="array", categoryarray=names[::-1], fixedrange=True)
@@ -195,10 +190,10 @@ def timeline_plot(simulation: Simulation) -> Plot:
     return Plot(data, layout(x, y, **more), about, 210 + 40 * len(shown))
 
 
-def _slices(shown: Sequence[Lane], cause: Cause, scale: float, step_ps: int) -> dict[str, Any]:
-    """The slices of one cause on all lanes; `scale` is picoseconds of a unit of the axis."""
-    look = WORK_LOOKS[cause]
-    every = [(lane.name.replace("_", " "), each) for lane in shown for each in lane.slices if each.cause == cause]
+def _slices(shown: Sequence[Lane], work: str, scale: float, step_ps: int) -> dict[str, Any]:
+    """The slices of one kind of work on all lanes; `scale` is picoseconds of a unit of the axis."""
+    look = WORK_LOOKS[work]
+    every = [(lane.name.replace("_", " "), each) for lane in shown for each in lane.slices if each.work == work]
     hatches = [look.hatch if each.end_ps - each.start_ps >= _HATCHED * step_ps else "" for _, each in every]
     return {
         "type": "bar",
@@ -300,11 +295,11 @@ def _named_bars(bars: Sequence[Bar], parts: Sequence[tuple[Look, Sequence[float]
 
 
 def causes_plot(rows: Sequence[tuple[str, Mapping[str, float], str]], about: str) -> Plot:
-    """Step times by CAUSES side by side: (name, cause -> seconds, words at the end of the bar)."""
+    """Step times by CAUSES side by side: (name, cause -> seconds, what else to say under the name)."""
     longest = max((sum(parts.values()) for _, parts, _ in rows), default=1.0) or 1.0
     unit, size = time_unit(longest)
-    names = [plot_text(name) for name, _, _ in rows]
-    data: list[dict[str, Any]] = [
+    names = [f"{plot_text(name)}<br>{plot_text(words)}" for name, _, words in rows]
+    data = [
         {
             "type": "bar",
             "orientation": "h",
@@ -317,22 +312,10 @@ def causes_plot(rows: Sequence[tuple[str, Mapping[str, float], str]], about: str
         for cause in CAUSES
         if any(widths := [parts.get(cause, 0.0) / size for _, parts, _ in rows])
     ]
-    data.append(
-        {
-            "type": "scatter",
-            "mode": "text",
-            "y": names,
-            "x": rounded([sum(parts.values()) / size for _, parts, _ in rows]),
-            "text": [plot_text(f" {words}") for _, _, words in rows],
-            "textposition": "middle right",
-            "cliponaxis": False,
-            "hoverinfo": "skip",
-            "showlegend": False,
-        }
-    )
-    x = axis(f"time of a step, {unit}", range=rounded([0, 1.45 * longest / size]))
+    x = axis(f"time of a step, {unit}", range=rounded([0, 1.05 * longest / size]))
     y = axis("", autorange="reversed", fixedrange=True)
-    return Plot(data, layout(x, y, barmode="stack", bargap=0.35), about, 150 + 44 * len(rows))
+    more = {"barmode": "stack", "bargap": 0.35, "showlegend": True}
+    return Plot(data, layout(x, y, **more), about, 150 + 46 * len(rows))
 
 
 def _said(rows: Sequence[tuple[str, str, float]]) -> str:

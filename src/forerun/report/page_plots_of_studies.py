@@ -93,12 +93,13 @@ def _curve(name: str, x: Sequence[float], y: Sequence[float], texts: Sequence[st
         "name": name,
         "x": list(x),
         "y": list(y),
-        "text": list(texts),
+        "text": [f"<br>{text}" for text in texts],
         "textposition": "bottom center",
         "cliponaxis": False,
         "marker": {"size": 9, "color": BLUE},
         "line": {"color": BLUE, "width": 2},
-        "hovertemplate": "%{x} GPUs: %{text}<extra></extra>",
+        "customdata": list(texts),
+        "hovertemplate": "%{x} GPUs: %{customdata}<extra></extra>",
     }
 
 
@@ -107,14 +108,14 @@ def _notes(study: ScalingStudy, points: Sequence[ScalePoint], values: Sequence[f
     broken = [i for i, point in enumerate(points) if point.num_nodes == study.break_down]
     small = [i for i, point in enumerate(points) if not point.fits]
     marks = (
-        (f"breaks down: {study.cause}", broken, {"symbol": "circle-open", "size": 22, "line": {"width": 3}}),
+        ("breaks down", broken, {"symbol": "circle-open", "size": 22, "line": {"width": 3}}),
         ("does not fit in memory", small, {"symbol": "x", "size": 13}),
     )
     return [
         {
             "type": "scatter",
             "mode": "markers",
-            "name": plot_text(name),
+            "name": name,
             "x": [points[i].n_gpus for i in which],
             "y": [values[i] for i in which],
             "marker": {"color": VERMILLION, **shape},

@@ -24,7 +24,6 @@ from forerun.units import PS_PER_S
 
 _KERNELS = 15
 _CONTRIBUTORS = 10
-_CAUSES = {cause.name.lower(): look.label for cause, look in WORK_LOOKS.items()}
 _LEAST = 0.001
 """contributors below this share are left out"""
 
@@ -44,7 +43,7 @@ def figures(prediction: Prediction) -> Figures:
     ]
     if plan is None or plan.pp > 1:
         entries.append(("waiting for other stages", percent(prediction.bubble_s / step), seconds(prediction.bubble_s)))
-    entries.append(("largest cause", _CAUSES[prediction.bottleneck], "of the step's time"))
+    entries.append(("largest cause", WORK_LOOKS[prediction.bottleneck].label, "of the step's time"))
     if prediction.dollars_per_billion_tokens is not None:
         dollars = f"${prediction.dollars_per_billion_tokens:,.2f}"
         entries.append(("cost", dollars, "per billion tokens, list price"))
@@ -69,11 +68,17 @@ def time_sections(simulation: Simulation, path: CriticalPath) -> list[Part]:
     alike = len(simulation.program.rank_classes) == 1
     step_ps = path.step_ps
     causes = tuple(
-        (_CAUSES[cause], seconds(time_ps / PS_PER_S), percent(time_ps / step_ps))
+        (WORK_LOOKS[cause].label, seconds(time_ps / PS_PER_S), percent(time_ps / step_ps))
         for cause, time_ps in path.by_cause_ps.items()
     )
     pieces = tuple(
-        (each.name, _CAUSES[each.cause], f"{each.count:,}", seconds(each.time_ps / PS_PER_S), percent(each.share))
+        (
+            each.name,
+            WORK_LOOKS[each.cause].label,
+            f"{each.count:,}",
+            seconds(each.time_ps / PS_PER_S),
+            percent(each.share),
+        )
         for each in path.contributors[:_CONTRIBUTORS]
     )
     return [

@@ -18,7 +18,9 @@ _SHOWN_SHARE = 0.06
 """parts of a bar from this share on have their share written in them"""
 _FAR = 2.5
 """a limit that is so many times higher than the rest is named, not drawn"""
-_SLICES = 1500
+_SLICES = 6000
+_SEEN = 2500
+"""slices are drawn at least as wide as the step over so many"""
 _NOTE = 16
 """characters of what sets an iteration apart, under its bar"""
 
@@ -107,8 +109,8 @@ def resource_utilization(name: str, uses: Sequence[Usage]) -> bytes:
             edgecolor="white",
         )
         axes.text(100 * use.value + 1, y, "bottleneck" if use.is_bottleneck else "", va="center", fontsize=9)
-        axes.plot([100 * use.threshold] * 2, [y - 0.42, y + 0.42], color=BLACK, linewidth=1.6)
-        axes.text(100 * use.threshold, y + 0.44, f"{use.threshold:.0%}", ha="center", va="bottom", fontsize=7)
+        axes.plot([100 * use.threshold] * 2, [y - 0.38, y + 0.38], color=BLACK, linewidth=1.6)
+        axes.text(100 * use.threshold, y + 0.37, f"{use.threshold:.0%}", ha="center", va="bottom", fontsize=7)
     axes.set_yticks(range(len(uses)), [f"{use.name}, {use.value:.1%}" for use in reversed(uses)])
     axes.set_xlim(0, 118)
     axes.set_xticks(range(0, 101, 20))
@@ -141,7 +143,6 @@ def memory_over_time(simulation: Simulation) -> bytes:
         )
         low = high
     peak, limit = curve.total_gib[curve.peak], prediction.memory_limit_gib
-    axes.step(times, low, where="post", color=BLACK, linewidth=0.8)
     axes.plot([curve.time_s[curve.peak] / size], [peak], "v", color=BLACK, markersize=7, clip_on=False)
     on_the_right = curve.time_s[curve.peak] > 0.6 * curve.end_s
     axes.annotate(
@@ -163,7 +164,8 @@ def memory_over_time(simulation: Simulation) -> bytes:
     axes.set_xlim(0, times[-1])
     axes.set_xlabel(f"time in the step, {unit}")
     axes.set_ylabel("allocated memory, GiB")
-    heading(axes, f"{prediction.model}: memory of the fullest rank ({curve.rank_class})")
+    alike = len(simulation.memory) == 1
+    heading(axes, f"{prediction.model}: memory of {curve.rank_class}{'' if alike else ', the fullest rank'}")
     legend_below(axes, 4)
     return png(figure)
 
@@ -174,14 +176,15 @@ def timeline(simulation: Simulation) -> bytes:
     shown = lanes(simulation, simulation.slowest, _SLICES)
     unit, size = time_unit(simulation.timeline.end_of_step_ps / PS_PER_S)
     scale = PS_PER_S * size
+    least = simulation.timeline.end_of_step_ps / scale / _SEEN
     figure, (axes,) = panels(12, 2.0 + 0.5 * len(shown))
-    for cause, look in WORK_LOOKS.items():
+    for work, look in WORK_LOOKS.items():
         labelled = False
         for y, lane in enumerate(reversed(shown)):
             spans = [
-                (each.start_ps / scale, (each.end_ps - each.start_ps) / scale)
+                (each.start_ps / scale, max(least, (each.end_ps - each.start_ps) / scale))
                 for each in lane.slices
-                if each.cause == cause
+                if each.work == work
             ]
             if spans:
                 axes.broken_barh(
@@ -199,8 +202,9 @@ def timeline(simulation: Simulation) -> bytes:
     axes.set_xlim(0, simulation.timeline.end_of_step_ps / scale)
     axes.set_xlabel(f"time in the step, {unit}")
     axes.set_ylabel("stream")
-    ranks = "1 rank" if cls.n_ranks == 1 else f"{cls.n_ranks:,} ranks"
-    heading(axes, f"{simulation.prediction.model}: what {cls.name} does ({ranks} like it)")
+    ranks = f" ({cls.n_ranks:,} of {simulation.prediction.n_gpus:,} ranks)"
+    alike = len(simulation.program.rank_classes) == 1
+    heading(axes, f"{simulation.prediction.model}: what {cls.name} does{'' if alike else ranks}")
     axes.grid(False, axis="y")
     legend_below(axes, 4)
     return png(figure)

@@ -11,6 +11,8 @@ from forerun.report.style import BLACK, BLUE, CAUSE_LOOKS, GREEN, PURPLE, SKY, V
 from forerun.report.wording import seconds
 
 _BINS = 40
+_LINE = 150
+"""characters of a line under a picture"""
 _MARKS = ((":", PURPLE, "undisturbed"), ("-", BLACK, "mean"), ("--", GREEN, "p50"), ("-.", VERMILLION, "p99"))
 
 
@@ -45,7 +47,7 @@ def scaling_efficiency(study: ScalingStudy) -> bytes:
     broken = next((point.n_gpus for point in points if point.num_nodes == study.break_down), None)
     for axes in (left, right):
         if broken is not None:
-            axes.axvline(broken, color=VERMILLION, linewidth=6, alpha=0.25, label=short(f"breaks down: {study.cause}"))
+            axes.axvline(broken, color=VERMILLION, linewidth=6, alpha=0.25, label="breaks down")
         axes.set_xscale("log", base=2)
         axes.set_xticks(gpus, [f"{n:,}" for n in gpus])
         axes.xaxis.minorticks_off()
@@ -58,6 +60,8 @@ def scaling_efficiency(study: ScalingStudy) -> bytes:
     heading(left, f"{study.request.name}: {'strong' if study.strong else 'weak'} scaling, {kept}")
     legend_below(left, 2)
     legend_below(right, 2)
+    if broken is not None:
+        figure.supxlabel(short(f"Breaks down at {broken:,} GPUs: {study.cause}", _LINE), fontsize=9)
     return png(figure)
 
 

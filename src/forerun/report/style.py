@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.analysis.breakdown import Cause
-
 BLACK = "#000000"
 ORANGE = "#E69F00"
 SKY = "#56B4E9"
@@ -40,23 +38,24 @@ CAUSE_LOOKS = {
 """parts of an iteration's time: CAUSES of experiment/result.py"""
 
 WORK_LOOKS = {
-    Cause.MATMUL: Look("matrix products", BLUE),
-    Cause.ATTENTION: Look("attention", SKY, "/"),
-    Cause.MEMORY_BOUND: Look("memory-bound kernels", GREEN, "\\"),
-    Cause.RECOMPUTE: Look("recomputation", YELLOW, "-"),
-    Cause.OPTIMIZER: Look("optimizer", "#666666", "."),
-    Cause.EXPOSED_DATA_PARALLEL: Look("data-parallel communication", VERMILLION, "/"),
-    Cause.EXPOSED_TENSOR_PARALLEL: Look("tensor-parallel communication", ORANGE, "\\"),
-    Cause.EXPOSED_CONTEXT_PARALLEL: Look("context-parallel communication", PURPLE, "|"),
-    Cause.EXPOSED_EXPERT_PARALLEL: Look("expert-parallel communication", PURPLE, "x"),
-    Cause.EXPOSED_PIPELINE_TRANSFER: Look("pipeline transfers", ORANGE, "-"),
-    Cause.EXPOSED_HOST_COPY: Look("copies to and from the host", VERMILLION, "+"),
-    Cause.BUBBLE: Look("pipeline bubble", LIGHT, "x"),
-    Cause.HOST: Look("host", GREY, "|"),
-    Cause.WAITING: Look("waiting for slower ranks", LIGHT, "."),
-    Cause.WAITING: Look("waiting for slower GPUs", LIGHT, "."),
+    "matmul": Look("matrix products", BLUE),
+    "attention": Look("attention", SKY, "/"),
+    "memory_bound": Look("memory-bound kernels", GREEN, "\\"),
+    "recompute": Look("recomputation", YELLOW, "-"),
+    "optimizer": Look("optimizer", "#666666", "."),
+    "exposed_data_parallel": Look("data-parallel communication", VERMILLION, "/"),
+    "exposed_tensor_parallel": Look("tensor-parallel communication", ORANGE, "\\"),
+    "exposed_context_parallel": Look("context-parallel communication", PURPLE, "|"),
+    "exposed_expert_parallel": Look("expert-parallel communication", PURPLE, "x"),
+    "exposed_pipeline_transfer": Look("pipeline transfers", ORANGE, "-"),
+    "exposed_host_copy": Look("copies to and from the host", VERMILLION, "+"),
+    "bubble": Look("pipeline bubble", LIGHT, "x"),
+    "host": Look("host", GREY, "|"),
+    "forward": Look("forward pass", BLUE, "x"),
+    "backward": Look("backward pass", GREEN, "."),
+    "waiting": Look("waiting for slower GPUs", LIGHT, "."),
 }
-"""what a stream does, and parts of a step"""
+"""what a stream does (WORK of analysis/lanes.py), and parts of a step"""
 
 MEMORY_LOOKS = {
     "parameter": Look("parameters", BLUE),
