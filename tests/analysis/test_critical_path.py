@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -95,6 +96,20 @@ def test_the_path_crosses_to_the_class_that_comes_last_to_a_meeting() -> None:
     assert found.node.tolist() == [3, 1, 2]
     assert found.by_cause_ps == {"memory_bound": 80, "optimizer": 40, "exposed_pipeline_transfer": 5}
     assert found.by_class_ps == {"class 1": 80, "class 0": 45}
+
+
+def test_classes_of_one_name_are_counted_together() -> None:
+    first, second = BlockBuilder(), BlockBuilder()
+    first.node(0)
+    first.node(1, Stream.PP_SEND, after=[0], channel=0)
+    second.node(1, Stream.PP_RECV, channel=0)
+    second.node(2, after=[0])
+    two = program([first.build("f"), second.build("s")], [[0], [1]], [Channel("c", (0, 1))])
+    alike = dataclasses.replace(
+        two, rank_classes=tuple(dataclasses.replace(one, name="rank") for one in two.rank_classes)
+    )
+    found, _ = path(alike, [10, 5, 40])
+    assert found.by_class_ps == {"rank": 55}
 
 
 def test_ties_go_to_the_own_stream_then_to_the_first_predecessor_then_to_the_host() -> None:

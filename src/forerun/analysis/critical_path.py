@@ -90,11 +90,13 @@ def path_of(program: Program, flat: FlatProgram, timeline: Timeline, issue_ps: I
     cause = np.where(on_host, int(Cause.HOST), node_causes(flat, program, node))
     spent = end - start
     of_cause = _sums(cause, spent, N_CAUSES)
-    of_class = _sums(np.searchsorted(flat.class_ptr, node, side="right") - 1, spent, len(flat.class_names))
+    names = list(dict.fromkeys(flat.class_names))
+    named = np.array([names.index(name) for name in flat.class_names])
+    of_class = _sums(named[np.searchsorted(flat.class_ptr, node, side="right") - 1], spent, len(names))
     return CriticalPath(
         step_ps=step_ps,
         by_cause_ps=_most_first({one.name.lower(): of_cause[one] for one in Cause}),
-        by_class_ps=_most_first(dict(zip(flat.class_names, of_class, strict=True))),
+        by_class_ps=_most_first(dict(zip(names, of_class, strict=True))),
         contributors=_contributors(program, flat.op[node], cause, spent, step_ps),
         node=node,
         on_host=on_host,

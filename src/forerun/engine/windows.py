@@ -30,7 +30,10 @@ WINDOW_NODES = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Nodes of one rank class that follow each other in issue order and have ended; columns as of FlatProgram."""
+    """Nodes of one rank class that follow each other in issue order and have ended.
+
+    Columns are as of FlatProgram and Timeline. They are views of the window: who keeps them should keep copies.
+    """
 
     rank_class: int
     first: int
