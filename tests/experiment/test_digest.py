@@ -90,7 +90,7 @@ def test_what_is_only_shown_does_not() -> None:
         (Counter, Path),
         (range(3), range(4)),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_different_things_have_different_content(one: Any, other: Any) -> None:
     assert json.dumps(content(one)) == json.dumps(content(one))

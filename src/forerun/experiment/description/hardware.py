@@ -32,7 +32,7 @@ _SOLD = 1.05
 @cache
 def cluster_sizes() -> dict[str, dict[str, Any]]:
     """What hardware.preset stands for: size -> keys of `hardware`, and num_nodes."""
-    text = (files("forerun.experiment") / "cluster_sizes.yaml").read_text(encoding="utf-8")
+    text = (files("forerun.experiment.description") / "cluster_sizes.yaml").read_text(encoding="utf-8")
     sizes: dict[str, dict[str, Any]] = parse_yaml(text, "cluster_sizes.yaml")["sizes"]
     return sizes
 

@@ -76,7 +76,7 @@ def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredMode
 @cache
 def families() -> dict[str, ModelSpec]:
     """What model_type transformer, gpt2 and bert are where an experiment is silent."""
-    text = (files("forerun.experiment") / "families.yaml").read_text(encoding="utf-8")
+    text = (files("forerun.experiment.description") / "families.yaml").read_text(encoding="utf-8")
     families = {}
     for name, entry in parse_yaml(text, "families.yaml").items():
         if "like" in entry:
