@@ -134,19 +134,19 @@ class Norm(Layer):
         """Whether statistics are taken over the batch."""
         return self.layer_type == "norm" and len(self.input_shape) == 3
 
-    def forward(self, samples: int) -> Sequence[Kernel]:
+    def forward(self, samples: int) -> Sequence[Traffic]:
         """Statistics and normalisation."""
         size = samples * self.input_elements
         return [Traffic((2 if self.batch else 1) * size, size)]
 
-    def backward(self, samples: int) -> Sequence[Kernel]:
-        """Sums of the gradient (which are those of the weights), and the gradient of the input."""
+    def backward(self, samples: int) -> Sequence[Traffic]:
+        """The gradient of the input, from the sums."""
         size = samples * self.input_elements
-        return [Traffic(4 * size, size)]
+        return [Traffic(2 * size, size)]
 
-    def weight_backward(self, samples: int) -> Sequence[Kernel]:
-        """Nothing of its own."""
-        return []
+    def weight_backward(self, samples: int) -> Sequence[Traffic]:
+        """Sums over the gradient, which are the gradients of the weights."""
+        return [Traffic(2 * samples * self.input_elements, 0)]
 
 
 def batch_norm(layer_id: str, shape: tuple[int, int, int], unit: str = "") -> Norm:

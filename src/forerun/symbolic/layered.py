@@ -16,7 +16,7 @@ from forerun.symbolic.layer import settle_activations
 from forerun.symbolic.layered_kit import LayeredKit
 from forerun.symbolic.linear import Weights
 from forerun.symbolic.shapes import DTYPE_BYTES
-from forerun.symbolic.tape import Tape, TapeOp
+from forerun.symbolic.tape import Tape, TapeOp, on_compute
 from forerun.symbolic.units import Staged, Unit, tape_unit
 
 FORWARD, DGRAD, WGRAD = 0, 1, 2
@@ -106,6 +106,11 @@ class _UnitTape:
         if with_loss:
             self._loss()
         self._sum_gradients()
+        first = self.tape.ops[0]  # tensors live from node to node, so a pass has one even where nothing runs
+        if not any(op.forward for op in self.tape.ops):
+            first.forward = on_compute(kit.marker)
+        if not any(op.backward or op.weight_backward for op in self.tape.ops):
+            first.backward = on_compute(kit.marker)
 
     # -- sizes and names -------------------------------------------------------------------------------------
 
@@ -203,7 +208,8 @@ class _UnitTape:
         """A norm that takes over the sum or activation behind it, where the stack has such kernels."""
         kit, layers = self.kit, self.kit.model.layers
         norm = layers[number]
-        if not isinstance(norm, Norm) or kit.style(kit.stack.norm) == "composed":
+        alone = kit.style(kit.stack.norm) == "composed" or not kit.model.input_gradients[number]
+        if not isinstance(norm, Norm) or alone:
             return None
         found, last = _Fused(norm, last=number), norm.layer_id
         end = self.layers[-1]
@@ -233,31 +239,28 @@ class _UnitTape:
         size = samples * norm.output_elements
         name, made = norm.layer_id, kit.model.layers[fused.last].layer_id
         others = tuple(n for n in self._reads(number + 1) if n != name) if fused.add else ()
-        (forward,), (backward,) = norm.forward(samples), norm.backward(samples)
-        assert isinstance(forward, Traffic)
-        assert isinstance(backward, Traffic)
+        (forward,), (backward,), (sums,) = norm.forward(samples), norm.backward(samples), norm.weight_backward(samples)
         compiled, signs = kit.style(kit.stack.activation) == "compiled", 0
         if fused.activation is not None and not compiled:
             signs = size // 8
         again = 2 * size if fused.activation is not None and compiled else 0
         summed = len(others) * size
         reads = self._reads(number)
+        kernels = [
+            Traffic(sums.elements_read + again / 2, 0, bytes_read=signs),
+            Traffic(backward.elements_read + again / 2, size + bool(others) * size, bytes_read=signs),
+        ]
         self.tape.add(
             TapeOp(
                 name,
                 "norm",
                 number,
                 kit.stages(name, [Traffic(forward.elements_read + summed, size, bytes_written=signs)], FORWARD),
-                kit.stages(
-                    name + ".dgrad",
-                    [Traffic(backward.elements_read + again, size + bool(others) * size, bytes_read=2 * signs)],
-                    DGRAD,
-                ),
+                kit.stages(name + ".dgrad", kernels, DGRAD),
                 reads=(*reads, *others),
                 saves=(*reads, *((name + ".signs",) if signs else (made,) if again else ())),
                 makes=((made, self._size(made)), *(((name + ".signs", signs),) if signs else ())),
                 weight_grad_bytes=self._weight_gradients(norm),
-                gradless=not kit.model.input_gradients[number],
             )
         )
         self._own(norm)
@@ -270,7 +273,12 @@ class _UnitTape:
         following, styles = layers[number + 1], (kit.stack.residual, kit.stack.activation)
         one_kernel = all(kit.style(style) != "composed" for style in styles)
         relu = isinstance(following, Activation) and following.function == "relu"
-        return one_kernel and relu and self._only_reader(layers[number].layer_id, number + 1)
+        return (
+            one_kernel
+            and relu
+            and kit.model.input_gradients[number]
+            and self._only_reader(layers[number].layer_id, number + 1)
+        )
 
     def _added(self, number: int) -> None:
         """A sum and its ReLU as one operation; backward writes the gradient that all summands share."""
