@@ -15,6 +15,7 @@ from documents_by_hand import answers
 
 from forerun.analysis.history import COLUMNS
 from forerun.errors import ForerunError
+from forerun.experiment.run import run
 from forerun.report import drawing, experiment_files
 from forerun.report.experiment_files import export, file_name, write_pictures
 
@@ -57,18 +58,19 @@ def test_a_study_has_all_its_files(tmp_path: Path, kind: str) -> None:
 
 def test_the_same_result_gives_the_same_bytes(tmp_path: Path) -> None:
     for folder in ("one", "two"):
-        export(by_hand.run_result("study"), tmp_path / folder, answers(), history=True)
+        export(by_hand.run_result("study"), tmp_path / folder, answers())
     assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
 def test_the_history_has_every_node_and_opens_as_a_trace(tmp_path: Path) -> None:
-    result = by_hand.run_result("study")
-    export(result, tmp_path, history=True)
+    result = run(replace(by_hand.request("study"), num_iterations=2))
+    assert export(result, tmp_path, history=True).notes == ()
     with (tmp_path / "study_events.csv").open(newline="") as file:
         rows = list(csv.reader(file))
     assert tuple(rows[0]) == COLUMNS
     starts = [row for row in rows[1:] if row[2] == "start" and row[4] != "host"]
-    assert len(starts) == len(result.simulation.flat)
+    assert len(starts) == 2 * len(result.simulation.flat)
+    assert max(int(row[1]) for row in rows[1:]) == round(result.total_s * 1e12)
     assert json.loads((tmp_path / "study_events.perfetto.json").read_text())["traceEvents"]
 
 

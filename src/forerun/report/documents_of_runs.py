@@ -42,7 +42,7 @@ def run_document(result: RunResult, answers: Answers | None, command: str = "") 
         subtitle,
         (
             _run_figures(result),
-            *warnings(prediction),
+            *warnings(result.fullest or prediction),
             *(Text(note, "note") for note in result.notes),
             *bottleneck_sections(bottlenecks_of(result, answers)),
             *([] if answers is None else _advice(answers.advice, request.sample)),
@@ -76,11 +76,11 @@ def _run_figures(result: RunResult) -> Figures:
         entries.append(("tokens/s", rate(result.tokens_per_s), f"{rate(prediction.tokens_per_s_per_gpu)} of a GPU"))
     if prediction.mfu is not None:
         entries.append(("MFU", percent(prediction.mfu), f"HFU {percent(prediction.hfu)}, undisturbed"))
-    fits = "fits" if prediction.fits else "does not fit"
+    fits = "fits" if result.fits else "does not fit"
     entries += [
         (
             "peak memory, reserved",
-            f"{prediction.peak_reserved_gib:.1f} GiB",
+            f"{result.peak_reserved_gib:.1f} GiB",
             f"of {prediction.memory_limit_gib:.1f}: {fits}",
         ),
         ("whole run", seconds(result.total_s), f"{request.num_iterations:,} iterations"),

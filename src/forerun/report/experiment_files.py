@@ -16,11 +16,12 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from forerun.analysis.history import COLUMNS, History, RunIteration
+from forerun.analysis.history import COLUMNS, History
 from forerun.errors import ForerunError
 from forerun.experiment.answers import Answers
 from forerun.experiment.records import plain, study_record
 from forerun.experiment.result import Comparison, RunResult, ScalingStudy, StragglerStudy
+from forerun.experiment.run_history import run_history
 from forerun.report import pictures, pictures_of_studies
 from forerun.report.documents_of_runs import bottlenecks_of, run_document
 from forerun.report.documents_of_studies import comparison_document, scaling_document, straggler_document
@@ -54,7 +55,7 @@ def export(
     """Write the files of `result` into `folder`, which is made where it is not there.
 
     `{name}_config.yaml`, `{name}_results.json`, a CSV table, pictures and report.html; of a run with `answers` also
-    `{name}_bottlenecks.json`, with `history` the events of its undisturbed iteration as CSV and as a Perfetto trace.
+    `{name}_bottlenecks.json`, with `history` every event of its first iterations as CSV and as a Perfetto trace.
     Without matplotlib there are no pictures and without plotly there is no page; `notes` say so.
 
     Args:
@@ -68,7 +69,7 @@ def export(
         _tables(stage, name, result, answers)
         notes = tuple(_shown(stage, result, answers, command))
         if history and isinstance(result, RunResult):
-            _history(stage, name, result)
+            notes += _history(stage, name, result)
         return Exported(place, _move(stage, place), notes)
 
 
@@ -184,13 +185,16 @@ def _pictures(result: Result, answers: Answers | None) -> list[Picture]:
     ]
 
 
-def _history(stage: Path, name: str, result: RunResult) -> None:
-    iteration = RunIteration.of(result.simulation)
+def _history(stage: Path, name: str, result: RunResult) -> tuple[str, ...]:
+    """Every event, as a table and as a trace. Answers what is missing."""
+    history = run_history(result)
     with (stage / f"{name}_events.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows(History([iteration]).rows())
-    write_run_trace(stage / f"{name}_events.perfetto.json", [iteration], result.simulation.program.meta)
+        writer.writerows(History(history.iterations).rows())
+    trace = stage / f"{name}_events.perfetto.json"
+    write_run_trace(trace, history.iterations, result.simulation.program.meta)
+    return (history.note,) if history.note else ()
 
 
 # -- all or none -------------------------------------------------------------------------------------------------------
