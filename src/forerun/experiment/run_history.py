@@ -14,7 +14,7 @@ from forerun.experiment.result import RunResult
 from forerun.experiment.run import scheduled
 from forerun.units import PS_PER_S
 
-_MOST_NODES = 100_000
+_MOST_NODES = 40_000
 
 
 @dataclass(frozen=True)

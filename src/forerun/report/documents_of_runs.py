@@ -43,7 +43,7 @@ def run_document(result: RunResult, answers: Answers | None, command: str = "") 
         (
             _run_figures(result),
             *warnings(result.fullest or prediction),
-            *(Text(note, "note") for note in result.notes),
+            *(Text(note, "note") for note in (*result.notes, *_undisturbed(result))),
             *bottleneck_sections(bottlenecks_of(result, answers)),
             *([] if answers is None else _advice(answers.advice, request.sample)),
             *_iterations(result),
@@ -63,6 +63,16 @@ def bottlenecks_of(result: RunResult, answers: Answers | None) -> Bottlenecks:
     if answers is not None:
         return answers.bottlenecks
     return bottlenecks(result.simulation, limits.compute, limits.memory, limits.network)
+
+
+def _undisturbed(result: RunResult) -> list[str]:
+    """What the sections on one step are of, where iterations differ."""
+    if len(result.iterations) == 1:
+        return []
+    of = "Bottlenecks, what would help, timeline and memory are of the first iteration, undisturbed."
+    if result.fullest is None or result.fullest == result.prediction:
+        return [of]
+    return [of, f"Most memory takes an iteration with {result.fullest.peak_reserved_gib:.1f} GiB."]
 
 
 def _run_figures(result: RunResult) -> Figures:
