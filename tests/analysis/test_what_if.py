@@ -10,6 +10,7 @@ from forerun.analysis.setup import RankKind, Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.analysis.what_if import sensitivities, sensitivities_of_program
 from forerun.cost.measured import Curve, Measured, NetworkProfile
+from forerun.network.network_file import Network, NetworkDim
 from forerun.network.on_topology import load_network
 from forerun.network.patterns import NoNetwork
 from forerun.program.types import Collective
@@ -64,6 +65,17 @@ def test_twice_as_fast_is_a_cluster_with_twice_the_figures():
     }
     for label, cluster in doubled.items():
         assert rows[label].step_time_s == simulate_setup(replace(setup, cluster=cluster)).prediction.step_time_s, label
+
+
+def test_twice_as_fast_are_also_links_that_a_topology_names_by_itself():
+    def rail(node_gbps, rail_gbps, latency_ns):
+        options = (("node_bandwidth_gbps", node_gbps), ("node_latency_ns", latency_ns))
+        dim = NetworkDim("Rail", (8, 4), rail_gbps, latency_ns, options)
+        return replace(setup_of("TP"), network=Network((dim,), gib=False))
+
+    rows = rows_of(rail(450, 50, 600))
+    assert rows["network twice as fast"].step_time_s == simulate_setup(rail(900, 100, 600)).prediction.step_time_s
+    assert rows["network latency halved"].step_time_s == simulate_setup(rail(450, 50, 300)).prediction.step_time_s
 
 
 @pytest.mark.parametrize("name", ["DDP", "FSDP", "TP", "PP"])

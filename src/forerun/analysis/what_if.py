@@ -236,9 +236,7 @@ def _links(machine: Machine, faster: float = 1.0, later: float = 1.0, only: int 
     """The links of all levels, or of one, `faster` times as fast and with `later` times the latency."""
     if machine.network is not None:
         dims = tuple(
-            replace(dim, bandwidth_gbps=dim.bandwidth_gbps * faster, latency_ns=dim.latency_ns * later)
-            if only in (None, number)
-            else dim
+            dim.scaled(faster, later) if only in (None, number) else dim
             for number, dim in enumerate(machine.network.dims)
         )
         return replace(machine, network=replace(machine.network, dims=dims))

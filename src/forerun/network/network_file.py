@@ -70,6 +70,16 @@ class NetworkDim:
         """One instance of the dimension."""
         return make(self.topology, self.sizes, self.bandwidth_gbps, self.latency_ns, **dict(self.options))
 
+    def scaled(self, bandwidth: float = 1.0, latency: float = 1.0) -> NetworkDim:
+        """The same with so many times the bandwidth and latency of every link, also of those that options name."""
+        options = []
+        for name, value in self.options:
+            by = bandwidth if name.endswith("bandwidth_gbps") else latency if name.endswith("latency_ns") else None
+            options.append((name, value if by is None or value is None else value * by))
+        return NetworkDim(
+            self.topology, self.sizes, self.bandwidth_gbps * bandwidth, self.latency_ns * latency, tuple(options)
+        )
+
 
 @dataclass(frozen=True)
 class Network:
