@@ -106,7 +106,7 @@ class OpTable:
     """One row for each distinct operation.
 
     `dims` by kind: GEMM (m, n, k, batch, role, accumulate_bytes, kernels, operand_bytes, result_bytes) with role
-    0 forward, 1 dgrad, 2 wgrad, and the bytes of operands and of the result of an implicit product (a convolution's), else 0 and 0;
+    0 forward, 1 dgrad, 2 wgrad, and the bytes of operands and result of an implicit product (a convolution's), else 0;
     ATTENTION (batch, heads, kv_heads, seq_q, seq_kv, head_dim, causal, backward, v_head_dim).
     COLLECTIVE and P2P: `bytes_comm` is the full buffer, nccl-tests' convention (for an all-gather the gathered
     output, for a reduce-scatter the whole input).
