@@ -23,6 +23,7 @@ tests: $(VENV)/installed-test
 
 bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/events.py
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/dse.py
 	$(BIN)/python benchmarks/collectives.py
