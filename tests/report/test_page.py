@@ -18,7 +18,8 @@ from forerun.analysis.setup import Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.cluster.catalog import load_cluster
 from forerun.errors import ForerunError
-from forerun.model.catalog import load_model
+from forerun.model.catalog import load_any, load_model
+from forerun.network.on_topology import network_of
 from forerun.plan.plan import Plan
 from forerun.report import page as page_module
 from forerun.report.documents import prediction_document
@@ -159,6 +160,18 @@ def test_long_steps_make_small_pages() -> None:
     assert beside < 2_000_000
     plot = timeline_plot(simulation)
     assert 300 < sum(len(trace["x"]) for trace in plot.data) < 10_000
+
+
+def test_what_a_prediction_knows_has_a_place() -> None:
+    where = load_cluster("h100-sxm")
+    network = network_of(where, "switch:8@450/300ns,fat-tree:2@50/700ns")
+    on_network = Setup(load_model("gpt2-small"), Plan(1024, dp_shard=16), where, network)
+    parts = prediction_document(simulate_setup(on_network), (), "").parts
+    assert "Network" in [each.text for each in parts if isinstance(each, Heading)]
+    images = Setup(load_any("resnet50"), Plan(1, dp_replicate=8, stack="pytorch-vision", zero_stage=0), where)
+    tiles = prediction_document(simulate_setup(images), (), "").parts[0]
+    assert isinstance(tiles, Figures)
+    assert "images/s of a GPU" in [name for name, _, _ in tiles.entries]
 
 
 def test_thresholds_and_bottlenecks_are_marked() -> None:

@@ -17,6 +17,7 @@ from forerun.report.page_sections import (
     explain_section,
     figures,
     memory_sections,
+    network_section,
     reproduce_section,
     sensitivity_sections,
     time_sections,
@@ -42,6 +43,7 @@ def prediction_document(simulation: Simulation, sensitivities: Sequence[WhatIf],
             *bottleneck_sections(bottlenecks(simulation)),
             *time_sections(simulation, critical_path(simulation)),
             *sensitivity_sections(sensitivities),
+            *network_section(simulation.prediction),
             *memory_sections(simulation),
             *_plan(prediction, command),
             *explain_section(prediction),
@@ -71,6 +73,7 @@ def search_document(
             *bottleneck_sections(bottlenecks(best)),
             *time_sections(best, critical_path(best)),
             *sensitivity_sections(sensitivities),
+            *network_section(best.prediction),
             *memory_sections(best),
             *_plan(best.prediction, command, again),
             *explain_section(best.prediction),
@@ -86,8 +89,11 @@ def plan_line(prediction: Prediction) -> str:
     plan = prediction.plan
     if plan is None:
         return "a saved program"
-    tokens = "" if prediction.tokens_per_s_per_gpu is None else f"sequences of {plan.seq_len:,} tokens, "
-    return f"{plan_words(plan)}, {tokens}global batch {plan.global_batch:,}, stack {plan.stack}"
+    if prediction.sample is not None:
+        batch = f"global batch {plan.global_batch:,} {prediction.sample}s"
+    else:
+        batch = f"sequences of {plan.seq_len:,} tokens, global batch {plan.global_batch:,}"
+    return f"{plan_words(plan)}, {batch}, stack {plan.stack}"
 
 
 def _plan(prediction: Prediction, command: str, again: str = "") -> list[Part]:

@@ -16,7 +16,7 @@ from forerun.analysis.tables import kernel_times
 from forerun.analysis.what_if import WhatIf
 from forerun.experiment.result import Bill
 from forerun.report.page import Code, Figures, Heading, Listing, Part, Table, Text
-from forerun.report.page_plots import memory_plot, step_plot, timeline_plot, use_plot
+from forerun.report.page_plots import memory_plot, shares_plot, step_plot, timeline_plot, use_plot
 from forerun.report.page_plots_of_studies import sensitivities_plot
 from forerun.report.style import MEMORY_LOOKS, WORK_LOOKS
 from forerun.report.wording import percent, rate, seconds
@@ -32,8 +32,12 @@ def figures(prediction: Prediction) -> Figures:
     """The figures of one step."""
     step, plan = prediction.step_time_s, prediction.plan
     entries = [("step time", seconds(step), f"on {prediction.n_gpus:,} GPUs")]
-    if prediction.tokens_per_s_per_gpu is not None:
-        entries.append(("tokens/s of a GPU", rate(prediction.tokens_per_s_per_gpu), _tokens(prediction)))
+    for what, per_s in (
+        ("tokens", prediction.tokens_per_s_per_gpu),
+        (f"{prediction.sample}s", prediction.samples_per_s_per_gpu),
+    ):
+        if per_s is not None:
+            entries.append((f"{what}/s of a GPU", rate(per_s), f"{rate(per_s * prediction.n_gpus)} of all"))
     if prediction.mfu is not None:
         entries.append(("MFU", percent(prediction.mfu), f"HFU {percent(prediction.hfu)}"))
     limit = f"of {prediction.memory_limit_gib:.1f} GiB: {'fits' if prediction.fits else 'does not fit'}"
@@ -48,10 +52,6 @@ def figures(prediction: Prediction) -> Figures:
         dollars = f"${prediction.dollars_per_billion_tokens:,.2f}"
         entries.append(("cost", dollars, "per billion tokens, list price"))
     return Figures(tuple(entries))
-
-
-def _tokens(prediction: Prediction) -> str:
-    return f"{rate((prediction.tokens_per_s_per_gpu or 0.0) * prediction.n_gpus)} of all"
 
 
 def warnings(prediction: Prediction) -> list[Part]:
@@ -113,6 +113,20 @@ def time_sections(simulation: Simulation, path: CriticalPath) -> list[Part]:
             f"The {min(_KERNELS, len(kernels))} of {len(kernels)} kernels and collectives that take most time",
             numeric=frozenset({2, 3, 4}),
         ),
+    ]
+
+
+def network_section(prediction: Prediction) -> list[Part]:
+    """The busiest links, where collectives run on a topology."""
+    use = prediction.network
+    if use is None:
+        return []
+    rows = [(f"{axis.axis}: {axis.busiest_link}", seconds(axis.busy_s), axis.utilisation) for axis in use.axes]
+    said = "; ".join(f"{name} {percent(share)}" for name, _, share in rows)
+    return [
+        Heading("Network"),
+        Text(f"The busiest link of {use.topology} for the collectives of each axis of the mesh."),
+        shares_plot(rows, f"Use of the busiest links: {said}"),
     ]
 
 
