@@ -163,7 +163,7 @@ def _waited_ps(
 
 
 @njit
-def _before(class_ptr: I64, stream: I8) -> I32:
+def stream_before(class_ptr: I64, stream: I8) -> I32:
     """The node before each on its stream, -1 for none."""
     before = np.full(len(stream), -1, np.int32)
     for c in range(len(class_ptr) - 1):
@@ -196,7 +196,7 @@ def _breakdown(
     """`joint` is of every meeting; `class_end` is empty where classes are programs of their own."""
     n_classes = len(class_ptr) - 1
     step_end = class_end.max() if len(class_end) else -1
-    before = _before(class_ptr, stream) if joint.any() else np.empty(0, np.int32)
+    before = stream_before(class_ptr, stream) if joint.any() else np.empty(0, np.int32)
     out = np.zeros((n_classes, split.shape[1]), np.int64)
     divided = split.sum(axis=1) > 0
     for c in range(n_classes):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forerun.analysis.breakdown import N_CAUSES, Cause, node_causes
+from forerun.analysis.breakdown import N_CAUSES, Cause, node_causes, stream_before
 from forerun.analysis.fold import FOLDED_BLOCKS
 from forerun.analysis.reading import Simulation
 from forerun.engine.simulate import Timeline
@@ -70,7 +70,7 @@ def critical_path(simulation: Simulation) -> CriticalPath:
 def path_of(program: Program, flat: FlatProgram, timeline: Timeline, issue_ps: I64) -> CriticalPath:
     """The same for a Timeline of `program`. `issue_ps` is the host's time per op, as given to `engine.simulate`."""
     step_ps = timeline.end_of_step_ps
-    before = _before(flat.class_ptr, flat.stream)
+    before = stream_before(flat.class_ptr, flat.stream)
     member_ptr, member = _members(flat.meeting, len(flat.meeting_size))
     columns = (flat.op, flat.pred_ptr, flat.pred, flat.meeting, flat.sync, issue_ps)
     times = (timeline.start_ps, timeline.end_ps, timeline.issue_end_ps)
@@ -130,18 +130,6 @@ def _contributors(program: Program, op: I32, cause: I64, spent: I64, step_ps: in
         for (name, number), (n, time) in merged.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.time_ps, row.name, row.cause)))
-
-
-@njit
-def _before(class_ptr: I64, stream: I8) -> I32:
-    """The node before each on its stream, -1 for none."""
-    before = np.full(len(stream), -1, np.int32)
-    for c in range(len(class_ptr) - 1):
-        last = np.full(128, -1, np.int32)
-        for i in range(class_ptr[c], class_ptr[c + 1]):
-            before[i] = last[stream[i]]
-            last[stream[i]] = i
-    return before
 
 
 @njit
