@@ -187,7 +187,7 @@ def _times(study: StragglerStudy, size: float, height: float) -> list[dict[str, 
 def runtimes_plot(bins: Sequence[Bin]) -> Plot:
     """How the step times of a search spread."""
     unit, size = time_unit(max(each.high_s for each in bins))
-    names = [f"{seconds(each.low_s)} to {seconds(each.high_s)}" for each in bins]
+    names = [f"{each.low_s / size:.3g} to {each.high_s / size:.3g}" for each in bins]
     parts = (
         ("simulated", [each.simulated for each in bins], {"color": BLUE}),
         (
@@ -197,12 +197,19 @@ def runtimes_plot(bins: Sequence[Bin]) -> Plot:
         ),
     )
     data = [
-        {"type": "bar", "name": name, "x": names, "y": counts, "marker": look, "hovertemplate": "%{y} plans, %{x}"}
+        {
+            "type": "bar",
+            "name": name,
+            "x": names,
+            "y": counts,
+            "marker": look,
+            "hovertemplate": f"%{{y}} plans, %{{x}} {unit}",
+        }
         for name, counts, look in parts
         if any(counts)
     ]
-    about = f"Step times from {names[0]} up to {bins[-1].high_s / size:.3g} {unit}"
-    x = axis("time of a step (bins of equal ratio)", type="category", fixedrange=True)
+    about = f"Step times from {seconds(bins[0].low_s)} to {seconds(bins[-1].high_s)}"
+    x = axis(f"time of a step, {unit} (bins of equal ratio)", type="category", fixedrange=True)
     return Plot(data, layout(x, axis("plans, number"), barmode="stack", showlegend=True), about)
 
 
