@@ -94,3 +94,4 @@ def test_a_ranking_of_programs_has_no_page(forerun):
 def test_the_command_that_is_told_is_the_one_that_was_typed():
     assert typed_command(["predict", "a b", "--report", "x.html", "--tp", "2"]) == "forerun predict 'a b' --tp 2"
     assert typed_command(["plan", "--report=x", "--report", "--tp"]) == "forerun plan"
+    assert typed_command(["experiment", "run", "f", "--out", "d", "--history"]) == "forerun experiment run f --history"

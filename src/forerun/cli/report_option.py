@@ -13,6 +13,8 @@ from forerun.errors import ForerunError
 from forerun.report.page import needs_plotly
 
 NAME = "--report"
+_PLACES = (NAME, "--out")
+"""options that say where files go, and change nothing in them"""
 Report = Annotated[
     Path | None,
     typer.Option(NAME, metavar="FILE", help="Write a page of figures, plots and what-if to this HTML file."),
@@ -36,11 +38,12 @@ def typed(context: typer.Context) -> str:
 
 
 def typed_command(arguments: Sequence[str]) -> str:
-    """The command of `arguments` without --report FILE."""
+    """The command of `arguments` without the options that say where files go."""
     kept: list[str] = []
     skip = False
     for argument in arguments:
-        if not skip and argument != NAME and not argument.startswith(f"{NAME}="):
+        place = argument in _PLACES
+        if not skip and not place and not argument.startswith(tuple(f"{name}=" for name in _PLACES)):
             kept.append(argument)
-        skip = argument == NAME and not skip
+        skip = place and not skip
     return shlex.join(["forerun", *kept])
