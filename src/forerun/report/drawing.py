@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
+
+from forerun.report.style import Look
 
 _DPI = 150
 _TICKS = (1.0, 2.0, 5.0)
@@ -70,6 +73,23 @@ def logarithmic(axis: Any) -> None:
     axis.set_major_locator(matplotlib.ticker.LogLocator(subs=_TICKS))
     axis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+
+
+def band(axes: Any, edges: Sequence[float], low: Sequence[float], heights: Sequence[float], look: Look) -> list[float]:
+    """A band of `heights` (one for each step between `edges`) upon `low`, in its look; returns its upper edge."""
+    high = [a + b for a, b in zip(low, [*heights, heights[-1]], strict=True)]
+    axes.fill_between(
+        edges,
+        low,
+        high,
+        step="post",
+        label=look.label,
+        facecolor=look.colour,
+        hatch=2 * look.hatch,
+        edgecolor="white",
+        linewidth=0,
+    )
+    return high
 
 
 def legend_below(axes: Any, columns: int) -> None:

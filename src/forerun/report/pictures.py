@@ -9,7 +9,7 @@ from forerun.analysis.bottlenecks import Usage
 from forerun.analysis.lanes import lanes
 from forerun.analysis.reading import Simulation
 from forerun.experiment.result import CAUSES, RunResult
-from forerun.report.drawing import heading, legend_below, panels, png, short
+from forerun.report.drawing import band, heading, legend_below, panels, png, short
 from forerun.report.series import FEW, Bar, iteration_bars, memory_curve, time_unit
 from forerun.report.style import BLACK, BLUE, CAUSE_LOOKS, VERMILLION, WORK_LOOKS
 from forerun.units import PS_PER_S
@@ -77,19 +77,7 @@ def _band_of_bars(axes: Any, bars: Sequence[Bar], size: float) -> None:
         if not any(heights):
             continue
         look = CAUSE_LOOKS[name]
-        high = [a + b for a, b in zip(low, [*heights, heights[-1]], strict=True)]
-        axes.fill_between(
-            edges,
-            low,
-            high,
-            step="post",
-            label=look.label,
-            facecolor=look.colour,
-            hatch=2 * look.hatch,
-            edgecolor="white",
-            linewidth=0,
-        )
-        low = high
+        low = band(axes, edges, low, heights, look)
     axes.step(edges, low, where="post", color=BLACK, linewidth=0.8)
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, None)
@@ -129,19 +117,7 @@ def memory_over_time(simulation: Simulation) -> bytes:
     figure, (axes,) = panels(10, 5.4)
     low = [0.0] * len(times)
     for look, part in curve.parts_gib:
-        high = [a + b for a, b in zip(low, [*part, part[-1]], strict=True)]
-        axes.fill_between(
-            times,
-            low,
-            high,
-            step="post",
-            label=look.label,
-            facecolor=look.colour,
-            hatch=2 * look.hatch,
-            edgecolor="white",
-            linewidth=0,
-        )
-        low = high
+        low = band(axes, times, low, part, look)
     peak, limit = curve.total_gib[curve.peak], prediction.memory_limit_gib
     axes.plot([curve.time_s[curve.peak] / size], [peak], "v", color=BLACK, markersize=7, clip_on=False)
     on_the_right = curve.time_s[curve.peak] > 0.6 * curve.end_s
