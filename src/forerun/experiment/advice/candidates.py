@@ -1,4 +1,4 @@
-"""Changes of a plan that could make a run faster or fit. A candidate is a question; `advice.py` simulates it."""
+"""Changes of a plan that could make a run faster or fit. A candidate is a question; `advise.py` simulates it."""
 
 from __future__ import annotations
 
