@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from forerun.cluster.catalog import load_cluster
+from forerun.cost.gemm import gemm_rates, gemm_s
 from forerun.cost.profile import load_profile, parse_profile, profile_names
 from forerun.errors import ForerunError, UnknownName
 
@@ -53,6 +55,12 @@ def changed(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("gemm.bf16.hbm_gb_s", 4000, r"gemm\.bf16\.hbm_gb_s: must be above 0 and at most"),
         ("attention.head_dim.128.p_tflops", -1, r"attention\.head_dim\.128\.p_tflops: must be above 0"),
         ("gemm.int8", {}, r"gemm\.int8"),
+        ("gemm", {}, r"reference\.peak_tflops and gemm need bf16"),
+        ("reference.peak_tflops", {"fp32": 67}, r"reference\.peak_tflops and gemm need bf16"),
+        ("attention.head_dim", {}, r"attention\.head_dim: give at least one head size"),
+        ("gemm.bf16.launch_us", -1.0, r"gemm\.bf16\.launch_us: expected a number, at least 0, got -1"),
+        ("gemm.bf16.slowdown", float("nan"), r"gemm\.bf16\.slowdown: expected a number, at least 0, got nan"),
+        ("memory_bound.hbm_fraction", 0.0, r"memory_bound\.hbm_fraction: expected a number above 0, got 0"),
     ],
 )
 def test_a_wrong_entry_is_one_line_that_names_it(data, path, value, message):
@@ -66,3 +74,32 @@ def test_a_dtype_without_a_reference_peak_is_refused(data):
     entry = data["gemm"]["bf16"]
     with pytest.raises(ForerunError, match=r"gemm\.tf32: reference\.peak_tflops has no tf32"):
         parse_profile(changed(data, "gemm.tf32", entry), "my profile")
+
+
+def test_a_device_takes_a_profile_from_a_file(data, tmp_path):
+    slower = changed(data, "gemm.bf16.p_tflops", 500)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(slower))
+    cluster_file = tmp_path / "cluster.yaml"
+    cluster_file.write_text("device: {like: h100-sxm, cost_profile: mine.yaml}\n")
+    cluster = load_cluster(cluster_file)
+    assert cluster.device.cost_profile == str(tmp_path / "mine.yaml")
+    assert load_profile(cluster.device.cost_profile).name == "mine"
+    assert gemm_s(8192, 8192, 8192, gemm_rates(cluster.device, "bf16")) > 1.5 * gemm_s(
+        8192, 8192, 8192, gemm_rates(load_cluster("h100").device, "bf16")
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "mine.yaml: cannot be read"),
+        ("gemm: [", "mine.yaml, line 1: not valid YAML"),
+        ("source: here\n", "mine.yaml: calibrated: Field required"),
+    ],
+)
+def test_a_bad_profile_file_is_one_line_that_names_it(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(ForerunError, match=message) as caught:
+        load_profile(str(tmp_path / "mine.yaml"))
+    assert "\n" not in str(caught.value)

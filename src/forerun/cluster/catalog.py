@@ -11,7 +11,7 @@ from typing import Any
 
 from forerun.cluster.files import check, parse_yaml, read_yaml
 from forerun.cluster.schema import BITS_PER_BYTE, US_PER_S, ClusterEntry, DeviceEntry, LinkKindEntry, SystemEntry
-from forerun.cluster.types import Cluster, Device, Link, LinkKind
+from forerun.cluster.types import Cluster, Device, Link, LinkKind, is_profile_file
 from forerun.errors import ForerunError, UnknownName
 from forerun.units import GIB, GIGA, TERA
 
@@ -88,10 +88,14 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
 def cluster_from_keys(data: dict[str, Any], name: str, folder: Path, place: str) -> Cluster:
     """The cluster of the keys of a cluster file, called `name` where they name none.
 
-    `folder` is what its network file is relative to. Raises ForerunError, which starts with `place`.
+    `folder` is what its network file and its device's cost profile are relative to. Raises ForerunError, which starts
+    with `place`.
     """
     entry = check(ClusterEntry, data, place)
     cluster = _cluster(entry, entry.name or name, place)
+    if is_profile_file(cluster.device.cost_profile):
+        device = replace(cluster.device, cost_profile=str(folder / cluster.device.cost_profile))
+        cluster = replace(cluster, device=device)
     return cluster if entry.network is None else replace(cluster, network=str(folder / entry.network))
 
 

@@ -81,7 +81,8 @@ class DeviceEntry(SystemEntry):
     memory_gb_s: Positive
     multiprocessors: Count
     power_w: Positive
-    cost_profile: Annotated[str, Field(pattern=r"^[a-z0-9_-]+$")] = "generic"
+    cost_profile: Annotated[str, Field(pattern=r"^([a-z0-9_-]+|.+\.ya?ml)$", max_length=4096)] = "generic"
+    """a shipped one, or a profile file (`forerun calibrate` writes one), relative to the file of the cluster"""
     sustained: Annotated[float, Field(gt=0, le=2)] = 1.0
 
     @model_validator(mode="after")

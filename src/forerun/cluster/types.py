@@ -29,7 +29,7 @@ class Device:
     multiprocessors: int
     power_w: float
     cost_profile: str
-    """name of the file in cost/profiles with the fitted kernel constants"""
+    """fitted kernel constants: the name of a file in cost/profiles, or the path of a user's own (.yaml, .yml)"""
     sustained: float = 1.0
     """clock under a long training step over the clock at which the cost profile was measured"""
     source: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
@@ -85,3 +85,8 @@ class Cluster:
         """How many GPUs the links join; None where the outermost one joins as many as there are."""
         sizes = [link.size for link in self.links]
         return None if 0 in sizes else prod(sizes)
+
+
+def is_profile_file(cost_profile: str) -> bool:
+    """Whether a device's `cost_profile` is the path of a file and not the name of a shipped one."""
+    return cost_profile.endswith((".yaml", ".yml"))

@@ -7,14 +7,19 @@ collectives with its link rate (network/nccl.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pydantic
 import yaml
 
+from forerun.cluster.files import read_yaml
+from forerun.cluster.types import is_profile_file
 from forerun.errors import ForerunError, UnknownName
 from forerun.network.constants import NodeCollectives
 
@@ -134,7 +139,8 @@ def parse_profile(data: dict[str, Any], place: str) -> Profile:
     """A checked Profile.
 
     Raises:
-        ForerunError: an unknown key, a missing one, a wrong type, or a rate above the reference's peak.
+        ForerunError: an unknown key, a missing one, a wrong type, a number that is negative or not finite, or a rate
+            above the reference's peak.
     """
     try:
         profile = _ADAPTER.validate_python(data)
@@ -142,6 +148,10 @@ def parse_profile(data: dict[str, Any], place: str) -> Profile:
         first = error.errors()[0]
         raise ForerunError(f"{place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     peaks = profile.reference.peak_tflops
+    if "bf16" not in peaks or "bf16" not in profile.gemm:
+        raise ForerunError(f"{place}: reference.peak_tflops and gemm need bf16, which other dtypes fall back to")
+    if not profile.attention.head_dim:
+        raise ForerunError(f"{place}: attention.head_dim: give at least one head size")
     for dtype, entry in profile.gemm.items():
         if dtype not in peaks:
             raise ForerunError(f"{place}: gemm.{dtype}: reference.peak_tflops has no {dtype}; add it")
@@ -149,7 +159,22 @@ def parse_profile(data: dict[str, Any], place: str) -> Profile:
         _below(entry.hbm_gb_s, profile.reference.hbm_gb_s, f"{place}: gemm.{dtype}.hbm_gb_s")
     for head_dim, attention in profile.attention.head_dim.items():
         _below(attention.p_tflops, peaks["bf16"], f"{place}: attention.head_dim.{head_dim}.p_tflops")
+    _check_numbers(asdict(profile), place)
     return profile
+
+
+_POSITIVE = {"bw1", "bw2", "bw3", "link_gb_s", "hbm_fraction", "link_fraction", "dgrad_rate", "wgrad_rate"}
+
+
+def _check_numbers(values: Mapping[Any, Any], place: str, path: str = "") -> None:
+    """Every number is finite and not negative, and what is divided by is above 0."""
+    for key, value in values.items():
+        here = f"{path}.{key}" if path else str(key)
+        if isinstance(value, Mapping):
+            _check_numbers(value, place, here)
+        elif isinstance(value, float) and not (0 <= value < math.inf and (value > 0 or key not in _POSITIVE)):
+            least = "a number above 0" if key in _POSITIVE else "a number, at least 0"
+            raise ForerunError(f"{place}: {here}: expected {least}, got {value:g}")
 
 
 def _below(value: float, peak: float, place: str) -> None:
@@ -159,7 +184,14 @@ def _below(value: float, peak: float, place: str) -> None:
 
 @cache
 def load_profile(name: str) -> Profile:
-    """The shipped profile `name`; UnknownName lists the known ones."""
+    """The shipped profile `name`, or the one in a file whose path ends in .yaml or .yml; a process reads it once.
+
+    Raises:
+        ForerunError: a file that can't be read, or a wrong entry in it (see `parse_profile`).
+        UnknownName: no shipped profile; the known ones are listed.
+    """
+    if is_profile_file(name):
+        return parse_profile({"name": Path(name).stem, **read_yaml(Path(name))}, name)
     if name not in profile_names():
         raise UnknownName("cost profile", name, profile_names())
     text = (resources.files("forerun.cost") / "profiles" / f"{name}.yaml").read_text(encoding="utf-8")

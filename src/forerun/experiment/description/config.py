@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.cluster.files import read_yaml
+from forerun.cluster.types import is_profile_file
 from forerun.experiment.description.hardware import is_path
 from forerun.experiment.description.model import DIMENSIONS, families
 from forerun.experiment.description.own_code import is_own_code
@@ -76,6 +77,10 @@ def hardware_config(section: HardwareSection, node_size: int) -> dict[str, Any]:
         data["cluster"] = {"name": path.stem, **read_yaml(path)}
         if "network" in data["cluster"]:
             data["cluster"]["network"] = os.path.abspath(path.parent / data["cluster"]["network"])
+        device = data["cluster"].get("device")
+        if isinstance(device, dict) and is_profile_file(str(device.get("cost_profile"))):
+            whole = os.path.abspath(path.parent / device["cost_profile"])
+            data["cluster"]["device"] = {**device, "cost_profile": whole}
     return _ordered(HardwareSection, data)
 
 
