@@ -21,7 +21,7 @@ COMMANDS = {
     "predict": "Predict one plan: time, memory, where both go.",
     "simulate": "Run a saved program: kernels, streams and modules by time.",
     "trace": "Record a real PyTorch training step without a GPU.",
-    "experiment": "Study a cluster from one file: bottlenecks, scaling, what-if, cost.",
+    "experiment": "Study a cluster from one file: scaling, what-if, cost.",
     "validate": "Compare predictions with published measurements.",
     "models": "List the model presets.",
     "clusters": "List the cluster presets.",
