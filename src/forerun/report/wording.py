@@ -24,8 +24,10 @@ def percent(share: float | None) -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """A number per second, to the whole."""
-    return "unknown" if per_s is None else f"{per_s:,.0f}"
+    """A number per second: to the whole, three digits of small ones."""
+    if per_s is None:
+        return "unknown"
+    return f"{per_s:,.0f}" if per_s >= 100 or per_s == 0 else f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2f}"
 
 
 def plan_words(plan: Plan) -> str:
