@@ -194,6 +194,25 @@ def test_a_kernel_profile_is_read(tmp_path):
     assert profile.memory["rmsnorm"].size_bytes == (2e6,)
 
 
+def test_layouts_and_host_copies_are_read_and_used(tmp_path):
+    path = tmp_path / "kernels.csv"
+    path.write_text(
+        "kind,dtype,m,n,k,layout,bytes,time_us\ngemm,bf16,64,32,16,,,5\ngemm,bf16,64,32,16,wgrad,,7\n"
+        "host_copy,,,,,,1024,11\nhost_copy,,,,,,4096,13\n"
+    )
+    profile = read_kernel_profile(path)
+    assert profile.gemm_of_layout == {(2, ("bf16", 64, 32, 16, 1)): pytest.approx(7e-6)}
+    ops = table_of(
+        lambda b: b.gemm("forward", 64, 32, 16),
+        lambda b: b.gemm("dgrad", 64, 32, 16, role=1),
+        lambda b: b.gemm("wgrad", 64, 32, 16, role=2),
+        lambda b: b.host_copy("offload", 2048),
+    )
+    found = Measured(profile).lookup(ops, [])
+    assert found.time_s == pytest.approx([5e-6, 5e-6, 7e-6, 11e-6 * (13 / 11) ** 0.5])
+    assert not found.lacks
+
+
 def test_a_network_profile_is_read(tmp_path):
     path = tmp_path / "network.csv"
     path.write_text("\ufeff" + NETWORK, encoding="utf-8")  # as spreadsheets save it
@@ -220,7 +239,10 @@ def test_nothing_given_is_nothing():
         ("kind,time\ngemm,1\n", r"line 1: unknown column 'time'; known: .*time_us"),
         ("kind,dtype\n", "line 1: column time_us is missing"),
         ("kind,time_us,time_us\n", "column time_us is given twice"),
-        ("kind,time_us\nconv,1\n", "line 2: column kind: expected one of gemm, attention, memory, got 'conv'"),
+        (
+            "kind,time_us\nconv,1\n",
+            "column kind: expected one of gemm, attention, memory, host_copy, got 'conv'",
+        ),
         ("kind,time_us,dtype,m,n,k\ngemm,1,bf16,8,8\n", "line 2: 5 cells under 6 columns"),
         ("kind,time_us,dtype,m,n,k\ngemm,-1,bf16,8,8,8\n", "column time_us: expected a number above 0, got '-1'"),
         ("kind,time_us,dtype,m,n,k\ngemm,nan,bf16,8,8,8\n", "column time_us"),

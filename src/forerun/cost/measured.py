@@ -61,6 +61,10 @@ class KernelProfile:
     """(kernel or ANY, shape) -> seconds"""
     memory: Mapping[str, Curve] = field(default_factory=dict)
     """op or ANY -> curve over bytes read and written"""
+    gemm_of_layout: Mapping[tuple[int, GemmShape], float] = field(default_factory=dict)
+    """(0 forward, 1 dgrad, 2 wgrad; shape) -> seconds; goes before `gemm`"""
+    host_copy: Curve | None = None
+    """copies between device and pinned host memory"""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ class Measured:
                 _attention(self.kernels, ops, row, found)
             elif kind == OpKind.MEMORY and self.kernels is not None:
                 _memory(self.kernels, ops, row, found)
+            elif kind == OpKind.HOST_COPY and self.kernels is not None and self.kernels.host_copy is not None:
+                _along(found, row, self.kernels.host_copy, float(ops.bytes_comm[row]), "host copy")
             elif kind in (OpKind.COLLECTIVE, OpKind.P2P) and self.network is not None:
                 _collective(self.network, ops, row, groups[ops.group[row]], found)
         return found
@@ -125,12 +131,13 @@ def _along(found: Found, row: int, curve: Curve | None, size: float, what: str, 
 
 
 def _gemm(profile: KernelProfile, ops: OpTable, row: int, found: Found) -> None:
-    m, n, k, batch, _, accumulate, kernels = ops.dims[row, :7].tolist()
+    m, n, k, batch, layout, accumulate, kernels = ops.dims[row, :7].tolist()
     what = f"gemm m {m} n {n} k {k} batch {batch} {ops.dtype[row]}"
     if accumulate or kernels > 1:  # another kernel than the plain product of this shape
         _take(found, row, None, what + (" grouped" if kernels > 1 else " accumulating"))
         return
-    _take(found, row, profile.gemm.get((ops.dtype[row], m, n, k, batch)), what)
+    shape = (ops.dtype[row], m, n, k, batch)
+    _take(found, row, profile.gemm_of_layout.get((layout, shape), profile.gemm.get(shape)), what)
 
 
 def _attention(profile: KernelProfile, ops: OpTable, row: int, found: Found) -> None:

@@ -17,7 +17,7 @@ _US = 1e-6
 _GIGA = 1e9
 _KERNEL_COLUMNS = (
     *("kind", "time_us", "dtype", "m", "n", "k", "batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim"),
-    *("v_head_dim", "causal", "backward", "kernel", "bytes", "op"),
+    *("v_head_dim", "causal", "backward", "kernel", "bytes", "op", "layout"),
 )
 _NETWORK_COLUMNS = ("collective", "ranks", "stride", "bytes", "time_us", "algbw_gb_per_s")
 _DTYPES = {
@@ -28,6 +28,7 @@ _DTYPES = {
     "float": "fp32",
     **{name: name for name in ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")},
 }
+_LAYOUTS = {"forward": 0, "dgrad": 1, "wgrad": 2}
 _FLAGS = {"1": 1, "true": 1, "yes": 1, "0": 0, "false": 0, "no": 0}
 _COLLECTIVES = {kind.name.lower(): kind for kind in Collective if kind != Collective.NONE}
 
@@ -56,20 +57,29 @@ def read_kernel_profile(path: str | Path) -> KernelProfile:
     """Kernels by shape from a CSV file. Raises ForerunError as `read_measured`."""
     gemm: _Once[GemmShape] = _Once()
     attention: _Once[tuple[str, tuple[int, ...]]] = _Once()
+    layouts: _Once[tuple[int, GemmShape]] = _Once()
     memory: _Once[tuple[str, float]] = _Once()
+    host: _Once[tuple[str, float]] = _Once()
     for row in _rows(Path(path), _KERNEL_COLUMNS, ("kind", "time_us")):
         time_s = row.number("time_us") * _US
-        kind = row.choice("kind", {name: name for name in ("gemm", "attention", "memory")})
+        kind = row.choice("kind", {name: name for name in ("gemm", "attention", "memory", "host_copy")})
         if kind == "gemm":
             m, n, k = (row.count(column) for column in ("m", "n", "k"))
-            gemm.add(row, (row.choice("dtype", _DTYPES), m, n, k, row.count("batch", 1)), time_s)
+            product = (row.choice("dtype", _DTYPES), m, n, k, row.count("batch", 1))
+            if row.has("layout"):
+                layouts.add(row, (row.choice("layout", _LAYOUTS), product), time_s)
+            else:
+                gemm.add(row, product, time_s)
         elif kind == "attention":
             shape = [row.count(c) for c in ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim")]
             shape += [row.choice("causal", _FLAGS), row.choice("backward", _FLAGS), row.count("v_head_dim", shape[-1])]
             attention.add(row, (row.text("kernel", ANY), tuple(shape)), time_s)
         else:
-            memory.add(row, (row.text("op", ANY), row.number("bytes")), time_s)
-    return KernelProfile(gemm.values, attention.values, _curves(memory.values))
+            curve = memory if kind == "memory" else host
+            curve.add(row, (row.text("op", ANY) if kind == "memory" else ANY, row.number("bytes")), time_s)
+    return KernelProfile(
+        gemm.values, attention.values, _curves(memory.values), layouts.values, _curves(host.values).get(ANY)
+    )
 
 
 def read_network_profile(path: str | Path) -> NetworkProfile:
