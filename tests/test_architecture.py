@@ -8,7 +8,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "forerun"
 LEVELS = [
     {"errors", "units"},
-    {"files", "jit", "processes"},
+    {"files", "jit", "processes", "content", "records"},
     {"cluster", "model"},
     {"plan"},
     {"program"},
@@ -32,6 +32,8 @@ LAZY = {
     SOURCE / "analysis" / "history.py": {"pandas"},
     SOURCE / "search" / "result.py": {"pandas"},
     SOURCE / "experiment" / "result.py": {"pandas"},
+    SOURCE / "measure" / "fit.py": {"scipy.optimize"},
+    SOURCE / "measure" / "samples.py": {"pandas"},
     SOURCE / "dse" / "tables.py": {"pyarrow", "pyarrow.parquet"},
     SOURCE / "report" / "pareto_plot.py": {
         f"matplotlib.{part}" for part in ("figure", "ticker", "backends.backend_agg")

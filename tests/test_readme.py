@@ -15,7 +15,8 @@ OWN_OPTIONS = {
     *("--memory-limit", "--memory-snapshot", "--chakra", "--rank-class", "--depth", "--top", "--csv"),
     *("--world-size", "--gpus-per-node", "--steps", "--rank", "--module", "--device", "--torchtitan", "--override"),
     *("--expert-skew", "--source-lines", "--plans", "--time-limit", "--host-memory-limit", "--show-output"),
-    *("--report", "--out", "--nodes", "--weak", "--patterns", "--devices"),
+    *("--report", "--out", "--nodes", "--weak", "--patterns", "--devices", "--store"),
+    *("--kernels", "--tables", "--table-device", "--profile-out", "--network-out"),
     "--mode",  # of the script that README.md traces
 }
 

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from types import TracebackType
@@ -20,6 +22,8 @@ Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 CHUNK = 8
 """tasks sent to a process at once"""
+_LOOK_EVERY_S = 1.0
+"""how often a process looks whether the one that started it is still there"""
 
 
 def available_cpus() -> int:
@@ -85,7 +89,15 @@ _adopted: list[Callable[[Any], Any]] = []
 
 def _adopt(answer: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     _adopted.append(answer)
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after the one that started it, which can't say so when it is killed."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY_S)
+    os._exit(1)
 
 
 def _answer_chunk(tasks: Sequence[Any]) -> list[Any]:

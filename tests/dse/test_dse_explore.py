@@ -184,7 +184,7 @@ def test_trends_are_of_the_points_with_a_value(small):
 def test_a_store_that_is_none_is_refused(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / NAME).write_text("this is not a database, and far too long to be an empty one " * 20)
-    with pytest.raises(ForerunError, match="choose another folder"):
+    with pytest.raises(ForerunError, match="choose another place"):
         explore(of(tmp_path), tmp_path / "out", jobs=1)
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from small_requests import request, setup
 
-from forerun.experiment.digest import content, digest
+from forerun.content import content
+from forerun.experiment.digest import digest
 from forerun.experiment.handlers import EventHandler, on
 from forerun.network.patterns import TimedBy
 

@@ -11,7 +11,7 @@ from forerun.cluster.catalog import load_cluster
 from forerun.errors import ForerunError, ImpossiblePlan
 from forerun.model.catalog import load_model
 from forerun.plan.plan import Plan
-from forerun.search.executor import Executor, Refused
+from forerun.search.executor import Executor, Question, Refused
 from forerun.search.memory_bound import MemoryBounds
 from forerun.search.search import REFUSED_RULE, limited, search
 from forerun.search.space import Tally, make_space
@@ -206,7 +206,7 @@ def test_progress_ends_at_the_end():
 
 def test_answers_come_in_order_from_processes():
     plans = everything(FEW)
-    with Executor(picky, TINY, CLUSTER, workers=2) as executor:
+    with Executor(Question(picky, TINY, CLUSTER), workers=2) as executor:
         answers = list(executor.run(plans))
     for plan, answer in zip(plans, answers, strict=True):
         if plan.micro_batch > 1:

@@ -68,6 +68,10 @@ def plan(
         bool, typer.Option("--exhaustive", help="Simulate also what a bound shows to come after the best.")
     ] = False,
     workers: Annotated[int | None, typer.Option(help="Processes (default: one for each CPU).")] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep what is simulated here; a search that was broken off goes on from it."),
+    ] = None,
     network: Network = None,
     kernel_profile: KernelProfile = None,
     network_profile: NetworkProfile = None,
@@ -81,8 +85,9 @@ def plan(
     Searches all valid plans. Options of the plan fix an axis (--tp 8) or give the values to try (--tp 1,2,4; --dp-shard
     -1 for the rest). With --programs, ranks saved programs instead. Exits with 3 if nothing fits.
     """
-    if csv is not None and not csv.absolute().parent.is_dir():
-        raise ForerunError(f"{csv}: can't be written: there is no folder {csv.parent}")
+    for file in (csv, store):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise ForerunError(f"{file}: can't be written: there is no folder {file.parent}")
     if (model is None) == (programs is None):
         both = "give a model or --programs, not both"
         raise ForerunError(f"plan: {both if model else 'give a model, or saved programs with --programs'}")
@@ -94,6 +99,7 @@ def plan(
         limits = {"max_tp": max_tp, "max_cp": max_cp, "max_pp": max_pp, "max_ep": max_ep}
         own = {**fields, **limits, "max_micro_batch": max_micro_batch, "plan_file": plan_file}
         own |= {"seq_len": seq_len, "global_batch": global_batch, "exhaustive": exhaustive or None}
+        own |= {"store": store}
         own |= {"objective": None if objective == "time" else objective, "report": report}
         refuse({name: True for name, value in own.items() if value is not None}, "not with --programs; leave it out")
         _rank(programs, cluster, gpus, memory_limit, network, measured, workers, top, csv, as_json)
@@ -121,6 +127,7 @@ def plan(
             workers=available_cpus() if workers is None else workers,
             network=topology,
             measured=measured,
+            store=store,
             progress=advance,
         )
     if csv is not None:

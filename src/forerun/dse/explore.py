@@ -75,12 +75,12 @@ def _simulate(
                 found[key] = outcome
                 fresh.append((key, outcome))
                 if time.perf_counter() - kept_at > _KEPT_EVERY_S:
-                    store.add(fresh)
+                    store.keep(fresh)
                     fresh, kept_at = [], time.perf_counter()
                 if progress:
                     progress(len(found), len(missing))
     finally:
-        store.add(fresh)
+        store.keep(fresh)
     return found
 
 

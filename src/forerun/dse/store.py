@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from forerun.astra.replay import Machine
 from forerun.dse.definition import Exploration
 from forerun.dse.evaluate import Failed, Figures, Outcome
 from forerun.dse.space import Point
-from forerun.errors import ForerunError
+from forerun.records import Records
 
 NAME = "points.sqlite"
+_TABLE = "outcome"
 _FORMAT = 1
 """goes up when a point's figures mean something else, or are computed in another way"""
 
@@ -43,47 +42,25 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-class Store:
+class Store(Records):
     """The outcomes in a folder. A context manager.
 
     Raises ForerunError where the file can't be read or written, or is no store.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / NAME
-        try:
-            self._base = sqlite3.connect(self.path)
-            self._base.execute("CREATE TABLE IF NOT EXISTS outcome (key TEXT PRIMARY KEY, record TEXT NOT NULL)")
-        except sqlite3.Error as error:
-            raise self._unusable(error) from None
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._base.close()
+        super().__init__(folder / NAME, _TABLE)
 
     def known(self) -> dict[str, Outcome]:
         """Every outcome."""
         try:
-            rows = self._base.execute("SELECT key, record FROM outcome").fetchall()
-            return {key: _outcome(json.loads(record)) for key, record in rows}
-        except (sqlite3.Error, ValueError, TypeError) as error:
-            raise self._unusable(error) from None
+            return {key: _outcome(record) for key, record in self.all().items()}
+        except TypeError as error:
+            raise self.unusable(error) from None
 
-    def add(self, outcomes: Iterable[tuple[str, Outcome]]) -> None:
+    def keep(self, outcomes: Iterable[tuple[str, Outcome]]) -> None:
         """Keep outcomes, all or none of them."""
-        records = [(key, json.dumps(asdict(outcome))) for key, outcome in outcomes]
-        try:
-            with self._base:
-                self._base.executemany("INSERT OR REPLACE INTO outcome VALUES (?, ?)", records)
-        except sqlite3.Error as error:
-            raise self._unusable(error) from None
-
-    def _unusable(self, error: Exception) -> ForerunError:
-        return ForerunError(f"{self.path}: can't be used ({error}); choose another folder, or remove the file")
+        self.add((key, asdict(outcome)) for key, outcome in outcomes)
 
 
 def _outcome(record: dict[str, Any]) -> Outcome:

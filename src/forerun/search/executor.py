@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
+from forerun.analysis.predict import predict
 from forerun.analysis.prediction import Prediction
 from forerun.cluster.types import Cluster
+from forerun.content import digest_of
+from forerun.cost.measured import Measured
+from forerun.cost.profile import load_profile
 from forerun.errors import ForerunError
 from forerun.model.spec import ModelSpec
+from forerun.network.network_file import Network
 from forerun.plan.plan import Plan
 from forerun.processes import Processes
 
@@ -27,23 +32,42 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class Question:
+    """What all plans of a search are asked."""
+
     predictor: Predictor
     model: ModelSpec
     cluster: Cluster
+    network: Network | None = None
+    """of `predict`; another predictor knows about its network and measurements by itself"""
+    measured: Measured | None = None
+    """of `predict`"""
+
+    def basis(self) -> str:
+        """A digest of all that an answer depends on beside the plan: Forerun itself, and a user's own cost profile,
+        are part of it.
+
+        Raises ForerunError where that profile can't be read.
+        """
+        profile = load_profile(self.cluster.device.cost_profile)
+        parts = [getattr(self, field.name) for field in fields(self)]
+        return digest_of(parts, profile)
 
     def answer(self, plan: Plan) -> Answer:
+        """What the predictor says of `plan`."""
         try:
+            if self.predictor is predict:
+                return predict(self.model, plan, self.cluster, self.network, self.measured)
             return self.predictor(self.model, plan, self.cluster)
         except ForerunError as error:
             return Refused(str(error))
 
 
 class Executor(Processes[Plan, Answer]):
-    """Predicts plans of one model on one cluster with `workers` processes (1: here). A context manager.
+    """Answers plans with `workers` processes (1: here). A context manager.
 
     Raises ForerunError for fewer than one worker.
     """
 
-    def __init__(self, predictor: Predictor, model: ModelSpec, cluster: Cluster, workers: int) -> None:
-        super().__init__(_Task(predictor, model, cluster).answer, workers, WORTH_A_POOL)
+    def __init__(self, question: Question, workers: int) -> None:
+        super().__init__(question.answer, workers, WORTH_A_POOL)

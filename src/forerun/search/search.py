@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from pathlib import Path
 
 from forerun.analysis.predict import predict
 from forerun.analysis.prediction import Prediction
@@ -23,10 +24,11 @@ from forerun.network.network_file import Network
 from forerun.network.on_topology import check_size
 from forerun.plan.plan import Plan
 from forerun.processes import default_workers
-from forerun.search.executor import Executor, Predictor, Refused
+from forerun.search.executor import Executor, Predictor, Question, Refused
 from forerun.search.memory_bound import MemoryBound, MemoryBounds
 from forerun.search.result import Objective, SearchResult, Skipped, TooLarge
 from forerun.search.space import Limits, Tally, make_space
+from forerun.search.store import AnswersPlans, AnswerStore, Remembering
 from forerun.search.time_bound import least_step_s
 from forerun.search.units import UnitRuns
 from forerun.units import GIB
@@ -58,6 +60,7 @@ def search(
     network: Network | None = None,
     measured: Measured | None = None,
     predictor: Predictor = predict,
+    store: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SearchResult:
     """The best plans to train `model` on `n_gpus` of `cluster`, with `global_batch` sequences of `seq_len` per step.
@@ -74,11 +77,13 @@ def search(
         measured: the user's own times of kernels and collectives, which go over the shipped ones.
         predictor: what predicts a plan, all of them as the bounds are about `predict`; it has to be importable where
             processes are not forked, and knows about its network and measurements by itself.
+        store: a file that keeps every answer as it comes, and gives what it knows already; made where it is not there.
         progress: called with how many plans are done and how many there are.
 
     Raises:
         ImpossiblePlan: no combination can run at all; the message says why.
-        ForerunError: bad arguments, objective cost on a cluster without a price, a network with fewer NPUs than GPUs.
+        ForerunError: bad arguments, objective cost on a cluster without a price, a network with fewer NPUs than GPUs,
+            a store that can't be read or written.
     """
     if objective not in KEYS:
         raise ForerunError(f"objective must be one of {', '.join(KEYS)}, got {objective!r}")
@@ -97,10 +102,14 @@ def search(
         raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
     run = _Search(model, cluster, network, measured, objective, keep, exhaustive or predictor is not predict, tally)
     queue = run.screen(plans)
-    if predictor is predict and (network is not None or measured is not None):
-        predictor = partial(predict, network=network, measured=measured)
-    with Executor(predictor, model, cluster, default_workers() if workers is None else workers) as executor:
-        run.simulate(queue, executor, progress)
+    question = Question(predictor, model, cluster, network, measured)
+    with ExitStack() as stack:
+        answers: AnswersPlans = stack.enter_context(
+            Executor(question, default_workers() if workers is None else workers)
+        )
+        if store is not None:
+            answers = Remembering(answers, stack.enter_context(AnswerStore(Path(store), question.basis())))
+        run.simulate(queue, answers, progress)
     if not run.ranked and not run.too_large:
         raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
     run.ranked.sort(key=lambda each: (each[0], each[1]))
@@ -185,7 +194,9 @@ class _Search:
             queue.append(_Queued(0.0 if self.exhaustive else bound, number, plan))
         return sorted(queue, key=lambda each: (each.bound, each.number))
 
-    def simulate(self, queue: list[_Queued], executor: Executor, progress: Callable[[int, int], None] | None) -> None:
+    def simulate(
+        self, queue: list[_Queued], answers: AnswersPlans, progress: Callable[[int, int], None] | None
+    ) -> None:
         """Simulate batch after batch until the bound passes the last place."""
         for first in range(0, len(queue), BATCH):
             batch = queue[first : first + BATCH]
@@ -193,7 +204,7 @@ class _Search:
             if not self.exhaustive and batch[0].bound > last_place:
                 self._skip(queue[first:], last_place)
                 break
-            for i, answer in enumerate(executor.run([each.plan for each in batch])):
+            for i, answer in enumerate(answers.run([each.plan for each in batch])):
                 self._record(batch[i], answer)
                 if progress:
                     progress(first + i + 1, len(queue))
