@@ -7,7 +7,7 @@ import pytest
 
 from forerun.cost.attention import attention_s
 from forerun.cost.gemm import gemm_s
-from forerun.cost.profile import AttentionEntry, GemmEntry, load_profile, parse_profile
+from forerun.cost.profile import AttentionEntry, GemmEntry, load_profile
 from forerun.errors import ForerunError
 from forerun.measure.fit import (
     Peaks,
@@ -15,8 +15,8 @@ from forerun.measure.fit import (
     attention_dims,
     collective_s,
     fit_attention,
+    fit_bytes,
     fit_collective,
-    fit_device,
     fit_gemm,
     gemm_constants,
     mape,
@@ -68,7 +68,8 @@ def test_noise_moves_the_rate_of_long_kernels_little():
 
 
 def test_attention_gives_back_its_constants():
-    entry, error = fit_attention(heads(), PEAKS)
+    entry, passes, error = fit_attention(heads(), PEAKS)
+    assert passes == 0
     assert error < 0.1
     assert entry.p_tflops == pytest.approx(HEAD.p_tflops, rel=0.01)
     assert entry.extra_keys == pytest.approx(HEAD.extra_keys, rel=0.03)
@@ -77,7 +78,9 @@ def test_attention_gives_back_its_constants():
 def test_a_serving_cache_is_kept_out_of_the_constants():
     data = heads()
     passes = 4.0 * data["batch"] * data["seq"] * data["kv_heads"] * 128 / (PEAKS.hbm_gb_s * 1e9) * 1e6
-    entry, error = fit_attention(data | {"latency_us": data["latency_us"] + 3 * passes}, PEAKS, kv_cache=True)
+    slower = data | {"latency_us": data["latency_us"] + 3 * passes}
+    entry, found, error = fit_attention(slower, PEAKS, kv_cache=True)
+    assert found == pytest.approx(3, rel=0.02)
     assert error < 0.2
     assert entry.p_tflops == pytest.approx(HEAD.p_tflops, rel=0.01)
 
@@ -88,29 +91,29 @@ def test_collectives_are_reproduced():
     assert op.bw3 == pytest.approx(OP.bw3, rel=0.03)
 
 
-def test_a_whole_device_fits_into_a_profile():
-    fit = fit_device(
-        PEAKS,
-        gemms(),
-        {128: heads()},
-        {name: transfers() for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")},
-        link_gb_s=450,
-        source="measured on my machine",
-    )
-    assert set(fit.error_percent) >= {"gemm", "attention 128", "all_reduce"}
-    assert fit.error_percent["gemm"] < 0.1
-    shipped = load_profile("generic")
-    data = {
-        "name": "mine",
-        "source": "measured on my machine",
-        "calibrated": True,
-        "reference": {"peak_tflops": {"bf16": 989.4}, "hbm_gb_s": 3350},
-        "gemm_roles": shipped.gemm_roles,
-        "memory_bound": shipped.memory_bound,
-        "host_copy": shipped.host_copy,
-        **fit.sections,
-    }
-    assert parse_profile(data, "mine").gemm["bf16"].p_tflops == pytest.approx(GEMM.p_tflops, rel=0.01)
+def test_a_kernel_of_another_rate_gives_the_same_constants():
+    data = heads()
+    speed = np.where(data["batch"] > 1, 0.5, 1.0)
+    times = attention_s(attention_dims(data), attention_constants(HEAD, PEAKS), speed) * 1e6
+    entry, _, error = fit_attention(data | {"latency_us": times, "speed": speed}, PEAKS)
+    assert error < 0.1
+    assert entry.p_tflops == pytest.approx(HEAD.p_tflops, rel=0.01)
+
+
+def test_batched_products_give_back_their_constants():
+    data = gemms()
+    batch = np.where(data["m"] < 1024, 16, 1)
+    times = gemm_s(data["m"], data["n"], data["k"], gemm_constants(GEMM, PEAKS), batch) * 1e6
+    entry, error = fit_gemm(data | {"batch": batch, "latency_us": times}, PEAKS, "here")
+    assert error < 0.1
+    assert entry.p_tflops == pytest.approx(GEMM.p_tflops, rel=0.01)
+
+
+def test_bytes_give_back_launch_and_bandwidth():
+    size = 2.0 ** np.arange(12, 31)
+    launch, share, error = fit_bytes({"bytes": size, "latency_us": 3.0 + size / (0.7 * 3350e9) * 1e6}, 3350)
+    assert (launch, share) == pytest.approx((3.0, 0.7), rel=1e-3)
+    assert error < 0.1
 
 
 @pytest.mark.parametrize(
@@ -127,15 +130,11 @@ def test_a_bad_table_is_refused(change, message):
         fit_gemm(change(gemms()), PEAKS, "here")
 
 
-def test_mixed_head_sizes_and_unknown_collectives_are_refused():
+def test_mixed_head_sizes_are_refused():
     data = heads()
     mixed = data | {"head_dim": np.where(data["seq"] > 1000, 64, 128)}
     with pytest.raises(ForerunError, match="one head_dim at a time"):
         fit_attention(mixed, PEAKS)
-    with pytest.raises(ForerunError, match="unknown collective 'gossip'; known: all_reduce"):
-        fit_device(PEAKS, gemms(), collectives={"gossip": transfers()}, link_gb_s=450)
-    with pytest.raises(ForerunError, match="give link_gb_s"):
-        fit_device(PEAKS, gemms(), collectives={"all_reduce": transfers()})
 
 
 @pytest.mark.skipif(not TABLE.exists(), reason="the measured kernels are not beside this checkout")

@@ -146,7 +146,7 @@ def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile
     )
 
 
-def attention_s(dims: F64, rates: AttentionRates, speed: float = 1.0) -> F64:
+def attention_s(dims: F64, rates: AttentionRates, speed: float | F64 = 1.0) -> F64:
     """Seconds of fused attention kernels.
 
     `dims` are the first nine dims of OpTable's ATTENTION rows as an array (9, ...): batch, heads, kv_heads, seq_q,

@@ -27,7 +27,7 @@ _US = 1e-6
 _TILE = 128 * 128
 _ALIGN_BYTES = 16
 
-_DTYPE_BYTES = {
+DTYPE_BYTES = {
     "fp32": (4.0, 4.0),
     "tf32": (4.0, 4.0),
     "bf16": (2.0, 2.0),
@@ -78,7 +78,7 @@ def gemm_rates(device: Device, dtype: str, profile: Profile | None = None) -> Ge
     wanted = _CONSTANTS_OF.get(dtype, dtype)
     measured = wanted if wanted in profile.gemm else "bf16"
     entry, roles = profile.gemm[measured], profile.gemm_roles
-    input_bytes, output_bytes = _DTYPE_BYTES[dtype]
+    input_bytes, output_bytes = DTYPE_BYTES[dtype]
     return GemmRates(
         flops_per_s=entry.p_tflops / profile.reference.peak_tflops[measured] * peak,
         peak_flops_per_s=peak,

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares
 
 from forerun.cost.attention import AttentionRates, attention_s
 from forerun.cost.gemm import GemmRates, gemm_s
@@ -31,6 +29,8 @@ _SCALE = 0.1
 """log error beyond which a measurement loses weight"""
 _SHARE = 0.8
 """share of the HBM peak that attention streams at"""
+LEAST_ROWS = {"gemm": 9, "attention": 5, "bytes": 4, "collectives": 9}
+"""measurements without which a fit is refused"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,18 @@ def _columns(data: Columns, names: Sequence[str], least: int) -> list[F64]:
     return found
 
 
+def _optional(data: Columns, name: str, default: F64) -> F64:
+    return np.asarray(data[name], np.float64) if name in data else default
+
+
 def _fit(
     parameters: Sequence[_Parameter], model_s: Callable[[F64], F64], measured_s: F64, weight: F64
 ) -> tuple[F64, float]:
     """Constants that explain `measured_s` best, and their mean absolute error in percent."""
+    try:
+        import scipy.optimize as optimize
+    except ImportError:
+        raise ForerunError("fitting constants needs scipy: pip install 'forerun[measure]'") from None
     shift = np.array([p.shift for p in parameters])
 
     def residual(x: F64) -> F64:
@@ -83,7 +91,7 @@ def _fit(
     low, high, start = (
         np.log(np.array([getattr(p, key) for p in parameters]) + shift) for key in ("low", "high", "start")
     )
-    solution = least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=_SCALE, x_scale=0.1)
+    solution = optimize.least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=_SCALE, x_scale=0.1)
     best: F64 = np.exp(solution.x) - shift
     return best, mape(model_s(best), measured_s)
 
@@ -120,13 +128,20 @@ def gemm_weights(m: F64, n: F64, k: F64) -> F64:
 
 
 def fit_gemm(
-    data: Columns, peaks: Peaks, source: str, input_bytes: float = 2.0, quantises: bool = False
+    data: Columns,
+    peaks: Peaks,
+    source: str,
+    input_bytes: float = 2.0,
+    quantises: bool = False,
+    output_bytes: float = 2.0,
 ) -> tuple[GemmEntry, float]:
     """Constants of forward products (columns m, n, k, latency_us) and their mean absolute error in percent.
 
-    `quantises`: the measured kernels cast the first operand inside the timing.
+    A column `batch` may say how many products a kernel runs. `quantises`: the measured kernels cast the first operand
+    inside the timing.
     """
-    m, n, k, latency_us = _columns(data, ("m", "n", "k", "latency_us"), 9)
+    m, n, k, latency_us = _columns(data, ("m", "n", "k", "latency_us"), LEAST_ROWS["gemm"])
+    batch = _optional(data, "batch", np.ones_like(m))
     parameters = [
         _Parameter(0.8 * peaks.tflops, 0.05 * peaks.tflops, peaks.tflops),
         _Parameter(0.8 * peaks.hbm_gb_s, 0.2 * peaks.hbm_gb_s, peaks.hbm_gb_s),
@@ -143,10 +158,18 @@ def fit_gemm(
         return GemmEntry(p, bandwidth, launch, wave, depth, slow, tau, source, quant_passes=rest[0] if rest else 0.0)
 
     def model_s(x: F64) -> F64:
-        return gemm_s(m, n, k, gemm_constants(entry(x), peaks, input_bytes))
+        return gemm_s(m, n, k, gemm_constants(entry(x), peaks, input_bytes, output_bytes), batch)
 
     best, error = _fit(parameters, model_s, latency_us * _US, gemm_weights(m, n, k))
     return entry(best), error
+
+
+def fit_rate(model_s: Callable[[float], F64], measured_s: F64) -> tuple[float, float]:
+    """The rate, 1 for the forward kernel's, at which `model_s` explains `measured_s`; and the error in percent."""
+    best, error = _fit(
+        [_Parameter(0.9, 0.05, 3.0)], lambda x: model_s(float(x[0])), measured_s, np.ones_like(measured_s)
+    )
+    return float(best[0]), error
 
 
 # -- attention ---------------------------------------------------------------------------------------------------
@@ -168,23 +191,34 @@ def attention_constants(entry: AttentionEntry, peaks: Peaks) -> AttentionRates:
 
 
 def attention_dims(data: Columns) -> F64:
-    """Dims (9, rows) of causal forward kernels, as OpTable has them."""
+    """Dims (9, rows) as OpTable has them.
+
+    Of causal forward kernels, unless columns seq_kv, causal, backward or v_head_dim say otherwise.
+    """
     batch, seq, heads, kv_heads, head_dim = _columns(data, ("batch", "seq", "heads", "kv_heads", "head_dim"), 1)
-    one = np.ones_like(seq)
-    return np.array([batch, heads, kv_heads, seq, seq, head_dim, one, 0 * one, head_dim])
+    causal, backward = _optional(data, "causal", np.ones_like(seq)), _optional(data, "backward", np.zeros_like(seq))
+    seq_kv, width = _optional(data, "seq_kv", seq), _optional(data, "v_head_dim", head_dim)
+    return np.array([batch, heads, kv_heads, seq, seq_kv, head_dim, causal, backward, width])
 
 
-def fit_attention(data: Columns, peaks: Peaks, kv_cache: bool = False) -> tuple[AttentionEntry, float]:
-    """Constants of causal forward kernels of one head size, and their mean absolute error in percent.
+def cache_pass_s(dims: F64, peaks: Peaks) -> F64:
+    """Seconds of one pass over keys and values, as filling a serving cache takes."""
+    return np.asarray(4.0 * dims[0] * dims[3] * dims[2] * dims[5] / (peaks.hbm_gb_s * GIGA), np.float64)
 
-    Columns: batch, seq, heads, kv_heads, head_dim, latency_us. `kv_cache`: the measured kernels make passes over keys
+
+def fit_attention(data: Columns, peaks: Peaks, kv_cache: bool = False) -> tuple[AttentionEntry, float, float]:
+    """Constants of forward kernels of one head size, passes over a serving cache, mean absolute error in percent.
+
+    Columns: batch, seq, heads, kv_heads, head_dim, latency_us, those of `attention_dims`, and `speed`: the rate of a
+    row's kernel over that of the constants, 1 unless given. `kv_cache`: the measured kernels make passes over keys
     and values for a serving cache, which are fitted beside the constants and left out of them.
     """
-    (latency_us,) = _columns(data, ("latency_us",), 5)
+    (latency_us,) = _columns(data, ("latency_us",), LEAST_ROWS["attention"])
     dims = attention_dims(data)
+    speed = _optional(data, "speed", np.ones_like(latency_us))
     if len(np.unique(dims[5])) > 1:
         raise ForerunError("measurements: fit one head_dim at a time")
-    cache_s = 4.0 * dims[0] * dims[3] * dims[2] * dims[5] / (peaks.hbm_gb_s * GIGA)
+    cache_s = cache_pass_s(dims, peaks)
     parameters = [
         _Parameter(0.6 * peaks.tflops, 0.02 * peaks.tflops, peaks.tflops),
         _Parameter(300.0, 1.0, 3000.0),
@@ -196,15 +230,36 @@ def fit_attention(data: Columns, peaks: Peaks, kv_cache: bool = False) -> tuple[
     def entry(x: F64) -> AttentionEntry:
         return AttentionEntry(*(float(value) for value in x[:4]))
 
+    def passes(x: F64) -> float:
+        return float(x[4]) if kv_cache else 0.0
+
     def model_s(x: F64) -> F64:
-        passes = float(x[4]) if kv_cache else 0.0
-        kernel_s = attention_s(dims, attention_constants(entry(x), peaks))
-        return np.asarray(kernel_s + passes * cache_s, np.float64)
+        kernel_s = attention_s(dims, attention_constants(entry(x), peaks), speed)
+        return np.asarray(kernel_s + passes(x) * cache_s, np.float64)
 
     training = (dims[3] >= 2048) & (dims[0] * dims[1] >= 16)
     weight = np.where(training, 3.0, np.where(dims[3] >= 1024, 1.5, 0.5))
     best, error = _fit(parameters, model_s, latency_us * _US, weight)
-    return entry(best), error
+    return entry(best), passes(best), error
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------
+
+
+def fit_bytes(data: Columns, peak_gb_s: float) -> tuple[float, float, float]:
+    """Launch in microseconds and share of `peak_gb_s` of what moves bytes, and the mean absolute error in percent.
+
+    Columns: bytes, latency_us. Of memory-bound kernels and of copies to the host.
+    """
+    size, latency_us = _columns(data, ("bytes", "latency_us"), LEAST_ROWS["bytes"])
+    parameters = [_Parameter(2.0, 0.05, 200.0), _Parameter(0.8, 0.02, 1.0)]
+    slope = 1.0 / (peak_gb_s * GIGA)
+
+    def model_s(x: F64) -> F64:
+        return np.asarray(x[0] * _US + size * slope / x[1], np.float64)
+
+    best, error = _fit(parameters, model_s, latency_us * _US, np.ones_like(size))
+    return float(best[0]), float(best[1]), error
 
 
 # -- collectives -------------------------------------------------------------------------------------------------
@@ -226,7 +281,7 @@ def fit_collective(kind: Collective, data: Columns, link_gb_s: float) -> tuple[N
     Columns: num_gpus, message_bytes, latency_us. `link_gb_s` is the rate of a GPU's links, one direction, which
     bounds the bandwidths.
     """
-    ranks, size, latency_us = _columns(data, ("num_gpus", "message_bytes", "latency_us"), 9)
+    ranks, size, latency_us = _columns(data, ("num_gpus", "message_bytes", "latency_us"), LEAST_ROWS["collectives"])
     parameters = [
         _Parameter(6.0, 0.5, 100.0),
         _Parameter(1.0, 0.01, 50.0),
@@ -244,66 +299,3 @@ def fit_collective(kind: Collective, data: Columns, link_gb_s: float) -> tuple[N
 
     best, error = _fit(parameters, model_s, latency_us * _US, np.where(size >= 2**20, 2.0, 1.0))
     return NodeOp(*(float(value) for value in best)), error
-
-
-# -- a whole device ----------------------------------------------------------------------------------------------
-
-_OPS = {
-    "all_reduce": Collective.ALL_REDUCE,
-    "all_gather": Collective.ALL_GATHER,
-    "reduce_scatter": Collective.REDUCE_SCATTER,
-    "all_to_all": Collective.ALL_TO_ALL,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceFit:
-    """Sections of a profile, and the mean absolute error in percent of each by name."""
-
-    sections: dict[str, Any]
-    error_percent: dict[str, float]
-
-
-def fit_device(
-    peaks: Peaks,
-    gemm: Columns,
-    attention: Mapping[int, Columns] | None = None,
-    collectives: Mapping[str, Columns] | None = None,
-    link_gb_s: float = 0.0,
-    source: str = "measured here",
-) -> DeviceFit:
-    """Sections `gemm`, `attention` and `collectives` of a profile from 16-bit measurements of one device.
-
-    `attention` maps a head size to its columns, `collectives` the name of a collective (all_reduce, all_gather,
-    reduce_scatter, all_to_all) to its own; `link_gb_s` goes with them.
-
-    Raises:
-        ForerunError: a column is missing, a value is not positive, too few rows, or an unknown collective.
-    """
-    errors: dict[str, float] = {}
-    entry, errors["gemm"] = fit_gemm(gemm, peaks, source)
-    sections: dict[str, Any] = {"gemm": {"bf16": _plain(entry)}}
-    if attention:
-        heads = {}
-        for size, columns in sorted(attention.items()):
-            head, errors[f"attention {size}"] = fit_attention(columns, peaks)
-            heads[size] = _plain(head)
-        sections["attention"] = {"hbm_fraction": _SHARE, "head_dim": heads, "source": source}
-    if collectives:
-        unknown = set(collectives) - set(_OPS)
-        if unknown or link_gb_s <= 0:
-            wrong = f"unknown collective {min(unknown)!r}; known: {', '.join(_OPS)}" if unknown else "give link_gb_s"
-            raise ForerunError(f"measurements: {wrong}")
-        ops: dict[str, Any] = {"link_gb_s": link_gb_s, "source": source}
-        for name, columns in collectives.items():
-            op, errors[name] = fit_collective(_OPS[name], columns, link_gb_s)
-            ops[name] = _plain(op)
-        sections["collectives"] = ops
-    return DeviceFit(sections, errors)
-
-
-def _plain(entry: GemmEntry | AttentionEntry | NodeOp) -> dict[str, Any]:
-    """Fields of an entry as YAML holds them, figures to four digits, without what is zero by default."""
-    values = {name: getattr(entry, name) for name in entry.__slots__}
-    rounded = {name: v if isinstance(v, str) else float(f"{v:.4g}") for name, v in values.items()}
-    return {name: v for name, v in rounded.items() if v != 0 or name not in ("misaligned", "quant_passes")}

@@ -1,0 +1,66 @@
+"""`forerun calibrate`: a device's cost profile refitted to measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.cluster.catalog import load_cluster
+from forerun.cost.profile_text import header_of
+from forerun.errors import ForerunError
+from forerun.files import whole_file
+from forerun.measure.calibrate import calibrate as fit
+from forerun.measure.nccl_tests import network_csv
+from forerun.measure.samples import network_times, read_samples, read_tables
+from forerun.report.calibration_table import calibration_record, print_calibration
+from forerun.report.console import console
+
+
+def calibrate(
+    device: Annotated[str, typer.Argument(help="Device or cluster by name, or a cluster file.")],
+    kernels: Annotated[
+        list[Path] | None, typer.Option(help="CSV file of kernels, as --kernel-profile takes; may be given again.")
+    ] = None,
+    network: Annotated[
+        list[Path] | None,
+        typer.Option(help="CSV file of collectives, as --network-profile takes, or a log of nccl-tests; repeatable."),
+    ] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="Folder of gemm.parquet, attention_forward.parquet and nccl.parquet.")
+    ] = None,
+    table_device: Annotated[str | None, typer.Option(help="The device's name in these tables.")] = None,
+    profile_out: Annotated[Path | None, typer.Option(help="Write the profile to this YAML file.")] = None,
+    network_out: Annotated[
+        Path | None, typer.Option(help="Write the collectives of --network to this CSV file, for --network-profile.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Fit a device's kernel constants to measurements.
+
+    Prints constants old and new, and the errors before, after, and on shapes that were left out of the fit.
+    """
+    cluster = load_cluster(device)
+    if tables is not None and not kernels and not network and table_device is not None:
+        samples = read_tables(tables, table_device)
+    elif tables is None and table_device is None and (kernels or network):
+        samples = read_samples(kernels or [], network or [], cluster.node_size)
+    else:
+        raise ForerunError("give measurements: --kernels and --network, or --tables with --table-device")
+    if profile_out is not None and profile_out.suffix not in (".yaml", ".yml"):
+        raise ForerunError(f"{profile_out}: a profile's file ends in .yaml")
+    found = fit(cluster, samples)
+    if profile_out is not None:
+        text = found.text(header_of(profile_out, cluster.device.name))
+        with whole_file(profile_out) as file:
+            file.write(text.encode())
+    if network_out is not None:
+        text = network_csv(network_times(network or []))
+        with whole_file(network_out) as file:
+            file.write(text.encode())
+    if as_json:
+        print(json.dumps(calibration_record(found), indent=2))
+    else:
+        print_calibration(console(), found, profile_out)
