@@ -159,7 +159,7 @@ def test_collectives_over_pcie_are_not_taken(files):
 @pytest.mark.slow
 @pytest.mark.parametrize(("cluster", "device"), [("a100", "a100_sxm"), ("h100", "h100_sxm")])
 def test_the_shipped_profiles_come_out_of_their_tables(cluster, device):
-    found = calibrate(load_cluster(cluster), read_tables(TABLES, device))
+    found = calibrate(load_cluster(cluster), read_tables(TABLES, device, load_cluster(cluster).device))
     constants = {change.path: change for change in found.changes if change.old is not None}
     for path, change in constants.items():
         if path.endswith(("p_tflops", "hbm_gb_s", "bw3")):
@@ -172,6 +172,24 @@ def test_the_shipped_profiles_come_out_of_their_tables(cluster, device):
 @pytest.mark.skipif(not TABLES.exists(), reason="the measured kernels are not beside this checkout")
 def test_an_unknown_device_of_the_tables_is_one_line(tmp_path):
     with pytest.raises(ForerunError, match="no rows of 'h900'; it has a100_sxm"):
-        read_tables(TABLES, "h900")
+        read_tables(TABLES, "h900", load_cluster("h100").device)
     with pytest.raises(ForerunError, match="can't be read"):
-        read_tables(tmp_path, "h100_sxm")
+        read_tables(tmp_path, "h100_sxm", load_cluster("h100").device)
+
+
+def test_a_stack_alone_that_beats_the_peak_is_not_believed(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    shape = {"device": "x", "batch": 1, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    rows = [(2048, 900.0, 4), (4096, 3000.0, 1), (8192, 1.0, 1)]
+    seq, latency_us, stacks = zip(*rows, strict=True)
+    attention = pandas.DataFrame({**shape, "seq": seq, "latency_us": latency_us, "stacks": stacks})
+    attention.to_parquet(tmp_path / "attention_forward.parquet")
+    gemm = pandas.DataFrame({"device": ["x"], "dtype": "bfloat16", "m": 8, "n": 8, "k": 8, "latency_us": 5.0})
+    gemm.to_parquet(tmp_path / "gemm.parquet")
+    nccl = {"device": ["x", "x"], "op": "alltoall", "num_gpus": 8, "message_bytes": 1024, "latency_us": [5.0, 7.0]}
+    pandas.DataFrame(nccl).to_parquet(tmp_path / "nccl.parquet")
+    samples = read_tables(tmp_path, "x", load_cluster("h100").device)
+    assert samples.attention[""]["seq"].tolist() == [2048]
+    assert samples.notes == ("attention: 2 rows left out, of a stack alone that beats the device's peak",)
+    assert samples.gemm["bf16"]["m"].tolist() == [8]
+    assert samples.collectives["all_to_all"]["latency_us"].tolist() == [6]

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.cluster.types import Device
 from forerun.cost.attention import AttentionRates, attention_kernels, attention_s
@@ -34,12 +33,11 @@ from forerun.measure.fit import (
     fit_rate,
     gemm_constants,
 )
-from forerun.measure.samples import OPS, Samples, Table
+from forerun.measure.samples import OPS, Mask, Samples, Table
 from forerun.network.constants import NodeOp
 from forerun.program.types import F64
 from forerun.units import GIGA, TERA
 
-Mask = npt.NDArray[np.bool_]
 _US = 1e-6
 _DEFAULT = "default"
 ALL = "all"

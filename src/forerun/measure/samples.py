@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from forerun.cluster.types import Device
 from forerun.cost.measured import ANY, Curve, KernelProfile
 from forerun.cost.measured_files import read_kernel_profile, read_network_profile
 from forerun.errors import ForerunError
@@ -17,6 +19,7 @@ from forerun.program.types import F64, Collective
 
 Table = dict[str, F64]
 """columns of one kind of measurement; times in `latency_us`"""
+Mask = npt.NDArray[np.bool_]
 OPS = {
     "all_reduce": Collective.ALL_REDUCE,
     "all_gather": Collective.ALL_GATHER,
@@ -88,16 +91,20 @@ def read_samples(kernels: Sequence[Path], network: Sequence[Path], node_size: in
     )
 
 
-def read_tables(folder: Path, device: str) -> Samples:
-    """Measurements of `device` in gemm.parquet, attention_forward.parquet and nccl.parquet, taken by inference stacks.
+def read_tables(folder: Path, name: str, device: Device) -> Samples:
+    """Measurements of `device`, called `name` in tables that inference stacks measured.
 
+    The folder holds gemm.parquet, attention_forward.parquet and nccl.parquet.
     Columns: gemm: device, dtype, m, n, k, latency_us; attention_forward: device, batch, seq, heads, kv_heads, head_dim,
-    latency_us (causal); nccl: device, op, num_gpus, message_bytes, latency_us (several rows of a shape: their median).
+    latency_us (causal) and, where known, stacks (how many measured a shape); nccl: device, op, num_gpus, message_bytes,
+    latency_us (several rows of a shape: their median). Where attention that one stack alone measured beats the peak of
+    the device, what is alone is not believed (a kernel that skips work) and is left out, with a note.
 
     Raises:
         ForerunError: pandas is missing, a file can't be read, lacks a column, or the device is in none of them.
     """
-    gemm, attention, nccl = (_of_device(folder / name, device) for name in _TABLES)
+    gemm, attention, nccl = (_of_device(folder / file, name) for file in _TABLES)
+    believed = _believed(attention, device)
     collectives: dict[str, Table] = {}
     for op, rows in nccl.groupby("op"):
         medians = rows.groupby(["num_gpus", "message_bytes"], as_index=False).latency_us.median()
@@ -108,11 +115,14 @@ def read_tables(folder: Path, device: str) -> Samples:
             _TABLE_DTYPES.get(dtype, dtype): _columns(rows, ("m", "n", "k", "latency_us"))
             for dtype, rows in gemm.groupby("dtype")
         },
-        attention={ANY: _columns(attention, shape)} if len(attention) else {},
+        attention={ANY: _columns(attention[believed], shape)},
         collectives={name: table for name, table in collectives.items() if name in OPS},
         of_kernels=", ".join(_TABLES[:2]),
         of_network=_TABLES[2],
         serving=True,
+        notes=(f"attention: {(~believed).sum()} rows left out, of a stack alone that beats the device's peak",)
+        if not believed.all()
+        else (),
     )
 
 
@@ -185,6 +195,22 @@ def _of_device(path: Path, device: str) -> Any:
     if not len(rows):
         raise ForerunError(f"{path}: no rows of {device!r}; it has {', '.join(sorted(set(table.device)))}")
     return rows
+
+
+def _believed(rows: Any, device: Device) -> Mask:
+    """Rows of attention but for those of one stack alone, at head sizes where these beat the device's peak."""
+    believed = np.ones(len(rows), np.bool_)
+    if "stacks" not in rows:
+        return believed
+    batch, seq, heads, head_dim, latency_us = (
+        rows[column].to_numpy(np.float64) for column in ("batch", "seq", "heads", "head_dim", "latency_us")
+    )
+    flops = 2.0 * batch * heads * seq**2 * head_dim
+    alone = rows.stacks.to_numpy() == 1
+    impossible = alone & (flops / (latency_us * _US) > device.peak("bf16"))
+    for size in np.unique(head_dim[impossible]):
+        believed &= ~(alone & (head_dim == size))
+    return believed
 
 
 def _columns(rows: Any, names: Sequence[str]) -> Table:
