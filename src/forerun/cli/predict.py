@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from forerun.analysis.allocation import allocation
 from forerun.analysis.predict_program import read_program
 from forerun.analysis.reading import Simulation
 from forerun.analysis.setup import Setup
@@ -28,10 +29,12 @@ from forerun.cli.report_option import Report, check_report, typed
 from forerun.cluster.catalog import load_cluster
 from forerun.cost.measured_files import read_measured
 from forerun.errors import ForerunError
+from forerun.memory.allocator_settings import AllocatorSettings
 from forerun.model.catalog import load_any
 from forerun.model.layered import LayeredModel
 from forerun.network.on_topology import network_of
 from forerun.plan.complete import LAYERED, complete_plan
+from forerun.report.allocation import allocation_record, print_allocation
 from forerun.report.console import console, print_prediction
 from forerun.report.documents import prediction_document
 from forerun.report.memory_viz import write_snapshot
@@ -78,6 +81,13 @@ def predict(
         Path | None,
         typer.Option(metavar="FILE", help="Write the fullest rank's memory as a PyTorch snapshot (memory_viz)."),
     ] = None,
+    allocator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETTINGS",
+            help="Replay PyTorch's caching allocator: default, or settings as in PYTORCH_CUDA_ALLOC_CONF.",
+        ),
+    ] = None,
     report: Report = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where each figure comes from.")] = False,
     must_fit: Annotated[bool, typer.Option("--must-fit", help="Exit with 3 if it does not fit in memory.")] = False,
@@ -88,6 +98,7 @@ def predict(
         given = "give a model or --program, not both" if model else "give a model, or a saved program with --program"
         raise ForerunError(f"predict: {given}")
     check_report(report)
+    settings = None if allocator is None else AllocatorSettings.parse("" if allocator == "default" else allocator)
     if program is not None:
         own = {**fields, "plan_file": plan_file, "seq_len": seq_len, "global_batch": global_batch}
         refuse({name: True for name, value in own.items() if value is not None}, "a program has its plan; leave it out")
@@ -100,7 +111,7 @@ def predict(
             kernel_profile=kernel_profile,
             network_profile=network_profile,
             tokens_per_step=tokens_per_step,
-            whole_timeline=any(path is not None for path in (trace, chakra, memory_snapshot, report)),
+            whole_timeline=any(asked is not None for asked in (trace, chakra, memory_snapshot, report, allocator)),
         )
         if report is not None:
             where, measured = (
@@ -128,10 +139,16 @@ def predict(
             write_page(report, prediction_document(simulation, sensitivities(setup, simulation), typed(context)))
     _write(simulation, trace, chakra, memory_snapshot)
     prediction = simulation.prediction
+    found = None
+    if settings is not None:
+        found = allocation(simulation.program, limited(load_cluster(cluster), memory_limit), settings)
     if as_json:
-        print(to_json(prediction_record(prediction)))
+        held = {} if found is None else {"allocator": allocation_record(found)}
+        print(to_json(prediction_record(prediction) | held))
     else:
         print_prediction(console(), prediction, simulation.model_flops_per_token, explain=explain)
+        if found is not None:
+            print_allocation(console(), found)
     if must_fit and not prediction.fits:
         raise typer.Exit(NOTHING_FITS)
 
