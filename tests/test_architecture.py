@@ -34,6 +34,7 @@ LAZY = {
     SOURCE / "experiment" / "result.py": {"pandas"},
     SOURCE / "measure" / "fit.py": {"scipy.optimize"},
     SOURCE / "measure" / "samples.py": {"pandas"},
+    SOURCE / "measure" / "microbench.py": {"torch", "torch.distributed", "torch.nn.attention"},
     SOURCE / "dse" / "tables.py": {"pyarrow", "pyarrow.parquet"},
     SOURCE / "report" / "pareto_plot.py": {
         f"matplotlib.{part}" for part in ("figure", "ticker", "backends.backend_agg")

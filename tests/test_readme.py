@@ -17,6 +17,7 @@ OWN_OPTIONS = {
     *("--expert-skew", "--source-lines", "--plans", "--time-limit", "--host-memory-limit", "--show-output"),
     *("--report", "--out", "--nodes", "--weak", "--patterns", "--devices", "--store"),
     *("--kernels", "--tables", "--table-device", "--profile-out", "--network-out"),
+    *("--nproc-per-node", "--no-python"),  # of torchrun
     "--mode",  # of the script that README.md traces
 }
 

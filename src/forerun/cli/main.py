@@ -23,6 +23,7 @@ COMMANDS = {
     "trace": "Record a real PyTorch training step without a GPU.",
     "experiment": "Study a cluster from one file: scaling, what-if, cost.",
     "validate": "Compare predictions with published measurements.",
+    "measure": "Time kernels and collectives of the machine at hand.",
     "calibrate": "Refit a device's cost profile to measurements.",
     "models": "List the model presets.",
     "clusters": "List the cluster presets.",
