@@ -49,7 +49,9 @@ def test_a_saved_program_that_runs_out_of_memory(forerun, tmp_path):
     assert short["out_of_memory"]
     assert short["retries"] > 0
     assert short["reserved_gib"] <= short["available_gib"]
-    assert "allocator    out of memory in step 1: " in forerun("predict", *ask, *limit).stdout
+    words = forerun("predict", *ask, *limit).stdout
+    assert "allocator    out of memory in step 1: " in words
+    assert "retries in 1 step of every rank" in words
 
 
 def test_settings_that_pytorch_refuses(forerun):

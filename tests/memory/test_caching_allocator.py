@@ -263,6 +263,16 @@ def recorded(seed: int, n: int = 1200) -> Events:
     return events(sizes, steps, streams)
 
 
+def answer(what: Events, conf: str, device_gib: float | None) -> tuple[int, ...]:
+    allocator = CachingAllocator(AllocatorSettings.parse(conf), None if device_gib is None else int(device_gib * GIB))
+    allocator.follow(what)
+    result = allocator.result
+    return (
+        *(result.reserved_bytes, result.allocated_bytes, allocator.reserved_bytes, allocator.allocated_bytes),
+        *(result.mallocs, result.returned, result.retries, int(result.out_of_memory)),
+    )
+
+
 ANSWERS = [
     (1, "", None, (3116367872, 2089085440, 3116367872, 2011110912, 69, 0, 0, 0)),
     (2, "", 1.0, (1046478848, 944781312, 1042284544, 944781312, 21, 8, 2, 1)),
@@ -372,10 +382,48 @@ how often CUDA gave memory, how often it got some back, retries, and whether mem
 
 @pytest.mark.parametrize(("seed", "conf", "device_gib", "expected"), ANSWERS)
 def test_pytorch_answers_the_same(seed: int, conf: str, device_gib: float | None, expected: tuple[int, ...]) -> None:
-    allocator = CachingAllocator(AllocatorSettings.parse(conf), None if device_gib is None else int(device_gib * GIB))
-    allocator.follow(recorded(seed))
-    result = allocator.result
-    assert expected == (
-        *(result.reserved_bytes, result.allocated_bytes, allocator.reserved_bytes, allocator.allocated_bytes),
-        *(result.mallocs, result.returned, result.retries, int(result.out_of_memory)),
-    )
+    assert answer(recorded(seed), conf, device_gib) == expected
+
+
+def recorded_beside(seed: int, n: int = 1200) -> Events:
+    """The same on one stream; another stream goes on using four of ten tensors, and is through with them later."""
+    draw = random.Random(seed).random
+    usual = [int(2 ** (8 + 20 * draw())) for _ in range(12)]
+    sizes: list[int] = []
+    steps: list[Step] = []
+    live: list[int] = []
+    used: list[int] = []
+    while len(steps) < n:
+        action = draw()
+        if used and action < 0.2:
+            steps.append((READY, used.pop(0)))
+        elif live and action < 0.55:
+            tensor = live.pop(int(draw() * len(live)))
+            steps.append((FREE_LATER if draw() < 0.4 else FREE, tensor))
+            used += [tensor] if steps[-1][0] == FREE_LATER else []
+        else:
+            live.append(len(sizes))
+            steps.append((ALLOC, len(sizes)))
+            sizes.append(usual[int(draw() * 12)] if draw() < 0.7 else int(2 ** (4 + 24 * draw())))
+    return events(sizes, steps)
+
+
+ANSWERS_BESIDE = [
+    (1, "", None, (914358272, 760878592, 914358272, 611432448, 17, 0, 0, 0)),
+    (2, "", 1.0, (991952896, 904950784, 991952896, 837942272, 12, 2, 2, 1)),
+    (3, "", 1.5, (1539309568, 1111124480, 1537212416, 1111124480, 15, 6, 3, 1)),
+    (1, "max_split_size_mb:64", None, (1790967808, 762636800, 1790967808, 612030464, 34, 0, 0, 0)),
+    (2, "max_split_size_mb:64", 1.0, (1046478848, 922041856, 947912704, 865180160, 19, 8, 2, 1)),
+    (3, "max_split_size_mb:64", 1.5, (1564475392, 1364182528, 1447034880, 1359268352, 34, 22, 2, 1)),
+    (1, "expandable_segments:True", None, (887095296, 757560832, 887095296, 608712192, 17, 0, 0, 0)),
+    (2, "expandable_segments:True", 1.0, (1071644672, 1020015616, 945815552, 863822848, 13, 4, 2, 1)),
+    (3, "expandable_segments:True", 1.5, (1537212416, 1358898688, 1409286144, 1353984512, 16, 9, 2, 1)),
+]
+"""As ANSWERS, with record_stream"""
+
+
+@pytest.mark.parametrize(("seed", "conf", "device_gib", "expected"), ANSWERS_BESIDE)
+def test_pytorch_answers_the_same_where_another_stream_uses_tensors(
+    seed: int, conf: str, device_gib: float | None, expected: tuple[int, ...]
+) -> None:
+    assert answer(recorded_beside(seed), conf, device_gib) == expected

@@ -18,7 +18,8 @@ def print_allocation(out: Console, found: Allocation) -> None:
         held = f"out of memory in step {steps}: {held}, {found.available_bytes / GIB:.1f} available"
     else:
         held += f": {last.fragmentation:.0%} unused at the peak"
-    done = f"{last.mallocs} requests to CUDA, {last.retries} retries in {steps} steps of {found.rank_class}"
+    over = "1 step" if steps == 1 else f"{steps} steps"
+    done = f"{last.mallocs} requests to CUDA, {last.retries} retries in {over} of {found.rank_class}"
     out.print(f"allocator    {held}", highlight=False, soft_wrap=True)
     out.print(f"             {done}{', still growing' if found.still_growing else ''}", highlight=False, soft_wrap=True)
 
