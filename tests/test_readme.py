@@ -18,6 +18,7 @@ OWN_OPTIONS = {
     *("--report", "--out", "--nodes", "--weak", "--patterns", "--devices", "--store"),
     *("--kernels", "--tables", "--table-device", "--profile-out", "--network-out"),
     *("--nproc-per-node", "--no-python"),  # of torchrun
+    *("--launch", "--launch-out"),
     "--mode",  # of the script that README.md traces
 }
 

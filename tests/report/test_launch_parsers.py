@@ -202,6 +202,9 @@ def test_megatron_reads_its_arguments(tmp_path, monkeypatch):
         given = given[given.index("/m/pretrain_gpt.py") + 1 :]
         monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py", *given])
         monkeypatch.setenv("WORLD_SIZE", str(plan.world_size))
+        monkeypatch.setattr(arguments, "is_te_min_version", lambda *_: True)
+        monkeypatch.setattr(arguments, "get_device_arch_version", lambda: 10)
+        monkeypatch.setattr(arguments.torch.cuda, "get_device_capability", lambda: (10, 0))  # CLUSTER's
         monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
         if "CONNECTIONS=1" in files["launch.sh"]:
             monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")

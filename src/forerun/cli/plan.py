@@ -13,6 +13,7 @@ from forerun.analysis.setup import Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.analysis.what_if import WhatIf, sensitivities
 from forerun.cli.exit_codes import NOTHING_FITS
+from forerun.cli.launch_option import Launch, LaunchOut, check_launch, write_launch_files
 from forerun.cli.plan_options import parse, with_plan_options
 from forerun.cli.program_options import KernelProfile, MemoryLimit, Network, NetworkProfile, refuse
 from forerun.cli.report_option import Report, check_report, typed
@@ -78,6 +79,8 @@ def plan(
     plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields to fix; options go over it.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write every possible plan to this CSV file.")] = None,
     report: Report = None,
+    launch: Launch = None,
+    launch_out: LaunchOut = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Find the fastest parallelism plan that fits.
@@ -94,13 +97,14 @@ def plan(
     if cluster is None:
         raise ForerunError("plan: --cluster is missing; forerun clusters lists the presets")
     check_report(report)
+    check_launch(launch, launch_out)
     measured = read_measured(kernel_profile, network_profile)
     if programs is not None:
         limits = {"max_tp": max_tp, "max_cp": max_cp, "max_pp": max_pp, "max_ep": max_ep}
         own = {**fields, **limits, "max_micro_batch": max_micro_batch, "plan_file": plan_file}
         own |= {"seq_len": seq_len, "global_batch": global_batch, "exhaustive": exhaustive or None}
         own |= {"store": store}
-        own |= {"objective": None if objective == "time" else objective, "report": report}
+        own |= {"objective": None if objective == "time" else objective, "report": report, "launch": launch}
         refuse({name: True for name, value in own.items() if value is not None}, "not with --programs; leave it out")
         _rank(programs, cluster, gpus, memory_limit, network, measured, workers, top, csv, as_json)
         return
@@ -144,6 +148,7 @@ def plan(
         print_search(console(), result, top, tokens_cost, model=model, cluster=cluster, network=network)
     if result.best is None:
         raise typer.Exit(NOTHING_FITS)
+    write_launch_files(launch, launch_out, result.best.own_plan(), spec, where)
 
 
 def _best(

@@ -15,6 +15,7 @@ from forerun.analysis.simulate_setup import simulate_setup
 from forerun.analysis.what_if import sensitivities, sensitivities_of_program
 from forerun.chakra.export import write_run
 from forerun.cli.exit_codes import NOTHING_FITS
+from forerun.cli.launch_option import Launch, LaunchOut, check_launch, write_launch_files
 from forerun.cli.plan_options import parse, with_plan_options
 from forerun.cli.program_options import (
     KernelProfile,
@@ -89,6 +90,8 @@ def predict(
         ),
     ] = None,
     report: Report = None,
+    launch: Launch = None,
+    launch_out: LaunchOut = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where each figure comes from.")] = False,
     must_fit: Annotated[bool, typer.Option("--must-fit", help="Exit with 3 if it does not fit in memory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
@@ -98,9 +101,10 @@ def predict(
         given = "give a model or --program, not both" if model else "give a model, or a saved program with --program"
         raise ForerunError(f"predict: {given}")
     check_report(report)
+    check_launch(launch, launch_out)
     settings = None if allocator is None else AllocatorSettings.parse("" if allocator == "default" else allocator)
     if program is not None:
-        own = {**fields, "plan_file": plan_file, "seq_len": seq_len, "global_batch": global_batch}
+        own = {**fields, "plan_file": plan_file, "seq_len": seq_len, "global_batch": global_batch, "launch": launch}
         refuse({name: True for name, value in own.items() if value is not None}, "a program has its plan; leave it out")
         simulation = simulate_file(
             program,
@@ -133,6 +137,7 @@ def predict(
             values = {**LAYERED, **values}
         plan = complete_plan(values, n_gpus=gpus, global_batch=global_batch)
         measured = read_measured(kernel_profile, network_profile)
+        write_launch_files(launch, launch_out, plan, spec, where)
         setup = Setup(spec, plan, where, network_of(where, network), measured)
         simulation = simulate_setup(setup)
         if report is not None:

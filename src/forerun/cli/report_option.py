@@ -13,8 +13,8 @@ from forerun.errors import ForerunError
 from forerun.report.page import needs_plotly
 
 NAME = "--report"
-_PLACES = (NAME, "--out")
-"""options that say where files go, and change nothing in them"""
+_PLACES = (NAME, "--out", "--launch", "--launch-out")
+"""options that say which files go where, and change nothing in the page"""
 Report = Annotated[
     Path | None,
     typer.Option(NAME, metavar="FILE", help="Write a page of figures, plots and what-if to this HTML file."),

@@ -237,7 +237,10 @@ def _offload(t: Translation) -> list[str]:
 def _kernels(t: Translation) -> list[str]:
     plan, lines = t.plan, list[str]()
     t.habit_unless(not plan.compile, "compile", "Megatron-LM has fused kernels in place of torch.compile")
-    lines += ["--cuda-graph-impl local"] if t.give("cuda_graphs") else []
+    if plan.cuda_graphs and t.model.moe:
+        t.note("cuda_graphs", "Megatron-LM captures no layers whose experts take as many tokens as are routed to them")
+    else:
+        lines += ["--cuda-graph-impl local"] if t.give("cuda_graphs") else []
     kernel = t.give("attention")
     if kernel in _BACKENDS:
         lines.append(f"--attention-backend {_BACKENDS[kernel]}")
