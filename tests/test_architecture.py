@@ -9,6 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "forerun"
 LEVELS = [
     {"errors", "units"},
     {"files", "jit", "processes", "content", "records"},
+    {"ray_cluster"},
     {"cluster", "model"},
     {"plan"},
     {"program"},
@@ -29,6 +30,7 @@ LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 """all but the package itself, which imports what it offers when it is used"""
 LAZY = {
+    SOURCE / "ray_cluster.py": {"ray"},
     SOURCE / "analysis" / "history.py": {"pandas"},
     SOURCE / "search" / "result.py": {"pandas"},
     SOURCE / "experiment" / "result.py": {"pandas"},

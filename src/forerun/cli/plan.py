@@ -69,6 +69,13 @@ def plan(
         bool, typer.Option("--exhaustive", help="Simulate also what a bound shows to come after the best.")
     ] = False,
     workers: Annotated[int | None, typer.Option(help="Processes (default: one for each CPU).")] = None,
+    executor: Annotated[
+        str, typer.Option(metavar="local|ray", help="What simulates: processes here, or Ray.")
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Of a Ray cluster (default: RAY_ADDRESS, or one on this machine)."),
+    ] = None,
     store: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Keep what is simulated here; a search that was broken off goes on from it."),
@@ -103,7 +110,7 @@ def plan(
         limits = {"max_tp": max_tp, "max_cp": max_cp, "max_pp": max_pp, "max_ep": max_ep}
         own = {**fields, **limits, "max_micro_batch": max_micro_batch, "plan_file": plan_file}
         own |= {"seq_len": seq_len, "global_batch": global_batch, "exhaustive": exhaustive or None}
-        own |= {"store": store}
+        own |= {"store": store, "executor": None if executor == "local" else executor, "ray_address": ray_address}
         own |= {"objective": None if objective == "time" else objective, "report": report, "launch": launch}
         refuse({name: True for name, value in own.items() if value is not None}, "not with --programs; leave it out")
         _rank(programs, cluster, gpus, memory_limit, network, measured, workers, top, csv, as_json)
@@ -128,7 +135,9 @@ def plan(
             limits=Limits(max_tp, max_cp, max_pp, max_ep, max_micro_batch),
             keep=top,
             exhaustive=exhaustive,
-            workers=available_cpus() if workers is None else workers,
+            workers=available_cpus() if workers is None and executor == "local" else workers,
+            executor=executor,  # type: ignore[arg-type]
+            ray_address=ray_address,
             network=topology,
             measured=measured,
             store=store,

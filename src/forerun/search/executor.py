@@ -1,10 +1,11 @@
-"""Predictions of many plans, in this process or in local ones; the order of the answers is that of the plans."""
+"""Predictions of many plans, in this process, in local ones or on Ray; the order of the answers is that of plans."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from forerun.analysis.predict import predict
 from forerun.analysis.prediction import Prediction
@@ -16,7 +17,8 @@ from forerun.errors import ForerunError
 from forerun.model.spec import ModelSpec
 from forerun.network.network_file import Network
 from forerun.plan.plan import Plan
-from forerun.processes import Processes
+from forerun.processes import Processes, default_workers
+from forerun.ray_cluster import RayCluster
 
 Predictor: TypeAlias = Callable[[ModelSpec, Plan, Cluster], Prediction]
 Answer: TypeAlias = "Prediction | Refused"
@@ -63,6 +65,13 @@ class Question:
             return Refused(str(error))
 
 
+class AnswersPlans(Protocol):
+    """What answers plans, in their order."""
+
+    def run(self, tasks: Sequence[Plan], /) -> Iterator[Answer]:
+        """An answer for each plan, in order."""
+
+
 class Executor(Processes[Plan, Answer]):
     """Answers plans with `workers` processes (1: here). A context manager.
 
@@ -71,3 +80,19 @@ class Executor(Processes[Plan, Answer]):
 
     def __init__(self, question: Question, workers: int) -> None:
         super().__init__(question.answer, workers, WORTH_A_POOL)
+
+
+def executor_of(
+    question: Question, name: str, workers: int | None, ray_address: str | None
+) -> AbstractContextManager[AnswersPlans]:
+    """What answers plans: `local` processes (one for each CPU unless `workers` is given), or a `ray` cluster.
+
+    Raises ForerunError for another name, a Ray address without Ray, fewer than one worker, and as `RayCluster` does.
+    """
+    if name == "ray":
+        return RayCluster(question.answer, question.basis, ray_address, workers)
+    if name != "local":
+        raise ForerunError(f"executor must be local or ray, got {name!r}")
+    if ray_address is not None:
+        raise ForerunError(f"Ray address {ray_address}: goes with executor ray; the executor is local")
+    return Executor(question, default_workers() if workers is None else workers)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from forerun.analysis.predict import predict
 from forerun.analysis.prediction import Prediction
@@ -23,12 +24,11 @@ from forerun.model.spec import ModelSpec
 from forerun.network.network_file import Network
 from forerun.network.on_topology import check_size
 from forerun.plan.plan import Plan
-from forerun.processes import default_workers
-from forerun.search.executor import Executor, Predictor, Question, Refused
+from forerun.search.executor import AnswersPlans, Predictor, Question, Refused, executor_of
 from forerun.search.memory_bound import MemoryBound, MemoryBounds
 from forerun.search.result import Objective, SearchResult, Skipped, TooLarge
 from forerun.search.space import Limits, Tally, make_space
-from forerun.search.store import AnswersPlans, AnswerStore, Remembering
+from forerun.search.store import AnswerStore, Remembering
 from forerun.search.time_bound import least_step_s
 from forerun.search.units import UnitRuns
 from forerun.units import GIB
@@ -60,6 +60,8 @@ def search(
     network: Network | None = None,
     measured: Measured | None = None,
     predictor: Predictor = predict,
+    executor: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
     store: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SearchResult:
@@ -72,18 +74,21 @@ def search(
         limits: upper ends of axes that are not fixed.
         keep: how many places have to be exact; the rest may be skipped where a bound shows that it comes after them.
         exhaustive: simulate everything that could fit.
-        workers: processes; one for each CPU unless given.
+        workers: processes, or CPUs of a Ray cluster; one for each CPU, or all of them, unless given.
         network: what the GPUs communicate over in place of the links of the cluster.
         measured: the user's own times of kernels and collectives, which go over the shipped ones.
         predictor: what predicts a plan, all of them as the bounds are about `predict`; it has to be importable where
             processes are not forked, and knows about its network and measurements by itself.
+        executor: what simulates: `local` processes, or a `ray` cluster, which needs Ray.
+        ray_address: of that cluster (HOST:PORT, ray://HOST:PORT, auto); RAY_ADDRESS, or a cluster on this machine for
+            the time of the search, unless given.
         store: a file that keeps every answer as it comes, and gives what it knows already; made where it is not there.
         progress: called with how many plans are done and how many there are.
 
     Raises:
         ImpossiblePlan: no combination can run at all; the message says why.
         ForerunError: bad arguments, objective cost on a cluster without a price, a network with fewer NPUs than GPUs,
-            a store that can't be read or written.
+            a store that can't be read or written, a Ray cluster that can't be used.
     """
     if objective not in KEYS:
         raise ForerunError(f"objective must be one of {', '.join(KEYS)}, got {objective!r}")
@@ -104,9 +109,7 @@ def search(
     queue = run.screen(plans)
     question = Question(predictor, model, cluster, network, measured)
     with ExitStack() as stack:
-        answers: AnswersPlans = stack.enter_context(
-            Executor(question, default_workers() if workers is None else workers)
-        )
+        answers = stack.enter_context(executor_of(question, executor, workers, ray_address))
         if store is not None:
             answers = Remembering(answers, stack.enter_context(AnswerStore(Path(store), question.basis())))
         run.simulate(queue, answers, progress)

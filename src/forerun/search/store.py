@@ -10,27 +10,20 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from forerun.analysis.prediction import Prediction
 from forerun.plan.plan import Plan
 from forerun.records import Records
-from forerun.search.executor import Answer, Refused
+from forerun.search.executor import Answer, AnswersPlans, Refused
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _TABLE = "plan"
 _PREDICTION = TypeAdapter(Prediction)
-
-
-class AnswersPlans(Protocol):
-    """What answers plans, in their order."""
-
-    def run(self, tasks: Sequence[Plan], /) -> Iterator[Answer]:
-        """An answer for each plan, in order."""
 
 
 class AnswerStore:
