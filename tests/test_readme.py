@@ -16,7 +16,7 @@ OWN_OPTIONS = {
     *("--world-size", "--gpus-per-node", "--steps", "--rank", "--module", "--device", "--torchtitan", "--override"),
     *("--expert-skew", "--source-lines", "--plans", "--time-limit", "--host-memory-limit", "--show-output"),
     *("--report", "--out", "--nodes", "--weak", "--patterns", "--devices", "--store", "--executor", "--ray-address"),
-    *("--kernels", "--tables", "--table-device", "--profile-out", "--network-out"),
+    *("--kernels", "--tables", "--table-device", "--profile-out", "--network-out", "--source"),
     *("--nproc-per-node", "--no-python"),  # of torchrun
     *("--launch", "--launch-out"),
     "--mode",  # of the script that README.md traces

@@ -1,6 +1,7 @@
 """Refitted profiles: known constants come back, files are the same every time, shipped constants come out again."""
 
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,9 @@ from forerun.cost.profile_text import header_of, profile_text
 from forerun.errors import ForerunError
 from forerun.measure.calibrate import Calibration, calibrate, folds
 from forerun.measure.new_profile import at_device
-from forerun.measure.samples import read_samples, read_tables
+from forerun.measure.samples import of_source, read_samples, read_tables
 
+SHIPPED = Path(str(resources.files("forerun.cost") / "profiles"))
 TABLES = Path(__file__).resolve().parents[2].parent / "shared" / "calibration"
 
 
@@ -96,14 +98,36 @@ def test_the_written_file_is_a_profile_that_a_device_takes(found, tmp_path):
     assert replace(load_profile(str(path)), name=found.profile.name) == found.profile
     assert header_of(path, "h100") == ["# Of the machine in the cellar."]
     assert header_of(tmp_path / "none.yaml", "h100")[0].startswith("# Kernel constants of the h100.")
-    assert "7.1 %" not in found.profile.gemm["bf16"].source
-    assert found.profile.gemm["bf16"].source.startswith("forerun calibrate: 343 rows of kernels.csv, mean error 0.")
+    assert found.profile.gemm["bf16"].source.startswith("forerun calibrate on kernels.csv: 343 rows, mean error 0.")
 
 
 @pytest.mark.parametrize("name", profile_names())
-def test_every_shipped_profile_survives_being_written(name):
-    profile = load_profile(name)
-    assert parse_profile({"name": name, **yaml.safe_load(profile_text(profile, ["# one"]))}, name) == profile
+def test_shipped_profiles_stand_as_they_are_written_so_that_a_diff_shows_a_refit(name):
+    path, profile = SHIPPED / f"{name}.yaml", load_profile(name)
+    text = profile_text(profile, header_of(path, name))
+    assert text == path.read_text(encoding="utf-8")
+    assert parse_profile({"name": name, **yaml.safe_load(text)}, name) == profile
+
+
+def test_a_profile_says_where_its_measurements_come_from(files):
+    samples = of_source(read_samples([], [files[1]], 8), "the machine in the cellar")
+    found = calibrate(load_cluster("h100-sxm"), samples)
+    start = "forerun calibrate on network.csv (the machine in the cellar): all_gather: 63 rows, mean error"
+    assert found.profile.collectives.source.startswith(start)
+    assert "; others: fitted to ai-dynamo" in found.profile.collectives.source
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 1e-5, 1.5e-7, 123456.0, 1978.9, 0.1 + 0.2])
+def test_numbers_are_written_in_full_and_without_exponents(value):
+    profile = load_profile("h100")
+    changed = replace(profile, memory_bound=replace(profile.memory_bound, launch_us=value))
+    data = yaml.safe_load(profile_text(changed, []))
+    assert parse_profile({"name": "h100", **data}, "h100") == changed
+
+
+def test_text_with_quotes_is_read_back():
+    profile = replace(load_profile("h100"), source='a "quoted" \\ thing: # no comment')
+    assert yaml.safe_load(profile_text(profile, []))["source"] == profile.source
 
 
 def test_another_device_takes_the_fractions_of_its_own_peaks():

@@ -14,7 +14,7 @@ from forerun.errors import ForerunError
 from forerun.files import whole_file
 from forerun.measure.calibrate import calibrate as fit
 from forerun.measure.nccl_tests import network_csv
-from forerun.measure.samples import network_times, read_samples, read_tables
+from forerun.measure.samples import network_times, of_source, read_samples, read_tables
 from forerun.report.calibration_table import calibration_record, print_calibration
 from forerun.report.console import console
 
@@ -32,6 +32,9 @@ def calibrate(
         Path | None, typer.Option(help="Folder of gemm.parquet, attention_forward.parquet and nccl.parquet.")
     ] = None,
     table_device: Annotated[str | None, typer.Option(help="The device's name in these tables.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Where the measurements come from, for the profile to say.")
+    ] = None,
     profile_out: Annotated[Path | None, typer.Option(help="Write the profile to this YAML file.")] = None,
     network_out: Annotated[
         Path | None, typer.Option(help="Write the collectives of --network to this CSV file, for --network-profile.")
@@ -51,7 +54,7 @@ def calibrate(
         raise ForerunError("give measurements: --kernels and --network, or --tables with --table-device")
     if profile_out is not None and profile_out.suffix not in (".yaml", ".yml"):
         raise ForerunError(f"{profile_out}: a profile's file ends in .yaml")
-    found = fit(cluster, samples)
+    found = fit(cluster, samples if source is None else of_source(samples, source))
     if profile_out is not None:
         text = found.text(header_of(profile_out, cluster.device.name))
         with whole_file(profile_out) as file:

@@ -15,7 +15,7 @@ from forerun.cost.profile import Profile, load_profile, parse_profile
 from forerun.cost.profile_text import profile_text
 from forerun.errors import ForerunError
 from forerun.measure.fit import mape
-from forerun.measure.new_profile import LINKS, NewPart, at_device, with_parts, with_roles
+from forerun.measure.new_profile import LINKS, NewPart, at_device, fitted_on, with_parts, with_roles
 from forerun.measure.parts import ALL, Fitted, Part, backward_rates, parts_of, role_rates, rows_of
 from forerun.measure.samples import Samples
 from forerun.program.types import F64
@@ -110,11 +110,10 @@ def calibrate(cluster: Cluster, samples: Samples) -> Calibration:
 def _with_role_rates(profile: Profile, samples: Samples, cluster: Cluster) -> Profile:
     found = list(role_rates(samples, profile.gemm["bf16"], cluster.device))
     words = "; ".join(
-        f"{role.name}: forerun calibrate: {role.rows} rows of {samples.of_kernels}, "
-        f"mean error {role.error_percent:.1f} %"
-        for role in found
+        f"{role.name}: {role.rows} rows, mean error {role.error_percent:.1f} % in sample" for role in found
     )
-    return with_roles(profile, {role.name: role.rate for role in found}, words)
+    rates = {role.name: role.rate for role in found}
+    return with_roles(profile, rates, fitted_on(samples.of_kernels, words))
 
 
 def _changes(old: Profile, new: Profile) -> Iterator[Change]:

@@ -34,12 +34,10 @@ class NewPart:
     """in sample"""
     left_out_percent: float | None
 
-    def words(self, files: str) -> str:
-        """How the constants came about."""
+    def figures(self) -> str:
+        """How well the constants explain the rows."""
         unseen = "" if self.left_out_percent is None else f", {self.left_out_percent:.1f} % on shapes left out"
-        return (
-            f"forerun calibrate: {self.rows} rows of {files}, mean error {self.error_percent:.1f} % in sample{unseen}"
-        )
+        return f"{self.rows} rows, mean error {self.error_percent:.1f} % in sample{unseen}"
 
 
 def at_device(profile: Profile, cluster: Cluster) -> Profile:
@@ -100,13 +98,17 @@ def with_parts(old: Profile, parts: Iterable[NewPart], samples: Samples, cluster
     profile = _with_collectives(profile, by_kind.get("collectives", {}), samples)
     for part in by_kind.get("memory_bound", {}).values():
         launch_us, share = (rounded(value) for value in part.entry)
-        profile = replace(profile, memory_bound=MemoryEntry(share, launch_us, part.words(samples.of_kernels)))
+        profile = replace(
+            profile, memory_bound=MemoryEntry(share, launch_us, fitted_on(samples.of_kernels, part.figures()))
+        )
     for part in by_kind.get("host_copy", {}).values():
         launch_us, share = (rounded(value) for value in part.entry)
-        profile = replace(profile, host_copy=HostCopyEntry(share, launch_us, part.words(samples.of_kernels)))
+        profile = replace(
+            profile, host_copy=HostCopyEntry(share, launch_us, fitted_on(samples.of_kernels, part.figures()))
+        )
     files = ", ".join(name for name in (samples.of_kernels, samples.of_network) if name)
     named = Path(cluster.device.cost_profile).name
-    source = f"forerun calibrate, on {files}; what they do not tell about is of cost profile {named}"
+    source = f"forerun calibrate on {files}; what they do not tell about is of cost profile {named}"
     return replace(profile, source=source, calibrated=old.calibrated or "bf16" in by_kind.get("gemm", {}))
 
 
@@ -135,7 +137,7 @@ def _with_gemm(old: Profile, parts: Mapping[str, NewPart], samples: Samples, clu
             entry,
             p_tflops=min(entry.p_tflops, peaks[dtype]),
             hbm_gb_s=min(entry.hbm_gb_s, hbm_gb_s),
-            source=part.words(samples.of_kernels),
+            source=fitted_on(samples.of_kernels, part.figures()),
         )
     return replace(old, reference=Reference(peaks, hbm_gb_s), gemm=gemm)
 
@@ -161,8 +163,13 @@ def _with_collectives(old: Profile, parts: Mapping[str, NewPart], samples: Sampl
 
 def _of_several(parts: Mapping[str, NewPart], every: set[str], files: str, old_source: str) -> str:
     """The source of entries that share one."""
-    found = "; ".join(f"{name}: {part.words(files)}" for name, part in parts.items())
+    found = fitted_on(files, "; ".join(f"{name}: {part.figures()}" for name, part in parts.items()))
     return found if every <= set(parts) else f"{found}; others: {old_source}"
+
+
+def fitted_on(files: str, figures: str) -> str:
+    """The source of constants that were fitted here."""
+    return f"forerun calibrate on {files}: {figures}"
 
 
 def rounded_entry(entry: Entry) -> Entry:

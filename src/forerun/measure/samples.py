@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,12 @@ def read_tables(folder: Path, name: str, device: Device) -> Samples:
         if not believed.all()
         else (),
     )
+
+
+def of_source(samples: Samples, source: str) -> Samples:
+    """The same, with where its files come from in words, which a profile says of them."""
+    kernels, network = (f"{files} ({source})" if files else "" for files in (samples.of_kernels, samples.of_network))
+    return replace(samples, of_kernels=kernels, of_network=network)
 
 
 def network_times(paths: Sequence[Path]) -> dict[Key, float]:
