@@ -89,6 +89,25 @@ def test_a_device_takes_a_profile_from_a_file(data, tmp_path):
     )
 
 
+def test_a_file_that_was_written_again_counts_at_once(data, tmp_path):
+    (tmp_path / "cluster.yaml").write_text("device: {like: h100-sxm, cost_profile: mine.yaml}\n")
+    times, devices = [], []
+    for p_tflops in (500, 600.5):
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(changed(data, "gemm.bf16.p_tflops", p_tflops)))
+        devices.append(load_cluster(tmp_path / "cluster.yaml").device)
+        times.append(float(gemm_s(8192, 8192, 8192, gemm_rates(devices[-1], "bf16"))))
+    assert devices[0] != devices[1]
+    assert times[0] / times[1] == pytest.approx(600.5 / 500, rel=0.05)
+
+
+def test_a_cluster_whose_profile_is_missing_is_one_line(tmp_path):
+    (tmp_path / "cluster.yaml").write_text("device: {like: h100-sxm, cost_profile: mine.yaml}\n")
+    with pytest.raises(
+        ForerunError, match=r"cluster\.yaml: device\.cost_profile: .*mine\.yaml cannot be read \(No such"
+    ):
+        load_cluster(tmp_path / "cluster.yaml")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -94,9 +95,19 @@ def cluster_from_keys(data: dict[str, Any], name: str, folder: Path, place: str)
     entry = check(ClusterEntry, data, place)
     cluster = _cluster(entry, entry.name or name, place)
     if is_profile_file(cluster.device.cost_profile):
-        device = replace(cluster.device, cost_profile=str(folder / cluster.device.cost_profile))
-        cluster = replace(cluster, device=device)
+        cluster = replace(cluster, device=_with_profile_file(cluster.device, folder, place))
     return cluster if entry.network is None else replace(cluster, network=str(folder / entry.network))
+
+
+def _with_profile_file(device: Device, folder: Path, place: str) -> Device:
+    """A device whose cost profile is a file relative to `folder`."""
+    path = folder / device.cost_profile
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ForerunError(f"{place}: device.cost_profile: {path} cannot be read ({reason})") from None
+    return replace(device, cost_profile=str(path), profile_digest=digest)
 
 
 def cluster_table() -> list[ClusterRow]:

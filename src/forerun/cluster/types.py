@@ -30,6 +30,8 @@ class Device:
     power_w: float
     cost_profile: str
     """fitted kernel constants: the name of a file in cost/profiles, or the path of a user's own (.yaml, .yml)"""
+    profile_digest: str = ""
+    """of what a user's own file of `cost_profile` holds: what was computed under another is not taken for this one's"""
     sustained: float = 1.0
     """clock under a long training step over the clock at which the cost profile was measured"""
     source: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)

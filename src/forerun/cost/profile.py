@@ -8,9 +8,10 @@ collectives with its link rate (network/nccl.py).
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -182,16 +183,30 @@ def _below(value: float, peak: float, place: str) -> None:
         raise ForerunError(f"{place}: must be above 0 and at most the reference's {peak:g}, got {value:g}")
 
 
-@cache
 def load_profile(name: str) -> Profile:
-    """The shipped profile `name`, or the one in a file whose path ends in .yaml or .yml; a process reads it once.
+    """The shipped profile `name`, or the one in a file whose path ends in .yaml or .yml.
 
     Raises:
         ForerunError: a file that can't be read, or a wrong entry in it (see `parse_profile`).
         UnknownName: no shipped profile; the known ones are listed.
     """
-    if is_profile_file(name):
-        return parse_profile({"name": Path(name).stem, **read_yaml(Path(name))}, name)
+    if not is_profile_file(name):
+        return _shipped(name)
+    try:
+        state = os.stat(name)
+    except (OSError, ValueError) as error:
+        raise ForerunError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    return _of_file(name, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=16)
+def _of_file(path: str, mtime_ns: int, size: int) -> Profile:
+    """The profile in a file, read again when it was written again."""
+    return parse_profile({"name": Path(path).stem, **read_yaml(Path(path))}, path)
+
+
+@cache
+def _shipped(name: str) -> Profile:
     if name not in profile_names():
         raise UnknownName("cost profile", name, profile_names())
     text = (resources.files("forerun.cost") / "profiles" / f"{name}.yaml").read_text(encoding="utf-8")
