@@ -282,6 +282,17 @@ def test_nodes_are_filled_equally(world, node_size, nodes):
     assert nodes_of(world, node_size) == nodes
 
 
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_name_cannot_leave_its_comment(tool, tmp_path):
+    model = replace(LLAMA, name='x"""\nexit 1\n$(exit 1)')
+    files = launch_files(replace(WITHOUT_AXES, stack="pytorch"), model, CLUSTER, tool)
+    program = "accelerate" if "accelerate" in tool else "torchrun"
+    assert arguments_of(tmp_path, files, program)[-1] == "--extra"
+    for name, text in files.items():
+        if name.endswith(".py"):
+            assert len(ast.parse(text).body) > 1
+
+
 def test_notes_say_what_differs():
     notes = launch_files(replace(PLAN, prefetch=2), LLAMA, CLUSTER, "torchtitan-0.2")[NOTES]
     assert "* prefetch 2: FSDP2 gathers one unit ahead" in notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -14,10 +15,14 @@ from importlib.metadata import PackageNotFoundError, version
 import pytest
 from launch_cases import CLUSTER, random_case
 
+from forerun.analysis.predict_program import predict_program
+from forerun.analysis.setup import Setup
+from forerun.analysis.simulate_setup import simulate_setup
 from forerun.errors import ForerunError
 from forerun.model.catalog import load_model
 from forerun.model.parameters import parameter_count
 from forerun.plan.plan import Plan
+from forerun.program.storage import load
 from forerun.report.launch.tools import launch_files, write_launch
 from forerun.symbolic.schedule import layers_of_stages
 
@@ -129,6 +134,25 @@ def test_torchtitan_0_3_builds_the_model(name, tmp_path, monkeypatch):
     fresh(monkeypatch, tmp_path, "forerun_torchtitan")
     config = manager().parse_args(["--module", "forerun_torchtitan", "--config", "planned"])
     assert parameters_of(config.model_spec.model.build) == expected_parameters(model)
+
+
+@pytest.mark.slow
+def test_torchtitan_0_3_trains_the_plan_as_predicted(tmp_path):
+    """Its own trainer, started with the files, traced: the same groups, tokens and state as the plan's Program."""
+    torchtitan("0.3")
+    plan = Plan(seq_len=2048, n_microbatches=2, dp_shard=4, tp=2, activation_checkpointing="full")
+    model, path = load_model("llama-3.2-1b"), tmp_path / "step.program"
+    write_launch(tmp_path, launch_files(plan, model, CLUSTER, "torchtitan"))
+    words = ["trace", "-o", str(path), "--world-size", "8", "--torchtitan", "forerun_torchtitan", "planned"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    start = [sys.executable, "-c", "from forerun.cli.main import main; main()", *words]
+    subprocess.run(start, check=True, capture_output=True, env=environment)
+    program = load(path)
+    assert {(group.axis, group.size) for group in program.groups} >= {("tp", 2), ("fsdp", 4)}
+    traced = predict_program(program, CLUSTER).prediction
+    planned = simulate_setup(Setup(model, plan, CLUSTER)).prediction
+    assert traced.step_time_s == pytest.approx(planned.step_time_s, rel=0.15)
+    assert traced.tokens_per_s_per_gpu * traced.step_time_s * 8 == pytest.approx(plan.tokens_per_step)
 
 
 def test_deepspeed_reads_its_json(monkeypatch):

@@ -210,7 +210,7 @@ def _script(t: Translation, environment: list[str], options: Sequence[str] = ())
     nodes, _ = nodes_of(t.plan.world_size, t.cluster.node_size)
     head = [
         "#!/usr/bin/env bash",
-        f"# {t.model.name}, {t.plan.describe()}: {t.plan.world_size} GPUs of {t.cluster.name}; see notes.txt.",
+        f"# {t.title}; see notes.txt.",
         "set -euo pipefail",
         'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
         *environment,

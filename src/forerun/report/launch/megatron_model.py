@@ -35,6 +35,8 @@ def model_arguments(t: Translation) -> list[str]:
     ]
     if model.vocab % (_PADDED_VOCABULARY * t.plan.tp):
         t.remark(f"vocabulary {model.vocab}: Megatron-LM pads it to a multiple of {_PADDED_VOCABULARY} x tp")
+    if model.position == "rope":
+        t.remark("rotary base: Megatron-LM's 10000, as the model has none here; see --rotary-base")
     lines += ["--swiglu"] if model.mlp == "swiglu" else []
     lines += [] if model.tied_embeddings else ["--untie-embeddings-and-output-weights"]
     lines += _biases(t) + _attention(t)

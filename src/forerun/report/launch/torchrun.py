@@ -31,7 +31,7 @@ def script(t: Translation, words: Sequence[str], lines: Sequence[str] = ()) -> s
         t.remark("launch.sh runs on every node; MASTER_ADDR is the first node's address, NODE_RANK counts from 0")
     head = [
         "#!/usr/bin/env bash",
-        f"# {t.model.name}, {t.plan.describe()}: {world} GPUs of {t.cluster.name}; see notes.txt.",
+        f"# {t.title}; see notes.txt.",
         "set -euo pipefail",
         'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
         *lines,

@@ -107,14 +107,14 @@ def _module(t: Translation, family: Family, settings: Settings, source: _Source)
     replace = source.use("dataclasses", "replace")
     body = [
         f"def {FUNCTION}() -> {trainer}:",
-        f'    """{t.plan.describe()}, {t.plan.world_size} GPUs."""',
+        f'    """{t.title}."""',
         f"    model = {python_text(model, 4)}",
         *(converted if converters else []),
         f'    spec = {replace}({registry}("debugmodel"), flavor="{FUNCTION}", model=model)',
         f"    return {python_text(Call(trainer, {'model_spec': Code('spec'), **config}), 4)}",
         "",
     ]
-    head = [f'"""{t.model.name} for torchtitan 0.3: --module {MODULE} --config {FUNCTION}."""', ""]
+    head = [f'"""For torchtitan 0.3: --module {MODULE} --config {FUNCTION}."""', ""]
     return "\n".join([*head, *source.lines(), "", "", *body])
 
 

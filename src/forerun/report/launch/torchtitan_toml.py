@@ -38,7 +38,7 @@ def torchtitan_toml(t: Translation) -> Launch:
     command = ["-m torchtitan.train", f'--job.config_file "$HERE/{CONFIG}"']
     return t.finish(
         {
-            CONFIG: toml_text(tables, f"torchtitan 0.2: {t.model.name}, {plan.describe()}, {plan.world_size} GPUs"),
+            CONFIG: toml_text(tables, f"torchtitan 0.2: {t.title}"),
             f"{MODULE}.py": _module(t, family, attention),
             "launch.sh": script(t, command, ['export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"']),
         }
@@ -159,7 +159,7 @@ def _module(t: Translation, family: Family, attention: str) -> str:
         args["moe_args"] = Call("MoEArgs", _expert_args(t, family))
     return "\n".join(
         [
-            f'"""{t.model.name} for torchtitan 0.2, as flavor {FLAVOR} of model forerun_{family}."""',
+            f'"""Flavor {FLAVOR} of forerun_{family} for torchtitan 0.2: {t.title}."""',
             "",
             "from dataclasses import replace",
             "",

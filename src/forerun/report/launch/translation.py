@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -38,6 +39,12 @@ class Translation:
         self._written: dict[str, None] = {}
         self._habits: dict[str, None] = {}
         self._noted: dict[str, None] = {}
+
+    @property
+    def title(self) -> str:
+        """Model, mesh and GPUs in a line that may stand in a comment of any file, whatever the model is called."""
+        words = f"{self.model.name}, {self.plan.describe()}: {self.plan.world_size} GPUs of {self.cluster.name}"
+        return re.sub(r"[^\w ,:.+-]", "_", words)
 
     def give(self, name: str) -> Any:
         """The value of field `name`, which goes into a file."""
