@@ -170,12 +170,12 @@ def test_deepspeed_reads_its_json(monkeypatch):
 
 def launched(folder, launch):
     """What `accelerate launch` makes of launch.sh: its arguments, and the environment of a process."""
-    words = shlex.split((folder / "launch.sh").read_text().partition("accelerate launch")[2].replace("\\\n", " "))
-    fill = {"$HERE": str(folder), "${NODE_RANK:-0}": "0", "${MASTER_PORT:-29500}": "0", "$@": "", "MASTER": "10.0.0.1"}
-    for name, value in fill.items():
-        words = [word.replace(name, value) if name != "MASTER" else word for word in words]
-    words = ["10.0.0.1" if "MASTER_ADDR" in word else "train.py" if "SCRIPT" in word else word for word in words]
-    return launch._validate_launch_command(launch.launch_command_parser().parse_args([word for word in words if word]))
+    text = (folder / "launch.sh").read_text().partition("accelerate launch")[2]
+    values = {"$HERE": str(folder), "${NODE_RANK:-0}": "0", "${MASTER_PORT:-29500}": "0", '"$@"': "", "\\\n": " "}
+    values |= {"${MASTER_ADDR:?the first node}": "10.0.0.1", "${SCRIPT:?your training script}": "train.py"}
+    for name, value in values.items():
+        text = text.replace(name, value)
+    return launch._validate_launch_command(launch.launch_command_parser().parse_args(shlex.split(text)))
 
 
 def test_accelerate_reads_its_yaml(tmp_path, monkeypatch):
