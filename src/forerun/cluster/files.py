@@ -47,13 +47,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises ForerunError, naming the file and where possible the line: unreadable file, not UTF-8, not YAML, a key given
     twice, no mapping at the top.
     """
+    return parse_yaml(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """What a text file holds. Raises ForerunError, naming the file: unreadable, or not UTF-8."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ForerunError(f"{path}: not UTF-8 text (byte {error.start})") from None
     except (OSError, ValueError) as error:
         raise ForerunError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, place: str) -> dict[str, Any]:

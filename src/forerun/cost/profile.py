@@ -8,7 +8,6 @@ collectives with its link rate (network/nccl.py).
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache
@@ -19,7 +18,7 @@ from typing import Any
 import pydantic
 import yaml
 
-from forerun.cluster.files import read_yaml
+from forerun.cluster.files import parse_yaml, read_text
 from forerun.cluster.types import is_profile_file
 from forerun.errors import ForerunError, UnknownName
 from forerun.network.constants import NodeCollectives
@@ -190,19 +189,13 @@ def load_profile(name: str) -> Profile:
         ForerunError: a file that can't be read, or a wrong entry in it (see `parse_profile`).
         UnknownName: no shipped profile; the known ones are listed.
     """
-    if not is_profile_file(name):
-        return _shipped(name)
-    try:
-        state = os.stat(name)
-    except (OSError, ValueError) as error:
-        raise ForerunError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    return _of_file(name, state.st_mtime_ns, state.st_size)
+    return _of_text(name, read_text(Path(name))) if is_profile_file(name) else _shipped(name)
 
 
 @lru_cache(maxsize=16)
-def _of_file(path: str, mtime_ns: int, size: int) -> Profile:
-    """The profile in a file, read again when it was written again."""
-    return parse_profile({"name": Path(path).stem, **read_yaml(Path(path))}, path)
+def _of_text(path: str, text: str) -> Profile:
+    """The profile in a file that holds `text`: a file that was written again is another one."""
+    return parse_profile({"name": Path(path).stem, **parse_yaml(text, path)}, path)
 
 
 @cache
