@@ -15,7 +15,8 @@ OWN_OPTIONS = {
     *("--memory-limit", "--memory-snapshot", "--chakra", "--rank-class", "--depth", "--top", "--csv"),
     *("--world-size", "--gpus-per-node", "--steps", "--rank", "--module", "--device", "--torchtitan", "--override"),
     *("--expert-skew", "--source-lines", "--plans", "--time-limit", "--host-memory-limit", "--show-output"),
-    *("--report", "--out", "--nodes", "--weak", "--patterns", "--devices", "--store", "--executor", "--ray-address"),
+    *("--report", "--out", "--nodes", "--weak", "--patterns", "--devices"),
+    *("--store", "--executor", "--ray-address", "--workers", "--allocator"),
     *("--kernels", "--tables", "--table-device", "--profile-out", "--network-out", "--source"),
     *("--nproc-per-node", "--no-python"),  # of torchrun
     *("--launch", "--launch-out"),

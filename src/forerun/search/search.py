@@ -101,18 +101,16 @@ def search(
     if network is not None:
         check_size(network, n_gpus)
     cluster = limited(cluster, memory_limit_gib)
-    tally = Tally()
-    plans = list(make_space(model, cluster, n_gpus, seq_len, global_batch, fixed, limits).plans(tally))
-    if not plans:
-        raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
-    run = _Search(model, cluster, network, measured, objective, keep, exhaustive or predictor is not predict, tally)
-    queue = run.screen(plans)
-    question = Question(predictor, model, cluster, network, measured)
+    question, tally = Question(predictor, model, cluster, network, measured), Tally()
     with ExitStack() as stack:
         answers = stack.enter_context(executor_of(question, executor, workers, ray_address))
         if store is not None:
             answers = Remembering(answers, stack.enter_context(AnswerStore(Path(store), question.basis())))
-        run.simulate(queue, answers, progress)
+        plans = list(make_space(model, cluster, n_gpus, seq_len, global_batch, fixed, limits).plans(tally))
+        if not plans:
+            raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
+        run = _Search(model, cluster, network, measured, objective, keep, exhaustive or predictor is not predict, tally)
+        run.simulate(run.screen(plans), answers, progress)
     if not run.ranked and not run.too_large:
         raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
     run.ranked.sort(key=lambda each: (each[0], each[1]))
