@@ -224,7 +224,7 @@ def test_experts_that_gpus_of_two_kinds_share_make_them_wait_too() -> None:
     setup = Setup(model, Plan(seq_len=512, dp_shard=8, ep=4), CLUSTER)
     slow = step_ps(replace(setup, kinds=(RankKind("slow", 1, slowdown=1.2),)))
     assert slow == step_ps(replace(setup, kinds=(RankKind("slow", 8, slowdown=1.2),)))
-    with pytest.raises(ForerunError, match=r"share the collectives of ep.*number 1 is all_to_all of"):
+    with pytest.raises(ForerunError, match=r"share the collectives of ep.*number \d is all_to_all of"):
         simulate_setup(replace(setup, kinds=(RankKind("more", 1, micro_batch=2),)))
 
 
