@@ -13,7 +13,7 @@ from forerun.analysis.reading import Simulation
 from forerun.experiment.result import CAUSES, Iteration
 from forerun.report.page import Plot, plot_text
 from forerun.report.series import FEW, LOG_FROM, Bar, MemoryCurve, iteration_bars, memory_curve, time_unit
-from forerun.report.style import BLACK, BLUE, CAUSE_LOOKS, MEMORY_LOOKS, VERMILLION, WORK_LOOKS, Look
+from forerun.report.style import BLACK, BLUE, CAUSE_LOOKS, VERMILLION, WORK_LOOKS, Look
 from forerun.report.wording import percent, seconds
 from forerun.units import PS_PER_S
 
@@ -119,10 +119,10 @@ def labelled_bars(rows: Sequence[tuple[str, str, float]], title: str, about: str
     return Plot([data], layout(x, y, showlegend=False, bargap=0.3), about, 80 + 44 * max(1, len(rows)))
 
 
-def shares_plot(rows: Sequence[tuple[str, str, float]], about: str, of: str = "the step") -> Plot:
-    """Bars of shares of 1: (name, value in words, share)."""
+def shares_plot(rows: Sequence[tuple[str, str, float]], about: str) -> Plot:
+    """Bars of shares of the step, of 1: (name, value in words, share)."""
     said = [(name, f"{percent(share)}, {words}", 100 * share) for name, words, share in rows]
-    return labelled_bars(said, f"share of {of}, %", about)
+    return labelled_bars(said, "share of the step, %", about)
 
 
 def step_plot(prediction: Prediction) -> Plot:
@@ -133,14 +133,6 @@ def step_plot(prediction: Prediction) -> Plot:
     other = step - sum(time for _, time in causes if time / step >= _SHORT)
     rows += [("other", seconds(other), other / step)] if other / step >= _SHORT else []
     return shares_plot(rows, f"The step of {seconds(step)} by cause: {_said(rows)}")
-
-
-def memory_parts_plot(prediction: Prediction) -> Plot:
-    """Memory at the peak by category."""
-    total = prediction.peak_allocated_gib or 1.0
-    parts = sorted(prediction.memory_by_category_gib.items(), key=lambda item: -item[1])
-    rows = [(MEMORY_LOOKS[name].label, f"{size:.2f} GiB", size / total) for name, size in parts]
-    return shares_plot(rows, f"Memory at the peak by category: {_said(rows)}", "the peak of allocated memory")
 
 
 def use_plot(uses: Sequence[Usage]) -> Plot:
