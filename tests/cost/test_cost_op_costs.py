@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from forerun.cluster.catalog import load_cluster
-from forerun.cost.op_costs import KernelRates, durations_ps
+from forerun.cluster.types import KernelRates
+from forerun.cost.op_costs import durations_ps
 from forerun.errors import ForerunError
 from forerun.program.builder import OpTableBuilder
 from forerun.program.groups import CommGroup

@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 from torch_resnet import NETWORKS  # noqa: E402
 
 from forerun.cluster.catalog import load_cluster  # noqa: E402
-from forerun.cost.op_costs import KernelRates, durations_ps  # noqa: E402
+from forerun.cluster.types import KernelRates  # noqa: E402
+from forerun.cost.op_costs import durations_ps  # noqa: E402
 from forerun.memory.profile import profile  # noqa: E402
 from forerun.model.convolutional import load_convolutional  # noqa: E402
 from forerun.plan.plan import Plan  # noqa: E402

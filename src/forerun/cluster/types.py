@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import prod
 from typing import Literal
 
@@ -12,6 +12,22 @@ from forerun.errors import ForerunError
 LinkKind = Literal[
     "nvswitch", "nvlink", "pcie", "infinity-fabric", "ici", "infiniband", "roce", "efa", "omnipath", "ethernet"
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRates:
+    """Multipliers on the rates of kernels and links."""
+
+    gemm: float = 1.0
+    attention: float = 1.0
+    attention_backward: float = 1.0
+    """beside `attention`, which counts in both directions"""
+    memory: float = 1.0
+    network: float = 1.0
+
+    def times(self, other: KernelRates) -> KernelRates:
+        """Both together."""
+        return KernelRates(*(getattr(self, one.name) * getattr(other, one.name) for one in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,8 @@ class Cluster:
     mtbf_gpu_hours: float | None = None
     network: str | None = None
     """network file whose topology the GPUs communicate over in place of `links`"""
+    rates: KernelRates = KernelRates()
+    """what measured steps have shown, over what is known of the device and of the training framework"""
     source: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
     """where price, failure rate and host rate come from, by key of the cluster file"""
 

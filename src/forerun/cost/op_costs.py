@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from forerun.cluster.types import Cluster, Device
+from forerun.cluster.types import Cluster, Device, KernelRates
 from forerun.cost.attention import attention_rates, attention_s
 from forerun.cost.convolution import convolution_s
 from forerun.cost.gemm import gemm_rates, gemm_s
@@ -25,16 +24,6 @@ from forerun.units import PS_PER_S
 _GEMM_RANGE = (64, 65536)
 _SEQ_RANGE = (128, 131072)
 _MEASURED_RANKS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class KernelRates:
-    """Multipliers on the rates of kernels and links: the habits of a software stack."""
-
-    gemm: float = 1.0
-    attention: float = 1.0
-    memory: float = 1.0
-    network: float = 1.0
 
 
 def on_topology(network: Network, cluster: Cluster, n_gpus: int) -> OnTopology:
@@ -110,7 +99,8 @@ def _attention(ops: OpTable, rows: I64, device: Device, rates: KernelRates, time
             same = of_kernel[head_dims == head_dim]
             constants = attention_rates(device, kernel, head_dim)
             dims = ops.dims[same].T.astype(np.float64)
-            time_s[same] = attention_s(dims, constants, device.sustained * rates.attention)
+            speed = device.sustained * rates.attention * np.where(dims[7] != 0, rates.attention_backward, 1.0)
+            time_s[same] = attention_s(dims, constants, speed)
             seq = dims[3:5]
             inside = (seq.min(axis=0) >= _SEQ_RANGE[0]) & (seq.max(axis=0) <= _SEQ_RANGE[1])
             covered[same] = inside & constants.calibrated

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from forerun.cluster.types import Cluster
+from forerun.cluster.types import Cluster, KernelRates
 from forerun.cost.gradient_exchange import exchange_s, priced_rows, wires_of
 from forerun.cost.measured import Measured
-from forerun.cost.op_costs import KernelRates, durations_ps, on_topology
+from forerun.cost.op_costs import durations_ps, on_topology
 from forerun.network.network_file import Network
 from forerun.network.patterns import CommunicationPattern
 from forerun.plan.plan import Plan
@@ -72,11 +72,14 @@ def step_costs(
     choice was measured. Kernels pay the gap between two launches on the device; under CUDA graphs host and gap cost
     nothing.
     """
-    rates = KernelRates(
-        gemm=stack.gemm_rate,
-        attention=stack.attention_rate,
-        memory=stack.memory_rate,
-        network=stack.network_rate,
+    rates = cluster.rates.times(
+        KernelRates(
+            gemm=stack.gemm_rate,
+            attention=stack.attention_rate,
+            attention_backward=stack.attention_backward_rate,
+            memory=stack.memory_rate,
+            network=stack.network_rate,
+        )
     )
     placed = None if network is None else on_topology(network, cluster, n_gpus)
     duration, calibrated = durations_ps(ops, groups, cluster, rates, placed)
@@ -91,7 +94,7 @@ def step_costs(
     if pattern is not None:
         rows = priced_rows(ops, groups, pattern)
         time_s = exchange_s(ops, rows, groups, pattern, wires_of(cluster, n_gpus, network))
-        time_s /= stack.network_rate if pattern.as_nccl else 1.0
+        time_s /= rates.network if pattern.as_nccl else 1.0
         duration[rows], calibrated[rows] = np.rint(time_s * PS_PER_S).astype(np.int64), 0.0
         if pattern.everything:
             issue_ps[rows] = 0

@@ -119,6 +119,8 @@ class Stack:
     memory_rate: float = 1.0
     """achieved bandwidth of memory-bound kernels over the device profile's"""
     attention_rate: float = 1.0
+    attention_backward_rate: float = 1.0
+    """of the backward pass, beside `attention_rate`, which counts in both"""
     network_rate: float = 1.0
 
     fitted: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
