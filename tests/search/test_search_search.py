@@ -13,7 +13,8 @@ from forerun.model.catalog import load_model
 from forerun.plan.plan import Plan
 from forerun.search.executor import Executor, Question, Refused
 from forerun.search.memory_bound import MemoryBounds
-from forerun.search.search import REFUSED_RULE, limited, search
+from forerun.search.result import REFUSED_RULE
+from forerun.search.search import limited, search
 from forerun.search.space import Tally, make_space
 from forerun.search.time_bound import least_step_s
 from forerun.search.units import UnitRuns
@@ -94,6 +95,18 @@ def test_every_configuration_is_counted_once():
     assert len(rows) == counts["considered"] - counts["impossible"]
     assert [row["rank"] for row in rows if row["status"] == "ok"] == list(range(1, counts["ok"] + 1))
     assert len(result.to_dataframe()) == len(rows)
+
+
+def test_columns_hold_every_possible_plan_and_the_proof_counts_them():
+    result = search(TINY, CLUSTER, **QUESTION, fixed=FEW, predictor=made_up, workers=1)
+    columns, rows = result.columns(), result.to_rows()
+    assert {len(column) for column in columns.values()} == {len(rows)}
+    for name in ("status", "tp", "zero_stage", "activation_checkpointing"):
+        assert columns[name].tolist() == [row[name] for row in rows]
+    assert "compile" not in columns  # the same in all plans
+    assert columns["needs_gib"].tolist() == [row["peak_reserved_gib"] for row in rows]
+    assert columns["objective"].tolist() == [row["step_time_s"] for row in rows]
+    assert result.proof == f"first 10 places proved after {len(rows)} of {len(rows)} simulated"
 
 
 def test_what_does_not_fit_says_why():

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from forerun.analysis.prediction import Prediction
 from forerun.errors import ForerunError
 from forerun.plan.plan import Plan
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     import pandas
 
 Objective = Literal["time", "memory", "cost"]
+REFUSED_RULE = "refused by the simulation"
+"""counts among the impossible what only a predictor can refuse"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,50 @@ class SearchResult:
     """by rule, the most frequent first"""
     impossible_examples: Mapping[str, str]
     """rule -> one reason in full"""
+    keep: int = 1
+    """how many places are exact"""
+
+    @property
+    def simulated(self) -> int:
+        """How many plans were simulated, also those that then did not fit or were refused."""
+        refused = self.impossible.get(REFUSED_RULE, 0)
+        return len(self.ranked) + sum(each.prediction is not None for each in self.too_large) + refused
+
+    @property
+    def proof(self) -> str:
+        """What makes the places exact: `proved optimal after 214 of 1,553,920 simulated`."""
+        possible = sum(self.counts[name] for name in ("out_of_memory", "skipped", "ok"))
+        possible += self.impossible.get(REFUSED_RULE, 0)
+        places = "proved optimal" if self.keep == 1 else f"first {self.keep} places proved"
+        if self.best is None:
+            places = "proved that nothing fits"
+        return f"{places} after {self.simulated:,} of {possible:,} simulated"
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Columns with one entry for each possible plan, (n,), in the order of `to_rows`.
+
+        `status` is ok, out_of_memory or skipped; `objective` the predicted value (seconds, or GiB for memory), or its
+        lower bound where a plan was not simulated, nan where none is known; `needs_gib` the GiB that a plan needs (at
+        least, where it does not fit), nan where unknown. The rest are the plan fields that differ between plans.
+        """
+        plans = [p.own_plan() for p in self.ranked]
+        plans += [each.plan for each in self.too_large] + [each.plan for each in self.skipped]
+        n_ok, n_large, n_skipped = len(self.ranked), len(self.too_large), len(self.skipped)
+        status = np.repeat(["ok", "out_of_memory", "skipped"], [n_ok, n_large, n_skipped])
+        memory = self.objective == "memory"
+        needs = [p.peak_reserved_gib for p in self.ranked] + [each.needs_gib for each in self.too_large]
+        needs += [each.at_least if memory else np.nan for each in self.skipped]
+        found = [p.step_time_s for p in self.ranked]
+        found += [np.nan if each.prediction is None else each.prediction.step_time_s for each in self.too_large]
+        found += [each.at_least for each in self.skipped]
+        columns: dict[str, npt.NDArray[Any]] = {"status": status}
+        columns["objective"] = np.array(needs if memory else found, np.float64)
+        columns["needs_gib"] = np.array(needs, np.float64)
+        for name in _PLAN_FIELDS:
+            values = [getattr(plan, name) for plan in plans]
+            if len(set(values)) > 1:
+                columns[name] = _column(values)
+        return columns
 
     @property
     def best(self) -> Prediction | None:
@@ -120,6 +169,15 @@ _FIGURES = (
     "dollars_per_billion_tokens",
 )
 _PLAN_FIELDS = tuple(field.name for field in fields(Plan))
+
+
+def _column(values: list[Any]) -> npt.NDArray[Any]:
+    """Values of one plan field; tuples and None stay objects."""
+    if any(value is None or isinstance(value, tuple) for value in values):
+        column = np.empty(len(values), object)
+        column[:] = values
+        return column
+    return np.array(values)
 
 
 def _row(rank: int | None, status: str, reason: str, plan: Plan, prediction: Prediction | None) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from forerun.network.on_topology import check_size
 from forerun.plan.plan import Plan
 from forerun.search.executor import AnswersPlans, Predictor, Question, Refused, executor_of
 from forerun.search.memory_bound import MemoryBound, MemoryBounds
-from forerun.search.result import Objective, SearchResult, Skipped, TooLarge
+from forerun.search.result import REFUSED_RULE, Objective, SearchResult, Skipped, TooLarge
 from forerun.search.space import Limits, Tally, make_space
 from forerun.search.store import AnswerStore, Remembering
 from forerun.search.time_bound import least_step_s
@@ -35,7 +35,6 @@ from forerun.units import GIB
 
 BATCH = 256
 """plans simulated between two looks at the bound; fixed, so that the same plans are simulated whatever the machine"""
-REFUSED_RULE = "refused by the simulation"
 KEYS: dict[Objective, Callable[[Prediction], float]] = {
     "time": lambda p: p.step_time_s,
     "memory": lambda p: p.peak_reserved_gib,
@@ -129,6 +128,7 @@ def search(
         considered=tally.considered,
         impossible=dict(Counter(tally.impossible).most_common()),
         impossible_examples=dict(tally.examples),
+        keep=keep,
     )
 
 
