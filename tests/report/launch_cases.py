@@ -11,7 +11,7 @@ from forerun.model.catalog import load_model
 from forerun.model.spec import ModelSpec
 from forerun.plan.constraints import refuse
 from forerun.plan.fields import FIELD_TYPES, choices
-from forerun.plan.plan import Plan
+from forerun.plan.plan import DEFAULT_ORDER, Plan
 
 CLUSTER = load_cluster("b200-sxm")
 MODELS = [load_model(name) for name in ("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "gpt2-xl", "llama-3.2-1b")]
@@ -20,6 +20,7 @@ _OTHERS = {
     "micro_batch": (1, 2, 4),
     "n_microbatches": (1, 2, 8, 16),
     **dict.fromkeys(("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep"), (1, 1, 2, 4)),
+    "mesh_order": (DEFAULT_ORDER, "tp-cp-pp-dp_shard-dp_replicate", "dp_shard-tp-cp-dp_replicate-pp"),
     "prefetch": (1, 1, 0, 2),
     "ddp_bucket_mib": (0.0, 0.0, 100.0, 40.0),
     "virtual_stages": (1, 1, 2, 4),
@@ -46,7 +47,7 @@ def random_case(number: int) -> tuple[ModelSpec, Plan]:
     while True:
         model = draw.choice(MODELS)
         fields = {"seq_len": 4096}
-        for name in FIELD_TYPES:
+        for name in sorted(FIELD_TYPES, key=lambda field: field == "mesh_order"):
             if name in _AXES or draw.random() > _USUAL:
                 fields[name] = draw.choice(values_of(name))
         if model.n_layers % 4 == 0 and fields["pp"] == 2 and draw.random() < 0.3:

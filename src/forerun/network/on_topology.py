@@ -128,6 +128,11 @@ class OnTopology:
     def ways(self, kind: Collective, group: CommGroup) -> tuple[Way, ...]:
         """What NCCL may choose from for a collective over more than one rank."""
         check_size(self.network, self.n_gpus)
+        if group.runs:
+            raise ForerunError(
+                f"--network places groups of evenly spaced ranks, and stages of a pipeline around everything else; with"
+                f" this mesh_order {group.axis} is neither, leave it out"
+            )
         return _ways(kind, Layout.of(group, self.n_gpus), self.cluster, self.measured, self.network)
 
 

@@ -1,14 +1,17 @@
 """Which plans cannot run, and why.
 
-A rule looks at one concern and answers the reason in words. Plans that run badly (tensor parallelism across nodes,
-fewer micro batches than stages) are possible; only what the software or the shapes refuse is not.
+A rule looks at one concern. It holds in one place for a single Plan and for a table of plans: `broken` is arithmetic
+and comparisons that work on numbers and on columns alike, `reason` says it in words with the plan's own numbers. Plans
+that run badly (tensor parallelism across nodes, fewer micro batches than stages) are possible; only what the software
+or the shapes refuse is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cache
+from typing import Any, Generic, Protocol, TypeVar
 
 from forerun.cluster.types import Cluster
 from forerun.errors import ForerunError, ImpossiblePlan
@@ -20,8 +23,41 @@ from forerun.plan.plan import Plan
 from forerun.plan.stack import load_stack
 
 AnyModel = ModelSpec | LayeredModel
-Model = TypeVar("Model")
-Rule = Callable[[Model, Plan, Cluster], str | None]
+Model = TypeVar("Model", ModelSpec, LayeredModel, contravariant=True)
+Column = Any
+"""a value of one plan, or an array of those of many"""
+Plans = Any
+"""a Plan, or a table with its fields and properties as columns"""
+
+
+class Broken(Protocol[Model]):
+    """Whether a rule is broken: a truth value, or an array of them."""
+
+    def __call__(self, model: Model, plan: Plans, cluster: Cluster, /) -> Column:
+        """True where `plan` can't run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[Model]):
+    """One reason why plans can't run."""
+
+    name: str
+    """in general words"""
+    broken: Broken[Model]
+    reason: Callable[[Model, Plan, Cluster], str]
+    """of a plan that breaks the rule"""
+
+
+def values_of(column: Column) -> Iterator[tuple[Any, Column]]:
+    """Each value of a column with where it stands; of a single plan, its only one, which stands everywhere.
+
+    A column of a table that is not of numbers has a method `each` that answers this.
+    """
+    if hasattr(column, "each"):
+        yield from column.each()
+    else:
+        yield column, True
+
 
 _CHOICES = {name: choices(name) for name in FIELD_TYPES if choices(name)}
 _ATTENTION = ("auto", "naive", "flash1", "flash2", "flash3", "triton", "flex", "cudnn", "sdpa")
@@ -62,144 +98,267 @@ def refuse(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster) -> Ref
     return _first(RULES, model, plan, cluster)
 
 
-def _first(rules: Sequence[tuple[str, Rule[Model]]], model: Model, plan: Plan, cluster: Cluster) -> Refusal | None:
-    for rule, reason_of in rules:
-        reason = reason_of(model, plan, cluster)
-        if reason:
-            return Refusal(rule, reason)
+def _first(rules: Sequence[Rule[Model]], model: Model, plan: Plan, cluster: Cluster) -> Refusal | None:
+    for rule in rules:
+        if rule.broken(model, plan, cluster):
+            return Refusal(rule.name, rule.reason(model, plan, cluster))
     return None
 
 
-def _world(model: AnyModel, plan: Plan, cluster: Cluster) -> str | None:
-    most = cluster.max_gpus
-    if most is not None and plan.world_size > most:
-        return f"the plan takes {plan.world_size} GPUs, cluster {cluster.name} joins at most {most}"
-    return None
+def _no(flag: Column) -> Column:
+    return flag ^ True
 
 
-def _precision(model: AnyModel, plan: Plan, cluster: Cluster) -> str | None:
+# -- GPUs and devices ----------------------------------------------------------------------------------------
+
+
+def _too_many(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
+    return cluster.max_gpus is not None and plan.world_size > cluster.max_gpus
+
+
+def _too_many_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
+    return f"the plan takes {plan.world_size} GPUs, cluster {cluster.name} joins at most {cluster.max_gpus}"
+
+
+def _precision(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
+    broken: Column = False
+    for precision, here in values_of(plan.precision):
+        lacking = _lacks(precision, cluster) is not None
+        scaled = plan.fp8_all_gather | (plan.fp8_recipe != "none")
+        broken |= here & (lacking | (scaled & (precision not in _FP8)))
+    return broken
+
+
+def _precision_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
+    lacks = _lacks(plan.precision, cluster)
+    what = "fp8_all_gather" if plan.fp8_recipe == "none" else f"fp8_recipe {plan.fp8_recipe}"
+    return lacks or f"{what} needs precision fp8 or mxfp8, not {plan.precision}"
+
+
+def _lacks(precision: str, cluster: Cluster) -> str | None:
+    """Why the device can't compute in `precision`."""
     device = cluster.device
-    needed = "fp8" if plan.precision == "mxfp8" else plan.precision
+    needed = "fp8" if precision == "mxfp8" else precision
     if needed not in device.peak_flops:
-        return f"device {device.name} has no {plan.precision} matrix unit; it has: {', '.join(device.peak_flops)}"
-    if plan.precision in _MICROSCALING and device.architecture != "blackwell":
-        return f"precision {plan.precision} needs the block scaling of Blackwell, device {device.name} has none"
-    if plan.precision not in _FP8 and plan.fp8_recipe != "none":
-        return f"fp8_recipe {plan.fp8_recipe} needs precision fp8 or mxfp8, not {plan.precision}"
-    if plan.precision not in _FP8 and plan.fp8_all_gather:
-        return f"fp8_all_gather needs precision fp8 or mxfp8, not {plan.precision}"
+        return f"device {device.name} has no {precision} matrix unit; it has: {', '.join(device.peak_flops)}"
+    if precision in _MICROSCALING and device.architecture != "blackwell":
+        return f"precision {precision} needs the block scaling of Blackwell, device {device.name} has none"
     return None
 
 
-def _heads(model: ModelSpec, plan: Plan, cluster: Cluster) -> str | None:
-    if not model.n_heads or plan.tp == 1:
-        return None
+# -- tensor parallelism --------------------------------------------------------------------------------------
+
+
+def _heads(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    if not model.n_heads:
+        return False
+    broken = model.n_heads % plan.tp != 0
+    if model.mla:
+        return broken
+    return broken | ((model.n_kv_heads % plan.tp != 0) & (plan.tp % model.n_kv_heads != 0))
+
+
+def _heads_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     if model.n_heads % plan.tp:
         return f"{model.n_heads} attention heads are not divisible by tp {plan.tp}"
-    if model.mla:
-        return None
-    kv_heads = model.n_kv_heads
-    if kv_heads % plan.tp and plan.tp % kv_heads:
-        return f"{kv_heads} key-value heads neither divide by tp {plan.tp} nor can be copied to it evenly"
-    return None
+    return f"{model.n_kv_heads} key-value heads neither divide by tp {plan.tp} nor can be copied to it evenly"
 
 
-def _feed_forward(model: ModelSpec, plan: Plan, cluster: Cluster) -> str | None:
+def _widths(model: ModelSpec) -> list[tuple[str, int]]:
     widths = [("ffn_hidden", model.ffn_hidden if model.moe is None or model.moe.n_dense_layers else 0)]
-    if model.moe:
-        widths.append(("the shared experts' width", model.moe.shared_ffn))
-    for name, width in widths:
-        if width % plan.tp:
-            return f"{name} {width} is not divisible by tp {plan.tp}"
-    return None
+    return [*widths, ("the shared experts' width", model.moe.shared_ffn)] if model.moe else widths
 
 
-def _async_tp(model: ModelSpec, plan: Plan, cluster: Cluster) -> str | None:
-    if plan.async_tp and (plan.tp == 1 or not plan.sequence_parallel):
-        return f"async_tp needs sequence_parallel and tp above 1, got tp {plan.tp}"
-    return None
+def _feed_forward(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    broken: Column = False
+    for _, width in _widths(model):
+        broken |= width % plan.tp != 0
+    return broken
 
 
-def _sequence(model: ModelSpec, plan: Plan, cluster: Cluster) -> str | None:
+def _feed_forward_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    name, width = next((name, width) for name, width in _widths(model) if width % plan.tp)
+    return f"{name} {width} is not divisible by tp {plan.tp}"
+
+
+def _async_tp(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    return plan.async_tp & ((plan.tp == 1) | _no(plan.sequence_parallel))
+
+
+def _async_tp_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    return f"async_tp needs sequence_parallel and tp above 1, got tp {plan.tp}"
+
+
+# -- sequences and experts -----------------------------------------------------------------------------------
+
+
+def _parts_of_sequence(model: ModelSpec, plan: Plans) -> list[tuple[Column, Column]]:
+    """(where it holds, into how many parts the sequence is cut)."""
+    parts = [(plan.cp > 1, plan.cp)]
+    if model.causal:
+        parts.append(((plan.cp > 1) & (plan.cp_method == "ring"), 2 * plan.cp))
+    return [*parts, (plan.sequence_parallel & (plan.tp > 1), plan.cp * plan.tp)]
+
+
+def _sequence(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    broken: Column = False
+    if model.position == "learned":
+        broken = plan.seq_len > model.max_positions
+    for here, parts in _parts_of_sequence(model, plan):
+        broken |= here & (plan.seq_len % parts != 0)
+    return broken
+
+
+def _sequence_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     if model.position == "learned" and plan.seq_len > model.max_positions:
         return f"seq_len {plan.seq_len} is longer than the {model.max_positions} learned positions of {model.name}"
-    parts = [(plan.cp, f"cp {plan.cp}")]
-    if plan.cp > 1 and plan.cp_method == "ring" and model.causal:
-        parts.append((2 * plan.cp, f"2 x cp {plan.cp} (a balanced ring cuts it in two chunks a rank)"))
-    if plan.sequence_parallel and plan.tp > 1:
-        parts.append((plan.cp * plan.tp, f"cp {plan.cp} x tp {plan.tp} (sequence_parallel)"))
-    for parts_of_sequence, name in parts:
-        if plan.seq_len % parts_of_sequence:
-            return f"seq_len {plan.seq_len} is not divisible by {name}"
-    return None
+    parts = next(parts for here, parts in _parts_of_sequence(model, plan) if here and plan.seq_len % parts)
+    if parts == plan.cp:
+        name = f"cp {plan.cp}"
+    elif plan.cp > 1 and parts == 2 * plan.cp and plan.cp_method == "ring":
+        name = f"2 x cp {plan.cp} (a balanced ring cuts it in two chunks a rank)"
+    else:
+        name = f"cp {plan.cp} x tp {plan.tp} (sequence_parallel)"
+    return f"seq_len {plan.seq_len} is not divisible by {name}"
 
 
-def _context(model: ModelSpec, plan: Plan, cluster: Cluster) -> str | None:
-    if plan.cp == 1:
-        return None
+@cache
+def _is_naive(stack: str, attention: str) -> bool:
+    return (load_stack(stack).attention if attention == "auto" else attention) == "naive"
+
+
+def _naive(plan: Plans) -> Column:
+    """Where attention is composed of matrix products."""
+    found: Column = False
+    for stack, stacked in values_of(plan.stack):
+        for attention, here in values_of(plan.attention):
+            found |= stacked & here & _is_naive(stack, attention)
+    return found
+
+
+def _context(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    ulysses = (plan.cp_method == "ulysses") & (model.n_heads % (plan.cp * plan.tp) != 0)
+    return (plan.cp > 1) & (ulysses | _naive(plan))
+
+
+def _context_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     if plan.cp_method == "ulysses" and model.n_heads % (plan.cp * plan.tp):
         return f"ulysses: {model.n_heads} attention heads are not divisible by cp {plan.cp} x tp {plan.tp}"
-    kernel = load_stack(plan.stack).attention if plan.attention == "auto" else plan.attention
-    if kernel == "naive":
-        return f"cp {plan.cp} needs a flash attention kernel, not naive"
-    return None
+    return f"cp {plan.cp} needs a flash attention kernel, not naive"
 
 
-def _experts(model: ModelSpec, plan: Plan, cluster: Cluster) -> str | None:
-    if plan.ep == 1:
-        return None
+def _experts(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    n_experts = model.moe.n_experts if model.moe else 1
+    return (plan.ep > 1) & ((n_experts % plan.ep != 0) | (plan.fsdp % plan.ep != 0) | _uncut(plan))
+
+
+def _uncut(plan: Plans) -> Column:
+    """Where the innermost `ep` ranks of dp_shard x cp, with axes between these two, are not the same for all groups."""
+    broken: Column = False
+    for order, here in values_of(plan.mesh_order):
+        axes = order.split("-")
+        near, far = sorted(("cp", "dp_shard"), key=axes.index)
+        between: Column = 1
+        for axis in axes[axes.index(near) + 1 : axes.index(far)]:
+            between = between * getattr(plan, axis)
+        degree = getattr(plan, near)
+        broken |= here & (between > 1) & (degree % plan.ep != 0) & (plan.ep % degree != 0)
+    return broken
+
+
+def _experts_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     if model.moe is None:
         return f"ep {plan.ep} needs a mixture of experts, {model.name} is dense"
     if model.moe.n_experts % plan.ep:
         return f"{model.moe.n_experts} experts are not divisible by ep {plan.ep}"
     if plan.fsdp % plan.ep:
         return f"ep {plan.ep} does not divide dp_shard {plan.dp_shard} x cp {plan.cp}"
-    return None
+    return f"ep {plan.ep} can't be cut out of dp_shard {plan.dp_shard} and cp {plan.cp} in mesh_order {plan.mesh_order}"
 
 
-def _stages(model: ModelSpec, plan: Plan, cluster: Cluster) -> str | None:
-    stages = plan.n_stages
-    shape = f"pp {plan.pp}" + (f" x virtual_stages {plan.virtual_stages}" if plan.virtual_stages > 1 else "")
-    layers = plan.layers_per_stage
-    if layers is None:
-        ends = 2 if plan.balance_ends and stages > 1 else 0
-        if model.n_layers + ends < stages:
-            return f"{model.n_layers} layers are fewer than the {stages} stages of {shape}"
-        return None
-    if len(layers) != stages:
-        return f"layers_per_stage names {len(layers)} stages, {shape} has {stages}"
-    if min(layers) < 0 or 0 in layers[1:-1]:
+# -- pipelines -----------------------------------------------------------------------------------------------
+
+
+def _stages(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    broken: Column = False
+    for layers, here in values_of(plan.layers_per_stage):
+        if layers is None:
+            fewer = model.n_layers + 2 * (plan.balance_ends & (plan.n_stages > 1)) < plan.n_stages
+        else:
+            fewer = (plan.n_stages != len(layers)) | (_uneven(model, layers) is not None)
+        broken |= here & fewer
+    return broken
+
+
+def _uneven(model: ModelSpec, layers: tuple[int, ...]) -> str | None:
+    """What is wrong with the layers of stages, however many stages there are."""
+    if min(layers, default=0) < 0 or 0 in layers[1:-1]:
         return f"layers_per_stage {layers}: only the first and the last stage may be without layers"
     if sum(layers) != model.n_layers:
         return f"layers_per_stage sums to {sum(layers)}, {model.name} has {model.n_layers} layers"
     return None
 
 
-def _schedule(model: ModelSpec, plan: Plan, cluster: Cluster) -> str | None:
+def _stages_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    stages, layers = plan.n_stages, plan.layers_per_stage
+    shape = f"pp {plan.pp}" + (f" x virtual_stages {plan.virtual_stages}" if plan.virtual_stages > 1 else "")
+    if layers is None:
+        return f"{model.n_layers} layers are fewer than the {stages} stages of {shape}"
+    if len(layers) != stages:
+        return f"layers_per_stage names {len(layers)} stages, {shape} has {stages}"
+    return str(_uneven(model, layers))
+
+
+def _schedule(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    broken: Column = False
+    for schedule, here in values_of(plan.pp_schedule):
+        if schedule in _V_SCHEDULES:
+            wrong = plan.virtual_stages != 2
+        elif schedule == "Interleaved1F1B":
+            wrong = (plan.virtual_stages < 2) | (plan.n_microbatches % plan.pp != 0)
+        else:
+            wrong = plan.virtual_stages > 1
+        if schedule == "DualPipeV":
+            wrong = wrong | (plan.n_microbatches < 2 * plan.pp)
+        broken |= here & wrong
+    return ((plan.pp == 1) & (plan.virtual_stages > 1)) | ((plan.pp > 1) & broken)
+
+
+def _schedule_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     schedule, virtual = plan.pp_schedule, plan.virtual_stages
     if plan.pp == 1:
-        return f"virtual_stages {virtual} needs pp above 1" if virtual > 1 else None
+        return f"virtual_stages {virtual} needs pp above 1"
     if schedule in _V_SCHEDULES and virtual != 2:
         return f"schedule {schedule} has 2 virtual_stages a rank, got {virtual}"
-    if schedule == "Interleaved1F1B":
-        if virtual < 2:
-            return "schedule Interleaved1F1B needs virtual_stages above 1"
-        if plan.n_microbatches % plan.pp:
-            return f"schedule Interleaved1F1B: {plan.n_microbatches} micro batches are not divisible by pp {plan.pp}"
-    elif schedule not in _V_SCHEDULES and virtual > 1:
-        return f"schedule {schedule} has one stage a rank, got virtual_stages {virtual}"
-    if schedule == "DualPipeV" and plan.n_microbatches < 2 * plan.pp:
+    if schedule == "DualPipeV":
         return f"schedule DualPipeV needs at least 2 x pp {plan.pp} micro batches, got {plan.n_microbatches}"
-    return None
+    if schedule != "Interleaved1F1B":
+        return f"schedule {schedule} has one stage a rank, got virtual_stages {virtual}"
+    if virtual < 2:
+        return "schedule Interleaved1F1B needs virtual_stages above 1"
+    return f"schedule Interleaved1F1B: {plan.n_microbatches} micro batches are not divisible by pp {plan.pp}"
 
 
-def _offload(model: AnyModel, plan: Plan, cluster: Cluster) -> str | None:
-    if plan.offload == "params" and plan.zero_stage != 3:
-        return f"offload params needs zero_stage 3 (parameters gathered when used), got {plan.zero_stage}"
-    return None
+def _offload(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
+    return (plan.offload == "params") & (plan.zero_stage != 3)
 
 
-def _layers_only(model: LayeredModel, plan: Plan, cluster: Cluster) -> str | None:
+def _offload_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
+    return f"offload params needs zero_stage 3 (parameters gathered when used), got {plan.zero_stage}"
+
+
+# -- models given layer by layer -----------------------------------------------------------------------------
+
+
+def _layers_only(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
+    staged = (plan.virtual_stages > 1) | (plan.layers_per_stage != None)  # noqa: E711  a column answers for each plan
+    broken = (plan.tp > 1) | (plan.cp > 1) | (plan.pp > 1) | (plan.ep > 1) | staged | (plan.seq_len != 1)
+    for precision, here in values_of(plan.precision):
+        broken |= here & (precision in _FP8)
+    return broken
+
+
+def _layers_only_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
     degrees = [f"{axis} {getattr(plan, axis)}" for axis in ("tp", "cp", "pp", "ep") if getattr(plan, axis) > 1]
     if degrees:
         return f"{degrees[0]} needs a transformer; {model.name}, given layer by layer, runs on dp_replicate x dp_shard"
@@ -207,45 +366,47 @@ def _layers_only(model: LayeredModel, plan: Plan, cluster: Cluster) -> str | Non
         return f"virtual_stages and layers_per_stage need pp above 1, which {model.name}, given layer by layer, has not"
     if plan.seq_len != 1:
         return f"seq_len {plan.seq_len}: {model.name} takes whole samples; leave seq_len at 1"
-    if plan.precision in _FP8:
-        return f"precision {plan.precision} needs a transformer; {model.name} is given layer by layer"
-    return None
+    return f"precision {plan.precision} needs a transformer; {model.name} is given layer by layer"
 
 
-def _layers_checkpointing(model: LayeredModel, plan: Plan, cluster: Cluster) -> str | None:
-    if plan.activation_checkpointing == "selective" and plan.selective_policy not in ("op", "params"):
-        return f"selective_policy {plan.selective_policy} needs a transformer; {model.name} takes op, or full"
-    return None
+def _layers_checkpointing(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
+    known = (plan.selective_policy == "op") | (plan.selective_policy == "params")
+    return (plan.activation_checkpointing == "selective") & _no(known)
 
 
-def _layers_attention(model: LayeredModel, plan: Plan, cluster: Cluster) -> str | None:
-    kernel = load_stack(plan.stack).attention if plan.attention == "auto" else plan.attention
-    if kernel == "naive" and any(isinstance(layer, SelfAttention) for layer in model.layers):
-        return f"attention naive needs a transformer; {model.name}, given layer by layer, runs a fused kernel"
-    return None
+def _layers_checkpointing_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
+    return f"selective_policy {plan.selective_policy} needs a transformer; {model.name} takes op, or full"
 
 
-LAYERED_RULES: tuple[tuple[str, Rule[LayeredModel]], ...] = (
-    ("more GPUs than the cluster joins", _world),
-    ("precision that the device lacks", _precision),
-    ("needs a transformer", _layers_only),
-    ("checkpointing that needs a transformer", _layers_checkpointing),
-    ("attention that needs a transformer", _layers_attention),
-    ("offload does not fit the sharding", _offload),
+def _layers_attention(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
+    return any(isinstance(layer, SelfAttention) for layer in model.layers) & _naive(plan)
+
+
+def _layers_attention_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
+    return f"attention naive needs a transformer; {model.name}, given layer by layer, runs a fused kernel"
+
+
+LAYERED_RULES: tuple[Rule[LayeredModel], ...] = (
+    Rule("more GPUs than the cluster joins", _too_many, _too_many_why),
+    Rule("precision that the device lacks", _precision, _precision_why),
+    Rule("needs a transformer", _layers_only, _layers_only_why),
+    Rule("checkpointing that needs a transformer", _layers_checkpointing, _layers_checkpointing_why),
+    Rule("attention that needs a transformer", _layers_attention, _layers_attention_why),
+    Rule("offload does not fit the sharding", _offload, _offload_why),
 )
 """rules of models given layer by layer"""
 
-RULES: tuple[tuple[str, Rule[ModelSpec]], ...] = (
-    ("more GPUs than the cluster joins", _world),
-    ("precision that the device lacks", _precision),
-    ("attention heads do not split over tp", _heads),
-    ("feed-forward width does not split over tp", _feed_forward),
-    ("async_tp without sequence parallelism", _async_tp),
-    ("sequence does not split over cp and tp", _sequence),
-    ("context parallelism does not fit attention", _context),
-    ("experts do not split over ep", _experts),
-    ("layers do not spread over the stages", _stages),
-    ("schedule does not fit stages or micro batches", _schedule),
-    ("offload does not fit the sharding", _offload),
+RULES: tuple[Rule[ModelSpec], ...] = (
+    Rule("more GPUs than the cluster joins", _too_many, _too_many_why),
+    Rule("precision that the device lacks", _precision, _precision_why),
+    Rule("attention heads do not split over tp", _heads, _heads_why),
+    Rule("feed-forward width does not split over tp", _feed_forward, _feed_forward_why),
+    Rule("async_tp without sequence parallelism", _async_tp, _async_tp_why),
+    Rule("sequence does not split over cp and tp", _sequence, _sequence_why),
+    Rule("context parallelism does not fit attention", _context, _context_why),
+    Rule("experts do not split over ep", _experts, _experts_why),
+    Rule("layers do not spread over the stages", _stages, _stages_why),
+    Rule("schedule does not fit stages or micro batches", _schedule, _schedule_why),
+    Rule("offload does not fit the sharding", _offload, _offload_why),
 )
-"""(rule in general words, what answers the reason or None)"""
+"""the first that is broken is the reason of a plan"""

@@ -24,6 +24,7 @@ MEANINGS = {
     "tp": "tensor-parallel degree",
     "pp": "pipeline-parallel degree",
     "ep": "expert-parallel degree, carved out of dp_shard x cp",
+    "mesh_order": "axes of the mesh from neighbouring ranks outwards, joined by -",
     "zero_stage": "what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters (FSDP)",
     "reshard_after_forward": "free gathered parameters after the forward pass",
     "prefetch": "FSDP units gathered ahead",

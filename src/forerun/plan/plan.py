@@ -9,6 +9,9 @@ from forerun.errors import ForerunError
 
 Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4"]
 Schedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "ZB1P", "ZBV", "DualPipeV"]
+MESH_AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+"""axes of the mesh in the usual order, innermost first (torchtitan, Megatron)"""
+DEFAULT_ORDER = "-".join(MESH_AXES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class Plan:
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    mesh_order: str = DEFAULT_ORDER
+    """axes of the mesh from neighbouring ranks outwards, joined by -: which of them lie inside a node"""
 
     zero_stage: Literal[0, 1, 2, 3] = 3
     """what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters (FSDP)"""
@@ -117,6 +122,11 @@ class Plan:
             raise ForerunError(f"plan: expert_imbalance must be at least 1, got {self.expert_imbalance}")
         if not 0 <= self.activation_offload <= 1:
             raise ForerunError(f"plan: activation_offload must be between 0 and 1, got {self.activation_offload}")
+        if self.mesh_order != DEFAULT_ORDER and sorted(self.mesh_axes) != sorted(MESH_AXES):
+            raise ForerunError(
+                f"plan: mesh_order must name {', '.join(MESH_AXES)} once each, innermost first and joined by -,"
+                f" got {self.mesh_order!r}"
+            )
 
     @property
     def world_size(self) -> int:
@@ -136,6 +146,11 @@ class Plan:
     def global_batch(self) -> int:
         """Sequences per optimizer step."""
         return self.micro_batch * self.n_microbatches * self.dp
+
+    @property
+    def mesh_axes(self) -> tuple[str, ...]:
+        """Axes of the mesh, innermost first."""
+        return tuple(self.mesh_order.split("-"))
 
     @property
     def tokens_per_step(self) -> int:

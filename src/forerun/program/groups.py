@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import gcd
+from math import gcd, prod
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,9 @@ class CommGroup:
     borders: int = 0
     """of transfers between pipeline stages: how many borders there are, also that from the last to the first where
     stages go round; 0 for other groups"""
+    runs: tuple[tuple[int, int], ...] = ()
+    """where `inner` does not say which ranks are joined: (size, spacing) of its parts from the inside out, and every
+    combination of their members is one"""
 
     @staticmethod
     def on_mesh(axis: str, size: int, inner: int, node_size: int) -> CommGroup:
@@ -37,6 +40,15 @@ class CommGroup:
         while size % ranks_per_node:
             ranks_per_node -= 1
         return CommGroup(axis, size, size // ranks_per_node, ranks_per_node, inner)
+
+    @staticmethod
+    def on_runs(axis: str, runs: Sequence[tuple[int, int]], node_size: int) -> CommGroup:
+        """Group of every combination of the members of `runs`, (size, spacing) from the inside out, at least one."""
+        parts = [CommGroup.on_mesh(axis, size, inner, node_size) for size, inner in runs]
+        if len(parts) == 1:
+            return parts[0]
+        nodes, per_node = prod(part.nodes for part in parts), prod(part.ranks_per_node for part in parts)
+        return CommGroup(axis, nodes * per_node, nodes, per_node, runs[0][1], runs=tuple(runs))
 
     @staticmethod
     def of_ranks(axis: str, ranks: Sequence[int], node_size: int, borders: int = 0) -> CommGroup:

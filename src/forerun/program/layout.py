@@ -32,4 +32,6 @@ def _by_spacing(group: CommGroup, node_size: int) -> CommGroup:
         if group.inner >= node_size:
             return replace(group, nodes=2, ranks_per_node=1)
         return replace(group, nodes=1, ranks_per_node=2) if group.inner * (group.borders + 1) <= node_size else group
+    if group.runs:
+        return CommGroup.on_runs(group.axis, group.runs, node_size)
     return CommGroup.on_mesh(group.axis, group.size, group.inner, node_size)

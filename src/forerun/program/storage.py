@@ -142,11 +142,15 @@ def _program(header: Mapping[str, object], file: Mapping[str, _Array]) -> Progra
             RankClass(**entry, **{c: steps[c][i] for c in steps})
             for i, entry in enumerate(_entries(header, "rank_classes"))
         ),
-        groups=tuple(CommGroup(**entry) for entry in _entries(header, "groups")),
+        groups=tuple(_group(entry) for entry in _entries(header, "groups")),
         channels=tuple(Channel(e["name"], tuple(e["members"])) for e in _entries(header, "channels")),
         modules=_entries(header, "modules"),
         meta=meta,
     )
+
+
+def _group(entry: dict[str, Any]) -> CommGroup:
+    return CommGroup(**{**entry, "runs": tuple((size, inner) for size, inner in entry.get("runs", ()))})
 
 
 def _entries(header: Mapping[str, object], key: str) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forerun.analysis.prediction import Prediction
-from forerun.plan.plan import Plan
+from forerun.plan.plan import DEFAULT_ORDER, Plan
 
 _SHARDING = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP"}
 _ALWAYS_SHOWN = ("seq_len", "micro_batch", "n_microbatches")
@@ -13,9 +13,12 @@ def seconds(time_s: float) -> str:
     """Three digits, in s, ms or us."""
     unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if time_s >= s), ("us", 1e-6))
     value = time_s / size
-    if value == 0:
-        return "0 s"
-    return f"{value:.2f} {unit}" if value < 10 else f"{value:.1f} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+    return "0 s" if value == 0 else f"{three_digits(value)} {unit}"
+
+
+def three_digits(value: float) -> str:
+    """A number of at least 1 to three digits; all digits of a longer one before the point."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def percent(share: float | None) -> str:
@@ -36,6 +39,9 @@ def plan_words(plan: Plan) -> str:
     mb=2x8 is 8 micro batches of 2 sequences, Interleaved1F1Bx4 has 4 stages a rank.
     """
     words = [plan.describe()]
+    if plan.mesh_order != DEFAULT_ORDER:
+        degrees = [axis for axis in plan.mesh_axes if getattr(plan, axis) > 1]
+        words.append(f"order {'-'.join(degrees)}")
     if plan.fsdp * plan.dp_replicate > 1:
         hybrid = plan.zero_stage == 3 and plan.dp_replicate > 1 and plan.fsdp > 1
         words.append("HSDP" if hybrid else _SHARDING[plan.zero_stage])

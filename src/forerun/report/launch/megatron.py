@@ -15,6 +15,8 @@ from forerun.symbolic.schedule import layers_of_stages
 
 OWN_STACKS = ("megatron-core", "megatron-lm", "megatron-kwai", "nemo", "megatron-deepspeed")
 _SCHEDULES = ("1F1B", "Interleaved1F1B")
+_PIPELINE_INSIDE = "tp-cp-pp-dp_shard-dp_replicate"
+"""mesh_order that --use-tp-pp-dp-mapping makes"""
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _FP8_RECIPES = {"delayed": "delayed", "none": "delayed", "tensorwise": "tensorwise"}
 _BACKENDS = {"flash1": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused", "naive": "unfused"}
@@ -96,12 +98,16 @@ def _pipeline(t: Translation) -> list[str]:
     virtual = t.give("virtual_stages")
     t.give("layers_per_stage")
     t.give("balance_ends")
+    places = []
+    if t.open("mesh_order") and t.places_as(_PIPELINE_INSIDE):
+        t.give("mesh_order")
+        places = ["--use-tp-pp-dp-mapping"]
     layers = layers_of_stages(t.model.n_layers, plan)
     if len(set(layers)) > 1:
         stages = [f"t*{count}" if count else "" for count in layers]
         stages[0], stages[-1] = f"E{',' if stages[0] else ''}{stages[0]}", f"{stages[-1]}{',' if stages[-1] else ''}L"
-        return [f"--pipeline-model-parallel-layout {'|'.join(stages)}"]
-    return [f"--num-virtual-stages-per-pipeline-rank {virtual}"] if virtual > 1 else []
+        return [*places, f"--pipeline-model-parallel-layout {'|'.join(stages)}"]
+    return [*places, f"--num-virtual-stages-per-pipeline-rank {virtual}"] if virtual > 1 else places
 
 
 def _data_parallel(t: Translation) -> list[str]:

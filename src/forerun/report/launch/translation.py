@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from forerun.cluster.types import Cluster
 from forerun.errors import ForerunError
 from forerun.model.spec import ModelSpec
 from forerun.plan.fields import FIELD_TYPES
-from forerun.plan.plan import Plan
+from forerun.plan.plan import DEFAULT_ORDER, Plan
+from forerun.symbolic.mesh import groups_of
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class Translation:
     def without_effect_here(self) -> None:
         """Mark the fields that say nothing in this plan, whatever the tool."""
         plan, habit = self.plan, self.habit
+        if self.places_as(DEFAULT_ORDER):
+            habit("mesh_order")
         if plan.tp == 1:
             habit("sequence_parallel", "loss_parallel", "async_tp")
         if plan.pp == 1:
@@ -117,6 +120,11 @@ class Translation:
         else:
             self.note("expert_imbalance", "what routing came to be, not a setting")
 
+    def places_as(self, order: str) -> bool:
+        """Whether the plan has all groups on the same nodes as one with its axes in `order`."""
+        size = self.cluster.node_size
+        return groups_of(replace(self.plan, mesh_order=order), size) == groups_of(self.plan, size)
+
     def scaled_in_blocks(self) -> None:
         """mxfp8 and nvfp4 scale blocks, whatever the tool: another fp8_recipe is refused."""
         if self.plan.fp8_recipe not in ("none", "mx"):
@@ -129,6 +137,8 @@ class Translation:
 
     def finish(self, files: dict[str, str]) -> Launch:
         """The files with the notes. Raises AssertionError for a field that the tool's module did not look at."""
+        if self.open("mesh_order"):
+            self.note("mesh_order", f"{self.tool} places ranks as {DEFAULT_ORDER}; a rank file can give nodes others")
         left = [name for name in FIELD_TYPES if self.open(name)]
         assert not left, f"{self.tool}: no outcome for {', '.join(left)}"
         return Launch(

@@ -8,7 +8,7 @@ from typing import Any
 from torch.distributed.device_mesh import init_device_mesh
 
 from forerun.errors import ImpossiblePlan
-from forerun.plan.plan import Plan
+from forerun.plan.plan import DEFAULT_ORDER, Plan
 
 _NAMES = {"dp_shard_mod_ep": "dp_expert"}
 """what the symbolic path calls an axis"""
@@ -18,7 +18,10 @@ class Meshes:
     """The world of a plan as device meshes. Axes of degree 1 are left out, as torchtitan leaves them out."""
 
     def __init__(self, plan: Plan, device: str = "cuda") -> None:
-        """Raises ImpossiblePlan where expert parallelism can't be cut out of the data-parallel ranks."""
+        """Raises ImpossiblePlan where expert parallelism can't be cut out of the data-parallel ranks, or for an order of
+        the axes that PyTorch's own parallelisms don't make."""
+        if plan.mesh_order != DEFAULT_ORDER:
+            raise ImpossiblePlan(f"impossible plan: mesh_order {plan.mesh_order}: torchtitan's is {DEFAULT_ORDER}")
         self.plan = plan
         sizes = _sizes(plan)
         # What is left of dp_shard beside ep stays an axis even of one rank: experts are units of FSDP2 on their own.
