@@ -59,6 +59,7 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
     assert mla is not None
     tokens = s.tokens_sp
     query = x
+    section.fan_out("attention.down", x, tokens * s.hidden, 2, module)
     if mla.q_lora_rank:
         section.weights.matrices.append(s.hidden * mla.q_lora_rank)
         section._linear("attention.q_down", x, "q_low", tokens, s.hidden, mla.q_lora_rank, False, module)

@@ -25,6 +25,7 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
     section.weights.matrices.append(s.hidden * moe.n_experts)
     if moe.router_bias:
         section.weights.vectors.append(moe.n_experts)
+    section.fan_out("ffn", x, tokens * s.hidden, 3 if moe.shared_ffn else 2, module)
     section._linear("ffn.router", x, "scores", tokens, s.hidden, moe.n_experts, False, module)
     style = kit.stack.moe
     section.pointwise(

@@ -95,6 +95,12 @@ class Section:
             saves = tuple(tensor for tensor, _ in makes[1:])
         self.pointwise(name, kind, tokens * width, kit.stack.norm, (x,), tuple(makes), saves, module, "norm")
 
+    def fan_out(self, name: str, x: str, elements: float, readers: int, module: int) -> None:
+        """Sums of the gradients that `readers` operations give to `x` of `elements` elements."""
+        if readers > 1:
+            _, backward = self.kit.pattern("fan_out", (readers - 1) * elements, "composed")
+            self.tape.add(TapeOp(name + ".fan_out", "view", module, [], backward, reads=(x,)))
+
     def residual(self, name: str, x: str, branch: str, y: str, module: int) -> None:
         """y = x + branch."""
         kit = self.kit
@@ -164,6 +170,7 @@ class Section:
             stack.tp_backward_overlap or self._ring or (self.sp and not stack.save_gathered_input)
         )
         inside = x if border else self.enter(name + ".enter", x, name + ".x", module)
+        self.fan_out(name, inside, kit.shapes.tokens * n_in, len(outs), module)
         for i, (label, y, width) in enumerate(outs):
             self.weights.matrices.append(n_in * width)
             if bias:

@@ -12,8 +12,10 @@ from forerun.symbolic.shapes import DTYPE_BYTES
 _STATES = {"adamw": 2, "adam": 2, "sgd": 1}
 _TENSORS_PER_LAUNCH = 60
 """tensors of one multi-tensor kernel: its argument block holds about so many"""
-_FOREACH_PASSES = {"adamw": 12, "adam": 11, "sgd": 4}
-"""multi-tensor kernels per step, each reading about two and writing about one operand"""
+_UNFUSED = {"adamw": (52, 32, 8), "adam": (48, 28, 7), "sgd": (28, 16, 4)}
+"""bytes read and written per fp32 element, and kernels (of many tensors or of one): torch/optim/adam.py scales the
+parameter (AdamW), lerps the first moment, scales the second and adds the square, then takes root, quotient, sum and
+update; sgd.py adds decay, scales the momentum and adds to it, and updates"""
 
 
 def local_elements(kit: PlanKit, weights: Weights) -> int:
@@ -91,14 +93,10 @@ def _update(kit: PlanKit, block: BlockBuilder, local: int, grad: int, launches: 
     read, write = master + grad + states, master + states
     if has_working_copy(kit):
         write += kit.weight_bytes
-    if plan.optimizer_impl == "foreach":
-        passes = _FOREACH_PASSES[plan.optimizer]
-        op = kit.ops.memory("optimizer", local * 8 * passes, local * 4 * passes, passes * launches)
-    elif plan.optimizer_impl == "loop":
-        passes = _FOREACH_PASSES[plan.optimizer]
-        op = kit.ops.memory("optimizer", local * 8 * passes, local * 4 * passes, passes * n_tensors)
-    else:
-        op = kit.ops.memory("optimizer", local * read, local * write, launches)
+    if plan.optimizer_impl != "fused":
+        read, write, kernels = _UNFUSED[plan.optimizer]
+        launches = kernels * (launches if plan.optimizer_impl == "foreach" else n_tensors)
+    op = kit.ops.memory("optimizer", local * read, local * write, launches)
     if plan.offload == "params":  # the host updates, at about the rate at which its memory feeds the link
         update = kit.ops.host_copy("optimizer.on_host", local * (read + write))
         node = block.node(update, Stream.COPY, Phase.OPTIMIZER, kit.optimizer_module, after=(len(block) - 1,))
