@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forerun.analysis.coverage import Coverage
 from forerun.analysis.network_use import AxisUse, NetworkUse
 from forerun.cluster.types import Cluster
 from forerun.memory.profile import MemoryProfile
@@ -21,15 +22,16 @@ def explain(
     outside_bytes: int,
     limit_bytes: int,
     mfu: str,
-    coverage: float,
+    coverage: Coverage,
+    band: str,
     network: NetworkUse | None,
     notes: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
     """Lines that name the inputs, the models and the fitted constants behind each figure of a Prediction.
 
     `groups` are the communication groups in use, `outside_bytes` the memory that the allocator does not see,
-    `limit_bytes` all of the fullest device's, `mfu` what MFU counts and divides by, `coverage` the share of kernel time
-    in calibrated shapes, `network` what collectives ran on in place of the cluster's links. `notes` come last.
+    `limit_bytes` all of the fullest device's, `mfu` what MFU counts and divides by, `band` where the band of the time
+    comes from, `network` what collectives ran on in place of the cluster's links. `notes` come last.
     """
     device, model = cluster.device, reserve_model()
     steps = sum(len(cls.block) for cls in program.rank_classes)
@@ -41,8 +43,11 @@ def explain(
     lines = [
         f"step_time_s: end of a simulated step of {steps:,} block instances ({len(program.ops)} distinct kernels and"
         f" collectives) on {len(program.rank_classes)} distinct rank(s)",
+        f"step_time_low_s, step_time_high_s: {band}",
         f"kernels: cost profile {device.cost_profile!r} at {device.sustained:.2f} of its clock"
-        f" ({device.source.get('sustained', 'not fitted')}); {coverage:.0%} of kernel time in calibrated shapes",
+        f" ({device.source.get('sustained', 'not fitted')})",
+        f"calibrated shapes: {coverage.share:.0%} of kernel time{_by_kind(coverage)}",
+        *_outside(coverage),
         f"software: stack {stack.name!r}, {stack.description} ({stack.source})",
         *([f"software, fitted: {fitted}"] if fitted else []),
         f"collectives: {links}; groups as nodes x ranks per node: {where}",
@@ -54,12 +59,25 @@ def explain(
         "peak_allocated_gib: tensors from allocation to last use in host issue order; the peak is on"
         f" {memory.rank_class}",
         f"peak_reserved_gib: allocated plus {model.slack:.0%} of what does not live through the whole step (fitted)",
+        "peak_reserved_low_gib, peak_reserved_high_gib: residuals of published reserved peaks",
         f"fits: with {model.least_slack:.0%} fragmentation and {outside_bytes / GIB:.2f} GiB of context and NCCL"
         f" buffers within {limit_bytes / GIB:.1f} GiB",
     ]
     if cluster.price_per_gpu_hour is not None:
         lines.append(f"dollars_per_billion_tokens: {cluster.price_per_gpu_hour} dollars per GPU-hour, a list price")
     return (*lines, *notes)
+
+
+def _by_kind(coverage: Coverage) -> str:
+    kinds = [f"{name} {kind.inside:.0%} of {kind.share:.0%}" for name, kind in coverage.by_kind.items()]
+    return f" ({', '.join(kinds)})" if kinds else ""
+
+
+def _outside(coverage: Coverage) -> list[str]:
+    if not coverage.outside:
+        return []
+    most = "; ".join(f"{what}, {share:.1%}" for what, share in coverage.outside)
+    return [f"outside calibrated shapes, most kernel time first: {most}"]
 
 
 def _hottest(axis: AxisUse) -> str:

@@ -50,8 +50,6 @@ class _Closed:
     """how far the host must be ahead of the device at the start, so that nothing inside waits for it"""
     split_ps: I64
     flops: float
-    kernel_ps: int
-    calibrated_ps: float
 
 
 def fold(program: Program, costs: StepCosts) -> Folded:
@@ -153,7 +151,6 @@ def _closed_blocks(program: Program, costs: StepCosts, numbers: list[int]) -> di
         ops = flat.op[nodes]
         issue = np.cumsum(costs.issue_ps[ops])
         start, end = timeline.start_ps[nodes], int(timeline.class_end_ps[i])
-        spent = timeline.end_ps[nodes] - start
         out[number] = _Closed(
             duration_ps=end,
             first_issue_ps=int(issue[0]),
@@ -161,8 +158,6 @@ def _closed_blocks(program: Program, costs: StepCosts, numbers: list[int]) -> di
             lead_ps=int((issue - start).max()),
             split_ps=split[i],
             flops=float(program.ops.flops[ops].sum()),
-            kernel_ps=int(spent.sum()),
-            calibrated_ps=float((spent * costs.calibrated[ops]).sum()),
         )
     return out
 
@@ -279,8 +274,6 @@ def _sum(parts: list[_Closed]) -> _Closed:
         0,
         np.sum([p.split_ps for p in parts], axis=0),
         sum(p.flops for p in parts),
-        sum(p.kernel_ps for p in parts),
-        sum(p.calibrated_ps for p in parts),
     )
 
 
@@ -315,18 +308,17 @@ def _with_macros(ops: OpTable, macros: list[_Closed]) -> OpTable:
 
 def _macro_costs(costs: StepCosts, macros: list[_Closed]) -> StepCosts:
     n = 2 * len(macros)
-    duration, issue, calibrated = np.zeros(n, np.int64), np.zeros(n, np.int64), np.ones(n)
+    duration, issue = np.zeros(n, np.int64), np.zeros(n, np.int64)
     duration[::2] = [macro.duration_ps for macro in macros]
     issue[::2] = [macro.first_issue_ps for macro in macros]
     issue[1::2] = [macro.issue_ps - macro.first_issue_ps for macro in macros]
-    calibrated[::2] = [macro.calibrated_ps / macro.kernel_ps if macro.kernel_ps else 1.0 for macro in macros]
     return StepCosts(
         duration_ps=np.concatenate([costs.duration_ps, duration]),
         issue_ps=np.concatenate([costs.issue_ps, issue]),
         slow_compute=np.concatenate([costs.slow_compute, np.zeros(n)]),
         slow_network=np.concatenate([costs.slow_network, np.zeros(n)]),
         network_op=np.concatenate([costs.network_op, np.zeros(n, np.bool_)]),
-        calibrated=np.concatenate([costs.calibrated, calibrated]),
+        calibrated=np.concatenate([costs.calibrated, np.ones(n)]),  # coverage is read before folding
     )
 
 

@@ -23,6 +23,9 @@ class Prediction:
     n_gpus: int
 
     step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
+    """the 80 % band (analysis/uncertainty.py): low <= step_time_s <= high"""
     tokens_per_s_per_gpu: float | None
     mfu: float | None
     """model FLOP/s over dense peak: 6 N + 12 L h s per token, attention not halved for causal masks (PaLM, app. B);
@@ -32,10 +35,15 @@ class Prediction:
 
     peak_allocated_gib: float
     peak_reserved_gib: float
+    peak_reserved_low_gib: float
+    peak_reserved_high_gib: float
+    """its 80 % band; no more than the device has, where the prediction fits"""
     memory_limit_gib: float
     """of the device of the fullest rank: where GPUs differ, that which takes most of its own"""
     fits: bool
     """on every rank"""
+    fit_in_doubt: bool
+    """the limit lies within the 80 % band of what is needed at least: `fits` is the likelier answer"""
     warnings: tuple[str, ...]
     """what the figures leave out and a user should know, one line each"""
     memory_by_category_gib: dict[str, float]
@@ -64,6 +72,10 @@ class Prediction:
     """what a model given layer by layer takes (image, sequence); None for a model of tokens"""
     samples_per_s_per_gpu: float | None = None
     """of those"""
+
+    def rate_band(self, rate: float) -> tuple[float, float]:
+        """The 80 % band of a rate of this step (tokens/s, MFU): what it is at both ends of the band of the time."""
+        return rate * self.step_time_s / self.step_time_high_s, rate * self.step_time_s / self.step_time_low_s
 
     def own_plan(self) -> Plan:
         """The plan. Raises ForerunError for the prediction of a saved Program, which has none."""

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from forerun.analysis.breakdown import Cause, breakdown_ps, exposed_s, pace_setter
+from forerun.analysis.coverage import Coverage, coverage
 from forerun.analysis.explain import explain
 from forerun.analysis.fold import Folded, fold, unfolded
 from forerun.analysis.network_use import network_use
 from forerun.analysis.prediction import Prediction
+from forerun.analysis.uncertainty import band_words, memory_band, time_band
 from forerun.cluster.types import Cluster, Device
 from forerun.cost.measured import Measured
 from forerun.cost.step_costs import Launching, StepCosts, step_costs
@@ -26,7 +28,7 @@ from forerun.plan.plan import Plan
 from forerun.plan.stack import Stack
 from forerun.program.counts import op_counts
 from forerun.program.groups import CommGroup
-from forerun.program.types import F64, FlatProgram, Program, Stream
+from forerun.program.types import F64, FlatProgram, Program
 from forerun.program.unfold import unfold
 from forerun.units import GIB, PS_PER_S
 
@@ -161,6 +163,7 @@ def simulate_costed(
     """
     missing = _missing(program, costs) if is_measured else None
     reduced = fold(program, costs) if folded else unfolded(program, costs)
+    covered = coverage(program, costs)
     flat, costs = unfold(reduced.program), reduced.costs
     timeline = run_engine(
         flat, costs.duration_ps, costs.issue_ps, costs.slow_compute, costs.slow_network, costs.network_op
@@ -168,7 +171,9 @@ def simulate_costed(
     memory = memory_need(program, cluster, devices)
     peak = _mean_peak(subject.precision, program, cluster, devices)
     seconds = breakdown_ps(flat, reduced.program, timeline, reduced.split_ps) / PS_PER_S
-    prediction = _read(subject, cluster, program, reduced, flat, timeline, seconds, memory, network, missing, peak)
+    prediction = _read(
+        subject, cluster, program, reduced, flat, timeline, seconds, memory, network, missing, peak, covered
+    )
     slowest = pace_setter(seconds)
     return Simulation(reduced.program, flat, costs, timeline, memory.profiles, prediction, subject, slowest)
 
@@ -185,13 +190,18 @@ def _read(
     network: Network | None,
     missing: tuple[str, ...] | None,
     peak: float,
+    covered: Coverage,
 ) -> Prediction:
     step_s = timeline.end_of_step_ps / PS_PER_S
     if step_s <= 0:
         raise ForerunError("the step takes no time: nothing was simulated")
     row = seconds[pace_setter(seconds)]
     fullest, held = memory.profiles[memory.worst], memory.held
-    coverage = _coverage(flat, reduced.costs, timeline)
+    exposed = exposed_s(row)
+    low_s, high_s = time_band(subject.stack, cluster, subject.n_gpus, covered.share, exposed / step_s).of(step_s)
+    held_low, held_high = memory_band(subject.stack, "reserved").of(held.peak_bytes)
+    available = memory.limit_bytes - memory.outside_bytes
+    least, most = memory_band(subject.stack, "allocated").of(held.least_bytes)
     use = None
     if network is not None:
         use = network_use(program, network, cluster, subject.n_gpus, step_s, subject.pattern)
@@ -203,23 +213,28 @@ def _read(
         plan=subject.plan,
         n_gpus=subject.n_gpus,
         step_time_s=step_s,
+        step_time_low_s=low_s,
+        step_time_high_s=high_s,
         tokens_per_s_per_gpu=None if tokens is None else tokens / step_s,
         mfu=None if subject.model_flops is None else subject.model_flops / step_s / peak,
         hfu=_hardware_flops(reduced, flat) / step_s / peak,
         peak_allocated_gib=fullest.peak_bytes / GIB,
         peak_reserved_gib=held.peak_bytes / GIB,
+        peak_reserved_low_gib=held_low / GIB,
+        peak_reserved_high_gib=(min(held_high, available) if held.fits else held_high) / GIB,
         memory_limit_gib=memory.limit_bytes / GIB,
         fits=held.fits,
+        fit_in_doubt=least <= available < most,
         warnings=((TIGHT,) if held.tight else ()) + subject.warnings,
         memory_by_category_gib={name: size / GIB for name, size in fullest.by_category.items()},
         peak_rank_class=fullest.rank_class,
         peak_owner=fullest.owner(program, memory.worst),
-        exposed_comm_s=exposed_s(row),
+        exposed_comm_s=exposed,
         bubble_s=float((seconds[:, Cause.BUBBLE] * _weights(program)).mean()),
         breakdown={name: value for name, value in causes.items() if value > 0},
         bottleneck=max(causes, key=lambda name: causes[name]),
         dollars_per_billion_tokens=_dollars(subject, step_s, cluster.price_per_gpu_hour),
-        coverage=coverage,
+        coverage=covered.share,
         explain=explain(
             program,
             cluster,
@@ -229,7 +244,8 @@ def _read(
             memory.outside_bytes,
             memory.limit_bytes,
             f"{subject.model_flops_how} over the dense peak of {peak / 1e12:.0f} TFLOP/s",
-            coverage,
+            covered,
+            band_words(subject.stack, cluster, covered.share, exposed / step_s),
             use,
             subject.notes,
         ),
@@ -293,10 +309,3 @@ def _dollars(subject: Subject, step_s: float, price: float | None) -> float | No
     if price is None or subject.tokens_per_step is None:
         return None
     return price * subject.n_gpus * step_s / 3600 / subject.tokens_per_step * 1e9
-
-
-def _coverage(flat: FlatProgram, costs: StepCosts, timeline: Timeline) -> float:
-    """Share of kernel time in calibrated shapes; device-side joins and host delays do not count."""
-    spent = (timeline.end_ps - timeline.start_ps) * (flat.stream <= Stream.EP)
-    total = float(spent.sum())
-    return float((spent * costs.calibrated[flat.op]).sum()) / total if total else 1.0

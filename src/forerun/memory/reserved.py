@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -46,6 +47,8 @@ class Reserved:
 
     peak_bytes: int
     """estimate of torch.cuda.max_memory_reserved"""
+    least_bytes: int
+    """what is needed once cached blocks were given back"""
     fits: bool
     tight: bool
     """it fits only because the allocator gives cached blocks back and asks again, which costs time"""
@@ -59,9 +62,10 @@ def reserved(peak_bytes: int, resident_bytes: int, available_bytes: int) -> Rese
     model = reserve_model()
     varying = max(0, peak_bytes - resident_bytes)
     wanted = -int(-(peak_bytes + model.slack * varying) // model.segment_bytes) * model.segment_bytes
-    fits = peak_bytes + model.least_slack * varying <= available_bytes
+    least = math.ceil(peak_bytes + model.least_slack * varying)
+    fits = least <= available_bytes
     tight = fits and wanted > available_bytes
-    return Reserved(available_bytes if tight else wanted, fits, tight)
+    return Reserved(available_bytes if tight else wanted, least, fits, tight)
 
 
 def outside_allocator_bytes(n_groups: int) -> int:

@@ -15,6 +15,7 @@ from forerun.analysis.reading import Simulation
 from forerun.analysis.tables import kernel_times
 from forerun.analysis.what_if import WhatIf
 from forerun.experiment.result import Bill
+from forerun.report import bands
 from forerun.report.page import Code, Figures, Heading, Listing, Part, Table, Text
 from forerun.report.page_plots import memory_plot, shares_plot, step_plot, timeline_plot, use_plot
 from forerun.report.page_plots_of_studies import sensitivities_plot
@@ -31,7 +32,8 @@ _LEAST = 0.001
 def figures(prediction: Prediction) -> Figures:
     """The figures of one step."""
     step, plan = prediction.step_time_s, prediction.plan
-    entries = [("step time", seconds(step), f"on {prediction.n_gpus:,} GPUs")]
+    low, high = seconds(prediction.step_time_low_s), seconds(prediction.step_time_high_s)
+    entries = [("step time", seconds(step), f"{bands.in_band(low, high)} on {prediction.n_gpus:,} GPUs")]
     for what, per_s in (
         ("tokens", prediction.tokens_per_s_per_gpu),
         (f"{prediction.sample}s", prediction.samples_per_s_per_gpu),
@@ -40,7 +42,7 @@ def figures(prediction: Prediction) -> Figures:
             entries.append((f"{what}/s of a GPU", rate(per_s), f"{rate(per_s * prediction.n_gpus)} of all"))
     if prediction.mfu is not None:
         entries.append(("MFU", percent(prediction.mfu), f"HFU {percent(prediction.hfu)}"))
-    limit = f"of {prediction.memory_limit_gib:.1f} GiB: {'fits' if prediction.fits else 'does not fit'}"
+    limit = f"of {prediction.memory_limit_gib:.1f} GiB: {bands.fits(prediction)}"
     entries += [
         ("peak memory, reserved", f"{prediction.peak_reserved_gib:.1f} GiB", limit),
         ("exposed communication", percent(prediction.exposed_comm_s / step), seconds(prediction.exposed_comm_s)),
