@@ -222,20 +222,13 @@ def _block_lives(program: Program, block: Block) -> _BlockLives:
 
 
 def _streams(program: Program, block: Block) -> I8:
-    """The stream on which each tensor of the block is allocated.
-
-    A block that copies gathered parameters out makes the buffer that they came in, the parameters, and the buffers of
-    units that are gathered ahead, in this order.
-    """
+    """The stream on which each tensor of the block is allocated: that of the gathers for what parameters are gathered
+    in, that of the reductions for sums of gradients."""
     stream = np.full(len(block.tensor_bytes), Stream.COMPUTE, np.int8)
-    reduces = (program.ops.collective[block.op] != Collective.NONE) & np.isin(
-        block.stream, (Stream.GATHER, Stream.REDUCE)
-    )
-    if reduces.any():
+    collective = program.ops.collective[block.op]
+    reduces = (collective != Collective.NONE) & np.isin(block.stream, (Stream.GATHER, Stream.REDUCE))
+    if reduces.any() and np.isin(block.phase, (Phase.FORWARD,)).all():
+        stream[np.isin(block.tensor_category, (Category.UNSHARDED, Category.COMMUNICATION))] = Stream.GATHER
+    elif reduces.any():
         stream[block.tensor_category == Category.GRADIENT] = Stream.REDUCE
-    unsharded = (block.tensor_category == Category.UNSHARDED) & (block.tensor_alloc >= 0)
-    buffers = unsharded & (block.tensor_free == block.tensor_alloc)
-    if buffers.any():
-        ahead = np.flatnonzero(unsharded & (block.tensor_free < 0))[1:]
-        stream[buffers] = stream[ahead] = Stream.GATHER
     return stream

@@ -37,16 +37,19 @@ def build(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: 
     return _Builder(staged_transformer(kit, plan.pp > 1 and plan.pp_schedule in SPLIT)).program()
 
 
-class _Around(dict[tuple[Around, int], int]):
-    """Block numbers of the data-parallel actions around one unit, by turn, built when first asked for."""
+class _Around(dict[tuple[Around, int, int], int]):
+    """Block numbers of the data-parallel actions around one unit, by turn and the bytes of the buffer before.
+
+    A block is built when it is first asked for.
+    """
 
     def __init__(self, builder: _Builder, unit: Unit) -> None:
         super().__init__()
         self.builder, self.unit = builder, unit
 
-    def __missing__(self, key: tuple[Around, int]) -> int:
-        unit, (action, turn) = self.unit, key
-        block = self.builder.parallel.block(action, turn, unit.name, unit.weights, unit.gradient_bytes)
+    def __missing__(self, key: tuple[Around, int, int]) -> int:
+        unit, (action, turn, before) = self.unit, key
+        block = self.builder.parallel.block(action, turn, unit.name, unit.weights, unit.gradient_bytes, before)
         number = self[key] = self.builder._add(block)
         return number
 
@@ -75,6 +78,10 @@ class _Steps:
     """units whose gradients wait for the bucket to fill"""
     gathers: int = 0
     opens: int = 0
+    gathered: int = 0
+    """bytes of the buffer in which the last unit was gathered"""
+    reducing: int = 0
+    """bytes of the buffer that the last reduction works on"""
 
     def add(self, block: int, layer: int = -1) -> None:
         """Append a step; a block number of -1 is nothing to do."""
@@ -94,6 +101,8 @@ class _Builder:
         self.first, self.last = staged.stages[0][0][0], staged.stages[-1][-1][0]
         self._parts: dict[int, _Part] = {}
         self._buckets: dict[tuple[int, ...], int] = {}
+        self._forgotten: dict[int, int] = {}
+        """blocks that free a buffer of so many bytes"""
         self.wires = Wires(self.kit, self._add)
         self.reshard = plan.zero_stage == 3 and (
             plan.reshard_after_forward == "always" or (plan.reshard_after_forward == "default" and plan.pp == 1)
@@ -191,6 +200,7 @@ class _Builder:
                 for part in reversed(parts):
                     steps.add(part.weights, part.layer)
                     self._gradients(steps, part, first, last)
+                self._let_go(steps)
         return steps
 
     def _receive(self, steps: _Steps, order: list[Action], i: int, blocking: bool) -> None:
@@ -226,20 +236,22 @@ class _Builder:
         for part in parts:
             if gathers:
                 self._gather(steps, part)
-                self._open(steps, part, "open")
+                self._open(steps, part, "open" if part is not parts[-1] else "open_last")
             steps.add(part.forward, part.layer)
             kept = part.unit is self.last  # the last unit is needed again at once
             if gathers and self.reshard and not kept:
-                steps.add(part.parallel["close", 0], part.layer)
+                steps.add(part.parallel["close", 0, 0], part.layer)
 
     def _gather(self, steps: _Steps, part: _Part) -> None:
-        steps.add(part.parallel["gather", steps.gathers % self.parallel.depth], part.layer)
+        steps.add(part.parallel["gather", steps.gathers % self.parallel.depth, 0], part.layer)
         steps.gathers += 1
 
     def _open(self, steps: _Steps, part: _Part, action: Around) -> None:
         """Gathers are opened in the order in which they were issued."""
-        steps.add(part.parallel[action, steps.opens % self.parallel.depth], part.layer)
+        steps.add(part.parallel[action, steps.opens % self.parallel.depth, steps.gathered], part.layer)
         steps.opens += 1
+        kept = self.parallel.buffers and action == "open"
+        steps.gathered = self.parallel.gathered_bytes(part.unit.weights) if kept else 0
 
     def _backward(self, steps: _Steps, parts: list[_Part], first: bool, last: bool) -> None:
         regather = self.parallel.fsdp and self.reshard
@@ -249,34 +261,52 @@ class _Builder:
         if regather and not held:
             self._gather(steps, waiting.pop(0))
         for i, part in enumerate(backward):
-            gathered = regather and not (held and i == 0)
-            if gathered:
+            loss = held and i == 0  # nothing is gathered before the loss has its gradient
+            if regather and not loss:
                 self._open(steps, part, "reopen")
-            while waiting and steps.gathers - steps.opens < self.parallel.depth:
-                self._gather(steps, waiting.pop(0))
+                self._gather_ahead(steps, waiting)
             steps.add(part.backward, part.layer)
-            if regather:
-                steps.add(part.parallel["reclose" if gathered else "close", 0], part.layer)
-            elif self.parallel.fsdp and last:
-                steps.add(part.parallel["close", 0], part.layer)
+            if loss:
+                self._gather_ahead(steps, waiting)
+            if regather or (self.parallel.fsdp and last):
+                steps.add(part.parallel["close", 0, 0], part.layer)
             if not self.split:
                 self._gradients(steps, part, first, last)
+        self._let_go(steps)
+
+    def _gather_ahead(self, steps: _Steps, waiting: list[_Part]) -> None:
+        while waiting and steps.gathers - steps.opens < self.parallel.depth:
+            self._gather(steps, waiting.pop(0))
 
     def _gradients(self, steps: _Steps, part: _Part, first: bool, last: bool) -> None:
         around = part.parallel
         if self.parallel.fsdp and not self.reduce_last:
-            steps.add(around["reduce_first" if first else "reduce", 0], part.layer)
+            self._reduce(steps, part, "reduce_first" if first else "reduce")
             return
         if not self.parallel.fsdp:
-            steps.add(around["accumulate_first" if first else "accumulate", 0], part.layer)
+            steps.add(around["accumulate_first" if first else "accumulate", 0, 0], part.layer)
             if last and self.overlap_reduce:
                 self._bucket(steps, part)
         elif self.plan.n_microbatches == 1:
-            steps.add(around["reduce_first", 0], part.layer)
+            self._reduce(steps, part, "reduce_first")
         else:
-            steps.add(around["accumulate_first" if first else "accumulate", 0], part.layer)
+            steps.add(around["accumulate_first" if first else "accumulate", 0, 0], part.layer)
             if last:
-                steps.add(around["reduce_accumulated", 0], part.layer)
+                self._reduce(steps, part, "reduce_accumulated")
+
+    def _reduce(self, steps: _Steps, part: _Part, action: Around) -> None:
+        steps.add(part.parallel[action, 0, steps.reducing], part.layer)
+        if self.parallel.buffers:
+            steps.reducing = part.unit.weights.total * self.parallel.reduce_bytes
+
+    def _let_go(self, steps: _Steps) -> None:
+        """The backward pass ends with its reductions: the last buffer goes."""
+        if not steps.reducing:
+            return
+        if steps.reducing not in self._forgotten:
+            self._forgotten[steps.reducing] = self._add(self.parallel.let_go(steps.reducing))
+        steps.add(self._forgotten[steps.reducing])
+        steps.reducing = 0
 
     def _bucket(self, steps: _Steps, part: _Part) -> None:
         """Fill the bucket; reduce it when it is full."""

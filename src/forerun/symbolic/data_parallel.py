@@ -3,10 +3,13 @@
 Every action is a small block of its own, so that the order of blocks alone says what is prefetched:
 
 * `gather` starts the all-gather of a unit's parameters once the unit before it has its own (one unit ahead, as FSDP's
-  rate limiter and FSDP2's buffers allow), or once compute reaches it when nothing is prefetched;
-* `open` makes compute wait for the gathered parameters and copies them out;
+  rate limiter and FSDP2's buffers allow), or once compute reaches it when nothing is prefetched. FSDP1 gathers into the
+  parameters themselves, FSDP2 into a buffer;
+* `open` makes compute wait for the gathered parameters and copies them out. In the forward pass FSDP2 keeps a unit's
+  buffer until the next unit has its own, in the backward pass it lets go of it at once;
 * `close` frees them;
-* `reduce` reduces the unit's gradients after its backward pass, `accumulate` adds them to a buffer.
+* `reduce` reduces the unit's gradients after its backward pass, `accumulate` adds them to a buffer. FSDP2 keeps what it
+  reduces until the next unit has gradients.
 
 Gathers and reductions of one process group run in issue order on one stream, as NCCL's communicator makes them.
 """
@@ -41,9 +44,9 @@ def opened_slot(turn: int) -> int:
 Action = Literal[
     "gather",
     "open",
-    "reopen",  # `open` in the backward pass: the next unit's gathered buffer is alive too
+    "open_last",  # `open` of the last unit: nobody comes to let go of its buffer
+    "reopen",  # `open` in the backward pass
     "close",
-    "reclose",  # `close` after `reopen`
     "reduce_first",  # reduction in the first micro batch: it allocates the sharded gradients
     "reduce",
     "reduce_accumulated",  # reduction of the buffer that micro batches were added into
@@ -70,6 +73,8 @@ class DataParallel:
         plan = kit.plan
         self.fsdp = plan.zero_stage == 3 and (plan.fsdp > 1 or plan.offload == "params")
         self.simple = kit.stack.fsdp == "simple"
+        self.buffers = kit.stack.fsdp == "fsdp2"
+        """whether gathers and reductions have buffers of their own"""
         self.reduce_bytes = DTYPE_BYTES[kit.reduce_dtype]
         self.param_bytes = kit.weight_bytes
         self.master_bytes = DTYPE_BYTES[plan.master_dtype]
@@ -77,23 +82,27 @@ class DataParallel:
         self.depth = max(1, plan.prefetch)
         """units that are gathered ahead"""
 
-    def block(self, action: Action, turn: int, name: str, weights: Weights, made: int) -> Block | None:
+    def block(self, action: Action, turn: int, name: str, weights: Weights, made: int, before: int) -> Block | None:
         """The block of one action around a unit whose backward pass leaves `made` bytes of gradients.
 
-        `turn` counts gathers modulo the prefetch depth. None where there is nothing to do.
+        `turn` counts gathers modulo the prefetch depth, `before` are the bytes of the buffer that the unit before has
+        kept. None where there is nothing to do.
         """
-        gathered = weights.total * self.param_bytes
         if action == "gather":
             return self._gather(name, weights, turn)
-        if action in ("open", "reopen"):
-            return self._open(name, gathered, turn, ahead=self.depth if action == "reopen" else 0)
-        if action in ("close", "reclose"):
-            return self._free(name, gathered * (1 if action == "close" or self.simple else 1 + self.depth))
+        if action in ("open", "open_last", "reopen"):
+            return self._open(name, self.gathered_bytes(weights), turn, action, before)
+        if action == "close":
+            return self._free(name, self.gathered_bytes(weights))
         if action.startswith("accumulate"):
             return self._accumulate(name, weights, made, first=action == "accumulate_first")
         if action == "reduce_accumulated":
-            return self._reduce_scatter(name, weights, -1, first=True)
-        return self._reduce_scatter(name, weights, made, first=action == "reduce_first")
+            return self._reduce_scatter(name, weights, -1, True, before)
+        return self._reduce_scatter(name, weights, made, action == "reduce_first", before)
+
+    def gathered_bytes(self, weights: Weights) -> int:
+        """Bytes of a unit's gathered parameters."""
+        return weights.total * self.param_bytes
 
     # -- fully sharded -------------------------------------------------------------------------------------
 
@@ -139,24 +148,28 @@ class DataParallel:
         for i, (op, stream) in enumerate(chain):
             record = gathered_slot(turn) if i == len(chain) - 1 else -1
             after = (block.node(op, stream, after=after, wait=() if serial else (opened_slot(turn),), record=record),)
+        if not self.simple:
+            category = Category.COMMUNICATION if self.buffers else Category.UNSHARDED
+            block.tensor(self.gathered_bytes(weights), category, 0, -1)
         return block.build(name + ".gather")
 
     def _wire_bytes(self) -> float:
         return 1.0 if self.kit.plan.fp8_all_gather else self.param_bytes
 
-    def _open(self, name: str, gathered: int, turn: int, ahead: int) -> Block:
-        """`ahead` further units have been gathered already."""
+    def _open(self, name: str, gathered: int, turn: int, action: Action, before: int) -> Block:
         kit, block = self.kit, BlockBuilder()
-        if kit.stack.fsdp == "fsdp2":
-            op = kit.ops.memory(name + ".copy_out", gathered, gathered)
-            node = block.node(op, wait=(gathered_slot(turn),), record=opened_slot(turn))
-            block.temporary(gathered, node, Category.UNSHARDED)  # the all-gather's output
-        else:
+        if not self.buffers:
             block.node(kit.marker, wait=(gathered_slot(turn),), record=opened_slot(turn))
-        block.tensor(gathered, Category.UNSHARDED, 0, -1)
-        if ahead and not self.simple:
-            block.tensor(gathered * ahead, Category.UNSHARDED, 0, -1)
-        return block.build(name + (".reopen" if ahead else ".open"))
+            if self.simple:
+                block.tensor(gathered, Category.UNSHARDED, 0, -1)
+            return block.build(f"{name}.{action}")
+        op = kit.ops.memory(name + ".copy_out", gathered, gathered)
+        node = block.node(op, wait=(gathered_slot(turn),), record=opened_slot(turn))
+        block.tensor(gathered, Category.UNSHARDED, node, -1)
+        for buffer in (before, 0 if action == "open" else gathered):
+            if buffer:
+                block.tensor(buffer, Category.COMMUNICATION, -1, node)
+        return block.build(f"{name}.{action}")
 
     def _free(self, name: str, gathered: int) -> Block:
         block = BlockBuilder()
@@ -164,19 +177,28 @@ class DataParallel:
         block.tensor(gathered, Category.UNSHARDED, -1, 0)
         return block.build(name + ".close")
 
-    def _reduce_scatter(self, name: str, weights: Weights, made: int, first: bool) -> Block:
+    def let_go(self, buffer: int) -> Block:
+        """Free the buffer of the last reduction of a backward pass."""
+        block = BlockBuilder()
+        block.tensor(buffer, Category.COMMUNICATION, -1, block.node(self.kit.marker, Stream.COMPUTE, Phase.BACKWARD))
+        return block.build("reduced")
+
+    def _reduce_scatter(self, name: str, weights: Weights, made: int, first: bool, before: int) -> Block:
         """Copy gradients into one buffer of the reduction's dtype, reduce-scatter it, all-reduce over replicas.
 
-        `made` is what the backward pass left, -1 where it was added into a buffer.
+        `made` is what the backward pass left, -1 where it was added into a buffer; `before` is the buffer of the unit
+        before, which has been reduced.
         """
         kit, block, plan = self.kit, BlockBuilder(), self.kit.plan
         total = weights.total
         wire = total * self.reduce_bytes
         if kit.stack.dtensor:
             self._sum_over_tp(block, name, weights, kit.wide_dtype if made >= 0 else kit.accumulate_dtype)
+        if before:
+            block.tensor(before, Category.COMMUNICATION, -1, block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD))
         copy = kit.ops.memory(name + ".grad_copy_in", total * kit.grad_bytes, wire)
         node = block.node(copy, Stream.COMPUTE, Phase.BACKWARD)
-        block.tensor(wire, Category.COMMUNICATION, 0, node)
+        block.tensor(wire, Category.COMMUNICATION, node, -1 if self.buffers else node)
         if made >= 0:
             block.tensor(made, Category.UNSHARDED, -1, node)
         elif not persistent_gradients(kit):

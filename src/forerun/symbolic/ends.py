@@ -134,7 +134,7 @@ def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> 
             logits = "logits32"
         made = ("log_softmax", wide)
         section.tape.add(_loss_op("log_softmax", forward, backward, logits, made[:1], made))
-        if kit.stack.dtensor and sharded:  # exponentials beside the gradient
+        if sharded:  # exponentials beside the gradient
             section.tape.ops[-1].scratch_bytes = wide
         section.tape.add(_loss_op("loss", [], [], "log_softmax", (), ("loss", 4)))
         return

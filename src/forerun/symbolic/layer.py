@@ -47,6 +47,7 @@ def layer_section(kit: Kit, moe: bool, checkpointed: bool) -> Section:
 def settle_activations(kit: PlanKit, tape: Tape, checkpointed: bool) -> None:
     """Set what of a finished tape runs again in backward, and what waits in host memory, as the plan says."""
     tape.early_stop = kit.stack.recompute_early_stop
+    tape.compiled = kit.plan.compile
     if checkpointed:
         tape.regions = checkpoint_regions(kit.plan, tape)
     if kit.plan.activation_offload:

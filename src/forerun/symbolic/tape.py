@@ -81,6 +81,8 @@ class Tape:
         self.ops: list[TapeOp] = []
         self.regions: list[Region] = []
         self.early_stop = True
+        self.compiled = False
+        """a checkpoint keeps of its policy's choice only what backward uses, as torch.compile's partitioner does"""
         self.offload = 0.0
         """share of the kept tensors that waits for backward in host memory"""
         self.offload_op = -1
@@ -122,9 +124,12 @@ class Tape:
                 if not dropped:
                     kept.add(name)
             if region is not None:
-                if region.keep(op):
+                if region.keep(op) and not self.compiled:
                     kept.update(name for name, _ in op.makes)
                 kept.update(name for name in op.reads if not region.first <= maker.get(name, -1) <= region.last)
+        if self.compiled:
+            again = [i for region in self.regions for i in self._recomputed(region)]
+            kept.update(name for i in again for name in self.ops[i].reads if maker.get(name, i) not in again)
         return kept
 
     def _region_of(self) -> dict[int, Region]:
