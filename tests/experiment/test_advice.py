@@ -108,7 +108,7 @@ def test_every_advice_brings_what_it_says(request):
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(requests())
 def test_every_advice_of_many_runs_brings_what_it_says(request):
     holds_of(request)
