@@ -59,7 +59,8 @@ def test_plan_writes_a_page_of_the_search(forerun, tmp_path):
     done = forerun("plan", *SEARCH, *SMALL, "--report", "plan.html", "--json")
     assert done.returncode == 0, done.stderr
     page = tmp_path / "plan.html"
-    assert headings(page)[:3] == ["The best plans", "Time and memory of the plans", "Why the others were left out"]
+    sections = ["The best plans", "Time and memory of the plans", "The best plan for each pair of values"]
+    assert headings(page)[:4] == [*sections, "Why the others were left out"]
     assert "Timeline of a step" in headings(page)
     best = json.loads(done.stdout)["best"]
     assert f"{best['step_time_s'] * 1e3:.1f} ms" in page.read_text()

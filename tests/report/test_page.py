@@ -112,6 +112,7 @@ def test_every_axis_has_its_unit_or_names(kind: str) -> None:
                 axis = part.layout[name]
                 values = [trace.get(name[0]) for trace in part.data]
                 named = any(isinstance(each, str) for column in values for each in column)
+                named |= axis.get("type") == "linear" and "ticktext" in axis
                 assert axis["title"]["text"] or named
                 assert named or "," in axis["title"]["text"] or "%" in axis["title"]["text"], axis["title"]
             assert part.about

@@ -28,12 +28,13 @@ from forerun.model.spec import ModelSpec
 from forerun.network.network_file import Network as NetworkFile
 from forerun.network.on_topology import network_of
 from forerun.processes import available_cpus
-from forerun.report.console import console, print_search
+from forerun.report.console import console
 from forerun.report.documents import search_document
 from forerun.report.page import write_page
 from forerun.report.programs import print_programs, programs_record, write_programs_csv
 from forerun.report.progress import progress_bar
 from forerun.report.records import search_record, to_json, write_csv
+from forerun.report.search_console import print_search
 from forerun.report.wording import command_line
 from forerun.search.programs import rank_programs
 from forerun.search.result import SearchResult

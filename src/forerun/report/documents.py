@@ -9,9 +9,10 @@ from forerun.analysis.critical_path import critical_path
 from forerun.analysis.prediction import Prediction
 from forerun.analysis.reading import Simulation
 from forerun.analysis.what_if import WhatIf
+from forerun.report.heat_cells import heat_title, heat_words
 from forerun.report.histogram import runtime_histogram
 from forerun.report.page import Document, Heading, Part, Table, Text
-from forerun.report.page_plots_of_studies import plans_plot, runtimes_plot
+from forerun.report.page_plots_of_searches import heat_plot, plans_plot, runtimes_plot
 from forerun.report.page_sections import (
     bottleneck_sections,
     explain_section,
@@ -25,8 +26,11 @@ from forerun.report.page_sections import (
 )
 from forerun.report.records import plan_record
 from forerun.report.wording import percent, plan_words, rate, seconds
+from forerun.search.heat import HeatMap, telling_maps
 from forerun.search.result import SearchResult
 
+MAPS = 4
+"""heat maps on the page of a search, unless somebody asks for others"""
 _REASONS = 8
 """rules and near misses that the page of a search lists"""
 
@@ -52,11 +56,17 @@ def prediction_document(simulation: Simulation, sensitivities: Sequence[WhatIf],
 
 
 def search_document(
-    result: SearchResult, top: int, found: tuple[Simulation, Sequence[WhatIf]] | None, command: str, again: str
+    result: SearchResult,
+    top: int,
+    found: tuple[Simulation, Sequence[WhatIf]] | None,
+    command: str,
+    again: str,
+    maps: Sequence[HeatMap] | None = None,
 ) -> Document:
     """The page of a search. `found` is the best plan simulated whole and its sensitivities, None where nothing fits.
 
-    `command` repeats the search, `again` predicts its best plan.
+    `command` repeats the search, `again` predicts its best plan. `maps` are the heat maps to show; those that say most
+    unless given.
     """
     best, sensitivities = found or (None, ())
     question = (
@@ -67,7 +77,8 @@ def search_document(
         parts += [figures(best.prediction), *warnings(best.prediction)]
     else:
         parts.append(Text("Nothing fits in memory.", "warning"))
-    parts += [*_ranking(result, top), *_spread(result), *_left_out(result)]
+    parts += [*_ranking(result, top), *_spread(result)]
+    parts += [*_maps(telling_maps(result, MAPS) if maps is None else maps), *_left_out(result)]
     if best is not None:
         parts += [
             *bottleneck_sections(bottlenecks(best)),
@@ -134,6 +145,22 @@ def _spread(result: SearchResult) -> list[Part]:
         parts.append(runtimes_plot(bins))
     if result.ranked:
         parts += [Text("Every point is a plan; the pointer shows which.", "hint"), plans_plot(result)]
+    return parts
+
+
+def _maps(maps: Sequence[HeatMap]) -> list[Part]:
+    """Heat maps, and how to read them."""
+    if not maps:
+        return []
+    legend = (
+        "A cell is the best plan with these two values: its figure where it was simulated and nothing can be better;"
+        " where plans were not simulated, what they take at the least (≥); where nothing fits, the GiB that the"
+        " smallest plan needs. Darker is better, the frame is the best of all, white is impossible."
+    )
+    parts: list[Part] = [Heading("The best plan for each pair of values"), Text(legend, "note")]
+    for shown in maps:
+        parts += [Text(heat_title(shown)), heat_plot(shown)]
+        parts += [Text(heat_words(shown), "note")] if heat_words(shown) else []
     return parts
 
 

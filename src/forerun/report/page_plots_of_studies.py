@@ -1,4 +1,4 @@
-"""Plots of pages: scaling, comparisons, stragglers, sensitivities, searches."""
+"""Plots of pages: scaling, comparisons, stragglers, sensitivities."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from typing import Any
 
 from forerun.analysis.what_if import WhatIf
 from forerun.experiment.result import ScalePoint, ScalingStudy, StragglerStudy
-from forerun.report.histogram import Bin
-from forerun.report.page import Plot, plot_text
-from forerun.report.page_plots import axis, far_apart, hatch, labelled_bars, layout, rounded
+from forerun.report.page import Plot
+from forerun.report.page_plots import axis, far_apart, labelled_bars, layout, rounded
 from forerun.report.series import cumulated, time_unit
-from forerun.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
-from forerun.report.wording import plan_words, seconds
-from forerun.search.result import SearchResult
+from forerun.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from forerun.report.wording import seconds
 
 _BINS = 40
 _MOST_POINTS = 1500
-"""plans that are drawn; of more, the best and every n-th of the others"""
+"""steps that are drawn; of more, every n-th"""
 _MARKS = (("undisturbed", "dot", PURPLE), ("mean", "solid", BLACK), ("p50", "dash", GREEN), ("p99", "dashdot", ORANGE))
 
 
@@ -36,8 +34,8 @@ def efficiency_plot(study: ScalingStudy) -> Plot:
     efficiency = rounded([100 * point.efficiency for point in points])
     ends = [gpus[0], gpus[-1]] if gpus else []
     data = [
-        _line("ideal", ends, [100.0] * len(ends), BLACK, "dash"),
-        _line(f"threshold, {threshold:.0f} %", ends, [threshold] * len(ends), BLACK, "dot"),
+        line("ideal", ends, [100.0] * len(ends), BLACK, "dash"),
+        line(f"threshold, {threshold:.0f} %", ends, [threshold] * len(ends), BLACK, "dot"),
         _curve("efficiency", gpus, efficiency, [f"{value:.0f} %" for value in efficiency]),
         *_notes(study, points, efficiency),
     ]
@@ -54,7 +52,7 @@ def throughput_plot(study: ScalingStudy) -> Plot:
     ideal = rounded([rates[0] * n / gpus[0] for n in gpus]) if points else []
     sample = study.request.sample
     data = [
-        _line("ideal", gpus, ideal, BLACK, "dash"),
+        line("ideal", gpus, ideal, BLACK, "dash"),
         _curve("predicted", gpus, rates, [f"{rate:,.0f}" for rate in rates]),
         *_notes(study, points, rates),
     ]
@@ -79,9 +77,10 @@ def _gpu_axis(gpus: Sequence[int]) -> dict[str, Any]:
     return axis("GPUs, number (logarithmic)", type="log", tickvals=list(gpus), ticktext=[f"{n:,}" for n in gpus])
 
 
-def _line(name: str, x: Sequence[float], y: Sequence[float], colour: str, dash: str) -> dict[str, Any]:
-    line = {"color": colour, "dash": dash, "width": 1.5}
-    return {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": line} | {
+def line(name: str, x: Sequence[float], y: Sequence[float], colour: str, dash: str) -> dict[str, Any]:
+    """A line that is there to compare with, and does not answer the pointer."""
+    look = {"color": colour, "dash": dash, "width": 1.5}
+    return {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": look} | {
         "hoverinfo": "skip"
     }
 
@@ -179,79 +178,6 @@ def _figures(study: StragglerStudy) -> str:
 
 def _times(study: StragglerStudy, size: float, height: float) -> list[dict[str, Any]]:
     return [
-        _line(f"{name} {seconds(value)}", rounded([value / size] * 2), [0, height], colour, dash)
+        line(f"{name} {seconds(value)}", rounded([value / size] * 2), [0, height], colour, dash)
         for (name, dash, colour), value in zip(_MARKS, _values(study), strict=True)
     ]
-
-
-def runtimes_plot(bins: Sequence[Bin]) -> Plot:
-    """How the step times of a search spread."""
-    unit, size = time_unit(max(each.high_s for each in bins))
-    names = [f"{each.low_s / size:.3g} to {each.high_s / size:.3g}" for each in bins]
-    parts = (
-        ("simulated", [each.simulated for each in bins], {"color": BLUE}),
-        (
-            "not simulated, at the least they take",
-            [each.bounded for each in bins],
-            {"color": GREY, "pattern": hatch("/")},
-        ),
-    )
-    data = [
-        {
-            "type": "bar",
-            "name": name,
-            "x": names,
-            "y": counts,
-            "marker": look,
-            "hovertemplate": f"%{{y}} plans, %{{x}} {unit}",
-        }
-        for name, counts, look in parts
-        if any(counts)
-    ]
-    about = f"Step times from {seconds(bins[0].low_s)} to {seconds(bins[-1].high_s)}"
-    x = axis(f"time of a step, {unit} (bins of equal ratio)", type="category", fixedrange=True)
-    return Plot(data, layout(x, axis("plans, number"), barmode="stack", showlegend=True), about)
-
-
-def plans_plot(result: SearchResult) -> Plot:
-    """Time and memory of every plan that was simulated."""
-    fitting = [(each.own_plan(), each) for each in _some(result.ranked)]
-    too_large = [(each.plan, each.prediction) for each in _some(result.too_large) if each.prediction is not None]
-    shown = [each for _, each in (*fitting, *too_large)]
-    unit, size = time_unit(max((each.step_time_s for each in shown), default=1.0))
-    looks = (
-        ("fits", fitting, {"color": BLUE, "size": 8, "opacity": 0.7}),
-        ("does not fit", too_large, {"color": VERMILLION, "size": 8, "symbol": "x", "opacity": 0.7}),
-        (f"best by {result.objective}", fitting[:1], {"color": BLACK, "size": 16, "symbol": "star"}),
-    )
-    data: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": name,
-            "x": rounded([each.peak_reserved_gib for _, each in rows]),
-            "y": rounded([each.step_time_s / size for _, each in rows]),
-            "text": [plot_text(plan_words(plan)) for plan, _ in rows],
-            "hovertemplate": f"%{{text}}<br>%{{y:.4~g}} {unit}, %{{x:.4~g}} GiB",
-            "marker": look,
-        }
-        for name, rows, look in looks
-        if rows
-    ]
-    times = [each.step_time_s / size for each in shown] or [1.0]
-    limit = result.memory_limit_gib
-    data.append(
-        _line(f"limit of memory, {limit:.1f} GiB", [limit] * 2, rounded([min(times), max(times)]), BLACK, "dash")
-    )
-    x = axis("peak of reserved memory, GiB", rangemode="tozero")
-    y = far_apart(f"time of a step, {unit}", times)
-    about = f"Time and memory of {len(shown)} plans that were simulated"
-    return Plot(data, layout(x, y, hovermode="closest"), about, 460)
-
-
-def _some(rows: Sequence[Any]) -> Sequence[Any]:
-    """The first, and every n-th of the rest where there are many."""
-    if len(rows) <= _MOST_POINTS:
-        return rows
-    first = _MOST_POINTS // 3
-    return (*rows[:first], *rows[first :: -(-(len(rows) - first) // (_MOST_POINTS - first))])
