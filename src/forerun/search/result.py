@@ -17,7 +17,7 @@ from forerun.plan.plan import Plan
 if TYPE_CHECKING:
     import pandas
 
-Objective = Literal["time", "memory", "cost"]
+Objective = Literal["time", "tokens", "cost", "memory"]
 REFUSED_RULE = "refused by the simulation"
 """counts among the impossible what only a predictor can refuse"""
 

@@ -37,8 +37,9 @@ BATCH = 256
 """plans simulated between two looks at the bound; fixed, so that the same plans are simulated whatever the machine"""
 KEYS: dict[Objective, Callable[[Prediction], float]] = {
     "time": lambda p: p.step_time_s,
-    "memory": lambda p: p.peak_reserved_gib,
+    "tokens": lambda p: p.step_time_s,  # the tokens of a step are given
     "cost": lambda p: p.step_time_s,  # the GPUs are given, so their time is the price
+    "memory": lambda p: p.peak_reserved_gib,
 }
 
 
@@ -67,7 +68,8 @@ def search(
     """The best plans to train `model` on `n_gpus` of `cluster`, with `global_batch` sequences of `seq_len` per step.
 
     Args:
-        objective: step time, peak reserved memory, or dollars per token.
+        objective: step time, tokens per second, dollars per token, or peak reserved memory; the first three have the
+            same best plan for given GPUs and batch.
         memory_limit_gib: memory of a GPU to use at most; its own unless given.
         fixed: Plan field -> a value, or a list of values to try.
         limits: upper ends of axes that are not fixed.
