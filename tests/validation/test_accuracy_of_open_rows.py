@@ -6,8 +6,10 @@ import pytest
 from published import HARDWARE, MEASUREMENTS, MODELS, needs_measurements
 
 from forerun.analysis.predict import predict
+from forerun.analysis.uncertainty import is_fitted
 from forerun.model.architecture_table import load_architectures
-from forerun.validation import metrics
+from forerun.plan.stack import load_stack, stack_names
+from forerun.validation import bands, metrics
 from forerun.validation.hardware import read_hardware
 from forerun.validation.metrics import Forecast
 from forerun.validation.rows import Measurement, read_measurements
@@ -53,6 +55,31 @@ def test_allocated_memory(complete: list[Measurement], found: dict[str, Forecast
     stats = metrics.memory_stats(complete, found, "allocated")
     assert stats.compared >= 0.97 * stats.total > 30
     assert stats.mape <= 0.05, stats
+
+
+def test_bands_hold_what_they_promise(results: list[RowResult]) -> None:
+    """The share of measured steps in their bands, where stacks were fitted and where nothing was."""
+    complete = [result for result in results if result.row.tier == "A"]
+    stated = [result for result in results if result.row.tier in ("A", "B")]
+    new = [result for result in stated if bands.stack_group(result) == "unfitted"]
+    for chosen, least in ((complete, 200), (stated, 400), (new, 100)):
+        held = bands.time_held(chosen)
+        assert held.rows > least
+        assert 0.75 <= held.inside <= 0.86, held
+        assert held.below <= 0.16, held
+        assert held.above <= 0.16, held
+
+
+def test_fitted_stacks_are_those_that_complete_rows_inform(results: list[RowResult]) -> None:
+    """What a stack's file says of its rates decides which residuals it is given."""
+    informed = {
+        result.inputs.plan.stack
+        for result in results
+        if result.inputs and result.row.tier == "A" and metrics.measured_time_s(result.row)
+    }
+    fitted = {name for name in stack_names() if is_fitted(load_stack(name))}
+    assert fitted <= informed
+    assert len(informed - fitted) <= 1
 
 
 def test_what_fits(complete: list[Measurement], found: dict[str, Forecast]) -> None:

@@ -39,6 +39,7 @@ def results_of(tmp_path: Path, *changes: dict[str, str], predictor: Predictor = 
     return run(rows, {}, {}, predictor)
 
 
+ENDS = ("step_time_low_s", "step_time_high_s", "peak_reserved_low_gib", "peak_reserved_high_gib")
 BROKEN = {"tp": "2", "pp": "4", "dp_shard": "2", "micro_batch": "8"}
 MIXED: tuple[dict[str, str], ...] = (
     {},
@@ -79,12 +80,12 @@ def test_predictions_file(tmp_path: Path) -> None:
     write_predictions(path, results_of(tmp_path, *MIXED))
     lines = list(csv.reader(path.open()))
     assert lines == [
-        ["id", "step_time_s", "peak_allocated_gib", "peak_reserved_gib", "fits_memory"],
-        ["row-1", "2", "44", "50", "yes"],
-        ["row-2", "", "", "", ""],
-        ["row-3", "", "", "", ""],
-        ["row-4", "2", "44", "50", "no"],
-        ["row-5", "2", "44", "50", "yes"],
+        [*("id", "step_time_s", "peak_allocated_gib", "peak_reserved_gib", "fits_memory"), *ENDS],
+        ["row-1", "2", "44", "50", "yes", "1.8", "2.4", "50", "55"],
+        ["row-2"] + 8 * [""],
+        ["row-3"] + 8 * [""],
+        ["row-4", "2", "44", "50", "no", "1.8", "2.4", "50", "55"],
+        ["row-5", "2", "44", "50", "yes", "1.8", "2.4", "50", "55"],
     ]
 
 
@@ -119,6 +120,13 @@ def test_report_figures(tmp_path: Path) -> None:
     assert report["rows"]["by_tier"]["A"] == {"rows": 4, "predicted": 2}
     tier_a = report["step_time"]["tier A"]
     assert (tier_a["compared"], tier_a["total"]) == (1, 3)
+    by_gpus, by_parameters = report["step_time_by_gpus"]["tiers A+B"], report["step_time_by_parameters"]["tier A"]
+    assert {name: stats["total"] for name, stats in by_gpus.items()} == {"9-64 GPUs": 4}
+    assert {name: stats["total"] for name, stats in by_parameters.items()} == {"< 1 B": 2, "not expressed": 1}
+    held = report["band"]["step_time"]
+    assert (held["tier A"]["rows"], held["tier A"]["inside"], held["tier A"]["below"]) == (1, 0, 1)
+    assert (held["tiers A+B"]["rows"], held["tiers A+B"]["above"]) == (2, 0.5)
+    assert held["MoE, tier A"] == {"rows": 0, "inside": None, "below": None, "above": None, "width": None}
     assert tier_a["signed"] == pytest.approx(1 / 3)
     assert report["step_time_by_stack"]["tier A"]["torchtitan"]["compared"] == 1
     assert report["memory"]["allocated"]["tier A"]["mape"] == pytest.approx(0.1)
@@ -140,6 +148,8 @@ def test_report_text_names_what_is_not_covered(tmp_path: Path) -> None:
     assert "+33.33%" in text
     assert "model 'Small-Llama' is not in the models file" in text
     assert summary_line(report) in text
+    assert "80 % band holds 0.00% of rows" in summary_line(report)
+    assert "Step time by number of parameters, tier A" in text
     assert "tier A step time MAPE 33.33%, mean signed +33.33%, covered 1/4" in summary_line(report)
 
 

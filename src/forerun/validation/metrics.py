@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from forerun.validation.rows import Measurement
 
 CLASSES = ("FSDP/ZeRO-3 only", "FSDP+TP/PP", "TP/PP Megatron-style", "CP", "MoE", "DP/ZeRO<=2 only")
+_GPUS_UP_TO = {"1 GPU": 1, "2-8 GPUs": 8, "9-64 GPUs": 64, "65-512 GPUs": 512, "> 512 GPUs": math.inf}
+_PARAMETERS_BELOW = {"< 1 B": 1e9, "1-10 B": 1e10, "10-100 B": 1e11, ">= 100 B": math.inf}
+GPU_RANGES = (*_GPUS_UP_TO, "not stated")
+PARAMETER_RANGES = tuple(_PARAMETERS_BELOW)
 COMPARED_MEMORY = {
     "allocated": "peak_allocated_gib",
     "reserved": "peak_reserved_gib",
@@ -70,6 +74,18 @@ def parallelism_class(row: Measurement) -> str:
     if (row.tp or 1) > 1 or (row.pp or 1) > 1:
         return "FSDP+TP/PP" if row.zero_stage == 3 else "TP/PP Megatron-style"
     return "FSDP/ZeRO-3 only" if row.zero_stage == 3 else "DP/ZeRO<=2 only"
+
+
+def gpu_range(row: Measurement) -> str:
+    """The size of the cluster: one of GPU_RANGES."""
+    if row.n_gpus is None:
+        return GPU_RANGES[-1]
+    return next(name for name, most in _GPUS_UP_TO.items() if row.n_gpus <= most)
+
+
+def parameter_range(parameters: int) -> str:
+    """The size of the model: one of PARAMETER_RANGES."""
+    return next(name for name, below in _PARAMETERS_BELOW.items() if parameters < below)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,25 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from forerun.validation import metrics
+from forerun.analysis.uncertainty import Quantiles, residuals
+from forerun.model.parameters import parameter_count
+from forerun.validation import bands, metrics
+from forerun.validation.bands import Held
 from forerun.validation.metrics import ErrorStats, RegretSummary
 from forerun.validation.rows import Measurement
 from forerun.validation.run import RowResult, forecasts
 
 Report = dict[str, Any]
+_UNKNOWN = "not expressed"
+_TABLES = {
+    "class": "class",
+    "device": "device",
+    "gpus": "number of GPUs",
+    "parameters": "number of parameters",
+    "stack": "stack",
+    "source": "source",
+}
+_WITH_BANDS = ("allocated", "reserved")
 
 
 def build_report(results: Sequence[RowResult]) -> Report:
@@ -26,9 +39,12 @@ def build_report(results: Sequence[RowResult]) -> Report:
     tier_a = [row for row in rows if row.tier == "A"]
     tier_ab = [row for row in rows if row.tier in ("A", "B")]
     stacks = {result.row.id: result.inputs.plan.stack for result in results if result.inputs}
+    sizes = {result.row.id: _size(result) for result in results}
 
-    def by(selection: list[Measurement], label: Callable[[Measurement], str]) -> dict[str, dict[str, Any]]:
-        names = sorted({label(row) for row in selection})
+    def by(
+        selection: list[Measurement], label: Callable[[Measurement], str], order: Sequence[str] = ()
+    ) -> dict[str, dict[str, Any]]:
+        names: Sequence[str] = order or sorted({label(row) for row in selection})
         table = {
             name: metrics.time_stats((row for row in selection if label(row) == name), predicted) for name in names
         }
@@ -40,7 +56,14 @@ def build_report(results: Sequence[RowResult]) -> Report:
         "step_time": {name: _plain(metrics.time_stats(selection, predicted)) for name, selection in tiers.items()},
         "step_time_by_class": {name: by(tiers[name], metrics.parallelism_class) for name in ("tier A", "tiers A+B")},
         "step_time_by_device": {name: by(tiers[name], lambda row: row.gpu) for name in ("tier A", "tiers A+B")},
-        "step_time_by_stack": {"tier A": by(tier_a, lambda row: stacks.get(row.id, "not expressed"))},
+        "step_time_by_gpus": {
+            name: by(tiers[name], metrics.gpu_range, metrics.GPU_RANGES) for name in ("tier A", "tiers A+B")
+        },
+        "step_time_by_parameters": {
+            name: by(tiers[name], lambda row: sizes[row.id], (*metrics.PARAMETER_RANGES, _UNKNOWN))
+            for name in ("tier A", "tiers A+B")
+        },
+        "step_time_by_stack": {"tier A": by(tier_a, lambda row: stacks.get(row.id, _UNKNOWN))},
         "step_time_by_source": {"tier A": by(tier_a, _source), "all tiers": by(rows, _source)},
         "memory": {
             kind: {name: _plain(metrics.memory_stats(selection, predicted, kind)) for name, selection in tiers.items()}
@@ -53,12 +76,54 @@ def build_report(results: Sequence[RowResult]) -> Report:
             "source, model, device, count": _regret(metrics.rank_regret(rows, predicted)),
             "same workload": _regret(metrics.rank_regret(rows, predicted, metrics.workload_key)),
         },
+        "band": _bands(results),
         "not_expressed": [
             {"id": r.row.id, "tier": r.row.tier, "reason": r.reason, "fault": r.defect} for r in results if r.reason
         ],
         "assumptions": dict(Counter(note for result in results for note in result.notes).most_common()),
         "results": [_result(result) for result in results],
     }
+
+
+def _size(result: RowResult) -> str:
+    return _UNKNOWN if result.inputs is None else metrics.parameter_range(parameter_count(result.inputs.model))
+
+
+def _bands(results: Sequence[RowResult]) -> dict[str, Any]:
+    """How many rows the bands hold, and what bands these rows would give."""
+    tiers = {"tier A": ("A",), "tiers A+B": ("A", "B"), "all tiers": ("A", "B", "C")}
+    parts = {name: [result for result in results if result.row.tier in of] for name, of in tiers.items()}
+    tier_a, tier_ab = parts["tier A"], parts["tiers A+B"]
+    groups = {
+        **parts,
+        **{
+            f"{group} stacks, {name}": [result for result in parts[name] if bands.stack_group(result) == group]
+            for group in ("fitted", "unfitted")
+            for name in ("tier A", "tiers A+B")
+        },
+        **{
+            f"{name}, tier A": [each for each in tier_a if metrics.parallelism_class(each.row) == name]
+            for name in metrics.CLASSES
+        },
+    }
+    return {
+        "share": residuals().share,
+        "step_time": {name: _plain_held(bands.time_held(part)) for name, part in groups.items()},
+        "reserved": {name: _plain_held(bands.reserved_held(part)) for name, part in parts.items()},
+        "quantiles": {
+            "time, tier A": _quantiles(bands.time_quantiles(tier_a)),
+            "time, tiers A+B": _quantiles(bands.time_quantiles(tier_ab)),
+            **{f"{kind}, tiers A+B": _quantiles(bands.memory_quantiles(tier_ab, kind)) for kind in _WITH_BANDS},
+        },
+    }
+
+
+def _plain_held(held: Held) -> dict[str, Any]:
+    return {name: _number(value) for name, value in asdict(held).items()}
+
+
+def _quantiles(groups: dict[str, Quantiles]) -> dict[str, dict[str, Any]]:
+    return {name: asdict(quantiles) for name, quantiles in groups.items()}
 
 
 def _source(row: Measurement) -> str:
@@ -167,8 +232,8 @@ def print_report(report: Report, console: Console, worst: int = 0, verbose: bool
         + "".join(f", tier {tier} {n['predicted']} of {n['rows']}" for tier, n in rows["by_tier"].items())
     )
     _print_errors(console, "Step time", report["step_time"])
-    for what in ("class", "device", "stack", "source"):
-        for tier, table in report[f"step_time_by_{what}"].items():
+    for key, what in _TABLES.items():
+        for tier, table in report[f"step_time_by_{key}"].items():
             _print_errors(console, f"Step time by {what}, {tier}", table)
     memory = {f"{kind}, {tier}": stats for kind, table in report["memory"].items() for tier, stats in table.items()}
     sources = {
@@ -180,6 +245,7 @@ def print_report(report: Report, console: Console, worst: int = 0, verbose: bool
         console.print(f"not compared: {count} rows of memory kind {kind}")
     _print_out_of_memory(console, report["out_of_memory"])
     _print_regret(console, report["regret"])
+    _print_bands(console, report["band"])
     _print_worst(console, report["results"], worst)
     _print_uncovered(console, report, verbose)
     console.print(summary_line(report))
@@ -189,10 +255,12 @@ def summary_line(report: Report) -> str:
     """The headline figures in one line: tier A, and regret over tiers A and B."""
     time, memory = report["step_time"]["tier A"], report["memory"]["allocated"]["tier A"]
     regret = report["regret"]["source, model, device, count"]["mean"]
+    band = report["band"]
+    held = f"{100 * band['share']:.0f} % band holds {percent(band['step_time']['tier A']['inside'])} of rows"
     return (
         f"summary: tier A step time MAPE {percent(time['mape'])}, mean signed {percent(time['signed'], signed=True)}, "
         f"covered {time['compared']}/{time['total']}; allocated memory MAPE {percent(memory['mape'])}; "
-        f"regret {percent(regret)}"
+        f"regret {percent(regret)}; {held}"
     )
 
 
@@ -236,6 +304,31 @@ def _print_regret(console: Console, regret: dict[str, Any]) -> None:
         for group in groups["groups"][:5]:
             if group["regret"] > 0:
                 console.print(f"    {percent(group['regret'])}  {' / '.join(group['key'])}")
+    console.print()
+
+
+def _print_bands(console: Console, band: dict[str, Any]) -> None:
+    share = f"{100 * band['share']:.0f} % band"
+    for figure, below, above in (("step_time", "faster", "slower"), ("reserved", "less", "more")):
+        shown = {name: held for name, held in band[figure].items() if held["rows"]}
+        if not shown:
+            continue
+        title = f"{share} of {figure.replace('_', ' ')}: measured figures in it, below it, above it; its mean width"
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table.add_column("")
+        for heading in ("rows", "holds", below, above, "width"):
+            table.add_column(heading, justify="right")
+        for name, held in shown.items():
+            table.add_row(
+                name, str(held["rows"]), *(percent(held[key]) for key in ("inside", "below", "above", "width"))
+            )
+        console.print(table)
+        console.print()
+    console.print(f"{share} that these rows would give, ln(measured / predicted) over the widening:")
+    for figure, groups in band["quantiles"].items():
+        for group, found in groups.items():
+            ends = f"{found['low']:+.3f} to {found['high']:+.3f}"
+            console.print(f"  {figure}, {group} stacks: {ends} ({found['rows']} rows)")
     console.print()
 
 

@@ -21,7 +21,10 @@ from forerun.validation.metrics import Forecast
 from forerun.validation.rows import Measurement
 
 Predictor = Callable[[ModelSpec, Plan, Cluster], Prediction]
-COLUMNS = ("id", "step_time_s", "peak_allocated_gib", "peak_reserved_gib", "fits_memory")
+COLUMNS = (
+    *("id", "step_time_s", "peak_allocated_gib", "peak_reserved_gib", "fits_memory"),
+    *("step_time_low_s", "step_time_high_s", "peak_reserved_low_gib", "peak_reserved_high_gib"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,8 @@ def write_predictions(path: str | Path, results: Sequence[RowResult]) -> None:
 
 def _line(result: RowResult) -> tuple[str, ...]:
     if result.prediction is None:
-        return (result.row.id, "", "", "", "")
+        return (result.row.id, *[""] * (len(COLUMNS) - 1))
     p = result.prediction
     figures = (f"{figure:.9g}" for figure in (p.step_time_s, p.peak_allocated_gib, p.peak_reserved_gib))
-    return (result.row.id, *figures, "yes" if p.fits else "no")
+    ends = (p.step_time_low_s, p.step_time_high_s, p.peak_reserved_low_gib, p.peak_reserved_high_gib)
+    return (result.row.id, *figures, "yes" if p.fits else "no", *(f"{end:.9g}" for end in ends))
