@@ -31,3 +31,50 @@ def test_gradients_of_a_tensor_that_several_products_read_are_added() -> None:
     ops = build(DENSE, p, CLUSTER).ops
     assert moved(ops, "fan_out.backward") == pytest.approx(6 * 2 * tokens * DENSE.hidden)  # queries, keys and values
     assert "fan_out.backward" not in build(DENSE, plan(stack="megatron-core"), CLUSTER).ops.name  # one product for all
+
+
+def casts(ops: OpTable, *products: str) -> float:
+    """Bytes of the casts to fp8 before the products of these names, forward and backward."""
+    names = {f"{product}{kind}" for product in products for kind in (".cast", ".recast", ".grad.cast", ".grad.recast")}
+    rows = [i for i, name in enumerate(ops.name) if name in names]
+    return float((ops.bytes_read[rows] + ops.bytes_written[rows]).sum())
+
+
+QKV = ("attention.q", "attention.k", "attention.v")
+FP8 = {"precision": "fp8", "fp8_recipe": "tensorwise"}
+
+
+@pytest.mark.parametrize(("compiled", "inputs", "per_element"), [(True, 1, 7), (False, 3, 35)])
+def test_a_compiler_casts_an_operand_of_several_products_once(compiled: bool, inputs: int, per_element: int) -> None:
+    ops = build(DENSE, plan(stack="torchtitan", compile=compiled, **FP8), CLUSTER).ops
+    tokens, hidden, out = 2048, DENSE.hidden, DENSE.hidden + 2 * DENSE.n_kv_heads * DENSE.head_dim
+    assert casts(ops, *QKV) == pytest.approx(per_element * (inputs * tokens * hidden + hidden * out + tokens * out))
+
+
+def test_tensorwise_scaling_casts_before_a_gather_and_rowwise_after_it() -> None:
+    wide = {"stack": "torchtitan", "compile": True, "tp": 4, "precision": "fp8"}
+    own = build(DENSE, plan(**wide, fp8_recipe="tensorwise"), CLUSTER).ops
+    whole = build(DENSE, plan(**wide, fp8_recipe="rowwise"), CLUSTER).ops
+    tokens, hidden = 2048, DENSE.hidden
+    local, out = hidden // 4, (hidden + 2 * DENSE.n_kv_heads * DENSE.head_dim) // 4
+    weights, gradients = hidden * out, tokens * out
+    assert casts(own, *QKV) == pytest.approx(5 * tokens * hidden / 4 + 2 * tokens * hidden + 7 * (weights + gradients))
+    assert casts(whole, *QKV) == pytest.approx(8 * (tokens * hidden + weights + gradients))
+    last = tokens * local + local * hidden
+    assert casts(own, "attention.out") == pytest.approx(7 * (last + tokens * hidden / 4))
+    assert casts(whole, "attention.out") == pytest.approx(8 * (last + tokens * hidden))
+
+
+def test_weights_gathered_in_fp8_are_cast_in_their_shards() -> None:
+    p = plan(stack="torchtitan", compile=True, dp_shard=8, fp8_all_gather=True, **FP8)
+    gradients, inputs = 2048 * DENSE.hidden, 2048 * DENSE.hidden
+    assert casts(build(DENSE, p, CLUSTER).ops, "attention.out") == pytest.approx(7 * (inputs + gradients))
+
+
+def test_parts_of_a_sequence_are_copied_into_place_around_each_collective() -> None:
+    wide = {"stack": "torchtitan", "tp": 4, "compile": True}
+    size = 2048 * DENSE.hidden * 2
+    ops = build(DENSE, plan(**wide), CLUSTER).ops
+    assert moved(ops, "attention.qkv.enter.copy") == moved(ops, "ffn.down.copy") == 2 * size
+    for other in (plan(**wide, sequence_parallel=False), plan(**wide, async_tp=True)):
+        assert not [name for name in build(DENSE, other, CLUSTER).ops.name if name.endswith(".copy")]

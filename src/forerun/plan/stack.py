@@ -52,8 +52,8 @@ class Stack:
     """one matrix for queries, keys and values"""
     fused_bias_grad: bool = False
     """bias gradients come out of the matrix multiplication"""
-    fp8_cast_passes: float = 1.0
-    """passes over each operand to cast it to fp8, beyond one read and one write"""
+    fp8_cast: Style = "fused"
+    """casts of operands to fp8"""
     save_gathered_input: bool = True
     """sequence parallel: keep the gathered input of a column-parallel layer instead of gathering it again"""
     padded_vocab_multiple: int = 1
@@ -65,6 +65,8 @@ class Stack:
     """gap after every kernel when the host waits for each (CUDA_LAUNCH_BLOCKING)"""
     kernel_gap_us: float = 1.0
     """idle time of the device between two kernels of one stream"""
+    allocator: str = ""
+    """what the run scripts set in PYTORCH_CUDA_ALLOC_CONF"""
     clip_grad: bool = True
     autocast: bool = False
     """weights stay fp32 and are cast where they are used (torch.autocast)"""
@@ -73,6 +75,9 @@ class Stack:
 
     fsdp: Literal["fsdp1", "fsdp2", "simple"] = "fsdp2"
     fsdp_reduce_every_microbatch: bool = True
+    joint_ends: bool = False
+    """embedding, final norm and head are one FSDP unit (the root), gathered from the first layer to the end of backward
+    """
     grad_reduce: Literal["reduce-scatter", "all-reduce", "owner-reduce"] = "reduce-scatter"
     """what ZeRO-1 does with gradients before its sharded step"""
     owner_broadcast_us: float = 0.0

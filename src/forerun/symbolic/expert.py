@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forerun.program.types import Collective, Stream
 from forerun.symbolic.feed_forward import feed_forward
-from forerun.symbolic.linear import Section
+from forerun.symbolic.linear import Casts, Section
 from forerun.symbolic.shapes import ceil_div
 from forerun.symbolic.tape import TapeOp, on_compute
 
@@ -91,13 +91,14 @@ def _grouped(section: Section, x: str, tokens: int, local: int, width: int, modu
     def add(
         name: str, ops: tuple[int, int, int], reads: str, makes: tuple[str, int], elements: int, weights: int
     ) -> None:
+        cast_in, cast_out = section._casts(name, Casts(elements, elements, makes[1] / s.act_bytes), weights)
         section.tape.add(
             TapeOp(
                 name,
                 "matmul",
                 module,
-                kit.casts(name, elements) + on_compute(ops[0]),
-                on_compute(ops[1]),
+                cast_in + on_compute(ops[0]),
+                cast_out + on_compute(ops[1]),
                 on_compute(ops[2]),
                 reads=(reads,),
                 saves=(reads,),

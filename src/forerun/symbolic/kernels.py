@@ -126,14 +126,16 @@ class PlanKit:
             gemm(name + ".wgrad", n_out, n_in, tokens, groups, 2, dtype, self.accumulate_bytes, kernels=groups),
         )
 
-    def casts(self, name: str, *elements: float) -> list[Stage]:
-        """Casts to fp8 of operands with so many elements; nothing in wider precisions."""
+    def casts(self, name: str, *elements: float, again: bool = False) -> list[Stage]:
+        """Casts to fp8 of operands with so many elements for the forward product, or `again` for a backward one; nothing
+        in wider precisions."""
         if not self.fp8:
             return []
-        read_write, launches, _, _ = _patterns()["fp8_cast"][self.style("fused")]
-        if not self.plan.compile:
-            read_write *= self.stack.fp8_cast_passes
-        return self._memory(name + ".cast", read_write * sum(elements), int(launches) * len(elements))
+        kind = {"rowwise": "fp8_cast_rowwise", "mx": "fp8_cast_mx"}.get(self.plan.fp8_recipe, "fp8_cast")
+        per_element, kernels = _patterns()[kind][self.style(self.stack.fp8_cast)][2 * again : 2 * again + 2]
+        operands = sum(size > 0 for size in elements)
+        suffix = ".recast" if again else ".cast"
+        return self._memory(name + suffix, per_element * sum(elements), int(kernels) * operands)
 
     # -- communication -------------------------------------------------------------------------------------
 

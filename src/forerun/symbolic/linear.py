@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from forerun.program.types import Collective, Stream
 from forerun.symbolic.kernels import Kit
@@ -49,6 +50,17 @@ class Weights:
     @property
     def tensors(self) -> list[int]:
         return [*self.matrices, *self.vectors, *self.experts]
+
+
+class Casts(NamedTuple):
+    """Elements that a rank casts to fp8 for one product."""
+
+    own: float
+    """of the input, before a gather; none where another product has cast it"""
+    read: float
+    """of the input as the product reads it"""
+    gradient: float
+    """of the result's gradient, before a gather"""
 
 
 @dataclass(slots=True)
@@ -131,9 +143,26 @@ class Section:
         """Bytes that a gather of activations moves over their size: tensorwise fp8 gathers what it has cast."""
         return 0.5 if self.kit.fp8 and self.kit.plan.fp8_recipe == "tensorwise" else 1.0
 
+    @property
+    def cast_share(self) -> float:
+        """Share of a gathered tensor that a rank casts to fp8: tensorwise scaling casts before the gather."""
+        return 1 / self.tp if self.sp and self.gathered_share < 1 else 1.0
+
+    def _casts(self, name: str, casts: Casts, weight: float) -> tuple[list[Stage], list[Stage]]:
+        """Casts before the forward product and before the backward ones. Weights that are gathered in fp8 have been
+        cast in their shards.
+        """
+        kit, gradient = self.kit, name + ".grad"
+        weight = 0.0 if kit.plan.fp8_all_gather else weight
+        again = kit.casts(name, casts.read, weight, again=True)
+        both = kit.casts(gradient, casts.gradient) + kit.casts(gradient, casts.gradient, again=True)
+        return kit.casts(name, casts.own, weight), again + both
+
     def copies(self, name: str, size_bytes: float) -> list[Stage]:
-        """Layout copies that this stack makes around a tensor-parallel collective; a compiler fuses them away."""
-        if self.kit.plan.compile:
+        """Layout copies that this stack makes around a tensor-parallel collective of a sequence's parts. Asynchronous
+        tensor parallelism writes where the product reads; a compiler reduces whole tensors in place.
+        """
+        if self.kit.plan.async_tp or (self.kit.plan.compile and not self.sp):
             return []
         return self.kit.traffic(name + ".copy", size_bytes, size_bytes) * self.kit.stack.tp_copies
 
@@ -147,10 +176,9 @@ class Section:
             moved = size * self.gathered_share
             forward = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", moved, Stream.TP)
             backward = kit.collective(name + ".scatter", Collective.REDUCE_SCATTER, "tp", size, Stream.TP)
-            copies = self.copies(name, size)
-            self.tape.add(
-                TapeOp(name, "gather", module, forward + copies, copies + backward, reads=(x,), makes=((y, size),))
-            )
+            forward += self.copies(name, moved)
+            backward = self.copies(name, size) + backward
+            self.tape.add(TapeOp(name, "gather", module, forward, backward, reads=(x,), makes=((y, size),)))
             return y
         backward = kit.collective(name + ".reduce", Collective.ALL_REDUCE, "tp", size, Stream.TP)
         self.tape.add(
@@ -178,18 +206,36 @@ class Section:
             if border:
                 self._column_with_border(label, x, y, n_in, width, bias, module, first=i == 0, last=i == len(outs) - 1)
             else:
-                self._linear(label, inside, y, kit.shapes.tokens, n_in, width, bias, module)
+                casts = self._column_casts(n_in, width, first=i == 0)
+                self._linear(label, inside, y, kit.shapes.tokens, n_in, width, bias, module, casts)
+
+    def _column_casts(self, n_in: int, n_out: int, first: bool) -> Casts:
+        """Casts of one of several products that read one input, which a compiler casts only once."""
+        tokens = self.kit.shapes.tokens
+        read = float(tokens * n_in) if first or not self.kit.plan.compile else 0.0
+        return Casts(read * self.cast_share, read, tokens * n_out)
 
     @property
     def _ring(self) -> bool:
         return self.kit.plan.async_tp or self.kit.stack.tp_forward_overlap
 
-    def _linear(self, name: str, x: str, y: str, tokens: int, n_in: int, n_out: int, bias: bool, module: int) -> None:
+    def _linear(
+        self,
+        name: str,
+        x: str,
+        y: str,
+        tokens: int,
+        n_in: int,
+        n_out: int,
+        bias: bool,
+        module: int,
+        casts: Casts | None = None,
+    ) -> None:
         kit = self.kit
         forward, dgrad, wgrad = kit.gemms(name, tokens, n_in, n_out)
         size = tokens * n_out * kit.shapes.act_bytes
-        cast_in = kit.casts(name, tokens * n_in, n_in * n_out)
-        cast_out = kit.casts(name + ".grad", tokens * n_out)
+        whole = Casts(tokens * n_in, tokens * n_in, tokens * n_out)
+        cast_in, cast_out = self._casts(name, casts or whole, n_in * n_out)
         self.tape.add(
             TapeOp(
                 name,
@@ -228,7 +274,7 @@ class Section:
         product: list[Stage] = on_compute(forward_op)
         moved = size * self.gathered_share
         gather = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", moved, Stream.TP) if sp else []
-        forward = kit.casts(name, tokens * n_in, n_in * n_out)
+        forward, cast_out = self._casts(name, self._column_casts(n_in, n_out, first), n_in * n_out)
         if sp and first:
             forward += self._beside(gather, product, name, moved) if self._ring else [*gather, *product]
         else:
@@ -246,7 +292,7 @@ class Section:
                 "matmul",
                 module,
                 forward,
-                kit.casts(name + ".grad", tokens * n_out) + backward,
+                cast_out + backward,
                 self._bias_grad(name, tokens, n_out, bias),
                 reads=(x,),
                 saves=(x,),
@@ -273,14 +319,16 @@ class Section:
             self._linear(name, x, y, shapes.tokens, n_in, n_out, bias, module)
             return
         size = shapes.tokens * n_out * shapes.act_bytes
-        self._linear(name, x, y + ".partial", shapes.tokens, n_in, n_out, False, module)
+        read = shapes.tokens * n_in
+        casts = Casts(read, read, shapes.tokens * n_out * self.cast_share)
+        self._linear(name, x, y + ".partial", shapes.tokens, n_in, n_out, False, module, casts)
         linear = self.tape.ops[-1]
         kind = Collective.REDUCE_SCATTER if self.sp else Collective.ALL_REDUCE
         reduce = kit.collective(name + ".reduce", kind, "tp", size, Stream.TP)
         moved = size * self.gathered_share
         gather = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", moved, Stream.TP) if self.sp else []
         copies = self.copies(name, size)
-        backward = [*gather, *(copies if self.sp else [])]
+        backward = [*gather, *(self.copies(name, moved) if self.sp else [])]
         if self._ring:
             linear.forward = linear.forward[:-1] + self._beside(reduce, linear.forward[-1:], name + ".reduce", size)
             reduce = []
