@@ -12,8 +12,9 @@ from forerun.analysis.prediction import Prediction
 from forerun.cluster.catalog import ClusterRow
 from forerun.model.catalog import ModelRow
 from forerun.plan.stack import Stack
+from forerun.report import bands
 from forerun.report.histogram import Bin, bar
-from forerun.report.wording import log_line, percent, plan_words, rate, seconds
+from forerun.report.wording import log_line, percent, plan_words, seconds
 
 _BAR_WIDTH = 40
 _LISTED = 10
@@ -145,8 +146,8 @@ def print_figures(out: Console, prediction: Prediction) -> None:
 
 def _pace(prediction: Prediction) -> tuple[str, str]:
     if prediction.sample is not None:
-        return f"{prediction.sample}s/s/GPU", rate(prediction.samples_per_s_per_gpu)
-    return "tokens/s/GPU", rate(prediction.tokens_per_s_per_gpu)
+        return f"{prediction.sample}s/s/GPU", bands.rate_in_band(prediction, prediction.samples_per_s_per_gpu)
+    return "tokens/s/GPU", bands.rate_in_band(prediction, prediction.tokens_per_s_per_gpu)
 
 
 def _figures(prediction: Prediction) -> Table:
@@ -155,13 +156,13 @@ def _figures(prediction: Prediction) -> Table:
     table = make_table(("", "left"), ("", "left"))
     table.show_header = False
     rows = [
-        ("step time", seconds(step)),
+        ("step time", bands.step_time(prediction)),
         _pace(prediction),
-        ("MFU, HFU", f"{percent(prediction.mfu)}, {percent(prediction.hfu)}"),
+        ("MFU, HFU", f"{bands.mfu(prediction)}, {percent(prediction.hfu)}"),
         (
             "peak memory",
-            f"{prediction.peak_allocated_gib:.1f} GiB allocated, {prediction.peak_reserved_gib:.1f} reserved"
-            f" of {limit:.1f}: {'fits' if prediction.fits else 'does not fit'}",
+            f"{prediction.peak_allocated_gib:.1f} GiB allocated, {bands.reserved(prediction)}"
+            f" of {limit:.1f}: {bands.fits(prediction)}",
         ),
         ("exposed comm", f"{seconds(prediction.exposed_comm_s)} ({percent(prediction.exposed_comm_s / step)})"),
         ("bubble", f"{seconds(prediction.bubble_s)} ({percent(prediction.bubble_s / step)})"),
