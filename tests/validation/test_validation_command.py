@@ -51,6 +51,17 @@ def test_prints_tables_and_writes_predictions(tmp_path: Path, monkeypatch: pytes
         assert [line["step_time_s"] for line in csv.DictReader(file)] == ["2"]
 
 
+def test_draws_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = invoke(tmp_path, monkeypatch, "--plots", str(tmp_path / "pictures"))
+    assert result.exit_code == 0
+    drawn = {path.name for path in (tmp_path / "pictures").iterdir()}
+    assert drawn == {
+        "step_time.png",
+        "memory.png",
+        *(f"residuals_by_{what}.png" for what in ("class", "device", "gpus")),
+    }
+
+
 def test_json_is_one_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = json.loads(invoke(tmp_path, monkeypatch, "--json").stdout)
     assert report["step_time"]["tier A"]["signed"] == pytest.approx(1 / 3)

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from forerun.analysis.predict import predict
 from forerun.errors import ForerunError
 from forerun.model.architecture_table import load_architectures
+from forerun.report.pictures_of_validation import write_validation_pictures
 from forerun.validation.hardware import read_hardware
 from forerun.validation.report import build_report, print_report
 from forerun.validation.rows import read_measurements
@@ -28,6 +29,10 @@ def validate(
     models: Annotated[Path, typer.Option(help="YAML file of the architectures that the rows name.")],
     hardware: Annotated[Path, typer.Option(help="YAML file of the clusters that the rows name.")],
     out: Annotated[Path | None, typer.Option(help="Write one prediction per row to this CSV file.")] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Draw predicted against measured, and the errors, as PNG files."),
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
     worst: Annotated[int, typer.Option(min=0, help="List this many of the largest errors.")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", help="List every assumption made for silent sources.")] = False,
@@ -45,6 +50,8 @@ def validate(
         results = run(rows, architectures, hosts, predict, lambda result: progress.advance(task))
     if out is not None:
         write_predictions(out, results)
+    if plots is not None:
+        write_validation_pictures(plots, results)
     report = build_report(results)
     if as_json:
         print(json.dumps(report, indent=2))

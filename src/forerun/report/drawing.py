@@ -67,10 +67,15 @@ def short(text: str, most: int = 42) -> str:
 
 def logarithmic(axis: Any) -> None:
     """Ticks at 1, 2 and 5 of each decade, written out."""
+    axis.axes.set_yscale("log")
+    logarithmic_ticks(axis, _TICKS)
+
+
+def logarithmic_ticks(axis: Any, places: Sequence[float]) -> None:
+    """Ticks at these places of each decade of a logarithmic scale, written out."""
     import matplotlib.ticker
 
-    axis.axes.set_yscale("log")
-    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=_TICKS))
+    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=places))
     axis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
