@@ -12,6 +12,7 @@ from forerun.memory.caching_allocator import ALLOC
 from forerun.memory.program_events import step_events
 from forerun.model.catalog import load_model
 from forerun.plan.plan import Plan
+from forerun.program.counts import op_counts
 from forerun.program.types import Category, Program, Stream
 from forerun.symbolic.build import build
 
@@ -32,7 +33,7 @@ def most_at_once(built: Program, stream: Stream, size: int) -> int:
 
 
 @pytest.mark.parametrize("fields", [{}, {"n_microbatches": 3}, {"pp": 2, "n_microbatches": 4}, {"dp_replicate": 2}])
-@pytest.mark.parametrize("stack", ["torchtitan", "composer", "simple-fsdp"])
+@pytest.mark.parametrize("stack", ["torchtitan", "torchtitan-0.1", "composer", "simple-fsdp"])
 def test_a_step_leaves_nothing_behind(fields: dict[str, int], stack: str) -> None:
     built = program(stack=stack, **fields)
     for cls in built.rank_classes:
@@ -70,3 +71,12 @@ def test_compiled_checkpoints_keep_only_what_backward_uses() -> None:
         return int(block.tensor_bytes[(block.tensor_alloc >= 0) & (block.tensor_free < 0)].sum())
 
     assert kept(compiled=False) - kept(compiled=True) == 2048 * LLAMA.hidden * 2
+
+
+def test_a_root_that_holds_both_ends_keeps_them_gathered() -> None:
+    ends = 2 * LLAMA.hidden * LLAMA.vocab + LLAMA.hidden
+    apart, joint = (program(stack=stack, compile=True) for stack in ("torchtitan", "torchtitan-0.1"))
+    assert most_at_once(apart, Stream.COMPUTE, ends * 2) == 0
+    assert most_at_once(joint, Stream.COMPUTE, ends * 2) == 1
+    moved = [int((op_counts(built) @ built.ops.bytes_comm)[0]) for built in (apart, joint)]
+    assert moved[0] - moved[1] == LLAMA.hidden * LLAMA.vocab * 2  # the embedding is not gathered again

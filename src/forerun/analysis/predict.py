@@ -27,14 +27,31 @@ def predict(
     """What one optimizer step of `model` under `plan` does on `cluster`.
 
     With `network` the GPUs communicate over it, rank r as its NPU r, in place of the links of the cluster. `measured`
-    are the user's own times of kernels and collectives, which go over the shipped ones.
+    are the user's own times of kernels and collectives, which go over the shipped ones. Reserved memory is an
+    estimate, which takes no time.
 
     Raises:
         ImpossiblePlan: the plan cannot run; the message says why.
         ForerunError: an unknown stack, kernel or dtype; a network with fewer NPUs than the plan has GPUs.
     """
-    folded = plan.pp * plan.n_microbatches > _FEW_PASSES
-    return simulate(model, plan, cluster, folded=folded, network=network, measured=measured).prediction
+    return predict_setup(Setup(model, plan, cluster, network, measured))
+
+
+def predict_with_replay(
+    model: ModelSpec | LayeredModel,
+    plan: Plan,
+    cluster: Cluster,
+    network: Network | None = None,
+    measured: Measured | None = None,
+) -> Prediction:
+    """As `predict`, but reserved memory is what the caching allocator holds in a replay."""
+    return predict_setup(Setup(model, plan, cluster, network, measured, replays=True))
+
+
+def predict_setup(setup: Setup) -> Prediction:
+    """As `predict`, of a Setup, whose stack may have other habits than its file says."""
+    folded = setup.plan.pp * setup.plan.n_microbatches > _FEW_PASSES
+    return simulate_setup(setup, folded=folded).prediction
 
 
 def simulate(

@@ -20,7 +20,9 @@ from forerun.cost.step_costs import Launching, StepCosts, step_costs
 from forerun.engine.simulate import Timeline
 from forerun.engine.simulate import simulate as run_engine
 from forerun.errors import ForerunError
+from forerun.memory.allocator_settings import AllocatorSettings
 from forerun.memory.profile import MemoryProfile, profile
+from forerun.memory.replayed import replayed
 from forerun.memory.reserved import Reserved, outside_allocator_bytes, reserved
 from forerun.network.network_file import Network
 from forerun.network.patterns import CommunicationPattern
@@ -102,11 +104,17 @@ class MemoryNeed:
     """memory of the device of the fullest rank class"""
 
 
-def memory_need(program: Program, cluster: Cluster, devices: Sequence[Device] = ()) -> MemoryNeed:
+def memory_need(
+    program: Program,
+    cluster: Cluster,
+    devices: Sequence[Device] = (),
+    settings: AllocatorSettings | None = None,
+) -> MemoryNeed:
     """What `program` takes of the memory of a device of `cluster`, or of each rank class's own of `devices`.
 
     Among several devices the fullest rank class is that which takes most of its own, and the Program fits where every
-    rank class does.
+    rank class does. With `settings` the caching allocator is replayed under them on the fullest rank class; without,
+    what it holds is an estimate.
     """
     profiles, groups = profile(program), _used_groups(program)
     outside = outside_allocator_bytes(len(groups))
@@ -118,6 +126,9 @@ def memory_need(program: Program, cluster: Cluster, devices: Sequence[Device] = 
         return reserved(profiles[number].peak_bytes, resident, limits[number] - outside)
 
     fullest = held(worst)
+    if settings is not None:
+        vendor = devices[worst].vendor if devices else cluster.device.vendor
+        fullest = replayed(program, worst, settings.on(vendor), limits[worst] - outside, fullest)
     if devices and fullest.fits:
         every = [held(number) for number in range(len(profiles))]
         fullest = replace(fullest, fits=all(one.fits for one in every), tight=any(one.tight for one in every))
@@ -155,11 +166,12 @@ def simulate_costed(
     network: Network | None = None,
     is_measured: bool = False,
     devices: Sequence[Device] = (),
+    replays: bool = False,
 ) -> Simulation:
     """As `simulate_program`, with the costs of the ops as they are given.
 
     With `is_measured` the prediction lists what the user's measurements lack. `devices` are those of each rank class
-    where they are not all the cluster's.
+    where they are not all the cluster's. With `replays` reserved memory is what the allocator holds, not an estimate.
     """
     missing = _missing(program, costs) if is_measured else None
     reduced = fold(program, costs) if folded else unfolded(program, costs)
@@ -168,7 +180,8 @@ def simulate_costed(
     timeline = run_engine(
         flat, costs.duration_ps, costs.issue_ps, costs.slow_compute, costs.slow_network, costs.network_op
     )
-    memory = memory_need(program, cluster, devices)
+    settings = AllocatorSettings.parse(subject.stack.allocator) if replays else None
+    memory = memory_need(program, cluster, devices, settings)
     peak = _mean_peak(subject.precision, program, cluster, devices)
     seconds = breakdown_ps(flat, reduced.program, timeline, reduced.split_ps) / PS_PER_S
     prediction = _read(

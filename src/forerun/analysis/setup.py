@@ -45,6 +45,8 @@ class Setup:
     """what the plan's stack costs; None: as the stack's file says"""
     kinds: tuple[RankKind, ...] = ()
     """GPUs that differ; the rest are the cluster's. Together they are the plan's world"""
+    replays: bool = False
+    """reserved memory is what the caching allocator holds in a replay; else an estimate, which takes no time"""
     slow_links: float = 1.0
     """time of collectives and transfers over that of sound links"""
 

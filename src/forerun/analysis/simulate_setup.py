@@ -42,6 +42,7 @@ class Prepared:
             network=setup.network,
             is_measured=setup.measured is not None,
             devices=self.devices,
+            replays=setup.replays,
         )
 
 

@@ -83,6 +83,7 @@ def sensitivities(setup: Setup, base: Simulation) -> tuple[WhatIf, ...]:
             measured=changed.measured,
             kinds=changed.kinds,
             slow_links=changed.slow_links,
+            replays=False,
         )
         return simulate_setup(other, folded=True).prediction.step_time_s
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from forerun.analysis.predict import predict
+from forerun.analysis.predict import predict_with_replay as predict
 from forerun.errors import ForerunError
 from forerun.model.architecture_table import load_architectures
 from forerun.report.pictures_of_validation import write_validation_pictures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -46,6 +46,11 @@ class AllocatorSettings:
                 raise ForerunError(f"allocator settings: {name} is given twice")
             values[name] = _value(name, value)
         return AllocatorSettings(**values)  # type: ignore[arg-type]
+
+    def on(self, vendor: str) -> AllocatorSettings:
+        """These settings on a device of `vendor`: builds of PyTorch for AMD have no expandable segments and say so in a
+        warning (c10/cuda/CUDACachingAllocator.cpp without PYTORCH_C10_DRIVER_API_SUPPORTED, to 2.9)."""
+        return self if vendor.lower() == "nvidia" else replace(self, expandable_segments=False)
 
     def rules(self, available_bytes: int | None) -> I64:
         """The settings as the kernels read them, for a device that can give `available_bytes`."""

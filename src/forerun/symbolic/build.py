@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -43,13 +43,13 @@ class _Around(dict[tuple[Around, int, int], int]):
     A block is built when it is first asked for.
     """
 
-    def __init__(self, builder: _Builder, unit: Unit) -> None:
+    def __init__(self, builder: _Builder, name: str, weights: Weights, gradient_bytes: int) -> None:
         super().__init__()
-        self.builder, self.unit = builder, unit
+        self.builder, self.name, self.weights, self.gradient_bytes = builder, name, weights, gradient_bytes
 
     def __missing__(self, key: tuple[Around, int, int]) -> int:
-        unit, (action, turn, before) = self.unit, key
-        block = self.builder.parallel.block(action, turn, unit.name, unit.weights, unit.gradient_bytes, before)
+        action, turn, before = key
+        block = self.builder.parallel.block(action, turn, self.name, self.weights, self.gradient_bytes, before)
         number = self[key] = self.builder._add(block)
         return number
 
@@ -108,6 +108,7 @@ class _Builder:
             plan.reshard_after_forward == "always" or (plan.reshard_after_forward == "default" and plan.pp == 1)
         )
         self.gather_once = plan.pp > 1 and not self.reshard
+        self.root = self._root() if stack.joint_ends and self.parallel.fsdp and plan.pp == 1 else None
         self.reduce_last = plan.pp > 1 or not stack.fsdp_reduce_every_microbatch or plan.zero_stage < 3
         self.overlap_reduce = plan.overlap_grad_reduce and stack.grad_reduce_overlap
 
@@ -123,9 +124,23 @@ class _Builder:
         found = self._parts.get(id(unit))
         if found is None:
             weights = self._add(unit.weight_backward)
-            found = _Part(unit, -1, self._add(unit.forward), self._add(unit.backward), weights, _Around(self, unit))
+            around = _Around(self, unit.name, unit.weights, unit.gradient_bytes)
+            found = _Part(unit, -1, self._add(unit.forward), self._add(unit.backward), weights, around)
             self._parts[id(unit)] = found
         return _Part(unit, layer, found.forward, found.backward, found.weights, found.parallel)
+
+    def _root(self) -> _Part:
+        """First and last unit as one for data parallelism, gathered from the first layer to the end of backward."""
+        first, last = self.first, self.last
+        weights = Weights.joined((first.weights, last.weights))
+        if self.staged.tied:
+            weights.matrices.pop()
+        around = _Around(self, "root", weights, first.gradient_bytes + last.gradient_bytes)
+        return _Part(replace(last, name="root", weights=weights), -1, -1, -1, -1, around)
+
+    def _alone(self, part: _Part) -> bool:
+        """Whether a unit is gathered and reduced by itself."""
+        return self.root is None or not (part.unit is self.first or part.unit is self.last)
 
     # -- steps of one rank -------------------------------------------------------------------------------------
 
@@ -233,13 +248,18 @@ class _Builder:
 
     def _forward(self, steps: _Steps, parts: list[_Part], first: bool) -> None:
         gathers = self.parallel.fsdp and (first or not self.gather_once)
+        apart = [part for part in parts if self._alone(part)]
+        if gathers and self.root is not None:
+            self._gather(steps, self.root)
+            self._open(steps, self.root, "open")
         for part in parts:
-            if gathers:
+            alone = gathers and self._alone(part)
+            if alone:
                 self._gather(steps, part)
-                self._open(steps, part, "open" if part is not parts[-1] else "open_last")
+                self._open(steps, part, "open" if part is not apart[-1] else "open_last")
             steps.add(part.forward, part.layer)
             kept = part.unit is self.last  # the last unit is needed again at once
-            if gathers and self.reshard and not kept:
+            if alone and self.reshard and not kept:
                 steps.add(part.parallel["close", 0, 0], part.layer)
 
     def _gather(self, steps: _Steps, part: _Part) -> None:
@@ -257,22 +277,30 @@ class _Builder:
         regather = self.parallel.fsdp and self.reshard
         backward = parts[::-1]
         held = backward[0].unit is self.last  # still there from the forward pass
-        waiting = backward[held:] if regather else []
+        waiting = [part for part in backward[held:] if self._alone(part)] if regather else []
         if regather and not held:
             self._gather(steps, waiting.pop(0))
         for i, part in enumerate(backward):
             loss = held and i == 0  # nothing is gathered before the loss has its gradient
-            if regather and not loss:
+            alone = self._alone(part)
+            if regather and alone and not loss:
                 self._open(steps, part, "reopen")
                 self._gather_ahead(steps, waiting)
             steps.add(part.backward, part.layer)
             if loss:
                 self._gather_ahead(steps, waiting)
-            if regather or (self.parallel.fsdp and last):
-                steps.add(part.parallel["close", 0, 0], part.layer)
-            if not self.split:
-                self._gradients(steps, part, first, last)
+            if alone:
+                self._done(steps, part, first, last)
+        if self.root is not None:
+            self._done(steps, self.root, first, last)
         self._let_go(steps)
+
+    def _done(self, steps: _Steps, part: _Part, first: bool, last: bool) -> None:
+        """After its backward pass a unit's parameters go, and its gradients are reduced."""
+        if self.parallel.fsdp and (self.reshard or last):
+            steps.add(part.parallel["close", 0, 0], part.layer)
+        if not self.split:
+            self._gradients(steps, part, first, last)
 
     def _gather_ahead(self, steps: _Steps, waiting: list[_Part]) -> None:
         while waiting and steps.gathers - steps.opens < self.parallel.depth:

@@ -35,6 +35,7 @@ STACKS = (
     StackWords("composer-torch2.0", r"composer|llm-foundry", software=r"torch (1\.|2\.0\b)"),
     StackWords("composer", r"composer|llm-foundry"),
     StackWords("torchtitan-2024", r"torchtitan|fsdp2", software=r"\b20(23|24)\b"),
+    StackWords("torchtitan-0.1", r"torchtitan|fsdp2", software=r"torch 2\.[0-8]\b|\b2025-0[4-7]\b"),
     StackWords("torchtitan", r"torchtitan|fsdp2"),
     StackWords("nanotron", r"nanotron"),
     StackWords("internevo", r"internevo"),
@@ -54,9 +55,11 @@ NEAREST_STACK = "torchtitan"
 """stands in for software that no table entry names"""
 
 MEGATRON_FAMILY = frozenset({"megatron-lm", "megatron-deepspeed", "megatron-core", "megatron-kwai", "nemo"})
-FSDP_FAMILY = frozenset({"composer", "composer-torch2.0", "torchtitan", "torchtitan-2024", "simple-fsdp", "fms-fsdp"})
+FSDP_FAMILY = frozenset(
+    {"composer", "composer-torch2.0", "torchtitan", "torchtitan-0.1", "torchtitan-2024", "simple-fsdp", "fms-fsdp"}
+)
 """parameters are sharded between steps even when they stay gathered from forward to backward"""
-GATHER_CP_FAMILY = frozenset({"torchtitan", "torchtitan-2024"})
+GATHER_CP_FAMILY = frozenset({"torchtitan", "torchtitan-0.1", "torchtitan-2024"})
 """context parallelism gathers keys and values at once (`context_parallel_rotate_method = allgather`)"""
 HALF_GRADIENT_STACKS = frozenset({"internevo", "deepspeed", "megatron-lm", "megatron-deepspeed"})
 """gradients are reduced in the dtype of the parameters unless a source says otherwise"""

@@ -1,0 +1,60 @@
+"""Reserved memory out of a replay: what it says where memory is plenty, short, and too small."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from forerun.analysis.setup import Setup
+from forerun.analysis.simulate_setup import simulate_setup
+from forerun.cluster.catalog import load_cluster
+from forerun.cluster.types import Cluster
+from forerun.memory.allocator_settings import AllocatorSettings
+from forerun.memory.program_events import replay_steps
+from forerun.model.catalog import load_model
+from forerun.plan.plan import Plan
+from forerun.plan.stack import load_stack
+from forerun.units import GIB
+
+MODEL = replace(load_model("llama-3.1-8b"), n_layers=4)
+PLAN = Plan(seq_len=4096, dp_shard=8)
+CLUSTER = load_cluster("h100-sxm")
+
+
+def with_memory(gib: float) -> Cluster:
+    return replace(CLUSTER, device=replace(CLUSTER.device, memory_bytes=int(gib * GIB)))
+
+
+def setup(cluster: Cluster = CLUSTER, replays: bool = True) -> Setup:
+    return Setup(MODEL, PLAN, cluster, replays=replays)
+
+
+def test_a_prediction_that_replays_says_what_the_allocator_holds() -> None:
+    simulation = simulate_setup(setup())
+    settings = AllocatorSettings.parse(load_stack(PLAN.stack).allocator)
+    assert settings.expandable_segments
+    last = replay_steps(simulation.program, 0, settings)[-1]
+    assert simulation.prediction.peak_reserved_gib == pytest.approx(last.reserved_bytes / GIB)
+    assert simulation.prediction.fits
+    assert simulate_setup(setup(replays=False)).prediction.peak_reserved_gib != pytest.approx(last.reserved_bytes / GIB)
+
+
+def test_what_does_not_fit_says_how_much_it_would_need() -> None:
+    plenty = simulate_setup(setup()).prediction.peak_reserved_gib
+    short = simulate_setup(setup(with_memory(plenty * 0.5))).prediction
+    assert not short.fits
+    assert short.peak_reserved_gib == pytest.approx(plenty)
+
+
+def test_between_both_the_allocator_gives_back_and_asks_again() -> None:
+    limits = [simulate_setup(setup(with_memory(gib / 4))).prediction for gib in range(60, 120, 2)]
+    assert any(each.fits and "allocator retries" in " ".join(each.warnings) for each in limits)
+    fits = [each.fits for each in limits]
+    assert fits == sorted(fits)
+
+
+def test_amd_has_no_expandable_segments() -> None:
+    settings = AllocatorSettings.parse("expandable_segments:True,max_split_size_mb:64")
+    assert settings.on("NVIDIA") == settings
+    assert settings.on("AMD") == AllocatorSettings(max_split_size_mb=64)
