@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from forerun.model.parameters import parameter_count
-from forerun.program.types import OpTable
+from forerun.program.types import OpKind, OpTable
 from forerun.symbolic.build import build
 
-from .cases import CLUSTER, DENSE, plan
+from .cases import CLUSTER, DENSE, MOE, plan
 
 
 def moved(ops: OpTable, name: str) -> float:
@@ -78,3 +78,18 @@ def test_parts_of_a_sequence_are_copied_into_place_around_each_collective() -> N
     assert moved(ops, "attention.qkv.enter.copy") == moved(ops, "ffn.down.copy") == 2 * size
     for other in (plan(**wide, sequence_parallel=False), plan(**wide, async_tp=True)):
         assert not [name for name in build(DENSE, other, CLUSTER).ops.name if name.endswith(".copy")]
+
+
+@pytest.mark.parametrize(("stack", "pieces", "per_element"), [("torchtitan", 4, 46 + 52), ("nemo", 1, 0)])
+def test_pytorch_merges_attention_piece_by_piece(stack: str, pieces: int, per_element: int) -> None:
+    program = build(DENSE, plan(stack=stack, cp=4, cp_method="allgather"), CLUSTER)
+    forward = next(block for block in program.blocks if block.name == "layer.forward")
+    assert [program.ops.kind[op] for op in forward.op].count(OpKind.ATTENTION) == pieces
+    merges = [i for i, name in enumerate(program.ops.name) if name.startswith("cp_merge")]
+    traffic = float((program.ops.bytes_read[merges] + program.ops.bytes_written[merges]).sum())
+    assert traffic == pytest.approx(per_element * 2048 / 4 * DENSE.n_heads * DENSE.head_dim)
+
+
+def test_tokens_of_other_ranks_are_sorted_by_local_expert() -> None:
+    names = build(MOE, plan(stack="megatron-core", dp_shard=4, ep=4), CLUSTER).ops.name
+    assert names.count("copy") > build(MOE, plan(stack="megatron-core", dp_shard=4), CLUSTER).ops.name.count("copy")

@@ -108,8 +108,7 @@ class Stack:
     """extra layout copies of the buffer around each tensor-parallel collective"""
     dtensor: bool = False
     """as PyTorch's own DTensor code: tensor-parallel ranks sum the gradients of what they hold whole tensor by tensor,
-    norms of gradients are reduced over one mesh axis after the other, and rings of attention pass gradients on in fp32
-    by all-to-all"""
+    and norms of gradients are reduced over one mesh axis after the other"""
     pipeline_keeps: bool = False
     """as torch.distributed.pipelining: buffers for what every micro batch receives, and outputs of a stage until its
     backward pass has ended"""
@@ -117,6 +116,9 @@ class Stack:
     p2p_scatter: bool = False
     """tensor-parallel ranks send a share of the activation each and gather it on arrival (Megatron-LM)"""
     cp_overlap: bool = True
+    cp_merge: Style = "fused"
+    """how the parts of attention under context parallelism are put together. Composed is PyTorch's: piece by piece also
+    where keys and values are gathered at once, with gradients that are passed on in fp32 until they are back"""
     recompute_early_stop: bool = True
 
     gemm_rate: float = 1.0

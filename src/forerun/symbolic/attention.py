@@ -212,16 +212,13 @@ def _context_parallel(section: Section, module: int) -> None:
         into = kit.collective("cp.qkv", Collective.ALL_TO_ALL, "cp", q + 2 * kv, Stream.CP)
         back = kit.collective("cp.out", Collective.ALL_TO_ALL, "cp", out, Stream.CP)
         forward, backward = [*into, *on_compute(f), *back], [*back, *on_compute(b), *into]
-    elif plan.cp_method == "allgather":
+    elif plan.cp_method == "allgather" and kit.stack.cp_merge == "fused":
         gather = kit.collective("cp.gather", Collective.ALL_GATHER, "cp", 2 * kv * plan.cp, Stream.CP)
         scatter = kit.collective("cp.scatter", Collective.REDUCE_SCATTER, "cp", 2 * kv * plan.cp, Stream.CP)
         f, b = _kernel_op(section, s.seq, _causal_keys(plan.seq_len, kit.model.causal), False, s.heads, s.kv_heads)
-        if kit.stack.dtensor:
-            wide = 2 * kv // s.act_bytes * 4
-            scatter = [((kit.p2p("cp.hop.gradients", "cp", wide), Stream.CP),)] * plan.cp
         forward, backward = [*gather, *on_compute(f)], [*gather, *on_compute(b), *scatter]
     else:
-        forward, backward = _ring(section, 2 * kv)
+        forward, backward = _pieces(section, 2 * kv)
     section.tape.add(
         TapeOp(
             "attention.kernel",
@@ -241,36 +238,43 @@ def _causal_keys(seq: int, causal: bool) -> int:
     return max(1, seq // 2) if causal else seq
 
 
-def _ring(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
+def _pieces(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
+    """Attention piece by piece: what moves the next keys and values stands beside the piece before it.
+
+    A ring passes them on, and their gradients with them; PyTorch can also gather them all beside the first piece, and
+    passes gradients on until they are back where they belong.
+    """
     kit, s, plan = section.kit, section.kit.shapes, section.kit.plan
     own_f, own_b = _kernel_op(section, s.seq, s.seq, kit.model.causal, s.heads, s.kv_heads)
     far_f, far_b = _kernel_op(section, s.seq, _causal_keys(s.seq, kit.model.causal), False, s.heads, s.kv_heads)
-    hop: Stage = ((kit.p2p("cp.hop", "cp", kv_bytes), Stream.CP),)
-    gradients = kv_bytes // s.act_bytes * 4 if kit.stack.dtensor else kv_bytes
+    hop = (kit.p2p("cp.hop", "cp", kv_bytes), Stream.CP)
+    by_pytorch = kit.stack.cp_merge != "fused"
+    gradients = kv_bytes // s.act_bytes * 4 if by_pytorch else kv_bytes
     home = (kit.p2p("cp.hop.gradients", "cp", gradients), Stream.CP)
-    hop_back: Stage = (*hop, home)
-    merge = kit.traffic(
-        "cp.merge", 3 * s.tokens * s.heads * s.v_head_dim * s.act_bytes, s.tokens * s.heads * s.v_head_dim * 4
-    )
+    last = plan.cp - 1
+    there: list[Stage] = [*[(hop,)] * last, ()]
+    back: list[Stage] = [*[(hop, home)] * last, ()]
+    if plan.cp_method == "allgather":
+        gather = kit.collective("cp.gather", Collective.ALL_GATHER, "cp", kv_bytes * plan.cp, Stream.CP)
+        there = [*gather, *[()] * last]
+        back = [*gather, *[(home,)] * last]
+    merge_f, merge_b = kit.pattern("cp_merge", s.tokens * s.heads * s.v_head_dim, kit.stack.cp_merge)
 
-    def stages(own: int, far: int, wire: Stage, extra: list[Stage]) -> list[Stage]:
+    def stages(own: int, far: int, wires: list[Stage], merge: list[Stage]) -> list[Stage]:
         out: list[Stage] = []
-        for i in range(plan.cp):
+        for i, wire in enumerate(wires):
             work = on_compute(own if i == 0 else far)
-            if i + 1 == plan.cp:
-                out += work
-            elif kit.stack.cp_overlap:
+            if kit.stack.cp_overlap or not wire:
                 out.append((*wire, *work[0]))
             else:
                 out += [*work, wire]
-            if i:
-                out += extra
+            out += merge if i else []
         return out
 
-    backward = stages(own_b, far_b, hop_back, [])
-    if kit.stack.dtensor:  # gradients go on until they are back where they belong
+    backward = stages(own_b, far_b, back, merge_b)
+    if by_pytorch:  # gradients go on until they are back where they belong
         backward.append((home,))
-    return stages(own_f, far_f, hop, merge), backward
+    return stages(own_f, far_f, there, merge_f), backward
 
 
 def _naive(section: Section, module: int) -> None:

@@ -45,8 +45,10 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
         counts = kit.collective("ffn.counts", Collective.ALL_TO_ALL, "ep", moe.n_experts * 8, Stream.EP)
         section.tape.add(TapeOp("ffn.counts", "view", module, counts, []))
     inside = _exchange(section, "ffn.dispatch", "sent", "arrived", copies * row, arrived * row, module)
+    inside = _sorted(section, "ffn.sort", inside, "sorted", arrived, local, module)
     _grouped(section, inside, arrived, local, width, module)
-    back = _exchange(section, "ffn.combine_exchange", "expert.y", "returned", copies * row, copies * row, module)
+    leaving = _sorted(section, "ffn.unsort", "expert.y", "unsorted", arrived, local, module)
+    back = _exchange(section, "ffn.combine_exchange", leaving, "returned", copies * row, copies * row, module)
     size = tokens * row
     routed = "routed" if moe.shared_ffn else y
     makes, saves = [(routed, size)], (back, "weights")
@@ -74,6 +76,16 @@ def _exchange(section: Section, name: str, x: str, y: str, sent: float, arrived:
     forward = kit.collective(name, Collective.ALL_TO_ALL, "ep", size, Stream.EP)
     backward = kit.collective(name + ".backward", Collective.ALL_TO_ALL, "ep", size, Stream.EP)
     section.tape.add(TapeOp(name, "exchange", module, forward, backward, reads=(x,), makes=((y, int(arrived)),)))
+    return y
+
+
+def _sorted(section: Section, name: str, x: str, y: str, tokens: int, local: int, module: int) -> str:
+    """Tokens that come by sending rank are copied into the order of the local experts, and back again."""
+    kit, s = section.kit, section.kit.shapes
+    if kit.plan.ep == 1 or local == 1:
+        return x
+    size = tokens * s.hidden * s.act_bytes
+    section.pointwise(name, "copy", tokens * s.hidden, "fused", (x,), ((y, size),), module=module)
     return y
 
 

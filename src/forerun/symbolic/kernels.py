@@ -127,8 +127,10 @@ class PlanKit:
         )
 
     def casts(self, name: str, *elements: float, again: bool = False) -> list[Stage]:
-        """Casts to fp8 of operands with so many elements for the forward product, or `again` for a backward one; nothing
-        in wider precisions."""
+        """Casts to fp8 of operands with so many elements for the forward product, or `again` for a backward one.
+
+        None in wider precisions.
+        """
         if not self.fp8:
             return []
         kind = {"rowwise": "fp8_cast_rowwise", "mx": "fp8_cast_mx"}.get(self.plan.fp8_recipe, "fp8_cast")
