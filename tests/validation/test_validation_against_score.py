@@ -14,9 +14,10 @@ from measured_rows import prediction
 from published import MEASUREMENTS, SCORE, needs_measurements
 
 from forerun.validation import metrics
-from forerun.validation.report import Report, build_report, percent
+from forerun.validation.report import Report, build_report
 from forerun.validation.rows import Measurement, read_measurements
 from forerun.validation.run import RowResult, write_predictions
+from forerun.validation.tables import percent
 
 pytestmark = needs_measurements
 FIGURES = re.compile(r"^ +(?P<label>.+?) +(?P<covered>\d+)/(?P<total>\d+) +(?P<figures>\S+(?: +\S+){0,4})$")

@@ -18,9 +18,10 @@ from forerun.errors import ForerunError, ImpossiblePlan
 from forerun.model.spec import ModelSpec
 from forerun.plan.plan import Plan
 from forerun.validation.hardware import HostFacts, read_hardware
-from forerun.validation.report import build_report, print_report, summary_line
+from forerun.validation.report import build_report
 from forerun.validation.rows import read_measurements
 from forerun.validation.run import Predictor, RowResult, run, write_predictions
+from forerun.validation.tables import print_report, summary_line
 
 
 def stand_in(model: ModelSpec, plan: Plan, cluster: Cluster) -> Prediction:

@@ -16,9 +16,12 @@ from forerun.errors import ForerunError
 from forerun.model.architecture_table import load_architectures
 from forerun.report.pictures_of_validation import write_validation_pictures
 from forerun.validation.hardware import read_hardware
-from forerun.validation.report import build_report, print_report
+from forerun.validation.left_out import left_out as judge_left_out
+from forerun.validation.left_out import read_left_out
+from forerun.validation.report import build_report
 from forerun.validation.rows import read_measurements
 from forerun.validation.run import run, write_predictions
+from forerun.validation.tables import print_report
 
 PIPED_WIDTH = 160
 """columns when the output is no terminal: names must not be cut"""
@@ -33,6 +36,10 @@ def validate(
         Path | None,
         typer.Option(metavar="FOLDER", help="Draw predicted against measured, and the errors, as PNG files."),
     ] = None,
+    left_out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Judge these times too: what forerun fit --leave-out --out writes."),
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
     worst: Annotated[int, typer.Option(min=0, help="List this many of the largest errors.")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", help="List every assumption made for silent sources.")] = False,
@@ -44,6 +51,7 @@ def validate(
         rows = [row for row in rows if row.split == split]
         if not rows:
             raise ForerunError(f"{measurements}: no row of split {split!r}")
+    apart = None if left_out is None else read_left_out(left_out)
     architectures, hosts = load_architectures(models), read_hardware(hardware)
     with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:
         task = progress.add_task("predicting", total=len(rows))
@@ -52,7 +60,7 @@ def validate(
         write_predictions(out, results)
     if plots is not None:
         write_validation_pictures(plots, results)
-    report = build_report(results)
+    report = build_report(results, None if apart is None else judge_left_out(results, apart))
     if as_json:
         print(json.dumps(report, indent=2))
     else:

@@ -58,7 +58,12 @@ def stack_group(result: RowResult) -> str:
 
 
 def time_quantiles(results: Iterable[RowResult]) -> dict[str, Quantiles]:
-    """What `time` of uncertainty.yaml would be on these rows, by group of stacks.
+    """What `time` of uncertainty.yaml would be on these rows, by group of stacks."""
+    return {name: conformal(scores, residuals().share) for name, scores in sorted(time_scores(results).items())}
+
+
+def time_scores(results: Iterable[RowResult]) -> dict[str, list[float]]:
+    """ln(measured / predicted) over the widening, by group of stacks.
 
     Rows on devices whose clock was not fitted are left out, as their bands have a part of their own.
     """
@@ -69,7 +74,7 @@ def time_quantiles(results: Iterable[RowResult]) -> dict[str, Quantiles]:
             continue
         wider = widening(p.coverage, p.exposed_comm_s / p.step_time_s)
         scores.setdefault(stack_group(result), []).append(math.log(time / p.step_time_s) / wider)
-    return {name: conformal(of_group, residuals().share) for name, of_group in sorted(scores.items())}
+    return scores
 
 
 def memory_quantiles(results: Iterable[RowResult], kind: str) -> dict[str, Quantiles]:
