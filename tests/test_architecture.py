@@ -21,7 +21,7 @@ LEVELS = [
     {"astra"},
     {"analysis"},
     {"measure", "search", "validation", "dse"},
-    {"experiment"},
+    {"experiment", "fitting"},
     {"report"},
     {"api", "experiments"},
     {"cli"},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from forerun.analysis.coverage import Coverage
 from forerun.analysis.network_use import AxisUse, NetworkUse
-from forerun.cluster.types import Cluster
+from forerun.cluster.types import Cluster, KernelRates
 from forerun.memory.profile import MemoryProfile
 from forerun.memory.reserved import reserve_model
 from forerun.plan.stack import Stack
@@ -50,6 +52,7 @@ def explain(
         *_outside(coverage),
         f"software: stack {stack.name!r}, {stack.description} ({stack.source})",
         *([f"software, fitted: {fitted}"] if fitted else []),
+        *_shown_by_steps(cluster.rates),
         f"collectives: {links}; groups as nodes x ranks per node: {where}",
         *([] if network is None else [f"network: {_hottest(axis)}" for axis in network.axes]),
         "exposed_comm_s: gaps of the compute stream that end with a collective or transfer on another stream",
@@ -66,6 +69,11 @@ def explain(
     if cluster.price_per_gpu_hour is not None:
         lines.append(f"dollars_per_billion_tokens: {cluster.price_per_gpu_hour} dollars per GPU-hour, a list price")
     return (*lines, *notes)
+
+
+def _shown_by_steps(rates: KernelRates) -> list[str]:
+    factors = [f"{one.name} x {getattr(rates, one.name):.3f}" for one in fields(rates) if getattr(rates, one.name) != 1]
+    return [f"rates, by measured steps: {', '.join(factors)}"] if factors else []
 
 
 def _by_kind(coverage: Coverage) -> str:

@@ -25,6 +25,7 @@ COMMANDS = {
     "validate": "Compare predictions with published measurements.",
     "measure": "Time kernels and collectives of the machine at hand.",
     "calibrate": "Refit a device's cost profile to measurements.",
+    "fit": "Refit what whole steps tell to published ones.",
     "models": "List the model presets.",
     "clusters": "List the cluster presets.",
     "stacks": "List the software stacks.",

@@ -14,6 +14,7 @@ from forerun.analysis.setup import Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.analysis.what_if import sensitivities, sensitivities_of_program
 from forerun.chakra.export import write_run
+from forerun.cli.anchor_option import Anchor, with_anchor
 from forerun.cli.exit_codes import NOTHING_FITS
 from forerun.cli.launch_option import Launch, LaunchOut, check_launch, write_launch_files
 from forerun.cli.plan_options import parse, with_plan_options
@@ -73,6 +74,7 @@ def predict(
     kernel_profile: KernelProfile = None,
     network_profile: NetworkProfile = None,
     tokens_per_step: TokensPerStep = None,
+    anchor: Anchor = None,
     plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields; options go over it.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the step as a Perfetto / Chrome trace.")] = None,
     chakra: Annotated[
@@ -105,6 +107,7 @@ def predict(
     settings = None if allocator is None else AllocatorSettings.parse("" if allocator == "default" else allocator)
     if program is not None:
         own = {**fields, "plan_file": plan_file, "seq_len": seq_len, "global_batch": global_batch, "launch": launch}
+        own["anchor"] = anchor
         refuse({name: True for name, value in own.items() if value is not None}, "a program has its plan; leave it out")
         simulation = simulate_file(
             program,
@@ -135,6 +138,7 @@ def predict(
         spec, where = load_any(model), limited(load_cluster(cluster), memory_limit)
         if isinstance(spec, LayeredModel):
             values = {**LAYERED, **values}
+        where = with_anchor(anchor, spec, where, values)
         plan = complete_plan(values, n_gpus=gpus, global_batch=global_batch)
         measured = read_measured(kernel_profile, network_profile)
         write_launch_files(launch, launch_out, plan, spec, where)

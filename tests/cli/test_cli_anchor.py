@@ -1,0 +1,20 @@
+"""`--anchor`: a user's own measured step on the command line."""
+
+import json
+
+QUESTION = ("predict", "llama-3.1-8b", "--cluster", "h100-sxm", "--dp-shard", 8, "--seq-len", 4096, "--json")
+
+
+def test_an_anchor_corrects_a_prediction(forerun, tmp_path):
+    plain = json.loads(forerun(*QUESTION).stdout)
+    (tmp_path / "mine.yaml").write_text(f"dp_shard: 8\nseq_len: 4096\nstep_time_s: {1.1 * plain['step_time_s']}\n")
+    mine = json.loads(forerun(*QUESTION, "--anchor", "mine.yaml").stdout)
+    assert plain["step_time_s"] < mine["step_time_s"] < 1.1 * plain["step_time_s"]
+    assert any(line.startswith("rates, by measured steps: gemm x 0.9") for line in mine["explain"])
+
+
+def test_an_anchor_that_is_wrong_is_bad_input(forerun, tmp_path):
+    (tmp_path / "mine.yaml").write_text("dp_shard: 8\nseq_len: 4096\n")
+    done = forerun(*QUESTION, "--anchor", "mine.yaml")
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: mine.yaml: give one of step_time_s and tokens_per_s_per_gpu"
