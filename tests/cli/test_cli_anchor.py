@@ -18,3 +18,14 @@ def test_an_anchor_that_is_wrong_is_bad_input(forerun, tmp_path):
     done = forerun(*QUESTION, "--anchor", "mine.yaml")
     assert done.returncode == 2
     assert done.stderr.strip() == "error: mine.yaml: give one of step_time_s and tokens_per_s_per_gpu"
+
+
+def test_an_anchor_holds_for_every_plan_of_a_search(forerun, tmp_path):
+    (tmp_path / "mine.yaml").write_text("dp_shard: 8\nseq_len: 4096\nstep_time_s: 0.5\n")
+    question = ("plan", "llama-3.2-1b", *QUESTION[2:4], "--gpus", 8, "--seq-len", 4096, "--global-batch", 8, "--tp", 2)
+    limits = ("--micro-batch", 1, "--pp", 1, "--activation-checkpointing", "none", "--workers", 1, "--json")
+    plain, mine = (
+        json.loads(forerun(*question, *limits, *more).stdout)["runtime_histogram"][0]
+        for more in ((), ("--anchor", "mine.yaml"))
+    )
+    assert mine["from_s"] > 1.02 * plain["from_s"]

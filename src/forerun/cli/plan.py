@@ -12,6 +12,7 @@ from forerun.analysis.reading import Simulation
 from forerun.analysis.setup import Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.analysis.what_if import WhatIf, sensitivities
+from forerun.cli.anchor_option import Anchor, with_anchor
 from forerun.cli.exit_codes import NOTHING_FITS
 from forerun.cli.launch_option import Launch, LaunchOut, check_launch, write_launch_files
 from forerun.cli.plan_options import parse, with_plan_options
@@ -84,6 +85,7 @@ def plan(
     network: Network = None,
     kernel_profile: KernelProfile = None,
     network_profile: NetworkProfile = None,
+    anchor: Anchor = None,
     plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields to fix; options go over it.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write every possible plan to this CSV file.")] = None,
     report: Report = None,
@@ -113,6 +115,7 @@ def plan(
         own |= {"seq_len": seq_len, "global_batch": global_batch, "exhaustive": exhaustive or None}
         own |= {"store": store, "executor": None if executor == "local" else executor, "ray_address": ray_address}
         own |= {"objective": None if objective == "time" else objective, "report": report, "launch": launch}
+        own["anchor"] = anchor
         refuse({name: True for name, value in own.items() if value is not None}, "not with --programs; leave it out")
         _rank(programs, cluster, gpus, memory_limit, network, measured, workers, top, csv, as_json)
         return
@@ -121,7 +124,8 @@ def plan(
         names = ", ".join(f"--{name}" for name, value in missing.items() if value is None)
         raise ForerunError(f"plan: {names} missing; give it beside the model")
     fixed: dict[str, Any] = parse(fields, plan_file, several=True)
-    spec, where = load_model(model), load_cluster(cluster)
+    spec = load_model(model)
+    where = with_anchor(anchor, spec, load_cluster(cluster), fixed)
     topology = network_of(where, network)
     with progress_bar("simulating") as advance:
         result = search(
@@ -148,6 +152,7 @@ def plan(
         write_csv(csv, result)
     if report is not None:
         place = f" --network {shlex.quote(network)}" if network else ""
+        place += f" --anchor {shlex.quote(str(anchor))}" if anchor else ""
         again = f"{command_line(result.best.own_plan(), model, cluster)}{place}" if result.best else ""
         found = _best(result, spec, limited(where, memory_limit), topology, measured)
         write_page(report, search_document(result, top, found, typed(context), again))
