@@ -93,3 +93,19 @@ def test_pytorch_merges_attention_piece_by_piece(stack: str, pieces: int, per_el
 def test_tokens_of_other_ranks_are_sorted_by_local_expert() -> None:
     names = build(MOE, plan(stack="megatron-core", dp_shard=4, ep=4), CLUSTER).ops.name
     assert names.count("copy") > build(MOE, plan(stack="megatron-core", dp_shard=4), CLUSTER).ops.name.count("copy")
+
+
+@pytest.mark.parametrize(
+    ("stack", "reduce_dtype", "per_element"),
+    [("torchtitan", "fp32", 6), ("composer", "fp32", 4 + 6), ("composer", "bf16", 4), ("simple-fsdp", "fp32", 6)],
+)
+def test_gradients_are_joined_and_cast_before_they_are_reduced(stack: str, reduce_dtype: str, per_element: int) -> None:
+    ops = build(DENSE, plan(stack=stack, dp_shard=8, reduce_dtype=reduce_dtype), CLUSTER).ops
+    assert moved(ops, "embedding.grad_copy_in") == per_element * DENSE.vocab * DENSE.hidden
+
+
+def test_compiled_fsdp_moves_every_tensor_by_itself_and_reduces_it_where_it_is() -> None:
+    program = build(DENSE, plan(stack="simple-fsdp", dp_shard=8, reduce_dtype="bf16"), CLUSTER)
+    assert not [name for name in program.ops.name if name.endswith("grad_copy_in")]
+    gather = next(block for block in program.blocks if block.name == "layer.gather")
+    assert sum(program.ops.kind[op] == OpKind.COLLECTIVE for op in gather.op) == 9  # seven matrices and two norms

@@ -121,12 +121,7 @@ class DataParallel:
         for axis, tensors in self._parts(weights):
             if self.kit.group_size.get(axis, 1) == 1:
                 continue
-            sizes = (
-                [t for t in tensors if t > 65536] + [sum(t for t in tensors if t <= 65536)]
-                if self.simple
-                else [sum(tensors)]
-            )
-            for size in sizes:
+            for size in tensors if self.simple else [sum(tensors)]:
                 if size:
                     ops.append(self.kit.collective_op(name, kind, axis, size * element_bytes, dtype))
         return ops
@@ -196,8 +191,7 @@ class DataParallel:
             self._sum_over_tp(block, name, weights, kit.wide_dtype if made >= 0 else kit.accumulate_dtype)
         if before:
             block.tensor(before, Category.COMMUNICATION, -1, block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD))
-        copy = kit.ops.memory(name + ".grad_copy_in", total * kit.grad_bytes, wire)
-        node = block.node(copy, Stream.COMPUTE, Phase.BACKWARD)
+        node = block.node(self._join_gradients(name, total, wire), Stream.COMPUTE, Phase.BACKWARD)
         block.tensor(wire, Category.COMMUNICATION, node, -1 if self.buffers else node)
         if made >= 0:
             block.tensor(made, Category.UNSHARDED, -1, node)
@@ -221,6 +215,20 @@ class DataParallel:
         elif first:
             block.tensor(shard * self.master_bytes, Category.GRADIENT, 0, -1)
         return block.build(name + ".reduce")
+
+    def _join_gradients(self, name: str, total: int, wire: int) -> int:
+        """The op that brings `total` gradients into the `wire` bytes of the buffer that is reduced.
+
+        FSDP2 joins and casts at once; in FSDP1 autograd joins what it had split (a copy), then a cast follows; compiled
+        code reduces each tensor where it is, after a cast.
+        """
+        kit, made = self.kit, total * self.kit.grad_bytes
+        cast = made + wire if self.reduce_bytes != kit.grad_bytes else 0
+        if self.simple and not cast:
+            return kit.marker
+        if kit.stack.fsdp == "fsdp1":
+            return kit.ops.memory(name + ".grad_copy_in", made + cast / 2, made + cast / 2, 2 if cast else 1)
+        return kit.ops.memory(name + ".grad_copy_in", made, wire)
 
     def _sum_over_tp(self, block: BlockBuilder, name: str, weights: Weights, dtype: str) -> None:
         """Sum the gradients of what every tensor-parallel rank used for a part of the tokens."""
