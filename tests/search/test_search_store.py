@@ -27,7 +27,7 @@ from forerun.search.executor import Question, Refused
 from forerun.search.store import AnswerStore
 
 SCRIPT = Path(__file__).parent / "kept_search.py"
-N_SIMULATED = 256
+N_SIMULATED = 192
 PLAN = Plan(seq_len=512, dp_shard=8, n_microbatches=4)
 
 

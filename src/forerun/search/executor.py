@@ -22,7 +22,7 @@ from forerun.ray_cluster import RayCluster
 
 Predictor: TypeAlias = Callable[[ModelSpec, Plan, Cluster], Prediction]
 Answer: TypeAlias = "Prediction | Refused"
-WORTH_A_POOL = 64
+WORTH_A_POOL = 32
 """fewer plans than this are predicted here"""
 
 

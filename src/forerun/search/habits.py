@@ -28,6 +28,15 @@ class Habits:
     selective_policy: str
     cp_method: str
     reshard: tuple[str, ...] = ("default",)
+    more_schedules: tuple[tuple[Schedule, int], ...] = ()
+    """what the whole space has beside `schedules`"""
+    offload: tuple[str, ...] = ("none",)
+    """what the whole space keeps in host memory"""
+
+    @property
+    def all_schedules(self) -> tuple[tuple[Schedule, int], ...]:
+        """Every schedule of the family with its virtual stages."""
+        return self.schedules + self.more_schedules
 
 
 @cache

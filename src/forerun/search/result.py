@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from forerun.analysis.prediction import Prediction
 from forerun.errors import ForerunError
 from forerun.plan.plan import Plan
+from forerun.search.outcome import Outcome, Skipped, TooLarge
 
 if TYPE_CHECKING:
     import pandas
@@ -20,30 +21,6 @@ if TYPE_CHECKING:
 Objective = Literal["time", "tokens", "cost", "memory"]
 REFUSED_RULE = "refused by the simulation"
 """counts among the impossible what only a predictor can refuse"""
-
-
-@dataclass(frozen=True, slots=True)
-class TooLarge:
-    """A plan that does not fit."""
-
-    plan: Plan
-    needs_gib: float
-    cause: str
-    """the largest category of memory"""
-    reason: str
-    """`needs 93.2 GiB at stage 0, 79.1 available: activation 61.0`"""
-    prediction: Prediction | None
-    """None where a lower bound was enough to tell"""
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A plan that was not simulated: at the very best it comes after the ones that were asked for."""
-
-    plan: Plan
-    at_least: float
-    """lower bound of the objective: seconds, or GiB for memory"""
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -59,29 +36,35 @@ class SearchResult:
     memory_limit_gib: float
     ranked: tuple[Prediction, ...]
     """what fits, best first; equal ones in the order of the space"""
-    too_large: tuple[TooLarge, ...]
-    """the nearest miss first"""
-    skipped: tuple[Skipped, ...]
+    too_large: Sequence[TooLarge]
+    """the nearest miss first; made as they are asked for"""
+    skipped: Sequence[Skipped]
+    """the least bound first; made as they are asked for"""
     considered: int
     impossible: Mapping[str, int]
     """by rule, the most frequent first"""
     impossible_examples: Mapping[str, str]
     """rule -> one reason in full"""
-    keep: int = 1
+    same: int
+    """plans that place all groups as another one does"""
+    keep: int
     """how many places are exact"""
+    outcome: Outcome = field(repr=False, compare=False)
+    """of every possible plan"""
 
     @property
     def simulated(self) -> int:
         """How many plans were simulated, also those that then did not fit or were refused."""
-        refused = self.impossible.get(REFUSED_RULE, 0)
-        return len(self.ranked) + sum(each.prediction is not None for each in self.too_large) + refused
+        return len(self.outcome.predictions) + self.impossible.get(REFUSED_RULE, 0)
 
     @property
     def proof(self) -> str:
         """What makes the places exact: `proved optimal after 214 of 1,553,920 simulated`."""
-        possible = sum(self.counts[name] for name in ("out_of_memory", "skipped", "ok"))
-        possible += self.impossible.get(REFUSED_RULE, 0)
-        places = "proved optimal" if self.keep == 1 else f"first {self.keep} places proved"
+        possible = len(self.outcome.table)
+        values = [p.peak_reserved_gib if self.objective == "memory" else p.step_time_s for p in self.ranked]
+        equal = values.count(values[0]) if values else 0
+        tied = f", with {equal - 1:,} others as good," if equal > 1 else ""
+        places = f"proved optimal{tied}" if self.keep == 1 else f"first {self.keep} places proved"
         if self.best is None:
             places = "proved that nothing fits"
         return f"{places} after {self.simulated:,} of {possible:,} simulated"
@@ -93,24 +76,28 @@ class SearchResult:
         lower bound where a plan was not simulated, nan where none is known; `needs_gib` the GiB that a plan needs (at
         least, where it does not fit), nan where unknown. The rest are the plan fields that differ between plans.
         """
-        plans = [p.own_plan() for p in self.ranked]
-        plans += [each.plan for each in self.too_large] + [each.plan for each in self.skipped]
-        n_ok, n_large, n_skipped = len(self.ranked), len(self.too_large), len(self.skipped)
-        status = np.repeat(["ok", "out_of_memory", "skipped"], [n_ok, n_large, n_skipped])
+        outcome = self.outcome
+        ok = {prediction.own_plan(): row for row, prediction in outcome.predictions.items()}
+        rows = [np.array([ok[p.own_plan()] for p in self.ranked], np.int64)]
+        rows += [outcome.too_large().rows, outcome.skipped().rows]
+        every = np.concatenate(rows)
+        status = np.repeat(["ok", "out_of_memory", "skipped"], list(map(len, rows)))
         memory = self.objective == "memory"
-        needs = [p.peak_reserved_gib for p in self.ranked] + [each.needs_gib for each in self.too_large]
-        needs += [each.at_least if memory else np.nan for each in self.skipped]
-        found = [p.step_time_s for p in self.ranked]
-        found += [np.nan if each.prediction is None else each.prediction.step_time_s for each in self.too_large]
-        found += [each.at_least for each in self.skipped]
+        needs = outcome.needs(every)
+        needs[status == "skipped"] = outcome.bound[rows[2]] if memory else np.nan
+        found = np.concatenate([np.full(len(rows[0]) + len(rows[1]), np.nan), outcome.bound[rows[2]]])
+        for place, row in enumerate(every[: len(rows[0]) + len(rows[1])].tolist()):
+            if row in outcome.predictions:
+                found[place] = outcome.predictions[row].step_time_s
         columns: dict[str, npt.NDArray[Any]] = {"status": status}
-        columns["objective"] = np.array(needs if memory else found, np.float64)
-        columns["needs_gib"] = np.array(needs, np.float64)
-        for name in _PLAN_FIELDS:
-            values = [getattr(plan, name) for plan in plans]
-            if len(set(values)) > 1:
-                columns[name] = _column(values)
-        return columns
+        columns["objective"] = needs if memory else found
+        columns["needs_gib"] = needs
+        return columns | outcome.columns(every)
+
+    def reason_of(self, plan: Plan) -> str:
+        """Why `plan` is not ranked: which rule it breaks, which order of mesh axes stands for it, what it needs of
+        memory, or how long it takes at least; empty for one that fits, or that this search did not consider."""
+        return self.outcome.reason_of(plan)
 
     @property
     def best(self) -> Prediction | None:
@@ -124,14 +111,16 @@ class SearchResult:
     @property
     def out_of_memory(self) -> dict[str, int]:
         """How many plans do not fit, by their largest category of memory, the most frequent first."""
-        return dict(Counter(each.cause for each in self.too_large).most_common())
+        return dict(Counter(self.outcome.too_large_by_cause()).most_common())
 
     @property
     def counts(self) -> dict[str, int]:
-        """considered = impossible + out_of_memory + skipped + ok."""
+        """considered = impossible + same + out_of_memory + skipped + ok; same is left out where it is 0."""
+        same = {"same": self.same} if self.same else {}
         return {
             "considered": self.considered,
             "impossible": sum(self.impossible.values()),
+            **same,
             "out_of_memory": len(self.too_large),
             "skipped": len(self.skipped),
             "ok": len(self.ranked),
@@ -169,15 +158,6 @@ _FIGURES = (
     "dollars_per_billion_tokens",
 )
 _PLAN_FIELDS = tuple(field.name for field in fields(Plan))
-
-
-def _column(values: list[Any]) -> npt.NDArray[Any]:
-    """Values of one plan field; tuples and None stay objects."""
-    if any(value is None or isinstance(value, tuple) for value in values):
-        column = np.empty(len(values), object)
-        column[:] = values
-        return column
-    return np.array(values)
 
 
 def _row(rank: int | None, status: str, reason: str, plan: Plan, prediction: Prediction | None) -> dict[str, Any]:

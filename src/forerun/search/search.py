@@ -1,8 +1,9 @@
 """search: the best plan of a space, and why the others are not.
 
-Closed-form lower bounds screen the whole space: what certainly does not fit is discarded, the rest is simulated in the
-order of the bound of the objective, until the bound passes the last place that was asked for. The places are
-therefore exact under the model. The answer does not depend on the number of processes.
+Lower bounds of all plans screen the whole space at once: what certainly does not fit is discarded. Of the rest, those
+that may still be among the places that were asked for get a closer bound, and are simulated in its order, until the
+bound passes the last place. The places are therefore exact under the model. The answer does not depend on the number
+of processes.
 """
 
 from __future__ import annotations
@@ -10,31 +11,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from heapq import heappop, heappush, nsmallest
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from forerun.analysis.predict import predict
 from forerun.analysis.prediction import Prediction
 from forerun.cluster.types import Cluster
 from forerun.cost.measured import Measured
 from forerun.errors import ForerunError, ImpossiblePlan
-from forerun.memory.reserved import outside_allocator_bytes
 from forerun.model.spec import ModelSpec
 from forerun.network.network_file import Network
 from forerun.network.on_topology import check_size
-from forerun.plan.plan import Plan
+from forerun.program.types import F64
 from forerun.search.executor import AnswersPlans, Predictor, Question, Refused, executor_of
-from forerun.search.memory_bound import MemoryBound, MemoryBounds
-from forerun.search.result import REFUSED_RULE, Objective, SearchResult, Skipped, TooLarge
-from forerun.search.space import Limits, Tally, make_space
+from forerun.search.outcome import Outcome, Status
+from forerun.search.result import REFUSED_RULE, Objective, SearchResult
+from forerun.search.screening import Screening
+from forerun.search.space import Extent, Limits, Space, Tally, make_space
+from forerun.search.space_table import SpaceTable
 from forerun.search.store import AnswerStore, Remembering
-from forerun.search.time_bound import least_step_s
+from forerun.search.time_bound import TimeBound
 from forerun.search.units import UnitRuns
 from forerun.units import GIB
 
-BATCH = 256
-"""plans simulated between two looks at the bound; fixed, so that the same plans are simulated whatever the machine"""
+BATCHES = (16, 16, 32, 64)
+"""plans simulated between two looks at the bound, the last number for good; fixed, so that the same plans are simulated
+whatever the machine"""
 KEYS: dict[Objective, Callable[[Prediction], float]] = {
     "time": lambda p: p.step_time_s,
     "tokens": lambda p: p.step_time_s,  # the tokens of a step are given
@@ -54,6 +62,7 @@ def search(
     memory_limit_gib: float | None = None,
     fixed: Mapping[str, object] | None = None,
     limits: Limits | None = None,
+    space: Extent = "default",
     keep: int = 10,
     exhaustive: bool = False,
     workers: int | None = None,
@@ -73,6 +82,8 @@ def search(
         memory_limit_gib: memory of a GPU to use at most; its own unless given.
         fixed: Plan field -> a value, or a list of values to try.
         limits: upper ends of axes that are not fixed.
+        space: `default`, what stacks offer today; `whole`, everything that they could run, in every order of the mesh
+            axes on the nodes (see `search.space`).
         keep: how many places have to be exact; the rest may be skipped where a bound shows that it comes after them.
         exhaustive: simulate everything that could fit.
         workers: processes, or CPUs of a Ray cluster; one for each CPU, or all of them, unless given.
@@ -107,15 +118,16 @@ def search(
         answers = stack.enter_context(executor_of(question, executor, workers, ray_address))
         if store is not None:
             answers = Remembering(answers, stack.enter_context(AnswerStore(Path(store), question.basis())))
-        plans = list(make_space(model, cluster, n_gpus, seq_len, global_batch, fixed, limits).plans(tally))
-        if not plans:
+        chosen = make_space(model, cluster, n_gpus, seq_len, global_batch, fixed, limits, space, network is not None)
+        table = chosen.table(tally)
+        if not len(table):
             raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
-        run = _Search(model, cluster, network, measured, objective, keep, exhaustive or predictor is not predict, tally)
-        run.simulate(run.screen(plans), answers, progress)
-    if not run.ranked and not run.too_large:
+        screening = Screening(UnitRuns(model, cluster, network, measured), chosen.stack)
+        run = Simulating(screening, table, objective, keep, exhaustive or predictor is not predict, tally)
+        run.run(answers, progress)
+    if not run.predictions and not run.screened.too_large.any():
         raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
-    run.ranked.sort(key=lambda each: (each[0], each[1]))
-    run.too_large.sort(key=lambda each: (each[0], each[1]))
+    outcome = run.outcome(chosen, cluster.device.memory_bytes / GIB)
     return SearchResult(
         model=model.name,
         cluster=cluster.name,
@@ -124,13 +136,15 @@ def search(
         global_batch=global_batch,
         objective=objective,
         memory_limit_gib=cluster.device.memory_bytes / GIB,
-        ranked=tuple(prediction for _, _, prediction in run.ranked),
-        too_large=tuple(each for _, _, each in run.too_large),
-        skipped=tuple(run.skipped),
+        ranked=tuple(run.predictions[row] for _, row in sorted(run.ranked)),
+        too_large=outcome.too_large(),
+        skipped=outcome.skipped(),
         considered=tally.considered,
         impossible=dict(Counter(tally.impossible).most_common()),
         impossible_examples=dict(tally.examples),
+        same=tally.same,
         keep=keep,
+        outcome=outcome,
     )
 
 
@@ -156,102 +170,108 @@ def limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:
     return replace(cluster, device=replace(cluster.device, memory_bytes=int(memory_limit_gib * GIB)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Queued:
-    """A plan that may fit; `bound` is of the objective."""
+class Simulating:
+    """Simulates the plans of a table in the order of their bounds."""
 
-    bound: float
-    number: int
-    plan: Plan
-
-
-@dataclass
-class _Search:
-    model: ModelSpec
-    cluster: Cluster
-    network: Network | None
-    measured: Measured | None
-    objective: Objective
-    keep: int
-    exhaustive: bool
-    tally: Tally
-    ranked: list[tuple[float, int, Prediction]] = field(default_factory=list)
-    too_large: list[tuple[float, int, TooLarge]] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-
-    def screen(self, plans: list[Plan]) -> list[_Queued]:
-        """Discard what certainly does not fit; the rest by bound."""
-        bounds, runs = MemoryBounds(self.model), UnitRuns(self.model, self.cluster, self.network, self.measured)
-        limit = self.cluster.device.memory_bytes
-        available = limit - outside_allocator_bytes(0)
-        queue = []
-        for number, plan in enumerate(plans):
-            memory = bounds.of_states(plan)
-            if memory.total <= available:
-                units = runs.of(plan)
-                memory = max(memory, bounds.of_first_rank(plan, units), key=lambda bound: bound.total)
-            if memory.total > available:
-                self.too_large.append((memory.total / GIB, number, _certainly_too_large(plan, memory, limit)))
-                continue
-            bound = memory.total / GIB if self.objective == "memory" else least_step_s(plan, units)
-            queue.append(_Queued(0.0 if self.exhaustive else bound, number, plan))
-        return sorted(queue, key=lambda each: (each.bound, each.number))
-
-    def simulate(
-        self, queue: list[_Queued], answers: AnswersPlans, progress: Callable[[int, int], None] | None
+    def __init__(
+        self, screening: Screening, table: SpaceTable, objective: Objective, keep: int, exhaustive: bool, tally: Tally
     ) -> None:
+        self._table, self._objective, self._keep, self._tally = table, objective, keep, tally
+        self.screened = screening.run(table)
+        self._memory = objective == "memory"
+        self._bound = self.screened.need_bytes / GIB if self._memory else self.screened.time_s.copy()
+        self._status = np.where(self.screened.too_large, Status.TOO_LARGE, Status.SKIPPED).astype(np.uint8)
+        self._close = None if self._memory or exhaustive else TimeBound(screening)
+        if exhaustive:
+            self._bound[:] = 0.0
+        self.ranked: list[tuple[float, int]] = []
+        """(objective, row) of what fits"""
+        self.predictions: dict[int, Prediction] = {}
+
+    def run(self, answers: AnswersPlans, progress: Callable[[int, int], None] | None) -> None:
         """Simulate batch after batch until the bound passes the last place."""
-        for first in range(0, len(queue), BATCH):
-            batch = queue[first : first + BATCH]
-            last_place = self._last_place()
-            if not self.exhaustive and batch[0].bound > last_place:
-                self._skip(queue[first:], last_place)
-                break
-            for i, answer in enumerate(answers.run([each.plan for each in batch])):
-                self._record(batch[i], answer)
+        rows = np.flatnonzero(~self.screened.too_large)
+        queue = _Queue(rows, self._bound, self._closer if self._close else None)
+        done, total, sizes = 0, len(rows), chain(BATCHES, repeat(BATCHES[-1]))
+        while batch := queue.next(next(sizes), self.last_place):
+            plans = [self._table.plan(row) for row in batch]
+            for row, answer in zip(batch, answers.run(plans), strict=True):
+                self._record(row, answer)
+                done += 1
                 if progress:
-                    progress(first + i + 1, len(queue))
+                    progress(done, total)
         if progress:
-            progress(len(queue), len(queue))
+            progress(total, total)
 
-    def _last_place(self) -> float:
+    @property
+    def last_place(self) -> float:
         """Objective of the last place that has to be exact; infinite until so many plans fit."""
-        values = sorted(value for value, _, _ in self.ranked)
-        return values[self.keep - 1] if len(values) >= self.keep else float("inf")
+        values = nsmallest(self._keep, (value for value, _ in self.ranked))
+        return values[-1] if len(values) == self._keep else float("inf")
 
-    def _skip(self, queue: list[_Queued], last_place: float) -> None:
-        unit = "GiB" if self.objective == "memory" else "s"
-        for each in queue:
-            reason = f"at least {each.bound:.4g} {unit}, place {self.keep} has {last_place:.4g} {unit}"
-            self.skipped.append(Skipped(each.plan, each.bound, reason))
+    def _closer(self, row: int) -> float:
+        """A closer bound of the time of the plan in `row`."""
+        assert self._close is not None
+        groups = self._table.groups[int(self._table.mesh[row])]
+        assert groups is not None  # a plan without is impossible
+        self._bound[row] = max(float(self._bound[row]), self._close.least_step_s(self._table.plan(row), groups))
+        return float(self._bound[row])
 
-    def _record(self, queued: _Queued, answer: Prediction | Refused) -> None:
+    def _record(self, row: int, answer: Prediction | Refused) -> None:
         if isinstance(answer, Refused):
-            self.tally.refuse(REFUSED_RULE, answer.reason)
-        elif answer.fits:
-            self.ranked.append((KEYS[self.objective](answer), queued.number, answer))
-        else:
-            self.too_large.append((answer.peak_reserved_gib, queued.number, _too_large(answer)))
+            self._tally.refuse(REFUSED_RULE, answer.reason)
+            self._status[row] = Status.REFUSED
+            return
+        self.predictions[row] = answer
+        self._status[row] = Status.OK if answer.fits else Status.TOO_LARGE
+        if answer.fits:
+            self.ranked.append((KEYS[self._objective](answer), row))
+
+    def outcome(self, space: Space, limit_gib: float) -> Outcome:
+        """What became of every plan."""
+        screened = self.screened
+        return Outcome(
+            space=space,
+            table=self._table,
+            status=self._status,
+            bound=self._bound,
+            need_gib=screened.need_bytes / GIB,
+            cause=screened.cause,
+            cause_gib=screened.cause_bytes / GIB,
+            predictions=self.predictions,
+            is_memory=self._memory,
+            keep=self._keep,
+            last_place=self.last_place,
+            limit_gib=limit_gib,
+        )
 
 
-def _certainly_too_large(plan: Plan, memory: MemoryBound, limit_bytes: int) -> TooLarge:
-    cause = max(memory.by_category, key=lambda name: memory.by_category[name])
-    reason = (
-        f"needs at least {memory.total / GIB:.1f} GiB at {memory.where}, {limit_bytes / GIB:.1f} available:"
-        f" {cause} {memory.by_category[cause] / GIB:.1f}"
-    )
-    return TooLarge(plan, memory.total / GIB, cause, reason, None)
+class _Queue:
+    """Rows in the order of their bounds, with closer bounds for those that come up."""
 
+    def __init__(self, rows: npt.NDArray[np.int64], bound: F64, closer: Callable[[int], float] | None) -> None:
+        order = np.argsort(bound[rows], kind="stable")
+        self._rows, self._bounds = rows[order], bound[rows][order]
+        self._closer, self._next = closer, 0
+        self._heap: list[tuple[float, int]] = []
 
-def _too_large(prediction: Prediction) -> TooLarge:
-    parts = prediction.memory_by_category_gib
-    cause = max(parts, key=lambda name: parts[name])
-    beside = "" if prediction.peak_reserved_gib > prediction.memory_limit_gib else " beside CUDA and NCCL"
-    reason = (
-        f"needs {prediction.peak_reserved_gib:.1f} GiB{beside} at {prediction.peak_rank_class},"
-        f" {prediction.memory_limit_gib:.1f} available: {cause} {parts[cause]:.1f}"
-    )
-    return TooLarge(prediction.own_plan(), prediction.peak_reserved_gib, cause, reason, prediction)
+    def next(self, most: int, last_place: float) -> list[int]:
+        """Up to `most` rows that may have a place, the least bound first."""
+        batch: list[int] = []
+        while len(batch) < most:
+            while self._next < len(self._rows) and self._may_be_first():
+                bound, row = float(self._bounds[self._next]), int(self._rows[self._next])
+                if bound > last_place:
+                    break
+                heappush(self._heap, (bound if self._closer is None else self._closer(row), row))
+                self._next += 1
+            if not self._heap or self._heap[0][0] > last_place:
+                break
+            batch.append(heappop(self._heap)[1])
+        return batch
+
+    def _may_be_first(self) -> bool:
+        return not self._heap or self._bounds[self._next] <= self._heap[0][0]
 
 
 def _nothing_possible(tally: Tally, n_gpus: int) -> str:

@@ -1,13 +1,21 @@
-"""The plans that a search considers: every combination of the axes, lazily, impossible ones counted by rule.
+"""The plans that a search considers: every combination of the axes, as a table; impossible ones counted by rule.
 
-The default space (see `spaces.yaml` for what each stack offers):
+The default space is what stacks offer today (`spaces.yaml`):
 
 * tp: divisors of the GPUs up to the node size; cp: up to one rank for 4,096 tokens; pp: up to one layer a stage;
   ep: divisors of the experts;
 * data parallelism of the rest: replicated, sharded (ZeRO stages of the stack), and sharded in the node and replicated
   across nodes (HSDP) at ZeRO-3;
-* micro batches: powers of two that divide the batch of a data-parallel rank;
+* mesh axes in the usual order, micro batches of powers of two that divide the batch of a data-parallel rank;
 * schedules of the stack; activation checkpointing none, selective, full; FSDP's reshard policy.
+
+The whole space is everything that the stack's code could run:
+
+* tp: divisors up to the attention heads; cp: up to one rank for 1,024 tokens; data parallelism also sharded over any
+  part of the ranks and replicated over the others;
+* every order of the mesh axes on the nodes, those that place all groups alike counted once;
+* any micro batch that divides; every schedule of the stack with up to 8 virtual stages; sequence parallelism on or off;
+  what the stack can offload to host memory.
 
 Every field of Plan can be fixed to a value or to a list of values, which then replaces the default.
 """
@@ -19,23 +27,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import isqrt
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from forerun.cluster.types import Cluster
 from forerun.errors import ForerunError
 from forerun.model.spec import ModelSpec
-from forerun.plan.constraints import refuse
+from forerun.plan.constraints import RULES
 from forerun.plan.fields import FIELD_TYPES, checked, is_list
-from forerun.plan.plan import Plan
+from forerun.plan.plan import DEFAULT_ORDER, Plan
 from forerun.search.habits import Habits, habits_of
+from forerun.search.orders import Orders, Placed, all_orders
+from forerun.search.space_table import MESH_FIELDS, SpaceTable, Variants, combined
 
-TOKENS_PER_CP_RANK = 4096
-"""the default space cuts sequences down to this length, not further"""
+Extent = Literal["default", "whole"]
+TOKENS_PER_CP_RANK = {"default": 4096, "whole": 1024}
+"""a space cuts sequences down to this length, not further"""
 BATCH_RULE = "batch does not split over data parallelism"
+NETWORK_RULE = "order of mesh axes that a network can't place"
 _COUNTED = ("seq_len", "n_microbatches")
 """fields that follow from the question, not from the plan"""
 _DATA_AXES = ("dp_replicate", "dp_shard")
 _PLAIN = Plan(seq_len=1)
+CHUNK = 1 << 16
+"""plans that are looked at together: columns of so many stay in the cache"""
 
 
 @dataclass
@@ -43,15 +60,18 @@ class Tally:
     """How many combinations an enumeration met. A mesh that the batch does not fit counts once."""
 
     considered: int = 0
+    same: int = 0
+    """that place all groups as another order does, which stands for them"""
     impossible: Counter[str] = field(default_factory=Counter)
     """by rule"""
     examples: dict[str, str] = field(default_factory=dict)
     """rule -> the first reason in full"""
 
-    def refuse(self, rule: str, reason: str) -> None:
-        """Count one impossible combination."""
-        self.impossible[rule] += 1
-        self.examples.setdefault(rule, reason)
+    def refuse(self, rule: str, reason: str, count: int = 1) -> None:
+        """Count impossible combinations."""
+        if count:
+            self.impossible[rule] += count
+            self.examples.setdefault(rule, reason)
 
 
 @dataclass(frozen=True)
@@ -83,11 +103,120 @@ class Space:
     fixed: Mapping[str, tuple[Any, ...]]
     limits: Limits
     habits: Habits
+    extent: Extent = "default"
+    on_network: bool = False
+    """the GPUs communicate over a network, where places matter"""
+
+    @property
+    def stack(self) -> str:
+        """The software stack of all plans."""
+        return str(self.fixed.get("stack", (_PLAIN.stack,))[0])
 
     def plans(self, tally: Tally) -> Iterator[Plan]:
-        """Every possible plan once, in a fixed order; `tally` grows as they are drawn."""
+        """Every possible plan once, in a fixed order, counted in `tally`."""
+        table = self.table(tally)
+        return (table.plan(row) for row in range(len(table)))
+
+    def table(self, tally: Tally) -> SpaceTable:
+        """Every possible plan once, in a fixed order, counted in `tally`."""
+        every = self._combinations(tally)
+        broken = np.empty(len(every), np.uint8)
+        for first in range(0, len(every), CHUNK):
+            rows = slice(first, min(first + CHUNK, len(every)))
+            broken[rows] = self._broken(every, rows)
+        counts = np.bincount(broken, minlength=len(RULES) + 2)
+        for number, count in enumerate(counts[: len(RULES) + 1].tolist()):
+            if count:
+                plan = every.plan(int(np.argmax(broken == number)))
+                rule, reason = self._reason(number, plan)
+                tally.refuse(rule, reason, count)
+        return every.take(np.flatnonzero(broken == len(RULES) + 1))
+
+    def reason_of(self, plan: Plan) -> tuple[str, str] | None:
+        """Why `plan` is no row of the table: the rule or `same placement`, and the reason; None where it is one, or is
+        not of this space at all."""
+        local, rest = divmod(self.global_batch, plan.dp)
+        if rest or local % plan.micro_batch:
+            return BATCH_RULE, self._batch_reason(plan.dp, local, rest, plan.micro_batch)
+        for number, rule in enumerate(RULES):
+            if rule.broken(self.model, plan, self.cluster):
+                return self._reason(number, plan)
+        orders = self._orders()
+        if self._unplaced(orders.placed(plan)):
+            return self._reason(len(RULES), plan)
+        preferred = orders.preferred(plan)
+        if preferred != plan.mesh_order:
+            return "same placement as another order", f"places all groups on the same nodes as mesh_order {preferred}"
+        return None
+
+    def _reason(self, number: int, plan: Plan) -> tuple[str, str]:
+        if number < len(RULES):
+            return RULES[number].name, RULES[number].reason(self.model, plan, self.cluster)
+        return NETWORK_RULE, (
+            f"mesh_order {plan.mesh_order}: a network takes groups of evenly spaced ranks, and stages of a pipeline"
+            " around everything else"
+        )
+
+    def _unplaced(self, placed: Placed) -> bool:
+        if not self.on_network or placed.groups is None:
+            return False
+        return any(group.runs for group in placed.groups.values() if group.size > 1)
+
+    def _broken(self, every: SpaceTable, rows: slice) -> npt.NDArray[np.uint8]:
+        """Number of the first rule that each of `rows` breaks; one more for the network's, two more for none."""
+        table = every.rows(rows)
+        out = np.full(len(table), len(RULES) + 1, np.uint8)
+        if self.on_network:
+            out[every.unplaced[every.mesh[rows]]] = len(RULES)
+        for number in reversed(range(len(RULES))):
+            broken = RULES[number].broken(self.model, table, self.cluster)
+            if isinstance(broken, np.ndarray):
+                out[broken] = number
+            elif broken:
+                out[:] = number
+        return out
+
+    # -- combinations ----------------------------------------------------------------------------------------
+
+    def _orders(self) -> Orders:
+        usual = all_orders() if self.extent == "whole" else (DEFAULT_ORDER,)
+        return Orders(self.fixed.get("mesh_order", usual), self.cluster.node_size, self.on_network)
+
+    def _combinations(self, tally: Tally) -> SpaceTable:
+        """Every mesh in every order with every variant below it; what the batch does not fit is counted at once."""
+        orders, below = self._orders(), Variants()
+        meshes: list[dict[str, Any]] = []
+        placed: list[Placed] = []
+        blocks: list[tuple[int, int]] = []
         for mesh in self._meshes():
-            yield from self._plans_of(mesh, tally)
+            dp = mesh["dp_replicate"] * mesh["dp_shard"]
+            local, rest = divmod(self.global_batch, dp)
+            if rest:
+                tally.considered += 1
+                tally.refuse(BATCH_RULE, self._batch_reason(dp, local, rest, 1))
+                continue
+            found, same = orders.of(replace(_PLAIN, **mesh))  # type: ignore[arg-type]
+            block = self._below(mesh, local, below)
+            tally.considered += block.length * (len(found) + same)
+            tally.same += block.length * same
+            if block.refused:
+                reason = self._batch_reason(dp, local, rest, block.refused_micro_batch)
+                tally.refuse(BATCH_RULE, reason, block.refused * (len(found) + same))
+                tally.considered += block.refused * (len(found) + same)
+            for each in found:
+                meshes.append({**mesh, "mesh_order": each.order})
+                placed.append(each)
+                blocks.append((block.first, block.length))
+        usual = {name: [getattr(_PLAIN, name)] for name in FIELD_TYPES}
+        usual["seq_len"] = [self.seq_len]
+        return combined(
+            usual, meshes, [each.groups for each in placed], blocks, below, list(map(self._unplaced, placed))
+        )
+
+    def _batch_reason(self, dp: int, local: int, rest: int, micro_batch: int) -> str:
+        if rest:
+            return f"global batch {self.global_batch} is not a multiple of {dp} data-parallel ranks"
+        return f"the {local} sequences of a data-parallel rank do not split into micro batches of {micro_batch}"
 
     # -- axes ------------------------------------------------------------------------------------------------
 
@@ -101,8 +230,9 @@ class Space:
     def _meshes(self) -> Iterator[dict[str, int]]:
         """Degrees of tp, cp, pp that divide the GPUs, each with every data-parallel split and every ep."""
         limits, model = self.limits, self.model
-        max_cp = limits.max_cp or max(1, self.seq_len // TOKENS_PER_CP_RANK)
-        tps = self._degrees("tp", limits.max_tp or self.cluster.node_size or self.n_gpus, self.n_gpus)
+        max_cp = limits.max_cp or max(1, self.seq_len // TOKENS_PER_CP_RANK[self.extent])
+        max_tp = model.n_heads if self.extent == "whole" and model.n_heads else self.cluster.node_size
+        tps = self._degrees("tp", limits.max_tp or max_tp or self.n_gpus, self.n_gpus)
         cps = self._degrees("cp", max_cp if model.n_heads else 1, self.n_gpus)
         pps = self._degrees("pp", limits.max_pp or model.n_layers, self.n_gpus)
         eps = self._degrees("ep", limits.max_ep or self.n_gpus, model.moe.n_experts if model.moe else 1)
@@ -132,66 +262,51 @@ class Space:
             return [pair for pair in dict.fromkeys(pairs) if pair[0] * pair[1] == dp]
         if stage == 0 and ep == 1:
             return [(dp, 1)]
+        if self.extent == "whole":
+            return [(replicate, dp // replicate) for replicate in divisors(dp) if dp // replicate * cp > 1]
         pairs = [(1, dp)]
         in_node = self.cluster.node_size // (tp * cp) if self.cluster.node_size else 0
         if stage == 3 and 1 < in_node < dp and dp % in_node == 0:
             pairs.append((dp // in_node, in_node))
         return pairs
 
-    def _plans_of(self, mesh: dict[str, int], tally: Tally) -> Iterator[Plan]:
-        dp = mesh["dp_replicate"] * mesh["dp_shard"]
-        local, rest = divmod(self.global_batch, dp)
-        if rest:
-            tally.considered += 1
-            tally.refuse(BATCH_RULE, f"global batch {self.global_batch} is not a multiple of {dp} data-parallel ranks")
-            return
-        names, axes = self._variants(mesh, local)
-        for values in product(*axes):
-            tally.considered += 1
-            fields = dict(zip(names, values, strict=True))
-            schedule, virtual = fields.pop("schedule")
-            micro = fields["micro_batch"]
-            if local % micro:
-                reason = f"the {local} sequences of a data-parallel rank do not split into micro batches of {micro}"
-                tally.refuse(BATCH_RULE, reason)
-                continue
-            plan = Plan(
-                seq_len=self.seq_len,
-                n_microbatches=local // micro,
-                pp_schedule=schedule,
-                virtual_stages=virtual,
-                **mesh,  # type: ignore[arg-type]
-                **fields,
-            )
-            refusal = refuse(self.model, plan, self.cluster)
-            if refusal:
-                tally.refuse(refusal.rule, refusal.reason)
-            else:
-                yield plan
-
-    def _variants(self, mesh: dict[str, int], local: int) -> tuple[list[str], list[Sequence[Any]]]:
-        """Names and values of the axes below the mesh."""
-        fixed = self.fixed
-        axes: dict[str, Sequence[Any]] = {
-            "micro_batch": fixed.get("micro_batch") or powers_of_two(local, self.limits.max_micro_batch or local),
-            "activation_checkpointing": fixed.get("activation_checkpointing", ("none", "selective", "full")),
-            "schedule": self._schedules(mesh["pp"]),
-        }
+    def _below(self, mesh: dict[str, int], local: int, below: Variants) -> Any:
+        """The variants below a mesh of `local` sequences for each data-parallel rank."""
         sharded = mesh["zero_stage"] == 3 and mesh["dp_shard"] * mesh["cp"] > 1
-        axes["reshard_after_forward"] = fixed.get(
-            "reshard_after_forward", self.habits.reshard if sharded else ("default",)
-        )
-        axes["selective_policy"] = fixed.get("selective_policy", (self.habits.selective_policy,))
-        axes["cp_method"] = fixed.get("cp_method", (self.habits.cp_method,))
-        taken = {*axes, *mesh, *_COUNTED, "pp_schedule", "virtual_stages"}
-        axes |= {name: values for name, values in fixed.items() if name not in taken}
-        return list(axes), list(axes.values())
+        key = (local, mesh["pp"], mesh["zero_stage"], sharded, mesh["tp"] > 1)
+        if key not in below.blocks:
+            axes = self._axes(key)
+            below.add(key, axes, local)
+        return below.blocks[key]
+
+    def _axes(self, key: tuple[int, int, int, bool, bool]) -> dict[str, Sequence[Any]]:
+        """Names and values of the axes below a mesh."""
+        local, pp, zero_stage, sharded, split = key
+        fixed, habits, whole = self.fixed, self.habits, self.extent == "whole"
+        most = self.limits.max_micro_batch or local
+        micro = [n for n in divisors(local) if n <= most] if whole else powers_of_two(local, most)
+        axes: dict[str, Sequence[Any]] = {
+            "micro_batch": fixed.get("micro_batch") or micro,
+            "activation_checkpointing": fixed.get("activation_checkpointing", ("none", "selective", "full")),
+            "schedule": self._schedules(pp),
+        }
+        axes["reshard_after_forward"] = fixed.get("reshard_after_forward", habits.reshard if sharded else ("default",))
+        axes["selective_policy"] = fixed.get("selective_policy", (habits.selective_policy,))
+        axes["cp_method"] = fixed.get("cp_method", (habits.cp_method,))
+        if whole and split:
+            axes["sequence_parallel"] = (True, False)
+        if whole:
+            axes["offload"] = [what for what in habits.offload if what != "params" or zero_stage == 3]
+        taken = {"micro_batch", "activation_checkpointing", "schedule", "reshard_after_forward", "selective_policy"}
+        taken |= {"cp_method", *MESH_FIELDS, *_COUNTED, "pp_schedule", "virtual_stages", "mesh_order"}
+        return axes | {name: values for name, values in fixed.items() if name not in taken}
 
     def _schedules(self, pp: int) -> Sequence[tuple[Any, int]]:
         if pp == 1:
             return (("1F1B", 1),)
         names, virtual = self.fixed.get("pp_schedule"), self.fixed.get("virtual_stages")
-        pairs: list[tuple[Any, int]] = list(self.habits.schedules)
+        offered = self.habits.all_schedules if self.extent == "whole" else self.habits.schedules
+        pairs: list[tuple[Any, int]] = list(offered)
         if names:
             pairs = [pair for pair in pairs if pair[0] in names]
             pairs += [(name, _usual_stages(name)) for name in names if name not in {pair[0] for pair in pairs}]
@@ -208,12 +323,17 @@ def make_space(
     global_batch: int,
     fixed: Mapping[str, object] | None = None,
     limits: Limits | None = None,
+    extent: Extent = "default",
+    on_network: bool = False,
 ) -> Space:
-    """The space of one question. A value of `fixed` is one value of a Plan field or a list of them; -1 for dp_shard or
-    dp_replicate is what the other axes leave.
+    """The space of one question: what the stack offers today, or the whole of it. A value of `fixed` is one value of a
+    Plan field or a list of them; -1 for dp_shard or dp_replicate is what the other axes leave. `on_network`: the GPUs
+    communicate over a network, where not every order of mesh axes can be placed.
 
     Raises ForerunError for a number below 1, a field that Plan does not have, or a value that it can't take.
     """
+    if extent not in TOKENS_PER_CP_RANK:
+        raise ForerunError(f"space must be one of {', '.join(TOKENS_PER_CP_RANK)}, got {extent!r}")
     for name, value in (("gpus", n_gpus), ("seq_len", seq_len), ("global_batch", global_batch)):
         if value < 1:
             raise ForerunError(f"{name} must be at least 1, got {value}")
@@ -221,7 +341,8 @@ def make_space(
     stacks = values.get("stack", (Plan.__dataclass_fields__["stack"].default,))
     if len(stacks) != 1:
         raise ForerunError(f"stack: one search is about one software stack, got {', '.join(map(str, stacks))}")
-    return Space(model, cluster, n_gpus, seq_len, global_batch, values, limits or Limits(), habits_of(stacks[0]))
+    habits, limits = habits_of(stacks[0]), limits or Limits()
+    return Space(model, cluster, n_gpus, seq_len, global_batch, values, limits, habits, extent, on_network)
 
 
 def divisors(number: int) -> tuple[int, ...]:

@@ -18,6 +18,8 @@ NUMBERS = (
     *("prefetch", "virtual_stages", "checkpoint_every"),
 )
 """fields that rules and bounds calculate with; all others are compared only"""
+_SAFE = 1 << 15
+"""numbers below this may be multiplied as 32-bit integers: twice as fast"""
 _FIELDS = tuple(field.name for field in fields(Plan))
 
 
@@ -69,14 +71,19 @@ class PlanTable:
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> PlanTable:
         """The table of `plans`."""
+        return cls.of_columns({name: [getattr(plan, name) for plan in plans] for name in _FIELDS}, len(plans))
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Sequence[Any]], length: int) -> PlanTable:
+        """The table of fields by name, each with `length` values, one after the other."""
         codes, values = {}, {}
-        for name in _FIELDS:
-            column = [getattr(plan, name) for plan in plans]
+        for name, column in columns.items():
             values[name] = tuple(dict.fromkeys(column))
             if len(values[name]) > 1:
                 place = {value: code for code, value in enumerate(values[name])}
-                codes[name] = np.array([place[value] for value in column], np.int32)
-        return cls(codes, values, len(plans))
+                dtype = np.uint8 if len(place) < 256 else np.int32
+                codes[name] = np.fromiter((place[value] for value in column), dtype, len(column))
+        return cls(codes, values, length)
 
     def __len__(self) -> int:
         return self.length
@@ -92,7 +99,7 @@ class PlanTable:
             return values[0]
         codes = self.codes[name]
         if name in NUMBERS:
-            return np.array(values, np.int64)[codes]
+            return np.array(values, np.int32 if max(values) < _SAFE else np.int64)[codes]
         column = Column(codes, values)
         return column.flags if isinstance(values[0], bool) else column
 
@@ -102,8 +109,50 @@ class PlanTable:
         given |= {name: self.values[name][int(codes[row])] for name, codes in self.codes.items()}
         return Plan(**given)
 
+    def find(self, plan: Plan) -> npt.NDArray[np.int64]:
+        """Rows that have the values of `plan` in all columns of this table."""
+        here = np.ones(self.length, np.bool_)
+        for name, values in self.values.items():
+            equal = np.array([value == getattr(plan, name) for value in values], np.bool_)
+            here &= equal[self.codes[name]] if name in self.codes else equal[0]
+        return np.flatnonzero(here)
+
     def take(self, rows: npt.NDArray[Any] | slice) -> PlanTable:
         """The plans of `rows`, in that order."""
         codes = {name: column[rows] for name, column in self.codes.items()}
         length = len(range(*rows.indices(self.length))) if isinstance(rows, slice) else len(rows)
         return PlanTable(codes, self.values, length)
+
+
+def dense_ids(*columns: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Numbers from 0 for the combinations of values that rows of `columns` have, and a row of each number.
+
+    Each column is an array (n,) of small integers from 0, or one value for all rows.
+    """
+    keys: Any = np.zeros(1, np.int64)
+    domain = 1
+    for column in columns:
+        if not isinstance(column, np.ndarray):
+            continue
+        size = int(column.max(initial=0)) + 1
+        if domain * size > _MOST_KEYS:
+            _, keys = np.unique(keys, return_inverse=True)
+            domain = int(keys.max(initial=0)) + 1
+        keys, domain = keys * size + column, domain * size
+    return _compressed(keys, domain)
+
+
+_MOST_KEYS = 1 << 24
+"""combinations that are numbered with a table; more are sorted"""
+
+
+def _compressed(keys: Any, domain: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    if domain > _MOST_KEYS:
+        _, rows, ids = np.unique(keys, return_index=True, return_inverse=True)
+        return ids, rows
+    last = np.full(domain, -1, np.int64)
+    last[keys] = np.arange(len(keys))
+    found = np.flatnonzero(last >= 0)
+    number = np.zeros(domain, np.int64)
+    number[found] = np.arange(len(found))
+    return number[keys], last[found]

@@ -1,14 +1,13 @@
-"""The units of a model (embedding, layers, head) run by themselves: what a step's bounds are made of.
+"""The units of a model (embedding, layers, head) run by themselves: what the bounds of a step are made of.
 
-Plans that differ in data or pipeline parallelism alone share the same units, which are built and run once.
+Plans that differ in data or pipeline parallelism alone share the same units. Their blocks are built once, and run once
+for each place that tensor, context and expert parallelism have on the nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cached_property
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from math import gcd
 
 import numpy as np
@@ -20,18 +19,79 @@ from forerun.engine.simulate import simulate
 from forerun.memory.profile import profile
 from forerun.model.spec import ModelSpec
 from forerun.network.network_file import Network
-from forerun.plan.plan import Plan
+from forerun.plan.plan import DEFAULT_ORDER, Plan
 from forerun.plan.stack import load_stack
-from forerun.program.types import I64, N_CATEGORIES, Block, OpTable, Program, RankClass
+from forerun.program.types import F64, I64, N_CATEGORIES, Block, Category, OpKind, Program, RankClass
 from forerun.program.unfold import unfold
+from forerun.search.orders import Groups
 from forerun.symbolic.kernels import MODULES, Kit
 from forerun.symbolic.mesh import groups_of
 from forerun.symbolic.schedule import SPLIT
-from forerun.symbolic.units import Unit, build_units, layer_unit
+from forerun.symbolic.units import Unit, build_units
 from forerun.units import PS_PER_S
 
-EMBEDDING, HEAD = -1, -2
-"""numbers of the ends, where a layer's number is expected"""
+
+class Part(IntEnum):
+    """What units a model has: layers may differ in experts, and in whether they are checkpointed."""
+
+    EMBEDDING = 0
+    HEAD = 1
+    DENSE = 2
+    DENSE_PLAIN = 3
+    MOE = 4
+    MOE_PLAIN = 5
+
+
+N_PARTS = len(Part)
+INSIDE = ("tp", "cp", "ep")
+"""groups that units communicate in"""
+ALONE = {
+    "n_microbatches": 1,
+    "dp_replicate": 1,
+    "pp": 1,
+    "pp_schedule": "1F1B",
+    "virtual_stages": 1,
+    "layers_per_stage": None,
+    "balance_ends": False,
+    "zero_stage": 0,
+    "reshard_after_forward": "default",
+    "mesh_order": DEFAULT_ORDER,
+    "offload": "none",
+}
+"""fields that units don't depend on, as they are run; dp_shard is what expert parallelism needs"""
+
+
+def parts_of_layers(model: ModelSpec, checkpoint_every: int) -> I64:
+    """The Part of each layer, (n_layers,)."""
+    plain = (np.arange(model.n_layers) + 1) % checkpoint_every != 0
+    moe = np.array([model.is_moe_layer(layer) for layer in range(model.n_layers)], np.bool_)
+    out: I64 = np.where(moe, Part.MOE, Part.DENSE) + plain
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSizes:
+    """What the units of one plan take of memory, rows by Part; zero for parts that the model has not."""
+
+    kept: I64
+    """bytes that a forward pass leaves, by Category, (N_PARTS, N_CATEGORIES)"""
+    forward_rise: I64
+    """highest above the start of a forward pass, by Category, (N_PARTS, N_CATEGORIES)"""
+    backward_rise: I64
+    dense: I64
+    """elements of the parameters that are not experts', on one rank before data-parallel sharding, (N_PARTS,)"""
+    experts: I64
+    border_bytes: int
+    """of activations that go to the next stage"""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTimes:
+    """Seconds of single passes by Part, (N_PARTS,); weight passes are 0 where they are part of the backward pass."""
+
+    forward: F64
+    backward: F64
+    weights: F64
 
 
 class UnitRuns:
@@ -44,110 +104,101 @@ class UnitRuns:
         self, model: ModelSpec, cluster: Cluster, network: Network | None = None, measured: Measured | None = None
     ) -> None:
         self.model, self.cluster, self.network, self.measured = model, cluster, network, measured
-        self._known: dict[tuple[Plan, bool], UnitRun] = {}
+        self._built: dict[tuple[Plan, bool], _Units] = {}
+        self._times: dict[tuple[object, ...], UnitTimes] = {}
 
-    def of(self, plan: Plan) -> UnitRun:
-        """The units of `plan`; where the schedule asks for it, with weight gradients as passes of their own."""
-        key = (_alone(plan), plan.pp > 1 and plan.pp_schedule in SPLIT)
-        if key not in self._known:
-            self._known[key] = UnitRun(self.model, self.cluster, *key, self.network, self.measured)
-        return self._known[key]
+    def sizes(self, plan: Plan) -> UnitSizes:
+        """Memory of the units of `plan`."""
+        return self._units(plan).sizes
+
+    def times(self, plan: Plan, groups: Groups | None = None) -> UnitTimes:
+        """Seconds of the units of `plan`, whose groups lie as `groups` say (None: as its order does)."""
+        units = self._units(plan)
+        placed = groups_of(plan, self.cluster.node_size) if groups is None else groups
+        inside = {axis: placed[axis] for axis in INSIDE}
+        key = (id(units), self.place(placed))
+        if key not in self._times:
+            self._times[key] = units.times(self, inside)
+        return self._times[key]
+
+    def place(self, groups: Groups) -> tuple[object, ...]:
+        """Where the groups of units lie, as far as it changes their time: ranks have their own places on a network
+        only."""
+        inside = (groups[axis] for axis in INSIDE)
+        if self.network is not None:
+            return tuple(inside)
+        return tuple((group.nodes, group.ranks_per_node) for group in inside)
+
+    def _units(self, plan: Plan) -> _Units:
+        """Where the schedule asks for it, with weight gradients as passes of their own."""
+        alone = replace(plan, **ALONE, dp_shard=plan.ep // gcd(plan.ep, plan.cp))  # type: ignore[arg-type]
+        key = (alone, plan.pp > 1 and plan.pp_schedule in SPLIT)
+        if key not in self._built:
+            self._built[key] = _Units(self.model, self.cluster, *key)
+        return self._built[key]
 
 
-class UnitRun:
-    """Time and memory of single passes of the units of one plan, without anything between them.
+class _Units:
+    """The units of one plan, each pass a rank class of its own with nothing beside it."""
 
-    On a network their groups have it to themselves, which is never slower than among all groups of a run.
-    """
-
-    def __init__(
-        self,
-        model: ModelSpec,
-        cluster: Cluster,
-        plan: Plan,
-        split: bool,
-        network: Network | None = None,
-        measured: Measured | None = None,
-    ) -> None:
-        self._cluster, self._plan, self._network, self._measured = cluster, plan, network, measured
+    def __init__(self, model: ModelSpec, cluster: Cluster, plan: Plan, split: bool) -> None:
+        self._plan = plan
         kit = Kit(model, plan, load_stack(plan.stack), groups_of(plan, cluster.node_size))
-        units = build_units(kit, split)
-        self._layers = [layer_unit(units, kit, layer) for layer in range(model.n_layers)]
-        self._ends = {EMBEDDING: units.embedding, HEAD: units.head}
-        self._distinct = list({id(unit): unit for unit in (*self._ends.values(), *self._layers)}.values())
-        self._blocks: list[Block] = []
-        self._passes: dict[int, list[int]] = {}
-        for unit in self._distinct:
-            passes = [block for block in (unit.forward, unit.backward, unit.weight_backward) if block is not None]
-            self._passes[id(unit)] = list(range(len(self._blocks), len(self._blocks) + len(passes)))
-            self._blocks += passes
-        self._ops: OpTable = kit.ops.build()
-        self._groups = kit.groups
+        made = build_units(kit, split)
+        found = {Part.EMBEDDING: made.embedding, Part.HEAD: made.head, Part.DENSE: made.dense}
+        found |= {Part.DENSE_PLAIN: made.dense_plain}
+        if made.moe is not None and made.moe_plain is not None:
+            found |= {Part.MOE: made.moe, Part.MOE_PLAIN: made.moe_plain}
+        blocks: list[Block] = []
+        self._passes: dict[tuple[Part, int], int] = {}
+        for part, unit in found.items():
+            for number, block in enumerate((unit.forward, unit.backward, unit.weight_backward)):
+                if block is not None:
+                    self._passes[part, number] = len(blocks)
+                    blocks.append(block)
+        nothing, resident = np.zeros(1, np.int32), np.zeros(N_CATEGORIES, np.int64)
+        classes = [RankClass("", 1, np.array([n], np.int32), nothing, nothing, resident) for n in range(len(blocks))]
+        self._program = Program(kit.ops.build(), tuple(blocks), tuple(classes), kit.groups, (), MODULES)
+        self._flat = unfold(self._program)
+        self._axes = tuple(kit.group_index)
+        self._border_bytes = kit.border_bytes
+        self.sizes = self._sizes(found)
 
-    def _unit(self, number: int) -> Unit:
-        return self._ends[number] if number < 0 else self._layers[number]
+    def _sizes(self, found: dict[Part, Unit]) -> UnitSizes:
+        kept, forward, backward = (np.zeros((N_PARTS, N_CATEGORIES), np.int64) for _ in range(3))
+        dense, experts = np.zeros(N_PARTS, np.int64), np.zeros(N_PARTS, np.int64)
+        profiles = profile(self._program)
+        for part, unit in found.items():
+            kept[part] = _left(unit.forward)
+            for number, rise in ((0, forward), (1, backward)):
+                for name, size in profiles[self._passes[part, number]].by_category.items():
+                    rise[part, Category[name.upper()]] = size
+            dense[part], experts[part] = unit.weights.dense, unit.weights.expert
+        return UnitSizes(kept, forward, backward, dense, experts, self._border_bytes)
 
-    def _program(self, steps: Sequence[tuple[str, list[int]]], resident: I64) -> Program:
-        """A Program with a rank class for each (name, blocks)."""
-        classes = []
-        for name, blocks in steps:
-            nothing = np.zeros(len(blocks), np.int32)
-            classes.append(RankClass(name, 1, np.array(blocks, np.int32), nothing, nothing, resident))
-        return Program(self._ops, tuple(self._blocks), tuple(classes), self._groups, (), MODULES)
-
-    # -- time --------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _seconds(self) -> dict[int, float]:
-        """Seconds of all passes of a micro batch through each distinct unit, every unit as a rank class of its own.
-
-        The host takes no time and nothing contends: a run with either is never faster.
-        """
-        steps = [(unit.name, self._passes[id(unit)]) for unit in self._distinct]
-        program = self._program(steps, np.zeros(N_CATEGORIES, np.int64))
-        stack = load_stack(self._plan.stack)
-        launching, n_gpus = Launching.of_plan(self._plan), self._plan.world_size
+    def times(self, runs: UnitRuns, inside: Groups) -> UnitTimes:
+        """Seconds of every pass with these groups. The host takes no time, so a run is never faster."""
+        plan, stack = self._plan, load_stack(self._plan.stack)
+        groups = tuple(inside.get(axis, group) for axis, group in zip(self._axes, self._program.groups, strict=True))
+        n_gpus = max(plan.world_size, *(group.size * group.inner for group in inside.values()))
         costs = step_costs(
-            program.ops, program.groups, self._cluster, stack, launching, n_gpus, self._network, self._measured
+            self._program.ops, groups, runs.cluster, stack, Launching.of_plan(plan), n_gpus, runs.network, runs.measured
         )
-        free, even = np.zeros_like(costs.issue_ps), np.zeros_like(costs.slow_compute)
-        timeline = simulate(unfold(program), costs.duration_ps, free, even, even, costs.network_op)
-        ends = [int(end) / PS_PER_S for end in timeline.class_end_ps]
-        return dict(zip(map(id, self._distinct), ends, strict=True))
-
-    @cached_property
-    def until_layer_s(self) -> tuple[float, ...]:
-        """Seconds of the layers before each layer, (n_layers + 1,)."""
-        return (0.0, *accumulate(self._seconds[id(unit)] for unit in self._layers))
-
-    def end_s(self, end: int) -> float:
-        """Seconds of EMBEDDING or HEAD."""
-        return self._seconds[id(self._ends[end])]
-
-    # -- memory ------------------------------------------------------------------------------------------------
-
-    def peak(self, forwards: Sequence[int], backward: int, resident: I64) -> dict[str, int]:
-        """Bytes by category at the peak of forward passes (numbers of layers or ends), then one backward pass.
-
-        `resident` are bytes by Category that live throughout, (N_CATEGORIES,).
-        """
-        steps = [self._passes[id(self._unit(number))][0] for number in forwards]
-        steps.append(self._passes[id(self._unit(backward))][1])
-        return profile(self._program([("", steps)], resident))[0].by_category
+        free = np.zeros_like(costs.issue_ps)
+        # copies to and from the host run beside other units
+        duration_ps = np.where(self._program.ops.kind == OpKind.HOST_COPY, 0, costs.duration_ps)
+        timeline = simulate(self._flat, duration_ps, free, costs.slow_compute, costs.slow_network, costs.network_op)
+        out = np.zeros((3, N_PARTS))
+        for (part, number), place in self._passes.items():
+            out[number, part] = int(timeline.class_end_ps[place]) / PS_PER_S
+        return UnitTimes(*out)
 
 
-def _alone(plan: Plan) -> Plan:
-    """One micro batch of one pipeline rank, with as much data parallelism as expert parallelism needs."""
-    return replace(
-        plan,
-        n_microbatches=1,
-        dp_replicate=1,
-        dp_shard=plan.ep // gcd(plan.ep, plan.cp),
-        pp=1,
-        pp_schedule="1F1B",
-        virtual_stages=1,
-        layers_per_stage=None,
-        balance_ends=False,
-        zero_stage=0,
-        reshard_after_forward="default",
-    )
+def _left(block: Block) -> I64:
+    """Bytes by Category that a block leaves behind, (N_CATEGORIES,)."""
+    out = np.zeros(N_CATEGORIES, np.int64)
+    kept = (block.tensor_alloc >= 0) & (block.tensor_free < 0)
+    gone = (block.tensor_alloc < 0) & (block.tensor_free >= 0)
+    np.add.at(out, block.tensor_category[kept], block.tensor_bytes[kept])
+    np.subtract.at(out, block.tensor_category[gone], block.tensor_bytes[gone])
+    return out

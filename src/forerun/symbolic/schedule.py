@@ -42,21 +42,30 @@ def actions(plan: Plan) -> list[list[Action]]:
     return [list(row) for row in _actions(plan.pp_schedule, plan.pp, plan.virtual_stages, plan.n_microbatches)]
 
 
+def rank_actions(plan: Plan, rank: int) -> tuple[Action, ...]:
+    """Actions of one pipeline rank, in order."""
+    return _rank_actions(plan.pp_schedule, plan.pp, rank, plan.virtual_stages, plan.n_microbatches)
+
+
 @lru_cache(maxsize=256)
 def _actions(schedule: str, p: int, v: int, m: int) -> tuple[tuple[Action, ...], ...]:
+    return tuple(_rank_actions(schedule, p, rank, v, m) for rank in range(p))
+
+
+def _rank_actions(schedule: str, p: int, r: int, v: int, m: int) -> tuple[Action, ...]:
     if p == 1:
-        return (tuple(a for i in range(m) for a in (Action("F", 0, i), Action("B", 0, i))),)
+        return tuple(a for i in range(m) for a in (Action("F", 0, i), Action("B", 0, i)))
     if schedule == "GPipe":
-        return tuple((*(Action("F", r, i) for i in range(m)), *(Action("B", r, i) for i in range(m))) for r in range(p))
+        return (*(Action("F", r, i) for i in range(m)), *(Action("B", r, i) for i in range(m)))
     if schedule == "1F1B" and v == 1:
-        return tuple(_one_f_one_b(p, r, m) for r in range(p))
+        return _one_f_one_b(p, r, m)
     if schedule in ("1F1B", "Interleaved1F1B"):
-        return tuple(_interleaved(p, r, v, m) for r in range(p))
+        return _interleaved(p, r, v, m)
     if schedule == "ZB1P":
-        return tuple(_zero_bubble(p, r, m) for r in range(p))
+        return _zero_bubble(p, r, m)
     if schedule == "ZBV":
-        return tuple(_zbv(p, r, m) for r in range(p))
-    return tuple(_dual_pipe_v(p, r, m) for r in range(p))
+        return _zbv(p, r, m)
+    return _dual_pipe_v(p, r, m)
 
 
 def _one_f_one_b(p: int, rank: int, m: int) -> tuple[Action, ...]:

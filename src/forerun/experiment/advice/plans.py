@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from forerun.analysis.setup import Setup
 from forerun.errors import ForerunError
-from forerun.memory.reserved import outside_allocator_bytes
 from forerun.model.spec import ModelSpec
 from forerun.plan.fields import FIELD_TYPES
 from forerun.plan.plan import Plan
-from forerun.search.memory_bound import MemoryBounds
+from forerun.search.screening import Screening
 from forerun.search.space import Limits, Tally, make_space
-from forerun.search.time_bound import least_step_s
+from forerun.search.time_bound import TimeBound
 from forerun.search.units import UnitRuns
 
 _SEARCHED = frozenset(
@@ -42,13 +43,12 @@ def plans_by_bound(setup: Setup) -> list[tuple[float, Plan]]:
         space = make_space(model, setup.cluster, setup.n_gpus, plan.seq_len, plan.global_batch, fixed, limits)
     except ForerunError:
         return []
-    bounds, runs = MemoryBounds(model), UnitRuns(model, setup.cluster, setup.network, setup.measured)
-    available = setup.cluster.device.memory_bytes - outside_allocator_bytes(0)
+    table = space.table(Tally())
+    screening = Screening(UnitRuns(model, setup.cluster, setup.network, setup.measured), plan.stack)
+    screened, close = screening.run(table), TimeBound(screening)
     found = []
-    for number, other in enumerate(space.plans(Tally())):
-        if bounds.of_states(other).total > available:
-            continue
-        units = runs.of(other)
-        if bounds.of_first_rank(other, units).total <= available:
-            found.append((least_step_s(other, units), number, other))
+    for row in np.flatnonzero(~screened.too_large).tolist():
+        other, groups = table.plan(row), table.groups[int(table.mesh[row])]
+        if groups is not None:
+            found.append((close.least_step_s(other, groups), row, other))
     return [(bound, other) for bound, _, other in sorted(found, key=lambda each: each[:2])]

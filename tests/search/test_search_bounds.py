@@ -1,0 +1,139 @@
+"""No bound exceeds what a simulation of the same plan gives, and what a bound calls too large does not fit."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from forerun.analysis.predict import predict
+from forerun.cluster.catalog import load_cluster
+from forerun.errors import ForerunError
+from forerun.model.catalog import load_model
+from forerun.network.on_topology import load_network
+from forerun.plan.constraints import refuse
+from forerun.plan.plan import Plan
+from forerun.search.habits import habits_of
+from forerun.search.orders import all_orders
+from forerun.search.screening import Screening
+from forerun.search.space import Tally, make_space
+from forerun.search.space_table import SpaceTable
+from forerun.search.time_bound import TimeBound
+from forerun.search.units import UnitRuns
+from forerun.units import GIB
+
+CLUSTER = load_cluster("h100-sxm")
+FEW_LAYERS = 6
+ROUND = 1 + 1e-9
+
+
+def held_to_simulations(model, table, stack, rows, network=None):
+    """Check the bounds of some rows; the shares of their times that the bounds are: of all plans at once, of each."""
+    screening = Screening(UnitRuns(model, CLUSTER, network), stack)
+    screened, close = screening.run(table), TimeBound(screening)
+    shares = []
+    for row in rows:
+        plan, groups = table.plan(row), table.groups[int(table.mesh[row])]
+        prediction = predict(model, plan, CLUSTER, network)
+        assert screened.need_bytes[row] / GIB <= prediction.peak_allocated_gib * ROUND, plan
+        if screened.too_large[row]:
+            assert not prediction.fits, plan
+            continue
+        bounds = screened.time_s[row], close.least_step_s(plan, groups)
+        shares.append([bound / prediction.step_time_s for bound in bounds])
+        assert max(shares[-1]) <= ROUND, plan
+    return np.array(shares)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_gpus", "seq_len", "batch", "stack", "extent"),
+    [
+        ("llama-3.1-8b", 32, 8192, 128, "torchtitan", "default"),
+        ("llama-3.1-8b", 64, 8192, 96, "torchtitan", "whole"),
+        ("llama-3.1-8b", 48, 4096, 96, "megatron-core", "whole"),
+        ("mixtral-8x7b", 32, 4096, 64, "megatron-core", "whole"),
+        ("deepseek-v2-lite", 16, 4096, 64, "torchtitan", "whole"),
+        ("gpt2-xl", 16, 1024, 64, "deepspeed", "whole"),
+        ("llama-3.1-8b", 16, 4096, 64, "composer", "default"),
+        ("llama-3.1-8b", 16, 4096, 64, "nanotron", "whole"),
+        ("llama-3.1-8b", 16, 4096, 64, "internevo", "whole"),
+        ("llama-3.2-1b", 16, 4096, 64, "simple-fsdp", "default"),
+        ("gpt2-small", 8, 1024, 64, "nvidia-bert", "default"),
+    ],
+)
+def test_bounds_of_a_space_never_exceed_what_is_predicted(name, n_gpus, seq_len, batch, stack, extent):
+    model = load_model(name)
+    table = make_space(model, CLUSTER, n_gpus, seq_len, batch, {"stack": stack}, None, extent).table(Tally())
+    some = random.Random(n_gpus).sample(range(len(table)), min(25, len(table)))
+    shares = held_to_simulations(model, table.take(np.array(some)), stack, range(len(some)))
+    assert len(shares) > 5
+    assert np.median(shares, axis=0).tolist() > [0.8, 0.9]
+
+
+VALUES = {
+    "micro_batch": (1, 2, 3),
+    "n_microbatches": (1, 2, 4, 8),
+    **dict.fromkeys(("dp_replicate", "dp_shard", "cp", "tp", "pp"), (1, 1, 2, 4)),
+    "ep": (1, 1, 2, 4),
+    "zero_stage": (0, 1, 2, 3),
+    "mesh_order": all_orders(),
+    "reshard_after_forward": ("default", "always", "never"),
+    "prefetch": (1, 1, 0, 2),
+    "sequence_parallel": (True, False),
+    "pp_schedule": ("1F1B", "GPipe", "Interleaved1F1B", "ZB1P", "ZBV", "DualPipeV"),
+    "virtual_stages": (1, 2),
+    "layers_per_stage": (None, None, (4, 2), (1, 5), (2, 2, 1, 1)),
+    "balance_ends": (False, True),
+    "activation_checkpointing": ("none", "selective", "full"),
+    "checkpoint_every": (1, 2),
+    "compile": (False, True),
+    "async_tp": (False, False, True),
+    "optimizer": ("adamw", "sgd"),
+    "optimizer_impl": ("fused", "foreach"),
+    "offload": ("none", "none", "optimizer", "params"),
+    "activation_offload": (0.0, 0.0, 0.5),
+    "precision": ("bf16", "bf16", "fp8", "fp32"),
+    "master_dtype": ("fp32", "bf16"),
+    "reduce_dtype": ("auto", "bf16"),
+    "accumulate_dtype": ("auto", "bf16"),
+    "overlap_grad_reduce": (True, False),
+    "ddp_bucket_mib": (0.0, 1.0),
+}
+
+
+def random_plan(draw: random.Random, model, stack: str) -> Plan:
+    """A possible plan with values that spaces don't try."""
+    while True:
+        fields = {name: draw.choice(values) for name, values in VALUES.items() if draw.random() < 0.6}
+        try:
+            plan = Plan(seq_len=512, stack=stack, **fields)
+        except ForerunError:
+            continue
+        if refuse(model, plan, CLUSTER) is None:
+            return plan
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "megatron-core", "deepspeed", "pytorch", "simple-fsdp", "nanotron"])
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "mixtral-8x7b"])
+def test_bounds_of_any_plan_never_exceed_what_is_predicted(name, stack):
+    model = replace(load_model(name), n_layers=FEW_LAYERS)
+    draw = random.Random(len(stack))
+    plans = [random_plan(draw, model, stack) for _ in range(50)]
+    table = SpaceTable.of_plans(plans, CLUSTER.node_size)
+    assert len(held_to_simulations(model, table, stack, range(len(plans)))) > 20
+
+
+def test_bounds_hold_on_a_network():
+    model, network = load_model("llama-3.1-8b"), load_network("switch:8@450/300,fat-tree:4@50/700")
+    space = make_space(model, CLUSTER, 32, 8192, 64, {"tp": [2, 8], "pp": [1, 4]}, None, "whole", on_network=True)
+    table = space.table(Tally())
+    some = random.Random(1).sample(range(len(table)), 15)
+    shares = held_to_simulations(model, table.take(np.array(some)), "torchtitan", range(len(some)), network)
+    assert len(shares)
+
+
+def test_the_time_bound_is_close_without_communication():
+    model = load_model("llama-3.1-8b")
+    plan = Plan(seq_len=8192, n_microbatches=2, zero_stage=0, stack=habits_of("torchtitan").stacks[0])
+    table = SpaceTable.of_plans([replace(plan, tp=8)], CLUSTER.node_size)
+    assert held_to_simulations(model, table, plan.stack, [0]).min() > 0.95
