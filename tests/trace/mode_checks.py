@@ -3,12 +3,43 @@
 from pathlib import Path
 
 import pytest
-from mode_table import MODES, PARTS, REASONS, SEQUENCE_PARALLEL, kinds, peak, plan_of, resident, table, traced, work
+from mode_table import (
+    MODELS,
+    MODES,
+    PARTS,
+    REASONS,
+    SEQUENCE_PARALLEL,
+    kinds,
+    peak,
+    plan_of,
+    resident,
+    table,
+    traced,
+    work,
+)
 
 from forerun.errors import ForerunError
 from forerun.program.types import Category, Collective, Phase
 
 EXACT = 1e-9
+WHOLE = "Llama"
+"""the model that every run of the tests takes through every mode"""
+
+
+def cells(models):
+    """Every mode of `models`. Of those that take a trace, all of one model and a third of the others belong to every
+    run; the rest is marked."""
+    return [
+        pytest.param(model, mode, marks=[pytest.mark.slow] if _chosen(model, mode) else [pytest.mark.table])
+        for model in models
+        for mode in MODES
+    ]
+
+
+def _chosen(model, mode):
+    if (model, mode) in REASONS or model == WHOLE:
+        return True
+    return (list(MODELS).index(model) + list(MODES).index(mode)) % 3 == 0
 
 
 def check_cell(model, mode):
