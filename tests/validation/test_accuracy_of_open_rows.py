@@ -62,12 +62,12 @@ def test_bands_hold_what_they_promise(results: list[RowResult]) -> None:
     complete = [result for result in results if result.row.tier == "A"]
     stated = [result for result in results if result.row.tier in ("A", "B")]
     new = [result for result in stated if bands.stack_group(result) == "unfitted"]
-    for chosen, least in ((complete, 200), (stated, 400), (new, 100)):
+    for chosen, least, low, high in ((complete, 200, 0.75, 0.86), (stated, 400, 0.75, 0.86), (new, 100, 0.7, 0.9)):
         held = bands.time_held(chosen)
         assert held.rows > least
-        assert 0.75 <= held.inside <= 0.86, held
-        assert held.below <= 0.16, held
-        assert held.above <= 0.16, held
+        assert low <= held.inside <= high, held
+        assert held.below <= 0.2, held
+        assert held.above <= 0.2, held
 
 
 def test_fitted_stacks_are_those_that_complete_rows_inform(results: list[RowResult]) -> None:

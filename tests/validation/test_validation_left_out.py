@@ -50,10 +50,10 @@ def test_errors_by_family_and_the_band_of_new_stacks(results: list[RowResult], t
     assert found.by_family["titans"].signed == pytest.approx(-0.2)
     assert found.by_family["others"].mape == 0
     assert found.by_family["all"].compared == found.held.rows == 2
-    # both left-out rows, and the one that took half as long again as predicted; of three the extremes
+    # half-way between both left-out rows, and the one that took half as long again as predicted
     assert found.quantiles.rows == 3
-    assert found.quantiles.low == pytest.approx(0)
-    assert found.quantiles.high == pytest.approx(math.log(1.5))
+    assert found.quantiles.low == pytest.approx(math.log(1.5) / 2)
+    assert found.quantiles.high == pytest.approx((math.log(1.25) + math.log(1.5)) / 2)
     assert found.held.width == pytest.approx(math.exp(residuals().unfitted.high - residuals().unfitted.low) - 1)
 
 

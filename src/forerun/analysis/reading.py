@@ -237,7 +237,7 @@ def _read(
         peak_reserved_high_gib=(min(held_high, available) if held.fits else held_high) / GIB,
         memory_limit_gib=memory.limit_bytes / GIB,
         fits=held.fits,
-        fit_in_doubt=least <= available < most,
+        fit_in_doubt=available < most if held.fits else least <= available,
         warnings=((TIGHT,) if held.tight else ()) + subject.warnings,
         memory_by_category_gib={name: size / GIB for name, size in fullest.by_category.items()},
         peak_rank_class=fullest.rank_class,

@@ -15,7 +15,7 @@ from forerun.analysis.uncertainty import Quantiles, residuals, time_band
 from forerun.errors import ForerunError
 from forerun.plan.stack import load_stack
 from forerun.validation import metrics
-from forerun.validation.bands import Held, conformal, time_held, time_scores
+from forerun.validation.bands import Held, conformal, time_held, time_quantiles, time_scores
 from forerun.validation.metrics import ErrorStats
 from forerun.validation.run import RowResult, forecasts
 
@@ -39,7 +39,8 @@ class LeftOut:
     held: Held
     """by the shipped band of stacks on which nothing was fitted"""
     quantiles: Quantiles
-    """what that band would be on these rows and those of stacks on which nothing was fitted, of tiers A and B"""
+    """what that band would be, half-way between the bands of these rows and of those of stacks on which nothing was
+    fitted, of tiers A and B"""
 
 
 def read_left_out(path: str | Path) -> dict[str, LeftOutTime]:
@@ -92,13 +93,21 @@ def left_out(results: Sequence[RowResult], times: Mapping[str, LeftOutTime]) -> 
         name: metrics.time_stats((each.row for each in rows if times[each.row.id].family == name), predicted)
         for name in families
     }
-    new = time_scores([each for each in results if each.row.tier in ("A", "B") and each.row.id not in times])
-    scores = [score for of_group in time_scores(rows).values() for score in of_group] + new.get("unfitted", [])
+    new = [each for each in results if each.row.tier in ("A", "B") and each.row.id not in times]
+    scores = [score for of_group in time_scores(rows).values() for score in of_group]
     return LeftOut(
         by_family={"all": metrics.time_stats((each.row for each in rows), predicted), **of_family},
         held=time_held(rows),
-        quantiles=conformal(scores, residuals().share),
+        quantiles=_between(conformal(scores, residuals().share), time_quantiles(new).get("unfitted")),
     )
+
+
+def _between(first: Quantiles, second: Quantiles | None) -> Quantiles:
+    """Half-way between two bands, so that neither kind of evidence counts by its number of rows."""
+    if second is None:
+        return first
+    ends = ((first.low + second.low) / 2, (first.high + second.high) / 2)
+    return Quantiles(*ends, first.rows + second.rows)
 
 
 def _with_time(result: RowResult, time_s: float) -> RowResult:

@@ -19,7 +19,11 @@ from forerun.validation.run import RowResult, forecasts
 
 Report = dict[str, Any]
 _UNKNOWN = "not expressed"
-_WITH_BANDS = ("allocated", "reserved")
+_QUANTILES: dict[str, Callable[[list[RowResult]], dict[str, Quantiles]]] = {
+    "time": bands.time_quantiles,
+    "allocated": lambda results: bands.memory_quantiles(results, "allocated"),
+    "reserved": lambda results: bands.memory_quantiles(results, "reserved"),
+}
 
 
 def build_report(results: Sequence[RowResult], left_out: LeftOut | None = None) -> Report:
@@ -87,7 +91,6 @@ def _bands(results: Sequence[RowResult]) -> dict[str, Any]:
     """How many rows the bands hold, and what bands these rows would give."""
     tiers = {"tier A": ("A",), "tiers A+B": ("A", "B"), "all tiers": ("A", "B", "C")}
     parts = {name: [result for result in results if result.row.tier in of] for name, of in tiers.items()}
-    tier_a, tier_ab = parts["tier A"], parts["tiers A+B"]
     groups = {
         **parts,
         **{
@@ -96,7 +99,7 @@ def _bands(results: Sequence[RowResult]) -> dict[str, Any]:
             for name in ("tier A", "tiers A+B")
         },
         **{
-            f"{name}, tier A": [each for each in tier_a if metrics.parallelism_class(each.row) == name]
+            f"{name}, tier A": [each for each in parts["tier A"] if metrics.parallelism_class(each.row) == name]
             for name in metrics.CLASSES
         },
     }
@@ -105,9 +108,9 @@ def _bands(results: Sequence[RowResult]) -> dict[str, Any]:
         "step_time": {name: _plain_held(bands.time_held(part)) for name, part in groups.items()},
         "reserved": {name: _plain_held(bands.reserved_held(part)) for name, part in parts.items()},
         "quantiles": {
-            "time, tier A": _quantiles(bands.time_quantiles(tier_a)),
-            "time, tiers A+B": _quantiles(bands.time_quantiles(tier_ab)),
-            **{f"{kind}, tiers A+B": _quantiles(bands.memory_quantiles(tier_ab, kind)) for kind in _WITH_BANDS},
+            f"{figure}, {tier}": _quantiles(found(parts[tier]))
+            for figure, found in _QUANTILES.items()
+            for tier in ("tier A", "tiers A+B")
         },
     }
 

@@ -146,8 +146,9 @@ def _print_left_out(console: Console, left_out: dict[str, Any] | None) -> None:
     held, found = left_out["band"], left_out["quantiles"]
     console.print(
         f"The band of such stacks holds {percent(held['inside'])} of these rows ({percent(held['below'])} faster, "
-        f"{percent(held['above'])} slower; mean width {percent(held['width'])}). These rows and those of stacks "
-        f"on which nothing was fitted would give {found['low']:+.3f} to {found['high']:+.3f} ({found['rows']} rows)"
+        f"{percent(held['above'])} slower; mean width {percent(held['width'])}). Half-way between these rows "
+        f"and those of stacks on which nothing was fitted lies {found['low']:+.3f} to {found['high']:+.3f} "
+        f"({found['rows']} rows)"
     )
     console.print()
 
