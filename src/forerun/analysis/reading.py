@@ -21,7 +21,7 @@ from forerun.engine.simulate import Timeline
 from forerun.engine.simulate import simulate as run_engine
 from forerun.errors import ForerunError
 from forerun.memory.allocator_settings import AllocatorSettings
-from forerun.memory.profile import MemoryProfile, profile
+from forerun.memory.profile import IN_GRAPHS, MemoryProfile, profile
 from forerun.memory.replayed import replayed
 from forerun.memory.reserved import Reserved, outside_allocator_bytes, reserved
 from forerun.network.network_file import Network
@@ -109,12 +109,15 @@ def memory_need(
     cluster: Cluster,
     devices: Sequence[Device] = (),
     settings: AllocatorSettings | None = None,
+    graphs: bool = False,
 ) -> MemoryNeed:
     """What `program` takes of the memory of a device of `cluster`, or of each rank class's own of `devices`.
 
     Among several devices the fullest rank class is that which takes most of its own, and the Program fits where every
     rank class does. With `settings` the caching allocator is replayed under them on the fullest rank class; without,
-    what it holds is an estimate.
+    what it holds is an estimate. With `graphs` compiled code runs from CUDA graphs: its tensors are in a pool that is
+    reserved for good, and what PyTorch calls allocated leaves them out (blocks of a private pool are allocated while a
+    graph is recorded, and freed by the time it is replayed; torch/_inductor/cudagraph_trees.py).
     """
     profiles, groups = profile(program), _used_groups(program)
     outside = outside_allocator_bytes(len(groups))
@@ -128,11 +131,12 @@ def memory_need(
     fullest = held(worst)
     if settings is not None:
         vendor = devices[worst].vendor if devices else cluster.device.vendor
-        fullest = replayed(program, worst, settings.on(vendor), limits[worst] - outside, fullest)
+        fullest = replayed(program, worst, settings.on(vendor), limits[worst] - outside, fullest, graphs)
     if devices and fullest.fits:
         every = [held(number) for number in range(len(profiles))]
         fullest = replace(fullest, fits=all(one.fits for one in every), tight=any(one.tight for one in every))
-    return MemoryNeed(profiles, worst, groups, outside, fullest, limits[worst])
+    shown = profile(program, without=IN_GRAPHS) if graphs else profiles
+    return MemoryNeed(shown, worst, groups, outside, fullest, limits[worst])
 
 
 def simulate_program(
@@ -181,7 +185,8 @@ def simulate_costed(
         flat, costs.duration_ps, costs.issue_ps, costs.slow_compute, costs.slow_network, costs.network_op
     )
     settings = AllocatorSettings.parse(subject.stack.allocator) if replays else None
-    memory = memory_need(program, cluster, devices, settings)
+    graphs = subject.launching.compiled and subject.launching.cuda_graphs
+    memory = memory_need(program, cluster, devices, settings, graphs)
     peak = _mean_peak(subject.precision, program, cluster, devices)
     seconds = breakdown_ps(flat, reduced.program, timeline, reduced.split_ps) / PS_PER_S
     prediction = _read(

@@ -6,7 +6,8 @@ rise and fall is computed once; a rank class is the running sum over its blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -77,8 +78,15 @@ def _shape(block: Block) -> _Shape:
     return _Shape(net, max(0, int(level[at])), at // 2)
 
 
-def profile(program: Program) -> list[MemoryProfile]:
-    """One MemoryProfile for each rank class."""
+IN_GRAPHS = (Category.ACTIVATION, Category.TEMPORARY, Category.UNSHARDED)
+"""what compiled code makes; of what eager code makes beside it, gradients, optimizer states and logits are apart"""
+
+
+def profile(program: Program, without: Sequence[Category] = ()) -> list[MemoryProfile]:
+    """One MemoryProfile for each rank class, `without` tensors of some categories."""
+    if without:
+        left = tuple(_without(block, without) for block in program.blocks)
+        program = replace(program, blocks=left)
     shapes = [_shape(block) for block in program.blocks]
     net = np.array([shape.net for shape in shapes], np.int64).reshape(-1, N_CATEGORIES)
     rise = np.array([shape.peak for shape in shapes], np.int64)
@@ -94,6 +102,12 @@ def profile(program: Program) -> list[MemoryProfile]:
         names = {Category(i).name.lower(): int(n) for i, n in enumerate(by_category) if n}
         profiles.append(MemoryProfile(cls.name, int(peaks[step]), step, node, names, start))
     return profiles
+
+
+def _without(block: Block, categories: Sequence[Category]) -> Block:
+    kept = ~np.isin(block.tensor_category, categories)
+    columns = ("tensor_bytes", "tensor_category", "tensor_alloc", "tensor_free")
+    return replace(block, **{name: getattr(block, name)[kept] for name in columns})
 
 
 def _within(block: Block, node: int) -> I64:

@@ -10,6 +10,7 @@ gathers, everything else from the stream of the kernels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,8 +19,10 @@ import numpy as np
 from forerun.memory.allocator_settings import AllocatorSettings
 from forerun.memory.caching_allocator import ALLOC, FREE, CachingAllocator, Events, Replayed
 from forerun.memory.left import Left
-from forerun.program.types import I8, I64, Block, Category, Collective, Phase, Program, RankClass, Stream
+from forerun.program.types import I8, I64, N_STREAMS, Block, Category, Collective, Phase, Program, RankClass, Stream
 
+PRIVATE_POOL = N_STREAMS
+"""stands for a stream: blocks of a private pool, as those of a stream, serve nobody else"""
 _OPTIMIZER_STATES = 2
 """tensors that Adam keeps for each parameter"""
 _STEPS = 3
@@ -41,10 +44,14 @@ class StepEvents:
     """what the optimizer makes in the first step"""
 
 
-def step_events(program: Program, rank_class: int) -> StepEvents:
-    """The events of one rank class. What a step leaves behind is freed at its end, as the next one makes it anew."""
+def step_events(program: Program, rank_class: int, apart: Sequence[Category] = ()) -> StepEvents:
+    """The events of one rank class. What a step leaves behind is freed at its end, as the next one makes it anew.
+
+    Tensors of the categories `apart` come from a private pool, as those of CUDA graphs.
+    """
     cls = program.rank_classes[rank_class]
     lives = _lives(program, cls)
+    streams = np.where(np.isin(lives.category, apart), np.int8(PRIVATE_POOL), lives.stream)
     kept, states = [], []
     gradients = lives.size[lives.category == Category.GRADIENT]
     for category in Category:
@@ -55,7 +62,7 @@ def step_events(program: Program, rank_class: int) -> StepEvents:
             kept += pieces
     n = len(lives.size)
     size = np.concatenate([lives.size, np.array(kept + states, np.int64)])
-    stream = np.concatenate([lives.stream, np.full(len(kept) + len(states), Stream.COMPUTE, np.int8)])
+    stream = np.concatenate([streams, np.full(len(kept) + len(states), Stream.COMPUTE, np.int8)])
 
     def allocations(first: int, count: int) -> Events:
         return Events(np.full(count, ALLOC, np.int8), np.arange(first, first + count, dtype=np.int32), size, stream)
@@ -85,14 +92,16 @@ def replay_steps(
     settings: AllocatorSettings | None = None,
     available_bytes: int | None = None,
     steps: int = _STEPS,
+    apart: Sequence[Category] = (),
 ) -> tuple[Replayed, ...]:
     """What the allocator has done after each of some steps; the last is one that runs out of memory, if any does.
 
     Args:
         settings: what PYTORCH_CUDA_ALLOC_CONF says.
         available_bytes: what the device leaves to the allocator; None for as much as is wanted.
+        apart: categories of tensors that come from a private pool.
     """
-    events = step_events(program, rank_class)
+    events = step_events(program, rank_class, apart)
     allocator, step = CachingAllocator(settings, available_bytes), events.step
     place = allocator.follow(events.before)
     done: list[Replayed] = []

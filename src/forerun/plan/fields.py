@@ -49,6 +49,7 @@ MEANINGS = {
     "selective_policy": "what selective checkpointing keeps or recomputes",
     "checkpoint_every": "checkpoint every n-th layer",
     "compile": "torch.compile: fused memory-bound kernels",
+    "compile_loss": "what is compiled includes the loss",
     "cuda_graphs": "launch from CUDA graphs",
     "attention": "attention kernel: naive, flash1, flash2, flash3, triton, flex, cudnn, sdpa",
     "optimizer": "optimizer",

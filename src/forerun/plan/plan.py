@@ -82,6 +82,8 @@ class Plan:
     checkpoint_every: int = 1
     """checkpoint every n-th layer"""
     compile: bool = False
+    compile_loss: bool = True
+    """torch.compile covers the loss too, where the stack can"""
     cuda_graphs: bool = False
     attention: str = "auto"
     """attention kernel (naive, flash1, flash2, flash3, triton, flex, cudnn, sdpa); auto is the stack's own"""

@@ -34,7 +34,7 @@ class Stack:
     residual: Style = "composed"
     loss: Style = "composed"
     loss_in_fp32: bool = True
-    """a fused loss keeps an fp32 copy of the logits"""
+    """the loss is computed on an fp32 copy of the logits: a composed one makes it, a fused one keeps it"""
     compiles_loss: bool = True
     """torch.compile covers the loss too, not only the layers"""
     softmax: Style = "fused"

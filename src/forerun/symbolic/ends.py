@@ -110,13 +110,13 @@ def _head_matrix(section: Section, x: str) -> None:
             saves=(x,),
             makes=(("logits", s.tokens * s.vocab * s.act_bytes),),
             weight_grad_bytes=section._weight_grad_bytes(elements),
-            category=Category.LOGITS,
+            category=Category.ACTIVATION if kit.in_graphs else Category.LOGITS,
         )
     )
 
 
 def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> None:
-    """Cross entropy. Composed code makes an fp32 copy, keeps the fp32 log-softmax, and has a gradient of either; fused
+    """Cross entropy. Composed code may make an fp32 copy, keeps the log-softmax, and has a gradient of either; fused
     code works in place on one fp32 copy or on the logits themselves; compiled code reads the logits again in backward.
     """
     kit = section.kit
@@ -129,24 +129,35 @@ def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> 
     kept, size = logits, 4  # compiled code and in-place kernels keep the logits themselves
     if style == "composed":
         cast = on_compute(kit.marker)
-        if kit.shapes.act_bytes < 4:
-            section.tape.add(_loss_op("loss.float", cast, cast, logits, (), ("logits32", wide)))
+        if not kit.stack.loss_in_fp32:
+            wide = tokens * vocab * kit.shapes.act_bytes
+        elif kit.shapes.act_bytes < 4:
+            section.tape.add(_loss_op(kit, "loss.float", cast, cast, logits, (), ("logits32", wide)))
             logits = "logits32"
         made = ("log_softmax", wide)
-        section.tape.add(_loss_op("log_softmax", forward, backward, logits, made[:1], made))
+        section.tape.add(_loss_op(kit, "log_softmax", forward, backward, logits, made[:1], made))
         if sharded:  # exponentials beside the gradient
             section.tape.ops[-1].scratch_bytes = wide
-        section.tape.add(_loss_op("loss", [], [], "log_softmax", (), ("loss", 4)))
+        section.tape.add(_loss_op(kit, "loss", [], [], "log_softmax", (), ("loss", 4)))
         return
     if style == "fused" and kit.stack.loss_in_fp32:
         kept, size = "softmax", wide
     made = (kept if kept != logits else "loss", size)
-    section.tape.add(_loss_op("loss", forward, backward, logits, (kept,), made))
+    section.tape.add(_loss_op(kit, "loss", forward, backward, logits, (kept,), made))
 
 
 def _loss_op(
-    name: str, forward: list[Stage], backward: list[Stage], reads: str, saves: tuple[str, ...], made: tuple[str, int]
+    kit: Kit,
+    name: str,
+    forward: list[Stage],
+    backward: list[Stage],
+    reads: str,
+    saves: tuple[str, ...],
+    made: tuple[str, int],
 ) -> TapeOp:
-    return TapeOp(
-        name, "loss", HEAD, forward, backward, reads=(reads,), saves=saves, makes=(made,), category=Category.LOGITS
-    )
+    op = TapeOp(name, "loss", HEAD, forward, backward, reads=(reads,), saves=saves, makes=(made,))
+    if not kit.in_graphs:
+        op.category = Category.LOGITS
+    elif kit.loss_style != "compiled":  # beside the graphs, whose memory is apart
+        op.category = op.passing = Category.LOGITS
+    return op

@@ -77,6 +77,11 @@ class PlanKit:
         """Bytes of a weight gradient element as the backward pass makes it."""
         return DTYPE_BYTES[self.wide_dtype]
 
+    @property
+    def in_graphs(self) -> bool:
+        """Whether what is compiled runs from CUDA graphs, out of memory of their own."""
+        return self.plan.compile and self.plan.cuda_graphs
+
     # -- memory-bound --------------------------------------------------------------------------------------
 
     def style(self, wanted: Style) -> Style:
@@ -86,7 +91,8 @@ class PlanKit:
     @property
     def loss_style(self) -> Style:
         """The style of the loss, which some stacks leave out of what they compile."""
-        return self.style(self.stack.loss) if self.stack.compiles_loss else self.stack.loss
+        compiled = self.stack.compiles_loss and self.plan.compile_loss
+        return self.style(self.stack.loss) if compiled else self.stack.loss
 
     def pattern(self, name: str, elements: float, style: Style) -> tuple[list[Stage], list[Stage]]:
         """Forward and backward stages of an element-wise pattern over `elements` elements."""

@@ -49,6 +49,9 @@ class TapeOp:
     gradless: bool = False
     """its inputs need no gradient (the first operation of a model)"""
     category: Category = _ACTIVATION
+    """of what it makes for backward"""
+    passing: Category = _TEMPORARY
+    """of what it makes for a while: outputs that are not kept, gradients, scratch"""
     scratch_bytes: int = 0
     """what its backward needs for itself"""
 
@@ -184,7 +187,7 @@ class Tape:
                 if tensor in kept:
                     keep(size, op.category, first)
                 else:
-                    live[tensor] = (size, first, _TEMPORARY)
+                    live[tensor] = (size, first, op.passing)
             for tensor in [t for t in live if last_reader.get(t, -1) <= i]:
                 size, start, category = live.pop(tensor)
                 writer.block.tensor(size, category, start, last)
@@ -221,7 +224,8 @@ class _Backward:
         self.sizes = tape._sizes()
         self.kept = tape.kept()
         self.release = self._releases()
-        self.grads: dict[str, tuple[int, int]] = {}
+        self.grads: dict[str, tuple[int, int, Category]] = {}
+        """(bytes, first node, category) of gradients that wait for the maker of their tensor"""
         self.remade: dict[str, tuple[int, int]] = {}
 
     def _releases(self) -> dict[int, list[str]]:
@@ -249,14 +253,14 @@ class _Backward:
             regions.setdefault(self.tape.recompute_before(region), []).append(region)
         if ops and ops[-1].kind != "loss":
             for tensor, size in ops[-1].makes:
-                self.grads[tensor] = (size, 0)
+                self.grads[tensor] = (size, 0, _TEMPORARY)
         for i in range(len(ops) - 1, -1, -1):
             for region in regions.get(i, ()):
                 self._recompute(region)
             self._op(i, ops[i])
         end = len(self.writer.block) - 1
-        for size, start in self.grads.values():
-            self.writer.block.tensor(size, _TEMPORARY, start, end)
+        for size, start, category in self.grads.values():
+            self.writer.block.tensor(size, category, start, end)
 
     def _recompute(self, region: Region) -> None:
         block = self.writer.block
@@ -279,7 +283,7 @@ class _Backward:
             target.tensor(op.weight_grad_bytes, _UNSHARDED, max(0, len(target) - 1), -1)
         first, last = self.writer.span(first)
         if op.scratch_bytes:
-            block.tensor(op.scratch_bytes, _TEMPORARY, first, last)
+            block.tensor(op.scratch_bytes, op.passing, first, last)
         self._gradients(op, first, last)
         for tensor in self.release.get(i, ()):
             if tensor in self.tape.held:
@@ -311,11 +315,11 @@ class _Backward:
         elif not op.gradless:
             for tensor in op.reads:
                 if tensor not in self.grads and self.sizes.get(tensor):
-                    self.grads[tensor] = (self.sizes[tensor], first)
+                    self.grads[tensor] = (self.sizes[tensor], first, op.passing)
         for tensor in made:
             if tensor in self.grads:
-                size, start = self.grads.pop(tensor)
-                block.tensor(size, _TEMPORARY, start, last)
+                size, start, category = self.grads.pop(tensor)
+                block.tensor(size, category, start, last)
 
 
 class _Writer:

@@ -274,8 +274,11 @@ def _kernels(row: Measurement, stack: str, notes: list[str]) -> Fields:
     kernels = wording.first_match(wording.OPTIMIZER_KERNELS, row.optimizer)
     if kernels is None:
         kernels = "fused" if stack in wording.MEGATRON_FAMILY else "foreach"
+    if kernels == "foreach" and says(compiled, wording.COMPILED_STEP):
+        kernels = "fused"  # the compiler makes one pass of the optimizer's
     return {
         "compile": says(compiled, r"^(yes|aot)"),
+        "compile_loss": not says(compiled, r"\(model\b"),
         "cuda_graphs": says(compiled, r"cuda ?graphs"),
         "attention": attention or "auto",
         "optimizer": optimizer or "adamw",

@@ -32,6 +32,7 @@ def accelerate_fsdp(t: Translation) -> Launch:
     config |= _fp8(t) | (_fsdp(t) if sharded else _replicated(t)) | _mesh(t)
     if t.give("compile"):
         config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
+        t.habit_unless(not plan.compile_loss, "compile_loss", "regions are layers, and the loss is in none")
     _rest(t)
     environment = [*shape_lines(t), f"export MICRO_BATCH={t.give('micro_batch')}"]
     t.remark("your script reads MICRO_BATCH; Accelerator() takes ACCELERATE_GRADIENT_ACCUMULATION_STEPS by itself")
@@ -154,7 +155,8 @@ def _replicated(t: Translation) -> dict[str, Any]:
         t.habit("activation_checkpointing")
     else:
         t.note("activation_checkpointing", "call model.gradient_checkpointing_enable() in your script")
-        t.habit("selective_policy", "checkpoint_every")
+        t.habit("selective_policy")
+        t.habit_unless(plan.checkpoint_every == 1, "checkpoint_every", "your script checkpoints every layer")
     return {}
 
 

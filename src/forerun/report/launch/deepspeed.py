@@ -61,6 +61,7 @@ def deepspeed_config(t: Translation) -> dict[str, Any]:
     config["zero_optimization"] = _zero(t)
     config |= _precision(t) | _axes(t) | _optimizer(t) | _checkpointing(t)
     t.habit_unless(not plan.compile, "compile", "call engine.compile() after deepspeed.initialize")
+    t.habit_unless(not plan.compile or plan.compile_loss, "compile_loss", "compile the loss in your script, or not")
     t.habit_unless(not plan.cuda_graphs, "cuda_graphs", "DeepSpeed launches each kernel")
     t.habit_unless(plan.attention == "auto", "attention", "your model chooses its attention kernel")
     t.habit_unless(plan.activation_offload == 0, "activation_offload", "activations stay on the GPU")

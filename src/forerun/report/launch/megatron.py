@@ -243,6 +243,7 @@ def _offload(t: Translation) -> list[str]:
 def _kernels(t: Translation) -> list[str]:
     plan, lines = t.plan, list[str]()
     t.habit_unless(not plan.compile, "compile", "Megatron-LM has fused kernels in place of torch.compile")
+    t.habit_unless(not plan.compile or plan.compile_loss, "compile_loss", "the loss is a fused kernel")
     if plan.cuda_graphs and t.model.moe:
         t.note("cuda_graphs", "Megatron-LM captures no layers whose experts take as many tokens as are routed to them")
     else:

@@ -30,7 +30,7 @@ def common_settings(t: Translation, family: Family, head: str) -> Settings:
     settings: Settings = {"training": _training(t), "parallelism": _mesh(t) | _pipeline(t, head)}
     settings["compile"] = {"enable": t.give("compile")}
     if plan.compile:
-        settings["compile"]["components"] = ["model", "loss"]
+        settings["compile"]["components"] = ["model", "loss"] if t.give("compile_loss") else ["model"]
     if family == "llama3" and plan.ep > 1:
         t.refuse("ep", "the model has no experts")
     _habits(t)

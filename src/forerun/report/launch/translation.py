@@ -115,6 +115,8 @@ class Translation:
             habit("checkpoint_every")
         if plan.activation_checkpointing != "selective":
             habit("selective_policy")
+        if not plan.compile:
+            habit("compile_loss")
         if plan.expert_imbalance == 1:
             habit("expert_imbalance")
         else:
