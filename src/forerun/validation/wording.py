@@ -113,6 +113,8 @@ OPTIMIZERS = ((r"sgd", "sgd"), (r"adamw", "adamw"), (r"adam", "adam"))
 OPTIMIZER_KERNELS = ((r"foreach", "foreach"), (r"decoupled", "loop"), (r"fused|distributed|apex", "fused"))
 """Composer's DecoupledAdamW updates one tensor after the other; `distributed` is Megatron's, built on apex"""
 
+COMPILED_STEP = r"fwd\+bwd"
+"""the compiled function goes on to the end of the step"""
 BALANCED_ENDS = r"type:transformer\|embedding"
 SHORT_LAST_STAGE = r"last stage short"
 NO_GRADIENT_OVERLAP = r"\bno\b[^.;]*\bDP\b[^.;]*overlap"
