@@ -79,6 +79,13 @@ def test_constants_come_back(fitted):
     assert np.abs(fitted.fit.shipped_s / measured - 1).max() > 0.05
 
 
+def test_times_are_those_of_predictions(times):
+    values = times.shipped + np.log([0.9, 0.8, 0.7, 1.0])
+    setup = times.steps[4].setup
+    habits = changed(setup.stack, {"sustained": 0.9, "memory_rate": 0.7})
+    assert times.seconds(values)[4] == pytest.approx(predict_setup(replace(setup, habits=habits)).step_time_s, rel=1e-9)
+
+
 def test_what_no_step_informs_takes_the_value_of_its_kind(fitted):
     (kind,) = (one for one in fitted.fit.kinds if one.name == "bandwidth")
     nemo = fitted.fit.constants[-1]

@@ -50,8 +50,12 @@ def predict_with_replay(
 
 def predict_setup(setup: Setup) -> Prediction:
     """As `predict`, of a Setup, whose stack may have other habits than its file says."""
-    folded = setup.plan.pp * setup.plan.n_microbatches > _FEW_PASSES
-    return simulate_setup(setup, folded=folded).prediction
+    return simulate_setup(setup, folded=is_worth_folding(setup.plan)).prediction
+
+
+def is_worth_folding(plan: Plan) -> bool:
+    """Whether a step has so many passes that looking for what repeats is faster than running all."""
+    return plan.pp * plan.n_microbatches > _FEW_PASSES
 
 
 def simulate(
@@ -62,8 +66,8 @@ def simulate(
     network: Network | None = None,
     measured: Measured | None = None,
 ) -> Simulation:
-    """As `predict`, with the Program, its Timeline and its memory.
+    """As `predict_with_replay`, with the Program, its Timeline and its memory.
 
     With `folded` the Timeline is of a Program whose equal runs of blocks are single nodes; the figures are the same.
     """
-    return simulate_setup(Setup(model, plan, cluster, network, measured), folded=folded)
+    return simulate_setup(Setup(model, plan, cluster, network, measured, replays=True), folded=folded)

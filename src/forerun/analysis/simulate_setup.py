@@ -14,6 +14,7 @@ from forerun.model.layered import LayeredModel
 from forerun.model.parameters import model_flops_per_token
 from forerun.network.on_topology import check_size
 from forerun.plan.constraints import check_plan
+from forerun.plan.stack import Stack
 from forerun.program.join import Part, joined
 from forerun.program.types import Program
 from forerun.symbolic.build import build
@@ -44,6 +45,14 @@ class Prepared:
             devices=self.devices,
             replays=setup.replays,
         )
+
+    def under(self, habits: Stack) -> Prepared:
+        """The same Program under a stack that differs from the Setup's in rates and host times only.
+
+        For GPUs of one kind.
+        """
+        setup, subject = replace(self.setup, habits=habits), replace(self.subject, stack=habits)
+        return replace(self, setup=setup, subject=subject, costs=_costs(setup, self.program, subject, setup.cluster))
 
 
 def simulate_setup(setup: Setup, folded: bool = False) -> Simulation:

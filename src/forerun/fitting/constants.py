@@ -27,6 +27,8 @@ What = Literal[
 ]
 OF_KERNELS: tuple[What, ...] = ("attention_forward", "attention_backward")
 OF_STACKS: tuple[What, ...] = ("memory_rate", "network_rate", "owner_broadcast_us")
+IN_PROGRAM: frozenset[What] = frozenset({"owner_broadcast_us"})
+"""constants that Programs hold; others are in what their operations cost"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from forerun.analysis.predict import predict_setup
+from forerun.analysis.predict import is_worth_folding, predict_setup
 from forerun.analysis.setup import Setup
+from forerun.analysis.simulate_setup import Prepared, prepare
 from forerun.errors import ForerunError
-from forerun.fitting.constants import Registry, What, changed
+from forerun.fitting.constants import IN_PROGRAM, Registry, What, changed
 from forerun.model.spec import ModelSpec
 from forerun.program.types import F64
 from forerun.validation.hardware import Hardware
@@ -72,6 +73,8 @@ class StepTimes:
         self.steps = tuple(steps)
         self.registry = registry
         self._progress = progress
+        self._prepared: list[Prepared | None] = [None] * len(self.steps)
+        """Programs, which most constants leave as they are"""
         self.constants = [registry.constants_of(step.setup) for step in steps]
         """of each step: what its time depends on -> number of the constant, and its place"""
         self.shipped = np.log([constant.shipped for constant in registry.constants])
@@ -103,4 +106,11 @@ class StepTimes:
         for what, factor in (further or {}).items():
             factors[what] = factors.get(what, 1.0) * factor
         self._progress()
-        return predict_setup(replace(setup, habits=changed(setup.stack, factors))).step_time_s
+        habits = changed(setup.stack, factors)
+        if not IN_PROGRAM.isdisjoint(factors):
+            return predict_setup(replace(setup, habits=habits)).step_time_s
+        if self._prepared[number] is None:
+            self._prepared[number] = prepare(setup)
+        prepared = self._prepared[number]
+        assert prepared is not None
+        return prepared.under(habits).run(is_worth_folding(setup.plan)).prediction.step_time_s
