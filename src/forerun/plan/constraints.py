@@ -248,8 +248,10 @@ def _context_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 
 def _experts(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    n_experts = model.moe.n_experts if model.moe else 1
-    return (plan.ep > 1) & ((n_experts % plan.ep != 0) | (plan.fsdp % plan.ep != 0) | _uncut(plan))
+    n_experts, cut = model.moe.n_experts if model.moe else 1, plan.ep > 1
+    if cut is False:  # no plan of a table, either
+        return False
+    return cut & ((n_experts % plan.ep != 0) | (plan.fsdp % plan.ep != 0) | _uncut(plan))
 
 
 def _uncut(plan: Plans) -> Column:

@@ -49,13 +49,28 @@ class Orders:
         first: dict[tuple[object, ...], Placed] = {}
         seen: dict[tuple[str, ...], None] = {}
         for order in self._orders:
-            inside = tuple(axis for axis in order.split("-") if getattr(mesh, axis) > 1)
+            inside = self._inside(mesh, order)
             if inside in seen:
-                continue  # axes of one rank lie anywhere
+                continue
             seen[inside] = None
             placed = self.placed(replace(mesh, mesh_order=order))
             first.setdefault(placed.places(self._on_network), placed)
         return list(first.values()), len(self._orders) - len(first)
+
+    def _inside(self, mesh: Plan, order: str) -> tuple[str, ...]:
+        """The axes that decide where groups lie, in their order.
+
+        Those of one rank lie anywhere; where all degrees are powers of two, so do those that begin outside a node.
+        """
+        axes = [(axis, getattr(mesh, axis)) for axis in order.split("-")]
+        sizes = [degree for _, degree in axes if degree > 1]
+        whole = self._on_network or any(size & (size - 1) for size in (*sizes, max(1, self._node_size)))
+        out, inner = [], 1
+        for axis, degree in axes:
+            if degree > 1 and (whole or inner < self._node_size):
+                out.append(axis)
+            inner *= degree
+        return tuple(out)
 
     def placed(self, mesh: Plan) -> Placed:
         """Where the groups of `mesh` lie."""

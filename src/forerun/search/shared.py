@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.program.types import F64, I64
-from forerun.search.orders import Groups
 from forerun.search.pipelines import STAGED, Held, Pipeline
 from forerun.search.space_table import SpaceTable
 from forerun.search.state_bytes import StateBytes
@@ -28,19 +27,22 @@ class Shared:
     def __init__(self, table: SpaceTable, runs: UnitRuns, states: StateBytes, s_per_byte: float) -> None:
         self._runs, self._states, self._s_per_byte = runs, states, s_per_byte
         names = [name for name in (*table.meshes.codes, *table.variants.codes) if name not in (*ALONE, *_OWN)]
-        unit = _ids(table, names, runs.place if table.groups else None)
-        self._unit, unit_rows = dense_ids(unit[0], self._split(table))
+        built, built_rows = dense_ids(_ids(table, names)[0], self._split(table))
+        unit, unit_rows = dense_ids(built, _places(table, runs))
         self._pipeline, pipeline_rows = _ids(table, STAGED)
         counts = _ids(table, ["n_microbatches"])[0]
         sums = self._sums(table)
-        self.kind, rows = dense_ids(self._unit, self._pipeline, counts, sums)
+        self.kind, rows = dense_ids(unit, self._pipeline, counts, sums)
         self.plans: PlanTable = table.rows(rows)
         """one plan of each kind"""
-        self.of_unit, self._of_pipeline, self._sum = self._unit[rows], self._pipeline[rows], sums[rows]
-        plans = [table.plan(int(row)) for row in unit_rows]
-        groups = [table.groups[int(table.mesh[row])] for row in unit_rows]
-        self.sizes: list[UnitSizes] = [runs.sizes(plan) for plan in plans]
-        self.times: list[UnitTimes] = [runs.times(plan, own) for plan, own in zip(plans, groups, strict=True)]
+        self.of_unit, self._of_pipeline, self._sum = unit[rows], self._pipeline[rows], sums[rows]
+        units = [runs.units(table.plan(int(row))) for row in built_rows]
+        self.sizes: list[UnitSizes] = [units[number].sizes for number in built[unit_rows]]
+        self.times: list[UnitTimes] = []
+        for row in unit_rows:
+            groups = table.groups[int(table.mesh[row])]
+            assert groups is not None  # a plan without is impossible
+            self.times.append(runs.times_of(units[built[row]], groups))
         self.pipelines = [Pipeline(runs.model, table.plan(int(row))) for row in pipeline_rows]
 
     def _split(self, table: SpaceTable) -> I64:
@@ -163,17 +165,19 @@ _OWN = ("dp_shard", "pp", "prefetch", "ddp_bucket_mib", "overlap_grad_reduce", "
 """further fields that units don't depend on"""
 
 
-def _ids(table: SpaceTable, names: Sequence[str], place: Callable[[Groups], object] | None = None) -> tuple[I64, I64]:
-    """Numbers of the combinations of values of some fields, and of the `place` of groups, that rows have, (n,); and a
-    row of each."""
-    mesh = [table.meshes.codes[name] for name in names if name in table.meshes.codes]
-    if place is not None:
-        places = [None if groups is None else place(groups) for groups in table.groups]
-        number = {where: i for i, where in enumerate(dict.fromkeys(places))}
-        mesh.append(np.array([number[where] for where in places], np.int64))
+def _ids(table: SpaceTable, names: Sequence[str]) -> tuple[I64, I64]:
+    """Numbers of the combinations of values of some fields that rows have, (n,), and a row of each."""
+    of_mesh = _level(len(table.meshes), [table.meshes.codes[name] for name in names if name in table.meshes.codes])
     variant = [table.variants.codes[name] for name in names if name in table.variants.codes]
-    of_mesh, of_variant = _level(len(table.meshes), mesh), _level(len(table.variants), variant)
-    return dense_ids(of_mesh[table.mesh], of_variant[table.variant])
+    return dense_ids(of_mesh[table.mesh], _level(len(table.variants), variant)[table.variant])
+
+
+def _places(table: SpaceTable, runs: UnitRuns) -> I64:
+    """Numbers of the places where the groups of units lie, (n,)."""
+    places = [None if groups is None else runs.place(groups) for groups in table.groups]
+    number = {where: i for i, where in enumerate(dict.fromkeys(places))}
+    out: I64 = np.array([number[where] for where in places], np.int64)[table.mesh]
+    return out
 
 
 def _level(length: int, columns: list[npt.NDArray[np.generic]]) -> I64:

@@ -104,21 +104,22 @@ class UnitRuns:
         self, model: ModelSpec, cluster: Cluster, network: Network | None = None, measured: Measured | None = None
     ) -> None:
         self.model, self.cluster, self.network, self.measured = model, cluster, network, measured
-        self._built: dict[tuple[Plan, bool], _Units] = {}
+        self._built: dict[tuple[Plan, bool], BuiltUnits] = {}
         self._times: dict[tuple[object, ...], UnitTimes] = {}
 
     def sizes(self, plan: Plan) -> UnitSizes:
         """Memory of the units of `plan`."""
-        return self._units(plan).sizes
+        return self.units(plan).sizes
 
-    def times(self, plan: Plan, groups: Groups | None = None) -> UnitTimes:
-        """Seconds of the units of `plan`, whose groups lie as `groups` say (None: as its order does)."""
-        units = self._units(plan)
-        placed = groups_of(plan, self.cluster.node_size) if groups is None else groups
-        inside = {axis: placed[axis] for axis in INSIDE}
-        key = (id(units), self.place(placed))
+    def times(self, plan: Plan, groups: Groups) -> UnitTimes:
+        """Seconds of the units of `plan`, whose groups lie as `groups` says."""
+        return self.times_of(self.units(plan), groups)
+
+    def times_of(self, units: BuiltUnits, groups: Groups) -> UnitTimes:
+        """Seconds of `units`, whose groups lie as `groups` says."""
+        key = (id(units), self.place(groups))
         if key not in self._times:
-            self._times[key] = units.times(self, inside)
+            self._times[key] = units.times(self, {axis: groups[axis] for axis in INSIDE})
         return self._times[key]
 
     def place(self, groups: Groups) -> tuple[object, ...]:
@@ -129,16 +130,16 @@ class UnitRuns:
             return tuple(inside)
         return tuple((group.nodes, group.ranks_per_node) for group in inside)
 
-    def _units(self, plan: Plan) -> _Units:
-        """Where the schedule asks for it, with weight gradients as passes of their own."""
+    def units(self, plan: Plan) -> BuiltUnits:
+        """The units of `plan`, built once; where the schedule asks for it, with weight passes of their own."""
         alone = replace(plan, **ALONE, dp_shard=plan.ep // gcd(plan.ep, plan.cp))  # type: ignore[arg-type]
         key = (alone, plan.pp > 1 and plan.pp_schedule in SPLIT)
         if key not in self._built:
-            self._built[key] = _Units(self.model, self.cluster, *key)
+            self._built[key] = BuiltUnits(self.model, self.cluster, *key)
         return self._built[key]
 
 
-class _Units:
+class BuiltUnits:
     """The units of one plan, each pass a rank class of its own with nothing beside it."""
 
     def __init__(self, model: ModelSpec, cluster: Cluster, plan: Plan, split: bool) -> None:
