@@ -22,6 +22,7 @@ STEP = "dp_shard: 8\nseq_len: 8192\n"
 
 
 PLAIN = KernelRates()
+FEW = {"pp": 1, "tp": [1, 2], "cp": 1, "activation_checkpointing": ["none", "full"]}
 
 
 def seconds(setup: Setup, rates: KernelRates = PLAIN) -> float:
@@ -78,7 +79,7 @@ def test_a_file_says_what_a_step_took(tmp_path):
 def test_bounds_of_a_search_hold_under_corrected_rates(tmp_path):
     where = by_file(tmp_path, f"{STEP}step_time_s: {1.3 * seconds(SETUP)}\n")
     found = [
-        search(MODEL, where, 8, 8192, 8, fixed={"tp": [1, 2]}, keep=1, workers=1, exhaustive=everything)
+        search(MODEL, where, 8, 8192, 8, fixed=FEW, keep=1, workers=1, exhaustive=everything)
         for everything in (False, True)
     ]
     plain, exhaustive = (one.best.own_plan() for one in found)

@@ -111,6 +111,7 @@ def test_an_anchor_brings_a_left_out_family_nearer(times, fitted):
     after = mean_errors(found.anchored)
     assert after.mean() < 0.6 * before.mean()
     assert [len(each) for each in found.anchored] == [2] * 6
+    assert all(map(np.array_equal, found.own_run, found.anchored))
 
 
 def test_a_source_of_many_rows_weighs_less_a_row(times):

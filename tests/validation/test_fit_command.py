@@ -12,14 +12,14 @@ from published import HARDWARE, MEASUREMENTS, MODELS, needs_measurements
 
 from forerun.cli.main import run
 
-SOURCES = ("kwai-atc24", "korthikanti-2022")
+SOURCE = "titan-202412"
 
 
 @needs_measurements
 def test_a_few_published_rows_are_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with MEASUREMENTS.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    some = [row for row in rows if row["source_id"] in SOURCES and row["tier"] == "A"]
+    some = [row for row in rows if row["source_id"] == SOURCE and row["tier"] == "A"]
     with (tmp_path / "some.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -27,8 +27,8 @@ def test_a_few_published_rows_are_fitted(tmp_path: Path, capsys: pytest.CaptureF
     files = [str(tmp_path / "some.csv"), "--models", str(MODELS), "--hardware", str(HARDWARE)]
     assert run(["fit", *files, "--leave-out", "--out", str(tmp_path / "residuals.csv"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["fitted"]["MAPE"] < 0.08
-    assert found["left_out"]["Megatron"]["rows"] == found["fitted"]["rows"] >= 10
+    assert found["fitted"]["MAPE"] < 0.1
+    assert found["left_out"]["torchtitan and torchao"]["rows"] == found["fitted"]["rows"] >= 5
     assert len((tmp_path / "residuals.csv").read_text().splitlines()) == found["fitted"]["rows"] + 1
 
 

@@ -36,8 +36,10 @@ def anchored_rates(anchors: Sequence[Anchor]) -> KernelRates:
     Raises:
         ImpossiblePlan, ForerunError: as `predict` of an anchor.
     """
-    priors = load_registry().anchor
-    whats, sigma = list(priors.sigma), np.array(list(priors.sigma.values()))
+    registry = load_registry()
+    whats = list(registry.anchor.sigma)
+    unsure = [registry.uncertainty(anchor.setup) for anchor in anchors]
+    sigma = np.array([max(one[what] for one in unsure) for what in whats])
     measured = np.log([anchor.measured_s for anchor in anchors])
 
     def errors(x: F64) -> F64:
@@ -51,7 +53,7 @@ def anchored_rates(anchors: Sequence[Anchor]) -> KernelRates:
     slopes = np.column_stack([(errors(_STEP * unit) - first) / _STEP for unit in np.eye(len(whats))])
     known = Priors(np.eye(len(whats)), start, sigma)
     weights = np.ones(len(anchors))
-    found = solve(errors, slopes, known, weights, priors.noise, start, first)
+    found = solve(errors, slopes, known, weights, registry.anchor.noise, start, first)
     return rates_of(whats, found.x)
 
 

@@ -76,7 +76,7 @@ class AnchorPriors:
     """What measured steps of a user's own may change."""
 
     sigma: dict[What, float]
-    """standard deviations of the logarithms of rates"""
+    """least standard deviations of the logarithms of rates"""
     noise: float
     """of a measured step, as a logarithm, around what is predicted with the right rates"""
     source: str
@@ -133,6 +133,21 @@ class Registry:
         places |= dict.fromkeys(OF_KERNELS, f"{kernel}.{device.architecture}")
         known = self._numbers
         return {what: (known[what, place], place) for what, place in places.items() if (what, place) in known}
+
+    def uncertainty(self, setup: Setup) -> dict[What, float]:
+        """Standard deviations of the logarithms of the rates that a measured step of `setup` may change.
+
+        What is known little of a device or a kernel is wider than what `anchor` says of all.
+        """
+        sigma = dict(self.anchor.sigma)
+        for what, (number, _) in self.constants_of(setup).items():
+            if what in sigma:
+                constant = self.constants[number]
+                own = constant.sigma
+                if own is None and constant.kind is not None:
+                    own = self.kinds[constant.kind].spread
+                sigma[what] = max(sigma[what], own or 0.0)
+        return sigma
 
 
 def parse_registry(text: str, place: str) -> Registry:

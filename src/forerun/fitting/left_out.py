@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,8 @@ class LeftOutErrors:
     errors: F64
     anchored: tuple[F64, ...]
     """the same after each other step of its source and device as anchor, in turn; empty where it is the only one"""
+    own_run: tuple[F64, ...]
+    """the same after each of those that are of its model too"""
 
 
 def left_out_errors(fit: StepFit, times: StepTimes) -> LeftOutErrors:
@@ -29,18 +31,22 @@ def left_out_errors(fit: StepFit, times: StepTimes) -> LeftOutErrors:
     for family in dict.fromkeys(step.family for step in times.steps):
         found: LeftOut = fit.leave_out(family)
         errors[list(found.numbers)] = np.log(found.seconds) - times.log_measured[list(found.numbers)]
-    return LeftOutErrors(errors, _anchored(times, fit.slopes, errors))
+    rates = _slopes_of_rates(times, fit.slopes)
+    change = [_change(times, number, rates[number], errors[number]) for number in range(len(times.steps))]
+    alike = [(step.source, step.setup.cluster.device.name) for step in times.steps]
+    models = [(*group, step.setup.model.name) for group, step in zip(alike, times.steps, strict=True)]
+    anchored, own_run = (_anchored(groups, rates, change, errors) for groups in (alike, models))
+    return LeftOutErrors(errors, anchored, own_run)
 
 
-def _anchored(times: StepTimes, slopes: F64, errors: F64) -> tuple[F64, ...]:
-    rates = _slopes_of_rates(times, slopes)
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for number, step in enumerate(times.steps):
-        groups[step.group].append(number)
-    change = [_change(times, rates[number], errors[number]) for number in range(len(times.steps))]
+def _anchored(groups: Sequence[Hashable], rates: F64, change: Sequence[F64], errors: F64) -> tuple[F64, ...]:
+    """Of every step, its errors after what each other step of its group changes."""
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for number, group in enumerate(groups):
+        members[group].append(number)
     return tuple(
-        np.array([errors[own] + rates[own] @ change[other] for other in groups[step.group] if other != own])
-        for own, step in enumerate(times.steps)
+        np.array([errors[own] + rates[own] @ change[other] for other in members[group] if other != own])
+        for own, group in enumerate(groups)
     )
 
 
@@ -55,13 +61,12 @@ def _slopes_of_rates(times: StepTimes, slopes: F64) -> F64:
     return out
 
 
-def _change(times: StepTimes, slopes: F64, error: float) -> F64:
-    """Logarithms of the rates that a step with this error makes most probable."""
-    anchor = times.registry.anchor
-    sigma = np.array(list(anchor.sigma.values()))
+def _change(times: StepTimes, number: int, slopes: F64, error: float) -> F64:
+    """Logarithms of the rates that step `number` with this error makes most probable."""
+    sigma = np.array(list(times.registry.uncertainty(times.steps[number].setup).values()))
     start, first, row = np.zeros(len(sigma)), np.array([error]), slopes[None, :]
     known = Priors(np.eye(len(sigma)), start, sigma)
-    return solve(lambda x: first + row @ x, row, known, np.ones(1), anchor.noise, start, first).x
+    return solve(lambda x: first + row @ x, row, known, np.ones(1), times.registry.anchor.noise, start, first).x
 
 
 def mean_errors(logarithms: Sequence[F64]) -> F64:

@@ -36,11 +36,6 @@ class Step:
     setup: Setup
     measured_s: float
 
-    @property
-    def group(self) -> tuple[str, str]:
-        """Source and device."""
-        return self.source, self.setup.cluster.device.name
-
 
 def steps_of(
     rows: Iterable[Measurement], models: Mapping[str, ModelSpec], hardware: Hardware, registry: Registry

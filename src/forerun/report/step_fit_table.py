@@ -34,7 +34,8 @@ _FIGURES = ("rows", "MAPE", "median", "p90", "signed")
 def step_fit_record(fit: Fit, left_out: LeftOutErrors | None) -> dict[str, Any]:
     """Constants and errors as one object; errors are fractions, times in seconds."""
     by_family = {} if left_out is None else _by_family(fit, left_out.errors)
-    anchored = {} if left_out is None else _anchored_by_family(fit, left_out)
+    anchored = {} if left_out is None else _anchored_by_family(fit, left_out.anchored)
+    own_run = {} if left_out is None else _anchored_by_family(fit, left_out.own_run)
     return {
         "kinds": [
             {"name": one.name, "prior": one.prior, "value": one.value, "sigma": one.sigma, "source": one.kind.source}
@@ -58,6 +59,7 @@ def step_fit_record(fit: Fit, left_out: LeftOutErrors | None) -> dict[str, Any]:
         "fitted": _figures(_errors(fit, fit.fitted_s)),
         "left_out": by_family,
         "anchored": anchored,
+        "own_run": own_run,
     }
 
 
@@ -82,9 +84,8 @@ def print_step_fit(out: Console, fit: Fit, left_out: LeftOutErrors | None, writt
         table.add_row(name, *_percents(record[name]))
     out.print(table)
     _print_families(out, "Step time with a family of stacks left out of the fit, %", record["left_out"])
-    _print_families(
-        out, "The same with one step of its source and device as anchor, each in turn, %", record["anchored"]
-    )
+    _print_families(out, "The same with another step of its source and device as anchor, %", record["anchored"])
+    _print_families(out, "The same with another step of its model too as anchor, %", record["own_run"])
     if written is None:
         out.print("Not written; --write puts the constants into Forerun's files.")
     else:
@@ -136,11 +137,11 @@ def _by_family(fit: Fit, errors: F64) -> dict[str, dict[str, float]]:
     return _families(fit, lambda own: _figures(errors[own]))
 
 
-def _anchored_by_family(fit: Fit, left_out: LeftOutErrors) -> dict[str, dict[str, float]]:
+def _anchored_by_family(fit: Fit, anchored: Sequence[F64]) -> dict[str, dict[str, float]]:
     """Every step under each anchor; a step counts once, however many anchors there are."""
 
     def figures(own: list[int]) -> dict[str, float]:
-        some = [left_out.anchored[number] for number in own if len(left_out.anchored[number])]
+        some = [anchored[number] for number in own if len(anchored[number])]
         if not some:
             return _figures(np.array([]))
         weights = np.concatenate([np.full(len(each), 1 / len(each)) for each in some])
