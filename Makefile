@@ -35,6 +35,7 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/dse.py
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/trace.py --quick
+	$(BIN)/python benchmarks/search.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
