@@ -158,3 +158,18 @@ def test_more_nodes_than_a_link_joins_take_the_next_one_or_are_refused():
     assert seconds(Collective.ALL_GATHER, GIB, 5, 8, deep) > 2 * seconds(Collective.ALL_GATHER, GIB, 5, 8, h100)
     with pytest.raises(ForerunError, match=r"cluster h100.*: no link joins 5 nodes"):
         seconds(Collective.ALL_GATHER, GIB, 5, 8, replace(h100, links=(h100.links[0], near)))
+
+
+def test_rings_and_trees_over_many_nodes_lose_bandwidth_and_transfers_do_not():
+    h100 = load_cluster("h100")
+    size = 1e12
+
+    def per_byte(kind: Collective, n_nodes: int) -> float:
+        moved = (8 * n_nodes - 1) / (8 * n_nodes) * size
+        return seconds(kind, size, n_nodes, 8, h100) / moved
+
+    for kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
+        losses = [per_byte(kind, n_nodes) / per_byte(kind, 8) for n_nodes in (8, 16, 64, 256)]
+        assert losses == sorted(losses)
+        assert losses[1] > 1.05
+    assert seconds(Collective.SEND_RECV, size, 64, 8, h100) == seconds(Collective.SEND_RECV, size, 2, 8, h100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from math import log2
 
 import pydantic
 import yaml
@@ -66,6 +67,18 @@ class AllToAll:
 
 
 @dataclass(frozen=True, slots=True)
+class Crowding:
+    """What rings and trees lose on a fabric: nothing over `nodes` nodes or fewer, `loss` with each doubling."""
+
+    nodes: int
+    loss: float
+
+    def factor(self, nodes: int) -> float:
+        """Time over `nodes` nodes over that without other flows."""
+        return 1.0 + self.loss * log2(max(nodes / self.nodes, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
 class Fabrics:
     """Everything in `fabrics.yaml`."""
 
@@ -77,6 +90,7 @@ class Fabrics:
     efficiency: dict[str, float]
     """link kind -> share of the wire rate that large collectives sustain"""
     efficiency_other: float
+    crowding: Crowding
     in_node: dict[str, NodeCollectives]
     source: dict[str, str]
 

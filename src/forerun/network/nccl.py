@@ -137,13 +137,13 @@ def outer_link(cluster: Cluster, nodes: int) -> Link:
     )
 
 
-def wire_efficiency(link: Link) -> float:
-    """The share of a link's rate between nodes that large collectives sustain."""
-    return fabrics().efficiency.get(link.kind, fabrics().efficiency_other)
+def wire_efficiency(link: Link, nodes: int = 1) -> float:
+    """The share of a link's rate between nodes that large transfers sustain, in rings and trees over `nodes` nodes."""
+    return fabrics().efficiency.get(link.kind, fabrics().efficiency_other) / fabrics().crowding.factor(nodes)
 
 
-def _wire_bytes_per_s(link: Link) -> float:
-    return link.bytes_per_s * wire_efficiency(link)
+def _wire_bytes_per_s(link: Link, nodes: int = 1) -> float:
+    return link.bytes_per_s * wire_efficiency(link, nodes)
 
 
 def _extra_hop_us(link: Link) -> float:
@@ -187,7 +187,7 @@ def ring_lines(kind: Collective, nodes: int, ranks: int, cluster: Cluster, measu
     """
     link = outer_link(cluster, nodes)
     node_slope = _node_slope(Collective.ALL_GATHER, ranks, passes(kind, nodes * ranks), cluster, measured)
-    wire, extra = ranks * _wire_bytes_per_s(link), _extra_hop_us(link)
+    wire, extra = ranks * _wire_bytes_per_s(link, nodes), _extra_hop_us(link)
     rounds = 2 if kind == Collective.ALL_REDUCE else 1
     slope = slower(passes(kind, nodes) / wire, node_slope)
 
@@ -203,7 +203,7 @@ def tree_lines(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectiv
     link = outer_link(cluster, nodes)
     around = passes(Collective.ALL_REDUCE, nodes * ranks)
     node_slope = _node_slope(Collective.ALL_GATHER, ranks, around, cluster, measured)
-    slope, extra = slower(2.0 / (ranks * _wire_bytes_per_s(link)), node_slope), _extra_hop_us(link)
+    slope, extra = slower(2.0 / (ranks * _wire_bytes_per_s(link, nodes)), node_slope), _extra_hop_us(link)
 
     def tree_us(p: Protocol) -> float:
         climb = (ranks - 1) * p.node_hop_us + log2(nodes) * (p.net_hop_us + extra)

@@ -258,7 +258,9 @@ class _Loads:
         op = constants.all_to_all if pattern in ("direct", "hops") else constants.all_gather
         ranks = 2 if pattern == "hops" else max(2, self.layout.per_node)
         outer = self.cluster.links[-1] if len(self.cluster.links) > 1 else None
-        efficiency = fabrics().efficiency_other if outer is None else wire_efficiency(outer)
+        nodes = 1 if pattern in ("direct", "hops") else self.layout.nodes
+        crowding = fabrics().crowding.factor(nodes)
+        efficiency = fabrics().efficiency_other / crowding if outer is None else wire_efficiency(outer, nodes)
         return sharing(op, ranks) * constants.link_gb_s / op.bw3, 1.0 / efficiency
 
     def flows(self, pattern: Pattern, whole: bool) -> Iterator[Flows]:
