@@ -1,4 +1,4 @@
-"""`forerun plan`: the best plan of all, or the best of many saved programs."""
+"""`forerun plan`: the best plan of all, of a range of GPUs and batches, or of many saved programs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.analysis.reading import Simulation
-from forerun.analysis.setup import Setup
-from forerun.analysis.simulate_setup import simulate_setup
-from forerun.analysis.what_if import WhatIf, sensitivities
 from forerun.cli.anchor_option import Anchor, with_anchor
 from forerun.cli.exit_codes import NOTHING_FITS
-from forerun.cli.launch_option import Launch, LaunchOut, check_launch, write_launch_files
+from forerun.cli.launch_option import Launch, LaunchOut, check_launch
+from forerun.cli.numbers import memory_left, whole_numbers
 from forerun.cli.plan_options import parse, with_plan_options
+from forerun.cli.plan_search import TOP, Question, Shown, check_heat, check_shown, range_of_searches, single_search
 from forerun.cli.program_options import KernelProfile, MemoryLimit, Network, NetworkProfile, refuse
 from forerun.cli.report_option import Report, check_report, typed
 from forerun.cluster.catalog import load_cluster
@@ -24,23 +22,17 @@ from forerun.cost.measured import Measured
 from forerun.cost.measured_files import read_measured
 from forerun.errors import ForerunError
 from forerun.model.catalog import load_model
-from forerun.model.parameters import model_flops_per_token
-from forerun.model.spec import ModelSpec
-from forerun.network.network_file import Network as NetworkFile
 from forerun.network.on_topology import network_of
 from forerun.processes import available_cpus
 from forerun.report.console import console
-from forerun.report.documents import search_document
-from forerun.report.page import write_page
 from forerun.report.programs import print_programs, programs_record, write_programs_csv
 from forerun.report.progress import progress_bar
-from forerun.report.records import search_record, to_json, write_csv
-from forerun.report.search_console import print_search
-from forerun.report.wording import command_line
+from forerun.report.records import to_json
+from forerun.search.front import MOST_SIMULATED
 from forerun.search.programs import rank_programs
-from forerun.search.result import SearchResult
-from forerun.search.search import limited, search
+from forerun.search.search import limited
 from forerun.search.space import Limits
+from forerun.units import GIB
 
 
 @with_plan_options(several=True)
@@ -54,14 +46,43 @@ def plan(
     programs: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Saved programs (forerun trace) to rank in place of plans.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="GPUs of the run; of programs, theirs unless given.")] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="GPUs of the run; of programs, theirs unless given. Several: 64,96, doublings 64..1024, steps"
+            " 64..1024:64.",
+        ),
+    ] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
-    global_batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many plans to list.")] = 10,
+    global_batch: Annotated[
+        str | None, typer.Option(metavar="N", help="Sequences of a step over all GPUs; several as with --gpus.")
+    ] = None,
+    top: Annotated[int | None, typer.Option(min=1, help="How many plans to list (default 10).")] = None,
     objective: Annotated[
-        str, typer.Option(metavar="time|memory|cost", help="What the best plan has least of.")
-    ] = "time",
+        str | None,
+        typer.Option(
+            metavar="time|tokens|cost|memory",
+            help="What the best plan has: least time of a step, most tokens/s, cheapest tokens, least memory (default:"
+            " time; tokens with several batches).",
+        ),
+    ] = None,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Find the Pareto front of step time and memory too.")
+    ] = False,
+    pareto_plans: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Simulate at most so many plans more for the front.")
+    ] = MOST_SIMULATED,
     memory_limit: MemoryLimit = None,
+    headroom: Annotated[
+        str | None, typer.Option(metavar="GIB|PERCENT", help="Memory of a GPU to keep free: 8, or 10%.")
+    ] = None,
+    space: Annotated[
+        str,
+        typer.Option(
+            metavar="default|whole", help="What stacks offer, or all they could run in any order of mesh axes."
+        ),
+    ] = "default",
     max_tp: Annotated[int | None, typer.Option(help="Largest tp to try (default: the node).")] = None,
     max_cp: Annotated[int | None, typer.Option(help="Largest cp to try (default: 4,096 tokens a rank).")] = None,
     max_pp: Annotated[int | None, typer.Option(help="Largest pp to try (default: the layers).")] = None,
@@ -70,6 +91,12 @@ def plan(
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Simulate also what a bound shows to come after the best.")
     ] = False,
+    asked: Annotated[
+        str | None,
+        typer.Option(
+            "--why", metavar="FIELDS|FILE", help="Say what became of such plans: tp=16,pp=3, or a YAML file of a plan."
+        ),
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes (default: one for each CPU).")] = None,
     executor: Annotated[
         str, typer.Option(metavar="local|ray", help="What simulates: processes here, or Ray.")
@@ -87,8 +114,22 @@ def plan(
     network_profile: NetworkProfile = None,
     anchor: Anchor = None,
     plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields to fix; options go over it.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write every possible plan to this CSV file.")] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(help="Write every possible plan to this CSV file; of a range, the best of each search."),
+    ] = None,
     report: Report = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write heat maps and other plots to this folder, as PNG files."),
+    ] = None,
+    heat: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="AXIS,AXIS",
+            help="A heat map of the page and the pictures (tp,pp; several times), not those that say most.",
+        ),
+    ] = None,
     launch: Launch = None,
     launch_out: LaunchOut = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
@@ -98,7 +139,7 @@ def plan(
     Searches all valid plans. Options of the plan fix an axis (--tp 8) or give the values to try (--tp 1,2,4; --dp-shard
     -1 for the rest). With --programs, ranks saved programs instead. Exits with 3 if nothing fits.
     """
-    for file in (csv, store):
+    for file in (csv, store, pictures):
         if file is not None and not file.absolute().parent.is_dir():
             raise ForerunError(f"{file}: can't be written: there is no folder {file.parent}")
     if (model is None) == (programs is None):
@@ -109,78 +150,68 @@ def plan(
     check_report(report)
     check_launch(launch, launch_out)
     measured = read_measured(kernel_profile, network_profile)
+    where = load_cluster(cluster)
+    limit = _memory_limit(where, memory_limit, headroom)
+    shown = Shown(top, typed(context), csv, report, pictures, tuple(heat or ()), asked, launch, launch_out, as_json)
+    check_shown(shown)
     if programs is not None:
         limits = {"max_tp": max_tp, "max_cp": max_cp, "max_pp": max_pp, "max_ep": max_ep}
-        own = {**fields, **limits, "max_micro_batch": max_micro_batch, "plan_file": plan_file}
+        own: dict[str, object] = {**fields, **limits, "max_micro_batch": max_micro_batch, "plan_file": plan_file}
         own |= {"seq_len": seq_len, "global_batch": global_batch, "exhaustive": exhaustive or None}
         own |= {"store": store, "executor": None if executor == "local" else executor, "ray_address": ray_address}
-        own |= {"objective": None if objective == "time" else objective, "report": report, "launch": launch}
-        own["anchor"] = anchor
+        own |= {"objective": objective, "report": report, "launch": launch, "pareto": pareto or None, "why": asked}
+        own |= {
+            "space": None if space == "default" else space,
+            "pictures": pictures,
+            "heat": heat or None,
+            "anchor": anchor,
+        }
         refuse({name: True for name, value in own.items() if value is not None}, "not with --programs; leave it out")
-        _rank(programs, cluster, gpus, memory_limit, network, measured, workers, top, csv, as_json)
+        _rank(programs, where, gpus, limit, network, measured, workers, top or TOP, csv, as_json)
         return
-    missing = {"gpus": gpus, "seq-len": seq_len, "global-batch": global_batch}
     if model is None or gpus is None or seq_len is None or global_batch is None:
-        names = ", ".join(f"--{name}" for name, value in missing.items() if value is None)
-        raise ForerunError(f"plan: {names} missing; give it beside the model")
+        missing = {"gpus": gpus, "seq-len": seq_len, "global-batch": global_batch}
+        absent = ", ".join(f"--{name}" for name, value in missing.items() if value is None)
+        raise ForerunError(f"plan: {absent} missing; give it beside the model")
+    n_gpus, batches = whole_numbers(gpus, "--gpus"), whole_numbers(global_batch, "--global-batch")
     fixed: dict[str, Any] = parse(fields, plan_file, several=True)
+    check_heat(shown, fixed)
     spec = load_model(model)
-    where = with_anchor(anchor, spec, load_cluster(cluster), fixed)
-    topology = network_of(where, network)
-    with progress_bar("simulating") as advance:
-        result = search(
-            spec,
-            where,
-            gpus,
-            seq_len,
-            global_batch,
-            objective=objective,  # type: ignore[arg-type]
-            memory_limit_gib=memory_limit,
-            fixed=fixed,
-            limits=Limits(max_tp, max_cp, max_pp, max_ep, max_micro_batch),
-            keep=top,
-            exhaustive=exhaustive,
-            workers=available_cpus() if workers is None and executor == "local" else workers,
-            executor=executor,  # type: ignore[arg-type]
-            ray_address=ray_address,
-            network=topology,
-            measured=measured,
-            store=store,
-            progress=advance,
-        )
-    if csv is not None:
-        write_csv(csv, result)
-    if report is not None:
-        place = f" --network {shlex.quote(network)}" if network else ""
-        place += f" --anchor {shlex.quote(str(anchor))}" if anchor else ""
-        again = f"{command_line(result.best.own_plan(), model, cluster)}{place}" if result.best else ""
-        found = _best(result, spec, limited(where, memory_limit), topology, measured)
-        write_page(report, search_document(result, top, found, typed(context), again))
-    if as_json:
-        print(to_json(search_record(result, top)))
-    else:
-        tokens_cost = model_flops_per_token(spec, seq_len)
-        print_search(console(), result, top, tokens_cost, model=model, cluster=cluster, network=network)
-    if result.best is None:
+    where = with_anchor(anchor, spec, where, fixed)
+    place = f" --network {shlex.quote(network)}" if network else ""
+    place += f" --anchor {shlex.quote(str(anchor))}" if anchor else ""
+    options = {
+        "objective": objective or ("time" if len(batches) == 1 else "tokens"),
+        "memory_limit_gib": limit,
+        "fixed": fixed,
+        "limits": Limits(max_tp, max_cp, max_pp, max_ep, max_micro_batch),
+        "space": space,
+        "exhaustive": exhaustive,
+        "workers": available_cpus() if workers is None and executor == "local" else workers,
+        "executor": executor,
+        "ray_address": ray_address,
+        "network": network_of(where, network),
+        "measured": measured,
+        "store": store,
+        "pareto": pareto_plans if pareto else None,
+    }
+    question = Question(spec, where, n_gpus, seq_len, batches, options, (model, cluster), place)
+    fits = range_of_searches(question, shown) if question.is_range else single_search(question, shown)
+    if not fits:
         raise typer.Exit(NOTHING_FITS)
-    write_launch_files(launch, launch_out, result.best.own_plan(), spec, where)
 
 
-def _best(
-    result: SearchResult, spec: ModelSpec, where: Cluster, topology: NetworkFile | None, measured: Measured | None
-) -> tuple[Simulation, tuple[WhatIf, ...]] | None:
-    """The best plan simulated whole, and what a better machine would gain; None where nothing fits."""
-    if result.best is None:
-        return None
-    setup = Setup(spec, result.best.own_plan(), where, topology, measured)
-    simulation = simulate_setup(setup)
-    return simulation, sensitivities(setup, simulation)
+def _memory_limit(where: Cluster, memory_limit: float | None, headroom: str | None) -> float | None:
+    """GiB of a GPU to use at most, None for all."""
+    if headroom is None:
+        return memory_limit
+    return memory_left(headroom, limited(where, memory_limit).device.memory_bytes / GIB)
 
 
 def _rank(
     folder: Path,
-    cluster: str,
-    gpus: int | None,
+    where: Cluster,
+    gpus: str | None,
     memory_limit: float | None,
     network: str | None,
     measured: Measured | None,
@@ -189,12 +220,14 @@ def _rank(
     csv: Path | None,
     as_json: bool,
 ) -> None:
-    where = load_cluster(cluster)
+    n_gpus = None if gpus is None else whole_numbers(gpus, "--gpus")
+    if n_gpus is not None and len(n_gpus) > 1:
+        raise ForerunError(f"--gpus {gpus}: saved programs are ranked for one number of GPUs")
     with progress_bar("simulating") as advance:
         ranking = rank_programs(
             folder,
             where,
-            n_gpus=gpus,
+            n_gpus=None if n_gpus is None else n_gpus[0],
             memory_limit_gib=memory_limit,
             network=network_of(where, network),
             measured=measured,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -10,8 +11,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from forerun.cluster.files import read_yaml
+from forerun.errors import ForerunError
 from forerun.plan.fields import FIELD_TYPES, MEANINGS, choices, from_text, is_flag, is_list, plan_fields
 from forerun.plan.plan import Plan
+from forerun.search.why import FOLLOWING
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -61,6 +64,29 @@ def parse(fields: Mapping[str, str | bool], plan_file: Path | None, *, several: 
         else:
             values[name] = from_text(name, given)
     return values
+
+
+def plan_asked_about(text: str, seq_len: int) -> dict[str, Any]:
+    """Plan fields that a person asks about: `tp=16,pp=3`, or the YAML file of a plan.
+
+    What follows from a search's question is left out. Raises ForerunError for a field or value that is wrong, and for
+    sequences of another length than `seq_len`.
+    """
+    if "=" in text:
+        parts = [part.partition("=") for part in re.split(r",(?=\s*\w+=)", text)]
+        given = {name.strip().replace("-", "_"): value.strip() for name, _, value in parts}
+        unknown = next((name for name in given if name not in FIELD_TYPES), None)
+        if unknown is not None:
+            raise ForerunError(f"--why {text}: a plan has no field {unknown!r}; it has: {', '.join(FIELD_TYPES)}")
+        values = {name: from_text(name, value) for name, value in given.items()}
+    else:
+        values = dict(plan_fields(read_yaml(Path(text)), text))
+    if values.get("seq_len", seq_len) != seq_len:
+        raise ForerunError(f"--why {text}: seq_len is {values['seq_len']}, the search is about {seq_len}")
+    asked = {name: value for name, value in values.items() if name not in FOLLOWING}
+    if not asked:
+        raise ForerunError(f"--why {text}: expected fields of a plan, as tp=16,pp=3")
+    return asked
 
 
 def _option(name: str, several: bool) -> inspect.Parameter:

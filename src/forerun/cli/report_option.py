@@ -13,7 +13,7 @@ from forerun.errors import ForerunError
 from forerun.report.page import needs_plotly
 
 NAME = "--report"
-_PLACES = (NAME, "--out", "--launch", "--launch-out")
+_PLACES = (NAME, "--out", "--pictures", "--launch", "--launch-out")
 """options that say which files go where, and change nothing in the page"""
 Report = Annotated[
     Path | None,

@@ -25,7 +25,8 @@ from forerun.report.page_sections import (
     warnings,
 )
 from forerun.report.records import plan_record
-from forerun.report.wording import percent, plan_words, rate, seconds
+from forerun.report.wording import SAME, percent, plan_words, rate, seconds
+from forerun.search.front import Front
 from forerun.search.heat import HeatMap, telling_maps
 from forerun.search.result import SearchResult
 
@@ -68,7 +69,7 @@ def search_document(
     `command` repeats the search, `again` predicts its best plan. `maps` are the heat maps to show; those that say most
     unless given.
     """
-    best, sensitivities = found or (None, ())
+    best = found[0] if found else None
     question = (
         f"sequences of {result.seq_len:,} tokens, global batch {result.global_batch:,}, best by {result.objective}"
     )
@@ -79,20 +80,25 @@ def search_document(
         parts.append(Text("Nothing fits in memory.", "warning"))
     parts += [*_ranking(result, top), *_spread(result)]
     parts += [*_maps(telling_maps(result, MAPS) if maps is None else maps), *_left_out(result)]
-    if best is not None:
-        parts += [
-            *bottleneck_sections(bottlenecks(best)),
-            *time_sections(best, critical_path(best)),
-            *sensitivity_sections(sensitivities),
-            *network_section(best.prediction),
-            *memory_sections(best),
-            *_plan(best.prediction, command, again),
-            *explain_section(best.prediction),
-        ]
-    else:
-        parts += reproduce_section(command, {}, "")
+    parts += best_sections(found, command, again)
     title = f"{result.model} on {result.n_gpus:,} x {result.cluster}: the best of {result.considered:,} plans"
     return Document(title, question, tuple(parts))
+
+
+def best_sections(found: tuple[Simulation, Sequence[WhatIf]] | None, command: str, again: str) -> list[Part]:
+    """The best plan in detail, simulated whole, with its sensitivities; what reproduces it. None where nothing fits."""
+    if found is None:
+        return reproduce_section(command, {}, "")
+    best, sensitivities = found
+    return [
+        *bottleneck_sections(bottlenecks(best)),
+        *time_sections(best, critical_path(best)),
+        *sensitivity_sections(sensitivities),
+        *network_section(best.prediction),
+        *memory_sections(best),
+        *_plan(best.prediction, command, again),
+        *explain_section(best.prediction),
+    ]
 
 
 def plan_line(prediction: Prediction) -> str:
@@ -145,7 +151,24 @@ def _spread(result: SearchResult) -> list[Part]:
         parts.append(runtimes_plot(bins))
     if result.ranked:
         parts += [Text("Every point is a plan; the pointer shows which.", "hint"), plans_plot(result)]
+    if result.front is not None:
+        parts += [_front(result.front)]
     return parts
+
+
+def _front(front: Front) -> Table:
+    """The Pareto front of step time and memory."""
+    rows = tuple(
+        (
+            seconds(each.step_time_s),
+            rate(each.tokens_per_s_per_gpu),
+            f"{each.peak_reserved_gib:.1f}",
+            plan_words(each.own_plan()),
+        )
+        for each in front.places
+    )
+    caption = f"The Pareto front: no other plan is as fast with as little memory. It is {front.certainty}."
+    return Table(("step time", "tokens/s/GPU", "peak, GiB", "plan"), rows, caption, numeric=frozenset({0, 1, 2}))
 
 
 def _maps(maps: Sequence[HeatMap]) -> list[Part]:
@@ -171,6 +194,8 @@ def _left_out(result: SearchResult) -> list[Part]:
     rows = [("fit, and were simulated", f"{counts['ok']:,}", "")]
     rows += [(f"run out of {limit:.1f} GiB", f"{counts['out_of_memory']:,}", _most(result.out_of_memory))]
     rows += [(f"not simulated: a bound shows they are {worse}", f"{counts['skipped']:,}", "")]
+    if counts.get("same"):
+        rows += [(SAME, f"{counts['same']:,}", "")]
     rows += [("impossible", f"{counts['impossible']:,}", "")]
     reasons = tuple(
         (rule, f"{number:,}", result.impossible_examples.get(rule, ""))
@@ -180,6 +205,7 @@ def _left_out(result: SearchResult) -> list[Part]:
     parts: list[Part] = [
         Heading("Why the others were left out"),
         Table(("what became of them", "plans", ""), tuple(rows), numeric=frozenset({1})),
+        Text(f"{result.proof[0].upper()}{result.proof[1:]}."),
     ]
     if near:
         parts.append(Table(("plan", "why it does not fit"), tuple(near), f"The {len(near)} nearest misses"))

@@ -76,7 +76,7 @@ def logarithmic_ticks(axis: Any, places: Sequence[float]) -> None:
     import matplotlib.ticker
 
     axis.set_major_locator(matplotlib.ticker.LogLocator(subs=places))
-    axis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
+    axis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.10g}"))
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 

@@ -77,6 +77,8 @@ def heat_cells(shown: HeatMap) -> list[Cell]:
     return cells
 
 
+_LABEL = 18
+"""letters of a value on one line"""
 _WHITE = 0.42
 """share of the shades on which words are white"""
 
@@ -99,6 +101,15 @@ def heat_words(shown: HeatMap) -> str:
     left = ((shown.x, shown.x_left_out), (shown.y, shown.y_left_out))
     said = [f"{n:,} more values of {axis_name(axis)}, worse than these, are left out" for axis, n in left if n]
     return "; ".join(said)
+
+
+def label_lines(value: str) -> list[str]:
+    """A value at its axis: a long one (an order of mesh axes) in two lines."""
+    joints = [i + 1 for i, letter in enumerate(value) if letter == "-"]
+    if len(value) <= _LABEL or not joints:
+        return [value]
+    middle = min(joints, key=lambda i: abs(2 * i - len(value)))
+    return [value[:middle], value[middle:]]
 
 
 def axis_name(axis: str) -> str:

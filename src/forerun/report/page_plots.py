@@ -71,7 +71,7 @@ def far_apart(title: str, values: Sequence[float]) -> dict[str, Any]:
         type="log",
         range=rounded([low - room, high + room]),
         tickvals=rounded(ticks),
-        ticktext=[f"{tick:,.6g}" for tick in ticks],
+        ticktext=[f"{tick:,.10g}" for tick in ticks],
     )
 
 

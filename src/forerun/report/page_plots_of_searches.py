@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
-from forerun.report.heat_cells import LOOKS, Cell, axis_name, heat_cells, heat_title
+from forerun.report.heat_cells import LOOKS, Cell, axis_name, heat_cells, heat_title, label_lines
 from forerun.report.histogram import Bin
 from forerun.report.page import Plot, plot_text
 from forerun.report.page_plots import axis, far_apart, hatch, layout, rounded
 from forerun.report.page_plots_of_studies import line
-from forerun.report.series import time_unit
-from forerun.report.style import BLACK, BLUE, GREY, VERMILLION, Look
+from forerun.report.series import found_too_large, time_unit
+from forerun.report.style import BLACK, BLUE, GREEN, GREY, VERMILLION, Look
+from forerun.report.sweep_series import LINE_LOOKS, Panel, hover, lines, x_name
 from forerun.report.wording import plan_words, seconds
+from forerun.search.front import Front
 from forerun.search.heat import HeatMap
 from forerun.search.result import SearchResult
+from forerun.search.sweep import Sweep
 
 _MOST_POINTS = 1500
 """plans that are drawn; of more, the best and every n-th of the others"""
@@ -57,7 +61,7 @@ def runtimes_plot(bins: Sequence[Bin]) -> Plot:
 def plans_plot(result: SearchResult) -> Plot:
     """Time and memory of every plan that was simulated."""
     fitting = [(each.own_plan(), each) for each in _some(result.ranked)]
-    too_large = [(each.plan, each.prediction) for each in _some(result.too_large) if each.prediction is not None]
+    too_large = [(each.own_plan(), each) for each in _some(found_too_large(result))]
     shown = [each for _, each in (*fitting, *too_large)]
     unit, size = time_unit(max((each.step_time_s for each in shown), default=1.0))
     looks = (
@@ -79,6 +83,7 @@ def plans_plot(result: SearchResult) -> Plot:
         for name, rows, look in looks
         if rows
     ]
+    data += [] if result.front is None else [_front(result.front, size)]
     times = [each.step_time_s / size for each in shown] or [1.0]
     limit = result.memory_limit_gib
     data.append(
@@ -96,6 +101,42 @@ def _some(rows: Sequence[Any]) -> Sequence[Any]:
         return rows
     first = _MOST_POINTS // 3
     return (*rows[:first], *rows[first :: -(-(len(rows) - first) // (_MOST_POINTS - first))])
+
+
+def _front(front: Front, size: float) -> dict[str, Any]:
+    """The Pareto front as steps; `size` is seconds of a unit of the axis."""
+    x = rounded([each.peak_reserved_gib for each in front.places])
+    y = rounded([each.step_time_s / size for each in front.places])
+    steps = line("Pareto front", x, y, GREEN, "solid")
+    return (
+        steps
+        | {"mode": "lines+markers", "line": {"color": GREEN, "width": 2.5, "shape": "vh"}}
+        | {"marker": {"symbol": "circle-open", "size": 13, "color": GREEN, "line": {"width": 2.5}}}
+    )
+
+
+def sweep_plot(sweep: Sweep, panel: Panel) -> Plot:
+    """One figure of the best plan of every point of a sweep."""
+    shown = lines(sweep)
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": each.label,
+            "x": each.x,
+            "y": rounded([panel.value(point) for point in each.points]),
+            "marker": {"size": 10, "color": look.colour, "symbol": look.symbol},
+            "line": {"color": look.colour, "width": 2, "dash": look.dash},
+            "customdata": [plot_text(hover(point)) for point in each.points],
+            "hovertemplate": "%{customdata}<extra></extra>",
+        }
+        for each, look in zip(shown, cycle(LINE_LOOKS), strict=False)
+    ]
+    values = [panel.value(point) for each in shown for point in each.points]
+    ticks = sorted({x for each in shown for x in each.x})
+    x = axis(f"{x_name(sweep)} (logarithmic)", type="log", tickvals=ticks, ticktext=[f"{n:,}" for n in ticks])
+    about = f"{panel.title} over {x_name(sweep)}: {len(shown)} lines of {len(values)} points"
+    return Plot(data, layout(x, far_apart(panel.title, values), showlegend=True, hovermode="closest"), about)
 
 
 def heat_plot(shown: HeatMap) -> Plot:
@@ -141,4 +182,4 @@ def _cells(look: Look, cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _texts(values: Sequence[str]) -> list[str]:
-    return [plot_text(value) for value in values]
+    return ["<br>".join(map(plot_text, label_lines(value))) for value in values]

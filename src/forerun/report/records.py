@@ -14,7 +14,10 @@ from forerun.analysis.prediction import Prediction
 from forerun.files import whole_file
 from forerun.plan.plan import Plan
 from forerun.report.histogram import Bin, runtime_histogram
+from forerun.search.front import Front
 from forerun.search.result import SearchResult
+from forerun.search.sweep import Sweep, tokens_per_s
+from forerun.search.why import Verdict
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
@@ -45,7 +48,8 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
 def search_record(result: SearchResult, top: int) -> dict[str, Any]:
     """A search: the question, the counts, the reasons, and the `top` best plans that fit (`best` is null for none)."""
     best = [prediction_record(prediction) for prediction in result.top(top)]
-    return {
+    front = {} if result.front is None else {"front": front_record(result.front)}
+    return front | {
         "model": result.model,
         "cluster": result.cluster,
         "n_gpus": result.n_gpus,
@@ -58,9 +62,53 @@ def search_record(result: SearchResult, top: int) -> dict[str, Any]:
         "impossible_examples": dict(result.impossible_examples),
         "out_of_memory": result.out_of_memory,
         "nearest_miss": result.too_large[0].reason if result.too_large else None,
+        "simulated": result.simulated,
+        "proof": result.proof,
         "runtime_histogram": [bin_record(each) for each in runtime_histogram(result)],
         "best": best[0] if best else None,
         "top": best,
+    }
+
+
+def front_record(front: Front) -> dict[str, Any]:
+    """A Pareto front; `exact_below_s` is null where it is exact throughout."""
+    return {
+        "exact_below_s": None if front.is_exact else front.exact_below_s,
+        "simulated": front.simulated,
+        "places": [prediction_record(place) for place in front.places],
+    }
+
+
+def verdict_record(verdict: Verdict) -> dict[str, Any]:
+    """What became of the plans that somebody asked about; `plan` is null where there is none."""
+    return {"text": verdict.text, "plan": None if verdict.plan is None else plan_record(verdict.plan)}
+
+
+def sweep_record(sweep: Sweep) -> dict[str, Any]:
+    """A range of searches: the question, every point with its best plan or the reason why there is none, the front."""
+    return {
+        "model": sweep.model,
+        "cluster": sweep.cluster,
+        "seq_len": sweep.seq_len,
+        "objective": sweep.objective,
+        "points": [
+            {
+                "n_gpus": point.n_gpus,
+                "global_batch": point.global_batch,
+                "tokens_per_s": point.tokens_per_s,
+                "efficiency": sweep.efficiency(point),
+                "counts": dict(point.counts),
+                "reason": point.reason or None,
+                "best": None if point.best is None else prediction_record(point.best),
+            }
+            for point in sweep.points
+        ],
+        "best": None if sweep.best is None else {"n_gpus": sweep.best.n_gpus, "global_batch": sweep.best.global_batch},
+        "front": [
+            {"n_gpus": point.n_gpus, "global_batch": point.global_batch, "tokens_per_s": tokens_per_s(plan)}
+            | {"prediction": prediction_record(plan)}
+            for point, plan in sweep.front
+        ],
     }
 
 

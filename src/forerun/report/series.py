@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forerun.analysis.prediction import Prediction
 from forerun.analysis.reading import Simulation
 from forerun.experiment.result import CAUSES, Iteration
 from forerun.memory.over_time import memory_over_time
 from forerun.program.types import Category
 from forerun.report.style import MEMORY_LOOKS, Look
+from forerun.search.result import SearchResult
 from forerun.units import GIB, PS_PER_S
 
 LOG_FROM = 4.0
@@ -92,6 +94,11 @@ def memory_curve(simulation: Simulation, points: int = 800) -> MemoryCurve:
         curve.peak,
         simulation.timeline.end_of_step_ps / PS_PER_S,
     )
+
+
+def found_too_large(result: SearchResult) -> list[Prediction]:
+    """What was simulated and does not fit, in the order in which it was."""
+    return [each for each in result.outcome.predictions.values() if not each.fits]
 
 
 def cumulated(values: Sequence[float]) -> tuple[list[float], list[float]]:

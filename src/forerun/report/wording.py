@@ -6,6 +6,8 @@ from forerun.analysis.prediction import Prediction
 from forerun.plan.plan import DEFAULT_ORDER, Plan
 
 _SHARDING = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP"}
+SAME = "placed on the nodes as another order of the mesh axes"
+"""plans that another one stands for"""
 _ALWAYS_SHOWN = ("seq_len", "micro_batch", "n_microbatches")
 
 

@@ -29,6 +29,8 @@ _FAR = 2.0
 """so many times the best value, and more, is equally out of reach"""
 _ROUNDS = 10
 """of taking off means, which holes in a map make necessary"""
+DATA_PARALLEL = "dp"
+"""the axis of all data parallelism, replicated or sharded"""
 _FOLLOW = ("dp_shard", "dp_replicate", "n_microbatches")
 """axes of maps that somebody asks for only: dp stands for the first two, the third follows from dp and micro_batch"""
 
@@ -70,13 +72,13 @@ class HeatMap:
 
 def heat_axes(result: SearchResult) -> tuple[str, ...]:
     """What maps can be made of: plan fields that differ between the possible plans, and dp, all data parallelism."""
-    return tuple(_axes(result.columns()))
+    return tuple(_axes(result, result.columns()))
 
 
 def heat_map(result: SearchResult, x: str, y: str) -> HeatMap:
     """The map of two axes. Raises ForerunError for one that the plans of the search don't differ in."""
     columns = result.columns()
-    axes = _axes(columns)
+    axes = _axes(result, columns)
     for name in (x, y):
         if name not in axes:
             raise ForerunError(f"no heat map of {name!r}: the plans differ in {', '.join(axes) or 'nothing'}")
@@ -91,7 +93,7 @@ def telling_maps(result: SearchResult, most: int) -> list[HeatMap]:
     Of two axes, y has more values.
     """
     columns = result.columns()
-    axes = [_Axis.of(name, column, columns) for name, column in _axes(columns).items() if name not in _FOLLOW]
+    axes = [_Axis.of(name, column, columns) for name, column in _axes(result, columns).items() if name not in _FOLLOW]
     pairs = (sorted(pair, key=lambda axis: len(axis.values)) for pair in combinations(axes, 2))
     maps = [_map(result.objective, columns, x, y) for x, y in pairs]
     uses = dict.fromkeys((axis.name for axis in axes), 0)
@@ -104,16 +106,20 @@ def telling_maps(result: SearchResult, most: int) -> list[HeatMap]:
     return chosen
 
 
-def _axes(columns: Columns) -> dict[str, NDArray[Any]]:
+def _axes(result: SearchResult, columns: Columns) -> dict[str, NDArray[Any]]:
     """The values of every plan on each axis on which plans differ."""
-    known = {
+    n = len(columns["status"])
+    if not n:
+        return {}
+    plan = (result.skipped or result.too_large)[0].plan if not result.ranked else result.ranked[0].own_plan()
+    replicate, shard = (columns.get(name, np.full(n, getattr(plan, name))) for name in ("dp_replicate", "dp_shard"))
+    known = {DATA_PARALLEL: replicate * shard}
+    known |= {
         name: column.astype(str) if column.dtype == object else column
         for name, column in columns.items()
         if name not in _NOT_AXES
     }
-    if "dp_shard" in known and "dp_replicate" in known:
-        known = {"dp": known["dp_replicate"] * known["dp_shard"], **known}
-    return {name: column for name, column in known.items() if len(column) and (column != column[0]).any()}
+    return {name: column for name, column in known.items() if (column != column[0]).any()}
 
 
 _NOT_AXES = ("status", "objective", "needs_gib")

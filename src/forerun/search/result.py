@@ -13,6 +13,7 @@ import numpy.typing as npt
 from forerun.analysis.prediction import Prediction
 from forerun.errors import ForerunError
 from forerun.plan.plan import Plan
+from forerun.search.front import Front
 from forerun.search.outcome import Outcome, Skipped, TooLarge
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class SearchResult:
     """how many places are exact"""
     outcome: Outcome = field(repr=False, compare=False)
     """of every possible plan"""
+    front: Front | None = None
+    """of step time and memory, where it was asked for"""
 
     @property
     def simulated(self) -> int:

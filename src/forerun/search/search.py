@@ -30,6 +30,8 @@ from forerun.network.network_file import Network
 from forerun.network.on_topology import check_size
 from forerun.program.types import F64
 from forerun.search.executor import AnswersPlans, Predictor, Question, Refused, executor_of
+from forerun.search.front import Front, time_and_memory_front
+from forerun.search.orders import Groups
 from forerun.search.outcome import Outcome, Status
 from forerun.search.result import REFUSED_RULE, Objective, SearchResult
 from forerun.search.screening import Screening
@@ -65,6 +67,7 @@ def search(
     space: Extent = "default",
     keep: int = 10,
     exhaustive: bool = False,
+    pareto: int | None = None,
     workers: int | None = None,
     network: Network | None = None,
     measured: Measured | None = None,
@@ -86,6 +89,7 @@ def search(
             axes on the nodes (see `search.space`).
         keep: how many places have to be exact; the rest may be skipped where a bound shows that it comes after them.
         exhaustive: simulate everything that could fit.
+        pareto: find the front of step time and memory too, simulating at most so many plans more for it.
         workers: processes, or CPUs of a Ray cluster; one for each CPU, or all of them, unless given.
         network: what the GPUs communicate over in place of the links of the cluster.
         measured: the user's own times of kernels and collectives, which go over the shipped ones.
@@ -125,6 +129,7 @@ def search(
         screening = Screening(UnitRuns(model, cluster, network, measured), chosen.stack)
         run = Simulating(screening, table, objective, keep, exhaustive or predictor is not predict, tally)
         run.run(answers, progress)
+        front = None if pareto is None else run.front(answers, pareto, progress)
     if not run.predictions and not run.screened.too_large.any():
         raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
     outcome = run.outcome(chosen, cluster.device.memory_bytes / GIB)
@@ -145,6 +150,7 @@ def search(
         same=tally.same,
         keep=keep,
         outcome=outcome,
+        front=front,
     )
 
 
@@ -177,6 +183,7 @@ class Simulating:
         self, screening: Screening, table: SpaceTable, objective: Objective, keep: int, exhaustive: bool, tally: Tally
     ) -> None:
         self._table, self._objective, self._keep, self._tally = table, objective, keep, tally
+        self._screening = screening
         self.screened = screening.run(table)
         self._memory = objective == "memory"
         self._bound = self.screened.need_bytes / GIB if self._memory else self.screened.time_s.copy()
@@ -203,6 +210,31 @@ class Simulating:
         if progress:
             progress(total, total)
 
+    def front(self, answers: AnswersPlans, most: int, progress: Callable[[int, int], None] | None) -> Front:
+        """The front of step time and memory of what fits; at most so many plans more are simulated for it."""
+        rows = np.flatnonzero(self._status == Status.SKIPPED)
+        close = TimeBound(self._screening) if self._close is None else self._close
+
+        def closer(place: int) -> float:
+            row = int(rows[place])
+            return close.least_step_s(self._table.plan(row), self._groups(row))
+
+        return time_and_memory_front(
+            [self.predictions[row] for _, row in sorted(self.ranked)],
+            self.screened.time_s[rows],
+            self.screened.need_bytes[rows] / GIB,
+            lambda place: self._table.plan(int(rows[place])),
+            answers,
+            most,
+            closer,
+            progress,
+        )
+
+    def _groups(self, row: int) -> Groups:
+        groups = self._table.groups[int(self._table.mesh[row])]
+        assert groups is not None  # a plan without is impossible
+        return groups
+
     @property
     def last_place(self) -> float:
         """Objective of the last place that has to be exact; infinite until so many plans fit."""
@@ -212,9 +244,8 @@ class Simulating:
     def _closer(self, row: int) -> float:
         """A closer bound of the time of the plan in `row`."""
         assert self._close is not None
-        groups = self._table.groups[int(self._table.mesh[row])]
-        assert groups is not None  # a plan without is impossible
-        self._bound[row] = max(float(self._bound[row]), self._close.least_step_s(self._table.plan(row), groups))
+        close = self._close.least_step_s(self._table.plan(row), self._groups(row))
+        self._bound[row] = max(float(self._bound[row]), close)
         return float(self._bound[row])
 
     def _record(self, row: int, answer: Prediction | Refused) -> None:
