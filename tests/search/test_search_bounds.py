@@ -35,7 +35,7 @@ def held_to_simulations(model, table, stack, rows, network=None):
     for row in rows:
         plan, groups = table.plan(row), table.groups[int(table.mesh[row])]
         prediction = predict(model, plan, CLUSTER, network)
-        assert screened.need_bytes[row] / GIB <= prediction.peak_allocated_gib * ROUND, plan
+        assert screened.need_bytes[row] / GIB <= prediction.peak_reserved_gib * ROUND, plan
         if screened.too_large[row]:
             assert not prediction.fits, plan
             continue

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+import numpy as np
+import numpy.typing as npt
+
 from forerun.search.result import SearchResult
 
 BINS = 10
@@ -26,26 +29,25 @@ class Bin:
 def runtime_histogram(result: SearchResult, bins: int = BINS) -> list[Bin]:
     """Step times of what fits, and lower bounds of what was skipped for its time, in bins of equal ratio."""
     simulated = [prediction.step_time_s for prediction in result.ranked]
-    bounded = [] if result.objective == "memory" else [each.at_least for each in result.skipped]
+    bounded = () if result.objective == "memory" else result.bounds_of_skipped
     return histogram(simulated, bounded, bins)
 
 
-def histogram(simulated: Sequence[float], bounded: Sequence[float] = (), bins: int = BINS) -> list[Bin]:
+def histogram(simulated: npt.ArrayLike, bounded: npt.ArrayLike = (), bins: int = BINS) -> list[Bin]:
     """Times in seconds, and lower bounds of others, in at most so many bins of equal ratio; none for no times."""
-    times = [*simulated, *bounded]
-    if not times:
+    times = np.concatenate([np.asarray(simulated, np.float64), np.asarray(bounded, np.float64)])
+    if not len(times):
         return []
-    low, high = min(times), max(times)
+    low, high = float(times.min()), float(times.max())
     bins = 1 if low == high else min(bins, len(times))
     edges = [low * (high / low) ** (i / bins) for i in range(bins)] + [high]
     one, other = _counts(simulated, edges), _counts(bounded, edges)
     return [Bin(edges[i], edges[i + 1], one[i], other[i]) for i in range(bins)]
 
 
-def _counts(times: Sequence[float], edges: Sequence[float]) -> list[int]:
-    counts = [0] * (len(edges) - 1)
-    for time in times:
-        counts[sum(edge <= time for edge in edges[1:-1])] += 1
+def _counts(times: npt.ArrayLike, edges: Sequence[float]) -> list[int]:
+    place = np.searchsorted(np.array(edges[1:-1]), np.asarray(times, np.float64), side="right")
+    counts: list[int] = np.bincount(place, minlength=len(edges) - 1).tolist()
     return counts
 
 

@@ -102,7 +102,7 @@ class Outcome:
     bound: F64
     """lower bound of the objective; 0 where none was looked for"""
     need_gib: F64
-    """allocated memory, at least"""
+    """reserved memory, at least"""
     cause: npt.NDArray[np.uint8]
     """the largest of CAUSES in it"""
     cause_gib: F64

@@ -72,6 +72,11 @@ class SearchResult:
             places = "proved that nothing fits"
         return f"{places} after {self.simulated:,} of {possible:,} simulated"
 
+    @property
+    def bounds_of_skipped(self) -> npt.NDArray[np.float64]:
+        """Lower bounds of the objective of the plans that were skipped, (n,), the least first."""
+        return np.sort(self.outcome.bound[self.outcome.skipped().rows])
+
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Columns with one entry for each possible plan, (n,), in the order of `to_rows`.
 

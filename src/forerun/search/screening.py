@@ -38,7 +38,7 @@ class Screened:
     """Bounds of the plans of a table, each (n,)."""
 
     need_bytes: F64
-    """allocated memory of the first rank, at least"""
+    """reserved memory of the first rank, at least: what is allocated, and what the allocator loses when it is short"""
     cause: npt.NDArray[np.uint8]
     """the largest of CAUSES in it"""
     cause_bytes: F64
@@ -111,13 +111,13 @@ class Screening:
         """
         columns = np.array(np.broadcast_arrays(*parts, out.time_s[rows])[:-1])
         total = columns.sum(axis=0)
+        total = total + reserve_model().least_slack * np.maximum(0.0, total - resident)
         more = total > out.need_bytes[rows]
         cause = np.argmax(columns, axis=0)
         out.cause[rows] = np.where(more, cause, out.cause[rows])
         out.cause_bytes[rows] = np.where(more, columns.max(axis=0), out.cause_bytes[rows])
         out.need_bytes[rows] = np.where(more, total, out.need_bytes[rows])
-        lost = reserve_model().least_slack * np.maximum(0.0, total - resident)
-        out.too_large[rows] |= total + lost > self._limit - outside_allocator_bytes(0) - groups * _per_group()
+        out.too_large[rows] |= total > self._limit - outside_allocator_bytes(0) - groups * _per_group()
 
     def _groups(self, plans: PlanTable) -> F64:
         """Communicators that a plan has at least."""
