@@ -27,15 +27,19 @@ def explain(
     coverage: Coverage,
     band: str,
     network: NetworkUse | None,
+    replays: bool,
     notes: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
     """Lines that name the inputs, the models and the fitted constants behind each figure of a Prediction.
 
     `groups` are the communication groups in use, `outside_bytes` the memory that the allocator does not see,
     `limit_bytes` all of the fullest device's, `mfu` what MFU counts and divides by, `band` where the band of the time
-    comes from, `network` what collectives ran on in place of the cluster's links. `notes` come last.
+    comes from, `network` what collectives ran on in place of the cluster's links; with `replays` reserved memory is not
+    an estimate. `notes` come last.
     """
     device, model = cluster.device, reserve_model()
+    rules = "as replayed" if replays else f"with {model.least_slack:.0%} fragmentation"
+    estimate = f"allocated plus {model.slack:.0%} of what does not live through the whole step (fitted)"
     steps = sum(len(cls.block) for cls in program.rank_classes)
     links = ", ".join(f"{link.kind} {link.bytes_per_s / 1e9:.0f} GB/s per GPU" for link in cluster.links)
     if network is not None:
@@ -61,9 +65,9 @@ def explain(
         "hfu: FLOPs of the kernels that ran, recomputation included and causal attention halved, over the same peak",
         "peak_allocated_gib: tensors from allocation to last use in host issue order; the peak is on"
         f" {memory.rank_class}",
-        f"peak_reserved_gib: allocated plus {model.slack:.0%} of what does not live through the whole step (fitted)",
+        f"peak_reserved_gib: {_how_reserved(stack) if replays else estimate}",
         "peak_reserved_low_gib, peak_reserved_high_gib: residuals of published reserved peaks",
-        f"fits: with {model.least_slack:.0%} fragmentation and {outside_bytes / GIB:.2f} GiB of context and NCCL"
+        f"fits: {rules}, and {outside_bytes / GIB:.2f} GiB of context and NCCL"
         f" buffers within {limit_bytes / GIB:.1f} GiB",
     ]
     if cluster.price_per_gpu_hour is not None:
@@ -74,6 +78,11 @@ def explain(
 def _shown_by_steps(rates: KernelRates) -> list[str]:
     factors = [f"{one.name} x {getattr(rates, one.name):.3f}" for one in fields(rates) if getattr(rates, one.name) != 1]
     return [f"rates, by measured steps: {', '.join(factors)}"] if factors else []
+
+
+def _how_reserved(stack: Stack) -> str:
+    settings = stack.allocator or "default settings"
+    return f"what PyTorch's caching allocator holds in a replay of three steps, under {settings}"
 
 
 def _by_kind(coverage: Coverage) -> str:

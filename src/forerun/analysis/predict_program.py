@@ -76,7 +76,7 @@ def predict_program(
     )
     nodes = sum(int(np.sum([len(placed.blocks[int(number)]) for number in cls.block])) for cls in placed.rank_classes)
     folded = not whole_timeline and nodes > _MANY_NODES
-    return simulate_program(placed, subject, cluster, folded=folded, network=network, measured=measured)
+    return simulate_program(placed, subject, cluster, folded=folded, network=network, measured=measured, replays=True)
 
 
 def read_program(path: str | Path) -> Program:

@@ -102,6 +102,8 @@ class MemoryNeed:
     held: Reserved
     limit_bytes: int
     """memory of the device of the fullest rank class"""
+    replayed: bool
+    """what is held was replayed, not estimated"""
 
 
 def memory_need(
@@ -136,7 +138,7 @@ def memory_need(
         every = [held(number) for number in range(len(profiles))]
         fullest = replace(fullest, fits=all(one.fits for one in every), tight=any(one.tight for one in every))
     shown = profile(program, without=IN_GRAPHS) if graphs else profiles
-    return MemoryNeed(shown, worst, groups, outside, fullest, limits[worst])
+    return MemoryNeed(shown, worst, groups, outside, fullest, limits[worst], settings is not None)
 
 
 def simulate_program(
@@ -147,8 +149,9 @@ def simulate_program(
     folded: bool,
     network: Network | None = None,
     measured: Measured | None = None,
+    replays: bool = False,
 ) -> Simulation:
-    """Run `program` on `cluster` and read it.
+    """Run `program` on `cluster` and read it. With `replays` reserved memory is what the allocator holds.
 
     With `folded` the Timeline is of a Program whose equal runs of blocks are single nodes; the figures are the same.
     """
@@ -156,7 +159,14 @@ def simulate_program(
         program.ops, program.groups, cluster, subject.stack, subject.launching, subject.n_gpus, network, measured
     )
     return simulate_costed(
-        program, costs, subject, cluster, folded=folded, network=network, is_measured=measured is not None
+        program,
+        costs,
+        subject,
+        cluster,
+        folded=folded,
+        network=network,
+        is_measured=measured is not None,
+        replays=replays,
     )
 
 
@@ -265,6 +275,7 @@ def _read(
             covered,
             band_words(subject.stack, cluster, covered.share, exposed / step_s),
             use,
+            memory.replayed,
             subject.notes,
         ),
         network=use,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,7 @@ from forerun.model.catalog import load_any
 from forerun.model.layered import LayeredModel
 from forerun.network.on_topology import network_of
 from forerun.plan.complete import LAYERED, complete_plan
+from forerun.plan.stack import load_stack
 from forerun.report.allocation import allocation_record, print_allocation
 from forerun.report.console import console, print_prediction
 from forerun.report.documents import prediction_document
@@ -88,7 +90,8 @@ def predict(
         str | None,
         typer.Option(
             metavar="SETTINGS",
-            help="Replay PyTorch's caching allocator: default, or settings as in PYTORCH_CUDA_ALLOC_CONF.",
+            help="Settings of PyTorch's caching allocator, as in PYTORCH_CUDA_ALLOC_CONF, or default, in place of the"
+            " stack's; and what it does.",
         ),
     ] = None,
     report: Report = None,
@@ -104,7 +107,8 @@ def predict(
         raise ForerunError(f"predict: {given}")
     check_report(report)
     check_launch(launch, launch_out)
-    settings = None if allocator is None else AllocatorSettings.parse("" if allocator == "default" else allocator)
+    own_settings = "" if allocator in (None, "default") else str(allocator)
+    settings = None if allocator is None else AllocatorSettings.parse(own_settings)
     if program is not None:
         own = {**fields, "plan_file": plan_file, "seq_len": seq_len, "global_batch": global_batch, "launch": launch}
         own["anchor"] = anchor
@@ -142,7 +146,8 @@ def predict(
         plan = complete_plan(values, n_gpus=gpus, global_batch=global_batch)
         measured = read_measured(kernel_profile, network_profile)
         write_launch_files(launch, launch_out, plan, spec, where)
-        setup = Setup(spec, plan, where, network_of(where, network), measured)
+        habits = load_stack(plan.stack) if settings is None else replace(load_stack(plan.stack), allocator=own_settings)
+        setup = Setup(spec, plan, where, network_of(where, network), measured, habits=habits, replays=True)
         simulation = simulate_setup(setup)
         if report is not None:
             write_page(report, prediction_document(simulation, sensitivities(setup, simulation), typed(context)))

@@ -145,6 +145,7 @@ def _setup(
         network=network_of(sections.network, cluster, machine.num_nodes, machine.n_gpus, f"{place}: network"),
         pattern=pattern_in_force(pattern, sections.network, plan, at_training),
         kinds=machine.kinds,
+        replays=True,
         slow_links=sections.hardware.slow_links,
     )
     with at(f"{place}: hardware: mixed"):
