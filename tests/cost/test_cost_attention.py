@@ -1,5 +1,7 @@
 """Fused attention: monotone, bounded, and additive over pieces of a sequence."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -76,17 +78,27 @@ def test_a_causal_mask_halves_long_sequences():
     )
 
 
-def test_pieces_of_a_sequence_cost_a_little_more_than_the_whole():
+def test_pieces_of_a_sequence_cost_about_as_much_as_the_whole():
     whole = seconds(seq_q=32768, seq_kv=32768)
     own = seconds(seq_q=8192, seq_kv=8192)
     far = seconds(seq_q=8192, seq_kv=8192, causal=False)
-    assert whole < 4 * own + 6 * far < 1.1 * whole
+    assert 0.95 * whole < 4 * own + 6 * far < 1.1 * whole
+
+
+def test_long_kernels_run_slower_and_no_piece_of_a_sequence_slower_than_they():
+    rates = replace(attention_rates(load_device("h100"), "flash3", 128), slowdown=0.2, slowdown_tau_s=4e-3)
+    length = 2 ** np.arange(10, 19)
+    dims = np.array([[1, 32, 8, s, s, 128, 1, 0, 128] for s in length.tolist()], np.float64).T
+    ratio = attention_s(dims, rates) / attention_s(dims, replace(rates, slowdown=0.0))
+    assert np.all(np.diff(ratio) > 0)
+    assert ratio[0] < 1.01
+    assert 1.19 < ratio[-1] < 1.2
 
 
 def test_backward_runs_two_and_a_half_times_the_flops_at_a_lower_rate():
     rate = attention_rates(load_device("h100"), "flash3", 128).backward_rate
     ratio = seconds(seq_q=32768, seq_kv=32768, backward=True) / seconds(seq_q=32768, seq_kv=32768)
-    assert ratio == pytest.approx(BACKWARD_FLOPS / rate, rel=0.01)
+    assert ratio == pytest.approx(BACKWARD_FLOPS / rate, rel=0.03)
 
 
 def test_head_sizes_between_templates_pay_for_the_next_one():

@@ -66,7 +66,7 @@ def test_rows_and_columns_of_the_result_are_alike(m, n, k):
 
 
 @pytest.mark.parametrize(
-    ("device", "tflops"), [("a100", 231), ("h100", 724), ("h200", 719), ("b200", 1394), ("gb200", 1492), ("l40s", 198)]
+    ("device", "tflops"), [("a100", 254), ("h100", 724), ("h200", 719), ("b200", 1394), ("gb200", 1492), ("l40s", 198)]
 )
 def test_large_products_reach_the_typical_measured_rate(device, tflops):
     time = seconds(16384, 16384, 16384, gemm_rates(load_device(device), "bf16"))
@@ -103,6 +103,20 @@ def test_misaligned_operands_are_slower_where_the_profile_says_so():
     rates = replace(gemm_rates(load_device("h100"), "bf16"), misaligned=0.2)
     assert seconds(4096, 4096, 4100, rates) > 1.1 * seconds(4096, 4096, 4096, rates)
     assert seconds(4100, 4096, 4096, rates) < 1.01 * seconds(4096, 4096, 4096, rates)
+
+
+def test_rows_that_are_no_multiple_of_16_are_slower_where_the_profile_says_so():
+    rates = replace(gemm_rates(load_device("h100"), "fp8"), odd_rows=0.2)
+    assert 1.15 < seconds(4097, 4096, 4096, rates) / seconds(4096, 4096, 4096, rates) < 1.21
+    assert seconds(4112, 4096, 4096, rates) < 1.01 * seconds(4096, 4096, 4096, rates)
+
+
+@given(pairs, sizes, sizes, sizes)
+def test_compute_and_memory_time_overlap_between_not_at_all_and_wholly(pair, m, n, k):
+    rates = gemm_rates(*pair)
+    times = [seconds(m, n, k, replace(rates, overlap=power)) for power in (1.0, 1.5, 3.0, 8.0)]
+    assert times == sorted(times, reverse=True)
+    assert times[0] - rates.launch_s <= 2 * (times[-1] - rates.launch_s)
 
 
 def test_quantising_inside_the_kernel_costs_passes_over_the_first_operand():

@@ -62,7 +62,7 @@ def coverage(program: Program, costs: StepCosts) -> Coverage:
     is_kernel = (ops.kind <= OpKind.P2P) & (spent > inside)
     outside = np.where(is_kernel, spent - inside, 0.0)
     return Coverage(
-        share=sum(kind.share * kind.inside for kind in by_kind.values()),
+        share=min(1.0, sum(kind.share * kind.inside for kind in by_kind.values())),
         by_kind=by_kind,
         outside=tuple(
             (_described(ops, row, program.groups), float(outside[row]) / total)

@@ -47,7 +47,7 @@ def calibrate(
     """
     cluster = load_cluster(device)
     if tables is not None and not kernels and not network and table_device is not None:
-        samples = read_tables(tables, table_device, cluster.device)
+        samples = read_tables(tables, table_device)
     elif tables is None and table_device is None and (kernels or network):
         samples = read_samples(kernels or [], network or [], cluster.node_size)
     else:

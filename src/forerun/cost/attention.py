@@ -4,9 +4,10 @@ For queries s_q, keys s_k, `pairs` of them a query attends on average (s_k / 2 u
 sizes D of queries and keys and Dv of values:
 
     all = 2 b H s_q (D + Dv) (pairs + c) / P       work, c extra keys a query: diagonal, prologue, softmax tail
+    all' = all (1 + d T / (T + tau)),  T = all at c = 0    long kernels slow down, as matrix products do
     one = L 2 128 (D + Dv) (s_k + c) SM / P        exposed part of the longest block of 128 queries
     M = bytes of queries, keys, values, output over the bandwidth
-    t = t0 + ((all + one)^4 + M^4)^(1/4)
+    t = t0 + ((all' + one)^4 + M^4)^(1/4)
 
 The backward pass executes 2.5 times the FLOPs (FlashAttention-2, section 4.1) at a lower rate.
 """
@@ -90,6 +91,8 @@ class AttentionRates:
     launch_s: float
     tail_rows: float
     """exposed queries of the longest row block, times multiprocessors"""
+    slowdown: float
+    slowdown_tau_s: float
     bytes_per_s: float
     padded: float
     """head size that the kernel computes on, over the real one"""
@@ -115,6 +118,8 @@ def _at(table: dict[int, AttentionEntry], head_dim: float) -> AttentionEntry:
         extra_keys=between(keys) / between(slope),
         launch_us=between([table[size].launch_us for size in sizes]),
         tail=between(tail) / between(slope),
+        slowdown=between([table[size].slowdown for size in sizes]),
+        slowdown_tau_us=between([table[size].slowdown_tau_us for size in sizes]),
     )
 
 
@@ -140,6 +145,8 @@ def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile
         extra_keys=entry.extra_keys,
         launch_s=entry.launch_us * _US,
         tail_rows=entry.tail * _ROWS * device.multiprocessors,
+        slowdown=entry.slowdown,
+        slowdown_tau_s=entry.slowdown_tau_us * _US,
         bytes_per_s=profile.attention.hbm_fraction * device.memory_bytes_per_s,
         padded=padded / head_dim,
         calibrated=profile.calibrated and head_dim in profile.attention.head_dim,
@@ -161,7 +168,10 @@ def attention_s(dims: F64, rates: AttentionRates, speed: float | F64 = 1.0) -> F
     rate = rates.flops_per_s * np.where(is_backward, rates.backward_rate * speed, speed)
     per_pair = 2.0 * rates.padded * width * np.where(is_backward, BACKWARD_FLOPS, 1.0)
     per_pair = per_pair / np.minimum(rate, rates.peak_flops_per_s)
-    work = batch * heads * np.maximum(seq_q, _ROWS) * per_pair * (keys + rates.extra_keys)
+    per_key = batch * heads * np.maximum(seq_q, _ROWS) * per_pair
+    ideal = per_key * keys
+    slower = 1.0 + rates.slowdown * ideal / (ideal + rates.slowdown_tau_s)
+    work = per_key * (keys + rates.extra_keys) * slower
     tail = rates.tail_rows * per_pair * (seq_kv + rates.extra_keys)
     traffic = _BYTES * batch * (seq_q * heads + seq_kv * kv_heads) * width / rates.bytes_per_s
     traffic = traffic * np.where(is_backward, _BACKWARD_PASSES, 1.0)

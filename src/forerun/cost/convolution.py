@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.cost.gemm import DGRAD, WGRAD, GemmRates
+from forerun.cost.gemm import DGRAD, WGRAD, GemmRates, overlapped_s
 from forerun.program.types import F64
 
 _PARTIAL_BYTES = 8.0
@@ -39,5 +39,4 @@ def convolution_s(dims: F64, rates: GemmRates, speed: float = 1.0) -> F64:
         compute = compute * (1.0 + rates.misaligned * ((n % step != 0) | (k % step != 0)))
     partial = np.where(split > 1.0, result * split * _PARTIAL_BYTES, 0.0)
     memory = (operand_bytes + result * rates.output_bytes + partial) / rates.bytes_per_s
-    time: F64 = rates.launch_s + np.cbrt(compute**3 + memory**3)
-    return time
+    return np.asarray(rates.launch_s + overlapped_s(compute, memory, rates), np.float64)

@@ -5,9 +5,10 @@ For (m, k) by (k, n), `batch` times, with x0 waves and k0 of padding:
     F = 2 (batch m n + x0 128 128 SM) (k + k0) / P        work, with a half-open last wave and a pipeline to fill
     F' = F (1 + d T / (T + tau)),  T = 2 batch m n k / P    long kernels slow down
     M = (operands + result) / BW
-    t = t0 + (F'^3 + M^3)^(1/3)                           smooth maximum of compute and memory time
+    t = t0 + (F'^o + M^o)^(1/o)                           overlap of compute and memory: none at o = 1, all at large o
 
-It grows strictly with m, n, k and batch, is differentiable, and never beats the roofline of the device's peaks.
+It grows strictly with m, n, k and batch and is differentiable, apart from misaligned shapes where a profile makes them
+slower, and never beats the roofline of the device's peaks.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ DGRAD = 1
 _US = 1e-6
 _TILE = 128 * 128
 _ALIGN_BYTES = 16
+_ROWS = 16
 
 DTYPE_BYTES = {
     "fp32": (4.0, 4.0),
@@ -53,7 +55,9 @@ class GemmRates:
     depth_pad: float
     slowdown: float
     slowdown_tau_s: float
+    overlap: float
     misaligned: float
+    odd_rows: float
     quant_passes: float
     input_bytes: float
     output_bytes: float
@@ -88,7 +92,9 @@ def gemm_rates(device: Device, dtype: str, profile: Profile | None = None) -> Ge
         depth_pad=entry.depth_pad,
         slowdown=entry.slowdown,
         slowdown_tau_s=entry.slowdown_tau_us * _US,
+        overlap=entry.overlap,
         misaligned=entry.misaligned,
+        odd_rows=entry.odd_rows,
         quant_passes=entry.quant_passes,
         input_bytes=input_bytes,
         output_bytes=output_bytes,
@@ -128,6 +134,8 @@ def gemm_s(
     if rates.misaligned:
         step = _ALIGN_BYTES / rates.input_bytes
         compute = compute * (1.0 + rates.misaligned * ((n % step != 0) | (k % step != 0)))
+    if rates.odd_rows:
+        compute = compute * (1.0 + rates.odd_rows * (m % _ROWS != 0))
     accumulate = np.asarray(accumulate_bytes, np.float64)
     operands = batch * (m + n) * k * rates.input_bytes
     stored = result * np.where(accumulate > 0, 0.0, rates.output_bytes)
@@ -135,5 +143,11 @@ def gemm_s(
     exposed = rates.accumulate_exposed * added
     memory = (operands + stored) / rates.bytes_per_s + (added - exposed)
     quantised = rates.quant_passes * 3.0 * batch * m * k / rates.bytes_per_s
-    time: F64 = rates.launch_s + np.cbrt(compute**3 + memory**3) + exposed + quantised
+    time: F64 = rates.launch_s + overlapped_s(compute, memory, rates) + exposed + quantised
+    return time
+
+
+def overlapped_s(compute_s: F64, memory_s: F64, rates: GemmRates) -> F64:
+    """Seconds of a kernel that computes and moves bytes side by side, as far as the device's kernels do."""
+    time: F64 = (compute_s**rates.overlap + memory_s**rates.overlap) ** (1.0 / rates.overlap)
     return time

@@ -50,8 +50,12 @@ class GemmEntry:
     slowdown_tau_us: float
     """length of a kernel at half of that"""
     source: str
+    overlap: float = 3.0
+    """power of the norm that joins compute and memory time: 1 one after the other, large the longer alone"""
     misaligned: float = 0.0
     """how much longer where n or k is not a multiple of 16 bytes"""
+    odd_rows: float = 0.0
+    """how much longer where m is not a multiple of 16"""
     quant_passes: float = 0.0
     """passes over the first operand that quantise it inside the kernel"""
 
@@ -77,6 +81,10 @@ class AttentionEntry:
     launch_us: float
     tail: float
     """exposed share of the longest row block"""
+    slowdown: float = 0.0
+    """how much longer a very long kernel takes than its rate says"""
+    slowdown_tau_us: float = 1000.0
+    """length of a kernel at half of that"""
 
 
 @dataclass(frozen=True, slots=True)

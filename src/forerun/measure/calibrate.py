@@ -16,13 +16,12 @@ from forerun.cost.profile_text import profile_text
 from forerun.errors import ForerunError
 from forerun.measure.fit import mape
 from forerun.measure.new_profile import LINKS, NewPart, at_device, fitted_on, with_parts, with_roles
-from forerun.measure.parts import ALL, Fitted, Part, backward_rates, parts_of, role_rates, rows_of
+from forerun.measure.parts import ALL, FOLDS, Fitted, Part, backward_rates, parts_of, role_rates, rows_of
 from forerun.measure.samples import Samples
 from forerun.program.types import F64
 from forerun.units import GIGA
 
 _US = 1e-6
-_FOLDS = 5
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class ErrorRow:
     before: float
     after: float
     left_out: float | None
-    """of rows that the fit did not see, over five fits; None where there are too few rows for that"""
+    """of rows that no fit saw, over several fits (see Part.folds); None where there are too few rows for that"""
     kept: bool
     """whether the profile takes these constants"""
 
@@ -157,19 +156,20 @@ def _errors(part: Part, fitted: Fitted) -> Iterator[ErrorRow]:
 
 def _left_out(part: Part) -> F64 | None:
     """Seconds of every row under constants that were fitted without it and its neighbours."""
-    fold = folds(part.together)
-    if any((fold != number).sum() < part.least for number in range(_FOLDS)) or len(np.unique(fold)) < _FOLDS:
+    fold = folds(part.together, part.folds)
+    numbers = np.unique(fold).tolist()
+    if any((fold != number).sum() < part.least for number in numbers) or len(numbers) < FOLDS:
         return None
     time_s = np.empty(len(part))
-    for number in range(_FOLDS):
+    for number in numbers:
         without = part.fit(rows_of(part.table, fold != number))
         time_s[fold == number] = without.time_s(rows_of(part.table, fold == number))
     return time_s
 
 
-def folds(together: F64) -> npt.NDArray[np.int64]:
-    """Fold of every row: rows that agree in all columns of `together` share one, always the same one."""
+def folds(together: F64, count: int) -> npt.NDArray[np.int64]:
+    """Fold of every row, `count` of them or fewer: rows that agree in all of `together` share one, always the same."""
     _, group = np.unique(together, axis=0, return_inverse=True)
-    order = np.random.default_rng(0).permutation(int(group.max()) + 1) % _FOLDS
+    order = np.random.default_rng(0).permutation(int(group.max()) + 1) % count
     found: npt.NDArray[np.int64] = order[group.ravel()].astype(np.int64)
     return found

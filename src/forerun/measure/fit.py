@@ -29,7 +29,7 @@ _SCALE = 0.1
 """log error beyond which a measurement loses weight"""
 _SHARE = 0.8
 """share of the HBM peak that attention streams at"""
-LEAST_ROWS = {"gemm": 9, "attention": 5, "bytes": 4, "collectives": 9}
+LEAST_ROWS = {"gemm": 10, "attention": 7, "bytes": 4, "collectives": 9}
 """measurements without which a fit is refused"""
 
 
@@ -51,6 +51,8 @@ class _Parameter:
     low: float
     high: float
     shift: float = 0.0
+    prior: float = 0.0
+    """pull towards `start`, in residuals a unit of the logarithm: for constants that few measurements tell apart"""
 
 
 def mape(predicted_s: F64, measured_s: F64) -> float:
@@ -82,11 +84,11 @@ def _fit(
         import scipy.optimize as optimize
     except ImportError:
         raise ForerunError("fitting constants needs scipy: pip install 'forerun[measure]'") from None
-    shift = np.array([p.shift for p in parameters])
+    shift, prior = (np.array([getattr(p, key) for p in parameters]) for key in ("shift", "prior"))
 
     def residual(x: F64) -> F64:
-        error: F64 = np.sqrt(weight) * np.log(model_s(np.exp(x) - shift) / measured_s)
-        return error
+        error = np.sqrt(weight) * np.log(model_s(np.exp(x) - shift) / measured_s)
+        return np.concatenate([error, prior * (x - start)])
 
     low, high, start = (
         np.log(np.array([getattr(p, key) for p in parameters]) + shift) for key in ("low", "high", "start")
@@ -110,7 +112,9 @@ def gemm_constants(entry: GemmEntry, peaks: Peaks, input_bytes: float = 2.0, out
         depth_pad=entry.depth_pad,
         slowdown=entry.slowdown,
         slowdown_tau_s=entry.slowdown_tau_us * _US,
+        overlap=entry.overlap,
         misaligned=entry.misaligned,
+        odd_rows=entry.odd_rows,
         quant_passes=entry.quant_passes,
         input_bytes=input_bytes,
         output_bytes=output_bytes,
@@ -138,7 +142,7 @@ def fit_gemm(
     """Constants of forward products (columns m, n, k, latency_us) and their mean absolute error in percent.
 
     A column `batch` may say how many products a kernel runs. `quantises`: the measured kernels cast the first operand
-    inside the timing.
+    inside the timing, and pad it to 16 rows.
     """
     m, n, k, latency_us = _columns(data, ("m", "n", "k", "latency_us"), LEAST_ROWS["gemm"])
     batch = _optional(data, "batch", np.ones_like(m))
@@ -150,12 +154,16 @@ def fit_gemm(
         _Parameter(100.0, 1.0, 2000.0),
         _Parameter(0.15, 0.0, 1.0, 0.1),
         _Parameter(1000.0, 50.0, 20000.0),
-        *([_Parameter(1.5, 0.0, 5.0, 0.5)] if quantises else []),
+        _Parameter(3.0, 1.0, 8.0),
+        *([_Parameter(1.5, 0.0, 5.0, 0.5), _Parameter(0.05, 0.0, 1.0, 0.1)] if quantises else []),
     ]
 
     def entry(x: F64) -> GemmEntry:
-        p, bandwidth, launch, wave, depth, slow, tau, *rest = (float(value) for value in x)
-        return GemmEntry(p, bandwidth, launch, wave, depth, slow, tau, source, quant_passes=rest[0] if rest else 0.0)
+        p, bandwidth, launch, wave, depth, slow, tau, overlap, *rest = (float(value) for value in x)
+        passes, odd_rows = rest or (0.0, 0.0)
+        return GemmEntry(
+            p, bandwidth, launch, wave, depth, slow, tau, source, overlap, odd_rows=odd_rows, quant_passes=passes
+        )
 
     def model_s(x: F64) -> F64:
         return gemm_s(m, n, k, gemm_constants(entry(x), peaks, input_bytes, output_bytes), batch)
@@ -184,6 +192,8 @@ def attention_constants(entry: AttentionEntry, peaks: Peaks) -> AttentionRates:
         extra_keys=entry.extra_keys,
         launch_s=entry.launch_us * _US,
         tail_rows=entry.tail * 128 * peaks.multiprocessors,
+        slowdown=entry.slowdown,
+        slowdown_tau_s=entry.slowdown_tau_us * _US,
         bytes_per_s=_SHARE * peaks.hbm_gb_s * GIGA,
         padded=1.0,
         calibrated=True,
@@ -222,16 +232,18 @@ def fit_attention(data: Columns, peaks: Peaks, kv_cache: bool = False) -> tuple[
     parameters = [
         _Parameter(0.6 * peaks.tflops, 0.02 * peaks.tflops, peaks.tflops),
         _Parameter(300.0, 1.0, 3000.0),
-        _Parameter(8.0, 0.5, 100.0),
+        _Parameter(8.0, 2.0, 100.0),
         _Parameter(0.4, 0.0, 3.0, 0.1),
+        _Parameter(0.15, 0.0, 1.0, 0.1),
+        _Parameter(3000.0, 50.0, 20000.0),
         *([_Parameter(2.0, 0.0, 20.0, 0.5)] if kv_cache else []),
     ]
 
     def entry(x: F64) -> AttentionEntry:
-        return AttentionEntry(*(float(value) for value in x[:4]))
+        return AttentionEntry(*(float(value) for value in x[:6]))
 
     def passes(x: F64) -> float:
-        return float(x[4]) if kv_cache else 0.0
+        return float(x[6]) if kv_cache else 0.0
 
     def model_s(x: F64) -> F64:
         kernel_s = attention_s(dims, attention_constants(entry(x), peaks), speed)
@@ -279,19 +291,21 @@ def fit_collective(kind: Collective, data: Columns, link_gb_s: float) -> tuple[N
     """Constants of one collective inside a node, all group sizes together, and their mean absolute error in percent.
 
     Columns: num_gpus, message_bytes, latency_us. `link_gb_s` is the rate of a GPU's links, one direction, which
-    bounds the bandwidths.
+    bounds the bandwidths. Weak priors (what the fits of five devices have in common) hold constants that a few dozen
+    points do not tell apart.
     """
     ranks, size, latency_us = _columns(data, ("num_gpus", "message_bytes", "latency_us"), LEAST_ROWS["collectives"])
+    hop_us = 0.25 if kind == Collective.ALL_TO_ALL else 1.0
     parameters = [
-        _Parameter(6.0, 0.5, 100.0),
-        _Parameter(1.0, 0.01, 50.0),
-        _Parameter(0.02 * link_gb_s, 1e-3 * link_gb_s, link_gb_s),
-        _Parameter(2.0, 0.05, 50.0),
-        _Parameter(0.4 * link_gb_s, 0.02 * link_gb_s, 1.5 * link_gb_s),
-        _Parameter(15.0, 0.05, 200.0),
-        _Parameter(2.0, 0.0, 50.0, 0.5),
-        _Parameter(0.8 * link_gb_s, 0.05 * link_gb_s, 1.5 * link_gb_s),
-        _Parameter(0.5, 0.0, 2.0, 0.1),
+        _Parameter(6.0, 0.5, 100.0, prior=0.17),
+        _Parameter(hop_us, 0.01, 50.0, prior=0.07),
+        _Parameter(0.02 * link_gb_s, 1e-3 * link_gb_s, link_gb_s, prior=0.07),
+        _Parameter(2.0, 0.05, 50.0, prior=0.05),
+        _Parameter(0.4 * link_gb_s, 0.02 * link_gb_s, 1.5 * link_gb_s, prior=0.13),
+        _Parameter(15.0, 0.05, 200.0, prior=0.1),
+        _Parameter(2.0, 0.0, 50.0, 0.5, prior=0.05),
+        _Parameter(0.8 * link_gb_s, 0.05 * link_gb_s, 1.5 * link_gb_s, prior=0.33),
+        _Parameter(0.5, 0.0, 2.0, 0.1, prior=0.1),
     ]
 
     def model_s(x: F64) -> F64:

@@ -40,6 +40,7 @@ from forerun.units import GIGA, TERA
 
 _US = 1e-6
 _DEFAULT = "default"
+FOLDS = 5
 ALL = "all"
 """the class of all rows"""
 BACKWARD_ROLES = {DGRAD: "dgrad", WGRAD: "wgrad"}
@@ -73,6 +74,8 @@ class Part:
     """names of subsets of the rows whose errors are told"""
     kept: bool = True
     """whether the constants go into the profile"""
+    folds: int = FOLDS
+    """fits, each without one share of what is left out together, that tell the error of shapes left out"""
 
     def __len__(self) -> int:
         return len(self.table["latency_us"])
@@ -124,7 +127,8 @@ def _gemm(dtype: str, table: Table, old: Profile, device: Device, serving: bool)
         return Fitted(entry, partial(under, entry))
 
     def before(fitted: Fitted, rows: Table) -> F64:
-        return under(replace(present(old, dtype), quant_passes=fitted.entry.quant_passes), rows)
+        inside = {name: getattr(fitted.entry, name) for name in ("quant_passes", "odd_rows")}
+        return under(replace(present(old, dtype), **inside), rows)
 
     m, n, k = (table[name] for name in "mnk")
     large = (m >= 2048) & (np.minimum(n, k) >= 1024)
@@ -298,7 +302,8 @@ def _collective(name: str, table: Table, old: Profile, link_gb_s: float) -> Part
         return under(getattr(old.collectives, name), rows)
 
     size = table["message_bytes"]
-    return Part(f"collectives.{name}", table, LEAST_ROWS["collectives"], fit, before, size[:, None], _by_size(size))
+    section, together, least = f"collectives.{name}", size[:, None], LEAST_ROWS["collectives"]
+    return Part(section, table, least, fit, before, together, _by_size(size), folds=len(np.unique(size)))
 
 
 def _by_size(size: F64) -> dict[str, Mask]:

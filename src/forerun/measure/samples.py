@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.cluster.types import Device
 from forerun.cost.measured import ANY, Curve, KernelProfile
 from forerun.cost.measured_files import read_kernel_profile, read_network_profile
 from forerun.errors import ForerunError
@@ -91,20 +90,20 @@ def read_samples(kernels: Sequence[Path], network: Sequence[Path], node_size: in
     )
 
 
-def read_tables(folder: Path, name: str, device: Device) -> Samples:
-    """Measurements of `device`, called `name` in tables that inference stacks measured.
+def read_tables(folder: Path, name: str) -> Samples:
+    """Measurements of the device that is called `name` in tables that inference stacks measured.
 
     The folder holds gemm.parquet, attention_forward.parquet and nccl.parquet.
     Columns: gemm: device, dtype, m, n, k, latency_us; attention_forward: device, batch, seq, heads, kv_heads, head_dim,
     latency_us (causal) and, where known, stacks (how many measured a shape); nccl: device, op, num_gpus, message_bytes,
-    latency_us (several rows of a shape: their median). Where attention that one stack alone measured beats the peak of
-    the device, what is alone is not believed (a kernel that skips work) and is left out, with a note.
+    latency_us (several rows of a shape: their median). Attention that fewer than half of the usual number of stacks
+    measured is left out, with a note.
 
     Raises:
         ForerunError: pandas is missing, a file can't be read, lacks a column, or the device is in none of them.
     """
     gemm, attention, nccl = (_of_device(folder / file, name) for file in _TABLES)
-    believed = _believed(attention, device)
+    usual = _usual(attention)
     collectives: dict[str, Table] = {}
     for op, rows in nccl.groupby("op"):
         medians = rows.groupby(["num_gpus", "message_bytes"], as_index=False).latency_us.median()
@@ -115,13 +114,13 @@ def read_tables(folder: Path, name: str, device: Device) -> Samples:
             _TABLE_DTYPES.get(dtype, dtype): _columns(rows, ("m", "n", "k", "latency_us"))
             for dtype, rows in gemm.groupby("dtype")
         },
-        attention={ANY: _columns(attention[believed], shape)},
+        attention={ANY: _columns(attention[usual], shape)},
         collectives={name: table for name, table in collectives.items() if name in OPS},
         of_kernels=", ".join(_TABLES[:2]),
         of_network=_TABLES[2],
         serving=True,
-        notes=(f"attention: {(~believed).sum()} rows left out, of a stack alone that beats the device's peak",)
-        if not believed.all()
+        notes=(f"attention: {(~usual).sum()} rows left out, which few of the usual stacks measured",)
+        if not usual.all()
         else (),
     )
 
@@ -203,20 +202,20 @@ def _of_device(path: Path, device: str) -> Any:
     return rows
 
 
-def _believed(rows: Any, device: Device) -> Mask:
-    """Rows of attention but for those of one stack alone, at head sizes where these beat the device's peak."""
-    believed = np.ones(len(rows), np.bool_)
+def _usual(rows: Any) -> Mask:
+    """Rows of attention that at least half as many stacks measured as most of their head size.
+
+    The median of fewer is that of other kernels, up to twice as fast or a quarter slower; of a stack alone it may beat
+    the peak of the device.
+    """
+    usual = np.ones(len(rows), np.bool_)
     if "stacks" not in rows:
-        return believed
-    batch, seq, heads, head_dim, latency_us = (
-        rows[column].to_numpy(np.float64) for column in ("batch", "seq", "heads", "head_dim", "latency_us")
-    )
-    flops = 2.0 * batch * heads * seq**2 * head_dim
-    alone = rows.stacks.to_numpy() == 1
-    impossible = alone & (flops / (latency_us * _US) > device.peak("bf16"))
-    for size in np.unique(head_dim[impossible]):
-        believed &= ~(alone & (head_dim == size))
-    return believed
+        return usual
+    stacks, head_dim = rows.stacks.to_numpy(np.int64), rows.head_dim.to_numpy()
+    for size in np.unique(head_dim):
+        same = head_dim == size
+        usual[same] = 2 * stacks[same] >= np.bincount(stacks[same]).argmax()
+    return usual
 
 
 def _columns(rows: Any, names: Sequence[str]) -> Table:
