@@ -65,9 +65,11 @@ def validation_pictures(results: Sequence[RowResult]) -> dict[str, bytes]:
         for name, title, key in (
             ("by_device", "device", lambda each: each.row.gpu),
             ("by_class", "parallelism", lambda each: metrics.parallelism_class(each.row)),
-            ("by_gpus", "number of GPUs", lambda each: metrics.gpu_range(each.row)),
         ):
             out[f"residuals_{name}"] = _errors(shown, title, key)
+        out["residuals_by_gpus"] = _errors(
+            shown, "number of GPUs", lambda each: metrics.gpu_range(each.row), metrics.GPU_RANGES
+        )
     memory = {
         kind: [each for each in results if each.row.peak_mem_kind == kind and _memory(each)]
         for kind in ("allocated", "reserved")
@@ -148,12 +150,18 @@ def _diagonal(axes: Any, points: Sequence[tuple[float, float]]) -> None:
         axes.plot([low, high], [low * factor, high * factor], color=GREY, linewidth=0.6, linestyle="--")
 
 
-def _errors(results: Sequence[RowResult], what: str, key: Callable[[RowResult], str]) -> bytes:
-    """Errors of the step time by group: a box of the middle half, whiskers to 80 %, and every row."""
+def _errors(
+    results: Sequence[RowResult], what: str, key: Callable[[RowResult], str], order: Sequence[str] = ()
+) -> bytes:
+    """Errors of the step time by group: a box of the middle half, whiskers to 80 %, and every row.
+
+    Groups stand in `order`, or the largest first.
+    """
     groups: dict[str, list[RowResult]] = {}
     for each in results:
         groups.setdefault(key(each), []).append(each)
-    names = sorted(groups, key=lambda name: (-sum(each.row.tier == "A" for each in groups[name]), name))
+    largest = sorted(groups, key=lambda name: (-sum(each.row.tier == "A" for each in groups[name]), name))
+    names = [name for name in order or largest if name in groups]
     figure, (axes,) = panels(_WIDTH_INCHES, 1.3 + _ROW_INCHES * len(names))
     for edge in (-_NEAR, _NEAR):
         axes.axvline(100 * edge, color=GREY, linewidth=0.6, linestyle="--")
