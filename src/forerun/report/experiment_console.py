@@ -18,6 +18,7 @@ from forerun.experiment.result import (
     StragglerStudy,
     Variant,
 )
+from forerun.report import bands
 from forerun.report.console import bars, make_table
 from forerun.report.histogram import histogram
 from forerun.report.wording import percent, plan_words, rate, seconds
@@ -151,11 +152,11 @@ def _run_facts(result: RunResult) -> dict[str, str]:
     }
     if result.tokens_per_s is not None:
         facts["tokens/s"] = rate(result.tokens_per_s)
-    facts["MFU, HFU"] = f"{percent(prediction.mfu)}, {percent(prediction.hfu)}"
-    fits = "fits" if prediction.fits else "does not fit"
+    facts["undisturbed step"] = bands.step_time(prediction)
+    facts["MFU, HFU"] = f"{bands.mfu(prediction)}, {percent(prediction.hfu)}"
     facts["peak memory"] = (
-        f"{prediction.peak_allocated_gib:.1f} GiB allocated, {prediction.peak_reserved_gib:.1f} reserved of"
-        f" {prediction.memory_limit_gib:.1f}: {fits}"
+        f"{prediction.peak_allocated_gib:.1f} GiB allocated, {bands.reserved(prediction)} of"
+        f" {prediction.memory_limit_gib:.1f}: {bands.fits(prediction)}"
     )
     facts |= bill_facts(result.bill, request.sample)
     facts |= {"warning": "; ".join(prediction.warnings)} if prediction.warnings else {}
