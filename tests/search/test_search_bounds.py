@@ -137,3 +137,44 @@ def test_the_time_bound_is_close_without_communication():
     plan = Plan(seq_len=8192, n_microbatches=2, zero_stage=0, stack=habits_of("torchtitan").stacks[0])
     table = SpaceTable.of_plans([replace(plan, tp=8)], CLUSTER.node_size)
     assert held_to_simulations(model, table, plan.stack, [0]).min() > 0.95
+
+
+GROWING = [
+    {"n_microbatches": 2},
+    {"micro_batch": 2},
+    {"seq_len": 1024},
+    {"activation_checkpointing": "full"},
+    {"offload": "params"},
+    {"reshard_after_forward": "always", "n_microbatches": 4},
+]
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "megatron-core"])
+@pytest.mark.parametrize("pp", [1, 4])
+def test_bounds_grow_with_what_there_is_to_do(stack, pp):
+    model = replace(load_model("llama-3.1-8b"), n_layers=8)
+    reshard = "always" if pp == 1 else "never"
+    less = Plan(seq_len=512, dp_shard=8, tp=2, pp=pp, stack=stack, reshard_after_forward=reshard)
+    plans = [less, *(replace(less, **more) for more in GROWING)]
+    table = SpaceTable.of_plans(plans, CLUSTER.node_size)
+    fewer, more = (
+        [
+            TimeBound(Screening(UnitRuns(each, CLUSTER), stack)).least_step_s(table.plan(row), table.groups[row])
+            for row in range(len(plans))
+        ]
+        for each in (model, replace(model, n_layers=12))
+    )
+    for times in (fewer, more):
+        assert all(time_s >= times[0] for time_s in times), times
+    assert all(longer > shorter for longer, shorter in zip(more, fewer, strict=True))
+
+
+def test_bounds_have_no_steps_between_lengths():
+    model = replace(load_model("llama-3.1-8b"), n_layers=8)
+    lengths = range(4096, 4352, 16)
+    plans = [Plan(seq_len=length, dp_shard=8, tp=2, pp=2, n_microbatches=4) for length in lengths]
+    close = TimeBound(Screening(UnitRuns(model, CLUSTER), plans[0].stack))
+    groups = SpaceTable.of_plans(plans, CLUSTER.node_size).groups
+    times = np.array([close.least_step_s(plan, own) for plan, own in zip(plans, groups, strict=True)])
+    assert (np.diff(times) > 0).all()
+    assert (np.diff(times) < 0.02 * times[:-1]).all()

@@ -57,9 +57,8 @@ class TimeBound:
         pipeline = self._pipeline(plan)
         around = self._around(plan, groups, size)
         end = self._end_s(plan, groups, units, size, pipeline, around)
-        first, ranks = self._elements(pipeline, size)
-        least = min(self._after_s(plan, groups, *rank) for rank in ranks)
-        own = self._after_s(plan, groups, *first)
+        first, fewest = self._elements(pipeline, size)
+        least, own = (self._after_s(plan, groups, *elements) for elements in (fewest, first))
         last = 0.0 if pipeline.split else float(around.reduce[Part.EMBEDDING])
         stream = self._stream_s(plan, pipeline, around)
         return max(float(end.max()) + least, float(end[0]) + last + own, stream + own)
@@ -70,13 +69,12 @@ class TimeBound:
             self._pipelines[key] = Pipeline(self._runs.model, plan)
         return self._pipelines[key]
 
-    def _elements(self, pipeline: Pipeline, size: UnitSizes) -> tuple[tuple[float, float], set[tuple[float, float]]]:
-        """Dense and expert elements of the first rank, and of all."""
+    def _elements(self, pipeline: Pipeline, size: UnitSizes) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Dense and expert elements of the first rank, and the fewest of any rank."""
         dense, experts = pipeline.on_ranks @ size.dense, pipeline.on_ranks @ size.experts
         if self._runs.model.tied_embeddings and pipeline.both_ends:
             dense[0] -= size.dense[Part.EMBEDDING]
-        ranks = list(zip(dense.tolist(), experts.tolist(), strict=True))
-        return ranks[0], set(ranks)
+        return (float(dense[0]), float(experts[0])), (float(dense.min()), float(experts.min()))
 
     # -- collectives -------------------------------------------------------------------------------------------
 
