@@ -20,6 +20,7 @@ OWN_OPTIONS = {
     *("--kernels", "--tables", "--table-device", "--profile-out", "--network-out", "--source"),
     *("--nproc-per-node", "--no-python"),  # of torchrun
     *("--launch", "--launch-out"),
+    *("--space", "--headroom", "--pareto", "--pareto-plans", "--why", "--heat", "--pictures"),
     *("--anchor", "--leave-out", "--write"),
     "--mode",  # of the script that README.md traces
 }
