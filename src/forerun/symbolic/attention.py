@@ -247,17 +247,18 @@ def _pieces(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
     kit, s, plan = section.kit, section.kit.shapes, section.kit.plan
     own_f, own_b = _kernel_op(section, s.seq, s.seq, kit.model.causal, s.heads, s.kv_heads)
     far_f, far_b = _kernel_op(section, s.seq, _causal_keys(s.seq, kit.model.causal), False, s.heads, s.kv_heads)
-    hop = (kit.p2p("cp.hop", "cp", kv_bytes), Stream.CP)
     by_pytorch = kit.stack.cp_merge != "fused"
     gradients = kv_bytes // s.act_bytes * 4 if by_pytorch else kv_bytes
     home = (kit.p2p("cp.hop.gradients", "cp", gradients), Stream.CP)
     last = plan.cp - 1
-    there: list[Stage] = [*[(hop,)] * last, ()]
-    back: list[Stage] = [*[(hop, home)] * last, ()]
+    there: list[Stage]
+    back: list[Stage]
     if plan.cp_method == "allgather":
         gather = kit.collective("cp.gather", Collective.ALL_GATHER, "cp", kv_bytes * plan.cp, Stream.CP)
-        there = [*gather, *[()] * last]
-        back = [*gather, *[(home,)] * last]
+        there, back = [*gather, *[()] * last], [*gather, *[(home,)] * last]
+    else:
+        hop = (kit.p2p("cp.hop", "cp", kv_bytes), Stream.CP)
+        there, back = [*[(hop,)] * last, ()], [*[(hop, home)] * last, ()]
     merge_f, merge_b = kit.pattern("cp_merge", s.tokens * s.heads * s.v_head_dim, kit.stack.cp_merge)
 
     def stages(own: int, far: int, wires: list[Stage], merge: list[Stage]) -> list[Stage]:
