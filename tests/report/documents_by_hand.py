@@ -17,8 +17,10 @@ from forerun.report.documents import prediction_document, search_document
 from forerun.report.documents_of_runs import run_document
 from forerun.report.documents_of_studies import comparison_document, scaling_document, straggler_document
 from forerun.report.page import Document
+from forerun.report.sweep_document import sweep_document
 from forerun.search.result import SearchResult
 from forerun.search.search import search
+from forerun.search.sweep import Sweep, sweep
 
 KINDS = (
     "run",
@@ -30,6 +32,7 @@ KINDS = (
     "stragglers",
     "search",
     "search in vain",
+    "range",
 )
 
 
@@ -49,8 +52,23 @@ def answers() -> Answers:
 def found() -> SearchResult:
     fixed = {"pp": 1, "cp": 1}
     return search(
-        load_model("gpt2-small"), load_cluster("h100-sxm"), 8, 1024, 64, fixed=fixed, memory_limit_gib=8, workers=1
+        load_model("gpt2-small"),
+        load_cluster("h100-sxm"),
+        8,
+        1024,
+        64,
+        fixed=fixed,
+        memory_limit_gib=8,
+        workers=1,
+        pareto=100,
     )
+
+
+@lru_cache(maxsize=1)
+def found_range() -> Sweep:
+    fixed = {"pp": 1, "cp": 1, "tp": 1, "zero_stage": 3, "micro_batch": [1, 4]}
+    question = (load_model("gpt2-small"), load_cluster("h100-sxm"), (1, 8, 16), 1024, (64, 128))
+    return sweep(*question, fixed=fixed, memory_limit_gib=6, workers=1, pareto=100)
 
 
 def documents(name: str) -> dict[str, Document]:
@@ -66,5 +84,6 @@ def documents(name: str) -> dict[str, Document]:
         straggler_document(by_hand.straggler_study(name), name),
         search_document(found(), 10, (simulation, gains()), name, name),
         search_document(found(), 10, None, name, ""),
+        sweep_document(found_range(), (simulation, gains()), name, name),
     )
     return dict(zip(KINDS, made, strict=True))

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium, or name one in FORERUN_BROWSER"),
 ]
 WIDTHS = (360, 1600)
-BOTH = ("run", "prediction", "scaling", "comparison", "stragglers", "search")
+BOTH = ("run", "prediction", "scaling", "comparison", "stragglers", "search", "range")
 VIEWS = (*((kind, width) for kind in BOTH for width in WIDTHS), ("folded run", WIDTHS[0]))
 """pages and widths in which they are looked at"""
 FORBIDDEN = "http://127.0.0.1:9/forbidden.png"

@@ -115,3 +115,13 @@ def test_axes_that_do_not_differ_are_refused():
         heat_map(result, "tp", "cp")
     with pytest.raises(ForerunError, match="two axes, got 'tp' twice"):
         heat_map(result, "tp", "tp")
+
+
+def test_long_values_stand_under_each_other():
+    fixed = {"mesh_order": ["tp-cp-dp_shard-dp_replicate-pp", "pp-tp-cp-dp_shard-dp_replicate"], "micro_batch": [1, 2]}
+    question = (load_model("gpt2-small"), load_cluster("h100-sxm"), 16, 1024, 32)
+    result = search(*question, fixed={**fixed, "tp": 2, "pp": 2, "zero_stage": 3}, keep=1, workers=1)
+    for pair in (("mesh_order", "micro_batch"), ("micro_batch", "mesh_order")):
+        shown = heat_map(result, *pair)
+        assert (shown.x, shown.y) == ("micro_batch", "mesh_order")
+        assert len(shown.y_values) == 2

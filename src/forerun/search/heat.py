@@ -25,6 +25,8 @@ MOST_VALUES = 16
 """values of an axis that a map shows; of more, those with the best plans"""
 _USES = 2
 """maps that an axis is in, of those that are chosen"""
+_LONG = 15
+"""letters of a value, from which it needs a line of its own"""
 _FAR = 2.0
 """so many times the best value, and more, is equally out of reach"""
 _ROUNDS = 10
@@ -76,7 +78,10 @@ def heat_axes(result: SearchResult) -> tuple[str, ...]:
 
 
 def heat_map(result: SearchResult, x: str, y: str) -> HeatMap:
-    """The map of two axes. Raises ForerunError for one that the plans of the search don't differ in."""
+    """The map of two axes, `x` across unless its values are too long for that (orders of mesh axes).
+
+    Raises ForerunError for an axis that the plans of the search don't differ in.
+    """
     columns = result.columns()
     axes = _axes(result, columns)
     for name in (x, y):
@@ -84,17 +89,20 @@ def heat_map(result: SearchResult, x: str, y: str) -> HeatMap:
             raise ForerunError(f"no heat map of {name!r}: the plans differ in {', '.join(axes) or 'nothing'}")
     if x == y:
         raise ForerunError(f"a heat map needs two axes, got {x!r} twice")
-    return _map(result.objective, columns, _Axis.of(x, axes[x], columns), _Axis.of(y, axes[y], columns))
+    across, up = (_Axis.of(name, axes[name], columns) for name in (x, y))
+    if across.has_long_values and not up.has_long_values:
+        across, up = up, across
+    return _map(result.objective, columns, across, up)
 
 
 def telling_maps(result: SearchResult, most: int) -> list[HeatMap]:
     """The maps in which the choice on one axis depends most on the other; each axis is in at most two of them.
 
-    Of two axes, y has more values.
+    Of two axes, y has the longer or the more values.
     """
     columns = result.columns()
     axes = [_Axis.of(name, column, columns) for name, column in _axes(result, columns).items() if name not in _FOLLOW]
-    pairs = (sorted(pair, key=lambda axis: len(axis.values)) for pair in combinations(axes, 2))
+    pairs = (sorted(pair, key=lambda axis: (axis.has_long_values, len(axis.values))) for pair in combinations(axes, 2))
     maps = [_map(result.objective, columns, x, y) for x, y in pairs]
     uses = dict.fromkeys((axis.name for axis in axes), 0)
     chosen: list[HeatMap] = []
@@ -132,6 +140,11 @@ class _Axis:
     left_out: int
     place: NDArray[np.int64]
     """of every plan's value among `values`, -1 for those left out"""
+
+    @property
+    def has_long_values(self) -> bool:
+        """Whether its values have no room beside each other."""
+        return max(map(len, self.values)) > _LONG
 
     @classmethod
     def of(cls, name: str, column: NDArray[Any], columns: Columns) -> _Axis:
