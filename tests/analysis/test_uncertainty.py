@@ -49,6 +49,16 @@ def test_a_stack_on_which_nothing_was_fitted_has_a_wider_band_above() -> None:
     assert memory_band(NEW, "allocated").high > memory_band(KNOWN, "allocated").high
 
 
+def test_a_stack_that_few_steps_inform_is_not_a_fitted_one() -> None:
+    least = residuals().least_rows
+    for rows, fitted in ((least - 1, False), (least, True)):
+        stack = replace(
+            KNOWN, fitted={"memory_rate": f"fitted on {rows} published steps", "network_rate": "not fitted"}
+        )
+        assert is_fitted(stack) is fitted
+    assert not is_fitted(replace(KNOWN, fitted={"memory_rate": "another's, fitted on 90 published steps"}))
+
+
 def test_a_device_whose_clock_was_not_fitted_widens_both_sides() -> None:
     other = load_cluster("h100-pcie")
     assert is_fitted(CLUSTER.device)

@@ -20,6 +20,7 @@ under load was not fitted adds a variance of its own, and so does each doubling 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -31,9 +32,9 @@ import yaml
 from forerun.cluster.types import Cluster, Device, KernelRates
 from forerun.plan.stack import Stack
 
-_GROUPS = {"fitted": "with fitted rates", "unfitted": "on which nothing was fitted"}
-_FITTED = "fitted on"
-"""how the `fitted` of a stack and the `source` of a device begin where measured steps inform the figure"""
+_GROUPS = {"fitted": "with fitted rates", "unfitted": "to which few steps or none were fitted"}
+_FITTED = re.compile(r"fitted on (?:whole|(\d+)) published")
+"""how the `fitted` of a stack (with its number of steps) and the `source` of a device begin where steps inform them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Residuals:
     scale: float
     """standard error of each doubling of GPUs beyond `gpus_seen`"""
     gpus_seen: int
+    least_rows: int
+    """measured steps that make a stack a fitted one"""
     allocated: Mapping[str, Quantiles]
     """by `fitted` and `unfitted`"""
     reserved: Mapping[str, Quantiles]
@@ -94,10 +97,11 @@ def residuals() -> Residuals:
 
 
 def is_fitted(habits: Stack | Device) -> bool:
-    """Whether measured steps inform the rates of a stack, or the clock of a device under load."""
+    """Whether measured steps, and of a stack enough of them, inform its rates, or the clock of a device under load."""
     if isinstance(habits, Device):
-        return habits.source.get("sustained", "").startswith(_FITTED)
-    return any(how.startswith(_FITTED) for how in habits.fitted.values())
+        return _FITTED.match(habits.source.get("sustained", "")) is not None
+    found = (_FITTED.match(how) for how in habits.fitted.values())
+    return max((int(one[1] or 0) for one in found if one), default=0) >= residuals().least_rows
 
 
 def group_of(stack: Stack) -> str:
