@@ -94,6 +94,9 @@ class Stack:
     reduce_dtype: Literal["fp32", "bf16", "fp16", "param"] = "fp32"
     accumulate_dtype: Literal["fp32", "bf16", "fp16", "param"] = "param"
     """dtype of the gradient buffer that micro batches add into"""
+    late_accumulation: bool = False
+    """gradients of all units stay in their own dtype until the backward pass ends, and then go into a wider buffer
+    (DeepSpeed's BF16_Optimizer)"""
     fused_accumulation: bool = False
     """weight gradients are added to the buffer inside the matrix multiplication"""
     dummy_weight_grads: bool = False

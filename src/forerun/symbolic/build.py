@@ -22,6 +22,7 @@ from forerun.symbolic.mesh import groups_of
 from forerun.symbolic.optimizer import optimizer_block, resident_bytes
 from forerun.symbolic.pipeline import Wires
 from forerun.symbolic.schedule import SPLIT, Action, actions, rank_stages, stage_rank
+from forerun.symbolic.shapes import DTYPE_BYTES
 from forerun.symbolic.units import Staged, Unit, staged_transformer
 
 
@@ -108,6 +109,8 @@ class _Builder:
             plan.reshard_after_forward == "always" or (plan.reshard_after_forward == "default" and plan.pp == 1)
         )
         self.gather_once = plan.pp > 1 and not self.reshard
+        wider = DTYPE_BYTES[self.kit.accumulate_dtype] > self.kit.grad_bytes
+        self.late = stack.late_accumulation and wider and not self.parallel.fsdp
         self.root = self._root() if stack.joint_ends and self.parallel.fsdp and plan.pp == 1 else None
         self.reduce_last = plan.pp > 1 or not stack.fsdp_reduce_every_microbatch or plan.zero_stage < 3
         self.overlap_reduce = plan.overlap_grad_reduce and stack.grad_reduce_overlap
@@ -289,10 +292,10 @@ class _Builder:
             steps.add(part.backward, part.layer)
             if loss:
                 self._gather_ahead(steps, waiting)
-            if alone:
+            if alone and not self.late:
                 self._done(steps, part, first, last)
-        if self.root is not None:
-            self._done(steps, self.root, first, last)
+        for part in backward if self.late else [self.root] if self.root is not None else []:
+            self._done(steps, part, first, last)
         self._let_go(steps)
 
     def _done(self, steps: _Steps, part: _Part, first: bool, last: bool) -> None:

@@ -14,6 +14,7 @@ from forerun.plan.plan import Plan
 from forerun.validation.cluster_mapping import cluster_of
 from forerun.validation.hardware import Hardware
 from forerun.validation.plan_mapping import Inexpressible, plan_of
+from forerun.validation.room import with_room
 from forerun.validation.rows import Measurement
 
 DIMENSIONS = ("n_layers", "hidden", "n_heads", "n_kv_heads", "ffn_hidden", "vocab")
@@ -36,6 +37,7 @@ def map_row(row: Measurement, models: Mapping[str, ModelSpec], hardware: Hardwar
         model = _model_of(row, models, notes)
         plan = plan_of(row, model, notes)
         cluster = cluster_of(row, hardware, notes)
+        plan = with_room(row, model, plan, cluster, notes)
     except Inexpressible:
         raise
     except ForerunError as error:

@@ -15,6 +15,9 @@ from forerun.validation.wording import says
 FULL_RECOMPUTE_SHARE = 1 / 3
 """extra FLOPs of recomputing every block over model FLOPs: one forward of forward + backward's three"""
 
+NOT_STATED = "activation_checkpointing not stated: taken as none"
+"""the note of a row that leaves it open"""
+
 Fields = dict[str, Any]
 
 
@@ -236,7 +239,7 @@ def _checkpointing(row: Measurement, stack: str, notes: list[str]) -> Fields:
     if mode == "selective":
         return _selective(row, detail, stack, notes)
     if not mode:
-        notes.append("activation_checkpointing not stated: taken as none")
+        notes.append(NOT_STATED)
     every = re.search(wording.EVERY_NTH_LAYER, detail, re.IGNORECASE)
     return {"activation_checkpointing": mode or "none", "checkpoint_every": int(every[1]) if every else 1}
 
