@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         predict_program,
         search,
         simulate,
+        sweep,
         trace,
         trace_module,
     )
@@ -42,6 +43,7 @@ _HOMES = {
     "predict": "forerun.api",
     "search": "forerun.api",
     "simulate": "forerun.api",
+    "sweep": "forerun.api",
     "predict_program": "forerun.api",
     "trace": "forerun.api",
     "trace_module": "forerun.api",
@@ -75,6 +77,7 @@ __all__ = [
     "predict_program",
     "search",
     "simulate",
+    "sweep",
     "trace",
     "trace_module",
 ]

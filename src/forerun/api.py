@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from forerun.plan.plan import Plan
 from forerun.program.types import Program
 from forerun.search.result import SearchResult
 from forerun.search.search import search as _search
+from forerun.search.sweep import Sweep
+from forerun.search.sweep import sweep as _sweep
 from forerun.trace.module import trace_module
 from forerun.trace.record import trace_call as trace
 
@@ -36,6 +39,7 @@ __all__ = [
     "predict_program",
     "search",
     "simulate",
+    "sweep",
     "trace",
     "trace_module",
 ]
@@ -151,3 +155,22 @@ def search(
     where = _cluster(cluster)
     chosen = network_of(where, network)
     return _search(_model(model), where, n_gpus, seq_len, global_batch, network=chosen, **options)
+
+
+def sweep(
+    model: ModelSpec | str | Path,
+    cluster: Cluster | str | Path,
+    gpus: Sequence[int],
+    seq_len: int,
+    global_batches: Sequence[int],
+    *,
+    network: Network | str | Path | None = None,
+    **options: Any,
+) -> Sweep:
+    """A search for each number of GPUs and each global batch, and the best of them all.
+
+    `options` are those of `forerun.search.sweep.sweep`.
+    """
+    where = _cluster(cluster)
+    chosen = network_of(where, network)
+    return _sweep(_model(model), where, gpus, seq_len, global_batches, network=chosen, **options)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from kept_search import CLUSTER, TINY
 
+import forerun
 from forerun.errors import ForerunError
 from forerun.search.search import search
 from forerun.search.store import Remembering
@@ -130,3 +131,10 @@ def test_a_sweep_that_was_broken_off_simulates_only_what_is_missing(tmp_path, mo
 def test_a_sweep_needs_a_point():
     with pytest.raises(ForerunError, match="at least one number of GPUs and one global batch"):
         sweep(TINY, CLUSTER, [], 512, [16])
+
+
+def test_python_has_it_by_name():
+    fixed = {**FIXED, "micro_batch": 1, "reshard_after_forward": "always"}
+    found = forerun.sweep("gpt2-small", "h100-sxm", [2, 4], 512, [16], fixed=fixed, workers=1)
+    assert [point.n_gpus for point in found.points] == [2, 4]
+    assert found.best is found.points[1]

@@ -141,7 +141,7 @@ def sweep_plot(sweep: Sweep, panel: Panel) -> Plot:
 
 def heat_plot(shown: HeatMap) -> Plot:
     """The best plan for each pair of values. Cells are bars, which can have hatches."""
-    cells = heat_cells(shown)
+    cells = sorted(heat_cells(shown), key=lambda cell: cell.winner)  # the legend shows the first one
     by_kind = {known: [cell for cell in cells if cell.known == known] for known in LOOKS}
     data = [_cells(LOOKS[known], some) for known, some in by_kind.items() if some]
     columns, rows = len(shown.x_values), len(shown.y_values)

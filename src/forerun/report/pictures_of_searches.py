@@ -123,13 +123,11 @@ def heat_picture(shown: HeatMap) -> bytes:
     axes.set_yticks(range(rows), ["\n".join(label_lines(value)) for value in shown.y_values])
     axes.set_xlim(-0.5, columns - 0.5)
     axes.set_ylim(-0.5, rows - 0.5)
-    axes.set_xlabel(axis_name(shown.x))
+    axes.set_xlabel("\n".join(filter(None, (axis_name(shown.x), heat_words(shown)))))
     axes.set_ylabel(axis_name(shown.y))
     axes.grid(False)
     heading(axes, heat_title(shown))
     figure.legend(loc="outside lower left", ncols=len(LOOKS), frameon=False, fontsize=8)
-    if heat_words(shown):
-        figure.supxlabel(heat_words(shown), fontsize=8)
     return png(figure)
 
 
