@@ -54,6 +54,10 @@ def plan_words(plan: Plan) -> str:
     words.append(f"mb={plan.micro_batch}x{plan.n_microbatches}")
     if plan.activation_checkpointing != "none":
         words.append(f"AC={plan.activation_checkpointing}")
+    if plan.tp > 1 and not plan.sequence_parallel:
+        words.append("no SP")
+    if plan.offload != "none":
+        words.append(f"{plan.offload} offloaded")
     return ", ".join(words)
 
 
