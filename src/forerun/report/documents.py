@@ -178,8 +178,8 @@ def _maps(maps: Sequence[HeatMap]) -> list[Part]:
     legend = (
         "A cell is the best plan with these two values: its figure where it was simulated and nothing can be better;"
         " where plans were not simulated, what they take at the least (≥); where nothing fits, the GiB that the"
-        " smallest plan needs. Darker is better, the frame is the best of all. Where a cell is missing, no plan is possible or"
-        " another order of the mesh axes stands for it."
+        " smallest plan needs. Darker is better, the frame is the best of all. Where a cell is missing, no plan is"
+        " possible or another order of the mesh axes stands for it."
     )
     parts: list[Part] = [Heading("The best plan for each pair of values"), Text(legend, "note")]
     for shown in maps:
