@@ -18,8 +18,8 @@ class Meshes:
     """The world of a plan as device meshes. Axes of degree 1 are left out, as torchtitan leaves them out."""
 
     def __init__(self, plan: Plan, device: str = "cuda") -> None:
-        """Raises ImpossiblePlan where expert parallelism can't be cut out of the data-parallel ranks, or for an order of
-        the axes that PyTorch's own parallelisms don't make."""
+        """Raises ImpossiblePlan where expert parallelism can't be cut out of the data-parallel ranks, or for an order
+        of the axes that PyTorch's own parallelisms don't make."""
         if plan.mesh_order != DEFAULT_ORDER:
             raise ImpossiblePlan(f"impossible plan: mesh_order {plan.mesh_order}: torchtitan's is {DEFAULT_ORDER}")
         self.plan = plan
