@@ -69,7 +69,10 @@ def test_a_diff_shows_values_and_nothing_else(folder):
 
 def test_what_no_step_informs_says_so(folder):
     write_constants(all_constants(0.9, rows=0), folder)
-    assert at(folder, f"{STACKS}/nanotron.yaml", "fitted", "memory_rate").startswith("no published step informs it")
+    assert at(folder, f"{STACKS}/nanotron.yaml", "fitted", "memory_rate").endswith(
+        "eager-memory that forerun fit finds"
+    )
+    assert "userbuffers" in at(folder, f"{STACKS}/nemo.yaml", "fitted", "network_rate")
     assert at(folder, DEVICES, "devices", "h200-sxm-141gb", "source", "sustained").startswith("no training step")
 
 

@@ -71,4 +71,6 @@ def _origin(fitted: FittedConstant, name: str) -> str:
     if fitted.rows:
         known = next(place for place, rows in fitted.rows_of.items() if rows)
         return f"{known}'s, {how}"
+    if fitted.constant.kind is None:
+        return f"no published step informs it: {fitted.constant.source}"
     return f"no published step informs it: the value of {fitted.constant.kind} that forerun fit finds"
