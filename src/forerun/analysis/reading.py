@@ -34,7 +34,7 @@ from forerun.program.types import F64, FlatProgram, Program
 from forerun.program.unfold import unfold
 from forerun.units import GIB, PS_PER_S
 
-TIGHT = "memory is full: the allocator retries, which has cost published runs 8 to 27 % of their speed"
+TIGHT = "memory is full: the allocator retries, after giving back what it caches, and that time is not counted"
 """the warning of a Prediction that fits only so"""
 
 
