@@ -14,7 +14,7 @@ from forerun.fitting.steps import Step, StepTimes
 from forerun.program.types import F64
 
 INFORMS = 0.02
-"""a row informs a constant if 1 % of it changes its time by this many per cent of 1 %"""
+"""least |d log(time) / d log(constant)| of a row that informs a constant"""
 DIGITS = 3
 """significant digits of fitted values"""
 
