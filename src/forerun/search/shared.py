@@ -132,8 +132,8 @@ class Shared:
     def held(self, which: int) -> tuple[F64, F64, F64, F64]:
         """At the first (0) or the fullest (1) backward pass of the first rank, each (kinds,): bytes of activations,
         elements with gradients of earlier micro batches, elements of the unit whose turn it is."""
-        kept = self._by_unit([size.kept.sum(axis=1) for size in self.sizes])
-        rise = self._by_unit([size.backward_rise.sum(axis=1) for size in self.sizes])
+        kept = self._by_unit([size.kept for size in self.sizes])
+        rise = self._by_unit([size.backward_rise for size in self.sizes])
         total = self.dense + self.experts
         counts = np.broadcast_to(self.plans.n_microbatches, len(self.of_unit))
         alive, gradients, own = (np.zeros(len(self.of_unit)) for _ in range(3))

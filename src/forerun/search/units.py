@@ -21,7 +21,7 @@ from forerun.model.spec import ModelSpec
 from forerun.network.network_file import Network
 from forerun.plan.plan import DEFAULT_ORDER, Plan
 from forerun.plan.stack import load_stack
-from forerun.program.types import F64, I64, N_CATEGORIES, Block, Category, OpKind, Program, RankClass
+from forerun.program.types import F64, I64, N_CATEGORIES, Block, OpKind, Program, RankClass
 from forerun.program.unfold import unfold
 from forerun.search.orders import Groups
 from forerun.symbolic.kernels import MODULES, Kit
@@ -74,10 +74,9 @@ class UnitSizes:
     """What the units of one plan take of memory, rows by Part; zero for parts that the model has not."""
 
     kept: I64
-    """bytes that a forward pass leaves, by Category, (N_PARTS, N_CATEGORIES)"""
-    forward_rise: I64
-    """highest above the start of a forward pass, by Category, (N_PARTS, N_CATEGORIES)"""
+    """bytes that a forward pass leaves, (N_PARTS,)"""
     backward_rise: I64
+    """bytes by which a backward pass rises above its start, (N_PARTS,)"""
     dense: I64
     """elements of the parameters that are not experts', on one rank before data-parallel sharding, (N_PARTS,)"""
     experts: I64
@@ -166,16 +165,12 @@ class BuiltUnits:
         self.sizes = self._sizes(found)
 
     def _sizes(self, found: dict[Part, Unit]) -> UnitSizes:
-        kept, forward, backward = (np.zeros((N_PARTS, N_CATEGORIES), np.int64) for _ in range(3))
-        dense, experts = np.zeros(N_PARTS, np.int64), np.zeros(N_PARTS, np.int64)
+        kept, rise, dense, experts = (np.zeros(N_PARTS, np.int64) for _ in range(4))
         profiles = profile(self._program)
         for part, unit in found.items():
-            kept[part] = _left(unit.forward)
-            for number, rise in ((0, forward), (1, backward)):
-                for name, size in profiles[self._passes[part, number]].by_category.items():
-                    rise[part, Category[name.upper()]] = size
+            kept[part], rise[part] = _left(unit.forward), profiles[self._passes[part, 1]].peak_bytes
             dense[part], experts[part] = unit.weights.dense, unit.weights.expert
-        return UnitSizes(kept, forward, backward, dense, experts, self._border_bytes)
+        return UnitSizes(kept, rise, dense, experts, self._border_bytes)
 
     def times(self, runs: UnitRuns, inside: Groups) -> UnitTimes:
         """Seconds of every pass with these groups. The host takes no time, so a run is never faster."""
@@ -195,11 +190,8 @@ class BuiltUnits:
         return UnitTimes(*out)
 
 
-def _left(block: Block) -> I64:
-    """Bytes by Category that a block leaves behind, (N_CATEGORIES,)."""
-    out = np.zeros(N_CATEGORIES, np.int64)
+def _left(block: Block) -> int:
+    """Bytes that a block leaves behind."""
     kept = (block.tensor_alloc >= 0) & (block.tensor_free < 0)
     gone = (block.tensor_alloc < 0) & (block.tensor_free >= 0)
-    np.add.at(out, block.tensor_category[kept], block.tensor_bytes[kept])
-    np.subtract.at(out, block.tensor_category[gone], block.tensor_bytes[gone])
-    return out
+    return int(block.tensor_bytes[kept].sum() - block.tensor_bytes[gone].sum())
