@@ -58,3 +58,13 @@ def test_amd_has_no_expandable_segments() -> None:
     settings = AllocatorSettings.parse("expandable_segments:True,max_split_size_mb:64")
     assert settings.on("NVIDIA") == settings
     assert settings.on("AMD") == AllocatorSettings(max_split_size_mb=64)
+
+
+def test_what_a_search_refuses_is_never_shown_as_fitting() -> None:
+    clusters = [with_memory(gib / 2) for gib in range(30, 60)]
+    pairs = [
+        (simulate_setup(setup(one)).prediction, simulate_setup(setup(one, replays=False)).prediction)
+        for one in clusters
+    ]
+    assert {shown.fits for shown, _ in pairs} == {True, False}
+    assert all(estimated.fits for shown, estimated in pairs if shown.fits)

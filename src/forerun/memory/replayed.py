@@ -22,10 +22,14 @@ def replayed(
     """`estimate` with what a replay shows. With `graphs` compiled code runs from CUDA graphs, out of a pool of its own.
 
     A class that runs out of the `available_bytes` has the peak that it would need, which no allocator can hold for it.
+    It fits where replay and estimate both say so: the one knows the order of the tensors, the other what else a run
+    was seen to lose. What a search refuses is therefore never shown as fitting.
     """
     apart = IN_GRAPHS if graphs else ()
     last = replay_steps(program, rank_class, settings, available_bytes, apart=apart)[-1]
     if last.out_of_memory:
         wanted = replay_steps(program, rank_class, settings, apart=apart)[-1].reserved_bytes
         return replace(estimate, peak_bytes=wanted, fits=False, tight=False)
-    return replace(estimate, peak_bytes=last.reserved_bytes, fits=True, tight=last.retries > 0)
+    if not estimate.fits:
+        return replace(estimate, peak_bytes=max(last.reserved_bytes, estimate.least_bytes))
+    return replace(estimate, peak_bytes=last.reserved_bytes, tight=last.retries > 0)
