@@ -93,7 +93,7 @@ def test_every_picture_is_written_whole_and_the_same_each_time(made: Prediction,
         ({"outcome": "oom"}, set()),
         ({"tier": "C", "peak_mem_gib": None}, set()),
     ],
-    ids=str,
+    ids=["no times", "no memory", "out of memory", "not compared"],
 )
 def test_a_picture_of_nothing_is_left_out(made: Prediction, change: dict[str, object], left: set[str]) -> None:
     results = [replace(each, row=replace(each.row, **change)) for each in many(made, 12)]  # type: ignore[arg-type]
