@@ -8,6 +8,7 @@ import pytest
 
 from forerun.analysis.predict import predict
 from forerun.cluster.catalog import load_cluster
+from forerun.cluster.types import KernelRates
 from forerun.errors import ForerunError
 from forerun.model.catalog import load_model
 from forerun.network.on_topology import load_network
@@ -27,14 +28,14 @@ FEW_LAYERS = 6
 ROUND = 1 + 1e-9
 
 
-def held_to_simulations(model, table, stack, rows, network=None):
+def held_to_simulations(model, table, stack, rows, network=None, cluster=CLUSTER):
     """Check the bounds of some rows; the shares of their times that the bounds are: of all plans at once, of each."""
-    screening = Screening(UnitRuns(model, CLUSTER, network), stack)
+    screening = Screening(UnitRuns(model, cluster, network), stack)
     screened, close = screening.run(table), TimeBound(screening)
     shares = []
     for row in rows:
         plan, groups = table.plan(row), table.groups[int(table.mesh[row])]
-        prediction = predict(model, plan, CLUSTER, network)
+        prediction = predict(model, plan, cluster, network)
         assert screened.need_bytes[row] / GIB <= prediction.peak_reserved_gib * ROUND, plan
         if screened.too_large[row]:
             assert not prediction.fits, plan
@@ -130,6 +131,16 @@ def test_bounds_hold_on_a_network():
     some = random.Random(1).sample(range(len(table)), 15)
     shares = held_to_simulations(model, table.take(np.array(some)), "torchtitan", range(len(some)), network)
     assert len(shares)
+
+
+@pytest.mark.parametrize("faster", [KernelRates(memory=1.5, network=2.0), KernelRates(gemm=2.0, attention=1.5)])
+def test_bounds_hold_where_measured_steps_have_shown_other_rates(faster):
+    model = load_model("llama-3.1-8b")
+    table = make_space(model, CLUSTER, 32, 8192, 64, {"offload": ["none", "optimizer"]}).table(Tally())
+    some = random.Random(2).sample(range(len(table)), 25)
+    held_to_simulations(
+        model, table.take(np.array(some)), "torchtitan", range(25), cluster=replace(CLUSTER, rates=faster)
+    )
 
 
 def test_the_time_bound_is_close_without_communication():

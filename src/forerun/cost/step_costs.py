@@ -54,6 +54,19 @@ class StepCosts:
     """op -> what the user's measurements lack of it"""
 
 
+def rates_of(cluster: Cluster, stack: Stack) -> KernelRates:
+    """Multipliers on the rates of kernels and links: those of the stack, and what measured steps have shown."""
+    return cluster.rates.times(
+        KernelRates(
+            gemm=stack.gemm_rate,
+            attention=stack.attention_rate,
+            attention_backward=stack.attention_backward_rate,
+            memory=stack.memory_rate,
+            network=stack.network_rate,
+        )
+    )
+
+
 def step_costs(
     ops: OpTable,
     groups: tuple[CommGroup, ...],
@@ -72,15 +85,7 @@ def step_costs(
     choice was measured. Kernels pay the gap between two launches on the device; under CUDA graphs host and gap cost
     nothing.
     """
-    rates = cluster.rates.times(
-        KernelRates(
-            gemm=stack.gemm_rate,
-            attention=stack.attention_rate,
-            attention_backward=stack.attention_backward_rate,
-            memory=stack.memory_rate,
-            network=stack.network_rate,
-        )
-    )
+    rates = rates_of(cluster, stack)
     placed = None if network is None else on_topology(network, cluster, n_gpus)
     duration, calibrated = durations_ps(ops, groups, cluster, rates, placed)
     lacks: Mapping[int, str] = {}

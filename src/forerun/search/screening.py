@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.cost.memory_bound import memory_rates
+from forerun.cost.step_costs import rates_of
 from forerun.memory.reserved import outside_allocator_bytes, reserve_model
 from forerun.model.parameters import layer_parameters, outer_parameters
 from forerun.model.spec import ModelSpec
@@ -66,8 +67,8 @@ class Screening:
         self._dense, self._experts = _all_elements(runs.model)
         cluster = runs.cluster
         self._limit = float(cluster.device.memory_bytes)
-        rates = memory_rates(cluster.device)
-        bytes_per_s = min(rates.bytes_per_s * self.stack.memory_rate, rates.peak_bytes_per_s)
+        rates, self.rates = memory_rates(cluster.device), rates_of(cluster, self.stack)
+        bytes_per_s = min(rates.bytes_per_s * self.rates.memory, rates.peak_bytes_per_s)
         self.s_per_byte = 0.0 if runs.measured is not None else 1.0 / bytes_per_s
         """of kernels; nothing is certain where the user has measured them"""
         self.host_s_per_byte = 1.0 / (rates.host_fraction * cluster.host_bytes_per_s)

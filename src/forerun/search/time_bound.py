@@ -83,7 +83,7 @@ class TimeBound:
         size, group = np.asarray(size_bytes, np.float64), groups[axis]
         if self._runs.measured is not None or group.size == 1:
             return np.zeros_like(size)
-        out: F64 = self._lines_of(kind, group, _ranks(groups)).seconds(size) / self._stack.network_rate
+        out: F64 = self._lines_of(kind, group, _ranks(groups)).seconds(size) / self._screening.rates.network
         return np.where(size > 0, out, 0.0)
 
     def _lines_of(self, kind: Collective, group: CommGroup, n_gpus: int) -> Lines:
