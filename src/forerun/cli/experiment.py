@@ -159,11 +159,19 @@ def presets_command() -> None:
     console().print(table)
 
 
+_DEFAULT_WIDTH = 14
+"""columns of the terminal for a default, which wraps: names of keys are to be read in one piece"""
+
+
 @experiment.command("keys")
 def keys_command() -> None:
     """List the keys of an experiment file, with their units."""
-    table = make_table(("key", "left"), ("meaning", "left"), ("default", "left"))
-    for row in key_table():
+    table, rows = make_table(("key", "left"), ("meaning", "left"), ("default", "left")), key_table()
+    key, _, default = table.columns
+    key.min_width = max(len(row.path) for row in rows)
+    default.min_width = default.max_width = _DEFAULT_WIDTH
+    default.overflow = "fold"
+    for row in rows:
         table.add_row(row.path, row.meaning, row.default)
     console().print(table)
 

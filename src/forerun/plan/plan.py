@@ -12,6 +12,8 @@ Schedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "ZB1P", "ZBV", "DualPipeV
 MESH_AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 """axes of the mesh in the usual order, innermost first (torchtitan, Megatron)"""
 DEFAULT_ORDER = "-".join(MESH_AXES)
+LARGEST_BUCKET_MIB = 1_000_000
+"""more than any GPU holds"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,10 @@ class Plan:
                 raise ForerunError(f"plan: {field} must be a whole number of at least 1, got {value!r}")
         if self.prefetch < 0:
             raise ForerunError(f"plan: prefetch must be at least 0, got {self.prefetch}")
-        if self.ddp_bucket_mib < 0:
-            raise ForerunError(f"plan: ddp_bucket_mib must be at least 0, got {self.ddp_bucket_mib}")
+        if not 0 <= self.ddp_bucket_mib <= LARGEST_BUCKET_MIB:
+            raise ForerunError(
+                f"plan: ddp_bucket_mib must be between 0 and {LARGEST_BUCKET_MIB}, got {self.ddp_bucket_mib}"
+            )
         if self.expert_imbalance < 1:
             raise ForerunError(f"plan: expert_imbalance must be at least 1, got {self.expert_imbalance}")
         if not 0 <= self.activation_offload <= 1:

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_v
 
 from forerun.cluster.files import Entry
 from forerun.plan.fields import FIELD_TYPES
+from forerun.plan.plan import LARGEST_BUCKET_MIB
 
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}")
 
@@ -237,7 +238,7 @@ class TrainingSection(Section):
     PyTorch does; or a precision: bf16, fp16, tf32, fp32, fp8, mxfp8, nvfp4"""
     gradient_accumulation_steps: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10_000)] | None = None
     """micro batches of an optimizer step; with pp those of the pipeline; 1 unless given"""
-    bucket_size_mb: Annotated[float, BeforeValidator(_number), Field(gt=0, le=1e6)] | None = None
+    bucket_size_mb: Annotated[float, BeforeValidator(_number), Field(gt=0, le=LARGEST_BUCKET_MIB)] | None = None
     """size of a bucket of gradients in MiB (2**20 bytes), as DDP's bucket_cap_mb; 25 unless given"""
     overlap: bool | None = None
     """whether gradients are reduced while the backward pass still runs; true unless given"""
