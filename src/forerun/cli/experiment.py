@@ -159,18 +159,18 @@ def presets_command() -> None:
     console().print(table)
 
 
-_DEFAULT_WIDTH = 14
-"""columns of the terminal for a default, which wraps: names of keys are to be read in one piece"""
+_DEFAULT_WIDTH, _LEAST_MEANING_WIDTH = 14, 20
+"""columns of the terminal; both wrap, names of keys are to be read in one piece"""
 
 
 @experiment.command("keys")
 def keys_command() -> None:
     """List the keys of an experiment file, with their units."""
     table, rows = make_table(("key", "left"), ("meaning", "left"), ("default", "left")), key_table()
-    key, _, default = table.columns
-    key.min_width = max(len(row.path) for row in rows)
-    default.min_width = default.max_width = _DEFAULT_WIDTH
-    default.overflow = "fold"
+    key, meaning, default = table.columns
+    key.width, default.width = max(len(row.path) for row in rows), _DEFAULT_WIDTH
+    meaning.width = max(_LEAST_MEANING_WIDTH, console().width - key.width - default.width - len(table.columns))
+    meaning.overflow = default.overflow = "fold"
     for row in rows:
         table.add_row(row.path, row.meaning, row.default)
     console().print(table)
