@@ -23,10 +23,16 @@ from forerun.errors import ForerunError
 from forerun.plan.stack import Stack, load_stack
 
 What = Literal[
-    "sustained", "attention_forward", "attention_backward", "memory_rate", "network_rate", "owner_broadcast_us"
+    "sustained",
+    "attention_forward",
+    "attention_backward",
+    "memory_rate",
+    "network_rate",
+    "launch_blocking_us",
+    "owner_broadcast_us",
 ]
 OF_KERNELS: tuple[What, ...] = ("attention_forward", "attention_backward")
-OF_STACKS: tuple[What, ...] = ("memory_rate", "network_rate", "owner_broadcast_us")
+OF_STACKS: tuple[What, ...] = ("memory_rate", "network_rate", "launch_blocking_us", "owner_broadcast_us")
 IN_PROGRAM: frozenset[What] = frozenset({"owner_broadcast_us"})
 """constants that Programs hold; others are in what their operations cost"""
 
