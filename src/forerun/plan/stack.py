@@ -54,6 +54,8 @@ class Stack:
     """bias gradients come out of the matrix multiplication"""
     fp8_cast: Style = "fused"
     """casts of operands to fp8"""
+    fp8_keeps_cast: bool = False
+    """products keep the fp8 cast of their input for the weight's gradient in place of the input (TransformerEngine)"""
     save_gathered_input: bool = True
     """sequence parallel: keep the gathered input of a column-parallel layer instead of gathering it again"""
     padded_vocab_multiple: int = 1

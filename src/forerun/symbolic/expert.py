@@ -26,7 +26,7 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
     if moe.router_bias:
         section.weights.vectors.append(moe.n_experts)
     section.fan_out("ffn", x, tokens * s.hidden, 3 if moe.shared_ffn else 2, module)
-    section._linear("ffn.router", x, "scores", tokens, s.hidden, moe.n_experts, False, module)
+    section._linear("ffn.router", x, "scores", tokens, s.hidden, moe.n_experts, False, module, keeps_input=True)
     style = kit.stack.moe
     section.pointwise(
         "ffn.route",
@@ -104,6 +104,7 @@ def _grouped(section: Section, x: str, tokens: int, local: int, width: int, modu
         name: str, ops: tuple[int, int, int], reads: str, makes: tuple[str, int], elements: int, weights: int
     ) -> None:
         cast_in, cast_out = section._casts(name, Casts(elements, elements, makes[1] / s.act_bytes), weights)
+        kept, made = section._kept(reads, elements)
         section.tape.add(
             TapeOp(
                 name,
@@ -113,8 +114,8 @@ def _grouped(section: Section, x: str, tokens: int, local: int, width: int, modu
                 cast_out + on_compute(ops[1]),
                 on_compute(ops[2]),
                 reads=(reads,),
-                saves=(reads,),
-                makes=(makes,),
+                saves=(kept,),
+                makes=(makes, *made),
                 weight_grad_bytes=section._weight_grad_bytes(weights),
             )
         )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from forerun.program.types import Collective, Stream
 from forerun.symbolic.kernels import Kit
+from forerun.symbolic.shapes import DTYPE_BYTES
 from forerun.symbolic.tape import Stage, Tape, TapeOp, on_compute
 
 
@@ -219,6 +220,18 @@ class Section:
     def _ring(self) -> bool:
         return self.kit.plan.async_tp or self.kit.stack.tp_forward_overlap
 
+    def _kept(self, x: str, elements: float) -> tuple[str, tuple[tuple[str, int], ...]]:
+        """What a product keeps of its input `x` of `elements` elements for the gradient of its weight, and what it
+        makes for that: its cast to fp8 where the stack keeps that, unless another product has made it.
+        """
+        kit = self.kit
+        if not (kit.fp8 and kit.stack.fp8_keeps_cast):
+            return x, ()
+        cast = x + ".fp8"
+        if any(name == cast for op in self.tape.ops for name, _ in op.makes):
+            return cast, ()
+        return cast, ((cast, int(elements) * DTYPE_BYTES[kit.plan.precision]),)
+
     def _linear(
         self,
         name: str,
@@ -230,12 +243,15 @@ class Section:
         bias: bool,
         module: int,
         casts: Casts | None = None,
+        keeps_input: bool = False,
     ) -> None:
+        """A product without collectives. With `keeps_input` it keeps `x` itself in any precision."""
         kit = self.kit
         forward, dgrad, wgrad = kit.gemms(name, tokens, n_in, n_out)
         size = tokens * n_out * kit.shapes.act_bytes
         whole = Casts(tokens * n_in, tokens * n_in, tokens * n_out)
         cast_in, cast_out = self._casts(name, casts or whole, n_in * n_out)
+        kept, made = (x, ()) if keeps_input else self._kept(x, tokens * n_in)
         self.tape.add(
             TapeOp(
                 name,
@@ -245,8 +261,8 @@ class Section:
                 cast_out + on_compute(dgrad),
                 on_compute(wgrad) + self._bias_grad(name, tokens, n_out, bias),
                 reads=(x,),
-                saves=(x,),
-                makes=((y, size),),
+                saves=(kept,),
+                makes=((y, size), *made),
                 weight_grad_bytes=self._weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
             )
         )
@@ -279,6 +295,7 @@ class Section:
             forward += self._beside(gather, product, name, moved) if self._ring else [*gather, *product]
         else:
             forward += product
+        kept, made = self._kept(x, tokens * n_in / (self.tp if sp else 1))
         kind = Collective.REDUCE_SCATTER if sp else Collective.ALL_REDUCE
         reduce = kit.collective(name + ".reduce", kind, "tp", size, Stream.TP) if first else []
         again = gather if last and not kit.stack.save_gathered_input else []
@@ -295,8 +312,8 @@ class Section:
                 cast_out + backward,
                 self._bias_grad(name, tokens, n_out, bias),
                 reads=(x,),
-                saves=(x,),
-                makes=((y, tokens * n_out * shapes.act_bytes),),
+                saves=(kept,),
+                makes=((y, tokens * n_out * shapes.act_bytes), *made),
                 weight_grad_bytes=self._weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
             )
         )
