@@ -72,11 +72,6 @@ class HeatMap:
     """how many possible plans the cell has"""
 
 
-def heat_axes(result: SearchResult) -> tuple[str, ...]:
-    """What maps can be made of: plan fields that differ between the possible plans, and dp, all data parallelism."""
-    return tuple(_axes(result, result.columns()))
-
-
 def heat_map(result: SearchResult, x: str, y: str) -> HeatMap:
     """The map of two axes, `x` across unless its values are too long for that (orders of mesh axes).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -62,9 +63,9 @@ class LazySequence(Sequence[Item], Generic[Item]):
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
 
+    @abstractmethod
     def make(self, row: int) -> Item:
         """The object of a row."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self.rows)
