@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types tests tables ray bench clean
+.PHONY: demo test lint types tests long ray bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/forerun plan examples/llama-3.1-8b/config.json --cluster h100-sxm --gpus 64 --seq-len 8192 --global-batch 256
@@ -21,9 +21,9 @@ types: $(VENV)/installed-test
 tests: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# what make test leaves out: the rest of the large tables, and the search on Ray (79 MB)
-tables: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m table tests/trace
+# what make test leaves out: long tests, and the search on Ray (79 MB)
+long: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
 ray: $(VENV)/installed-ray
 	$(BIN)/python -m pytest tests/search/test_search_ray.py

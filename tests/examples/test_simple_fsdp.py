@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the SimpleFSDP example needs PyTorch")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "simple_fsdp"
 RANKS = Path(__file__).with_name("simple_fsdp_ranks.py")

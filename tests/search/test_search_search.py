@@ -127,7 +127,9 @@ def test_a_plan_of_which_the_states_alone_are_too_large_is_not_simulated():
     assert all("needs at least" in each.reason and "40.0 available" in each.reason for each in result.too_large)
 
 
-@pytest.mark.parametrize("objective", ["time", "memory", "cost"])
+@pytest.mark.parametrize(
+    "objective", ["time", pytest.param("memory", marks=pytest.mark.long), pytest.param("cost", marks=pytest.mark.long)]
+)
 def test_skipping_by_bounds_changes_no_place(objective):
     question = {"n_gpus": 8, "seq_len": 512, "global_batch": 128, "objective": objective, "keep": 5, "workers": 1}
     fixed = {"cp": 1, "pp": [1, 2, 4]}

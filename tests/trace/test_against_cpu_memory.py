@@ -67,19 +67,19 @@ def measured(tmp_path_factory):
     return json.loads(path.read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_case_was_run(measured):
     assert tuple(measured) == CASES + SHARDED
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES + SHARDED)
 def test_peak_is_that_of_the_cpu(measured, case):
     traced, real = measured[case]["traced"], measured[case]["real"]
     assert traced["peak"] == pytest.approx(real["peak"], rel=ALLOWED)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", ["parameter", "gradient", "optimizer"])
 def test_what_a_step_leaves_is_that_of_the_cpu(measured, case, kind):
@@ -87,7 +87,7 @@ def test_what_a_step_leaves_is_that_of_the_cpu(measured, case, kind):
     assert traced[kind] == pytest.approx(real[kind], rel=ALLOWED)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", [case for case in CASES if case != "llama, short"])
 def test_activations_at_the_peak_are_those_of_the_cpu(measured, case):
     def moving(at_peak):
@@ -97,7 +97,7 @@ def test_activations_at_the_peak_are_those_of_the_cpu(measured, case):
     assert moving(traced) == pytest.approx(moving(real), rel=ALLOWED)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_checkpointing_and_accumulation_show(measured):
     peak = {case: measured[case]["traced"]["peak"] for case in CASES}
     assert peak["llama, checkpointed"] < peak["llama, selectively checkpointed"] < peak["llama, fused"]

@@ -31,7 +31,7 @@ from forerun.program.types import Collective, OpKind
 from forerun.trace.job import Job
 from forerun.trace.launch import Limits, record_script
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")]
 HERE = Path(__file__).parent
 SCRIPT = HERE / "real_parallel.py"
 MARK_BYTES = 4 * 1001

@@ -128,7 +128,7 @@ def table():
     return "\n".join([*lines, "", *(f"* **{name}**: {why}" for name, why in DIFFERENCES.items())])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_work_is_equal(mode):
     traced, symbolic = both(mode)
@@ -140,7 +140,7 @@ def test_work_is_equal(mode):
         assert flops(symbolic, OpKind.GEMM, Phase.FORWARD, role) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_messages_are_equal(mode):
     differs = MODES[mode].differs
@@ -158,7 +158,7 @@ def test_messages_are_equal(mode):
         assert traced == symbolic, role
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_peaks_are_equal(mode):
     traced, symbolic = (profile(program) for program in both(mode))
@@ -166,7 +166,7 @@ def test_peaks_are_equal(mode):
         assert one.peak_bytes == pytest.approx(other.peak_bytes, rel=MEMORY_TOLERANCE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_documentation_tells_the_differences():
     text = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text(encoding="utf-8")
     section = text.partition("## Agreement with the symbolic path")[2].partition("\n## ")[0]

@@ -17,7 +17,7 @@ from forerun.trace.launch import Limits, record_script
 from forerun.trace.remains import last_words, place
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 _LIMITS = Limits(time_s=90, memory_gib=8)
 _SHORT = Limits(time_s=8, memory_gib=8)
 _SMALL = Limits(time_s=90, memory_gib=0.7)
