@@ -259,11 +259,18 @@ def test_kernels_run_in_an_order_in_which_all_inputs_are_there(seed):
     assert sum(group.read_bytes + group.written_bytes for group in groups) < unfused
 
 
-def test_five_thousand_ops_take_a_fraction_of_a_second():
-    region = random_region(1, 4500)
-    start = time.process_time()
-    fuse(region.nodes)
-    assert time.process_time() - start < 1.0
+def least_seconds_of_a_fusion(size):
+    """The least of three, as a collection of garbage or a neighbour on the core may hit any single one."""
+    region, took = random_region(1, size), []
+    for _ in range(3):
+        start = time.process_time()
+        fuse(region.nodes)
+        took.append(time.process_time() - start)
+    return min(took)
+
+
+def test_the_time_of_a_fusion_grows_with_its_ops_and_not_with_their_square():
+    assert least_seconds_of_a_fusion(4800) < 8 * least_seconds_of_a_fusion(1200)
 
 
 INDUCTOR = """

@@ -570,8 +570,11 @@ def test_a_description_takes_microseconds():
     calls = [(aten.mm.default, (a, b), out), (aten.add.Tensor, (a, a), a), (aten.view.default, (a, [32, 64]), a)]
     for func, args, made in calls:
         describe(table, func, args, {}, made)
-    start = time.perf_counter()
-    for _ in range(2000):
-        for func, args, made in calls:
-            describe(table, func, args, {}, made)
-    assert (time.perf_counter() - start) / 6000 < 40e-6
+    took = []
+    for _ in range(5):
+        start = time.process_time()
+        for _ in range(400):
+            for func, args, made in calls:
+                describe(table, func, args, {}, made)
+        took.append(time.process_time() - start)
+    assert min(took) / 1200 < 40e-6
