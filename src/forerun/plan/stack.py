@@ -125,6 +125,9 @@ class Stack:
     """how the parts of attention under context parallelism are put together. Composed is PyTorch's: piece by piece also
     where keys and values are gathered at once, with gradients that are passed on in fp32 until they are back"""
     recompute_early_stop: bool = True
+    offload_turn: Literal["layer", "pass"] = "layer"
+    """what of offloaded activations is copied at once, and held by the device until the copy's end: a layer's, as
+    TransformerEngine does, or those of a whole pass through a stage"""
 
     gemm_rate: float = 1.0
     """sustained matrix-multiplication rate of this stack over the device profile's"""

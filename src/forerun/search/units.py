@@ -169,6 +169,9 @@ class BuiltUnits:
         profiles = profile(self._program)
         for part, unit in found.items():
             kept[part], rise[part] = _left(unit.forward), profiles[self._passes[part, 1]].peak_bytes
+            if unit.returning is not None:  # the offloaded share of what is kept is there in the pass that needs it
+                kept[part] -= _left(unit.returning)
+                rise[part] += _left(unit.returning)
             dense[part], experts[part] = unit.weights.dense, unit.weights.expert
         return UnitSizes(kept, rise, dense, experts, self._border_bytes)
 

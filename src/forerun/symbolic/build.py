@@ -23,6 +23,7 @@ from forerun.symbolic.optimizer import optimizer_block, resident_bytes
 from forerun.symbolic.pipeline import Wires
 from forerun.symbolic.schedule import SPLIT, Action, actions, rank_stages, stage_rank
 from forerun.symbolic.shapes import DTYPE_BYTES
+from forerun.symbolic.transit import Transit
 from forerun.symbolic.units import Staged, Unit, staged_transformer
 
 
@@ -64,6 +65,8 @@ class _Part:
     forward: int
     backward: int
     weights: int
+    leaving: int
+    returning: int
     parallel: _Around
 
 
@@ -83,12 +86,33 @@ class _Steps:
     """bytes of the buffer in which the last unit was gathered"""
     reducing: int = 0
     """bytes of the buffer that the last reduction works on"""
+    transit: Transit | None = None
+    stages: list[list[_Part]] = field(default_factory=list)
+    """where `transit` finds units"""
+    runs: int = 0
+    """of units, forward and backward"""
 
     def add(self, block: int, layer: int = -1) -> None:
         """Append a step; a block number of -1 is nothing to do."""
+        self._append(block, self.now, layer)
+
+    def run(self, block: int, layer: int) -> None:
+        """Append a forward or backward pass of a unit, with what leaves the device and comes back beside it."""
+        if self.transit is not None:
+            for stage, unit, microbatch in self.transit.returning.get(self.runs, ()):
+                part = self.stages[stage][unit]
+                self._append(part.returning, microbatch, part.layer)
+        self.add(block, layer)
+        if self.transit is not None:
+            for stage, unit, microbatch in self.transit.leaving.get(self.runs, ()):
+                part = self.stages[stage][unit]
+                self._append(part.leaving, microbatch, part.layer)
+        self.runs += 1
+
+    def _append(self, block: int, microbatch: int, layer: int) -> None:
         if block >= 0:
             self.block.append(block)
-            self.microbatch.append(self.now)
+            self.microbatch.append(microbatch)
             self.layer.append(layer)
 
 
@@ -128,9 +152,10 @@ class _Builder:
         if found is None:
             weights = self._add(unit.weight_backward)
             around = _Around(self, unit.name, unit.weights, unit.gradient_bytes)
-            found = _Part(unit, -1, self._add(unit.forward), self._add(unit.backward), weights, around)
+            passes = (self._add(unit.forward), self._add(unit.backward), weights)
+            found = _Part(unit, -1, *passes, self._add(unit.leaving), self._add(unit.returning), around)
             self._parts[id(unit)] = found
-        return _Part(unit, layer, found.forward, found.backward, found.weights, found.parallel)
+        return replace(found, layer=layer)
 
     def _root(self) -> _Part:
         """First and last unit as one for data parallelism, gathered from the first layer to the end of backward."""
@@ -139,7 +164,7 @@ class _Builder:
         if self.staged.tied:
             weights.matrices.pop()
         around = _Around(self, "root", weights, first.gradient_bytes + last.gradient_bytes)
-        return _Part(replace(last, name="root", weights=weights), -1, -1, -1, -1, around)
+        return _Part(replace(last, name="root", weights=weights), -1, -1, -1, -1, -1, -1, around)
 
     def _alone(self, part: _Part) -> bool:
         """Whether a unit is gathered and reduced by itself."""
@@ -197,6 +222,10 @@ class _Builder:
     def _steps(self, rank: int, order: list[Action], stages: list[list[_Part]]) -> _Steps:
         steps, plan = _Steps(), self.plan
         steps.add(self._add(self.staged.opening))
+        if plan.activation_offload:
+            whole = self.kit.stack.offload_turn == "pass"
+            steps.transit = Transit(order, [len(parts) for parts in stages], whole)
+            steps.stages = stages
         last_stage = plan.n_stages - 1
         blocking = plan.pp > 1 and not self.kit.stack.p2p_overlap
         for i, action in enumerate(order):
@@ -260,7 +289,7 @@ class _Builder:
             if alone:
                 self._gather(steps, part)
                 self._open(steps, part, "open" if part is not apart[-1] else "open_last")
-            steps.add(part.forward, part.layer)
+            steps.run(part.forward, part.layer)
             kept = part.unit is self.last  # the last unit is needed again at once
             if alone and self.reshard and not kept:
                 steps.add(part.parallel["close", 0, 0], part.layer)
@@ -281,15 +310,15 @@ class _Builder:
         backward = parts[::-1]
         held = backward[0].unit is self.last  # still there from the forward pass
         waiting = [part for part in backward[held:] if self._alone(part)] if regather else []
-        if regather and not held:
-            self._gather(steps, waiting.pop(0))
         for i, part in enumerate(backward):
             loss = held and i == 0  # nothing is gathered before the loss has its gradient
             alone = self._alone(part)
             if regather and alone and not loss:
+                if steps.gathers == steps.opens:  # nothing was gathered ahead
+                    self._gather(steps, waiting.pop(0))
                 self._open(steps, part, "reopen")
                 self._gather_ahead(steps, waiting)
-            steps.add(part.backward, part.layer)
+            steps.run(part.backward, part.layer)
             if loss:
                 self._gather_ahead(steps, waiting)
             if alone and not self.late:
@@ -306,7 +335,7 @@ class _Builder:
             self._gradients(steps, part, first, last)
 
     def _gather_ahead(self, steps: _Steps, waiting: list[_Part]) -> None:
-        while waiting and steps.gathers - steps.opens < self.parallel.depth:
+        while waiting and steps.gathers - steps.opens < self.parallel.ahead:
             self._gather(steps, waiting.pop(0))
 
     def _gradients(self, steps: _Steps, part: _Part, first: bool, last: bool) -> None:

@@ -87,7 +87,7 @@ class Tape:
         self.compiled = False
         """a checkpoint keeps of its policy's choice only what backward uses, as torch.compile's partitioner does"""
         self.offload = 0.0
-        """share of the kept tensors that waits for backward in host memory"""
+        """share of each kept tensor that waits for backward in host memory"""
         self.offload_op = -1
         """copy of that share over the host link"""
         self.held: frozenset[str] = frozenset()
@@ -98,9 +98,10 @@ class Tape:
         sizes = self._sizes()
         return sum(sizes[name] for name in self.kept() if name in sizes and name not in self.held)
 
-    def on_device(self, size: int) -> int:
-        """Bytes of a kept tensor of `size` bytes that stay on the device."""
-        return size - int(size * self.offload)
+    def _parts(self, size: int) -> tuple[int, ...]:
+        """Bytes of a kept tensor of `size` bytes that stay on the device, and those that wait in host memory if any."""
+        away = int(size * self.offload)
+        return (size - away, away) if away else (size,)
 
     def add(self, op: TapeOp) -> None:
         self.ops.append(op)
@@ -168,13 +169,10 @@ class Tape:
         kept = self.kept()
         last_reader = {n: i for i, op in enumerate(self.ops) for n in op.reads}
         live: dict[str, tuple[int, int, Category]] = {}
-        offloaded: list[tuple[int, int]] = []
 
         def keep(size: int, category: Category, node: int) -> None:
-            stays = self.on_device(size)
-            writer.block.tensor(stays, category, node, -1)
-            if stays < size:
-                offloaded.append((size - stays, node))
+            for part in self._parts(size):
+                writer.block.tensor(part, category, node, -1)
 
         for tensor, size in self.inputs:
             if tensor in kept and tensor not in self.held:
@@ -192,12 +190,23 @@ class Tape:
                 size, start, category = live.pop(tensor)
                 writer.block.tensor(size, category, start, last)
         writer.join()
-        last = max(0, len(writer.block) - 1)
-        for size, node in offloaded:
-            writer.block.tensor(size, _TEMPORARY, node, last)
         if self.offload_op >= 0:
+            last = max(0, len(writer.block) - 1)
             writer.block.node(self.offload_op, Stream.COPY, _FORWARD, after=(last,))
         return writer.block
+
+    def transit_blocks(self) -> tuple[BlockBuilder, BlockBuilder]:
+        """Blocks without time after which the offloaded share has left the device, and has its place there again."""
+        leaving, returning = BlockBuilder(), BlockBuilder()
+        gone, back = leaving.node(self.marker, phase=_FORWARD), returning.node(self.marker, phase=_BACKWARD)
+        kept = self.kept() - self.held
+        made = [(name, size, _ACTIVATION) for name, size in self.inputs]
+        made += [(name, size, op.category) for op in self.ops for name, size in op.makes]
+        for name, size, category in made:
+            for share in self._parts(size)[1:] if name in kept else ():
+                leaving.tensor(share, category, -1, gone)
+                returning.tensor(share, category, back, -1)
+        return leaving, returning
 
     def backward_block(self, split: bool = False) -> tuple[BlockBuilder, BlockBuilder | None]:
         """Nodes of the backward pass, and of the weight gradients apart when `split`."""
@@ -291,11 +300,9 @@ class _Backward:
             if tensor in self.kept:
                 category = self._category(tensor)
                 target = self.weights.block if self.weights and op.weight_backward else block
-                size, end = self.sizes[tensor], max(0, len(target) - 1)
-                stays = self.tape.on_device(size)
-                target.tensor(stays, category, -1, end)
-                if stays < size:
-                    target.tensor(size - stays, category, 0, end)
+                end = max(0, len(target) - 1)
+                for part in self.tape._parts(self.sizes[tensor]):
+                    target.tensor(part, category, -1, end)
             elif tensor in self.remade:
                 size, start = self.remade.pop(tensor)
                 block.tensor(size, _TEMPORARY, start, last)

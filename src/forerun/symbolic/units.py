@@ -23,6 +23,10 @@ class Unit:
     backward: Block
     weight_backward: Block | None
     """weight gradients apart, for zero-bubble schedules"""
+    leaving: Block | None = None
+    """after which offloaded activations have left the device"""
+    returning: Block | None = None
+    """after which they have their place on it again"""
 
     @property
     def gradient_bytes(self) -> int:
@@ -103,12 +107,18 @@ def tape_unit(name: str, tape: Tape, weights: Weights, split: bool = False) -> U
     """The unit of a finished tape; with `split` weight gradients are a block of their own."""
     forward = tape.forward_block().build(name + ".forward")
     backward, weight_backward = tape.backward_block(split)
+    leaving = returning = None
+    if tape.offload:
+        gone, back = tape.transit_blocks()
+        leaving, returning = gone.build(name + ".leaving"), back.build(name + ".returning")
     return Unit(
         name,
         weights,
         forward,
         backward.build(name + ".backward"),
         None if weight_backward is None else weight_backward.build(name + ".weights"),
+        leaving,
+        returning,
     )
 
 
