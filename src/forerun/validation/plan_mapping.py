@@ -217,6 +217,8 @@ def _gradient_dtypes(row: Measurement, stack: str, precision: str, notes: list[s
         half = precision if precision in ("bf16", "fp16") else "fp32"
         fp32_buffers = stack == "megatron-lm" and precision == "bf16"
         reduce = half if stack in wording.HALF_GRADIENT_STACKS and not fp32_buffers else "fp32"
+        if fp32_buffers:  # bf16 sets --accumulate-allreduce-grads-in-fp32 (megatron/arguments.py)
+            fields["accumulate_dtype"] = "fp32"
         notes.append(f"grad_reduce_dtype not stated: taken as {reduce}")
     elif stack in wording.MEGATRON_FAMILY:
         # Megatron reduces the very buffer that micro batches add into
