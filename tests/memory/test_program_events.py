@@ -12,7 +12,7 @@ from random_programs import program, random_programs
 from forerun.cluster.catalog import load_cluster
 from forerun.memory.allocator_settings import AllocatorSettings
 from forerun.memory.caching_allocator import ALLOC, FREE
-from forerun.memory.left import Left
+from forerun.memory.left import NONE, add, free, nothing_left
 from forerun.memory.profile import profile
 from forerun.memory.program_events import StepEvents, replay_steps, step_events
 from forerun.model.catalog import load_model
@@ -95,16 +95,16 @@ def test_a_tensor_that_goes_in_parts_is_several_from_the_start() -> None:
 
 
 def test_a_block_frees_what_its_own_layer_left() -> None:
-    left = Left()
+    left = nothing_left(n_tensors=4, n_left=4, n_pieces=4)
     for tensor, tag in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
-        left.add(tensor, 100, Category.ACTIVATION, tag)
-    left.free(100, Category.ACTIVATION, (0, 1), 50)
-    left.free(100, Category.ACTIVATION, (7, 7), 51)  # nobody's: the newest
-    left.free(200, Category.ACTIVATION, (0, 0), 52)
-    assert left.died == {1: 50, 3: 51, 0: 52, 2: 52}
-    left.free(100, Category.ACTIVATION, (0, 0), 53)  # nothing is there
-    left.free_all(54)
-    assert left.died == {1: 50, 3: 51, 0: 52, 2: 52}
+        add(left, tensor, 100, Category.ACTIVATION, *tag)
+    free(left, 100, Category.ACTIVATION, 0, 1, 50)
+    free(left, 100, Category.ACTIVATION, 7, 7, 51)  # nobody's: the newest
+    assert left.died.tolist()[:4] == [NONE, 50, NONE, 51]
+    free(left, 200, Category.ACTIVATION, 0, 0, 52)
+    free(left, 100, Category.ACTIVATION, 0, 0, 53)  # nothing is there
+    assert left.died.tolist()[:4] == [52, 50, 52, 51]
+    assert left.counts.tolist() == [4]
 
 
 def test_what_lives_through_the_step_is_split_as_gradients_are() -> None:

@@ -7,7 +7,7 @@ named where they are followed.
 
 from __future__ import annotations
 
-from forerun.jit import kernel
+from forerun.jit import inlined, kernel
 from forerun.memory.heap import (
     ADDRESS,
     ADDRESS_SPACE,
@@ -111,7 +111,7 @@ def _expandable_size(heap: Heap, block: int) -> int:
     return size + heap.blocks[SIZE, after] if after != NONE and heap.blocks[STATE, after] == UNMAPPED else size
 
 
-@kernel
+@inlined
 def _take_free(heap: Heap, pool: int, stream: int, size: int) -> int:
     """The free block that serves a request, out of its pool; NONE where there is none (get_free_block)."""
     heap.counts[ASKED_LARGE + pool] += 1

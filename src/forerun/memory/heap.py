@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from forerun.jit import kernel
+from forerun.jit import inlined, kernel
 from forerun.program.types import I64
 
 # rows of `blocks`
@@ -84,7 +84,7 @@ def _list_of(heap: Heap, block: int) -> int:
     return pool + UNMAPPED_LARGE if heap.blocks[STATE, block] == UNMAPPED else pool
 
 
-@kernel
+@inlined
 def insert(heap: Heap, block: int) -> None:
     which = _list_of(heap, block)
     place = first_place(heap, which, heap.blocks[STREAM, block], heap.blocks[SIZE, block], heap.blocks[ADDRESS, block])
@@ -95,7 +95,7 @@ def insert(heap: Heap, block: int) -> None:
     heap.blocks[BORN, block] = heap.counts[ASKED_LARGE + heap.blocks[POOL, block]]
 
 
-@kernel
+@inlined
 def remove(heap: Heap, block: int) -> None:
     which = _list_of(heap, block)
     place = first_place(heap, which, heap.blocks[STREAM, block], heap.blocks[SIZE, block], heap.blocks[ADDRESS, block])

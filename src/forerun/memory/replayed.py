@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from forerun.memory.allocator_settings import AllocatorSettings
 from forerun.memory.profile import IN_GRAPHS
-from forerun.memory.program_events import replay_steps
+from forerun.memory.program_events import follow_steps, step_events
 from forerun.memory.reserved import Reserved
 from forerun.program.types import Program
 
@@ -25,10 +25,10 @@ def replayed(
     It fits where replay and estimate both say so: the one knows the order of the tensors, the other what else a run
     was seen to lose. What a search refuses is therefore never shown as fitting.
     """
-    apart = IN_GRAPHS if graphs else ()
-    last = replay_steps(program, rank_class, settings, available_bytes, apart=apart)[-1]
+    events = step_events(program, rank_class, IN_GRAPHS if graphs else ())
+    last = follow_steps(events, settings, available_bytes)[-1]
     if last.out_of_memory:
-        wanted = replay_steps(program, rank_class, settings, apart=apart)[-1].reserved_bytes
+        wanted = follow_steps(events, settings)[-1].reserved_bytes
         return replace(estimate, peak_bytes=wanted, fits=False, tight=False)
     if not estimate.fits:
         return replace(estimate, peak_bytes=max(last.reserved_bytes, estimate.least_bytes))
