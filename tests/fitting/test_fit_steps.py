@@ -10,12 +10,12 @@ from forerun.analysis.setup import Setup
 from forerun.cluster.catalog import load_cluster
 from forerun.fitting.constants import changed, parse_registry
 from forerun.fitting.fit import StepFit, row_weights
-from forerun.fitting.left_out import left_out_errors, mean_errors
+from forerun.fitting.left_out import fitted_errors, left_out_errors, mean_errors
 from forerun.fitting.steps import Step, StepTimes
 from forerun.model.catalog import load_model
 from forerun.plan.plan import Plan
 from forerun.plan.stack import load_stack
-from forerun.report.step_fit_table import step_fit_csv, step_fit_record
+from forerun.report.step_fit_table import Anchored, step_fit_csv, step_fit_record
 
 REGISTRY = parse_registry(
     """
@@ -108,10 +108,24 @@ def test_a_family_that_is_left_out_is_predicted_by_the_others(times, fitted):
 def test_an_anchor_brings_a_left_out_family_nearer(times, fitted):
     found = left_out_errors(fitted, times)
     before = np.abs(np.exp(found.errors) - 1)
-    after = mean_errors(found.anchored)
+    after = mean_errors(found.same_cluster)
     assert after.mean() < 0.6 * before.mean()
-    assert [len(each) for each in found.anchored] == [2] * 6
-    assert all(map(np.array_equal, found.own_run, found.anchored))
+    assert [len(each) for each in found.same_cluster] == [2] * 6
+    assert all(map(np.array_equal, found.same_run, found.same_cluster))
+
+
+def test_the_step_that_tells_most_is_the_anchor_of_the_others(times, fitted):
+    found = left_out_errors(fitted, times)
+    assert sorted(len(each) for each in found.best) == [0] * 2 + [1] * 4
+    assert all(each[0] in others for each, others in zip(found.best, found.same_run, strict=True) if len(each))
+
+
+def test_an_anchor_of_a_fitted_stack_changes_less_than_one_of_a_stack_that_is_left_out(times, fitted):
+    fitted_rates, left_out_rates = (
+        found(fitted, times).same_cluster[0][0] - found(fitted, times).errors[0]
+        for found in (fitted_errors, left_out_errors)
+    )
+    assert abs(fitted_rates) < 0.2 * abs(left_out_rates)
 
 
 def test_a_source_of_many_rows_weighs_less_a_row(times):
@@ -119,12 +133,13 @@ def test_a_source_of_many_rows_weighs_less_a_row(times):
 
 
 def test_the_result_as_data_and_as_csv(times, fitted):
-    left_out = left_out_errors(fitted, times)
-    record = step_fit_record(fitted.fit, left_out)
+    anchored = Anchored(fitted_errors(fitted, times), left_out_errors(fitted, times))
+    record = step_fit_record(fitted.fit, anchored)
     assert record["fitted"]["MAPE"] < 0.01 < record["shipped"]["MAPE"]
     assert list(record["left_out"]) == ["titan", "mega", "all"]
-    assert record["anchored"]["all"]["rows"] == 6
-    lines = step_fit_csv(fitted.fit, left_out).splitlines()
+    rows = {name: each["left_out"]["all"]["rows"] for name, each in record["anchored"].items()}
+    assert rows == {"same_cluster": 6, "same_run": 6, "best": 4}
+    lines = step_fit_csv(fitted.fit, anchored).splitlines()
     assert lines[0].startswith("id,source,family,stack,device,measured_s,shipped_s,fitted_s,left_out_s")
     assert len(lines) == 7
     assert step_fit_csv(fitted.fit, None).splitlines()[1].endswith(",,")

@@ -4,20 +4,24 @@ import shutil
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from forerun.errors import ForerunError
 from forerun.fitting.constants import load_registry
 from forerun.fitting.fit import FittedConstant
+from forerun.fitting.posterior import FILE as POSTERIOR
+from forerun.fitting.posterior import Posterior, parse_posterior
 from forerun.fitting.write import DEVICES, KERNELS, STACKS, write_constants
 
 PACKAGE = Path(str(resources.files("forerun")))
+UNSURE = Posterior(("sustained of a100-sxm-80gb", "memory_rate of composer"), np.array([[0.01, -0.01], [-0.01, 0.04]]))
 
 
 @pytest.fixture
 def folder(tmp_path):
-    for part in (DEVICES, KERNELS, *(f"{STACKS}/{path.name}" for path in (PACKAGE / STACKS).iterdir())):
+    for part in (DEVICES, KERNELS, POSTERIOR, *(f"{STACKS}/{path.name}" for path in (PACKAGE / STACKS).iterdir())):
         (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PACKAGE / part, tmp_path / part)
     return tmp_path
@@ -38,7 +42,7 @@ def at(folder: Path, file: str, *keys: str):
 
 
 def test_every_constant_is_written_where_it_is_read(folder):
-    write_constants(all_constants(0.9), folder)
+    write_constants(all_constants(0.9), UNSURE, folder)
     for fitted in all_constants(0.9):
         for name in fitted.constant.of:
             kernel, _, architecture = name.partition(".")
@@ -55,20 +59,27 @@ def test_every_constant_is_written_where_it_is_read(folder):
 
 
 def test_a_diff_shows_values_and_nothing_else(folder):
-    write_constants(all_constants(1.0), folder)
+    write_constants(all_constants(1.0), UNSURE, folder)
     before = {file: (folder / file).read_text().splitlines() for file in (DEVICES, KERNELS)}
-    write_constants(all_constants(0.9), folder)
+    write_constants(all_constants(0.9), UNSURE, folder)
     for file, lines in before.items():
         changes = [
             (old, new) for old, new in zip(lines, (folder / file).read_text().splitlines(), strict=True) if old != new
         ]
         assert changes
         assert all("sustained: " in old or "forward: " in old for old, _ in changes)
-    assert write_constants(all_constants(0.9), folder) == []
+    assert write_constants(all_constants(0.9), UNSURE, folder) == []
+
+
+def test_what_the_fit_leaves_unsure_is_read_back(folder):
+    write_constants([], UNSURE, folder)
+    found = parse_posterior((folder / POSTERIOR).read_text())
+    assert found.names == UNSURE.names
+    assert found.covariance == pytest.approx(UNSURE.covariance)
 
 
 def test_what_no_step_informs_says_so(folder):
-    write_constants(all_constants(0.9, rows=0), folder)
+    write_constants(all_constants(0.9, rows=0), UNSURE, folder)
     assert at(folder, f"{STACKS}/nanotron.yaml", "fitted", "memory_rate").endswith(
         "eager-memory that forerun fit finds"
     )
@@ -79,7 +90,7 @@ def test_what_no_step_informs_says_so(folder):
 def test_stacks_that_share_a_constant_say_whose_steps_informed_it(folder):
     (shared,) = (one for one in all_constants(0.9) if one.constant.name == "memory_rate of torchtitan")
     shared.rows_of.update(dict.fromkeys(shared.rows_of, 0) | {"torchtitan": 7})
-    write_constants([shared], folder)
+    write_constants([shared], UNSURE, folder)
     assert at(folder, f"{STACKS}/torchtitan.yaml", "fitted", "memory_rate").startswith("fitted on 7")
     assert at(folder, f"{STACKS}/pytorch.yaml", "fitted", "memory_rate").startswith("torchtitan's, fitted on 7")
 
@@ -87,4 +98,4 @@ def test_stacks_that_share_a_constant_say_whose_steps_informed_it(folder):
 def test_a_file_without_the_place_is_named(folder):
     (folder / KERNELS).write_text("source: x\nkernels:\n  flash2: {}\n")
     with pytest.raises(ForerunError, match=r"attention_kernels\.yaml"):
-        write_constants(all_constants(0.9), folder)
+        write_constants(all_constants(0.9), UNSURE, folder)

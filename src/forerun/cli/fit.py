@@ -12,12 +12,12 @@ from rich.progress import Progress
 from forerun.files import whole_file
 from forerun.fitting.constants import load_registry
 from forerun.fitting.fit import StepFit
-from forerun.fitting.left_out import left_out_errors
+from forerun.fitting.left_out import fitted_errors, left_out_errors
 from forerun.fitting.steps import StepTimes, steps_of
 from forerun.fitting.write import write_constants
 from forerun.model.architecture_table import load_architectures
 from forerun.report.console import console
-from forerun.report.step_fit_table import print_step_fit, step_fit_csv, step_fit_record
+from forerun.report.step_fit_table import Anchored, print_step_fit, step_fit_csv, step_fit_record
 from forerun.validation.hardware import read_hardware
 from forerun.validation.rows import read_measurements
 
@@ -46,12 +46,12 @@ def fit(
         task = bar.add_task(f"predicting {len(steps)} steps under many constants", total=None)
         times = StepTimes(steps, registry, lambda: bar.advance(task))
         found = StepFit(times)
-        left_out = left_out_errors(found, times) if leave_out else None
+        anchored = Anchored(fitted_errors(found, times), left_out_errors(found, times)) if leave_out else None
     if out is not None:
         with whole_file(out) as file:
-            file.write(step_fit_csv(found.fit, left_out).encode())
-    written = write_constants(found.fit.constants) if write else None
+            file.write(step_fit_csv(found.fit, anchored).encode())
+    written = write_constants(found.fit.constants, found.fit.posterior) if write else None
     if as_json:
-        print(json.dumps(step_fit_record(found.fit, left_out), indent=2))
+        print(json.dumps(step_fit_record(found.fit, anchored), indent=2))
     else:
-        print_step_fit(console(), found.fit, left_out, written)
+        print_step_fit(console(), found.fit, anchored, written)

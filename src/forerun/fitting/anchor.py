@@ -16,7 +16,8 @@ from forerun.analysis.predict import predict_setup
 from forerun.analysis.setup import Setup
 from forerun.cluster.types import Cluster, KernelRates
 from forerun.fitting.constants import What, load_registry
-from forerun.fitting.solve import Priors, solve
+from forerun.fitting.posterior import load_posterior
+from forerun.fitting.update import most_probable, most_telling
 from forerun.program.types import F64
 
 _STEP = 0.02
@@ -36,25 +37,41 @@ def anchored_rates(anchors: Sequence[Anchor]) -> KernelRates:
     Raises:
         ImpossiblePlan, ForerunError: as `predict` of an anchor.
     """
-    registry = load_registry()
+    registry, known = load_registry(), load_posterior()
     whats = list(registry.anchor.sigma)
-    unsure = [registry.uncertainty(anchor.setup) for anchor in anchors]
-    sigma = np.array([max(one[what] for one in unsure) for what in whats])
+    # the anchors' stacks may differ, while the cluster's rates are one: what is unsure of them on average
+    covariance = np.mean([known.of_rates(registry, anchor.setup) for anchor in anchors], axis=0)
     measured = np.log([anchor.measured_s for anchor in anchors])
 
     def errors(x: F64) -> F64:
-        rates = rates_of(whats, x)
-        seconds = [predict_setup(_with_rates(anchor.setup, rates)).step_time_s for anchor in anchors]
-        out: F64 = np.log(seconds) - measured
+        out: F64 = np.array([_log_time(anchor.setup, whats, x) for anchor in anchors]) - measured
         return out
 
-    start = np.zeros(len(whats))
-    first = errors(start)
-    slopes = np.column_stack([(errors(_STEP * unit) - first) / _STEP for unit in np.eye(len(whats))])
-    known = Priors(np.eye(len(whats)), start, sigma)
-    weights = np.ones(len(anchors))
-    found = solve(errors, slopes, known, weights, registry.anchor.noise, start, first)
-    return rates_of(whats, found.x)
+    slopes = np.array([_slopes(anchor.setup, whats) for anchor in anchors])
+    first = errors(np.zeros(len(whats)))
+    return rates_of(whats, most_probable(errors, first, slopes, covariance, registry.anchor.noise))
+
+
+def best_anchor(setups: Sequence[Setup]) -> int:
+    """Which of `setups`, measured and given as anchor, would tell most about the others.
+
+    Raises:
+        ImpossiblePlan, ForerunError: as `predict` of one of them.
+    """
+    registry, known = load_registry(), load_posterior()
+    slopes = np.array([_slopes(setup, list(registry.anchor.sigma)) for setup in setups])
+    return most_telling(slopes, [known.of_rates(registry, setup) for setup in setups], registry.anchor.noise)
+
+
+def _slopes(setup: Setup, whats: Sequence[What]) -> F64:
+    """d log(time) / d log(rate) of each of `whats`, (n_rates,)."""
+    first = _log_time(setup, whats, np.zeros(len(whats)))
+    return np.array([_log_time(setup, whats, _STEP * unit) - first for unit in np.eye(len(whats))]) / _STEP
+
+
+def _log_time(setup: Setup, whats: Sequence[What], x: F64) -> float:
+    where = anchored(setup.cluster, rates_of(whats, x))
+    return float(np.log(predict_setup(replace(setup, cluster=where)).step_time_s))
 
 
 def anchored(cluster: Cluster, rates: KernelRates) -> Cluster:
@@ -73,7 +90,3 @@ def rates_of(whats: Sequence[What], x: F64) -> KernelRates:
         memory=factor.get("memory_rate", 1.0),
         network=factor.get("network_rate", 1.0),
     )
-
-
-def _with_rates(setup: Setup, rates: KernelRates) -> Setup:
-    return replace(setup, cluster=anchored(setup.cluster, rates))

@@ -82,7 +82,7 @@ class AnchorPriors:
     """What measured steps of a user's own may change."""
 
     sigma: dict[What, float]
-    """least standard deviations of the logarithms of rates"""
+    """how far the rates of one cluster lie from those of its device and stack: standard deviations of logarithms"""
     noise: float
     """of a measured step, as a logarithm, around what is predicted with the right rates"""
     source: str
@@ -140,20 +140,13 @@ class Registry:
         known = self._numbers
         return {what: (known[what, place], place) for what, place in places.items() if (what, place) in known}
 
-    def uncertainty(self, setup: Setup) -> dict[What, float]:
-        """Standard deviations of the logarithms of the rates that a measured step of `setup` may change.
-
-        What is known little of a device or a kernel is wider than what `anchor` says of all.
-        """
-        sigma = dict(self.anchor.sigma)
-        for what, (number, _) in self.constants_of(setup).items():
-            if what in sigma:
-                constant = self.constants[number]
-                own = constant.sigma
-                if own is None and constant.kind is not None:
-                    own = self.kinds[constant.kind].spread
-                sigma[what] = max(sigma[what], own or 0.0)
-        return sigma
+    def spread_of(self, constant: Constant) -> float:
+        """How far a constant may be from its prior or the value of its kind, as a standard deviation of logarithms."""
+        own = constant.sigma
+        if own is None and constant.kind is not None:
+            own = self.kinds[constant.kind].spread
+        assert own is not None, f"{constant.name} has neither sigma nor kind"
+        return own
 
 
 def parse_registry(text: str, place: str) -> Registry:

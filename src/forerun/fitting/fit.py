@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.fitting.constants import Constant, Kind, Registry
+from forerun.fitting.posterior import Posterior
 from forerun.fitting.solve import Priors, Solution, solve
 from forerun.fitting.steps import Step, StepTimes
 from forerun.program.types import F64
@@ -55,6 +56,7 @@ class Fit:
     steps: tuple[Step, ...]
     kinds: tuple[FittedKind, ...]
     constants: tuple[FittedConstant, ...]
+    posterior: Posterior
     shipped_s: F64
     fitted_s: F64
 
@@ -68,6 +70,7 @@ class LeftOut:
     """of its steps"""
     values: F64
     """logarithms of all constants"""
+    posterior: Posterior
     seconds: F64
     """of its steps"""
 
@@ -102,7 +105,12 @@ class StepFit:
         own = np.array([step.family == family for step in self._times.steps])
         found = self._solve(~own, self._all.x[self._n_kinds :], self._all.errors)
         seconds = np.exp(found.errors + self._times.log_measured)[own]
-        return LeftOut(family, tuple(np.flatnonzero(own).tolist()), found.x[self._n_kinds :], seconds)
+        numbers = tuple(np.flatnonzero(own).tolist())
+        return LeftOut(family, numbers, found.x[self._n_kinds :], self._posterior(found), seconds)
+
+    def _posterior(self, found: Solution) -> Posterior:
+        names = [constant.name for constant in self._times.registry.constants]
+        return Posterior(tuple(names), found.covariance[self._n_kinds :, self._n_kinds :])
 
     def _solve(self, used: np.typing.NDArray[np.bool_], start: F64, errors: F64) -> Solution:
         times, priors = self._times, self._priors
@@ -129,7 +137,7 @@ class StepFit:
             )
             for i, (constant, fitted) in enumerate(zip(registry.constants, self.values, strict=True), n)
         )
-        return Fit(self._times.steps, kinds, constants, shipped_s, fitted_s)
+        return Fit(self._times.steps, kinds, constants, self._posterior(found), shipped_s, fitted_s)
 
     def _rows_of(self, number: int) -> dict[str, int]:
         rows = dict.fromkeys(self._times.registry.constants[number].of, 0)

@@ -1,53 +1,94 @@
-"""How well a stack is predicted that no constant was fitted to, without and with one measured step of it as anchor."""
+"""How well one measured step of a user's own corrects other steps, of stacks that are fitted and of ones left out."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.fitting.fit import LeftOut, StepFit
-from forerun.fitting.solve import Priors, solve
-from forerun.fitting.steps import StepTimes
+from forerun.fitting.fit import StepFit
+from forerun.fitting.posterior import Posterior
+from forerun.fitting.steps import Step, StepTimes
+from forerun.fitting.update import most_probable, most_telling
 from forerun.program.types import F64
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOutErrors:
-    """Of every step, (n_steps,): log(predicted / measured) with its family left out of the fit."""
+class AnchoredErrors:
+    """log(predicted / measured) of every step: (n_steps,), or one of each anchor, which may be none."""
 
     errors: F64
-    anchored: tuple[F64, ...]
-    """the same after each other step of its source and device as anchor, in turn; empty where it is the only one"""
-    own_run: tuple[F64, ...]
-    """the same after each of those that are of its model too"""
+    """without anchor"""
+    same_cluster: tuple[F64, ...]
+    """after each other step of its source and device as anchor, in turn"""
+    same_run: tuple[F64, ...]
+    """after each of those that are of its model too"""
+    best: tuple[F64, ...]
+    """after the one of those that tells most about the others, without knowing what any took; none for itself"""
 
 
-def left_out_errors(fit: StepFit, times: StepTimes) -> LeftOutErrors:
-    """Leave each family out that has steps. Anchors correct to first order. Raises ForerunError as the fit does."""
+def fitted_errors(fit: StepFit, times: StepTimes) -> AnchoredErrors:
+    """With constants fitted to all steps."""
+    errors = np.log(fit.fit.fitted_s) - times.log_measured
+    return _anchored_errors(times, fit.slopes, errors, [fit.fit.posterior] * len(errors))
+
+
+def left_out_errors(fit: StepFit, times: StepTimes) -> AnchoredErrors:
+    """With the step's family left out of the fit. Raises ForerunError as the fit does."""
     errors = np.zeros(len(times.steps))
+    known: list[Posterior] = [fit.fit.posterior] * len(errors)
     for family in dict.fromkeys(step.family for step in times.steps):
-        found: LeftOut = fit.leave_out(family)
-        errors[list(found.numbers)] = np.log(found.seconds) - times.log_measured[list(found.numbers)]
-    rates = _slopes_of_rates(times, fit.slopes)
-    change = [_change(times, number, rates[number], errors[number]) for number in range(len(times.steps))]
-    alike = [(step.source, step.setup.cluster.device.name) for step in times.steps]
-    models = [(*group, step.setup.model.name) for group, step in zip(alike, times.steps, strict=True)]
-    anchored, own_run = (_anchored(groups, rates, change, errors) for groups in (alike, models))
-    return LeftOutErrors(errors, anchored, own_run)
+        found = fit.leave_out(family)
+        for number, time_s in zip(found.numbers, found.seconds, strict=True):
+            errors[number] = np.log(time_s) - times.log_measured[number]
+            known[number] = found.posterior
+    return _anchored_errors(times, fit.slopes, errors, known)
 
 
-def _anchored(groups: Sequence[Hashable], rates: F64, change: Sequence[F64], errors: F64) -> tuple[F64, ...]:
-    """Of every step, its errors after what each other step of its group changes."""
-    members: dict[Hashable, list[int]] = defaultdict(list)
-    for number, group in enumerate(groups):
-        members[group].append(number)
-    return tuple(
-        np.array([errors[own] + rates[own] @ change[other] for other in members[group] if other != own])
-        for own, group in enumerate(groups)
+def _anchored_errors(times: StepTimes, slopes: F64, errors: F64, known: Sequence[Posterior]) -> AnchoredErrors:
+    """Anchors correct to first order."""
+    registry, noise = times.registry, times.registry.anchor.noise
+    rates = _slopes_of_rates(times, slopes)
+    unsure = [one.of_rates(registry, step.setup) for one, step in zip(known, times.steps, strict=True)]
+    changes = [
+        _change(error, own, covariance, noise) for error, own, covariance in zip(errors, rates, unsure, strict=True)
+    ]
+
+    def after(anchors: Iterable[Sequence[int]]) -> tuple[F64, ...]:
+        return tuple(
+            np.array([errors[own] + rates[own] @ changes[anchor] for anchor in some])
+            for own, some in enumerate(anchors)
+        )
+
+    def best(group: Sequence[int]) -> int:
+        return group[most_telling(rates[list(group)], [unsure[number] for number in group], noise)]
+
+    own_run = _groups(times.steps, lambda step: (*_cluster(step), step.setup.model.name))
+    chosen = [best(group) for group in own_run]
+    return AnchoredErrors(
+        errors,
+        after(_others(_groups(times.steps, _cluster))),
+        after(_others(own_run)),
+        after([one] if one != own else [] for own, one in enumerate(chosen)),
     )
+
+
+def _cluster(step: Step) -> tuple[str, str]:
+    return step.source, step.setup.cluster.device.name
+
+
+def _groups(steps: Sequence[Step], key: Callable[[Step], Hashable]) -> list[list[int]]:
+    """Of every step, the numbers of all that share its key."""
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for number, step in enumerate(steps):
+        members[key(step)].append(number)
+    return [members[key(step)] for step in steps]
+
+
+def _others(groups: Sequence[Sequence[int]]) -> Iterable[list[int]]:
+    return ([other for other in group if other != own] for own, group in enumerate(groups))
 
 
 def _slopes_of_rates(times: StepTimes, slopes: F64) -> F64:
@@ -61,12 +102,10 @@ def _slopes_of_rates(times: StepTimes, slopes: F64) -> F64:
     return out
 
 
-def _change(times: StepTimes, number: int, slopes: F64, error: float) -> F64:
-    """Logarithms of the rates that step `number` with this error makes most probable."""
-    sigma = np.array(list(times.registry.uncertainty(times.steps[number].setup).values()))
-    start, first, row = np.zeros(len(sigma)), np.array([error]), slopes[None, :]
-    known = Priors(np.eye(len(sigma)), start, sigma)
-    return solve(lambda x: first + row @ x, row, known, np.ones(1), times.registry.anchor.noise, start, first).x
+def _change(error: float, slopes: F64, covariance: F64, noise: float) -> F64:
+    """Logarithms of the rates that a step with this error makes most probable."""
+    first, row = np.array([error]), slopes[None, :]
+    return most_probable(lambda x: first + row @ x, first, row, covariance, noise)
 
 
 def mean_errors(logarithms: Sequence[F64]) -> F64:

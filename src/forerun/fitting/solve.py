@@ -32,11 +32,16 @@ class Priors:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """`x` and its standard deviations, (n,); errors of the rows at `x`, (n_rows,)."""
+    """`x`, (n,), and its covariance, (n, n); errors of the rows at `x`, (n_rows,)."""
 
     x: F64
-    sigma: F64
+    covariance: F64
     errors: F64
+
+    @property
+    def sigma(self) -> F64:
+        """Standard deviations of `x`, (n,)."""
+        return np.asarray(np.sqrt(np.diag(self.covariance)), np.float64)
 
 
 def solve(
@@ -57,17 +62,17 @@ def solve(
     """
     x, now = start, first
     for _ in range(_ROUNDS):
-        new, sigma = _linear(now - slopes @ x, slopes, priors, weights, scale)
+        new, covariance = _linear(now - slopes @ x, slopes, priors, weights, scale)
         step = float(np.abs(new - x).max(initial=0.0))
         if step < _CLOSE:
-            return Solution(x, sigma, now)
+            return Solution(x, covariance, now)
         x = new
         now = errors(x)
     raise ForerunError(f"the fit does not converge: constants still move by {step:.1%} after {_ROUNDS} rounds")
 
 
 def _linear(offset: F64, slopes: F64, priors: Priors, weights: F64, scale: float) -> tuple[F64, F64]:
-    """Minimum and standard deviations where errors are `offset + slopes @ x`."""
+    """Minimum and covariance where errors are `offset + slopes @ x`."""
     own = priors.lines / priors.sigma[:, None]
     wanted = priors.values / priors.sigma
     x = priors.mean
@@ -80,4 +85,4 @@ def _linear(offset: F64, slopes: F64, priors: Priors, weights: F64, scale: float
         x = new
         if settled:
             break
-    return x, np.sqrt(np.diag(np.linalg.inv(hessian)))
+    return x, np.asarray(np.linalg.inv(hessian), np.float64)

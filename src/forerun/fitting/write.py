@@ -1,6 +1,7 @@
 """Fitted constants into the files where they live: rates of stacks and attention kernels, clocks of devices.
 
-Only values, and what is said of their origin, change: the diff of a file shows what a fit changed.
+Only values, and what is said of their origin, change: the diff of a file shows what a fit changed. What the fit leaves
+unsure is a file of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from forerun.cluster.files import read_text
 from forerun.files import whole_file
 from forerun.fitting.constants import OF_KERNELS
 from forerun.fitting.fit import FittedConstant
+from forerun.fitting.posterior import FILE as POSTERIOR
+from forerun.fitting.posterior import Posterior
 from forerun.fitting.yaml_text import with_value
 
 DEVICES = "cluster/presets/devices.yaml"
@@ -23,7 +26,9 @@ _Change = tuple[str, tuple[str, ...], str]
 """file under the package's folder, path of keys, value as YAML writes it"""
 
 
-def write_constants(constants: Iterable[FittedConstant], folder: Path | None = None) -> list[Path]:
+def write_constants(
+    constants: Iterable[FittedConstant], posterior: Posterior, folder: Path | None = None
+) -> list[Path]:
     """Write `constants` into the files of Forerun under `folder` (the package's own); those whose text changed.
 
     Raises:
@@ -38,6 +43,8 @@ def write_constants(constants: Iterable[FittedConstant], folder: Path | None = N
             if path not in old:
                 old[path] = new[path] = read_text(path)
             new[path] = with_value(new[path], keys, value, str(path))
+    path = root / POSTERIOR
+    old[path], new[path] = read_text(path), posterior.as_text()
     changed = [path for path in old if new[path] != old[path]]
     for path in changed:
         with whole_file(path) as out:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from forerun.fitting.fit import Fit
-from forerun.fitting.left_out import LeftOutErrors, mean_errors
+from forerun.fitting.left_out import AnchoredErrors, mean_errors
 from forerun.program.types import F64
 from forerun.report.console import make_table
 
@@ -29,13 +30,31 @@ _COLUMNS = (
     "anchored_mape",
 )
 _FIGURES = ("rows", "MAPE", "median", "p90", "signed")
+_ANCHORS = {
+    "same_cluster": "another step of its source and device as anchor, each in turn",
+    "same_run": "another step of its source, device and model, each in turn",
+    "best": "the step of its source, device and model that tells most about the others",
+}
 
 
-def step_fit_record(fit: Fit, left_out: LeftOutErrors | None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Anchored:
+    """What an anchor corrects, of constants that are fitted to all steps and with a step's family left out."""
+
+    fitted: AnchoredErrors
+    left_out: AnchoredErrors
+
+
+def step_fit_record(fit: Fit, anchored: Anchored | None) -> dict[str, Any]:
     """Constants and errors as one object; errors are fractions, times in seconds."""
-    by_family = {} if left_out is None else _by_family(fit, left_out.errors)
-    anchored = {} if left_out is None else _anchored_by_family(fit, left_out.anchored)
-    own_run = {} if left_out is None else _anchored_by_family(fit, left_out.own_run)
+    by_family = {} if anchored is None else _by_family(fit, anchored.left_out.errors)
+    by_anchor = {}
+    if anchored is not None:
+        each = {"fitted": anchored.fitted, "left_out": anchored.left_out}
+        by_anchor = {
+            anchor: {name: _anchored_by_family(fit, getattr(errors, anchor)) for name, errors in each.items()}
+            for anchor in _ANCHORS
+        }
     return {
         "kinds": [
             {"name": one.name, "prior": one.prior, "value": one.value, "sigma": one.sigma, "source": one.kind.source}
@@ -58,14 +77,13 @@ def step_fit_record(fit: Fit, left_out: LeftOutErrors | None) -> dict[str, Any]:
         "shipped": _figures(_errors(fit, fit.shipped_s)),
         "fitted": _figures(_errors(fit, fit.fitted_s)),
         "left_out": by_family,
-        "anchored": anchored,
-        "own_run": own_run,
+        "anchored": by_anchor,
     }
 
 
-def print_step_fit(out: Console, fit: Fit, left_out: LeftOutErrors | None, written: Sequence[object] | None) -> None:
+def print_step_fit(out: Console, fit: Fit, anchored: Anchored | None, written: Sequence[object] | None) -> None:
     """Constants with what they were and what they are, errors, and what was written."""
-    record = step_fit_record(fit, left_out)
+    record = step_fit_record(fit, anchored)
     out.print(Text("Kinds of constants", style="bold"))
     table = make_table(("kind", "left"), *((name, "right") for name in ("prior", "fitted", "sigma")))
     for kind in record["kinds"]:
@@ -84,25 +102,27 @@ def print_step_fit(out: Console, fit: Fit, left_out: LeftOutErrors | None, writt
         table.add_row(name, *_percents(record[name]))
     out.print(table)
     _print_families(out, "Step time with a family of stacks left out of the fit, %", record["left_out"])
-    _print_families(out, "The same with another step of its source and device as anchor, %", record["anchored"])
-    _print_families(out, "The same with another step of its model too as anchor, %", record["own_run"])
+    for anchor, words in _ANCHORS.items():
+        families = record["anchored"].get(anchor, {})
+        _print_families(out, f"The same with {words}, %", families.get("left_out", {}))
+        _print_families(out, f"Fitted to all steps, with {words}, %", families.get("fitted", {}))
     if written is None:
         out.print("Not written; --write puts the constants into Forerun's files.")
     else:
         out.print(f"Written: {', '.join(map(str, written)) or 'nothing changed'}", soft_wrap=True)
 
 
-def step_fit_csv(fit: Fit, left_out: LeftOutErrors | None) -> str:
-    """One line a step: seconds measured and predicted; mean absolute error with another step as anchor."""
+def step_fit_csv(fit: Fit, anchored: Anchored | None) -> str:
+    """One line a step: seconds measured and predicted; mean absolute error left out, with another step as anchor."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for number, step in enumerate(fit.steps):
         cells = [step.name, step.source, step.family, step.setup.stack.name, step.setup.cluster.device.name]
         times = [step.measured_s, float(fit.shipped_s[number]), float(fit.fitted_s[number])]
-        if left_out is not None:
-            times.append(step.measured_s * float(np.exp(left_out.errors[number])))
-            times += mean_errors(left_out.anchored[number : number + 1]).tolist()
+        if anchored is not None:
+            times.append(step.measured_s * float(np.exp(anchored.left_out.errors[number])))
+            times += mean_errors(anchored.left_out.same_cluster[number : number + 1]).tolist()
         figures = [f"{time:.6g}" for time in times]
         writer.writerow([*cells, *figures, *[""] * (len(_COLUMNS) - len(cells) - len(figures))])
     return text.getvalue()
