@@ -3,8 +3,8 @@
 Every action is a small block of its own, so that the order of blocks alone says what is prefetched:
 
 * `gather` starts the all-gather of a unit's parameters once the unit before it has its own (one unit ahead, as FSDP's
-  rate limiter and FSDP2's buffers allow), or once compute reaches it when nothing is prefetched. FSDP1 gathers into the
-  parameters themselves, FSDP2 into a buffer;
+  rate limiter and FSDP2's buffers allow), or once compute reaches it when nothing is prefetched, as in compiled code,
+  which waits for a gather where it stands. FSDP1 gathers into the parameters themselves, FSDP2 into a buffer;
 * `open` makes compute wait for the gathered parameters and copies them out. In the forward pass FSDP2 keeps a unit's
   buffer until the next unit has its own, in the backward pass it lets go of it at once;
 * `close` frees them;
@@ -79,8 +79,10 @@ class DataParallel:
         self.param_bytes = kit.weight_bytes
         self.master_bytes = DTYPE_BYTES[plan.master_dtype]
         self.expert_axis = "dp_expert"
-        self.depth = max(1, plan.prefetch)
-        """units that are gathered ahead"""
+        self.ahead = 0 if self.simple else plan.prefetch
+        """units that are gathered before compute reaches them"""
+        self.depth = max(1, self.ahead)
+        """gathers whose events differ"""
 
     def block(self, action: Action, turn: int, name: str, weights: Weights, made: int, before: int) -> Block | None:
         """The block of one action around a unit whose backward pass leaves `made` bytes of gradients.
@@ -102,7 +104,12 @@ class DataParallel:
 
     def gathered_bytes(self, weights: Weights) -> int:
         """Bytes of a unit's gathered parameters."""
-        return weights.total * self.param_bytes
+        return self._gathered_dense(weights) + weights.expert * self.param_bytes
+
+    def _gathered_dense(self, weights: Weights) -> int:
+        """Bytes of those that are no experts': gathered in fp8, matrices of fp8 products have a byte an element."""
+        narrow = sum(weights.matrices) - weights.wide if self.kit.plan.fp8_all_gather else 0
+        return weights.dense * self.param_bytes - narrow * (self.param_bytes - 1)
 
     # -- fully sharded -------------------------------------------------------------------------------------
 
@@ -115,21 +122,22 @@ class DataParallel:
         return parts
 
     def _collectives(
-        self, name: str, kind: Collective, weights: Weights, element_bytes: float, dtype: str
+        self, name: str, kind: Collective, weights: Weights, dense_bytes: float, expert_bytes: float, dtype: str
     ) -> list[int]:
+        """One collective for each part, or tensor; so many bytes for an element of dense weights and of experts."""
         ops = []
-        for axis, tensors in self._parts(weights):
+        for (axis, tensors), element in zip(self._parts(weights), (dense_bytes, expert_bytes), strict=False):
             if self.kit.group_size.get(axis, 1) == 1:
                 continue
             for size in tensors if self.simple else [sum(tensors)]:
                 if size:
-                    ops.append(self.kit.collective_op(name, kind, axis, size * element_bytes, dtype))
+                    ops.append(self.kit.collective_op(name, kind, axis, size * element, dtype))
         return ops
 
     def _gather(self, name: str, weights: Weights, turn: int) -> Block:
         """Fetch, cast, gather: one after the other, from the moment the unit before has its parameters."""
         kit, block = self.kit, BlockBuilder()
-        serial = kit.plan.prefetch == 0 or self.simple
+        serial = self.ahead == 0
         shard = shard_elements(kit.plan, weights)
         chain: list[tuple[int, Stream]] = []
         if kit.plan.offload == "params":  # the sharded master weights come from host memory
@@ -137,7 +145,8 @@ class DataParallel:
         if self.master_bytes != self.param_bytes or kit.stack.fsdp == "fsdp2":  # cast and copy in the local shard
             op = kit.ops.memory(name + ".copy_in", shard * self.master_bytes, shard * self.param_bytes)
             chain.append((op, Stream.COMPUTE if serial else Stream.GATHER))
-        ops = self._collectives(name + ".gather", Collective.ALL_GATHER, weights, self._wire_bytes(), kit.wide_dtype)
+        sizes = self._gathered_dense(weights) / max(1, weights.dense), self.param_bytes
+        ops = self._collectives(name + ".gather", Collective.ALL_GATHER, weights, *sizes, kit.wide_dtype)
         chain += [(op, Stream.GATHER) for op in ops]
         after: tuple[int, ...] = (block.node(kit.marker),) if serial else ()
         for i, (op, stream) in enumerate(chain):
@@ -147,9 +156,6 @@ class DataParallel:
             category = Category.COMMUNICATION if self.buffers else Category.UNSHARDED
             block.tensor(self.gathered_bytes(weights), category, 0, -1)
         return block.build(name + ".gather")
-
-    def _wire_bytes(self) -> float:
-        return 1.0 if self.kit.plan.fp8_all_gather else self.param_bytes
 
     def _open(self, name: str, gathered: int, turn: int, action: Action, before: int) -> Block:
         kit, block = self.kit, BlockBuilder()
@@ -199,7 +205,7 @@ class DataParallel:
             held = total + weights.beyond
             block.tensor(held * DTYPE_BYTES[kit.accumulate_dtype], Category.GRADIENT, -1, node)
         kind, dtype = Collective.REDUCE_SCATTER, kit.reduce_dtype
-        for op in self._collectives(name + ".reduce", kind, weights, self.reduce_bytes, dtype):
+        for op in self._collectives(name + ".reduce", kind, weights, self.reduce_bytes, self.reduce_bytes, dtype):
             node = block.node(op, Stream.GATHER, Phase.BACKWARD, after=(node,), record=REDUCED)
         if self.simple:  # compiled collectives are waited for where they stand
             node = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))

@@ -1,0 +1,46 @@
+"""What waits for a collective where it stands, and what works beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forerun.analysis.setup import Setup
+from forerun.analysis.simulate_setup import simulate_setup
+from forerun.cluster.catalog import load_cluster
+from forerun.model.spec import ModelSpec
+from forerun.plan.plan import Plan
+from forerun.program.types import Collective, OpKind, Stream
+
+MODEL = ModelSpec("small", 4, 1024, 16, 4, 64, 2816, 32000)
+H100 = load_cluster("h100-sxm")
+
+
+def share_beside_compute(kinds: set[Collective], **fields: Any) -> float:
+    """Share of the time of all collectives of `kinds` during which kernels run."""
+    simulation = simulate_setup(Setup(MODEL, Plan(seq_len=2048, micro_batch=4, **fields), H100))
+    flat, timeline, ops = simulation.flat, simulation.timeline, simulation.program.ops
+    spans = np.stack([timeline.start_ps, timeline.end_ps], axis=1)
+    computes = (flat.stream == Stream.COMPUTE) & (ops.kind[flat.op] != OpKind.DELAY)
+    moves = np.isin(ops.collective[flat.op], list(kinds))
+    total = beside = 0
+    for start, end in spans[moves].tolist():
+        total += end - start
+        within = np.minimum(spans[computes, 1], end) - np.maximum(spans[computes, 0], start)
+        beside += int(within[within > 0].sum())
+    return beside / total
+
+
+def gathers_beside_compute(**fields: Any) -> float:
+    return share_beside_compute({Collective.ALL_GATHER}, dp_shard=8, **fields)
+
+
+@pytest.mark.parametrize("fields", [{"prefetch": 0}, {"stack": "simple-fsdp", "compile": True}])
+def test_gathers_without_prefetch_run_alone(fields: dict[str, Any]) -> None:
+    assert gathers_beside_compute(**fields) == 0.0
+
+
+def test_prefetched_gathers_run_beside_compute() -> None:
+    assert gathers_beside_compute(prefetch=1) > 0.4
