@@ -80,3 +80,12 @@ def test_a_root_that_holds_both_ends_keeps_them_gathered() -> None:
     assert most_at_once(joint, Stream.COMPUTE, ends * 2) == 1
     moved = [int((op_counts(built) @ built.ops.bytes_comm)[0]) for built in (apart, joint)]
     assert moved[0] - moved[1] == LLAMA.hidden * LLAMA.vocab * 2  # the embedding is not gathered again
+
+
+def test_gathers_in_fp8_hold_a_byte_for_what_fp8_products_read() -> None:
+    fp8 = program(precision="fp8", fp8_recipe="tensorwise", fp8_all_gather=True)
+    assert most_at_once(fp8, Stream.GATHER, LAYER + 2 * LLAMA.hidden) == 2  # norms keep two bytes
+    assert most_at_once(fp8, Stream.GATHER, LLAMA.hidden * LLAMA.vocab * 2) == 1  # as does the embedding
+    wires = {name: size for name, size in zip(fp8.ops.name, fp8.ops.bytes_comm, strict=True) if name.endswith("gather")}
+    assert wires["layer.gather"] == LAYER + 2 * LLAMA.hidden
+    assert wires["embedding.gather"] == LLAMA.hidden * LLAMA.vocab * 2

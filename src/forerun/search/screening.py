@@ -147,7 +147,7 @@ class Screening:
         sums = sums / np.where(plans.zero_stage == 2, plans.fsdp, 1) * (counts > 1)
         if self.states.persistent:
             sums = sums * 0.0
-        weight = self.states.weight_bytes(plans)
+        weight = np.where(plans.fp8_all_gather, 1, self.states.weight_bytes(plans))
         gradient = states.gradient + sums * self.states.sum_bytes(plans)
         return states.parameter, gradient, states.optimizer, alive, gathered * weight
 

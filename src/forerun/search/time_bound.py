@@ -116,7 +116,7 @@ class TimeBound:
             gather = self._over_shards(Collective.ALL_GATHER, plan, groups, dense * wire, experts * wire)
             if plan.offload == "params":
                 gather = gather + shard * sizes(plan.master_dtype) * self._screening.host_s_per_byte
-            copy = total * 2 * weight * per_byte if stack.fsdp == "fsdp2" else _NOTHING
+            copy = total * 2 * wire * per_byte if stack.fsdp == "fsdp2" else _NOTHING
         if self._adds(plan):
             again = total * (weight + 2 * states.sum_bytes(plan)) * per_byte
         return _Around(gather, copy, self._reduce_s(plan, groups, dense * reduced, experts * reduced), again)

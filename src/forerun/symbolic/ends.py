@@ -20,6 +20,7 @@ def embedding_section(kit: Kit) -> Section:
         weights.matrices.append(model.max_positions * s.hidden)
     if model.token_types:
         weights.matrices.append(model.token_types * s.hidden)
+    weights.wide = sum(weights.matrices)
     if kit.stack.dtensor:  # DTensor makes the gradient of the whole table on every rank, and then takes its part
         weights.beyond = (kit.plan.tp - 1) * s.vocab * s.hidden
     size = s.tokens * s.hidden * s.act_bytes
@@ -98,6 +99,7 @@ def _head_matrix(section: Section, x: str) -> None:
     forward, dgrad, wgrad = kit.gemms("head", s.tokens, s.hidden, s.vocab, dtype=kit.wide_dtype)
     elements = s.hidden * s.vocab
     section.weights.matrices.append(elements)
+    section.weights.wide += elements
     section.tape.add(
         TapeOp(
             "head",

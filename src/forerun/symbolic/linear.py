@@ -22,6 +22,8 @@ class Weights:
     """matrices of local experts: sharded over fewer ranks"""
     shared: list[int] = field(default_factory=list)
     """those of `vectors` that every tensor-parallel rank holds whole and uses for a part of the tokens"""
+    wide: int = 0
+    """elements of `matrices` that no product reads in fp8: the model's two ends"""
     beyond: int = 0
     """elements by which gradients exceed the weights until they are reduced"""
 
@@ -34,6 +36,7 @@ class Weights:
             whole.vectors += part.vectors
             whole.experts += part.experts
             whole.shared += part.shared
+            whole.wide += part.wide
         return whole
 
     @property
