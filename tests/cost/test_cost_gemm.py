@@ -105,6 +105,16 @@ def test_misaligned_operands_are_slower_where_the_profile_says_so():
     assert seconds(4100, 4096, 4096, rates) < 1.01 * seconds(4096, 4096, 4096, rates)
 
 
+def test_rows_that_do_not_start_at_16_bytes_are_slower():
+    rates = gemm_rates(load_device("h100"), "bf16")
+    aligned = seconds(4096, 50304, 2048, rates)
+    assert seconds(4096, 50257, 2048, rates) > 3 * aligned  # of the result
+    assert seconds(4096, 2048, 50257, rates, role=1) > 3 * aligned  # of the gradient that comes in
+    assert seconds(50257, 2048, 4096, rates, role=2) > 3 * aligned  # of the same, as the weight's gradient reads it
+    assert seconds(4095, 50304, 2048, rates) < 1.01 * aligned  # tokens are rows, of any number
+    assert seconds(50304, 2048, 4095, rates, role=2) < 1.1 * aligned
+
+
 def test_rows_that_are_no_multiple_of_16_are_slower_where_the_profile_says_so():
     rates = replace(gemm_rates(load_device("h100"), "fp8"), odd_rows=0.2)
     assert 1.15 < seconds(4097, 4096, 4096, rates) / seconds(4096, 4096, 4096, rates) < 1.21

@@ -7,8 +7,8 @@ For (m, k) by (k, n), `batch` times, with x0 waves and k0 of padding:
     M = (operands + result) / BW
     t = t0 + (F'^o + M^o)^(1/o)                           overlap of compute and memory: none at o = 1, all at large o
 
-It grows strictly with m, n, k and batch and is differentiable, apart from misaligned shapes where a profile makes them
-slower, and never beats the roofline of the device's peaks.
+It grows strictly with m, n, k and batch and is differentiable, apart from misaligned shapes, which are slower, and
+never beats the roofline of the device's peaks.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class GemmRates:
     dgrad_rate: float
     wgrad_rate: float
     accumulate_exposed: float
+    unaligned: float = 0.0
 
 
 @lru_cache(maxsize=256)
@@ -101,6 +102,7 @@ def gemm_rates(device: Device, dtype: str, profile: Profile | None = None) -> Ge
         dgrad_rate=roles.dgrad_rate,
         wgrad_rate=roles.wgrad_rate,
         accumulate_exposed=roles.accumulate_exposed,
+        unaligned=roles.unaligned if input_bytes == 2.0 else 0.0,
     )
 
 
@@ -143,7 +145,11 @@ def gemm_s(
     exposed = rates.accumulate_exposed * added
     memory = (operands + stored) / rates.bytes_per_s + (added - exposed)
     quantised = rates.quant_passes * 3.0 * batch * m * k / rates.bytes_per_s
-    time: F64 = rates.launch_s + overlapped_s(compute, memory, rates) + exposed + quantised
+    slow = 1.0
+    if rates.unaligned:  # operands of a weight's gradient lie in rows of m and n, others in rows of k
+        step, row = _ALIGN_BYTES / rates.input_bytes, np.where(role == WGRAD, m, k)
+        slow = 1.0 + rates.unaligned * ((n % step != 0) | (row % step != 0))
+    time: F64 = rates.launch_s + slow * overlapped_s(compute, memory, rates) + exposed + quantised
     return time
 
 

@@ -69,6 +69,9 @@ class GemmRoles:
     accumulate_exposed: float
     """share of the traffic of an accumulating output that does not overlap with the multiplication"""
     source: str
+    unaligned: float = 0.0
+    """how much longer a product of 2-byte elements takes where rows of an operand or of the result do not start at
+    multiples of 16 bytes, so that no copy engine can move them"""
 
 
 @dataclass(frozen=True, slots=True)
