@@ -77,6 +77,13 @@ class Stack:
 
     fsdp: Literal["fsdp1", "fsdp2", "simple"] = "fsdp2"
     fsdp_reduce_every_microbatch: bool = True
+    list_collectives: bool = False
+    """gathers and reductions take a list with one piece of the parameter for each rank, and copy piece by piece"""
+    persistent_elements: int = 0
+    """parameters of at most so many elements stay whole on every rank (stage3_param_persistence_threshold)"""
+    reuse_elements: int = 0
+    """between recomputation and backward pass parameters are kept that are used again within so many elements, others
+    gathered again (stage3_max_reuse_distance); 0 keeps all"""
     joint_ends: bool = False
     """embedding, final norm and head are one FSDP unit (the root), gathered from the first layer to the end of backward
     """
@@ -114,6 +121,8 @@ class Stack:
     dtensor: bool = False
     """as PyTorch's own DTensor code: tensor-parallel ranks sum the gradients of what they hold whole tensor by tensor,
     and norms of gradients are reduced over one mesh axis after the other"""
+    stages_by_cost: bool = False
+    """pipeline stages are cut where they come to equal shares of the matrices, the head's among them (nanotron)"""
     pipeline_keeps: bool = False
     """as torch.distributed.pipelining: buffers for what every micro batch receives, and outputs of a stage until its
     backward pass has ended"""

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from forerun.jit import njit
 from forerun.model.spec import ModelSpec
 from forerun.plan.plan import Plan
+from forerun.plan.stack import load_stack
 from forerun.program.types import F64, I8, I32, I64
 from forerun.search.units import N_PARTS, Part, parts_of_layers
-from forerun.symbolic.schedule import SPLIT, Action, actions, layers_of_stages, rank_actions, stage_rank
+from forerun.symbolic.schedule import SPLIT, Action, actions, rank_actions, stage_layers, stage_rank
 
 STAGED = ("pp", "pp_schedule", "virtual_stages", "layers_per_stage", "balance_ends", "checkpoint_every")
 """fields that a Pipeline depends on"""
@@ -48,7 +49,7 @@ class Pipeline:
         self.pp, self.n_stages = plan.pp, plan.n_stages
         self.split = plan.pp > 1 and plan.pp_schedule in SPLIT
         layers = parts_of_layers(model, plan.checkpoint_every).tolist()
-        ends = list(accumulate(layers_of_stages(model.n_layers, plan)))
+        ends = list(accumulate(stage_layers(model, plan, load_stack(plan.stack))))
         stages = [layers[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         stages[0].insert(0, int(Part.EMBEDDING))
         stages[-1].append(int(Part.HEAD))

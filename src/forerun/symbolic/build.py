@@ -133,6 +133,7 @@ class _Builder:
             plan.reshard_after_forward == "always" or (plan.reshard_after_forward == "default" and plan.pp == 1)
         )
         self.gather_once = plan.pp > 1 and not self.reshard
+        self.gather_again = stack.reuse_elements > 0 and plan.activation_checkpointing == "full"
         wider = DTYPE_BYTES[self.kit.accumulate_dtype] > self.kit.grad_bytes
         self.late = stack.late_accumulation and wider and not self.parallel.fsdp
         self.root = self._root() if stack.joint_ends and self.parallel.fsdp and plan.pp == 1 else None
@@ -308,7 +309,7 @@ class _Builder:
     def _backward(self, steps: _Steps, parts: list[_Part], first: bool, last: bool) -> None:
         regather = self.parallel.fsdp and self.reshard
         backward = parts[::-1]
-        held = backward[0].unit is self.last  # still there from the forward pass
+        held = bool(backward) and backward[0].unit is self.last  # still there from the forward pass
         waiting = [part for part in backward[held:] if self._alone(part)] if regather else []
         for i, part in enumerate(backward):
             loss = held and i == 0  # nothing is gathered before the loss has its gradient
@@ -317,6 +318,8 @@ class _Builder:
                 if steps.gathers == steps.opens:  # nothing was gathered ahead
                     self._gather(steps, waiting.pop(0))
                 self._open(steps, part, "reopen")
+                if self.gather_again:
+                    steps.add(part.parallel["gather_again", 0, 0], part.layer)
                 self._gather_ahead(steps, waiting)
             steps.run(part.backward, part.layer)
             if loss:

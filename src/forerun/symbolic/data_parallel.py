@@ -16,6 +16,7 @@ Gathers and reductions of one process group run in issue order on one stream, as
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import Literal
 
@@ -46,6 +47,7 @@ Action = Literal[
     "open",
     "open_last",  # `open` of the last unit: nobody comes to let go of its buffer
     "reopen",  # `open` in the backward pass
+    "gather_again",  # between the recomputation and its backward pass, what has been let go of
     "close",
     "reduce_first",  # reduction in the first micro batch: it allocates the sharded gradients
     "reduce",
@@ -83,6 +85,8 @@ class DataParallel:
         """units that are gathered before compute reaches them"""
         self.depth = max(1, self.ahead)
         """gathers whose events differ"""
+        self.fetched: set[int] = set()
+        """ops that end a gather for which the host waits"""
 
     def block(self, action: Action, turn: int, name: str, weights: Weights, made: int, before: int) -> Block | None:
         """The block of one action around a unit whose backward pass leaves `made` bytes of gradients.
@@ -94,6 +98,8 @@ class DataParallel:
             return self._gather(name, weights, turn)
         if action in ("open", "open_last", "reopen"):
             return self._open(name, self.gathered_bytes(weights), turn, action, before)
+        if action == "gather_again":
+            return self._gather_again(name, weights)
         if action == "close":
             return self._free(name, self.gathered_bytes(weights))
         if action.startswith("accumulate"):
@@ -131,8 +137,44 @@ class DataParallel:
                 continue
             for size in tensors if self.simple else [sum(tensors)]:
                 if size:
-                    ops.append(self.kit.collective_op(name, kind, axis, size * element, dtype))
+                    op = self.kit.collective_op(name, kind, axis, size * element, dtype)
+                    ops += self._of_list(name, kind, op, size * element, self.kit.group_size[axis])
         return ops
+
+    def _of_list(self, name: str, kind: Collective, op: int, size_bytes: float, ranks: int) -> list[int]:
+        """The collective `op` with what a list of pieces costs: the host cuts it, which takes it about as long as a
+        launch for each, and copies them one by one between the list and what NCCL moves (ProcessGroupNCCL's lists).
+        """
+        if not self.kit.stack.list_collectives:
+            return [op]
+        cut = self.kit.ops.delay(name + ".cut", 0, ranks)
+        copy = self.kit.ops.memory(name + ".pieces", size_bytes, size_bytes, ranks)
+        if kind != Collective.ALL_GATHER:
+            return [cut, copy, op]
+        self.fetched.add(copy)
+        return [cut, op, copy]
+
+    def _apart(self, weights: Weights) -> Weights:
+        """Those of `weights` that are sharded between passes: small ones may stay whole on every rank."""
+        least = self.kit.stack.persistent_elements
+        matrices, vectors = ([size for size in sizes if size > least] for sizes in (weights.matrices, weights.vectors))
+        return replace(weights, matrices=matrices, vectors=vectors)
+
+    def _gather_again(self, name: str, weights: Weights) -> Block | None:
+        """Gather, after a recomputation, what its backward pass uses only later than the stack keeps parameters."""
+        kit, block = self.kit, BlockBuilder()
+        matrices = self._apart(weights).matrices
+        later = [2 * sum(matrices[i + 1 :]) for i in range(len(matrices))]
+        far = [size for size, distance in zip(matrices, later, strict=True) if distance > kit.stack.reuse_elements]
+        size = self.param_bytes
+        ops = self._collectives(name + ".gather", Collective.ALL_GATHER, Weights(far), size, size, kit.wide_dtype)
+        if not ops:
+            return None
+        node = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD)
+        for op in ops:
+            node = block.node(op, Stream.GATHER, Phase.BACKWARD, after=(node,), sync=op in self.fetched)
+        block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))
+        return block.build(name + ".gather_again")
 
     def _gather(self, name: str, weights: Weights, turn: int) -> Block:
         """Fetch, cast, gather: one after the other, from the moment the unit before has its parameters."""
@@ -146,12 +188,14 @@ class DataParallel:
             op = kit.ops.memory(name + ".copy_in", shard * self.master_bytes, shard * self.param_bytes)
             chain.append((op, Stream.COMPUTE if serial else Stream.GATHER))
         sizes = self._gathered_dense(weights) / max(1, weights.dense), self.param_bytes
-        ops = self._collectives(name + ".gather", Collective.ALL_GATHER, weights, *sizes, kit.wide_dtype)
+        apart = self._apart(weights)
+        ops = self._collectives(name + ".gather", Collective.ALL_GATHER, apart, *sizes, kit.wide_dtype)
         chain += [(op, Stream.GATHER) for op in ops]
         after: tuple[int, ...] = (block.node(kit.marker),) if serial else ()
         for i, (op, stream) in enumerate(chain):
             record = gathered_slot(turn) if i == len(chain) - 1 else -1
-            after = (block.node(op, stream, after=after, wait=() if serial else (opened_slot(turn),), record=record),)
+            wait = () if serial else (opened_slot(turn),)
+            after = (block.node(op, stream, after=after, wait=wait, record=record, sync=op in self.fetched),)
         if not self.simple:
             category = Category.COMMUNICATION if self.buffers else Category.UNSHARDED
             block.tensor(self.gathered_bytes(weights), category, 0, -1)

@@ -6,7 +6,9 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from forerun.errors import ImpossiblePlan
+from forerun.model.spec import ModelSpec
 from forerun.plan.plan import Plan
+from forerun.plan.stack import Stack
 
 Pass = Literal["F", "B", "W"]
 
@@ -230,4 +232,28 @@ def layers_of_stages(n_layers: int, plan: Plan) -> list[int]:
         sizes[-1] -= 1
     if min(sizes) < 0:
         raise ImpossiblePlan(f"{n_layers} layers do not spread over {stages} stages")
+    return sizes
+
+
+def stage_layers(model: ModelSpec, plan: Plan, stack: Stack) -> list[int]:
+    """Layers of each stage in model order, as `stack` cuts `model` where the plan says nothing about it."""
+    if not stack.stages_by_cost or plan.n_stages == 1 or plan.layers_per_stage is not None or plan.balance_ends:
+        return layers_of_stages(model.n_layers, plan)
+    return _by_cost(model, plan.n_stages)
+
+
+def _by_cost(model: ModelSpec, stages: int) -> list[int]:
+    """Layers of each stage where every one ends with the layer that brings it to its share of all matrices.
+
+    A layer counts as four attention matrices of all query heads and three of a gated feed-forward, the head as its
+    matrix, the embedding as nothing (huggingface/nanotron, get_block_compute_costs and build_model). A head that
+    comes before the last stage is due stays in the last one all the same.
+    """
+    layer = 4 * model.n_heads * model.head_dim * model.hidden + 3 * model.ffn_hidden * model.hidden
+    share = (model.n_layers * layer + model.vocab * model.hidden) / stages
+    sizes, stage = [0] * stages, 0
+    for number in range(1, model.n_layers + 1):
+        sizes[stage] += 1
+        if number * layer > share * (stage + 1):
+            stage += 1
     return sizes

@@ -9,7 +9,7 @@ from forerun.symbolic.ends import embedding_section, head_section
 from forerun.symbolic.kernels import Kit, PlanKit
 from forerun.symbolic.layer import layer_section
 from forerun.symbolic.linear import Section, Weights
-from forerun.symbolic.schedule import layers_of_stages
+from forerun.symbolic.schedule import stage_layers
 from forerun.symbolic.tape import Tape
 
 
@@ -67,7 +67,7 @@ def staged_transformer(kit: Kit, split: bool) -> Staged:
     units, model = build_units(kit, split), kit.model
     stages: list[list[tuple[Unit, int]]] = []
     layer = 0
-    for n in layers_of_stages(model.n_layers, kit.plan):
+    for n in stage_layers(model, kit.plan, kit.stack):
         stages.append([(layer_unit(units, kit, number), number) for number in range(layer, layer + n)])
         layer += n
     stages[0].insert(0, (units.embedding, -1))

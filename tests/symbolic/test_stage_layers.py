@@ -1,0 +1,40 @@
+"""How a stack cuts a model into pipeline stages where the plan does not say."""
+
+from dataclasses import replace
+
+import pytest
+
+from forerun.analysis.predict import predict
+from forerun.cluster.catalog import load_cluster
+from forerun.model.catalog import load_model
+from forerun.plan.plan import Plan
+from forerun.plan.stack import load_stack
+from forerun.symbolic.schedule import layers_of_stages, stage_layers
+
+MODEL = replace(
+    load_model("llama-3-8b"),
+    n_layers=24, hidden=2048, n_heads=32, n_kv_heads=32, head_dim=64, ffn_hidden=4096, vocab=50257,
+)  # fmt: skip
+PLAN = Plan(seq_len=512, n_microbatches=16, zero_stage=0, stack="nanotron")
+
+
+@pytest.mark.parametrize(
+    ("pp", "expected"),
+    [
+        (2, [14, 10]),
+        (4, [7, 7, 6, 4]),
+        (8, [4, 3, 3, 4, 3, 3, 4, 0]),  # the head weighs as two and a half layers, a stage of its own
+        (16, [2, 2, 1, 2, 2, 1, 2, 2, 1, 2, 2, 1, 2, 2, 0, 0]),
+    ],
+)
+def test_nanotron_ends_a_stage_with_the_layer_that_passes_its_share(pp: int, expected: list[int]) -> None:
+    plan = replace(PLAN, pp=pp)
+    assert stage_layers(MODEL, plan, load_stack("nanotron")) == expected
+    assert stage_layers(MODEL, plan, load_stack("megatron-core")) == layers_of_stages(24, plan)
+    assert predict(MODEL, plan, load_cluster("h100-sxm")).step_time_s > 0
+
+
+def test_what_a_plan_says_of_its_stages_holds() -> None:
+    said = replace(PLAN, pp=4, layers_per_stage=(9, 5, 5, 5))
+    assert stage_layers(MODEL, said, load_stack("nanotron")) == [9, 5, 5, 5]
+    assert stage_layers(MODEL, PLAN, load_stack("nanotron")) == [24]
