@@ -47,7 +47,7 @@ def leak(program: Program) -> dict[str, int]:
 @pytest.mark.parametrize("model", [DENSE, GPT, MOE, BERT], ids=lambda m: m.name)
 def test_one_rank_holds_every_parameter(model: ModelSpec) -> None:
     p = plan(stack="megatron-core", zero_stage=0)
-    kit = Kit(model, p, load_stack("torchtitan"), groups_of(p, 8))
+    kit = Kit(model, p, load_stack("torchtitan"), groups_of(p, 8), "hopper")
     units = build_units(kit, split=False)
     total = units.embedding.weights.total + units.head.weights.total
     total += sum(layer_unit(units, kit, i).weights.total for i in range(model.n_layers))

@@ -133,7 +133,7 @@ class Registry:
         Without what is not fitted.
         """
         stack, device = setup.stack, setup.cluster.device
-        kernel = stack.attention if setup.plan.attention == "auto" else setup.plan.attention
+        kernel = stack.attention_kernel(setup.plan.attention, device.architecture)
         places: dict[What, str] = dict.fromkeys(OF_STACKS, stack.name)
         places |= {"sustained": device.name}
         places |= dict.fromkeys(OF_KERNELS, f"{kernel}.{device.architecture}")

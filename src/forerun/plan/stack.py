@@ -19,6 +19,10 @@ from forerun.errors import ForerunError, UnknownName
 Style = Literal["composed", "fused", "compiled"]
 """composed: one kernel per tensor operation; fused: hand-written kernels; compiled: TorchInductor's"""
 
+_CUDNN_FIRST = frozenset({"blackwell"})
+"""where scaled_dot_product_attention runs cuDNN's kernel before FlashAttention's: from compute capability 10 on in
+torchtitan's models/attention.py, from 2025-05"""
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -134,6 +138,11 @@ class Stack:
     """how the parts of attention under context parallelism are put together. Composed is PyTorch's: piece by piece also
     where keys and values are gathered at once, with gradients that are passed on in fp32 until they are back"""
     recompute_early_stop: bool = True
+    op_policy_keeps_cudnn: bool = True
+    """checkpointing by operation knows cuDNN's attention kernel, as it knows FlashAttention's, and keeps its output"""
+    op_policy_keeps_abs: bool = False
+    """checkpointing by operation keeps the absolute values that eager casts to fp8 make of whole operands to find the
+    largest one"""
     offload_turn: Literal["layer", "pass"] = "layer"
     """what of offloaded activations is copied at once, and held by the device until the copy's end: a layer's, as
     TransformerEngine does, or those of a whole pass through a stage"""
@@ -151,6 +160,11 @@ class Stack:
     """constant -> how it was fitted and on how many rows"""
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+
+    def attention_kernel(self, wanted: str, architecture: str) -> str:
+        """What runs on a device of `architecture` where a plan's attention is `wanted`."""
+        kernel = self.attention if wanted == "auto" else wanted
+        return "cudnn" if kernel == "sdpa" and architecture in _CUDNN_FIRST else kernel
 
 
 _ADAPTER = pydantic.TypeAdapter(Stack)

@@ -143,7 +143,8 @@ class BuiltUnits:
 
     def __init__(self, model: ModelSpec, cluster: Cluster, plan: Plan, split: bool) -> None:
         self._plan = plan
-        kit = Kit(model, plan, load_stack(plan.stack), groups_of(plan, cluster.node_size))
+        groups = groups_of(plan, cluster.node_size)
+        kit = Kit(model, plan, load_stack(plan.stack), groups, cluster.device.architecture)
         made = build_units(kit, split)
         found = {Part.EMBEDDING: made.embedding, Part.HEAD: made.head, Part.DENSE: made.dense}
         found |= {Part.DENSE_PLAIN: made.dense_plain}

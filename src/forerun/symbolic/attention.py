@@ -29,8 +29,14 @@ def attention(section: Section, x: str, y: str, module: int) -> None:
 
 def kernel_name(section: Section) -> str:
     """The attention kernel of the plan, or the stack's own."""
-    wanted = section.kit.plan.attention
-    return section.kit.stack.attention if wanted == "auto" else wanted
+    kit = section.kit
+    return kit.stack.attention_kernel(kit.plan.attention, kit.architecture)
+
+
+def _kind(section: Section) -> str:
+    """Kind of the fused kernel: `attention`, or `core` where checkpointing by operation does not know it."""
+    unknown = kernel_name(section) == "cudnn" and not section.kit.stack.op_policy_keeps_cudnn
+    return "core" if unknown else "attention"
 
 
 def _sizes(section: Section) -> tuple[int, int, int]:
@@ -182,7 +188,7 @@ def _fused(section: Section, module: int) -> None:
     section.tape.add(
         TapeOp(
             "attention.kernel",
-            "attention",
+            _kind(section),
             module,
             on_compute(forward),
             on_compute(backward),
@@ -222,7 +228,7 @@ def _context_parallel(section: Section, module: int) -> None:
     section.tape.add(
         TapeOp(
             "attention.kernel",
-            "attention",
+            _kind(section),
             module,
             forward,
             backward,

@@ -35,7 +35,7 @@ def build(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: 
     habits, groups = stack or load_stack(plan.stack), groups_of(plan, cluster.node_size)
     if isinstance(model, LayeredModel):
         return _Builder(staged_layers(model, plan, habits, groups)).program()
-    kit = Kit(model, plan, habits, groups)
+    kit = Kit(model, plan, habits, groups, cluster.device.architecture)
     return _Builder(staged_transformer(kit, plan.pp > 1 and plan.pp_schedule in SPLIT)).program()
 
 

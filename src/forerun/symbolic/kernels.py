@@ -166,8 +166,11 @@ class PlanKit:
 class Kit(PlanKit):
     """The kernels of a transformer under a plan."""
 
-    def __init__(self, model: ModelSpec, plan: Plan, stack: Stack, groups: dict[str, CommGroup]) -> None:
-        self.model = model
+    def __init__(
+        self, model: ModelSpec, plan: Plan, stack: Stack, groups: dict[str, CommGroup], architecture: str
+    ) -> None:
+        """`architecture` is the device's, which decides what scaled_dot_product_attention runs."""
+        self.model, self.architecture = model, architecture
         self.shapes = shapes = Shapes.of(model, plan, stack)
         share = plan.tp if plan.sequence_parallel or stack.p2p_scatter else 1
         super().__init__(plan, stack, groups, MODULES, shapes.tokens * shapes.hidden * shapes.act_bytes // share)

@@ -77,14 +77,15 @@ def checkpoint_regions(plan: Plan, tape: Tape) -> list[Region]:
 
 
 class _SaveEverySecondMatmul:
-    """torchtitan's selective policy: keep attention outputs, scattered outputs and every second matmul."""
+    """torchtitan's selective policy: keep every second matmul, and attention's and scattered outputs and absolute
+    values, as far as its stack's list has them."""
 
     def __init__(self, ops: list[TapeOp]) -> None:
         matmuls = [op.name for op in ops if op.kind == "matmul"]
         self.kept = set(matmuls[::2])
 
     def __call__(self, op: TapeOp) -> bool:
-        return op.kind in ("attention", "reduce") or op.name in self.kept
+        return op.kind in ("attention", "reduce", "absolutes") or op.name in self.kept
 
 
 def _runs(ops: list[TapeOp], wanted: Callable[[TapeOp], bool], discard_output: bool = False) -> list[Region]:

@@ -162,6 +162,15 @@ class Section:
         both = kit.casts(gradient, casts.gradient) + kit.casts(gradient, casts.gradient, again=True)
         return kit.casts(name, casts.own, weight), again + both
 
+    def _absolutes(self, name: str, x: str, casts: Casts, weight: int, module: int) -> None:
+        """What eager casts make of a product's operands on the way to their largest value, where it may be kept."""
+        kit = self.kit
+        if not (kit.fp8 and kit.stack.op_policy_keeps_abs) or kit.plan.compile:
+            return
+        operands = ((".abs", casts.own), (".weight.abs", 0 if kit.plan.fp8_all_gather else weight))
+        made = tuple((name + suffix, int(elements) * kit.act_bytes) for suffix, elements in operands)
+        self.tape.add(TapeOp(name + ".abs", "absolutes", module, [], [], reads=(x,), makes=made))
+
     def copies(self, name: str, size_bytes: float) -> list[Stage]:
         """Layout copies that this stack makes around a tensor-parallel collective of a sequence's parts. Asynchronous
         tensor parallelism writes where the product reads; a compiler reduces whole tensors in place.
@@ -252,8 +261,9 @@ class Section:
         kit = self.kit
         forward, dgrad, wgrad = kit.gemms(name, tokens, n_in, n_out)
         size = tokens * n_out * kit.shapes.act_bytes
-        whole = Casts(tokens * n_in, tokens * n_in, tokens * n_out)
-        cast_in, cast_out = self._casts(name, casts or whole, n_in * n_out)
+        casts = casts or Casts(tokens * n_in, tokens * n_in, tokens * n_out)
+        cast_in, cast_out = self._casts(name, casts, n_in * n_out)
+        self._absolutes(name, x, casts, n_in * n_out, module)
         kept, made = (x, ()) if keeps_input else self._kept(x, tokens * n_in)
         self.tape.add(
             TapeOp(
@@ -293,7 +303,9 @@ class Section:
         product: list[Stage] = on_compute(forward_op)
         moved = size * self.gathered_share
         gather = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", moved, Stream.TP) if sp else []
-        forward, cast_out = self._casts(name, self._column_casts(n_in, n_out, first), n_in * n_out)
+        casts = self._column_casts(n_in, n_out, first)
+        forward, cast_out = self._casts(name, casts, n_in * n_out)
+        self._absolutes(name, x, casts, n_in * n_out, module)
         if sp and first:
             forward += self._beside(gather, product, name, moved) if self._ring else [*gather, *product]
         else:

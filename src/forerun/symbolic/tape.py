@@ -33,7 +33,7 @@ class TapeOp:
 
     name: str
     kind: str
-    """matmul, attention, collective, norm, pointwise, residual, loss: what checkpoint policies choose by"""
+    """what checkpoint policies choose by: matmul, attention, absolutes, norm, pointwise, residual, loss, ..."""
     module: int
     forward: list[Stage]
     backward: list[Stage]

@@ -36,6 +36,7 @@ STACKS = (
     StackWords("composer", r"composer|llm-foundry"),
     StackWords("torchtitan-2024", r"torchtitan|fsdp2", software=r"\b20(23|24)\b"),
     StackWords("torchtitan-0.1", r"torchtitan|fsdp2", software=r"torch 2\.[0-8]\b|\b2025-0[4-7]\b"),
+    StackWords("torchtitan-0.2", r"torchtitan|fsdp2", software=r"torch 2\.9\b|\b2025-(08|09|10|11)\b"),
     StackWords("torchtitan", r"torchtitan|fsdp2"),
     StackWords("nanotron", r"nanotron"),
     StackWords("internevo", r"internevo"),
@@ -57,11 +58,10 @@ NEAREST_STACK = "torchtitan"
 MEGATRON_FAMILY = frozenset(
     {"megatron-lm", "megatron-deepspeed", "megatron-deepspeed-async", "megatron-core", "megatron-kwai", "nemo"}
 )
-FSDP_FAMILY = frozenset(
-    {"composer", "composer-torch2.0", "torchtitan", "torchtitan-0.1", "torchtitan-2024", "simple-fsdp", "fms-fsdp"}
-)
+TORCHTITAN = frozenset({"torchtitan", "torchtitan-0.2", "torchtitan-0.1", "torchtitan-2024"})
+FSDP_FAMILY = TORCHTITAN | {"composer", "composer-torch2.0", "simple-fsdp", "fms-fsdp"}
 """parameters are sharded between steps even when they stay gathered from forward to backward"""
-GATHER_CP_FAMILY = frozenset({"torchtitan", "torchtitan-0.1", "torchtitan-2024"})
+GATHER_CP_FAMILY = TORCHTITAN
 """context parallelism gathers keys and values at once (`context_parallel_rotate_method = allgather`)"""
 HALF_GRADIENT_STACKS = frozenset(
     {"internevo", "deepspeed", "megatron-lm", "megatron-deepspeed", "megatron-deepspeed-async"}
