@@ -44,3 +44,13 @@ def test_gathers_without_prefetch_run_alone(fields: dict[str, Any]) -> None:
 
 def test_prefetched_gathers_run_beside_compute() -> None:
     assert gathers_beside_compute(prefetch=1) > 0.4
+
+
+def keys_beside_compute(**fields: Any) -> float:
+    kinds = {Collective.ALL_GATHER, Collective.SEND_RECV}
+    return share_beside_compute(kinds, cp=4, zero_stage=0, cp_method="allgather", **fields)
+
+
+def test_compiled_context_parallelism_waits_for_keys() -> None:
+    assert keys_beside_compute(compile=True) == 0.0
+    assert keys_beside_compute(compile=False) > 0.4

@@ -248,12 +248,14 @@ def _pieces(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
     """Attention piece by piece: what moves the next keys and values stands beside the piece before it.
 
     A ring passes them on, and their gradients with them; PyTorch can also gather them all beside the first piece, and
-    passes gradients on until they are back where they belong.
+    passes gradients on until they are back where they belong. Compiled, its collectives are waited for where they stand
+    (`wait_tensor` follows each in a traced graph, torch/distributed/_functional_collectives.py).
     """
     kit, s, plan = section.kit, section.kit.shapes, section.kit.plan
     own_f, own_b = _kernel_op(section, s.seq, s.seq, kit.model.causal, s.heads, s.kv_heads)
     far_f, far_b = _kernel_op(section, s.seq, _causal_keys(s.seq, kit.model.causal), False, s.heads, s.kv_heads)
     by_pytorch = kit.stack.cp_merge != "fused"
+    beside = kit.stack.cp_overlap and not (by_pytorch and plan.compile)
     gradients = kv_bytes // s.act_bytes * 4 if by_pytorch else kv_bytes
     home = (kit.p2p("cp.hop.gradients", "cp", gradients), Stream.CP)
     last = plan.cp - 1
@@ -271,7 +273,7 @@ def _pieces(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
         out: list[Stage] = []
         for i, wire in enumerate(wires):
             work = on_compute(own if i == 0 else far)
-            if kit.stack.cp_overlap or not wire:
+            if beside or not wire:
                 out.append((*wire, *work[0]))
             else:
                 out += [*work, wire]
