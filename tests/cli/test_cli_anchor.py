@@ -29,3 +29,12 @@ def test_an_anchor_holds_for_every_plan_of_a_search(forerun, tmp_path):
         for more in ((), ("--anchor", "mine.yaml"))
     )
     assert mine["from_s"] > 1.02 * plain["from_s"]
+
+
+def test_a_search_says_which_plan_to_measure(forerun):
+    question = ("plan", "llama-3.2-1b", *QUESTION[2:4], "--gpus", 8, "--seq-len", 4096, "--global-batch", 8, "--pp", 1)
+    limits = ("--tp", "1,2", "--micro-batch", 1, "--activation-checkpointing", "none", "--workers", 1, "--top", 3)
+    found = json.loads(forerun(*question, *limits, "--suggest-anchor", "--json").stdout)
+    assert found["suggested_anchor"] in (1, 2, 3)
+    said = forerun(*question, *limits, "--suggest-anchor").stdout
+    assert f"place {found['suggested_anchor']} tells most about the other places" in said

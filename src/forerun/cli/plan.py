@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.cli.anchor_option import Anchor, with_anchor
+from forerun.cli.anchor_option import Anchor, SuggestAnchor, with_anchor
 from forerun.cli.exit_codes import NOTHING_FITS
 from forerun.cli.launch_option import Launch, LaunchOut, check_launch
 from forerun.cli.numbers import memory_left, whole_numbers
@@ -113,6 +113,7 @@ def plan(
     kernel_profile: KernelProfile = None,
     network_profile: NetworkProfile = None,
     anchor: Anchor = None,
+    suggest_anchor: SuggestAnchor = False,
     plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields to fix; options go over it.")] = None,
     csv: Annotated[
         Path | None,
@@ -152,7 +153,8 @@ def plan(
     measured = read_measured(kernel_profile, network_profile)
     where = load_cluster(cluster)
     limit = _memory_limit(where, memory_limit, headroom)
-    shown = Shown(top, typed(context), csv, report, pictures, tuple(heat or ()), asked, launch, launch_out, as_json)
+    files = (csv, report, pictures, tuple(heat or ()))
+    shown = Shown(top, typed(context), *files, asked, suggest_anchor, launch, launch_out, as_json)
     check_shown(shown)
     if programs is not None:
         limits = {"max_tp": max_tp, "max_cp": max_cp, "max_pp": max_pp, "max_ep": max_ep}
@@ -165,6 +167,7 @@ def plan(
             "pictures": pictures,
             "heat": heat or None,
             "anchor": anchor,
+            "suggest_anchor": suggest_anchor or None,
         }
         refuse({name: True for name, value in own.items() if value is not None}, "not with --programs; leave it out")
         _rank(programs, where, gpus, limit, network, measured, workers, top or TOP, csv, as_json)

@@ -16,6 +16,7 @@ from forerun.cli.launch_option import write_launch_files
 from forerun.cli.plan_options import plan_asked_about
 from forerun.cluster.types import Cluster
 from forerun.errors import ForerunError
+from forerun.fitting.anchor import best_anchor
 from forerun.model.parameters import model_flops_per_token
 from forerun.model.spec import ModelSpec
 from forerun.plan.fields import FIELD_TYPES
@@ -28,7 +29,7 @@ from forerun.report.progress import progress_bar
 from forerun.report.records import search_record, sweep_record, to_json, verdict_record, write_csv, write_rows
 from forerun.report.search_console import print_search, print_sweep, print_verdict
 from forerun.report.sweep_document import sweep_document
-from forerun.report.wording import command_line
+from forerun.report.wording import command_line, plan_words
 from forerun.search.heat import DATA_PARALLEL, HeatMap, heat_map, telling_maps
 from forerun.search.result import SearchResult
 from forerun.search.search import limited, search
@@ -75,6 +76,7 @@ class Shown:
     heat: tuple[str, ...]
     asked: str | None
     """plans that --why is about"""
+    suggest_anchor: bool
     launch: str | None
     launch_out: Path | None
     as_json: bool
@@ -114,12 +116,18 @@ def single_search(question: Question, shown: Shown) -> bool:
     with progress_bar("simulating") as advance:
         result = search(*place, keep=top, progress=advance, **options)
     verdict = None if asked is None or alone is None else why(result, asked, alone)
+    suggested = _suggested(question, result, top) if shown.suggest_anchor else None
     if shown.csv is not None:
         write_csv(shown.csv, result)
     if shown.as_json:
-        print(to_json(search_record(result, top) | ({} if verdict is None else {"why": verdict_record(verdict)})))
+        more: dict[str, Any] = {} if verdict is None else {"why": verdict_record(verdict)}
+        more |= {} if suggested is None else {"suggested_anchor": suggested + 1}
+        print(to_json(search_record(result, top) | more))
     else:
         _print_search(question, shown, result, top, verdict)
+        if suggested is not None:
+            words = f"Measured and given as --anchor, place {suggested + 1} tells most about the other places: "
+            console().print(words + plan_words(result.ranked[suggested].own_plan()), soft_wrap=True)
     maps = _maps(shown, result)
     if shown.report is not None:
         found = _whole(question, result.best)
@@ -138,7 +146,13 @@ def range_of_searches(question: Question, shown: Shown) -> bool:
 
     Raises ForerunError, also for what is about one search only.
     """
-    for name, given in (("--top", shown.top), ("--why", shown.asked), ("--heat", shown.heat)):
+    about_one = {
+        "--top": shown.top,
+        "--why": shown.asked,
+        "--heat": shown.heat,
+        "--suggest-anchor": shown.suggest_anchor,
+    }
+    for name, given in about_one.items():
         if given:
             raise ForerunError(f"{name}: about one search; leave it out, or give one number of GPUs and one batch")
     with progress_bar("searches") as advance:
@@ -171,6 +185,15 @@ def _print_search(question: Question, shown: Shown, result: SearchResult, top: i
     if verdict is not None and shown.asked is not None:
         out.print()
         print_verdict(out, shown.asked, verdict)
+
+
+def _suggested(question: Question, result: SearchResult, top: int) -> int | None:
+    """The place, from 0, whose measured step tells most about the others that are listed; None with fewer than two."""
+    plans = [place.own_plan() for place in result.top(top)]
+    if len(plans) < 2:
+        return None
+    network, measured = question.options["network"], question.options["measured"]
+    return best_anchor([Setup(question.model, plan, question.where, network, measured) for plan in plans])
 
 
 def _maps(shown: Shown, result: SearchResult) -> list[HeatMap]:

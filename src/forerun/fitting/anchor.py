@@ -7,15 +7,16 @@ Cluster: predictions and the bounds of a search use them alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from forerun.analysis.predict import predict_setup
+from forerun.analysis.predict import is_worth_folding
 from forerun.analysis.setup import Setup
+from forerun.analysis.simulate_setup import prepare
 from forerun.cluster.types import Cluster, KernelRates
-from forerun.fitting.constants import What, load_registry
+from forerun.fitting.constants import What, changed, load_registry
 from forerun.fitting.posterior import load_posterior
 from forerun.fitting.update import most_probable, most_telling
 from forerun.program.types import F64
@@ -43,11 +44,13 @@ def anchored_rates(anchors: Sequence[Anchor]) -> KernelRates:
     covariance = np.mean([known.of_rates(registry, anchor.setup) for anchor in anchors], axis=0)
     measured = np.log([anchor.measured_s for anchor in anchors])
 
+    times = [_log_times(anchor.setup, whats) for anchor in anchors]
+
     def errors(x: F64) -> F64:
-        out: F64 = np.array([_log_time(anchor.setup, whats, x) for anchor in anchors]) - measured
+        out: F64 = np.array([log_time(x) for log_time in times]) - measured
         return out
 
-    slopes = np.array([_slopes(anchor.setup, whats) for anchor in anchors])
+    slopes = np.array([_slopes(log_time, len(whats)) for log_time in times])
     first = errors(np.zeros(len(whats)))
     return rates_of(whats, most_probable(errors, first, slopes, covariance, registry.anchor.noise))
 
@@ -59,19 +62,27 @@ def best_anchor(setups: Sequence[Setup]) -> int:
         ImpossiblePlan, ForerunError: as `predict` of one of them.
     """
     registry, known = load_registry(), load_posterior()
-    slopes = np.array([_slopes(setup, list(registry.anchor.sigma)) for setup in setups])
+    whats = list(registry.anchor.sigma)
+    slopes = np.array([_slopes(_log_times(setup, whats), len(whats)) for setup in setups])
     return most_telling(slopes, [known.of_rates(registry, setup) for setup in setups], registry.anchor.noise)
 
 
-def _slopes(setup: Setup, whats: Sequence[What]) -> F64:
-    """d log(time) / d log(rate) of each of `whats`, (n_rates,)."""
-    first = _log_time(setup, whats, np.zeros(len(whats)))
-    return np.array([_log_time(setup, whats, _STEP * unit) - first for unit in np.eye(len(whats))]) / _STEP
+def _log_times(setup: Setup, whats: Sequence[What]) -> Callable[[F64], float]:
+    """Logarithms of rates -> logarithm of the step's time. All runs share one Program."""
+    prepared = prepare(setup)
+
+    def log_time(x: F64) -> float:
+        habits = changed(setup.stack, dict(zip(whats, np.exp(x).tolist(), strict=True)))
+        run = prepared.under(habits).run(is_worth_folding(setup.plan))
+        return float(np.log(run.prediction.step_time_s))
+
+    return log_time
 
 
-def _log_time(setup: Setup, whats: Sequence[What], x: F64) -> float:
-    where = anchored(setup.cluster, rates_of(whats, x))
-    return float(np.log(predict_setup(replace(setup, cluster=where)).step_time_s))
+def _slopes(log_time: Callable[[F64], float], n_rates: int) -> F64:
+    """d log(time) / d log(rate), (n_rates,)."""
+    first = log_time(np.zeros(n_rates))
+    return np.array([log_time(_STEP * unit) - first for unit in np.eye(n_rates)]) / _STEP
 
 
 def anchored(cluster: Cluster, rates: KernelRates) -> Cluster:
