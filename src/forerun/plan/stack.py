@@ -58,6 +58,11 @@ class Stack:
     """bias gradients come out of the matrix multiplication"""
     fp8_cast: Style = "fused"
     """casts of operands to fp8"""
+    fp8_caches_weights: bool = False
+    """weights that are not sharded are cast to fp8 for the first micro batch of a step and kept (TransformerEngine)"""
+    fp8_params: bool = False
+    """both fp8 layouts of a weight take the place of its 2-byte copy (NeMo's fp8_params), and stand beside it otherwise
+    """
     fp8_keeps_cast: bool = False
     """products keep the fp8 cast of their input for the weight's gradient in place of the input (TransformerEngine)"""
     save_gathered_input: bool = True

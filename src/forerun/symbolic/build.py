@@ -211,10 +211,11 @@ class _Builder:
         weights = Weights()
         both = self.staged.tied and any(part.unit is self.first for part in parts)
         for part in parts:
-            matrices = part.unit.weights.matrices
+            matrices, wide = part.unit.weights.matrices, part.unit.weights.wide
             if both and part.unit is self.last:
-                matrices = matrices[:-1]
+                matrices, wide = matrices[:-1], wide - matrices[-1]
             weights.matrices += matrices
+            weights.wide += wide
             weights.vectors += part.unit.weights.vectors
             weights.experts += part.unit.weights.experts
             weights.shared += part.unit.weights.shared

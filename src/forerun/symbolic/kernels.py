@@ -82,6 +82,11 @@ class PlanKit:
         """Whether what is compiled runs from CUDA graphs, out of memory of their own."""
         return self.plan.compile and self.plan.cuda_graphs
 
+    @property
+    def caches_casts(self) -> bool:
+        """Whether weights are cast to fp8 once a step, as they stay between micro batches."""
+        return self.fp8 and self.stack.fp8_caches_weights and not self._shards_parameters
+
     # -- memory-bound --------------------------------------------------------------------------------------
 
     def style(self, wanted: Style) -> Style:

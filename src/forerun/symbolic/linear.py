@@ -154,10 +154,10 @@ class Section:
 
     def _casts(self, name: str, casts: Casts, weight: float) -> tuple[list[Stage], list[Stage]]:
         """Casts before the forward product and before the backward ones. Weights that are gathered in fp8 have been
-        cast in their shards.
+        cast in their shards, cached ones at the end of the step before.
         """
         kit, gradient = self.kit, name + ".grad"
-        weight = 0.0 if kit.plan.fp8_all_gather else weight
+        weight = 0.0 if kit.plan.fp8_all_gather or kit.caches_casts else weight
         again = kit.casts(name, casts.read, weight, again=True)
         both = kit.casts(gradient, casts.gradient) + kit.casts(gradient, casts.gradient, again=True)
         return kit.casts(name, casts.own, weight), again + both

@@ -23,6 +23,11 @@ def local_elements(kit: PlanKit, weights: Weights) -> int:
     return weights.total if kit.plan.zero_stage == 0 else shard_elements(kit.plan, weights)
 
 
+def cast_elements(weights: Weights) -> int:
+    """Elements of `weights` that products read in fp8 where products are in fp8."""
+    return sum(weights.matrices) - weights.wide + weights.expert
+
+
 def optimizer_block(kit: PlanKit, parallel: DataParallel, weights: Weights, grads_allocated: int) -> Block:
     """Clip, update, gather updated parameters; frees `grads_allocated` bytes of gradients at the end."""
     plan, stack, block = kit.plan, kit.stack, BlockBuilder()
@@ -46,6 +51,9 @@ def optimizer_block(kit: PlanKit, parallel: DataParallel, weights: Weights, grad
         )
     _update(kit, block, local, grad, launches, n_tensors)
     _gather_updated(kit, parallel, block, weights)
+    if kit.caches_casts:
+        for (op, stream), *_ in kit.casts("weights", cast_elements(weights)):
+            block.node(op, stream, phase, kit.optimizer_module)
     if persistent_gradients(kit):
         buffer = weights.total * DTYPE_BYTES[kit.accumulate_dtype]
         block.node(kit.ops.memory("zero_grad", 0, buffer), phase=phase, module=kit.optimizer_module)
@@ -158,6 +166,8 @@ def resident_bytes(kit: PlanKit, weights: Weights) -> list[int]:
             states += 4
         if persistent_gradients(kit):
             resident[Category.GRADIENT] = weights.total * DTYPE_BYTES[kit.accumulate_dtype]
+    if kit.caches_casts and not kit.stack.fp8_params:  # in both layouts, beside the two bytes of a bf16 element
+        resident[Category.PARAMETER] += 2 * cast_elements(weights) * DTYPE_BYTES[plan.precision]
     if kit.stack.bucket_copies and plan.zero_stage == 0 and plan.dp * plan.cp > 1:
         resident[Category.COMMUNICATION] = weights.total * DTYPE_BYTES[kit.reduce_dtype]
     if kit.stack.dummy_weight_grads:
