@@ -40,6 +40,21 @@ def test_a_prediction_that_replays_says_what_the_allocator_holds() -> None:
     assert simulate_setup(setup(replays=False)).prediction.peak_reserved_gib != pytest.approx(last.reserved_bytes / GIB)
 
 
+def test_a_script_for_several_nodes_sets_the_allocator_in_its_own_way() -> None:
+    """torchtitan's sets nothing; settings that a user gives hold on any number of nodes."""
+    two = Setup(MODEL, replace(PLAN, dp_shard=16), CLUSTER, replays=True)
+    own = replace(two, habits=replace(load_stack(PLAN.stack), allocator="max_split_size_mb:512"))
+    assert [each.stack.allocator for each in (setup(), two, own)] == [
+        "expandable_segments:True",
+        "",
+        "max_split_size_mb:512",
+    ]
+    simulation = simulate_setup(two)
+    last = replay_steps(simulation.program, 0, AllocatorSettings())[-1]
+    assert simulation.prediction.peak_reserved_gib == pytest.approx(last.reserved_bytes / GIB)
+    assert any("under default settings" in line for line in simulation.prediction.explain)
+
+
 def test_what_does_not_fit_says_how_much_it_would_need() -> None:
     plenty = simulate_setup(setup()).prediction.peak_reserved_gib
     short = simulate_setup(setup(with_memory(plenty * 0.5))).prediction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from forerun.cluster.types import Cluster, Device
 from forerun.cost.measured import Measured
@@ -52,8 +53,8 @@ class Setup:
 
     @property
     def stack(self) -> Stack:
-        """The habits in force."""
-        return self.habits or load_stack(self.plan.stack)
+        """The habits in force: those given, or those of the plan's stack on so many nodes."""
+        return self.habits or load_stack(self.plan.stack).across(ceil(self.n_gpus / self.cluster.node_size))
 
     @property
     def n_gpus(self) -> int:

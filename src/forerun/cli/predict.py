@@ -146,7 +146,7 @@ def predict(
         plan = complete_plan(values, n_gpus=gpus, global_batch=global_batch)
         measured = read_measured(kernel_profile, network_profile)
         write_launch_files(launch, launch_out, plan, spec, where)
-        habits = load_stack(plan.stack) if settings is None else replace(load_stack(plan.stack), allocator=own_settings)
+        habits = None if settings is None else replace(load_stack(plan.stack), allocator=own_settings)
         setup = Setup(spec, plan, where, network_of(where, network), measured, habits=habits, replays=True)
         simulation = simulate_setup(setup)
         if report is not None:

@@ -6,7 +6,7 @@ the code; the few rates in it are fitted, and the file says on what.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Literal
@@ -78,6 +78,8 @@ class Stack:
     """idle time of the device between two kernels of one stream"""
     allocator: str = ""
     """what the run scripts set in PYTORCH_CUDA_ALLOC_CONF"""
+    allocator_across_nodes: str | None = None
+    """what the script for several nodes sets there, where it is another; None: the same"""
     clip_grad: bool = True
     autocast: bool = False
     """weights stay fp32 and are cast where they are used (torch.autocast)"""
@@ -165,6 +167,12 @@ class Stack:
     """constant -> how it was fitted and on how many rows"""
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+
+    def across(self, nodes: int) -> Stack:
+        """These habits as the script for so many nodes has them."""
+        if nodes == 1 or self.allocator_across_nodes is None:
+            return self
+        return replace(self, allocator=self.allocator_across_nodes)
 
     def attention_kernel(self, wanted: str, architecture: str) -> str:
         """What runs on a device of `architecture` where a plan's attention is `wanted`."""
