@@ -9,6 +9,7 @@ from forerun.cluster.types import Cluster
 from forerun.memory.allocator_settings import AllocatorSettings
 from forerun.memory.caching_allocator import Replayed
 from forerun.memory.program_events import replay_steps
+from forerun.plan.stack import Stack
 from forerun.program.types import Program
 
 
@@ -34,9 +35,9 @@ class Allocation:
         return len(self.steps) > 1 and self.steps[-1].reserved_bytes > self.steps[-2].reserved_bytes
 
 
-def allocation(program: Program, cluster: Cluster, settings: AllocatorSettings) -> Allocation:
-    """Replay the fullest rank class of `program`, not folded, on a device of `cluster`."""
-    need = memory_need(program, cluster)
+def allocation(program: Program, cluster: Cluster, stack: Stack, settings: AllocatorSettings) -> Allocation:
+    """Replay the fullest rank class of `program`, not folded, beside what `stack` has on a device of `cluster`."""
+    need = memory_need(program, cluster, stack)
     available = need.limit_bytes - need.outside_bytes
     steps = replay_steps(program, need.worst, settings, available)
     return Allocation(settings, program.rank_classes[need.worst].name, available, steps)

@@ -21,9 +21,10 @@ from forerun.engine.simulate import Timeline
 from forerun.engine.simulate import simulate as run_engine
 from forerun.errors import ForerunError
 from forerun.memory.allocator_settings import AllocatorSettings
+from forerun.memory.outside import outside_bytes
 from forerun.memory.profile import IN_GRAPHS, MemoryProfile, profile
 from forerun.memory.replayed import replayed
-from forerun.memory.reserved import Reserved, outside_allocator_bytes, reserved
+from forerun.memory.reserved import Reserved, reserved
 from forerun.network.network_file import Network
 from forerun.network.patterns import CommunicationPattern
 from forerun.plan.plan import Plan
@@ -109,11 +110,13 @@ class MemoryNeed:
 def memory_need(
     program: Program,
     cluster: Cluster,
+    stack: Stack,
     devices: Sequence[Device] = (),
     settings: AllocatorSettings | None = None,
     graphs: bool = False,
 ) -> MemoryNeed:
-    """What `program` takes of the memory of a device of `cluster`, or of each rank class's own of `devices`.
+    """What `program` takes of the memory of a device of `cluster`, or of each rank class's own of `devices`, as `stack`
+    runs it.
 
     Among several devices the fullest rank class is that which takes most of its own, and the Program fits where every
     rank class does. With `settings` the caching allocator is replayed under them on the fullest rank class; without,
@@ -122,7 +125,7 @@ def memory_need(
     graph is recorded, and freed by the time it is replayed; torch/_inductor/cudagraph_trees.py).
     """
     profiles, groups = profile(program), _used_groups(program)
-    outside = outside_allocator_bytes(len(groups))
+    outside = outside_bytes(groups, stack, cluster, program.groups)
     limits = [device.memory_bytes for device in devices] or [cluster.device.memory_bytes] * len(profiles)
     worst = max(range(len(profiles)), key=lambda i: profiles[i].peak_bytes / limits[i])
 
@@ -196,7 +199,7 @@ def simulate_costed(
     )
     settings = AllocatorSettings.parse(subject.stack.allocator) if replays else None
     graphs = subject.launching.compiled and subject.launching.cuda_graphs
-    memory = memory_need(program, cluster, devices, settings, graphs)
+    memory = memory_need(program, cluster, subject.stack, devices, settings, graphs)
     peak = _mean_peak(subject.precision, program, cluster, devices)
     seconds = breakdown_ps(flat, reduced.program, timeline, reduced.split_ps) / PS_PER_S
     prediction = _read(

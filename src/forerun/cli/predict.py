@@ -155,7 +155,8 @@ def predict(
     prediction = simulation.prediction
     found = None
     if settings is not None:
-        found = allocation(simulation.program, limited(load_cluster(cluster), memory_limit), settings)
+        where = limited(load_cluster(cluster), memory_limit)
+        found = allocation(simulation.program, where, simulation.subject.stack, settings)
     if as_json:
         held = {} if found is None else {"allocator": allocation_record(found)}
         print(to_json(prediction_record(prediction) | held))

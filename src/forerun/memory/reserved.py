@@ -9,7 +9,7 @@ from importlib import resources
 
 import yaml
 
-from forerun.units import GIB, MIB
+from forerun.units import MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,6 @@ class ReserveModel:
     least_slack: float
     """the same when memory is short: cached blocks are given back, only fragmentation is left"""
     segment_bytes: int
-    context_bytes: int
-    """CUDA context and kernels, outside the allocator"""
-    nccl_bytes_per_group: int
 
 
 @lru_cache(maxsize=1)
@@ -36,8 +33,6 @@ def reserve_model() -> ReserveModel:
         slack=data["slack"],
         least_slack=data["least_slack"],
         segment_bytes=int(data["segment_mib"] * MIB),
-        context_bytes=int(data["context_gib"] * GIB),
-        nccl_bytes_per_group=int(data["nccl_mib_per_group"] * MIB),
     )
 
 
@@ -66,9 +61,3 @@ def reserved(peak_bytes: int, resident_bytes: int, available_bytes: int) -> Rese
     fits = least <= available_bytes
     tight = fits and wanted > available_bytes
     return Reserved(available_bytes if tight else wanted, least, fits, tight)
-
-
-def outside_allocator_bytes(n_groups: int) -> int:
-    """Device memory that the allocator does not see: context and NCCL buffers of `n_groups` communicators."""
-    model = reserve_model()
-    return model.context_bytes + n_groups * model.nccl_bytes_per_group

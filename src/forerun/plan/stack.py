@@ -80,6 +80,10 @@ class Stack:
     """what the run scripts set in PYTORCH_CUDA_ALLOC_CONF"""
     allocator_across_nodes: str | None = None
     """what the script for several nodes sets there, where it is another; None: the same"""
+    lazy_kernels: bool = True
+    """CUDA loads kernels when they are first used: from PyTorch 1.13 on"""
+    communicators: tuple[str, ...] = ()
+    """groups with a communicator beside those that the step's collectives use: `world`, or mesh axes joined by +"""
     clip_grad: bool = True
     autocast: bool = False
     """weights stay fp32 and are cast where they are used (torch.autocast)"""

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.analysis.predict_program import placed_program, predict_program, read_program
+from forerun.analysis.predict_program import STACK, placed_program, predict_program, read_program
 from forerun.analysis.prediction import Prediction
 from forerun.analysis.reading import memory_need
 from forerun.cluster.types import Cluster
 from forerun.cost.measured import Measured
 from forerun.errors import ForerunError
 from forerun.network.network_file import Network
+from forerun.plan.stack import load_stack
 from forerun.processes import Processes, default_workers
 from forerun.program.types import Program
 from forerun.search.search import limited
@@ -159,7 +160,7 @@ class _Task:
         return Fitting(path.name, simulation.prediction)
 
     def _does_not_fit(self, file: str, program: Program) -> NotFitting | None:
-        need = memory_need(placed_program(program, self.cluster, self.n_gpus), self.cluster)
+        need = memory_need(placed_program(program, self.cluster, self.n_gpus), self.cluster, load_stack(STACK))
         if need.held.fits:
             return None
         fullest = need.profiles[need.worst]

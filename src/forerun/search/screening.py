@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from forerun.cost.memory_bound import memory_rates
 from forerun.cost.step_costs import rates_of
-from forerun.memory.reserved import outside_allocator_bytes, reserve_model
+from forerun.memory.outside import context_bytes, least_communicator_bytes
+from forerun.memory.reserved import reserve_model
 from forerun.model.parameters import layer_parameters, outer_parameters
 from forerun.model.spec import ModelSpec
 from forerun.plan.constraints import Plans
@@ -66,7 +67,8 @@ class Screening:
         self.states = StateBytes(self.stack)
         self._dense, self._experts = _all_elements(runs.model)
         cluster = runs.cluster
-        self._limit = float(cluster.device.memory_bytes)
+        self._available = float(cluster.device.memory_bytes - context_bytes(self.stack))
+        self._communicator = least_communicator_bytes(cluster)
         rates, self.rates = memory_rates(cluster.device), rates_of(cluster, self.stack)
         bytes_per_s = min(rates.bytes_per_s * self.rates.memory, rates.peak_bytes_per_s)
         self.s_per_byte = 0.0 if runs.measured is not None else 1.0 / bytes_per_s
@@ -118,7 +120,7 @@ class Screening:
         out.cause[rows] = np.where(more, cause, out.cause[rows])
         out.cause_bytes[rows] = np.where(more, columns.max(axis=0), out.cause_bytes[rows])
         out.need_bytes[rows] = np.where(more, total, out.need_bytes[rows])
-        out.too_large[rows] |= total > self._limit - outside_allocator_bytes(0) - groups * _per_group()
+        out.too_large[rows] |= total > self._available - groups * self._communicator
 
     def _groups(self, plans: PlanTable) -> F64:
         """Communicators that a plan has at least."""
@@ -181,10 +183,6 @@ class Screening:
 def _at_the_end(states: States) -> Parts:
     """When all gradients are there."""
     return states.parameter, states.gradient + states.reduced, states.optimizer, 0.0, 0.0
-
-
-def _per_group() -> int:
-    return outside_allocator_bytes(1) - outside_allocator_bytes(0)
 
 
 def _all_elements(model: ModelSpec) -> tuple[float, float]:

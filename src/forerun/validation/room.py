@@ -11,6 +11,7 @@ from forerun.errors import ImpossiblePlan
 from forerun.model.spec import ModelSpec
 from forerun.plan.constraints import check_plan
 from forerun.plan.plan import Plan
+from forerun.plan.stack import load_stack
 from forerun.symbolic.build import build
 from forerun.validation import wording
 from forerun.validation.plan_mapping import NOT_STATED
@@ -50,4 +51,4 @@ def _fits(model: ModelSpec, plan: Plan, cluster: Cluster) -> bool:
         check_plan(model, plan, cluster)
     except ImpossiblePlan:
         return True  # the prediction says why it can't run
-    return memory_need(build(model, plan, cluster), cluster).held.fits
+    return memory_need(build(model, plan, cluster), cluster, load_stack(plan.stack)).held.fits
