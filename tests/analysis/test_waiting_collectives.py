@@ -15,6 +15,7 @@ from forerun.plan.plan import Plan
 from forerun.program.types import Collective, OpKind, Stream
 
 MODEL = ModelSpec("small", 4, 1024, 16, 4, 64, 2816, 32000)
+WIDE = ModelSpec("wide", 2, 4096, 32, 8, 128, 14336, 32000)
 H100 = load_cluster("h100-sxm")
 
 
@@ -54,3 +55,15 @@ def keys_beside_compute(**fields: Any) -> float:
 def test_compiled_context_parallelism_waits_for_keys() -> None:
     assert keys_beside_compute(compile=True) == 0.0
     assert keys_beside_compute(compile=False) > 0.4
+
+
+def step_s(recipe: str, async_tp: bool) -> float:
+    fields: dict[str, Any] = {"precision": "fp8", "fp8_recipe": recipe, "async_tp": async_tp, "compile": True}
+    plan = Plan(seq_len=2048, micro_batch=4, tp=8, **fields)
+    return simulate_setup(Setup(WIDE, plan, H100)).prediction.step_time_s
+
+
+def test_async_tp_needs_products_that_read_what_is_gathered() -> None:
+    """Rowwise scaling gathers wide values and casts them before the product."""
+    assert step_s("tensorwise", async_tp=True) < 0.95 * step_s("tensorwise", async_tp=False)
+    assert step_s("rowwise", async_tp=True) == step_s("rowwise", async_tp=False)

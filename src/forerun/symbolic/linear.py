@@ -175,7 +175,7 @@ class Section:
         """Layout copies that this stack makes around a tensor-parallel collective of a sequence's parts. Asynchronous
         tensor parallelism writes where the product reads; a compiler reduces whole tensors in place.
         """
-        if self.kit.plan.async_tp or (self.kit.plan.compile and not self.sp):
+        if self._async_tp or (self.kit.plan.compile and not self.sp):
             return []
         return self.kit.traffic(name + ".copy", size_bytes, size_bytes) * self.kit.stack.tp_copies
 
@@ -229,8 +229,16 @@ class Section:
         return Casts(read * self.cast_share, read, tokens * n_out)
 
     @property
+    def _async_tp(self) -> bool:
+        """Whether products and the collectives beside them are one kernel. Inductor makes one of a gather only if a
+        product reads what it gathers (torch/_inductor/fx_passes/micro_pipeline_tp.py): not with scaling other than
+        tensorwise, which casts to fp8 in between.
+        """
+        return self.kit.plan.async_tp and not (self.kit.fp8 and self.gathered_share == 1.0)
+
+    @property
     def _ring(self) -> bool:
-        return self.kit.plan.async_tp or self.kit.stack.tp_forward_overlap
+        return self._async_tp or self.kit.stack.tp_forward_overlap
 
     def _kept(self, x: str, elements: float) -> tuple[str, tuple[tuple[str, int], ...]]:
         """What a product keeps of its input `x` of `elements` elements for the gradient of its weight, and what it
