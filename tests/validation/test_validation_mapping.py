@@ -74,7 +74,7 @@ def test_a_complete_row_needs_no_assumption(tmp_path: Path) -> None:
         ("Megatron-LM 0.14-dev + TransformerEngine", "", "", "megatron-core"),
         ("Megatron-LM / Megatron-Core r0.8", "", "tp-comm-overlap on", "nemo"),
         ("Megatron-LM fork (Kwai)", "TransformerEngine 1.1", "", "megatron-kwai"),
-        ("Megatron-DeepSpeed", "2022", "", "megatron-deepspeed-async"),
+        ("Megatron-DeepSpeed", "2022", "", "megatron-lm"),
         ("Megatron-DeepSpeed", "BigScience fork", "", "megatron-deepspeed"),
         ("Megatron-Bridge / Megatron-Core", "NeMo container", "", "nemo"),
         ("DeepSpeed ZeRO-3", "", "", "deepspeed"),

@@ -44,7 +44,7 @@ STACKS = (
     StackWords("lightning-ddp", r"lightning ddp"),
     StackWords("megatron-kwai", r"megatron.*kwai"),
     StackWords("megatron-deepspeed", r"megatron-deepspeed", software=r"bigscience"),
-    StackWords("megatron-deepspeed-async", r"megatron-deepspeed"),
+    StackWords("megatron-lm", r"megatron-deepspeed"),
     StackWords("deepspeed", r"deepspeed"),
     StackWords("nemo", r"nemo|megatron-bridge"),
     StackWords("nemo", r"megatron", notes=r"tp-comm-overlap"),
@@ -55,17 +55,13 @@ STACKS = (
 NEAREST_STACK = "torchtitan"
 """stands in for software that no table entry names"""
 
-MEGATRON_FAMILY = frozenset(
-    {"megatron-lm", "megatron-deepspeed", "megatron-deepspeed-async", "megatron-core", "megatron-kwai", "nemo"}
-)
+MEGATRON_FAMILY = frozenset({"megatron-lm", "megatron-deepspeed", "megatron-core", "megatron-kwai", "nemo"})
 TORCHTITAN = frozenset({"torchtitan", "torchtitan-0.2", "torchtitan-0.1", "torchtitan-2024"})
 FSDP_FAMILY = TORCHTITAN | {"composer", "composer-torch2.0", "simple-fsdp", "fms-fsdp"}
 """parameters are sharded between steps even when they stay gathered from forward to backward"""
 GATHER_CP_FAMILY = TORCHTITAN
 """context parallelism gathers keys and values at once (`context_parallel_rotate_method = allgather`)"""
-HALF_GRADIENT_STACKS = frozenset(
-    {"internevo", "deepspeed", "megatron-lm", "megatron-deepspeed", "megatron-deepspeed-async"}
-)
+HALF_GRADIENT_STACKS = frozenset({"internevo", "deepspeed", "megatron-lm", "megatron-deepspeed"})
 """gradients are reduced in the dtype of the parameters unless a source says otherwise"""
 
 ATTENTION = (

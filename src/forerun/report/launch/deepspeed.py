@@ -14,7 +14,7 @@ from forerun.report.launch.torchrun import script
 from forerun.report.launch.translation import Launch, Translation
 
 CONFIG = "ds_config.json"
-OWN_STACKS = ("deepspeed", "megatron-deepspeed", "megatron-deepspeed-async")
+OWN_STACKS = ("deepspeed", "megatron-deepspeed")
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
 _SWITCHES = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}
 _MIB = 2**20

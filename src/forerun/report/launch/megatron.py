@@ -13,10 +13,7 @@ from forerun.report.launch.torchrun import script
 from forerun.report.launch.translation import Launch, Translation
 from forerun.symbolic.schedule import layers_of_stages
 
-OWN_STACKS = (
-    *("megatron-core", "megatron-lm", "megatron-kwai", "nemo"),
-    *("megatron-deepspeed", "megatron-deepspeed-async"),
-)
+OWN_STACKS = ("megatron-core", "megatron-lm", "megatron-kwai", "nemo", "megatron-deepspeed")
 _SCHEDULES = ("1F1B", "Interleaved1F1B")
 _PIPELINE_INSIDE = "tp-cp-pp-dp_shard-dp_replicate"
 """mesh_order that --use-tp-pp-dp-mapping makes"""
