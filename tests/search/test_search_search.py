@@ -44,6 +44,7 @@ def made_up(model, plan, cluster) -> Prediction:
         peak_reserved_gib=memory_gib,
         peak_reserved_low_gib=memory_gib,
         peak_reserved_high_gib=1.1 * memory_gib,
+        device_gib=memory_gib + 2,
         memory_limit_gib=cluster.device.memory_bytes / GIB,
         fits=plan.tp != 4,
         fit_in_doubt=False,

@@ -102,6 +102,7 @@ def prediction(step_time_s: float, allocated_gib: float, reserved_gib: float, fi
         peak_reserved_gib=reserved_gib,
         peak_reserved_low_gib=reserved_gib,
         peak_reserved_high_gib=1.1 * reserved_gib,
+        device_gib=reserved_gib + 2,
         memory_limit_gib=80.0,
         fits=fits,
         fit_in_doubt=False,

@@ -149,6 +149,6 @@ def test_out_of_memory_counts(tmp_path: Path) -> None:
 def test_memory_is_compared_with_the_figure_of_its_kind(tmp_path: Path) -> None:
     kinds = ("allocated", "reserved", "nvidia-smi", "unspecified(GB)")
     rows = read_measurements(write_rows(tmp_path / "memory.csv", *[{"peak_mem_kind": kind} for kind in kinds]))
-    predicted = {row.id: Forecast(1.0, peak_allocated_gib=44.0, peak_reserved_gib=50.0) for row in rows}
+    predicted = {row.id: Forecast(1.0, 44.0, peak_reserved_gib=50.0, device_gib=52.0) for row in rows}
     signed = {kind: metrics.memory_stats(rows, predicted, kind).signed for kind in metrics.COMPARED_MEMORY}
-    assert signed == pytest.approx({"allocated": 0.1, "reserved": 0.25, "nvidia-smi": 0.25})
+    assert signed == pytest.approx({"allocated": 0.1, "reserved": 0.25, "nvidia-smi": 0.3})

@@ -90,6 +90,14 @@ def test_predictions_file(tmp_path: Path) -> None:
     ]
 
 
+def test_what_nvidia_smi_shows_is_written_for_rows_that_it_measured(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.csv"
+    results = results_of(tmp_path, {"peak_mem_kind": "nvidia-smi"})
+    write_predictions(path, results)
+    assert list(csv.reader(path.open()))[1] == ["row-1", "2", "44", "52", "yes", "1.8", "2.4", "52", "57"]
+    assert results[0].forecast.device_gib == 52
+
+
 def test_nothing_partial_is_left_when_writing_fails(tmp_path: Path) -> None:
     results = results_of(tmp_path, {})
     target = tmp_path / "out"

@@ -67,6 +67,7 @@ def explain(
         f" {memory.rank_class}",
         f"peak_reserved_gib: {_how_reserved(stack) if replays else estimate}",
         "peak_reserved_low_gib, peak_reserved_high_gib: residuals of published reserved peaks",
+        f"device_gib: reserved, and {outside_bytes / GIB:.2f} GiB of context and NCCL buffers (outside.yaml)",
         f"fits: {rules}, and {outside_bytes / GIB:.2f} GiB of context and NCCL"
         f" buffers within {limit_bytes / GIB:.1f} GiB",
     ]

@@ -38,6 +38,8 @@ class Prediction:
     peak_reserved_low_gib: float
     peak_reserved_high_gib: float
     """its 80 % band; no more than the device has, where the prediction fits"""
+    device_gib: float
+    """what nvidia-smi shows: what is reserved, the context and the buffers of NCCL"""
     memory_limit_gib: float
     """of the device of the fullest rank: where GPUs differ, that which takes most of its own"""
     fits: bool

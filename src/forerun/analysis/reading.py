@@ -253,6 +253,7 @@ def _read(
         peak_reserved_gib=held.peak_bytes / GIB,
         peak_reserved_low_gib=held_low / GIB,
         peak_reserved_high_gib=(min(held_high, available) if held.fits else held_high) / GIB,
+        device_gib=(held.peak_bytes + memory.outside_bytes) / GIB,
         memory_limit_gib=memory.limit_bytes / GIB,
         fits=held.fits,
         fit_in_doubt=available < most if held.fits else least <= available,

@@ -164,6 +164,7 @@ def _figures(prediction: Prediction) -> Table:
             f"{prediction.peak_allocated_gib:.1f} GiB allocated, {bands.reserved(prediction)}"
             f" of {limit:.1f}: {bands.fits(prediction)}",
         ),
+        ("nvidia-smi shows", f"{prediction.device_gib:.1f} GiB, with CUDA's context and NCCL's buffers"),
         ("exposed comm", f"{seconds(prediction.exposed_comm_s)} ({percent(prediction.exposed_comm_s / step)})"),
         ("bubble", f"{seconds(prediction.bubble_s)} ({percent(prediction.bubble_s / step)})"),
         ("bottleneck", prediction.bottleneck.replace("_", " ")),

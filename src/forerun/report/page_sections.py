@@ -144,6 +144,8 @@ def memory_sections(simulation: Simulation) -> list[Part]:
     fullest = "" if len(simulation.memory) == 1 else ", which is the fullest"
     far = limit > 2.5 * total
     beyond = f" The limit of the device, {limit:.1f} GiB, is far above." if far else ""
+    device = prediction.device_gib
+    rows.append(("nvidia-smi shows, with context and NCCL", f"{device:.2f}", "", percent(device / limit)))
     return [
         Heading("Memory"),
         Text(

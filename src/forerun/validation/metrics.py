@@ -20,7 +20,7 @@ PARAMETER_RANGES = tuple(_PARAMETERS_BELOW)
 COMPARED_MEMORY = {
     "allocated": "peak_allocated_gib",
     "reserved": "peak_reserved_gib",
-    "nvidia-smi": "peak_reserved_gib",
+    "nvidia-smi": "device_gib",
 }
 """kind of measured memory -> the predicted figure it is compared with; other kinds have no stated unit"""
 MIN_GROUP = 4
@@ -34,6 +34,7 @@ class Forecast:
     step_time_s: float | None = None
     peak_allocated_gib: float | None = None
     peak_reserved_gib: float | None = None
+    device_gib: float | None = None
     fits: bool | None = None
 
 

@@ -48,7 +48,7 @@ class RowResult:
         if self.prediction is None:
             return Forecast()
         p = self.prediction
-        return Forecast(p.step_time_s, p.peak_allocated_gib, p.peak_reserved_gib, p.fits)
+        return Forecast(p.step_time_s, p.peak_allocated_gib, p.peak_reserved_gib, p.device_gib, p.fits)
 
 
 def run(
@@ -93,6 +93,9 @@ def forecasts(results: Iterable[RowResult]) -> dict[str, Forecast]:
 def write_predictions(path: str | Path, results: Sequence[RowResult]) -> None:
     """Write one line per row; a row without a prediction keeps its id and empty cells.
 
+    There is one column for what a process holds: of rows measured by nvidia-smi, `peak_reserved_gib` and its band have
+    the context and NCCL in them too.
+
     The file appears complete or not at all. Raises ForerunError when it cannot be written.
     """
     target = Path(path)
@@ -117,6 +120,8 @@ def _line(result: RowResult) -> tuple[str, ...]:
     if result.prediction is None:
         return (result.row.id, *[""] * (len(COLUMNS) - 1))
     p = result.prediction
-    figures = (f"{figure:.9g}" for figure in (p.step_time_s, p.peak_allocated_gib, p.peak_reserved_gib))
-    ends = (p.step_time_low_s, p.step_time_high_s, p.peak_reserved_low_gib, p.peak_reserved_high_gib)
+    beside = p.device_gib - p.peak_reserved_gib if result.row.peak_mem_kind == "nvidia-smi" else 0.0
+    figures = (f"{figure:.9g}" for figure in (p.step_time_s, p.peak_allocated_gib, p.peak_reserved_gib + beside))
+    held = (p.peak_reserved_low_gib + beside, p.peak_reserved_high_gib + beside)
+    ends = (p.step_time_low_s, p.step_time_high_s, *held)
     return (result.row.id, *figures, "yes" if p.fits else "no", *(f"{end:.9g}" for end in ends))

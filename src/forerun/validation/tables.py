@@ -45,7 +45,7 @@ def print_report(report: Report, console: Console, worst: int = 0, verbose: bool
     sources = {
         f"{kind}, {name}": stats for kind, table in report["memory_by_source"].items() for name, stats in table.items()
     }
-    _print_errors(console, "Peak memory by kind (nvidia-smi against reserved)", memory)
+    _print_errors(console, "Peak memory by kind (nvidia-smi with context and NCCL)", memory)
     _print_errors(console, "Peak memory by kind and source, all tiers", sources)
     for kind, count in report["memory_not_compared"].items():
         console.print(f"not compared: {count} rows of memory kind {kind}")
