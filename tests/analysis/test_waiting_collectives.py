@@ -67,3 +67,13 @@ def test_async_tp_needs_products_that_read_what_is_gathered() -> None:
     """Rowwise scaling gathers wide values and casts them before the product."""
     assert step_s("tensorwise", async_tp=True) < 0.95 * step_s("tensorwise", async_tp=False)
     assert step_s("rowwise", async_tp=True) == step_s("rowwise", async_tp=False)
+
+
+def reductions_beside_compute(**fields: Any) -> float:
+    return share_beside_compute({Collective.REDUCE_SCATTER}, tp=8, zero_stage=0, **fields)
+
+
+def test_async_tp_reduces_sums_of_gradients_apart() -> None:
+    """A sum over query, key and value, or over gate and up, is no product that a reduction could join."""
+    assert reductions_beside_compute(async_tp=True, compile=True) == 0.0
+    assert reductions_beside_compute(stack="nemo") > 0.2

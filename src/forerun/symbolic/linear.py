@@ -177,6 +177,9 @@ class Section:
         """
         if self._async_tp or (self.kit.plan.compile and not self.sp):
             return []
+        return self._layout_copies(name, size_bytes)
+
+    def _layout_copies(self, name: str, size_bytes: float) -> list[Stage]:
         return self.kit.traffic(name + ".copy", size_bytes, size_bytes) * self.kit.stack.tp_copies
 
     def enter(self, name: str, x: str, y: str, module: int, width: int | None = None) -> str:
@@ -217,7 +220,8 @@ class Section:
             if bias:
                 self.weights.vectors.append(width)
             if border:
-                self._column_with_border(label, x, y, n_in, width, bias, module, first=i == 0, last=i == len(outs) - 1)
+                first, last = i == 0, i == len(outs) - 1
+                self._column_with_border(label, x, y, n_in, width, bias, module, first, last, alone=len(outs) == 1)
             else:
                 casts = self._column_casts(n_in, width, first=i == 0)
                 self._linear(label, inside, y, kit.shapes.tokens, n_in, width, bias, module, casts)
@@ -297,12 +301,24 @@ class Section:
         return self.kit.pattern("bias_add", tokens * n_out, "fused")[1]
 
     def _column_with_border(
-        self, name: str, x: str, y: str, n_in: int, n_out: int, bias: bool, module: int, first: bool, last: bool
+        self,
+        name: str,
+        x: str,
+        y: str,
+        n_in: int,
+        n_out: int,
+        bias: bool,
+        module: int,
+        first: bool,
+        last: bool,
+        alone: bool,
     ) -> None:
         """A column-parallel layer with the collectives of its border.
 
         Backward, Megatron's order: gather the input beside dgrad, then reduce the input gradient beside wgrad, or one
-        after the other in a stack that does not overlap them.
+        after the other in a stack that does not overlap them. Inductor joins no reduction with what is no product: the
+        sum of gradients of layers that are not `alone` on their input is reduced as without asynchronous tensor
+        parallelism.
         `first` and `last` say whether this is the first or last layer on the shared input: only they communicate.
         """
         kit, shapes, sp = self.kit, self.kit.shapes, self.sp
@@ -322,7 +338,10 @@ class Section:
         kind = Collective.REDUCE_SCATTER if sp else Collective.ALL_REDUCE
         reduce = kit.collective(name + ".reduce", kind, "tp", size, Stream.TP) if first else []
         again = gather if last and not kit.stack.save_gathered_input else []
-        if kit.stack.tp_backward_overlap or self._ring:
+        if reduce and self._async_tp and not alone:
+            copies = self._layout_copies(name + ".reduce", size)
+            backward = [sum((*again, ((dgrad, Stream.COMPUTE),)), ()), *copies, *reduce, *on_compute(wgrad)]
+        elif kit.stack.tp_backward_overlap or self._ring:
             backward = [sum((*again, ((dgrad, Stream.COMPUTE),)), ()), sum((*reduce, ((wgrad, Stream.COMPUTE),)), ())]
         else:
             backward = [*again, *on_compute(dgrad), *reduce, *on_compute(wgrad)]
