@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.analysis.predict import predict
+from forerun.analysis.predict import predict, predict_setup
+from forerun.analysis.setup import Setup
 from forerun.cluster.catalog import load_cluster
 from forerun.model.catalog import load_model
 from forerun.plan.plan import Plan
@@ -38,3 +39,15 @@ def test_what_a_plan_says_of_its_stages_holds() -> None:
     said = replace(PLAN, pp=4, layers_per_stage=(9, 5, 5, 5))
     assert stage_layers(MODEL, said, load_stack("nanotron")) == [9, 5, 5, 5]
     assert stage_layers(MODEL, PLAN, load_stack("nanotron")) == [24]
+
+
+@pytest.mark.parametrize(("samples", "copies"), [(1, 0), (2, 1)])
+def test_several_samples_with_the_sequence_first_keep_a_copy_of_attentions_output(samples: int, copies: int) -> None:
+    plan = replace(PLAN, seq_len=4096, n_microbatches=1, micro_batch=samples)
+    habits = load_stack("nanotron")
+    with_copies, without = (
+        predict_setup(Setup(MODEL, plan, load_cluster("h100-sxm"), habits=replace(habits, sequence_first=first)))
+        for first in (True, False)
+    )
+    size = copies * MODEL.n_layers * samples * plan.seq_len * MODEL.hidden * 2 / 2**30
+    assert with_copies.peak_allocated_gib - without.peak_allocated_gib == pytest.approx(size, abs=0.01)

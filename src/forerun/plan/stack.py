@@ -52,6 +52,9 @@ class Stack:
     """key and value heads are copied to the number of query heads before attention"""
     qkv_copies: int = 0
     """layout copies of queries, keys, values and output around the attention kernel"""
+    sequence_first: bool = False
+    """activations are kept by place in the sequence, attention works sample by sample: with several of them in a micro
+    batch its output is copied for the projection, which keeps the copy"""
     fused_qkv: bool = False
     """one matrix for queries, keys and values"""
     fused_bias_grad: bool = False

@@ -24,7 +24,12 @@ def attention(section: Section, x: str, y: str, module: int) -> None:
     else:
         _context_parallel(section, module)
     kit, shapes = section.kit, section.kit.shapes
-    section.row("attention.out", "o", y, shapes.heads * shapes.v_head_dim, shapes.hidden, kit.model.out_bias, module)
+    rows = "o"
+    if kit.stack.sequence_first and kit.plan.micro_batch > 1:
+        rows, (_, _, size) = "o.rows", _sizes(section)
+        elements = size // shapes.act_bytes
+        section.pointwise("attention.layout_out", "copy", elements, "fused", ("o",), ((rows, size),), module=module)
+    section.row("attention.out", rows, y, shapes.heads * shapes.v_head_dim, shapes.hidden, kit.model.out_bias, module)
 
 
 def kernel_name(section: Section) -> str:
