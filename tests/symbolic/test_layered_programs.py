@@ -9,6 +9,7 @@ import pytest
 
 from forerun.analysis.setup import Setup
 from forerun.analysis.simulate_setup import simulate_setup
+from forerun.cluster.catalog import load_cluster
 from forerun.errors import ForerunError, ImpossiblePlan
 from forerun.memory.profile import profile
 from forerun.model.convolutional import ConvNet, load_convolutional
@@ -259,6 +260,13 @@ REFUSED = [
 def test_plans_that_need_a_transformer_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ImpossiblePlan, match=f"^impossible plan: {message}"):
         check_plan(SMALL, plan(**fields), CLUSTER)
+
+
+@pytest.mark.parametrize(("device", "kernel"), [("h100-sxm", "sdpa"), ("b200", "cudnn")])
+def test_scaled_dot_product_attention_is_cudnns_on_blackwell(device: str, kernel: str) -> None:
+    model = layers_from([{"layer_id": "a", "layer_type": "attention", "input_shape": [64, 128]}], "net.yaml")
+    ops = build(model, plan(stack="torchtitan"), load_cluster(device)).ops
+    assert {name for name, kind in zip(ops.dtype, ops.kind, strict=True) if kind == OpKind.ATTENTION} == {kernel}
 
 
 def test_attention_by_hand_needs_a_fused_kernel() -> None:

@@ -33,9 +33,10 @@ def build(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: 
     Raises ImpossiblePlan for an impossible schedule.
     """
     habits, groups = stack or load_stack(plan.stack), groups_of(plan, cluster.node_size)
+    architecture = cluster.device.architecture
     if isinstance(model, LayeredModel):
-        return _Builder(staged_layers(model, plan, habits, groups)).program()
-    kit = Kit(model, plan, habits, groups, cluster.device.architecture)
+        return _Builder(staged_layers(model, plan, habits, groups, architecture)).program()
+    kit = Kit(model, plan, habits, groups, architecture)
     return _Builder(staged_transformer(kit, plan.pp > 1 and plan.pp_schedule in SPLIT)).program()
 
 

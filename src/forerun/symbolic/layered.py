@@ -25,9 +25,11 @@ _PRODUCTS = ("conv2d", "linear", "attention", "custom")
 """layers whose weights autocast casts where they are used"""
 
 
-def staged_layers(model: LayeredModel, plan: Plan, stack: Stack, groups: dict[str, CommGroup]) -> Staged:
-    """The units of `model` in one stage."""
-    kit = LayeredKit(model, plan, stack, groups)
+def staged_layers(
+    model: LayeredModel, plan: Plan, stack: Stack, groups: dict[str, CommGroup], architecture: str
+) -> Staged:
+    """The units of `model` in one stage, on devices of `architecture`."""
+    kit = LayeredKit(model, plan, stack, groups, architecture)
     parts: list[tuple[Unit, int]] = []
     held: frozenset[str] = frozenset()
     for number, layers in enumerate(model.units):

@@ -17,8 +17,11 @@ from forerun.symbolic.tape import Stage, on_compute
 class LayeredKit(PlanKit):
     """The kernels of a model given layer by layer."""
 
-    def __init__(self, model: LayeredModel, plan: Plan, stack: Stack, groups: dict[str, CommGroup]) -> None:
-        self.model = model
+    def __init__(
+        self, model: LayeredModel, plan: Plan, stack: Stack, groups: dict[str, CommGroup], architecture: str
+    ) -> None:
+        """`architecture` is the device's, which decides what scaled_dot_product_attention runs."""
+        self.model, self.architecture = model, architecture
         super().__init__(plan, stack, groups, (*(layer.layer_id for layer in model.layers), "loss", "optimizer"))
 
     @property
@@ -41,7 +44,7 @@ class LayeredKit(PlanKit):
     @property
     def attention_kernel(self) -> str:
         """The fused kernel of the plan, or the stack's."""
-        return self.stack.attention if self.plan.attention == "auto" else self.plan.attention
+        return self.stack.attention_kernel(self.plan.attention, self.architecture)
 
     def stages(self, name: str, kernels: Sequence[Kernel], role: int) -> list[Stage]:
         """One stage for each kernel, and the layout copies around it."""
