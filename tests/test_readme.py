@@ -21,7 +21,7 @@ OWN_OPTIONS = {
     *("--nproc-per-node", "--no-python"),  # of torchrun
     *("--launch", "--launch-out"),
     *("--space", "--headroom", "--pareto", "--pareto-plans", "--why", "--heat", "--pictures"),
-    *("--anchor", "--leave-out", "--write"),
+    *("--anchor", "--suggest-anchor", "--with-anchor", "--leave-out", "--write"),
     "--mode",  # of the script that README.md traces
 }
 
