@@ -124,6 +124,9 @@ class Stack:
     late_accumulation: bool = False
     """gradients of all units stay in their own dtype until the backward pass ends, and then go into a wider buffer
     (DeepSpeed's BF16_Optimizer)"""
+    step_elements: int = 0
+    """at the end of a step gradients are reduced, and updated parameters gathered, through flat copies of at most so
+    many elements; 0: where they are"""
     fused_accumulation: bool = False
     """weight gradients are added to the buffer inside the matrix multiplication"""
     dummy_weight_grads: bool = False

@@ -320,6 +320,10 @@ class DataParallel:
         buckets = max(1, round(weights.total * self.reduce_bytes / bucket_bytes))
         for _ in range(buckets):
             self._reduce_bucket(block, name, weights, 1 / buckets, [start])
+        if bucket_bytes == inf and self.kit.stack.step_elements:
+            copied = min(weights.total, self.kit.stack.step_elements)
+            for dtype in dict.fromkeys((self.kit.accumulate_dtype, self.kit.reduce_dtype)):
+                block.tensor(copied * DTYPE_BYTES[dtype], Category.COMMUNICATION, start, len(block) - 1)
         return block.build(name) if len(block) > 1 else None
 
     def _reduce_bucket(self, block: BlockBuilder, name: str, weights: Weights, share: float, after: list[int]) -> None:

@@ -126,7 +126,7 @@ def _gather_updated(kit: PlanKit, parallel: DataParallel, block: BlockBuilder, w
     if plan.zero_stage not in (1, 2) or plan.fsdp == 1:
         return
     size = weights.total * kit.weight_bytes
-    last = len(block) - 1
+    first = last = len(block) - 1
     if stack.owner_broadcast_us:
         owners = plan.fsdp
         op = kit.ops.delay("parameters.broadcast", int(stack.owner_broadcast_us * 1e6 * owners))
@@ -137,7 +137,10 @@ def _gather_updated(kit: PlanKit, parallel: DataParallel, block: BlockBuilder, w
             share = size * sum(tensors) / max(1, weights.total)
             op = kit.collective_op("parameters.gather", Collective.ALL_GATHER, axis, share, kit.wide_dtype)
             last = block.node(op, Stream.GATHER, Phase.OPTIMIZER, kit.optimizer_module, after=(last,))
-    block.node(kit.marker, phase=Phase.OPTIMIZER, module=kit.optimizer_module, after=(last,))
+    end = block.node(kit.marker, phase=Phase.OPTIMIZER, module=kit.optimizer_module, after=(last,))
+    if stack.step_elements:
+        copied = min(weights.total, stack.step_elements) * kit.weight_bytes
+        block.tensor(copied, Category.COMMUNICATION, first, end)
 
 
 def has_working_copy(kit: PlanKit) -> bool:
