@@ -76,7 +76,7 @@ def predict(
         ForerunError: an unknown name, a file that cannot be read, or a network with fewer NPUs than the plan has GPUs.
     """
     where = _cluster(cluster)
-    return _predict.predict_with_replay(_any_model(model), plan, where, network_of(where, network), measured)
+    return _predict.predict(_any_model(model), plan, where, network_of(where, network), measured)
 
 
 def simulate(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forerun.analysis.predict import predict, predict_with_replay, simulate
+from forerun.analysis.predict import predict, simulate
 from forerun.analysis.setup import RankKind, Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.cluster.catalog import load_cluster
@@ -27,11 +27,9 @@ DDP = Setup(MODEL, Plan(seq_len=512, dp_replicate=16, zero_stage=0), CLUSTER)
 
 def test_predict_is_the_prediction_of_a_plain_setup() -> None:
     plan = Plan(seq_len=512, dp_shard=4, pp=2, n_microbatches=8)
-    found = simulate_setup(Setup(MODEL, plan, CLUSTER))
-    assert predict(MODEL, plan, CLUSTER) == found.prediction
     shown = simulate_setup(Setup(MODEL, plan, CLUSTER, replays=True)).prediction
     assert simulate(MODEL, plan, CLUSTER).prediction == shown
-    assert predict_with_replay(MODEL, plan, CLUSTER) == shown
+    assert predict(MODEL, plan, CLUSTER) == shown
 
 
 def test_habits_go_over_the_plans_stack() -> None:

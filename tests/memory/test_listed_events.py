@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from events_in_python import events_in_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.memory.allocator_settings import AllocatorSettings
-from forerun.memory.caching_allocator import CachingAllocator, Events, Replayed
+from forerun.memory.caching_allocator import ALLOC, CachingAllocator, Events, Replayed, replay
 from forerun.memory.program_events import StepEvents, follow_steps, replay_steps, step_events
 from forerun.program.builder import BlockBuilder, OpTableBuilder
 from forerun.program.types import N_CATEGORIES, Block, Category, Collective, Phase, Program, RankClass, Stream
@@ -99,3 +100,11 @@ def test_sizes_that_share_all_low_bits_are_told_apart() -> None:
     program = Program(OPS.build(), (leaves.build("leaves"), takes.build("takes")), (whole,), (), (), ())
     step = step_events(program, 0).step
     assert step.size_bytes[step.tensor].tolist() == sizes * 2
+
+
+@pytest.mark.parametrize("rules", [AllocatorSettings(), AllocatorSettings(expandable_segments=True)])
+@pytest.mark.parametrize("available_bytes", [0, -300 * MIB])
+def test_a_device_without_memory_is_out_of_it_at_once(rules: AllocatorSettings, available_bytes: int) -> None:
+    asked = Events(np.array([ALLOC], np.int8), np.array([0], np.int32), np.array([MIB]), np.array([0], np.int8))
+    result = replay(asked, rules, available_bytes)
+    assert (result.out_of_memory, result.reserved_bytes) == (True, 0)

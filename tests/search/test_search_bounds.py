@@ -36,7 +36,8 @@ def held_to_simulations(model, table, stack, rows, network=None, cluster=CLUSTER
     for row in rows:
         plan, groups = table.plan(row), table.groups[int(table.mesh[row])]
         prediction = predict(model, plan, cluster, network)
-        assert screened.need_bytes[row] / GIB <= prediction.peak_reserved_gib * ROUND, plan
+        needs = (screened.held_bytes if prediction.fits else screened.need_bytes)[row] / GIB
+        assert needs <= prediction.peak_reserved_gib * ROUND, plan
         if screened.too_large[row]:
             assert not prediction.fits, plan
             continue

@@ -14,7 +14,7 @@ from forerun.search.store import Remembering
 from forerun.search.sweep import Sweep, sweep, tokens_per_s
 
 FIXED = {"cp": 1, "pp": [1, 2], "tp": 1, "zero_stage": 3, "micro_batch": [1, 4]}
-OPTIONS: dict[str, Any] = {"fixed": FIXED, "memory_limit_gib": 1.2, "workers": 1}
+OPTIONS: dict[str, Any] = {"fixed": FIXED, "memory_limit_gib": 1.3, "workers": 1}
 GPUS, BATCHES = (4, 8, 16), (16, 64)
 Swept = Callable[..., Sweep]
 

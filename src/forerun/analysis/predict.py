@@ -27,24 +27,13 @@ def predict(
     """What one optimizer step of `model` under `plan` does on `cluster`.
 
     With `network` the GPUs communicate over it, rank r as its NPU r, in place of the links of the cluster. `measured`
-    are the user's own times of kernels and collectives, which go over the shipped ones. Reserved memory is an
-    estimate, which takes no time.
+    are the user's own times of kernels and collectives, which go over the shipped ones. Reserved memory is what the
+    caching allocator holds in a replay.
 
     Raises:
         ImpossiblePlan: the plan cannot run; the message says why.
         ForerunError: an unknown stack, kernel or dtype; a network with fewer NPUs than the plan has GPUs.
     """
-    return predict_setup(Setup(model, plan, cluster, network, measured))
-
-
-def predict_with_replay(
-    model: ModelSpec | LayeredModel,
-    plan: Plan,
-    cluster: Cluster,
-    network: Network | None = None,
-    measured: Measured | None = None,
-) -> Prediction:
-    """As `predict`, but reserved memory is what the caching allocator holds in a replay."""
     return predict_setup(Setup(model, plan, cluster, network, measured, replays=True))
 
 
@@ -66,7 +55,7 @@ def simulate(
     network: Network | None = None,
     measured: Measured | None = None,
 ) -> Simulation:
-    """As `predict_with_replay`, with the Program, its Timeline and its memory.
+    """As `predict`, with the Program, its Timeline and its memory.
 
     With `folded` the Timeline is of a Program whose equal runs of blocks are single nodes; the figures are the same.
     """

@@ -53,10 +53,11 @@ class AllocatorSettings:
         return self if vendor.lower() == "nvidia" else replace(self, expandable_segments=False)
 
     def rules(self, available_bytes: int | None) -> I64:
-        """The settings as the kernels read them, for a device that can give `available_bytes`."""
+        """The settings as the kernels read them, for a device that can give `available_bytes`: below 0 where what is
+        outside the allocator takes more than there is, which is nothing."""
         rules = np.zeros(heap.N_RULES, np.int64)
         unlimited = heap.UNLIMITED
-        available = unlimited if available_bytes is None else available_bytes
+        available = unlimited if available_bytes is None else max(0, available_bytes)
         allowed = unlimited
         if self.per_process_memory_fraction is not None and available_bytes is not None:
             allowed = int(self.per_process_memory_fraction * available_bytes)
@@ -66,7 +67,7 @@ class AllocatorSettings:
         rules[heap.NON_SPLIT_ROUNDING] = self.max_non_split_rounding_mb * MIB
         rules[heap.DIVISIONS] = self.roundup_power2_divisions
         rules[heap.AVAILABLE], rules[heap.ALLOWED] = available, allowed
-        rules[heap.ADDRESS_SPACE] = _ADDRESSES if available_bytes is None else available + available // 8
+        rules[heap.ADDRESS_SPACE] = _ADDRESSES if available_bytes is None else max(1, available + available // 8)
         return rules
 
 

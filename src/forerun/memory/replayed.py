@@ -27,9 +27,7 @@ def replayed(
     """
     events = step_events(program, rank_class, IN_GRAPHS if graphs else ())
     last = follow_steps(events, settings, available_bytes)[-1]
-    if last.out_of_memory:
-        wanted = follow_steps(events, settings)[-1].reserved_bytes
-        return replace(estimate, peak_bytes=wanted, fits=False, tight=False)
-    if not estimate.fits:
-        return replace(estimate, peak_bytes=max(last.reserved_bytes, estimate.least_bytes))
-    return replace(estimate, peak_bytes=last.reserved_bytes, tight=last.retries > 0)
+    wanted = follow_steps(events, settings)[-1] if last.out_of_memory else last
+    fits = estimate.fits and not last.out_of_memory
+    held = wanted.reserved_bytes if estimate.fits else max(wanted.reserved_bytes, estimate.least_bytes)
+    return replace(estimate, peak_bytes=held, fits=fits, tight=fits and last.retries > 0)

@@ -127,7 +127,20 @@ def write_csv(path: str | Path, result: SearchResult) -> None:
 
     Raises ForerunError where the file can't be written.
     """
-    write_rows(path, result.to_rows())
+    with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        for number, chunk in enumerate(result.row_chunks()):
+            if number == 0:
+                writer.writerow(chunk)
+            writer.writerows(zip(*map(_cells, chunk.values()), strict=True))
+
+
+def _cells(column: Sequence[Any]) -> Sequence[Any]:
+    """A column as it stands in a file. Only what a plan says has few values, and is more than a text or a number."""
+    if not {*map(type, column)} & {bool, tuple}:
+        return column
+    cell = {value: _cell(value) for value in set(column)}
+    return [cell[value] for value in column]
 
 
 def write_rows(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:

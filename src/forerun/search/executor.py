@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import Protocol, TypeAlias
 
-from forerun.analysis.predict import predict, predict_with_replay
+from forerun.analysis.predict import predict
 from forerun.analysis.prediction import Prediction
 from forerun.cluster.types import Cluster
 from forerun.content import digest_of
@@ -59,21 +59,10 @@ class Question:
         """What the predictor says of `plan`."""
         try:
             if self.predictor is predict:
-                return self._own(plan)
+                return predict(self.model, plan, self.cluster, self.network, self.measured)
             return self.predictor(self.model, plan, self.cluster)
         except ForerunError as error:
             return Refused(str(error))
-
-    def _own(self, plan: Plan) -> Prediction:
-        """What `predict` says; a plan whose replay does not fit, does not, so that what is listed holds where it is
-        shown."""
-        about = self.model, plan, self.cluster, self.network, self.measured
-        estimated = predict(*about)
-        if estimated.fits:
-            replayed = predict_with_replay(*about)
-            if not replayed.fits:
-                return replayed
-        return estimated
 
 
 class AnswersPlans(Protocol):

@@ -103,7 +103,7 @@ class Outcome:
     bound: F64
     """lower bound of the objective; 0 where none was looked for"""
     need_gib: F64
-    """reserved memory, at least"""
+    """memory that has to be there for it to fit, at least"""
     cause: npt.NDArray[np.uint8]
     """the largest of CAUSES in it"""
     cause_gib: F64
@@ -153,22 +153,36 @@ class Outcome:
     def make_too_large(self, row: int) -> TooLarge:
         """Why the plan in `row` does not fit."""
         known = self.predictions.get(row)
+        plan, reason = self.table.plan(row), self.reasons(np.array([row]))[0]
         if known is not None:
-            return _too_large(known)
-        plan, needs = self.table.plan(row), float(self.need_gib[row])
-        where, cause = "the first rank" if plan.pp > 1 else "every rank", CAUSES[self.cause[row]]
-        beside = "" if needs > self.limit_gib else " beside CUDA and NCCL"
-        reason = (
-            f"needs at least {needs:.1f} GiB{beside} at {where}, {self.limit_gib:.1f} available:"
-            f" {cause} {self.cause_gib[row]:.1f}"
-        )
-        return TooLarge(plan, needs, cause, reason, None)
+            return TooLarge(plan, known.peak_reserved_gib, largest(known), reason, known)
+        return TooLarge(plan, float(self.need_gib[row]), CAUSES[self.cause[row]], reason, None)
 
     def make_skipped(self, row: int) -> Skipped:
         """Why the plan in `row` was not simulated."""
-        unit, bound = "GiB" if self.is_memory else "s", float(self.bound[row])
-        reason = f"at least {bound:.4g} {unit}, place {self.keep} has {self.last_place:.4g} {unit}"
-        return Skipped(self.table.plan(row), bound, reason)
+        return Skipped(self.table.plan(row), float(self.bound[row]), self.reasons(np.array([row]))[0])
+
+    def reasons(self, rows: Rows) -> list[str]:
+        """Why each plan of `rows` is not among those that fit."""
+        pipelined = np.broadcast_to(np.asarray(self.table.rows(rows).pp) > 1, len(rows)).tolist()
+        columns = (self.status, self.need_gib, self.cause, self.cause_gib, self.bound)
+        lines = zip(rows.tolist(), pipelined, *(column[rows].tolist() for column in columns), strict=True)
+        unit = "GiB" if self.is_memory else "s"
+        last = f"place {self.keep} has {self.last_place:.4g} {unit}"
+        out = []
+        for row, is_pipelined, status, needs, cause, cause_gib, bound in lines:
+            if status == Status.SKIPPED:
+                out.append(f"at least {bound:.4g} {unit}, {last}")
+            elif row in self.predictions:
+                out.append(_too_large(self.predictions[row]))
+            else:
+                where = "the first rank" if is_pipelined else "every rank"
+                beside = "" if needs > self.limit_gib else " beside CUDA and NCCL"
+                out.append(
+                    f"needs at least {needs:.1f} GiB{beside} at {where}, {self.limit_gib:.1f} available:"
+                    f" {CAUSES[cause]} {cause_gib:.1f}"
+                )
+        return out
 
     def reason_of(self, plan: Plan) -> str:
         """Why `plan` was left out; empty for one that fits, or that was not among those considered."""
@@ -178,9 +192,7 @@ class Outcome:
         row = self.table.find(plan)
         if row is None or self.status[row] in (Status.OK, Status.REFUSED):
             return ""
-        if self.status[row] == Status.TOO_LARGE:
-            return self.make_too_large(row).reason
-        return self.make_skipped(row).reason
+        return self.reasons(np.array([row]))[0]
 
     def columns(self, rows: Rows) -> dict[str, npt.NDArray[Any]]:
         """The plan fields that differ, of `rows`."""
@@ -213,14 +225,14 @@ def largest(prediction: Prediction) -> str:
     return max(parts, key=lambda name: parts[name])
 
 
-def _too_large(prediction: Prediction) -> TooLarge:
+def _too_large(prediction: Prediction) -> str:
+    """Why a plan that was simulated does not fit."""
     cause = largest(prediction)
     beside = "" if prediction.peak_reserved_gib > prediction.memory_limit_gib else " beside CUDA and NCCL"
-    reason = (
+    return (
         f"needs {prediction.peak_reserved_gib:.1f} GiB{beside} at {prediction.peak_rank_class},"
         f" {prediction.memory_limit_gib:.1f} available: {cause} {prediction.memory_by_category_gib[cause]:.1f}"
     )
-    return TooLarge(prediction.own_plan(), prediction.peak_reserved_gib, cause, reason, prediction)
 
 
 def as_array(values: Sequence[Any]) -> npt.NDArray[Any]:

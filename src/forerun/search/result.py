@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,12 +14,14 @@ from forerun.analysis.prediction import Prediction
 from forerun.errors import ForerunError
 from forerun.plan.plan import Plan
 from forerun.search.front import Front
-from forerun.search.outcome import Outcome, Skipped, TooLarge
+from forerun.search.outcome import Outcome, Rows, Skipped, TooLarge
 
 if TYPE_CHECKING:
     import pandas
 
 Objective = Literal["time", "tokens", "cost", "memory"]
+_CHUNK = 1 << 14
+"""rows that are written at a time"""
 REFUSED_RULE = "refused by the simulation"
 """counts among the impossible what only a predictor can refuse"""
 
@@ -84,10 +86,7 @@ class SearchResult:
         lower bound where a plan was not simulated, nan where none is known; `needs_gib` the GiB that a plan needs (at
         least, where it does not fit), nan where unknown. The rest are the plan fields that differ between plans.
         """
-        outcome = self.outcome
-        ok = {prediction.own_plan(): row for row, prediction in outcome.predictions.items()}
-        rows = [np.array([ok[p.own_plan()] for p in self.ranked], np.int64)]
-        rows += [outcome.too_large().rows, outcome.skipped().rows]
+        outcome, rows = self.outcome, self._rows
         every = np.concatenate(rows)
         status = np.repeat(["ok", "out_of_memory", "skipped"], list(map(len, rows)))
         memory = self.objective == "memory"
@@ -101,6 +100,13 @@ class SearchResult:
         columns["objective"] = needs if memory else found
         columns["needs_gib"] = needs
         return columns | outcome.columns(every)
+
+    @property
+    def _rows(self) -> tuple[Rows, Rows, Rows]:
+        """Rows of what fits, of what does not and of what was skipped, each in its order."""
+        row_of = {prediction.own_plan(): row for row, prediction in self.outcome.predictions.items()}
+        ok = np.array([row_of[prediction.own_plan()] for prediction in self.ranked], np.int64)
+        return ok, self.outcome.too_large().rows, self.outcome.skipped().rows
 
     def reason_of(self, plan: Plan) -> str:
         """Why `plan` is not ranked: which rule it breaks, which order of mesh axes stands for it, what it needs of
@@ -139,10 +145,29 @@ class SearchResult:
 
         What fits comes first, best first. Figures that were not predicted are None.
         """
-        rows = [_row(rank, "ok", "", p.own_plan(), p) for rank, p in enumerate(self.ranked, 1)]
-        rows += [_row(None, "out_of_memory", each.reason, each.plan, each.prediction) for each in self.too_large]
-        rows += [_row(None, "skipped", each.reason, each.plan, None) for each in self.skipped]
-        return rows
+        chunks = self.row_chunks()
+        return [dict(zip(chunk, row, strict=True)) for chunk in chunks for row in zip(*chunk.values(), strict=True)]
+
+    def row_chunks(self, most: int = _CHUNK) -> Iterator[dict[str, Sequence[Any]]]:
+        """`to_rows` by columns, at most so many rows at a time, for spaces of millions of plans."""
+        for status, rows in zip(("ok", "out_of_memory", "skipped"), self._rows, strict=True):
+            for first in range(0, len(rows), most):
+                yield self._columns_of(status, rows[first : first + most], first)
+
+    def _columns_of(self, status: str, rows: Rows, first: int) -> dict[str, Sequence[Any]]:
+        """Columns of some rows of one status, from place `first` on."""
+        outcome, n = self.outcome, len(rows)
+        known = [outcome.predictions.get(row) for row in rows.tolist()]
+        columns: dict[str, Sequence[Any]] = {"rank": range(first + 1, first + n + 1) if status == "ok" else [None] * n}
+        columns["status"] = [status] * n
+        columns["reason"] = [""] * n if status == "ok" else outcome.reasons(rows)
+        for name in _FIGURES:
+            columns[name] = [None if each is None else getattr(each, name) for each in known]
+        plans = outcome.table.rows(rows)
+        for name in _PLAN_FIELDS:
+            values, codes = plans.values[name], plans.codes.get(name)
+            columns[name] = [values[0]] * n if codes is None else [values[code] for code in codes.tolist()]
+        return columns
 
     def to_dataframe(self) -> pandas.DataFrame:
         """`to_rows` as a pandas DataFrame. Raises ForerunError where pandas is not installed."""
@@ -166,9 +191,3 @@ _FIGURES = (
     "dollars_per_billion_tokens",
 )
 _PLAN_FIELDS = tuple(field.name for field in fields(Plan))
-
-
-def _row(rank: int | None, status: str, reason: str, plan: Plan, prediction: Prediction | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"rank": rank, "status": status, "reason": reason}
-    row |= {name: None if prediction is None else getattr(prediction, name) for name in _FIGURES}
-    return row | {name: getattr(plan, name) for name in _PLAN_FIELDS}

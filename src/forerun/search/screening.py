@@ -40,7 +40,10 @@ class Screened:
     """Bounds of the plans of a table, each (n,)."""
 
     need_bytes: F64
-    """reserved memory of the first rank, at least: what is allocated, and what the allocator loses when it is short"""
+    """what has to be there for the first rank, at least: what is allocated, and what the allocator loses when memory is
+    short"""
+    held_bytes: F64
+    """reserved memory of the first rank, at least, where there is plenty: what is allocated"""
     cause: npt.NDArray[np.uint8]
     """the largest of CAUSES in it"""
     cause_bytes: F64
@@ -78,7 +81,7 @@ class Screening:
     def run(self, table: SpaceTable) -> Screened:
         """Bounds of every plan of `table`."""
         n = len(table)
-        out = Screened(np.zeros(n), np.zeros(n, np.uint8), np.zeros(n), np.zeros(n, np.bool_), np.zeros(n))
+        out = Screened(np.zeros(n), np.zeros(n), np.zeros(n, np.uint8), np.zeros(n), np.zeros(n, np.bool_), np.zeros(n))
         for first in range(0, n, _CHUNK):  # what needs no units
             chunk = slice(first, min(first + _CHUNK, n))
             plans = table.rows(chunk)
@@ -114,6 +117,7 @@ class Screening:
         """
         columns = np.array(np.broadcast_arrays(*parts, out.time_s[rows])[:-1])
         total = columns.sum(axis=0)
+        out.held_bytes[rows] = np.maximum(out.held_bytes[rows], total)
         total = total + reserve_model().least_slack * np.maximum(0.0, total - resident)
         more = total > out.need_bytes[rows]
         cause = np.argmax(columns, axis=0)

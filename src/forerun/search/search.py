@@ -186,7 +186,7 @@ class Simulating:
         self._screening = screening
         self.screened = screening.run(table)
         self._memory = objective == "memory"
-        self._bound = self.screened.need_bytes / GIB if self._memory else self.screened.time_s.copy()
+        self._bound = self.screened.held_bytes / GIB if self._memory else self.screened.time_s.copy()
         self._status = np.where(self.screened.too_large, Status.TOO_LARGE, Status.SKIPPED).astype(np.uint8)
         self._close = None if self._memory or exhaustive else TimeBound(screening)
         if exhaustive:
@@ -222,7 +222,7 @@ class Simulating:
         return time_and_memory_front(
             [self.predictions[row] for _, row in sorted(self.ranked)],
             self.screened.time_s[rows],
-            self.screened.need_bytes[rows] / GIB,
+            self.screened.held_bytes[rows] / GIB,
             lambda place: self._table.plan(int(rows[place])),
             answers,
             most,
