@@ -57,6 +57,12 @@ def test_allocated_memory(complete: list[Measurement], found: dict[str, Forecast
     assert stats.mape <= 0.05, stats
 
 
+def test_reserved_memory(complete: list[Measurement], found: dict[str, Forecast]) -> None:
+    stats = metrics.memory_stats(complete, found, "reserved")
+    assert stats.compared >= 0.97 * stats.total > 20
+    assert stats.mape <= 0.06, stats
+
+
 def test_bands_hold_what_they_promise(results: list[RowResult]) -> None:
     """The share of measured steps in their bands, where stacks were fitted and where nothing was."""
     complete = [result for result in results if result.row.tier == "A"]
