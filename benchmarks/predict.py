@@ -1,6 +1,7 @@
-"""Predictions per second on one core, and the time of Llama-3.1-405B on 16,384 GPUs.
+"""Predictions per second of CPU, and the time of Llama-3.1-405B on 16,384 GPUs.
 
-Run: python benchmarks/predict.py. Every plan is distinct and every prediction runs the full event simulation.
+Run: python benchmarks/predict.py. Every plan is distinct and every prediction runs the full event simulation, once with
+reserved memory as an estimate, once with a replay of the allocator, as `predict` does.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import itertools
 import time
 
-from forerun.analysis.predict import predict, simulate
+from forerun.analysis.predict import predict, predict_setup, simulate
+from forerun.analysis.setup import Setup
 from forerun.cluster.catalog import load_cluster
 from forerun.errors import ImpossiblePlan
 from forerun.model.catalog import load_model
@@ -52,17 +54,22 @@ def main() -> None:
         ("pipelines of 8 to 256 micro batches", pipelines, None),
         ("pipelines on a fat tree", pipelines, fabric),
     ):
-        done = 0
-        start = time.perf_counter()
-        for plan in chosen:
-            try:
-                predict(model, plan, cluster, network)
-                done += 1
-            except ImpossiblePlan:
-                continue
-        seconds = time.perf_counter() - start
+        rates = []
+        for replays in (False, True):
+            done = 0
+            start = time.process_time()
+            for plan in chosen:
+                try:
+                    predict_setup(Setup(model, plan, cluster, network, replays=replays))
+                    done += 1
+                except ImpossiblePlan:
+                    continue
+            rates.append(done / (time.process_time() - start))
         nodes = len(simulate(model, chosen[-1], cluster).flat)
-        print(f"32 layers, {label}: {done / seconds:.0f} predictions/s ({done} plans, the last of {nodes:,} nodes)")
+        print(
+            f"32 layers, {label}: {rates[0]:.0f} predictions/s, {rates[1]:.0f} with a replay of the allocator"
+            f" ({done} plans, the last of {nodes:,} nodes)"
+        )
     big = load_model("llama-3.1-405b")
     first = None
     for replicas in (1, 4, 16, 64):
@@ -71,9 +78,9 @@ def main() -> None:
             activation_checkpointing="selective",
         )  # fmt: skip
         predict(big, plan, cluster)
-        start = time.perf_counter()
+        start = time.process_time()
         result = predict(big, plan, cluster)
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         first = first or seconds
         print(
             f"405B on {plan.world_size:>6} GPUs: {seconds * 1e3:.0f} ms ({seconds / first:.2f} of the smallest), "
