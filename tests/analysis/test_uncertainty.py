@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.analysis.coverage import coverage
-from forerun.analysis.predict import predict, simulate
+from forerun.analysis.predict import predict, predict_setup, simulate
 from forerun.analysis.prediction import Prediction
+from forerun.analysis.setup import Setup
 from forerun.analysis.uncertainty import Quantiles, is_fitted, memory_band, residuals, time_band, widening
 from forerun.cluster.catalog import load_cluster
 from forerun.cluster.types import KernelRates
@@ -106,12 +107,12 @@ def test_the_band_holds_the_prediction(stack: str) -> None:
 
 
 def test_a_limit_within_the_error_of_memory_is_said() -> None:
-    """What a step needs at least, against limits below, at, and far above it."""
+    """What a step needs at least, as it is estimated, against limits below, at, and far above it."""
     plan = Plan(seq_len=1024, micro_batch=16, dp_shard=16, stack="megatron-core")
 
     def at(gib: float) -> Prediction:
         device = replace(CLUSTER.device, memory_bytes=round(gib * 2**30))
-        return predict(load_model("gpt2-small"), plan, replace(CLUSTER, device=device))
+        return predict_setup(Setup(load_model("gpt2-small"), plan, replace(CLUSTER, device=device)))
 
     limits = [at(gib / 10) for gib in range(20, 200)]
     doubtful = [each for each in limits if each.fit_in_doubt]
