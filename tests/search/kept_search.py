@@ -17,13 +17,25 @@ from forerun.search.store import AnswerStore
 
 TINY = replace(load_model("gpt2-small"), n_layers=4, vocab=1024, name="tiny")
 CLUSTER = load_cluster("h100-sxm")
-QUESTION: dict[str, Any] = {"n_gpus": 8, "seq_len": 512, "global_batch": 32, "keep": 100, "memory_limit_gib": 1.9}
-FIXED = {"pp": [1, 2, 4], "cp": 1, "activation_checkpointing": ["none", "full"]}
+QUESTION: dict[str, Any] = {"n_gpus": 8, "seq_len": 512, "global_batch": 32, "keep": 20, "memory_limit_gib": 1.9}
+FIXED = {
+    "pp": [1, 2, 4],
+    "cp": 1,
+    "activation_checkpointing": ["none", "full"],
+    "reshard_after_forward": "always",
+}
 
 
 def small_search(store: Path | None, **more: Any) -> SearchResult:
     """The search that tests break off: some plans fit, some don't, some are skipped."""
     return search(TINY, CLUSTER, **{**QUESTION, "fixed": FIXED, "workers": 1, "store": store, **more})
+
+
+def write_results(store: Path, out: Path, workers: int = 1) -> None:
+    """Search, and write what was found beside `out`, as CSV and JSON."""
+    result = small_search(store, workers=workers)
+    write_csv(out.with_suffix(".csv"), result)
+    out.with_suffix(".json").write_text(to_json(search_record(result, 5)))
 
 
 def main(store: Path, out: Path, workers: int, pause_s: float) -> None:
@@ -35,9 +47,7 @@ def main(store: Path, out: Path, workers: int, pause_s: float) -> None:
         time.sleep(pause_s)
 
     AnswerStore.keep = said  # type: ignore[method-assign]
-    result = small_search(store, workers=workers)
-    write_csv(out.with_suffix(".csv"), result)
-    out.with_suffix(".json").write_text(to_json(search_record(result, 5)))
+    write_results(store, out, workers)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,16 +108,28 @@ def test_a_front_that_was_cut_short_says_how_far_it_is_exact(most):
     assert front.exact_below_s > plans.front(most // 2).exact_below_s or not most
 
 
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[float, float]]]:
+    """A store of every plan's answer, and the front of them all."""
+    store = tmp_path_factory.mktemp("front") / "plans.sqlite"
+    rows = [wishes(each) for each in small_search(store, exhaustive=True).ranked]
+    return store, [rows[i] for i in pareto(rows)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["time", "memory"])
-def test_a_search_finds_the_front_of_everything_simulated(objective):
-    whole = small_search(None, exhaustive=True)
-    found = small_search(None, pareto=10_000, objective=objective, keep=1)
+def test_a_search_finds_the_front_of_everything_simulated(simulated, objective):
+    store, places = simulated
+    found = small_search(store, pareto=10_000, objective=objective, keep=1)
     none = small_search(None, objective=objective, keep=1)
-    places = [wishes(whole.ranked[i]) for i in pareto([wishes(each) for each in whole.ranked])]
     assert found.front is not None
     assert found.front.is_exact
     assert [wishes(each) for each in found.front.places] == places
-    assert found.front == small_search(None, pareto=10_000, objective=objective, keep=1, workers=2).front
     assert none.front is None
     assert (found.ranked, found.counts) == (none.ranked, none.counts)
+
+
+@pytest.mark.slow
+def test_processes_find_the_same_front(simulated):
+    kept = small_search(simulated[0], pareto=10_000, keep=1)
+    assert small_search(None, pareto=10_000, keep=1, workers=2).front == kept.front

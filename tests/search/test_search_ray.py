@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from forerun.ray_cluster import RayCluster
 from forerun.report.records import search_record, write_csv
 from forerun.search.result import SearchResult
 
-FEW = {**FIXED, "pp": 1, "tp": 1}
+WIDE = {name: values for name, values in FIXED.items() if name != "reshard_after_forward"}
+FEW = {**WIDE, "pp": 1, "tp": 1}
+wide_search = partial(small_search, fixed=WIDE, keep=100)
 
 
 def test_ray_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,17 +64,17 @@ def files_of(result: SearchResult, folder: Path) -> tuple[bytes, dict[str, Any]]
 
 @pytest.mark.slow
 def test_it_finds_what_local_processes_find(two_nodes: Any, tmp_path: Path) -> None:
-    local = small_search(None)
+    local = wide_search(None)
     store = tmp_path / "s.sqlite"
-    on_ray = small_search(store, executor="ray", ray_address=two_nodes.address, workers=None)
+    on_ray = wide_search(store, executor="ray", ray_address=two_nodes.address, workers=None)
     assert repr(on_ray) == repr(local)
     assert files_of(on_ray, tmp_path) == files_of(local, tmp_path)
-    assert small_search(store) == local
+    assert wide_search(store) == local
 
 
 @pytest.fixture(scope="module")
 def watched_locally(tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
-    return small_search(None, predictor=Watched(tmp_path_factory.mktemp("local")))
+    return wide_search(None, predictor=Watched(tmp_path_factory.mktemp("local")))
 
 
 def workers_in(folder: Path) -> set[int]:
@@ -91,7 +94,7 @@ def test_a_worker_that_is_killed_half_way_changes_nothing(
             os.kill(killed[0], signal.SIGKILL)
 
     options = {"executor": "ray", "ray_address": two_nodes.address, "workers": None, "progress": kill_one}
-    on_ray = small_search(None, predictor=Watched(tmp_path, 0.01), **options)
+    on_ray = wide_search(None, predictor=Watched(tmp_path, 0.01), **options)
     assert len(workers_in(tmp_path)) >= 3, "two, and one in place of the killed one"
     assert os.getpid() not in workers_in(tmp_path)
     assert repr(on_ray) == repr(watched_locally)
@@ -112,7 +115,7 @@ def test_a_node_that_is_lost_half_way_changes_nothing(
             lost.append(done)
 
     options = {"executor": "ray", "ray_address": two_nodes.address, "workers": None, "progress": lose_node}
-    on_ray = small_search(None, predictor=Watched(tmp_path, 0.02), **options)
+    on_ray = wide_search(None, predictor=Watched(tmp_path, 0.02), **options)
     assert lost
     assert repr(on_ray) == repr(watched_locally)
 

@@ -133,7 +133,7 @@ def test_a_plan_of_which_the_states_alone_are_too_large_is_not_simulated():
 )
 def test_skipping_by_bounds_changes_no_place(objective):
     question = {"n_gpus": 8, "seq_len": 512, "global_batch": 128, "objective": objective, "keep": 5, "workers": 1}
-    fixed = {"cp": 1, "pp": [1, 2, 4]}
+    fixed = {**FEW, "reshard_after_forward": "always"}
     quick = search(TINY, CLUSTER, **question, fixed=fixed)
     full = search(TINY, CLUSTER, **question, fixed=fixed, exhaustive=True)
     assert [prediction.plan for prediction in quick.top(5)] == [prediction.plan for prediction in full.top(5)]

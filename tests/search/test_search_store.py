@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sqlite3
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kept_search import CLUSTER, FIXED, TINY, small_search
+from kept_search import CLUSTER, FIXED, TINY, small_search, write_results
 
 from forerun.analysis.predict import predict
+from forerun.analysis.prediction import Prediction
 from forerun.cost.measured_files import read_measured
 from forerun.errors import ForerunError
 from forerun.network.on_topology import load_network
@@ -27,11 +29,11 @@ from forerun.search.executor import Question, Refused
 from forerun.search.store import AnswerStore
 
 SCRIPT = Path(__file__).parent / "kept_search.py"
-N_SIMULATED = 192
+N_SIMULATED = 64
 PLAN = Plan(seq_len=512, dp_shard=8, n_microbatches=4)
 
 
-def command(store: Path, out: Path, workers: int = 1, pause_s: float = 0) -> list[str]:
+def command(store: Path, out: Path, workers: int, pause_s: float) -> list[str]:
     return [sys.executable, str(SCRIPT), str(store), str(out), str(workers), str(pause_s)]
 
 
@@ -48,8 +50,8 @@ def rows_of(store: Path) -> int:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     folder = tmp_path_factory.mktemp("whole")
-    done = subprocess.run(command(folder / "s.sqlite", folder / "out"), capture_output=True, text=True, check=True)
-    assert done.stdout.count("simulated") == rows_of(folder / "s.sqlite") == N_SIMULATED
+    write_results(folder / "s.sqlite", folder / "out")
+    assert rows_of(folder / "s.sqlite") == N_SIMULATED
     return results(folder / "out")
 
 
@@ -66,11 +68,13 @@ def children_of(parent: int) -> list[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_search_goes_on(tmp_path: Path, uninterrupted: tuple[bytes, bytes], workers: int) -> None:
-    store, half = tmp_path / "s.sqlite", N_SIMULATED // 2
-    victim = subprocess.Popen(command(store, tmp_path / "out", workers, 0.002), stdout=subprocess.PIPE, text=True)
+def test_a_killed_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: tuple[bytes, bytes], workers: int
+) -> None:
+    store, enough = tmp_path / "s.sqlite", 3 * N_SIMULATED // 4  # processes start in the second half
+    victim = subprocess.Popen(command(store, tmp_path / "out", workers, 0.02), stdout=subprocess.PIPE, text=True)
     assert victim.stdout is not None
-    for _ in range(half):
+    for _ in range(enough):
         assert victim.stdout.readline() == "simulated\n"
     children = children_of(victim.pid)
     assert len(children) == (workers if workers > 1 else 0)
@@ -79,10 +83,18 @@ def test_a_killed_search_goes_on(tmp_path: Path, uninterrupted: tuple[bytes, byt
     victim.stdout.close()
     assert not (tmp_path / "out.csv").exists()
     kept = rows_of(store)
-    assert half <= kept < N_SIMULATED
+    assert enough <= kept < N_SIMULATED
 
-    resumed = subprocess.run(command(store, tmp_path / "out", workers), capture_output=True, text=True, check=True)
-    assert resumed.stdout.count("simulated") == N_SIMULATED - kept
+    simulated = []
+    keep = AnswerStore.keep
+
+    def counted(self: AnswerStore, plan: Plan, answer: Prediction | Refused) -> None:
+        simulated.append(plan)
+        keep(self, plan, answer)
+
+    monkeypatch.setattr(AnswerStore, "keep", counted)
+    write_results(store, tmp_path / "out", workers)
+    assert len(simulated) == N_SIMULATED - kept
     assert results(tmp_path / "out") == uninterrupted
     assert rows_of(store) == N_SIMULATED
 
@@ -94,8 +106,12 @@ def test_a_killed_search_goes_on(tmp_path: Path, uninterrupted: tuple[bytes, byt
 
 def test_two_searches_share_a_store(tmp_path: Path, uninterrupted: tuple[bytes, bytes]) -> None:
     store = tmp_path / "s.sqlite"
-    both = [subprocess.Popen(command(store, tmp_path / str(number)), stdout=subprocess.DEVNULL) for number in range(2)]
-    assert [each.wait() for each in both] == [0, 0]
+    both = [multiprocessing.Process(target=write_results, args=(store, tmp_path / str(number))) for number in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join()
+    assert [each.exitcode for each in both] == [0, 0]
     assert [results(tmp_path / str(number)) for number in range(2)] == [uninterrupted] * 2
     assert rows_of(store) == N_SIMULATED
 
@@ -108,11 +124,12 @@ def test_a_store_changes_no_figure(tmp_path: Path) -> None:
 
 def test_another_objective_uses_what_is_there(tmp_path: Path) -> None:
     store = tmp_path / "s.sqlite"
-    small_search(store, exhaustive=True)
+    fixed = {**FIXED, "micro_batch": [1, 4]}
+    small_search(store, exhaustive=True, fixed=fixed)
     kept = rows_of(store)
-    by_memory = small_search(store, objective="memory", keep=2)
+    by_memory = small_search(store, objective="memory", keep=2, fixed=fixed)
     assert rows_of(store) == kept
-    assert by_memory.to_rows() == small_search(None, objective="memory", keep=2).to_rows()
+    assert by_memory.to_rows() == small_search(None, objective="memory", keep=2, fixed=fixed).to_rows()
 
 
 def picky(model, plan, cluster):
