@@ -73,7 +73,7 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
     section.fan_out("attention.down", x, tokens * s.hidden, 2, module)
     if mla.q_lora_rank:
         section.weights.matrices.append(s.hidden * mla.q_lora_rank)
-        section._linear("attention.q_down", x, "q_low", tokens, s.hidden, mla.q_lora_rank, False, module)
+        section.linear("attention.q_down", x, "q_low", tokens, s.hidden, mla.q_lora_rank, False, module)
         section.norm("attention.q_norm", "q_low", "q_normed", tokens, module, mla.q_lora_rank)
         query = "q_normed"
     section.column(
@@ -86,7 +86,7 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
     )
     width = mla.kv_lora_rank + mla.qk_rope_dim
     section.weights.matrices.append(s.hidden * width)
-    section._linear("attention.kv_down", x, "kv_low", tokens, s.hidden, width, False, module)
+    section.linear("attention.kv_down", x, "kv_low", tokens, s.hidden, width, False, module)
     section.norm("attention.kv_norm", "kv_low", "kv_normed", tokens, module, mla.kv_lora_rank)
     up = s.heads * (mla.qk_nope_dim + mla.v_head_dim)
     section.column("attention.kv_up", "kv_normed", mla.kv_lora_rank, [("attention.kv_up", "kv", up)], False, module)

@@ -38,7 +38,7 @@ def embedding_section(kit: Kit) -> Section:
             forward,
             gather + backward,
             makes=(("x", 0),),
-            weight_grad_bytes=section._weight_grad_bytes(sum(weights.matrices) + weights.beyond),
+            weight_grad_bytes=section.weight_grad_bytes(sum(weights.matrices) + weights.beyond),
             gradless=True,
         )
     )
@@ -58,7 +58,7 @@ def head_section(kit: Kit) -> Section:
         x = "x.normed"
     if model.head_transform:
         section.weights.matrices.append(s.hidden * s.hidden)
-        section._linear("head.transform", x, "t", s.tokens_sp, s.hidden, s.hidden, True, HEAD)
+        section.linear("head.transform", x, "t", s.tokens_sp, s.hidden, s.hidden, True, HEAD)
         section.norm("head.norm", "t", "t.normed", s.tokens_sp, HEAD)
         section.weights.vectors.append(s.hidden)
         x = "t.normed"
@@ -89,9 +89,9 @@ def _pooler(section: Section, x: str) -> None:
     hidden, rows = model.hidden, kit.plan.micro_batch
     section.weights.matrices += [hidden * hidden, hidden * model.pooler_classes]
     section.weights.vectors += [hidden, model.pooler_classes]
-    section._linear("pooler", x, "pooled", rows, hidden, hidden, True, HEAD)
+    section.linear("pooler", x, "pooled", rows, hidden, hidden, True, HEAD)
     if model.pooler_classes:
-        section._linear("pooler.classifier", "pooled", "classes", rows, hidden, model.pooler_classes, True, HEAD)
+        section.linear("pooler.classifier", "pooled", "classes", rows, hidden, model.pooler_classes, True, HEAD)
 
 
 def _head_matrix(section: Section, x: str) -> None:
@@ -111,7 +111,7 @@ def _head_matrix(section: Section, x: str) -> None:
             reads=(x,),
             saves=(x,),
             makes=(("logits", s.tokens * s.vocab * s.act_bytes),),
-            weight_grad_bytes=section._weight_grad_bytes(elements),
+            weight_grad_bytes=section.weight_grad_bytes(elements),
             category=Category.ACTIVATION if kit.in_graphs else Category.LOGITS,
         )
     )

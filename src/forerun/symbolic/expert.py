@@ -26,7 +26,7 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
     if moe.router_bias:
         section.weights.vectors.append(moe.n_experts)
     section.fan_out("ffn", x, tokens * s.hidden, 3 if moe.shared_ffn else 2, module)
-    section._linear("ffn.router", x, "scores", tokens, s.hidden, moe.n_experts, False, module, keeps_input=True)
+    section.linear("ffn.router", x, "scores", tokens, s.hidden, moe.n_experts, False, module, keeps_input=True)
     style = kit.stack.moe
     section.pointwise(
         "ffn.route",
@@ -103,8 +103,8 @@ def _grouped(section: Section, x: str, tokens: int, local: int, width: int, modu
     def add(
         name: str, ops: tuple[int, int, int], reads: str, makes: tuple[str, int], elements: int, weights: int
     ) -> None:
-        cast_in, cast_out = section._casts(name, Casts(elements, elements, makes[1] / s.act_bytes), weights)
-        kept, made = section._kept(reads, elements)
+        cast_in, cast_out = section.fp8_casts(name, Casts(elements, elements, makes[1] / s.act_bytes), weights)
+        kept, made = section.kept_input(reads, elements)
         section.tape.add(
             TapeOp(
                 name,
@@ -116,7 +116,7 @@ def _grouped(section: Section, x: str, tokens: int, local: int, width: int, modu
                 reads=(reads,),
                 saves=(kept,),
                 makes=(makes, *made),
-                weight_grad_bytes=section._weight_grad_bytes(weights),
+                weight_grad_bytes=section.weight_grad_bytes(weights),
             )
         )
 

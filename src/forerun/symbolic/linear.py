@@ -152,7 +152,7 @@ class Section:
         """Share of a gathered tensor that a rank casts to fp8: tensorwise scaling casts before the gather."""
         return 1 / self.tp if self.sp and self.gathered_share < 1 else 1.0
 
-    def _casts(self, name: str, casts: Casts, weight: float) -> tuple[list[Stage], list[Stage]]:
+    def fp8_casts(self, name: str, casts: Casts, weight: float) -> tuple[list[Stage], list[Stage]]:
         """Casts before the forward product and before the backward ones. Weights that are gathered in fp8 have been
         cast in their shards, cached ones at the end of the step before.
         """
@@ -224,7 +224,7 @@ class Section:
                 self._column_with_border(label, x, y, n_in, width, bias, module, first, last, alone=len(outs) == 1)
             else:
                 casts = self._column_casts(n_in, width, first=i == 0)
-                self._linear(label, inside, y, kit.shapes.tokens, n_in, width, bias, module, casts)
+                self.linear(label, inside, y, kit.shapes.tokens, n_in, width, bias, module, casts)
 
     def _column_casts(self, n_in: int, n_out: int, first: bool) -> Casts:
         """Casts of one of several products that read one input, which a compiler casts only once."""
@@ -244,7 +244,7 @@ class Section:
     def _ring(self) -> bool:
         return self._async_tp or self.kit.stack.tp_forward_overlap
 
-    def _kept(self, x: str, elements: float) -> tuple[str, tuple[tuple[str, int], ...]]:
+    def kept_input(self, x: str, elements: float) -> tuple[str, tuple[tuple[str, int], ...]]:
         """What a product keeps of its input `x` of `elements` elements for the gradient of its weight, and what it
         makes for that: its cast to fp8 where the stack keeps that, unless another product has made it.
         """
@@ -256,7 +256,7 @@ class Section:
             return cast, ()
         return cast, ((cast, int(elements) * DTYPE_BYTES[kit.plan.precision]),)
 
-    def _linear(
+    def linear(
         self,
         name: str,
         x: str,
@@ -274,9 +274,9 @@ class Section:
         forward, dgrad, wgrad = kit.gemms(name, tokens, n_in, n_out)
         size = tokens * n_out * kit.shapes.act_bytes
         casts = casts or Casts(tokens * n_in, tokens * n_in, tokens * n_out)
-        cast_in, cast_out = self._casts(name, casts, n_in * n_out)
+        cast_in, cast_out = self.fp8_casts(name, casts, n_in * n_out)
         self._absolutes(name, x, casts, n_in * n_out, module)
-        kept, made = (x, ()) if keeps_input else self._kept(x, tokens * n_in)
+        kept, made = (x, ()) if keeps_input else self.kept_input(x, tokens * n_in)
         self.tape.add(
             TapeOp(
                 name,
@@ -288,11 +288,12 @@ class Section:
                 reads=(x,),
                 saves=(kept,),
                 makes=((y, size), *made),
-                weight_grad_bytes=self._weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
+                weight_grad_bytes=self.weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
             )
         )
 
-    def _weight_grad_bytes(self, elements: int) -> int:
+    def weight_grad_bytes(self, elements: int) -> int:
+        """Bytes of the gradient of `elements` weights until it is accumulated."""
         return 0 if self.kit.stack.fused_accumulation else elements * self.kit.grad_bytes
 
     def _bias_grad(self, name: str, tokens: int, n_out: int, bias: bool) -> list[Stage]:
@@ -328,13 +329,13 @@ class Section:
         moved = size * self.gathered_share
         gather = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", moved, Stream.TP) if sp else []
         casts = self._column_casts(n_in, n_out, first)
-        forward, cast_out = self._casts(name, casts, n_in * n_out)
+        forward, cast_out = self.fp8_casts(name, casts, n_in * n_out)
         self._absolutes(name, x, casts, n_in * n_out, module)
         if sp and first:
             forward += self._beside(gather, product, name, moved) if self._ring else [*gather, *product]
         else:
             forward += product
-        kept, made = self._kept(x, tokens * n_in / (self.tp if sp else 1))
+        kept, made = self.kept_input(x, tokens * n_in / (self.tp if sp else 1))
         kind = Collective.REDUCE_SCATTER if sp else Collective.ALL_REDUCE
         reduce = kit.collective(name + ".reduce", kind, "tp", size, Stream.TP) if first else []
         again = gather if last and not kit.stack.save_gathered_input else []
@@ -356,7 +357,7 @@ class Section:
                 reads=(x,),
                 saves=(kept,),
                 makes=((y, tokens * n_out * shapes.act_bytes), *made),
-                weight_grad_bytes=self._weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
+                weight_grad_bytes=self.weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
             )
         )
 
@@ -375,12 +376,12 @@ class Section:
         if bias:
             self.weights.vectors.append(n_out)
         if self.tp == 1:
-            self._linear(name, x, y, shapes.tokens, n_in, n_out, bias, module)
+            self.linear(name, x, y, shapes.tokens, n_in, n_out, bias, module)
             return
         size = shapes.tokens * n_out * shapes.act_bytes
         read = shapes.tokens * n_in
         casts = Casts(read, read, shapes.tokens * n_out * self.cast_share)
-        self._linear(name, x, y + ".partial", shapes.tokens, n_in, n_out, False, module, casts)
+        self.linear(name, x, y + ".partial", shapes.tokens, n_in, n_out, False, module, casts)
         linear = self.tape.ops[-1]
         kind = Collective.REDUCE_SCATTER if self.sp else Collective.ALL_REDUCE
         reduce = kit.collective(name + ".reduce", kind, "tp", size, Stream.TP)
