@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import io
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
+from forerun.cli.main import run
 from forerun.memory.profile import profile
 from forerun.program.storage import load
 from forerun.program.types import Collective, OpKind, Phase
@@ -221,35 +222,38 @@ _SCRIPTS = {
     "fabric": (_FABRIC, 8),
 }
 _NEEDS = {"trainer": ("transformers", "accelerate"), "fabric": ("lightning_fabric",), "compiled": ("triton",)}
-_COMMAND = [sys.executable, "-c", "from forerun.cli.main import main; main()", "trace"]
 
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory):
-    """The finished command of each script that can run, and the path of its Program; two at a time."""
+    """Of a script's name: what its command printed and wrote as an error, its exit code, and the path of its Program;
+    None where it can't run. Each is run once, when a test first asks for it."""
 
+    @cache
     def end(name):
+        if not all(find_spec(package) for package in _NEEDS.get(name, ())):
+            return None
         text, world_size = _SCRIPTS[name]
         folder = tmp_path_factory.mktemp(name)
         path, script = folder / "step.program", folder / f"{name}.py"
         script.write_text(textwrap.dedent(text).lstrip().replace("{folder}", str(folder)))
-        options = ["--world-size", str(world_size), "-o", str(path), str(script)]
-        return subprocess.run([*_COMMAND, *options], capture_output=True, text=True, timeout=300), path
+        printed, errors = io.StringIO(), io.StringIO()
+        with redirect_stdout(printed), redirect_stderr(errors):
+            code = run(["trace", "--world-size", str(world_size), "-o", str(path), str(script)])
+        return printed.getvalue(), errors.getvalue(), code, path
 
-    names = [name for name in _SCRIPTS if all(find_spec(package) for package in _NEEDS.get(name, ()))]
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(names, pool.map(end, names), strict=True))
+    return end
 
 
 class Traced:
     """A Program, and how often each of its ops runs on a rank class."""
 
     def __init__(self, ends, name):
-        if name not in ends:
+        end = ends(name)
+        if end is None:
             pytest.skip(f"needs {' and '.join(_NEEDS[name])}")
-        done, self.path = ends[name]
-        assert done.returncode == 0, done.stderr
-        self.printed = done.stdout
+        self.printed, errors, code, self.path = end
+        assert code == 0, errors
         self.program = load(self.path)
         self.count = self.of_class(0)
 
@@ -290,6 +294,7 @@ def test_a_plain_script_has_the_flops_and_the_memory_of_its_layers(ends):
     assert not (traced.path.parent / "checkpoint.pt").exists()
 
 
+@pytest.mark.long
 def test_ddp_with_accumulation_reduces_once(ends):
     traced = Traced(ends, "ddp")
     matrix = 256 * 256
@@ -330,6 +335,7 @@ def test_spawned_ranks_and_manual_updates(ends):
     assert "starts 4 processes itself" in traced.printed
 
 
+@pytest.mark.long
 def test_the_only_step_of_a_script_and_flash_attention(ends):
     traced = Traced(ends, "once")
     # causal: half of the pairs; backward has five products for forward's two
@@ -338,12 +344,14 @@ def test_the_only_step_of_a_script_and_flash_attention(ends):
     assert "ran one step only" in traced.printed
 
 
+@pytest.mark.long
 def test_compiled_code_is_fused(ends):
     compiled, eager = Traced(ends, "compiled"), Traced(ends, "eager")
     assert compiled.flops(OpKind.GEMM) == eager.flops(OpKind.GEMM) == 2 * 2 * 256 * 512 * 512
     assert compiled.kernels() < eager.kernels()
 
 
+@pytest.mark.long
 def test_operators_without_rules_are_tried_or_looked_into(ends):
     traced = Traced(ends, "operators")
     ops = traced.program.ops
@@ -364,6 +372,7 @@ def test_the_trainer_with_fsdp_and_checkpointing(ends):
     assert any(np.any(block.phase == Phase.RECOMPUTE) for block in traced.program.blocks)
 
 
+@pytest.mark.long
 def test_fabric_starts_no_processes(ends):
     traced = Traced(ends, "fabric")
     assert ("ALL_REDUCE", 8, 1, 256 * 256 * 4) in traced.collectives()

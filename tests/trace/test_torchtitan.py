@@ -202,12 +202,16 @@ def test_a_step_is_a_call_of_train_step(tmp_path):
     ("arguments", "message"),
     [
         (("llama3", "llama3_80b"), "llama3 has no configuration llama3_80b; did you mean llama3_8b"),
-        (("lama", "lama_8b"), "model lama: TrainSpec lama is not registered."),
+        pytest.param(("lama", "lama_8b"), "model lama: TrainSpec lama is not registered.", marks=pytest.mark.long),
         (
             ("llama3", "llama3_debugmodel", "--override", "training.sequence=3"),
             "there is no setting training.sequence; did you mean seq_len?",
         ),
-        (("llama3", "llama3_debugmodel", "--override", "training.seq_len=long"), "long is not a number"),
+        pytest.param(
+            ("llama3", "llama3_debugmodel", "--override", "training.seq_len=long"),
+            "long is not a number",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_what_torchtitan_does_not_know_is_one_line(tmp_path, arguments, message):
