@@ -138,8 +138,10 @@ def test_plan_prints_the_command_that_repeats_the_winner(forerun):
 
 
 def test_plan_prints_the_same_every_time(forerun):
-    one = forerun("plan", CONFIG, *QUICK, "--workers", 1)
-    two = forerun("plan", CONFIG, *QUICK, "--workers", 2)
+    one, two = (
+        forerun("plan", CONFIG, *QUICK, "--workers", workers, env={**os.environ, "PYTHONHASHSEED": str(workers)})
+        for workers in (1, 2)
+    )
     assert one.stdout == two.stdout
     for text in ("Step times", "configurations", "of them valid", "run out of", "Best by time", "Where the step goes"):
         assert text in one.stdout
