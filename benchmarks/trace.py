@@ -2,9 +2,8 @@
 
 Run: python benchmarks/trace.py. Every line is a process of its own: it starts Python, imports torch, builds the Llama
 of examples/llama, applies FSDP2 and tensor parallelism over 8 ranks, runs two steps and makes a Program. The memory is
-that of its largest process, and of all of its processes together, at most. Limits are of processor time, of the process
-and all that it started: on a machine that does nothing else it is close to the wall time, which is shown beside it, and
-a busy neighbour adds less to it. What misses a limit is traced once more, as a neighbour's caches add to it still.
+that of its largest process, and of all of its processes together, at most. Limits are of wall time, which a busy
+neighbour stretches: what misses one is traced once more.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import time
 from pathlib import Path
 
 MODELS = {"70B": 80, "405B": 126}
-LIMIT_PROCESSOR_S = {"70B": 6.0, "405B": 10.0}
+LIMIT_S = {"70B": 6.0, "405B": 10.0}
 LIMIT_GIB = 2.0
 TRIES = 2
 TRACE = """
@@ -143,9 +142,9 @@ def main() -> None:
     for size, layers in MODELS.items():
         for _ in range(TRIES):
             found = cold_start(size, layers, 1024)
-            met = found["processor_s"] <= LIMIT_PROCESSOR_S[size] and found["largest_gib"] <= LIMIT_GIB
+            met = found["wall_s"] <= LIMIT_S[size] and found["largest_gib"] <= LIMIT_GIB
             said = "met" if met else "NOT MET"
-            limit = f"  limit {LIMIT_PROCESSOR_S[size]:.0f} s of processor, {LIMIT_GIB:.0f} GiB: {said}"
+            limit = f"  limit {LIMIT_S[size]:.0f} s, {LIMIT_GIB:.0f} GiB: {said}"
             show(f"{size}, {layers} layers, 1,024 ranks", found, limit)
             if met:
                 break
