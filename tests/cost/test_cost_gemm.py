@@ -99,12 +99,6 @@ def test_sustained_clocks_slow_compute_and_not_memory():
     assert seconds(16, 65536, 65536, rates, speed=0.8) < 1.02 * seconds(16, 65536, 65536, rates)
 
 
-def test_misaligned_operands_are_slower_where_the_profile_says_so():
-    rates = replace(gemm_rates(load_device("h100"), "bf16"), misaligned=0.2)
-    assert seconds(4096, 4096, 4100, rates) > 1.1 * seconds(4096, 4096, 4096, rates)
-    assert seconds(4100, 4096, 4096, rates) < 1.01 * seconds(4096, 4096, 4096, rates)
-
-
 def test_rows_that_do_not_start_at_16_bytes_are_slower():
     rates = gemm_rates(load_device("h100"), "bf16")
     aligned = seconds(4096, 50304, 2048, rates)

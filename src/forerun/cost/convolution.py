@@ -34,9 +34,6 @@ def convolution_s(dims: F64, rates: GemmRates, speed: float = 1.0) -> F64:
     compute = 2.0 * (result * split + rates.wave_outputs) * (depth / split + rates.depth_pad) / rate
     ideal = 2.0 * work / rate
     compute = compute * (1.0 + rates.slowdown * ideal / (ideal + rates.slowdown_tau_s))
-    if rates.misaligned:
-        step = 16 / rates.input_bytes
-        compute = compute * (1.0 + rates.misaligned * ((n % step != 0) | (k % step != 0)))
     partial = np.where(split > 1.0, result * split * _PARTIAL_BYTES, 0.0)
     memory = (operand_bytes + result * rates.output_bytes + partial) / rates.bytes_per_s
     return np.asarray(rates.launch_s + overlapped_s(compute, memory, rates), np.float64)

@@ -7,7 +7,7 @@ For (m, k) by (k, n), `batch` times, with x0 waves and k0 of padding:
     M = (operands + result) / BW
     t = t0 + (F'^o + M^o)^(1/o)                           overlap of compute and memory: none at o = 1, all at large o
 
-It grows strictly with m, n, k and batch and is differentiable, apart from misaligned shapes, which are slower, and
+It grows strictly with m, n, k and batch and is differentiable, apart from unaligned shapes, which are slower, and
 never beats the roofline of the device's peaks.
 """
 
@@ -56,7 +56,6 @@ class GemmRates:
     slowdown: float
     slowdown_tau_s: float
     overlap: float
-    misaligned: float
     odd_rows: float
     quant_passes: float
     input_bytes: float
@@ -94,7 +93,6 @@ def gemm_rates(device: Device, dtype: str, profile: Profile | None = None) -> Ge
         slowdown=entry.slowdown,
         slowdown_tau_s=entry.slowdown_tau_us * _US,
         overlap=entry.overlap,
-        misaligned=entry.misaligned,
         odd_rows=entry.odd_rows,
         quant_passes=entry.quant_passes,
         input_bytes=input_bytes,
@@ -133,9 +131,6 @@ def gemm_s(
     ideal = 2.0 * result * k / rate
     compute = 2.0 * (result + rates.wave_outputs * kernels) * (k + rates.depth_pad) / rate
     compute = compute * (1.0 + rates.slowdown * ideal / (ideal + rates.slowdown_tau_s))
-    if rates.misaligned:
-        step = _ALIGN_BYTES / rates.input_bytes
-        compute = compute * (1.0 + rates.misaligned * ((n % step != 0) | (k % step != 0)))
     if rates.odd_rows:
         compute = compute * (1.0 + rates.odd_rows * (m % _ROWS != 0))
     accumulate = np.asarray(accumulate_bytes, np.float64)

@@ -52,8 +52,6 @@ class GemmEntry:
     source: str
     overlap: float = 3.0
     """power of the norm that joins compute and memory time: 1 one after the other, large the longer alone"""
-    misaligned: float = 0.0
-    """how much longer where n or k is not a multiple of 16 bytes"""
     odd_rows: float = 0.0
     """how much longer where m is not a multiple of 16"""
     quant_passes: float = 0.0

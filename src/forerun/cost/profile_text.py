@@ -14,7 +14,7 @@ from forerun.cost.profile import Profile
 
 _FORMS = "Forms: cost/gemm.py, cost/attention.py, cost/memory_bound.py, network/constants.py."
 _RATES = "# Rates are stated as measured on the reference; other devices take the fraction of its peaks."
-_LEFT_OUT_WHEN_ZERO = {"misaligned", "odd_rows", "quant_passes", "unaligned"}
+_LEFT_OUT_WHEN_ZERO = {"odd_rows", "quant_passes", "unaligned"}
 _TABLES = {"head_dim", "collectives"}
 """what holds rows of the same constants: each stands on a line"""
 

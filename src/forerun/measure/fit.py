@@ -113,7 +113,6 @@ def gemm_constants(entry: GemmEntry, peaks: Peaks, input_bytes: float = 2.0, out
         slowdown=entry.slowdown,
         slowdown_tau_s=entry.slowdown_tau_us * _US,
         overlap=entry.overlap,
-        misaligned=entry.misaligned,
         odd_rows=entry.odd_rows,
         quant_passes=entry.quant_passes,
         input_bytes=input_bytes,

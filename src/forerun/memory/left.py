@@ -115,26 +115,8 @@ def _enter(left: Left, tensor: int, size: int, category: int, microbatch: int, l
 
 
 @kernel
-def _put_after(left: Left, tensor: int, older: int) -> None:
-    """Into the list of its category, after `older`, before all where that is NONE."""
-    category = left.category[tensor]
-    newer = left.ends[OLDEST, category] if older == NONE else left.links[NEWER, older]
-    left.links[OLDER, tensor], left.links[NEWER, tensor] = older, newer
-    if older == NONE:
-        left.ends[OLDEST, category] = tensor
-    else:
-        left.links[NEWER, older] = tensor
-    if newer == NONE:
-        left.ends[NEWEST, category] = tensor
-    else:
-        left.links[OLDER, newer] = tensor
-
-
-@kernel
-def _die(left: Left, tensor: int, row: int) -> None:
-    """`tensor` is freed at `row`, and no longer in the list; stacks find out when they come to it."""
-    left.died[tensor] = row
-    older, newer, category = left.links[OLDER, tensor], left.links[NEWER, tensor], left.category[tensor]
+def _join(left: Left, category: int, older: int, newer: int) -> None:
+    """Neighbours in the list of a category; NONE stands for either of its ends."""
     if older == NONE:
         left.ends[OLDEST, category] = newer
     else:
@@ -143,6 +125,22 @@ def _die(left: Left, tensor: int, row: int) -> None:
         left.ends[NEWEST, category] = older
     else:
         left.links[OLDER, newer] = older
+
+
+@kernel
+def _put_after(left: Left, tensor: int, older: int) -> None:
+    """Into the list of its category, after `older`, before all where that is NONE."""
+    category = left.category[tensor]
+    newer = left.ends[OLDEST, category] if older == NONE else left.links[NEWER, older]
+    _join(left, category, older, tensor)
+    _join(left, category, tensor, newer)
+
+
+@kernel
+def _die(left: Left, tensor: int, row: int) -> None:
+    """`tensor` is freed at `row`, and no longer in the list; stacks find out when they come to it."""
+    left.died[tensor] = row
+    _join(left, left.category[tensor], left.links[OLDER, tensor], left.links[NEWER, tensor])
 
 
 @kernel
