@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,18 +13,19 @@ from forerun.plan.plan import Plan
 from forerun.plan.stack import Stack, load_stack
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import I64, Block, Category, Channel, Collective, Phase, Program, RankClass, Stream
+from forerun.symbolic import data_parallel
 from forerun.symbolic.data_parallel import REDUCED, DataParallel, sharded
-from forerun.symbolic.data_parallel import Action as Around
 from forerun.symbolic.kernels import Kit
 from forerun.symbolic.layered import staged_layers
-from forerun.symbolic.linear import Weights
 from forerun.symbolic.mesh import groups_of
 from forerun.symbolic.optimizer import optimizer_block, resident_bytes
 from forerun.symbolic.pipeline import Wires
 from forerun.symbolic.schedule import SPLIT, Action, actions, rank_stages, stage_rank
 from forerun.symbolic.shapes import DTYPE_BYTES
+from forerun.symbolic.steps import Around, Part, Steps
 from forerun.symbolic.transit import Transit
 from forerun.symbolic.units import Staged, Unit, staged_transformer
+from forerun.symbolic.weights import Weights
 
 
 def build(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack | None = None) -> Program:
@@ -40,83 +41,6 @@ def build(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: 
     return _Builder(staged_transformer(kit, plan.pp > 1 and plan.pp_schedule in SPLIT)).program()
 
 
-class _Around(dict[tuple[Around, int, int], int]):
-    """Block numbers of the data-parallel actions around one unit, by turn and the bytes of the buffer before.
-
-    A block is built when it is first asked for.
-    """
-
-    def __init__(self, builder: _Builder, name: str, weights: Weights, gradient_bytes: int) -> None:
-        super().__init__()
-        self.builder, self.name, self.weights, self.gradient_bytes = builder, name, weights, gradient_bytes
-
-    def __missing__(self, key: tuple[Around, int, int]) -> int:
-        action, turn, before = key
-        block = self.builder.parallel.block(action, turn, self.name, self.weights, self.gradient_bytes, before)
-        number = self[key] = self.builder._add(block)
-        return number
-
-
-@dataclass(slots=True)
-class _Part:
-    """A unit at its place in a stage, with its blocks' numbers."""
-
-    unit: Unit
-    layer: int
-    forward: int
-    backward: int
-    weights: int
-    leaving: int
-    returning: int
-    parallel: _Around
-
-
-@dataclass(slots=True)
-class _Steps:
-    """Steps of one rank class."""
-
-    block: list[int] = field(default_factory=list)
-    microbatch: list[int] = field(default_factory=list)
-    layer: list[int] = field(default_factory=list)
-    now: int = 0
-    bucket: list[Unit] = field(default_factory=list)
-    """units whose gradients wait for the bucket to fill"""
-    gathers: int = 0
-    opens: int = 0
-    gathered: int = 0
-    """bytes of the buffer in which the last unit was gathered"""
-    reducing: int = 0
-    """bytes of the buffer that the last reduction works on"""
-    transit: Transit | None = None
-    stages: list[list[_Part]] = field(default_factory=list)
-    """where `transit` finds units"""
-    runs: int = 0
-    """of units, forward and backward"""
-
-    def add(self, block: int, layer: int = -1) -> None:
-        """Append a step; a block number of -1 is nothing to do."""
-        self._append(block, self.now, layer)
-
-    def run(self, block: int, layer: int) -> None:
-        """Append a forward or backward pass of a unit, with what leaves the device and comes back beside it."""
-        if self.transit is not None:
-            for stage, unit, microbatch in self.transit.returning.get(self.runs, ()):
-                part = self.stages[stage][unit]
-                self._append(part.returning, microbatch, part.layer)
-        self.add(block, layer)
-        if self.transit is not None:
-            for stage, unit, microbatch in self.transit.leaving.get(self.runs, ()):
-                part = self.stages[stage][unit]
-                self._append(part.leaving, microbatch, part.layer)
-        self.runs += 1
-
-    def _append(self, block: int, microbatch: int, layer: int) -> None:
-        if block >= 0:
-            self.block.append(block)
-            self.microbatch.append(microbatch)
-            self.layer.append(layer)
-
-
 class _Builder:
     def __init__(self, staged: Staged) -> None:
         self.staged, self.kit, self.plan = staged, staged.kit, staged.kit.plan
@@ -125,7 +49,7 @@ class _Builder:
         self.blocks: list[Block] = []
         self.split = plan.pp > 1 and plan.pp_schedule in SPLIT
         self.first, self.last = staged.stages[0][0][0], staged.stages[-1][-1][0]
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, Part] = {}
         self._buckets: dict[tuple[int, ...], int] = {}
         self._forgotten: dict[int, int] = {}
         """blocks that free a buffer of so many bytes"""
@@ -149,26 +73,26 @@ class _Builder:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _part(self, unit: Unit, layer: int) -> _Part:
+    def _part(self, unit: Unit, layer: int) -> Part:
         found = self._parts.get(id(unit))
         if found is None:
             weights = self._add(unit.weight_backward)
-            around = _Around(self, unit.name, unit.weights, unit.gradient_bytes)
+            around = Around(self.parallel, self._add, unit.name, unit.weights, unit.gradient_bytes)
             passes = (self._add(unit.forward), self._add(unit.backward), weights)
-            found = _Part(unit, -1, *passes, self._add(unit.leaving), self._add(unit.returning), around)
+            found = Part(unit, -1, *passes, self._add(unit.leaving), self._add(unit.returning), around)
             self._parts[id(unit)] = found
         return replace(found, layer=layer)
 
-    def _root(self) -> _Part:
+    def _root(self) -> Part:
         """First and last unit as one for data parallelism, gathered from the first layer to the end of backward."""
         first, last = self.first, self.last
         weights = Weights.joined((first.weights, last.weights))
         if self.staged.tied:
             weights.matrices.pop()
-        around = _Around(self, "root", weights, first.gradient_bytes + last.gradient_bytes)
-        return _Part(replace(last, name="root", weights=weights), -1, -1, -1, -1, -1, -1, around)
+        around = Around(self.parallel, self._add, "root", weights, first.gradient_bytes + last.gradient_bytes)
+        return Part(replace(last, name="root", weights=weights), -1, -1, -1, -1, -1, -1, around)
 
-    def _alone(self, part: _Part) -> bool:
+    def _alone(self, part: Part) -> bool:
         """Whether a unit is gathered and reduced by itself."""
         return self.root is None or not (part.unit is self.first or part.unit is self.last)
 
@@ -207,7 +131,7 @@ class _Builder:
         resident[Category.COMMUNICATION] += self.wires.buffer_bytes(stages)
         return resident
 
-    def _weights(self, parts: list[_Part], rank: int) -> Weights:
+    def _weights(self, parts: list[Part], rank: int) -> Weights:
         """All parameters of a rank; a tied head shares the embedding's matrix where both are on the rank."""
         weights = Weights()
         both = self.staged.tied and any(part.unit is self.first for part in parts)
@@ -222,8 +146,8 @@ class _Builder:
             weights.shared += part.unit.weights.shared
         return weights
 
-    def _steps(self, rank: int, order: list[Action], stages: list[list[_Part]]) -> _Steps:
-        steps, plan = _Steps(), self.plan
+    def _steps(self, rank: int, order: list[Action], stages: list[list[Part]]) -> Steps:
+        steps, plan = Steps(), self.plan
         steps.add(self._add(self.staged.opening))
         if plan.activation_offload:
             whole = self.kit.stack.offload_turn == "pass"
@@ -253,7 +177,7 @@ class _Builder:
                 self._let_go(steps)
         return steps
 
-    def _receive(self, steps: _Steps, order: list[Action], i: int, blocking: bool) -> None:
+    def _receive(self, steps: Steps, order: list[Action], i: int, blocking: bool) -> None:
         """Post what this action needs (and, with overlap, what the next one needs), then wait for this action's."""
         if self.plan.pp == 1:
             return
@@ -275,13 +199,13 @@ class _Builder:
             return "gradients"
         return ""
 
-    def _post(self, steps: _Steps, action: Action) -> None:
+    def _post(self, steps: Steps, action: Action) -> None:
         needs = self._needs(action)
         if needs:
             border = action.stage - 1 if needs == "activations" else action.stage
             steps.add(self.wires.block("recv", needs, border))
 
-    def _forward(self, steps: _Steps, parts: list[_Part], first: bool) -> None:
+    def _forward(self, steps: Steps, parts: list[Part], first: bool) -> None:
         gathers = self.parallel.fsdp and (first or not self.gather_once)
         apart = [part for part in parts if self._alone(part)]
         if gathers and self.root is not None:
@@ -297,18 +221,18 @@ class _Builder:
             if alone and self.reshard and not kept:
                 steps.add(part.parallel["close", 0, 0], part.layer)
 
-    def _gather(self, steps: _Steps, part: _Part) -> None:
+    def _gather(self, steps: Steps, part: Part) -> None:
         steps.add(part.parallel["gather", steps.gathers % self.parallel.depth, 0], part.layer)
         steps.gathers += 1
 
-    def _open(self, steps: _Steps, part: _Part, action: Around) -> None:
+    def _open(self, steps: Steps, part: Part, action: data_parallel.Action) -> None:
         """Gathers are opened in the order in which they were issued."""
         steps.add(part.parallel[action, steps.opens % self.parallel.depth, steps.gathered], part.layer)
         steps.opens += 1
         kept = self.parallel.buffers and action == "open"
         steps.gathered = self.parallel.gathered_bytes(part.unit.weights) if kept else 0
 
-    def _backward(self, steps: _Steps, parts: list[_Part], first: bool, last: bool) -> None:
+    def _backward(self, steps: Steps, parts: list[Part], first: bool, last: bool) -> None:
         regather = self.parallel.fsdp and self.reshard
         backward = parts[::-1]
         held = bool(backward) and backward[0].unit is self.last  # still there from the forward pass
@@ -332,18 +256,18 @@ class _Builder:
             self._done(steps, part, first, last)
         self._let_go(steps)
 
-    def _done(self, steps: _Steps, part: _Part, first: bool, last: bool) -> None:
+    def _done(self, steps: Steps, part: Part, first: bool, last: bool) -> None:
         """After its backward pass a unit's parameters go, and its gradients are reduced."""
         if self.parallel.fsdp and (self.reshard or last):
             steps.add(part.parallel["close", 0, 0], part.layer)
         if not self.split:
             self._gradients(steps, part, first, last)
 
-    def _gather_ahead(self, steps: _Steps, waiting: list[_Part]) -> None:
+    def _gather_ahead(self, steps: Steps, waiting: list[Part]) -> None:
         while waiting and steps.gathers - steps.opens < self.parallel.ahead:
             self._gather(steps, waiting.pop(0))
 
-    def _gradients(self, steps: _Steps, part: _Part, first: bool, last: bool) -> None:
+    def _gradients(self, steps: Steps, part: Part, first: bool, last: bool) -> None:
         around = part.parallel
         if self.parallel.fsdp and not self.reduce_last:
             self._reduce(steps, part, "reduce_first" if first else "reduce")
@@ -359,12 +283,12 @@ class _Builder:
             if last:
                 self._reduce(steps, part, "reduce_accumulated")
 
-    def _reduce(self, steps: _Steps, part: _Part, action: Around) -> None:
+    def _reduce(self, steps: Steps, part: Part, action: data_parallel.Action) -> None:
         steps.add(part.parallel[action, 0, steps.reducing], part.layer)
         if self.parallel.buffers:
             steps.reducing = part.unit.weights.total * self.parallel.reduce_bytes
 
-    def _let_go(self, steps: _Steps) -> None:
+    def _let_go(self, steps: Steps) -> None:
         """The backward pass ends with its reductions: the last buffer goes."""
         if not steps.reducing:
             return
@@ -373,14 +297,14 @@ class _Builder:
         steps.add(self._forgotten[steps.reducing])
         steps.reducing = 0
 
-    def _bucket(self, steps: _Steps, part: _Part) -> None:
+    def _bucket(self, steps: Steps, part: Part) -> None:
         """Fill the bucket; reduce it when it is full."""
         steps.bucket.append(part.unit)
         size = sum(unit.weights.total for unit in steps.bucket) * self.parallel.reduce_bytes
         if size >= self.parallel.bucket_bytes:
             self._reduce_bucket(steps)
 
-    def _reduce_bucket(self, steps: _Steps) -> None:
+    def _reduce_bucket(self, steps: Steps) -> None:
         key = tuple(id(unit) for unit in steps.bucket)
         if key not in self._buckets:
             name = "reduce " + ", ".join(dict.fromkeys(unit.name for unit in steps.bucket))
@@ -391,7 +315,7 @@ class _Builder:
 
     # -- end of the step -----------------------------------------------------------------------------------------
 
-    def _finish(self, steps: _Steps, parts: list[_Part], weights: Weights, rank: int) -> None:
+    def _finish(self, steps: Steps, parts: list[Part], weights: Weights, rank: int) -> None:
         """Reductions that waited for the end, tied embeddings, the optimizer."""
         plan, kit = self.plan, self.kit
         steps.now = plan.n_microbatches
@@ -422,7 +346,7 @@ class _Builder:
         block.node(op, Stream.REDUCE, Phase.BACKWARD, after=(start,), record=REDUCED, channel=number)
         return block.build(name)
 
-    def _gradient_bytes(self, steps: _Steps) -> int:
+    def _gradient_bytes(self, steps: Steps) -> int:
         """Bytes of gradients that the steps have allocated and nothing has freed."""
         total = 0
         counts = np.bincount(np.array(steps.block, np.int64), minlength=len(self.blocks))

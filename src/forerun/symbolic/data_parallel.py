@@ -24,8 +24,8 @@ from forerun.plan.plan import Plan
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import Block, Category, Collective, Phase, Stream
 from forerun.symbolic.kernels import PlanKit
-from forerun.symbolic.linear import Weights
 from forerun.symbolic.shapes import DTYPE_BYTES, ceil_div
+from forerun.symbolic.weights import Weights
 from forerun.units import MIB
 
 REDUCED = 2

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from forerun.program.types import Category, Collective, Stream
 from forerun.symbolic.kernels import Kit
-from forerun.symbolic.linear import Section, Weights
+from forerun.symbolic.linear import Section
 from forerun.symbolic.tape import Stage, Tape, TapeOp, on_compute
+from forerun.symbolic.weights import Weights
 
 EMBEDDING, HEAD = 0, 5
 

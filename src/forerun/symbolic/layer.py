@@ -9,8 +9,9 @@ from forerun.symbolic.attention import attention
 from forerun.symbolic.expert import experts
 from forerun.symbolic.feed_forward import feed_forward
 from forerun.symbolic.kernels import Kit, PlanKit
-from forerun.symbolic.linear import Section, Weights
+from forerun.symbolic.linear import Section
 from forerun.symbolic.tape import Region, Tape, TapeOp, keep_nothing
+from forerun.symbolic.weights import Weights
 
 ATTENTION_NORM, ATTENTION, FFN_NORM, FFN = 1, 2, 3, 4
 """module numbers within a layer"""

@@ -14,10 +14,10 @@ from forerun.program.groups import CommGroup
 from forerun.program.types import Block, Category, Collective, Stream
 from forerun.symbolic.layer import settle_activations
 from forerun.symbolic.layered_kit import LayeredKit
-from forerun.symbolic.linear import Weights
 from forerun.symbolic.shapes import DTYPE_BYTES
 from forerun.symbolic.tape import Tape, TapeOp, on_compute
 from forerun.symbolic.units import Staged, Unit, tape_unit
+from forerun.symbolic.weights import Weights
 
 FORWARD, DGRAD, WGRAD = 0, 1, 2
 _CAST = ".cast"

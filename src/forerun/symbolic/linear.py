@@ -1,59 +1,15 @@
-"""Linear layers with their tensor-parallel collectives, the parameters they own, and their place on a tape."""
+"""Linear layers with their tensor-parallel collectives and their place on a tape."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from forerun.program.types import Collective, Stream
 from forerun.symbolic.kernels import Kit
 from forerun.symbolic.shapes import DTYPE_BYTES
 from forerun.symbolic.tape import Stage, Tape, TapeOp, on_compute
-
-
-@dataclass(slots=True)
-class Weights:
-    """Elements of the parameters that one rank holds before any data-parallel sharding."""
-
-    matrices: list[int] = field(default_factory=list)
-    vectors: list[int] = field(default_factory=list)
-    experts: list[int] = field(default_factory=list)
-    """matrices of local experts: sharded over fewer ranks"""
-    shared: list[int] = field(default_factory=list)
-    """those of `vectors` that every tensor-parallel rank holds whole and uses for a part of the tokens"""
-    wide: int = 0
-    """elements of `matrices` that no product reads in fp8: the model's two ends"""
-    beyond: int = 0
-    """elements by which gradients exceed the weights until they are reduced"""
-
-    @staticmethod
-    def joined(parts: Iterable[Weights]) -> Weights:
-        """All weights of `parts`."""
-        whole = Weights()
-        for part in parts:
-            whole.matrices += part.matrices
-            whole.vectors += part.vectors
-            whole.experts += part.experts
-            whole.shared += part.shared
-            whole.wide += part.wide
-        return whole
-
-    @property
-    def dense(self) -> int:
-        return sum(self.matrices) + sum(self.vectors)
-
-    @property
-    def expert(self) -> int:
-        return sum(self.experts)
-
-    @property
-    def total(self) -> int:
-        return self.dense + self.expert
-
-    @property
-    def tensors(self) -> list[int]:
-        return [*self.matrices, *self.vectors, *self.experts]
+from forerun.symbolic.weights import Weights
 
 
 class Casts(NamedTuple):

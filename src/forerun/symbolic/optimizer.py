@@ -6,8 +6,8 @@ from forerun.program.builder import BlockBuilder
 from forerun.program.types import N_CATEGORIES, Block, Category, Collective, Phase, Stream
 from forerun.symbolic.data_parallel import REDUCED, DataParallel, persistent_gradients, shard_elements
 from forerun.symbolic.kernels import PlanKit
-from forerun.symbolic.linear import Weights
 from forerun.symbolic.shapes import DTYPE_BYTES
+from forerun.symbolic.weights import Weights
 
 _STATES = {"adamw": 2, "adam": 2, "sgd": 1}
 _TENSORS_PER_LAUNCH = 60

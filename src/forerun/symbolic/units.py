@@ -8,9 +8,10 @@ from forerun.program.types import Block, Category
 from forerun.symbolic.ends import embedding_section, head_section
 from forerun.symbolic.kernels import Kit, PlanKit
 from forerun.symbolic.layer import layer_section
-from forerun.symbolic.linear import Section, Weights
+from forerun.symbolic.linear import Section
 from forerun.symbolic.schedule import stage_layers
 from forerun.symbolic.tape import Tape
+from forerun.symbolic.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
