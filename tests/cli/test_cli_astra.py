@@ -98,6 +98,28 @@ def test_congestion_and_issue_order_are_options(case, capsys):
         assert json.loads(capsys.readouterr().out)["per_rank"]["3"]["wall_time"] > 0
 
 
+def test_a_release_sets_the_issue_order_and_the_lines(case, capsys, monkeypatch):
+    def printed(*options):
+        assert run([*flags(case), *options]) == 0
+        return capsys.readouterr().out
+
+    assert " [workload] [info] sys[0] finished, " in printed("--release", "2025-03")
+    monkeypatch.setenv("FORERUN_ASTRA_RELEASE", "2025-03")
+    assert " [workload] [info] sys[0] finished, " in printed()
+    assert " [I] <workload>: sys[0] finished, " in printed("--release", "2025-04")
+    assert printed("--json") == printed("--json", "--issue-order", "march-2025")
+    assert printed("--json", "--issue-order", "ascending") == printed("--json", "--release", "2025-04")
+
+
+def test_flags_take_their_values_behind_a_space_too(case, capsys):
+    assert run(flags(case)) == 0
+    by_sign = capsys.readouterr().out
+    assert run([word for flag in flags(case) for word in flag.split("=", 1)]) == 0
+    assert [line.split("] ", 1)[1] for line in capsys.readouterr().out.splitlines()] == [
+        line.split("] ", 1)[1] for line in by_sign.splitlines()
+    ]
+
+
 def test_one_trace_may_stand_for_all_ranks(case, tmp_path, capsys):
     (tmp_path / "w.ALL_RANKS.et").write_bytes((case / "et" / "w.0.et").read_bytes())
     groups = tmp_path / "groups.json"
@@ -162,6 +184,7 @@ def test_bad_files_are_one_line_and_exit_code_2(case, tmp_path, capsys, file, co
     [
         (["astra"], "--workload-configuration"),
         (["astra", "--case", "nowhere"], "nowhere"),
+        (["astra", "--release", "2024-01", "--case", "."], "known: 2025-03, 2025-04"),
         (["astra", "--rendezvous-protocol", "true", "--case", "."], "rendezvous"),
     ],
 )

@@ -14,8 +14,10 @@ import typer
 from forerun.astra.case import read_case
 from forerun.astra.hot_links import HotLink, hottest_links
 from forerun.astra.lower import IssueOrder
+from forerun.astra.release import DEFAULT_RELEASE, Release, release_named
 from forerun.astra.remote_memory import read_remote_memory
 from forerun.astra.replay import Machine, replay
+from forerun.astra.rings import DimensionRing, GroupRing, rings_of_groups, rings_of_rank_0
 from forerun.astra.statistics import RankStatistics
 from forerun.astra.stdout import output_lines
 from forerun.astra.streams import replay_streams
@@ -29,6 +31,7 @@ from forerun.report.records import to_json
 
 _NO_GROUPS = "empty"
 """ASTRA-sim's word for no communicator group file"""
+RELEASE_VARIABLE = "FORERUN_ASTRA_RELEASE"
 
 
 class Backend(str, Enum):
@@ -64,9 +67,18 @@ def astra(
     backend: Annotated[
         Backend | None, typer.Option(help="Congestion-unaware (closed form, the default) or -aware (links queue).")
     ] = None,
+    release: Annotated[
+        str,
+        typer.Option(
+            envvar=RELEASE_VARIABLE, help="Build of ASTRA-sim whose results and lines are wanted, as 2025-03."
+        ),
+    ] = DEFAULT_RELEASE,
     issue_order: Annotated[
-        Order, typer.Option(help="Order in which ready nodes are issued: by node number, or as the March-2025 build.")
-    ] = Order.ASCENDING,
+        Order | None,
+        typer.Option(
+            help="Order in which ready nodes are issued, in place of the release's: by node number, or hashed."
+        ),
+    ] = None,
     semantics: Annotated[
         Semantics, typer.Option(help="Hardware slots, as ASTRA-sim, or CUDA streams, for traces of real training.")
     ] = Semantics.SLOTS,
@@ -88,10 +100,12 @@ def astra(
     if rendezvous_protocol.lower() not in ("false", "0"):
         raise ForerunError("--rendezvous-protocol is not simulated; leave it out")
     aware = None if backend is None else backend is Backend.AWARE
+    build = release_named(release)
+    order = build.order(issue_order.policy if issue_order else None)
     if case is not None:
         if workload_configuration or system_configuration or network_configuration:
             raise ForerunError("--case brings its own traces, system and network; leave the configuration options out")
-        _replay_case(case, aware, semantics, issue_order.policy, hottest, as_json)
+        _replay_case(case, aware, semantics, build, order, hottest, as_json)
         return
     if workload_configuration is None or system_configuration is None or network_configuration is None:
         raise ForerunError(
@@ -114,17 +128,19 @@ def astra(
         lenient=semantics is Semantics.STREAMS,
     )
     traces, groups = resolve_groups([found[rank] for rank in range(n_ranks)], groups)
-    outcome = _replayed(traces, groups, machine, semantics, issue_order.policy, hottest)
+    outcome = _replayed(traces, groups, machine, semantics, order, hottest)
     if as_json:
         print(to_json(outcome.record()))
     else:
-        outcome.print_lines()
+        outcome.print_lines(build)
 
 
 @dataclass(frozen=True)
 class _Outcome:
     statistics: tuple[RankStatistics, ...]
     links: tuple[HotLink, ...] = ()
+    rings_of_rank_0: tuple[DimensionRing, ...] = ()
+    group_rings: tuple[GroupRing, ...] = ()
 
     def record(self) -> dict[str, Any]:
         ranks = {
@@ -133,8 +149,9 @@ class _Outcome:
         }
         return {"per_rank": ranks, **({"hottest_links": [asdict(link) for link in self.links]} if self.links else {})}
 
-    def print_lines(self) -> None:
-        print("\n".join(output_lines(self.statistics, datetime.now())))
+    def print_lines(self, release: Release) -> None:
+        now = datetime.now()
+        print("\n".join(output_lines(release, self.statistics, now, self.rings_of_rank_0, self.group_rings)))
         for link in self.links:
             print(f"link {link.source} -> {link.target}: busy {link.busy:.1%}, {link.size_bytes} bytes")
 
@@ -147,17 +164,23 @@ def _replayed(
         raise ForerunError("--hottest needs --backend aware: without congestion no link is busy")
     if semantics is Semantics.STREAMS:
         if machine.aware or order != "ascending":
-            raise ForerunError("--semantics streams has neither --backend aware nor another --issue-order")
+            raise ForerunError(
+                "--semantics streams has neither --backend aware nor the issue order of another build; leave them out"
+            )
         return _Outcome(replay_streams(traces, groups, machine))
     result = replay(traces, groups, machine, order)
     return _Outcome(
-        result.statistics, hottest_links(machine.network, result.run, result.wall_ns, hottest) if hottest else ()
+        result.statistics,
+        hottest_links(machine.network, result.run, result.wall_ns, hottest) if hottest else (),
+        tuple(rings_of_rank_0(machine.system, machine.network)),
+        tuple(rings_of_groups(result, traces, groups)),
     )
 
 
 def _replay_case(
-    folder: Path, aware: bool | None, semantics: Semantics, order: IssueOrder, hottest: int, as_json: bool
-) -> None:
+    folder: Path, aware: bool | None, semantics: Semantics, release: Release, order: IssueOrder, hottest: int,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Replay every system of a case; one that can't be simulated doesn't stop the others."""
     case = read_case(folder, aware)
     systems: dict[str, Any] = {}
@@ -171,6 +194,6 @@ def _replay_case(
         if not as_json:
             print(f"# {name}: {systems[name].get('error', 'finished')}")
             if systems[name]["ok"]:
-                outcome.print_lines()
+                outcome.print_lines(release)
     if as_json:
         print(to_json({"systems": systems}))
