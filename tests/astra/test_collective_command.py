@@ -70,6 +70,53 @@ def test_hottest_links_of_a_congested_network(capsys):
     assert all((link["source"] % 4 in (1, 2) or link["source"] // 4 in (1, 2)) for link in links)
 
 
+@pytest.mark.parametrize(
+    ("topology", "aware"),
+    [
+        ("ring:8", False), ("switch:8", False), ("fullyconnected:8", False), ("ring:4,switch:2", False),
+        ("mesh2d:4x4", True), ("torus2d:4x4", True), ("fat-tree:8", True), ("ring:4,mesh2d:2x2", True),
+    ],
+)  # fmt: skip
+def test_topologies_whose_routes_share_links_get_queues(topology, aware, capsys):
+    by_itself = figures(capsys, "all_reduce", "--bytes", "1MiB", "--topology", topology, "--algorithm", "direct")
+    assert by_itself["congestion_aware"] is aware
+    arguments = ("--bytes", "1MiB", "--topology", topology, "--algorithm", "direct", "--backend")
+    asked = figures(capsys, "all_reduce", *arguments, "aware" if aware else "unaware")
+    assert by_itself["points"] == asked["points"]
+    other = figures(capsys, "all_reduce", *arguments, "unaware" if aware else "aware")
+    assert other["congestion_aware"] is not aware
+
+
+@pytest.mark.parametrize("topology", ["mesh2d:4x4", "torus2d:4x4", "ring:8", "dragonfly:3x2x2", "fat-tree:16"])
+def test_with_queues_no_rank_moves_more_than_its_links_carry(topology, capsys):
+    found = figures(capsys, "all_reduce", "--bytes", "64MiB", "--topology", topology, "--backend", "aware")
+    ran = [point for point in found["points"] if point["time_ns"]]
+    assert ran
+    assert all(point["busbw_gbps"] <= found["rank_links_gbps"] and not point["beyond_links"] for point in ran)
+
+
+def test_bandwidth_above_the_links_is_marked_and_explained(capsys):
+    mesh = ("all_reduce", "--bytes", "64MiB", "--topology", "mesh2d:4x4@50/500", "--backend", "unaware")
+    found = figures(capsys, *mesh)
+    assert found["rank_links_gbps"] == 100.0  # a corner has two links
+    beyond = {point["algorithm"]: point["busbw_gbps"] > 100 for point in found["points"]}
+    assert beyond == {point["algorithm"]: point["beyond_links"] for point in found["points"]}
+    assert beyond["direct"]
+    assert not beyond["ring"]
+    assert run(["collective", *mesh]) == 0
+    out = capsys.readouterr().out
+    assert "629.94!" in out
+    assert "! above the 100.00 GB/s that all links of a rank carry together" in out
+    assert run(["collective", *mesh[:-2]]) == 0
+    assert "! above" not in capsys.readouterr().out
+
+
+def test_the_header_says_which_backend_the_network_gets(capsys):
+    for topology, words in (("mesh2d:2x2", "congestion-aware (on Mesh2D"), ("ring:4", "congestion-unaware (as ASTRA")):
+        assert run(["collective", "all_reduce", "--bytes", "1MiB", "--topology", topology]) == 0
+        assert words in capsys.readouterr().out
+
+
 def test_algorithms_by_dimension_and_custom_ones(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text(

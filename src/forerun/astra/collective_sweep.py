@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from forerun.astra.collective_cases import COLLECTIVES, implementations
 from forerun.astra.custom import BUILT_IN, Algorithm, load_algorithm
+from forerun.astra.fabric import has_closed_form
 from forerun.astra.hot_links import HotLink, hottest_links
 from forerun.astra.single import collective_times
 from forerun.astra.system import System
@@ -37,6 +39,8 @@ class Point:
     busbw_gbps: float = 0.0
     error: str = ""
     hottest: tuple[HotLink, ...] = ()
+    beyond_links: bool = False
+    """busbw is above what all links of a rank carry together, which only messages that never wait can reach"""
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,28 @@ class Setting:
     aware: bool = False
     hottest: int = 0
     """links to list"""
+    fitting: bool = False
+    """whether the network decided if it is aware, and not the user"""
 
     @property
     def n_ranks(self) -> int:
         """Of one collective."""
         return len(self.groups[0]) if self.groups else self.network.n_npus
+
+    @cached_property
+    def rank_links_gbps(self) -> float:
+        """What all links of a rank carry together, in GB/s of 10**9 bytes."""
+        return self.network.npu_bytes_per_ns
+
+
+def fitting_setting(
+    network: Network, system: System, groups: tuple[tuple[int, ...], ...] = (), hottest: int = 0
+) -> Setting:
+    """Congestion-unaware on the dimensions that ASTRA-sim reckons in closed form, else congestion-aware.
+
+    Links of a mesh, a torus or a fat tree lie on the routes of many ranks: without queues they carry any load.
+    """
+    return Setting(network, system, groups, not has_closed_form(network), hottest, fitting=True)
 
 
 def bus_factor(collective: str, n_ranks: int) -> float:
@@ -135,4 +156,6 @@ def _point(setting: Setting, collective: str, size: int, name: str, system: Syst
     time_ns = int(ends.max())
     algbw = made / time_ns if time_ns else 0.0
     hottest = hottest_links(setting.network, run, time_ns, setting.hottest) if setting.aware else ()
-    return Point(name, made, time_ns, algbw, algbw * bus_factor(collective, n), hottest=hottest)
+    busbw = algbw * bus_factor(collective, n)
+    beyond = not aware and busbw > setting.rank_links_gbps
+    return Point(name, made, time_ns, algbw, busbw, hottest=hottest, beyond_links=beyond)

@@ -14,6 +14,11 @@ _LARGEST_TABLE = 4096
 _CONSTANT_HOPS = {"FullyConnected": 1, "Switch": 2}
 
 
+def has_closed_form(network: Network) -> bool:
+    """Whether every dimension is one that ASTRA-sim reckons in closed form, where no message waits for another."""
+    return all(dim.topology == "Ring" or dim.topology in _CONSTANT_HOPS for dim in network.dims)
+
+
 def fabric_of(network: Network, aware: bool, mirrored_ranks: Sequence[int] = ()) -> Fabric:
     """The fabric of `network`, congestion-aware or not. With `mirrored_ranks`, these stand for all others.
 

@@ -15,7 +15,7 @@ from typing import Annotated, TextIO
 import typer
 
 from forerun.astra.collective_cases import case_results, strided_groups
-from forerun.astra.collective_sweep import KINDS, Setting, default_algorithms, sweep
+from forerun.astra.collective_sweep import KINDS, Setting, default_algorithms, fitting_setting, sweep
 from forerun.astra.system import system_from
 from forerun.errors import ForerunError
 from forerun.network.network_file import Network, parse_topology, read_network
@@ -36,6 +36,7 @@ _MOST_SIZES = 1000
 class Backend(str, Enum):
     """Whether messages wait for each other."""
 
+    auto = "auto"
     unaware = "unaware"
     aware = "aware"
 
@@ -79,8 +80,12 @@ def collective(
     endpoint_delay: Annotated[int, typer.Option(min=0, help="ns between messages of a rank.")] = 10,
     local_mem_bw: Annotated[float, typer.Option(min=0, help="GB/s that reductions run at.")] = 1600.0,
     backend: Annotated[
-        Backend, typer.Option(help="unaware: messages never wait for each other; aware: every link is a queue.")
-    ] = Backend.unaware,
+        Backend,
+        typer.Option(
+            help="unaware: messages never wait for each other; aware: every link is a queue; "
+            "auto: unaware on rings, switches and full connections, aware on every other topology."
+        ),
+    ] = Backend.auto,
     group_size: Annotated[int | None, typer.Option(min=2, help="Ranks of a group; all groups run at once.")] = None,
     stride: Annotated[int, typer.Option(min=1, help="Distance of neighbours in a group.")] = 1,
     hottest: Annotated[int, typer.Option(min=0, help="Links to list (aware).")] = 5,
@@ -106,7 +111,11 @@ def collective(
         "local-mem-bw": local_mem_bw,
     }
     groups = () if group_size is None else strided_groups(where.n_npus, group_size, stride)
-    setting = Setting(where, system_from(keys, "options"), groups, backend == Backend.aware, hottest)
+    system = system_from(keys, "options")
+    if backend is Backend.auto:
+        setting = fitting_setting(where, system, groups, hottest)
+    else:
+        setting = Setting(where, system, groups, backend is Backend.aware, hottest)
     names = [name.strip() for name in algorithm.split(",")] if algorithm else default_algorithms(kind, bool(groups))
     points = sweep(setting, kind, _sizes(size or [], first, last, factor), names)
     if as_json:

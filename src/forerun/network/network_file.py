@@ -111,6 +111,15 @@ class Network:
         """Bandwidth of a link of dimension `d`."""
         return float(bytes_per_ns(self.dims[d].bandwidth_gbps, gib=self.gib))
 
+    @property
+    def npu_bytes_per_ns(self) -> float:
+        """What all links that leave an NPU carry together, of the NPU for which that is least.
+
+        NPUs combine the places of all dimensions, so the least of the sums is the sum of the least.
+        """
+        total_gbps = sum(self.dim_topology(d).npu_bandwidth_gbps for d in range(len(self.dims)))
+        return float(bytes_per_ns(total_gbps, gib=self.gib))
+
 
 def bytes_per_ns(bandwidth_gbps: Any, *, gib: bool) -> Any:
     """GB/s, of 2**30 bytes or of 10**9, as bytes/ns (a number or an array).

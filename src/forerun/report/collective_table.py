@@ -20,15 +20,24 @@ _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 def print_collectives(out: Console, setting: Setting, collective: str, points: Sequence[Point]) -> None:
     """The setting, a row for each size and algorithm, and the hottest links of the largest size."""
     out.print(Text(f"{collective} of {_ranks(setting)} on {network_words(setting.network)}", style="bold"))
-    out.print(_system_words(setting))
+    out.print(_system_words(setting), soft_wrap=True)
     out.print()
     table = _table("size", "algorithm", "time", "algbw GB/s", "busbw GB/s")
     for point in points:
         figures = ["-", "", ""]
         if point.time_ns is not None:
-            figures = [seconds(point.time_ns * 1e-9), _bandwidth(point.algbw_gbps), _bandwidth(point.busbw_gbps)]
+            beyond = "!" * point.beyond_links
+            figures = [
+                seconds(point.time_ns * 1e-9), _bandwidth(point.algbw_gbps), _bandwidth(point.busbw_gbps) + beyond
+            ]  # fmt: skip
         table.add_row(size_words(point.size_bytes), point.algorithm, *figures)
     out.print(table)
+    if any(point.beyond_links for point in points):
+        out.print(
+            f"! above the {_bandwidth(setting.rank_links_gbps)} GB/s that all links of a rank carry together: messages "
+            "never wait for each other here; --backend aware makes every link a queue",
+            soft_wrap=True,
+        )
     for text in dict.fromkeys(f"{point.algorithm}: {point.error}" for point in points if point.error):
         out.print(f"- {text}")
     _print_links(out, setting, points)
@@ -42,6 +51,7 @@ def collectives_record(setting: Setting, collective: str, points: Sequence[Point
         "npus": setting.network.n_npus,
         "ranks": setting.n_ranks,
         "congestion_aware": setting.aware,
+        "rank_links_gbps": setting.rank_links_gbps,
         "points": [{key: value for key, value in asdict(point).items() if value != ""} for point in points],
     }
 
@@ -69,15 +79,23 @@ def _ranks(setting: Setting) -> str:
 
 def _system_words(setting: Setting) -> str:
     system = setting.system
-    model = "congestion-aware" if setting.aware else "congestion-unaware"
     words = [
-        f"{model}; {system.preferred_dataset_splits} splits",
+        f"{_backend_words(setting)}; {system.preferred_dataset_splits} splits",
         f"{system.active_chunks_per_dimension} active in a dimension",
         system.collective_optimization,
         f"endpoint delay {system.endpoint_delay} ns",
         f"memory {system.local_mem_bw:g} GB/s",
     ]
     return ", ".join(words)
+
+
+def _backend_words(setting: Setting) -> str:
+    names = " and ".join(dict.fromkeys(dim.topology for dim in setting.network.dims))
+    if setting.aware:
+        why = f" (on {names}, routes share links; --backend unaware lets every message pass)"
+        return "congestion-aware" + why * setting.fitting
+    why = f" (as ASTRA-sim reckons {names}; --backend aware makes messages wait for each other)"
+    return "congestion-unaware" + why * setting.fitting
 
 
 def _print_links(out: Console, setting: Setting, points: Sequence[Point]) -> None:

@@ -129,6 +129,14 @@ class Topology(ABC):
 
     # -- what follows ----------------------------------------------------------------------------------------------
 
+    @property
+    def npu_bandwidth_gbps(self) -> float:
+        """What all links that leave an NPU carry together, of the NPU for which that is least."""
+        links = self.links()
+        of_npu = links.src < self.n_npus
+        leaving = np.bincount(links.src[of_npu], links.bandwidth_gbps[of_npu], minlength=self.n_npus)
+        return float(leaving.min())
+
     @classmethod
     def size_names(cls) -> tuple[str, ...]:
         """What the sizes are called, in their order."""

@@ -25,5 +25,9 @@ class FullyConnected(Topology):
             raise self.error(f"it has {self.n * (self.n - 1):,} links, more than {MAX_LINKS:,}")
         return self.both_ways(np.triu_indices(self.n, 1))
 
+    @property
+    def npu_bandwidth_gbps(self) -> float:
+        return (self.n - 1) * self.bandwidth_gbps
+
     def next_device(self, at: I32, to: I32) -> I32:
         return to
