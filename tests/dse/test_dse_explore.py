@@ -7,12 +7,14 @@ import pytest
 from dse_files import POINTS, SMALL, changed, write
 
 from forerun.astra.replay import replay
+from forerun.astra.statistics import RankStatistics
 from forerun.dse.definition import read_exploration
 from forerun.dse.evaluate import Evaluator, Failed, Figures, figures_of
 from forerun.dse.explore import explore
 from forerun.dse.result import results_by_pair
 from forerun.dse.store import NAME
 from forerun.dse.tables import CSV_NAME, PARQUET_NAME
+from forerun.dse.terms import Terms
 from forerun.dse.workload import traces_of
 from forerun.errors import ForerunError
 from forerun.report.exploration import exploration_record
@@ -38,7 +40,7 @@ def test_a_point_is_the_replay_of_its_generated_traces(small):
     for row in explored.rows[::7]:
         traces = traces_of(exploration.workloads["tiny"].args(row.point.strategy))
         alone = replay(list(traces), traces.groups, machine, fold=False)
-        assert row.figures == figures_of(alone)
+        assert row.figures == figures_of(alone, exploration.workloads["tiny"].axes(row.point.strategy))
         assert row.figures.time_ns == alone.wall_ns
         assert row.peak_memory_gib == max(rank.peak_memory_bytes for rank in alone.statistics) / GIB
 
@@ -124,7 +126,9 @@ def test_csv_and_parquet_are_equal(small):
 
 
 def figures(time_ns, memory):
-    return Figures(time_ns, 0, time_ns, 0, 0.0, 0.0, 0.0, 0.0, memory)
+    of_rank = RankStatistics(time_ns, 0, time_ns, time_ns, 0, 0.0, 0.0, 0.0, 0.0, memory)
+    terms = Terms(0, time_ns, (), 0, memory, 0)
+    return Figures(time_ns, 0, time_ns, 0, 0.0, 0.0, 0.0, 0.0, memory, terms, of_rank)
 
 
 @pytest.fixture

@@ -62,6 +62,7 @@ def test_the_example_explores_the_full_size_points(folder):
     point = Point(workload, system, strategy)
     assert point in exploration.points
     assert len(exploration.points) == 112
-    figures = figures_of(evaluator_of(exploration).replay(point))
+    axes = exploration.workloads[workload].axes(strategy)
+    figures = figures_of(evaluator_of(exploration).replay(point), axes)
     assert figures.time_ns == max(rank["wall_cycles_finished"] for rank in expected(folder).values())
     assert figures.peak_memory_bytes == max(rank["peak_memory_bytes"] for rank in expected(folder).values())

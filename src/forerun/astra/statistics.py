@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +55,9 @@ def rank_statistics(
         avg_compute_util_pct=roofline[1],
         avg_mem_util_pct=roofline[2],
         avg_op_intensity=roofline[3],
-        peak_memory_bytes=peak_memory_bytes(lowered, start_ns, end_ns, done_order) if system.track_local_mem else None,
+        peak_memory_bytes=peak_memory(lowered, start_ns, end_ns, done_order).n_bytes
+        if system.track_local_mem
+        else None,
         cpu_time=union_ns(start_ns[comp & is_cpu], end_ns[comp & is_cpu]),
         remote_mem_time=union_ns(start_ns[storage], end_ns[storage]),
     )
@@ -85,7 +88,15 @@ def union_ns(start_ns: I64, end_ns: I64) -> int:
     return int(reached[-1] - start[0] - gaps.sum())
 
 
-def peak_memory_bytes(lowered: LoweredTrace, start_ns: I64, end_ns: I64, done_order: I64) -> int:
+class PeakMemory(NamedTuple):
+    """The tick at which most is alive."""
+
+    n_bytes: int
+    held_bytes: int
+    """of them in tensors that are there before the first node: weights and inputs"""
+
+
+def peak_memory(lowered: LoweredTrace, start_ns: I64, end_ns: I64, done_order: I64) -> PeakMemory:
     """Largest sum of the tensors alive at a tick (`LocalMemUsageTracker`).
 
     Records are made as nodes end. A tensor lives from the start of the node that writes it, or from 0 if a read of it
@@ -94,7 +105,7 @@ def peak_memory_bytes(lowered: LoweredTrace, start_ns: I64, end_ns: I64, done_or
     trace = lowered.trace
     n = len(trace.tensor_bytes)
     if not n:
-        return 0
+        return PeakMemory(0, 0)
     when_done, at_start, at_end = (np.empty(len(trace), np.int64) for _ in range(3))
     when_done[lowered.row], at_start[lowered.row], at_end[lowered.row] = done_order, start_ns, end_ns
     birth, death = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
@@ -115,5 +126,9 @@ def peak_memory_bytes(lowered: LoweredTrace, start_ns: I64, end_ns: I64, done_or
     change = np.concatenate([trace.tensor_bytes[alive], -trace.tensor_bytes[dies]])
     order = np.argsort(tick, kind="stable")
     total = np.cumsum(change[order])
-    last_of_tick = np.append(np.diff(tick[order]) != 0, True)
-    return int(total[last_of_tick].max(initial=0))
+    at = np.flatnonzero(np.append(np.diff(tick[order]) != 0, True))
+    if not len(at):
+        return PeakMemory(0, 0)
+    peak = at[np.argmax(total[at])]
+    is_held = np.concatenate([~written[alive], ~written[dies]])[order][: peak + 1]
+    return PeakMemory(int(total[peak]), int(change[order][: peak + 1][is_held].sum()))

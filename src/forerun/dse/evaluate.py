@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from forerun.astra.fold import CollectiveTimes
 from forerun.astra.lower import IssueOrder
 from forerun.astra.replay import Machine, Replay, replay
+from forerun.astra.statistics import RankStatistics
 from forerun.dse.space import Point
+from forerun.dse.terms import Terms, terms_of
 from forerun.dse.workload import Workload, traces_of
 from forerun.errors import ForerunError
 
@@ -28,6 +30,8 @@ class Figures:
     avg_op_intensity: float
     peak_memory_bytes: int
     """as the trace counts bytes"""
+    terms: Terms
+    rank_0: RankStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Evaluator:
     def outcome(self, point: Point) -> Outcome:
         """The figures of a point, or why there are none."""
         try:
-            return figures_of(self.replay(point))
+            return figures_of(self.replay(point), self.workloads[point.workload].axes(point.strategy))
         except ForerunError as error:
             return Failed(str(error))
 
@@ -68,9 +72,12 @@ class Evaluator:
         return replay(list(traces), traces.groups, machine, self.issue_order, times=times)
 
 
-def figures_of(result: Replay) -> Figures:
-    """The figures of a replay on a system with a roofline that tracks memory."""
-    last = max(result.statistics, key=lambda rank: rank.wall_cycles_finished)
+def figures_of(result: Replay, axes: Sequence[str]) -> Figures:
+    """The figures of a replay on a system with a roofline that tracks memory; `axes` are those of several ranks."""
+    ranks = result.statistics
+    ends_last = max(range(len(ranks)), key=lambda rank: ranks[rank].wall_cycles_finished)
+    needs_most = max(range(len(ranks)), key=lambda rank: ranks[rank].peak_memory_bytes or 0)
+    last = ranks[ends_last]
     return Figures(
         last.wall_cycles_finished,
         last.exposed_communication,
@@ -80,5 +87,7 @@ def figures_of(result: Replay) -> Figures:
         last.avg_compute_util_pct or 0.0,
         last.avg_mem_util_pct or 0.0,
         last.avg_op_intensity or 0.0,
-        max(rank.peak_memory_bytes or 0 for rank in result.statistics),
+        ranks[needs_most].peak_memory_bytes or 0,
+        terms_of(result, ends_last, needs_most, axes),
+        ranks[0],
     )

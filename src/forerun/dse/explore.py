@@ -46,8 +46,8 @@ def explore(
     except OSError as error:
         raise ForerunError(f"{folder}: can't be written: {error.strerror or error}") from None
     with Store(folder) as store:
-        known = store.known()
         keys = keys_of(exploration)
+        known = store.known(keys)
         missing = {key: point for key, point in zip(keys, exploration.points, strict=True) if key not in known}
         start = time.perf_counter()
         found = _simulate(missing, store, pool, progress) if missing else {}

@@ -12,6 +12,9 @@ from forerun.dse.evaluate import Failed, Figures, Outcome
 from forerun.dse.space import AXES, Point
 from forerun.units import GIB
 
+_COLUMNS = tuple(field.name for field in fields(Figures) if field.name not in ("terms", "rank_0"))
+"""figures that a table has"""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -30,7 +33,7 @@ class Row:
         row = {"workload": self.point.workload, "system": self.point.system, "npus": self.point.strategy.n_ranks}
         row |= asdict(self.point.strategy)
         row |= {"status": "error" if self.error else "ok", "error": self.error}
-        row |= asdict(self.figures) if self.figures else dict.fromkeys(field.name for field in fields(Figures))
+        row |= {name: getattr(self.figures, name) if self.figures else None for name in _COLUMNS}
         return row | {"peak_memory_gib": self.peak_memory_gib, "fits": self.fits}
 
 

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from forerun.astra.replay import Machine
+from forerun.astra.statistics import RankStatistics
 from forerun.dse.definition import Exploration
 from forerun.dse.evaluate import Failed, Figures, Outcome
 from forerun.dse.space import Point
+from forerun.dse.terms import Communication, Terms
 from forerun.records import Records
 
 NAME = "points.sqlite"
 _TABLE = "outcome"
-_FORMAT = 1
+_FORMAT = 2
 """goes up when a point's figures mean something else, or are computed in another way"""
 
 
@@ -51,11 +53,12 @@ class Store(Records):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / NAME, _TABLE)
 
-    def known(self) -> dict[str, Outcome]:
-        """Every outcome."""
+    def known(self, keys: Iterable[str]) -> dict[str, Outcome]:
+        """The outcomes that are here, of these keys; records of earlier formats have other keys."""
+        wanted = set(keys)
         try:
-            return {key: _outcome(record) for key, record in self.all().items()}
-        except TypeError as error:
+            return {key: _outcome(record) for key, record in self.all().items() if key in wanted}
+        except (TypeError, KeyError) as error:
             raise self.unusable(error) from None
 
     def keep(self, outcomes: Iterable[tuple[str, Outcome]]) -> None:
@@ -64,4 +67,9 @@ class Store(Records):
 
 
 def _outcome(record: dict[str, Any]) -> Outcome:
-    return Failed(**record) if "reason" in record else Figures(**record)
+    if "reason" in record:
+        return Failed(**record)
+    terms = dict(record["terms"])
+    communication = tuple(Communication(**one) for one in terms.pop("communication"))
+    rank_0 = RankStatistics(**record["rank_0"])
+    return Figures(**{**record, "terms": Terms(**terms, communication=communication), "rank_0": rank_0})

@@ -13,6 +13,8 @@ from forerun.stage.second import SecondStageArgs, SecondStageTraces, generate_se
 Args: TypeAlias = "StageArgs | SecondStageArgs"
 
 _STRATEGY = ("dp", "tp", "sp", "pp", "ep", "weight_sharded", "activation_recompute")
+_AXIS_OF_SYMBOL = {"cp": "sp"}
+"""where STAGE's second generation calls an axis otherwise"""
 _FIRST = {field.name: field.type for field in fields(StageArgs) if field.name not in _STRATEGY}
 _SECOND = {field.name: field.type for field in fields(SecondStageArgs) if field.name not in _STRATEGY}
 _OF_FIRST = set(_FIRST) - set(_SECOND)
@@ -58,6 +60,11 @@ class Workload:
         if split.pop("ep") > 1:
             raise ForerunError("experts (ep) are for workloads of STAGE's second generation, those with dvocal")
         return StageArgs(**self.sizes, **split)  # type: ignore[arg-type]
+
+    def axes(self, strategy: Strategy) -> tuple[str, ...]:
+        """The axes of more than one rank whose groups the traces of a point have, in the order of their numbers."""
+        degrees = self.args(strategy).degrees
+        return tuple(_AXIS_OF_SYMBOL.get(symbol, symbol) for symbol, degree in degrees.items() if degree > 1)
 
 
 def workload_from(name: str, data: Any, place: str) -> Workload:
