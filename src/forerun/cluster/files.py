@@ -41,6 +41,19 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+_NO_THOUSANDS = re.compile(r"(?![0-9]{1,3}(?:_[0-9]{3})+$)[0-9]+(?:_[0-9]+)+$")
+"""1_000 is a number; 32_1_2 is text, though YAML 1.1 drops every underscore"""
+_Loader.yaml_implicit_resolvers = {
+    first: [("tag:yaml.org,2002:str", _NO_THOUSANDS), *resolvers] if first in "0123456789" else resolvers
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read_any_yaml(path: Path) -> Any:
+    """What a YAML (or JSON) file holds, a list or a text too. Raises ForerunError as `read_yaml` does."""
+    return _parsed(read_text(path), str(path))
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file.
 
@@ -62,8 +75,15 @@ def read_text(path: Path) -> str:
 
 def parse_yaml(text: str, place: str) -> dict[str, Any]:
     """The mapping in a YAML text; `place` names it in the ForerunError raised as by `read_yaml`."""
+    data = _parsed(text, place)
+    if not isinstance(data, dict):
+        raise ForerunError(f"{place}: expected keys and values, got {_short(data)}")
+    return {str(key): value for key, value in data.items()}
+
+
+def _parsed(text: str, place: str) -> Any:
     try:
-        data = yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
@@ -71,9 +91,6 @@ def parse_yaml(text: str, place: str) -> dict[str, Any]:
         raise ForerunError(f"{place}{where}: not valid YAML: {' '.join(problem.split())}") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise ForerunError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise ForerunError(f"{place}: expected keys and values, got {_short(data)}")
-    return {str(key): value for key, value in data.items()}
 
 
 def check(model: type[EntryType], data: dict[str, Any], place: str) -> EntryType:

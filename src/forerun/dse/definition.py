@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from forerun.astra.lower import IssueOrder
+from forerun.astra.release import DEFAULT_RELEASE, release_named
 from forerun.astra.remote_memory import NO_EXPANSION, read_remote_memory
 from forerun.astra.replay import Machine
 from forerun.astra.system import System, read_system, system_from
-from forerun.cluster.files import Entry, check, read_yaml
-from forerun.dse.space import Plan, Point, Sampling, all_points
+from forerun.cluster.files import Entry, check, read_any_yaml, read_yaml
+from forerun.dse.limits import MemoryLimit, limit_from
+from forerun.dse.points import listed_points
+from forerun.dse.space import Draw, Plan, Point, Sampling, all_points
 from forerun.dse.workload import Workload, workload_from
 from forerun.errors import ForerunError, UnknownName
 from forerun.network.network_file import Network, network_from, read_network
@@ -28,22 +31,32 @@ class _File(Entry):
     systems: dict[str, Any]
     pairs: list[Any] | None = None
     plan: dict[str, Any] | None = None
-    sampling: Any = "all"
+    points: Any = None
+    sampling: Any = None
+    sample: dict[str, Any] | None = None
+    memory_limit: Any = None
     memory_limit_gib: float | None = None
     bytes_per_element: float = 1
-    issue_order: Literal["ascending", "march-2025"] = "ascending"
+    release: str = DEFAULT_RELEASE
+    issue_order: Literal["ascending", "march-2025"] | None = None
 
 
 class _SystemEntry(Entry):
     system: Any
     network: Any
     remote_memory: str | None = None
+    memory_limit: Any = None
     memory_limit_gib: float | None = None
 
 
 class _SamplingEntry(Entry):
     method: Literal["random", "grid", "latin"]
     points: int
+    seed: int = 0
+
+
+class _SampleEntry(Entry):
+    n: int
     seed: int = 0
 
 
@@ -56,15 +69,23 @@ class Exploration:
     pairs: tuple[tuple[str, str], ...]
     """(workload, system) by name"""
     points: tuple[Point, ...]
-    memory_limit_gib: Mapping[str, float]
+    memory_limits: Mapping[str, MemoryLimit]
     """of a rank, by system; systems without a limit are not in it"""
     bytes_per_element: float = 1
     """what the byte of a trace stands for: STAGE's first generation writes numbers of elements"""
     issue_order: IssueOrder = "ascending"
 
 
-def read_exploration(path: str | Path) -> Exploration:
+def read_exploration(
+    path: str | Path,
+    points: str | Path | None = None,
+    release: str | None = None,
+    issue_order: IssueOrder | None = None,
+) -> Exploration:
     """The exploration in a YAML file; paths in it are relative to its folder.
+
+    The points in a file `points` (see `listed_points`) go before the file's own plan and sample, a `release` of
+    ASTRA-sim and an `issue_order` before what it says of them; an issue order goes before a release's.
 
     Raises:
         ForerunError: it can't be read, a key is unknown or missing, a value makes no sense; the key is named.
@@ -78,32 +99,56 @@ def read_exploration(path: str | Path) -> Exploration:
     workloads = {name: workload_from(name, data, f"{place}: workloads.{name}") for name, data in file.workloads.items()}
     entries = {name: _system_entry(data, f"{place}: systems.{name}") for name, data in file.systems.items()}
     machines = {name: _machine(entry, path.parent, f"{place}: systems.{name}") for name, entry in entries.items()}
-    limits = {name: entry.memory_limit_gib or file.memory_limit_gib for name, entry in entries.items()}
-    for key, value in (("memory_limit_gib", file.memory_limit_gib), ("bytes_per_element", file.bytes_per_element)):
-        if value is not None and not value > 0:
-            raise ForerunError(f"{place}: {key}: give a number above 0, got {value}")
+    limit = limit_from(file.memory_limit, file.memory_limit_gib, f"{place}: ")
+    limits = {name: _limit(entry, f"{place}: systems.{name}") or limit for name, entry in entries.items()}
+    if not file.bytes_per_element > 0:
+        raise ForerunError(f"{place}: bytes_per_element: give a number above 0, got {file.bytes_per_element}")
     pairs = _pairs(file.pairs, workloads, machines, place)
     npus = {name: machine.network.n_npus for name, machine in machines.items()}
-    plan = _plan(file.plan or {}, {system: npus[system] for _, system in pairs}, place)
-    points = all_points(plan, [(workloads[workload], system) for workload, system in pairs], npus, place)
+    order = release_named(release or file.release).order(issue_order or (None if release else file.issue_order))
     return Exploration(
         workloads,
         machines,
         pairs,
-        tuple(_sampling(file.sampling, place).sample(points)),
+        tuple(_points(file, points, pairs, workloads, npus, place)),
         {name: limit for name, limit in limits.items() if limit is not None},
         file.bytes_per_element,
-        file.issue_order,
+        order,
     )
+
+
+def _points(
+    file: _File, listed: str | Path | None, pairs: Sequence[tuple[str, str]], workloads: Mapping[str, Workload],
+    npus: Mapping[str, int], place: str,
+) -> Sequence[Point]:  # fmt: skip
+    """The points that are listed, or those of the plan, or a sample of them."""
+    if listed is not None:
+        return listed_points(read_any_yaml(Path(listed)), pairs, npus, str(listed))
+    if file.points is not None and file.plan is not None:
+        raise ForerunError(f"{place}: points and plan both say what is explored; leave one out")
+    if file.sampling is not None and file.sample is not None:
+        raise ForerunError(f"{place}: sampling and sample both choose points; leave one out")
+    if file.points is not None:
+        points = listed_points(file.points, pairs, npus, f"{place}: points")
+    else:
+        plan = _plan(file.plan or {}, {system: npus[system] for _, system in pairs}, place)
+        points = all_points(plan, [(workloads[workload], system) for workload, system in pairs], npus, place)
+    if file.sample is not None:
+        entry = check(_SampleEntry, {str(key): each for key, each in file.sample.items()}, f"{place}: sample")
+        if entry.n < 1:
+            raise ForerunError(f"{place}: sample.n: give at least 1, got {entry.n}")
+        return Draw(entry.n, entry.seed).sample(points)
+    return _sampling("all" if file.sampling is None else file.sampling, place).sample(points)
+
+
+def _limit(entry: _SystemEntry, place: str) -> MemoryLimit | None:
+    return limit_from(entry.memory_limit, entry.memory_limit_gib, f"{place}.")
 
 
 def _system_entry(data: Any, place: str) -> _SystemEntry:
     if not isinstance(data, dict):
         raise ForerunError(f"{place}: expected keys system and network, got {str(data)[:60]!r}")
-    entry = check(_SystemEntry, {str(key): value for key, value in data.items()}, place)
-    if entry.memory_limit_gib is not None and not entry.memory_limit_gib > 0:
-        raise ForerunError(f"{place}.memory_limit_gib: give a number above 0, got {entry.memory_limit_gib}")
-    return entry
+    return check(_SystemEntry, {str(key): value for key, value in data.items()}, place)
 
 
 def _machine(entry: _SystemEntry, folder: Path, place: str) -> Machine:

@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun.dse.definition import Exploration
 from forerun.dse.evaluate import Failed, Figures, Outcome
+from forerun.dse.limits import MemoryLimit
 from forerun.dse.space import AXES, Point
 from forerun.units import GIB
 
@@ -56,8 +57,12 @@ class PairResult:
     workload: str
     system: str
     npus: int
-    memory_limit_gib: float | None
+    memory_limit: MemoryLimit | None
     rows: tuple[Row, ...]
+
+    @property
+    def memory_limit_gib(self) -> float | None:
+        return self.memory_limit.gib if self.memory_limit else None
 
     @property
     def ranked(self) -> list[Row]:
@@ -127,7 +132,7 @@ def results_by_pair(exploration: Exploration, outcomes: Sequence[Outcome]) -> tu
             workload,
             system,
             exploration.machines[system].network.n_npus,
-            exploration.memory_limit_gib.get(system),
+            exploration.memory_limits.get(system),
             tuple(rows[workload, system]),
         )
         for workload, system in exploration.pairs
@@ -138,8 +143,8 @@ def _row(exploration: Exploration, point: Point, outcome: Outcome) -> Row:
     if isinstance(outcome, Failed):
         return Row(point, None, outcome.reason, None, None)
     gib = outcome.peak_memory_bytes * exploration.bytes_per_element / GIB
-    limit = exploration.memory_limit_gib.get(point.system)
-    return Row(point, outcome, "", gib, None if limit is None else gib <= limit)
+    limit = exploration.memory_limits.get(point.system)
+    return Row(point, outcome, "", gib, None if limit is None else gib <= limit.gib)
 
 
 def _time(row: Row) -> int:

@@ -87,6 +87,35 @@ class Sampling:
         return [points[i] for i in sorted(shuffled[: self.points])]
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A sample of each pair's points as scripts draw it: Python's `random.sample` of the list that is sorted by name.
+
+    A name is dp_tp_pp_sp_sharded_recompute, sorted as text, so that 16 comes before 2. All pairs draw one after the
+    other from one stream of random numbers, as after one `random.seed(seed)`.
+    """
+
+    n: int
+    seed: int = 0
+
+    def sample(self, points: Sequence[Point]) -> list[Point]:
+        """At most `n` points of each pair, in their order; the same for the same lists and seed."""
+        stream = random.Random(self.seed)
+        by_pair: dict[tuple[str, str], list[Point]] = {}
+        for point in points:
+            by_pair.setdefault((point.workload, point.system), []).append(point)
+        drawn: set[Point] = set()
+        for of_pair in by_pair.values():
+            drawn.update(stream.sample(sorted(of_pair, key=_name), min(self.n, len(of_pair))))
+        return [point for point in points if point in drawn]
+
+
+def _name(point: Point) -> str:
+    split = point.strategy
+    flags = (split.weight_sharded, split.activation_recompute)
+    return "_".join(map(str, (split.dp, split.tp, split.pp, split.sp, *flags, split.ep)))
+
+
 _LOOKED_AT = 256
 """points among which the next one of a balanced sample is picked"""
 
