@@ -25,6 +25,7 @@ from forerun.astra.system import read_system
 from forerun.chakra.groups import read_comm_groups, resolve_groups
 from forerun.chakra.trace import CommGroups, RankTrace
 from forerun.chakra.traces import open_traces
+from forerun.cli.issue_order_option import Order
 from forerun.errors import ForerunError
 from forerun.network.network_file import read_network
 from forerun.report.records import to_json
@@ -42,15 +43,6 @@ class Backend(str, Enum):
 class Semantics(str, Enum):
     SLOTS = "slots"
     STREAMS = "streams"
-
-
-class Order(str, Enum):
-    ASCENDING = "ascending"
-    MARCH_2025 = "march-2025"
-
-    @property
-    def policy(self) -> IssueOrder:
-        return "ascending" if self is Order.ASCENDING else "march-2025"
 
 
 def astra(

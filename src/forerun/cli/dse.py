@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from forerun.cli.exit_codes import NOTHING_FITS
+from forerun.cli.issue_order_option import Order
 from forerun.dse.definition import read_exploration
 from forerun.dse.explore import explore
-from forerun.dse.tables import CSV_NAME, PARQUET_NAME, parquet_is_possible
+from forerun.dse.tables import CSV_NAME, PARQUET_NAME, metrics_name, parquet_is_possible
 from forerun.errors import ForerunError
 from forerun.report.console import console
 from forerun.report.exploration import exploration_record, print_exploration
@@ -24,6 +25,16 @@ PLOT_NAME = "pareto.png"
 def dse(
     file: Annotated[Path, typer.Argument(help="YAML file: workloads, systems, plan, sampling.", metavar="FILE.yaml")],
     out: Annotated[Path, typer.Option(help="Folder for the results; a later run goes on from what is in it.")],
+    points: Annotated[
+        Path | None,
+        typer.Option(help="Points to explore in place of the file's plan: keys dp_tp_sp_pp_ar, as text, YAML or JSON."),
+    ] = None,
+    release: Annotated[
+        str | None, typer.Option(help="Build of ASTRA-sim whose issue order is wanted, as 2025-03; before the file's.")
+    ] = None,
+    issue_order: Annotated[
+        Order | None, typer.Option(help="Order in which ready nodes are issued; before the release's and the file's.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes (default: one for each CPU).")] = None,
     top: Annotated[int, typer.Option(help="Best points to show.", min=1)] = 5,
     plot: Annotated[
@@ -36,7 +47,7 @@ def dse(
     Traces are generated as STAGE does and replayed as ASTRA-sim does, without writing them. Points that are in the
     folder already are not simulated again. Exits with 3 if no point works, or none fits in the memory limit.
     """
-    exploration = read_exploration(file)
+    exploration = read_exploration(file, points, release, issue_order.policy if issue_order else None)
     if plot and not plot_is_possible():
         raise ForerunError("--plot needs matplotlib: pip install 'forerun[plot]'")
     with progress_bar("simulating") as advance:
@@ -49,7 +60,8 @@ def dse(
     else:
         screen = console()
         print_exploration(screen, explored, top)
-        written = [CSV_NAME, *[PARQUET_NAME] * parquet_is_possible(), *[PLOT_NAME] * with_plot]
+        metrics = [metrics_name(pair.workload, pair.system) for pair in explored.pairs]
+        written = [CSV_NAME, *metrics, *[PARQUET_NAME] * parquet_is_possible(), *[PLOT_NAME] * with_plot]
         screen.print(f"{out}: {', '.join(written)}", soft_wrap=True)
         if not parquet_is_possible():
             screen.print(f"no {PARQUET_NAME}: pip install 'forerun[data]'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,15 @@ from forerun.dse.evaluate import Evaluator, Outcome
 from forerun.dse.result import Explored, results_by_pair
 from forerun.dse.space import Point
 from forerun.dse.store import Store, keys_of
-from forerun.dse.tables import CSV_NAME, PARQUET_NAME, parquet_is_possible, write_csv, write_parquet
+from forerun.dse.tables import (
+    CSV_NAME,
+    PARQUET_NAME,
+    metrics_name,
+    parquet_is_possible,
+    write_csv,
+    write_metrics,
+    write_parquet,
+)
 from forerun.errors import ForerunError
 from forerun.processes import Processes, available_cpus
 
@@ -30,14 +39,18 @@ def explore(
     exploration: Exploration, folder: str | Path, jobs: int | None = None, progress: Progress | None = None
 ) -> Explored:
     """Simulate the points that `folder` does not know yet with `jobs` processes (default: one for each CPU), and write
-    results.csv and, where pyarrow is installed, results.parquet there.
+    results.csv, a JSON file of each pair and, where pyarrow is installed, results.parquet there.
 
     Points that can't be simulated are rows with an error. What was simulated is kept when the run is broken off.
 
     Raises:
-        ForerunError: fewer than one job, or the folder can't be written.
+        ForerunError: fewer than one job, two pairs of one file name, or the folder can't be written.
     """
     folder = Path(folder)
+    names = {pair: metrics_name(*pair) for pair in exploration.pairs}
+    twice = [name for name, count in Counter(names.values()).items() if count > 1]
+    if twice:
+        raise ForerunError(f"two pairs of workload and system would both be written as {twice[0]}; rename one")
     pool = Processes(
         evaluator_of(exploration).outcome, available_cpus() if jobs is None else jobs, _WORTH_A_POOL, _CHUNK
     )
@@ -58,6 +71,8 @@ def explore(
     write_csv(folder / CSV_NAME, explored.rows)
     if parquet_is_possible():
         write_parquet(folder / PARQUET_NAME, explored.rows)
+    for pair in explored.pairs:
+        write_metrics(folder / names[pair.workload, pair.system], pair)
     return explored
 
 

@@ -59,6 +59,12 @@ class PairResult:
     npus: int
     memory_limit: MemoryLimit | None
     rows: tuple[Row, ...]
+    bytes_per_element: float = 1
+
+    @property
+    def memory_unit(self) -> str:
+        """The unit in which people read memory: that of the limit."""
+        return self.memory_limit.unit if self.memory_limit else MemoryLimit(0).unit
 
     @property
     def memory_limit_gib(self) -> float | None:
@@ -134,6 +140,7 @@ def results_by_pair(exploration: Exploration, outcomes: Sequence[Outcome]) -> tu
             exploration.machines[system].network.n_npus,
             exploration.memory_limits.get(system),
             tuple(rows[workload, system]),
+            exploration.bytes_per_element,
         )
         for workload, system in exploration.pairs
     )

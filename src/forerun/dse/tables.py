@@ -1,15 +1,18 @@
-"""The rows of an exploration as CSV and Parquet files, which appear whole or not at all."""
+"""The rows of an exploration as CSV, Parquet and JSON files, which appear whole or not at all."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from forerun.dse.result import Row
+from forerun.dse.points import key_of
+from forerun.dse.result import PairResult, Row
 from forerun.files import whole_file
 
 CSV_NAME = "results.csv"
@@ -28,6 +31,38 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
         writer = csv.DictWriter(file, list(flat[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: _cell(value) for name, value in row.items()} for row in flat)
+
+
+def metrics_name(workload: str, system: str) -> str:
+    """File name of the metrics of a pair; what file names don't like is an underscore."""
+    return re.sub(r"[^\w.+-]", "_", f"{workload}_{system}") + ".json"
+
+
+def write_metrics(path: Path, pair: PairResult) -> None:
+    """The metrics of rank 0 of every point that could be simulated, keyed `dp_tp_sp_pp_ar`, as one JSON object.
+
+    Times are in ns, memory in bytes as the trace counts them. Raises ForerunError where the file can't be written.
+    """
+    metrics = {key_of(row.point.strategy): _metrics(row) for row in pair.rows if row.figures}
+    with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8") as file:
+        json.dump(metrics, file, indent=4)
+
+
+def _metrics(row: Row) -> dict[str, Any]:
+    assert row.figures
+    rank_0, split = row.figures.rank_0, row.point.strategy
+    return {
+        "wall_time": rank_0.wall_time,
+        "gpu_time": rank_0.gpu_time,
+        "comm_time": rank_0.comm_time,
+        "per_comp_bound": rank_0.compute_bound_pct,
+        "comp_util": rank_0.avg_compute_util_pct,
+        "mem_util": rank_0.avg_mem_util_pct,
+        "op_intensity": rank_0.avg_op_intensity,
+        "peak_memory_usage": rank_0.peak_memory_bytes,
+        **{axis: getattr(split, axis) for axis in ("dp", "tp", "sp", "pp")},
+        "ar": int(split.activation_recompute),
+    }
 
 
 def _cell(value: Any) -> Any:

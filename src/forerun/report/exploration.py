@@ -10,25 +10,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from forerun.dse.limits import BYTES_OF_UNIT
+from forerun.dse.reasons import reasons
 from forerun.dse.result import Explored, PairResult, Row, TrendRow
-from forerun.dse.workload import Strategy
+from forerun.report.reasons import reason_record, reason_words
+from forerun.report.strategy_words import strategy_words, value_words
 from forerun.report.wording import percent, seconds
+from forerun.units import GIB
 
-_DEGREES = ("dp", "tp", "sp", "pp", "ep")
 _MOST_ERRORS = 3
-
-
-def strategy_words(strategy: Strategy) -> str:
-    """`dp8 tp4 sp2 sharded recompute`; degrees of pp and ep above 1 only."""
-    words = [
-        f"{name}{getattr(strategy, name)}" for name in _DEGREES if name in _DEGREES[:3] or _above_1(strategy, name)
-    ]
-    words += ["sharded"] * strategy.weight_sharded + ["recompute"] * strategy.activation_recompute
-    return " ".join(words)
-
-
-def _above_1(strategy: Strategy, name: str) -> bool:
-    return bool(getattr(strategy, name) > 1)
 
 
 def print_exploration(out: Console, explored: Explored, top: int) -> None:
@@ -51,25 +41,27 @@ def _print_pair(out: Console, pair: PairResult, top: int) -> None:
         out.print()
         return
     out.print()
-    limit = pair.memory_limit_gib
-    _print_points(out, "Fastest, memory unlimited", pair.ranked[:top])
-    if limit is not None:
+    _print_points(out, "Fastest, memory unlimited", pair.ranked[:top], pair.memory_unit)
+    if pair.memory_limit is not None:
         within = pair.ranked_within_limit
-        title = f"Fastest within {limit:g} GiB ({len(within):,} of {len(pair.ranked):,} points fit)"
+        title = f"Fastest within {pair.memory_limit} ({len(within):,} of {len(pair.ranked):,} points fit)"
         if within:
-            _print_points(out, title, within[:top])
+            _print_points(out, title, within[:top], pair.memory_unit)
         else:
             least = min(row.peak_memory_gib or 0.0 for row in pair.ranked)
-            out.print(Text(f"{title}: the smallest needs {_gib(least)} GiB", style="bold"))
+            out.print(
+                Text(f"{title}: the smallest needs {_size(least, pair.memory_unit)} {pair.memory_unit}", style="bold")
+            )
             out.print()
-    _print_points(out, "Pareto front, time against peak memory", pair.pareto)
+    _print_points(out, "Pareto front, time against peak memory", pair.pareto, pair.memory_unit)
     if pair.trends:
-        _print_trends(out, pair.trends)
+        _print_trends(out, pair.trends, pair.memory_unit)
+        _print_reasons(out, pair)
 
 
-def _print_points(out: Console, title: str, rows: Sequence[Row]) -> None:
+def _print_points(out: Console, title: str, rows: Sequence[Row], unit: str) -> None:
     out.print(Text(title, style="bold"))
-    table = _table("", "strategy", "time", "exposed", "comm", "compute\nutil.", "peak\nGiB")
+    table = _table("", "strategy", "time", "exposed", "comm", "compute\nutil.", f"peak\n{unit}")
     best = rows[0].figures
     assert best
     for rank, row in enumerate(rows, 1):
@@ -82,7 +74,7 @@ def _print_points(out: Console, title: str, rows: Sequence[Row]) -> None:
             percent(figures.exposed_communication_ns / figures.time_ns if figures.time_ns else 0.0),
             seconds(figures.comm_time_ns * 1e-9),
             f"{figures.avg_compute_util_pct:.1f}%",
-            _gib(row.peak_memory_gib or 0.0) + ("!" if row.fits is False else ""),
+            _size(row.peak_memory_gib or 0.0, unit) + ("!" if row.fits is False else ""),
         )
     out.print(table)
     if any(row.fits is False for row in rows):
@@ -90,22 +82,28 @@ def _print_points(out: Console, title: str, rows: Sequence[Row]) -> None:
     out.print()
 
 
-def _print_trends(out: Console, trends: Sequence[TrendRow]) -> None:
+def _print_trends(out: Console, trends: Sequence[TrendRow], unit: str) -> None:
     out.print(Text("Trend of each axis", style="bold"))
-    table = _table("axis", "value", "points", "best time", "median", "least GiB")
+    table = _table("axis", "value", "points", "best time", "median", f"least {unit}")
     before = ""
     for row in trends:
-        value = str(row.value) if not isinstance(row.value, bool) else "yes" if row.value else "no"
         table.add_row(
             row.axis.replace("_", " ") if row.axis != before else "",
-            value,
+            value_words(row.value),
             f"{row.points:,}",
             seconds(row.best_ns * 1e-9),
             seconds(row.median_ns * 1e-9),
-            _gib(row.least_memory_gib),
+            _size(row.least_memory_gib, unit),
         )
         before = row.axis
     out.print(table)
+    out.print()
+
+
+def _print_reasons(out: Console, pair: PairResult) -> None:
+    out.print(Text("Why", style="bold"))
+    for reason in reasons(pair):
+        out.print(f"- {reason_words(reason, pair)}", soft_wrap=True, highlight=False)
     out.print()
 
 
@@ -113,7 +111,8 @@ def _speed(points_per_s: float) -> str:
     return f"{points_per_s:,.0f}" if points_per_s >= 10 else f"{points_per_s:.2g}"
 
 
-def _gib(size: float) -> str:
+def _size(gib: float, unit: str) -> str:
+    size = gib * GIB / BYTES_OF_UNIT[unit]
     return f"{size:.1f}" if size >= 10 else f"{size:.3g}"
 
 
@@ -143,10 +142,12 @@ def _pair_record(pair: PairResult, top: int) -> dict[str, Any]:
         "workload": pair.workload,
         "system": pair.system,
         "npus": pair.npus,
+        "memory_limit": str(pair.memory_limit) if pair.memory_limit else None,
         "memory_limit_gib": pair.memory_limit_gib,
         "best": [row.flat() for row in pair.ranked[:top]],
         "best_within_limit": [row.flat() for row in pair.ranked_within_limit[:top]],
         "pareto": [row.flat() for row in pair.pareto],
         "trends": [asdict(row) for row in pair.trends],
+        "reasons": [reason_record(reason, pair) for reason in reasons(pair)],
         "failed": [row.flat() for row in pair.failed],
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from forerun.dse.result import Explored, PairResult, Row
 from forerun.files import whole_file
-from forerun.report.exploration import strategy_words
+from forerun.report.strategy_words import strategy_words
 
 _PANEL_INCHES = (8.0, 5.0)
 _DPI = 150
