@@ -91,8 +91,10 @@ def test_an_issue_order_that_is_asked_for_goes_before_the_builds():
 
 def test_an_unknown_build_is_one_line_that_lists_the_known_ones():
     with pytest.raises(ForerunError) as caught:
-        release_named("2024-01")
-    assert str(caught.value) == "unknown release of ASTRA-sim '2024-01'; known: 2025-03, 2025-04"
+        release_named("2017-01")
+    assert str(caught.value).startswith("unknown release of ASTRA-sim '2017-01'; ")
+    assert str(caught.value).endswith("known: 2025-03, 2025-04")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,29 @@ def test_the_plot_is_a_picture(dse, tmp_path):
     assert (tmp_path / "out" / "pareto.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_it_says_why_in_sentences_and_as_data(dse):
+    done = dse(changed(("memory_limit", "0.004 GB")), "--no-plot")
+    assert "Fastest within 0.004 GB" in done.stdout
+    sentences = [line for line in done.stdout.split("\nWhy\n")[1].splitlines() if line.startswith("- ")]
+    record = json.loads(dse(changed(("memory_limit", "0.004 GB")), "--json", "--no-plot").stdout)["pairs"][0]
+    assert sentences == [f"- {reason['text']}" for reason in record["reasons"]]
+    assert len(sentences) > 5
+    assert record["memory_limit"] == "0.004 GB"
+
+
+def test_points_and_the_release_may_be_options(dse, tmp_path):
+    (tmp_path / "points.txt").write_text("8_1_1_1_0\n1_4_2_1_1\n")
+    done = dse(changed(), "--no-plot", "--points", str(tmp_path / "points.txt"), "--release", "2025-03")
+    assert "2 points: 2 simulated" in done.stdout
+    metrics = json.loads((tmp_path / "out" / "tiny_torus.json").read_text())
+    assert list(metrics) == ["8_1_1_1_0", "1_4_2_1_1"]
+    again = dse(changed(("issue_order", "march-2025")), "--no-plot", "--points", str(tmp_path / "out/tiny_torus.json"))
+    assert "0 simulated, 2 known from before" in again.stdout
+    other = dse(changed(), "--no-plot", "--points", str(tmp_path / "points.txt"), "--issue-order", "ascending")
+    assert "2 simulated" in other.stdout
+    assert dse(changed(), "--release", "2017-01").returncode == 2
+
+
 def test_bad_input_is_one_line_and_writes_nothing(dse, tmp_path):
     done = dse(changed(("plan.dp", 3)))
     assert done.returncode == 2

@@ -10,7 +10,7 @@ from forerun.astra.replay import replay
 from forerun.astra.statistics import RankStatistics
 from forerun.dse.definition import read_exploration
 from forerun.dse.evaluate import Evaluator, Failed, Figures, figures_of
-from forerun.dse.explore import explore
+from forerun.dse.explore import evaluator_of, explore
 from forerun.dse.result import results_by_pair
 from forerun.dse.store import NAME
 from forerun.dse.tables import CSV_NAME, PARQUET_NAME
@@ -123,6 +123,28 @@ def test_csv_and_parquet_are_equal(small):
             assert text[name].tolist() == typed[name].tolist(), name
     assert typed["time_ns"].tolist() == [row.figures.time_ns for row in explored.rows]
     assert str(typed["weight_sharded"].dtype) == "bool"
+
+
+def test_the_metrics_are_those_of_rank_0_by_key(small):
+    exploration, explored, folder = small
+    metrics = json.loads((folder / "tiny_torus.json").read_text())
+    plain = [row for row in explored.rows if not row.point.strategy.weight_sharded]
+    assert len(metrics) == POINTS
+    for row in plain[::5]:
+        split, rank_0 = row.point.strategy, evaluator_of(exploration).replay(row.point).statistics[0]
+        mine = metrics[f"{split.dp}_{split.tp}_{split.sp}_{split.pp}_{int(split.activation_recompute)}"]
+        assert list(mine.values()) == [
+            rank_0.wall_time, rank_0.gpu_time, rank_0.comm_time, rank_0.compute_bound_pct, rank_0.avg_compute_util_pct,
+            rank_0.avg_mem_util_pct, rank_0.avg_op_intensity, rank_0.peak_memory_bytes,
+            split.dp, split.tp, split.sp, split.pp, int(split.activation_recompute),
+        ]  # fmt: skip
+
+
+def test_pairs_of_one_file_name_are_refused(tmp_path):
+    torus, tiny = SMALL["systems"]["torus"], SMALL["workloads"]["tiny"]
+    names = [("systems", {"torus": torus, "b_torus": torus}), ("workloads", {"tiny_b": tiny, "tiny": tiny})]
+    with pytest.raises(ForerunError, match=r"would both be written as tiny_b_torus.json"):
+        explore(of(tmp_path, *names), tmp_path / "out", jobs=1)
 
 
 def figures(time_ns, memory):
