@@ -12,6 +12,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import shortest_path
 
 from forerun.errors import ForerunError, UnknownName
+from forerun.network.network_file import parse_topology
 from forerun.network.topology import base
 from forerun.network.topology.base import Links, Topology
 from forerun.network.topology.dragonfly import Dragonfly
@@ -297,3 +298,17 @@ def test_the_walk_through_of_the_docs_works():
     shown, shipped = namespace["Mesh2D"](5, 3, bandwidth_gbps=50.0, latency_ns=500.0), make("Mesh2D", (5, 3), 50, 500)
     src, dst = all_pairs(shipped)
     np.testing.assert_array_equal(shown.routes(src, dst).link, shipped.routes(src, dst).link)
+
+
+@given(topologies())
+@settings(deadline=None)
+def test_what_the_links_of_an_npu_carry_is_what_leaves_the_one_with_least(topology):
+    links = topology.links()
+    leaving = [links.bandwidth_gbps[links.src == npu].sum() for npu in range(topology.n_npus)]
+    assert topology.npu_bandwidth_gbps == pytest.approx(min(leaving))
+
+
+@pytest.mark.parametrize("text", ["ring:4,switch:2", "mesh2d:3x2,fullyconnected:3@25", "torus2d:4x4,ring:3"])
+def test_links_of_an_npu_in_all_dimensions_are_the_sum_of_each(text):
+    network = parse_topology(text, [50.0], [500.0])
+    assert network.npu_bytes_per_ns == pytest.approx(network.topology().npu_bandwidth_gbps)
