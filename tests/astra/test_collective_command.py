@@ -111,6 +111,14 @@ def test_bandwidth_above_the_links_is_marked_and_explained(capsys):
     assert "! above" not in capsys.readouterr().out
 
 
+def test_queues_of_many_ranks_are_announced(capsys):
+    many = ("broadcast", "--bytes", "1KiB", "--topology", "mesh2d:33x32", "--algorithm", "binomial", "--splits", "1")
+    assert run(["collective", *many]) == 0
+    assert capsys.readouterr().err == "queues for 1,056 NPUs can take minutes; --backend unaware is quick\n"
+    assert run(["collective", *many, "--backend", "aware"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_the_header_says_which_backend_the_network_gets(capsys):
     for topology, words in (("mesh2d:2x2", "congestion-aware (on Mesh2D"), ("ring:4", "congestion-unaware (as ASTRA")):
         assert run(["collective", "all_reduce", "--bytes", "1MiB", "--topology", topology]) == 0

@@ -31,6 +31,8 @@ _FACTORS = {"": 1, "B": 1} | {
 }
 _LARGEST = 1 << 50
 _MOST_SIZES = 1000
+_MANY_NPUS = 1024
+"""up to so many, the queues of every link take seconds"""
 
 
 class Backend(str, Enum):
@@ -114,6 +116,8 @@ def collective(
     system = system_from(keys, "options")
     if backend is Backend.auto:
         setting = fitting_setting(where, system, groups, hottest)
+        if setting.aware and where.n_npus > _MANY_NPUS:
+            typer.echo(f"queues for {where.n_npus:,} NPUs can take minutes; --backend unaware is quick", err=True)
     else:
         setting = Setting(where, system, groups, backend is Backend.aware, hottest)
     names = [name.strip() for name in algorithm.split(",")] if algorithm else default_algorithms(kind, bool(groups))
