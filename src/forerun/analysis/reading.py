@@ -25,6 +25,7 @@ from forerun.memory.outside import outside_bytes
 from forerun.memory.profile import IN_GRAPHS, MemoryProfile, profile
 from forerun.memory.replayed import replayed
 from forerun.memory.reserved import Reserved, reserved
+from forerun.network.host_path import host_path_warnings
 from forerun.network.network_file import Network
 from forerun.network.patterns import CommunicationPattern
 from forerun.plan.plan import Plan
@@ -236,6 +237,8 @@ def _read(
     use = None
     if network is not None:
         use = network_use(program, network, cluster, subject.n_gpus, step_s, subject.pattern)
+    priced_here = network is None and missing is None
+    staged = host_path_warnings(memory.groups, cluster, subject.n_gpus) if priced_here else ()
     causes = {cause.name.lower(): float(row[cause]) for cause in Cause}
     tokens = None if subject.tokens_per_step is None else subject.tokens_per_step / subject.n_gpus
     return Prediction(
@@ -257,7 +260,7 @@ def _read(
         memory_limit_gib=memory.limit_bytes / GIB,
         fits=held.fits,
         fit_in_doubt=available < most if held.fits else least <= available,
-        warnings=((TIGHT,) if held.tight else ()) + subject.warnings,
+        warnings=((TIGHT,) if held.tight else ()) + staged + subject.warnings,
         memory_by_category_gib={name: size / GIB for name, size in fullest.by_category.items()},
         peak_rank_class=fullest.rank_class,
         peak_owner=fullest.owner(program, memory.worst),

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from forerun.cluster.files import check, parse_yaml, read_yaml
-from forerun.cluster.schema import BITS_PER_BYTE, US_PER_S, ClusterEntry, DeviceEntry, LinkKindEntry, SystemEntry
+from forerun.cluster.schema import (
+    BITS_PER_BYTE,
+    US_PER_S,
+    ClusterEntry,
+    DeviceEntry,
+    LinkEntry,
+    LinkKindEntry,
+    SystemEntry,
+)
 from forerun.cluster.types import Cluster, Device, Link, LinkKind, is_profile_file
 from forerun.errors import ForerunError, UnknownName
 from forerun.units import GIB, GIGA, TERA
@@ -155,7 +163,8 @@ def _changed(
 ) -> Link | None:
     """A reference link with another rate or kind; a new kind brings its own latency."""
     if kind is not None and link is not None:
-        link = replace(link, kind=kind, latency_s=link_latency_s(kind), source=f"kind as given; rate: {link.source}")
+        own = link if link.kind == kind else replace(link, peer_to_peer=True, host_path_bytes_per_s=None)
+        link = replace(own, kind=kind, latency_s=link_latency_s(kind), source=f"kind as given; rate: {link.source}")
     if bytes_per_s is None:
         return link
     rate = _positive(bytes_per_s, f"{name} bytes_per_s", place)
@@ -286,7 +295,7 @@ def _reference_node(entry: ClusterEntry, reference: DeviceEntry | None) -> _Node
     """What an entry says, its gaps filled from the reference system of its device."""
     parts: list[SystemEntry] = [entry] if reference is None else [entry, reference]
     size = next((part.gpus_per_node for part in parts if part.gpus_per_node is not None), None)
-    intra = next((part.intra_node for part in parts if part.intra_node is not None), None)
+    intra = _with_peers_of(*(part.intra_node for part in parts if part.intra_node is not None))
     inter = next((part.inter_node for part in parts if part.inter_node is not None), None)
     host_gb_s = next((part.host_gb_s for part in parts if part.host_gb_s is not None), None)
     source = {
@@ -301,6 +310,13 @@ def _reference_node(entry: ClusterEntry, reference: DeviceEntry | None) -> _Node
         host_bytes_per_s=None if host_gb_s is None else host_gb_s * GIGA,
         source=source | entry.source,
     )
+
+
+def _with_peers_of(own: LinkEntry | None = None, reference: LinkEntry | None = None) -> LinkEntry | None:
+    """The first link; where it is silent about peer access, that is the reference link's, if both are of one kind."""
+    if own is None or reference is None or own.peer_to_peer is not None or own.kind != reference.kind:
+        return own
+    return own.model_copy(update={"peer_to_peer": reference.peer_to_peer, "host_path_gb_s": reference.host_path_gb_s})
 
 
 def link_latency_s(kind: LinkKind) -> float:

@@ -28,7 +28,18 @@ class LinkEntry(Entry):
     gb_s: Positive | None = None
     gbit_s_per_gpu: Positive | None = None
     latency_us: NotNegative | None = None
+    peer_to_peer: bool | None = None
+    """left out: as in the reference system of the device, where its link is of the same kind, and else true"""
+    host_path_gb_s: Positive | None = None
     source: str = ""
+
+    @model_validator(mode="after")
+    def _host_path(self) -> LinkEntry:
+        if self.peer_to_peer is False and self.kind != "pcie":
+            raise ValueError(f"peer_to_peer: false is for pcie links between GPUs, and this one is {self.kind}")
+        if self.host_path_gb_s is not None and self.peer_to_peer is not False:
+            raise ValueError("host_path_gb_s is the way of GPUs without peer access: add peer_to_peer: false")
+        return self
 
     @model_validator(mode="after")
     def _one_rate(self) -> LinkEntry:
@@ -44,7 +55,9 @@ class LinkEntry(Entry):
             assert self.gbit_s_per_gpu is not None
             bytes_per_s = self.gbit_s_per_gpu * GIGA / BITS_PER_BYTE
         latency_s = default_latency_s if self.latency_us is None else self.latency_us / US_PER_S
-        return Link(name, self.kind, size, bytes_per_s, latency_s, self.source)
+        host_path = None if self.host_path_gb_s is None else self.host_path_gb_s * GIGA
+        peers = self.peer_to_peer is not False
+        return Link(name, self.kind, size, bytes_per_s, latency_s, self.source, peers, host_path)
 
 
 class LinkKindEntry(Entry):

@@ -75,6 +75,10 @@ class Link:
     """of one hop of a small message"""
     source: str = field(default="", compare=False)
     """where the figures come from"""
+    peer_to_peer: bool = True
+    """GPUs read and write each other's memory; otherwise all that they send passes through memory of the host"""
+    host_path_bytes_per_s: float | None = None
+    """without peer access: bus bandwidth of each GPU when all `size` send at once; None: that of a measured host"""
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from forerun.cluster.types import Cluster, KernelRates
 from forerun.cost.gradient_exchange import exchange_s, priced_rows, wires_of
 from forerun.cost.measured import Measured
 from forerun.cost.op_costs import durations_ps, on_topology
+from forerun.network.host_path import host_path_s_per_byte
 from forerun.network.network_file import Network
 from forerun.network.patterns import CommunicationPattern
 from forerun.plan.plan import Plan
 from forerun.plan.stack import Stack
 from forerun.program.groups import CommGroup
-from forerun.program.types import F64, I64, OpKind, OpTable
+from forerun.program.types import F64, I64, Collective, OpKind, OpTable
 from forerun.units import PS_PER_S, PS_PER_US
 
 _GRAPH_ISSUE_US = 0.05
@@ -88,6 +89,8 @@ def step_costs(
     rates = rates_of(cluster, stack)
     placed = None if network is None else on_topology(network, cluster, n_gpus)
     duration, calibrated = durations_ps(ops, groups, cluster, rates, placed)
+    least_ps = np.zeros(len(ops), np.int64) if network else _host_path_ps(ops, groups, cluster, n_gpus)
+    duration = np.maximum(duration, least_ps)
     lacks: Mapping[int, str] = {}
     issue_ps = ops.launches.astype(np.int64) * _issue_ps(stack, launching, len(ops))
     if measured is not None:
@@ -101,6 +104,8 @@ def step_costs(
         time_s = exchange_s(ops, rows, groups, pattern, wires_of(cluster, n_gpus, network))
         time_s /= rates.network if pattern.as_nccl else 1.0
         duration[rows], calibrated[rows] = np.rint(time_s * PS_PER_S).astype(np.int64), 0.0
+        if pattern.as_nccl:
+            duration[rows] = np.maximum(duration[rows], least_ps[rows])
         if pattern.everything:
             issue_ps[rows] = 0
         lacks = {op: what for op, what in lacks.items() if op not in set(rows.tolist())}
@@ -118,6 +123,17 @@ def step_costs(
         calibrated=calibrated,
         lacks=lacks,
     )
+
+
+def _host_path_ps(ops: OpTable, groups: tuple[CommGroup, ...], cluster: Cluster, n_gpus: int) -> I64:
+    """What the way through host memory takes of each op at least, (n_ops,); 0 with peer access."""
+    slope = np.zeros(len(ops))
+    if not cluster.links[0].peer_to_peer:
+        for row in np.flatnonzero((ops.kind == OpKind.COLLECTIVE) | (ops.kind == OpKind.P2P)).tolist():
+            kind, group = Collective(int(ops.collective[row])), groups[ops.group[row]]
+            slope[row] = host_path_s_per_byte(kind, group, cluster, n_gpus)
+    out: I64 = np.rint(ops.bytes_comm * slope * PS_PER_S).astype(np.int64)
+    return out
 
 
 def _issue_ps(stack: Stack, launching: Launching, n_ops: int) -> I64:

@@ -79,6 +79,20 @@ class Crowding:
 
 
 @dataclass(frozen=True, slots=True)
+class HostPath:
+    """Bus bandwidth of each GPU where GPUs have no peer access and n of a node send at once through host memory."""
+
+    pair_gb_s: float
+    """of two GPUs"""
+    power: float
+    """n GPUs have (2 / n)^power of that"""
+
+    def share(self, known: int, gpus: int) -> float:
+        """What each of `gpus` GPUs gets over what each of `known` gets."""
+        return float((known / gpus) ** self.power)
+
+
+@dataclass(frozen=True, slots=True)
 class Fabrics:
     """Everything in `fabrics.yaml`."""
 
@@ -91,6 +105,7 @@ class Fabrics:
     """link kind -> share of the wire rate that large collectives sustain"""
     efficiency_other: float
     crowding: Crowding
+    host_path: HostPath
     in_node: dict[str, NodeCollectives]
     source: dict[str, str]
 

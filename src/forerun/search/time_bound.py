@@ -13,6 +13,7 @@ import numpy as np
 
 from forerun.cost.op_costs import on_topology
 from forerun.cost.profile import load_profile
+from forerun.network.host_path import host_path_s_per_byte
 from forerun.network.lines import Lines
 from forerun.network.nccl import collective_lines
 from forerun.plan.plan import Plan
@@ -83,7 +84,10 @@ class TimeBound:
         size, group = np.asarray(size_bytes, np.float64), groups[axis]
         if self._runs.measured is not None or group.size == 1:
             return np.zeros_like(size)
-        out: F64 = self._lines_of(kind, group, _ranks(groups)).seconds(size) / self._screening.rates.network
+        n_gpus = _ranks(groups)
+        out: F64 = self._lines_of(kind, group, n_gpus).seconds(size) / self._screening.rates.network
+        if self._runs.network is None:
+            out = np.maximum(out, size * host_path_s_per_byte(kind, group, self._runs.cluster, n_gpus))
         return np.where(size > 0, out, 0.0)
 
     def _lines_of(self, kind: Collective, group: CommGroup, n_gpus: int) -> Lines:
