@@ -132,7 +132,7 @@ def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile
     """
     profile = profile or load_profile(device.cost_profile)
     if kernel not in attention_kernels():
-        raise UnknownName("attention kernel", kernel, ["naive", *attention_kernels()])
+        raise UnknownName("attention kernel", kernel, ["naive", "flex_uncompiled", *attention_kernels()])
     found = attention_kernels()[kernel]
     rate = found.rates.get(device.architecture, found.rates[_DEFAULT])
     padded = -(-head_dim // found.head_dim_multiple) * found.head_dim_multiple

@@ -60,7 +60,9 @@ def values_of(column: Column) -> Iterator[tuple[Any, Column]]:
 
 
 _CHOICES = {name: choices(name) for name in FIELD_TYPES if choices(name)}
-_ATTENTION = ("auto", "naive", "flash1", "flash2", "flash3", "triton", "flex", "cudnn", "sdpa")
+_ATTENTION = ("auto", "naive", "flash1", "flash2", "flash3", "triton", "flex", "flex_uncompiled", "cudnn", "sdpa")
+_UNFUSED = ("naive", "flex_uncompiled")
+"""kernels that make all scores, for which nothing cuts the sequence"""
 _FP8 = ("fp8", "mxfp8", "nvfp4")
 _MICROSCALING = ("mxfp8", "nvfp4")
 _V_SCHEDULES = ("ZBV", "DualPipeV")
@@ -223,28 +225,29 @@ def _sequence_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 
 @cache
-def _is_naive(stack: str, attention: str) -> bool:
-    return (load_stack(stack).attention if attention == "auto" else attention) == "naive"
+def _kernel(stack: str, attention: str) -> str:
+    """The attention kernel of a plan, apart from what the device chooses."""
+    return load_stack(stack).attention if attention == "auto" else attention
 
 
-def _naive(plan: Plans) -> Column:
+def _unfused(plan: Plans) -> Column:
     """Where attention is composed of matrix products."""
     found: Column = False
     for stack, stacked in values_of(plan.stack):
         for attention, here in values_of(plan.attention):
-            found |= stacked & here & _is_naive(stack, attention)
+            found |= stacked & here & (_kernel(stack, attention) in _UNFUSED)
     return found
 
 
 def _context(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
     ulysses = (plan.cp_method == "ulysses") & (model.n_heads % (plan.cp * plan.tp) != 0)
-    return (plan.cp > 1) & (ulysses | _naive(plan))
+    return (plan.cp > 1) & (ulysses | _unfused(plan))
 
 
 def _context_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     if plan.cp_method == "ulysses" and model.n_heads % (plan.cp * plan.tp):
         return f"ulysses: {model.n_heads} attention heads are not divisible by cp {plan.cp} x tp {plan.tp}"
-    return f"cp {plan.cp} needs a flash attention kernel, not naive"
+    return f"cp {plan.cp} needs a flash attention kernel, not {_kernel(plan.stack, plan.attention)}"
 
 
 def _experts(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
@@ -381,11 +384,12 @@ def _layers_checkpointing_why(model: LayeredModel, plan: Plan, cluster: Cluster)
 
 
 def _layers_attention(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
-    return any(isinstance(layer, SelfAttention) for layer in model.layers) & _naive(plan)
+    return any(isinstance(layer, SelfAttention) for layer in model.layers) & _unfused(plan)
 
 
 def _layers_attention_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
-    return f"attention naive needs a transformer; {model.name}, given layer by layer, runs a fused kernel"
+    kernel = _kernel(plan.stack, plan.attention)
+    return f"attention {kernel} needs a transformer; {model.name}, given layer by layer, runs a fused kernel"
 
 
 LAYERED_RULES: tuple[Rule[LayeredModel], ...] = (

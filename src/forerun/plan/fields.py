@@ -51,7 +51,7 @@ MEANINGS = {
     "compile": "torch.compile: fused memory-bound kernels",
     "compile_loss": "what is compiled includes the loss",
     "cuda_graphs": "launch from CUDA graphs",
-    "attention": "attention kernel: naive, flash1, flash2, flash3, triton, flex, cudnn, sdpa",
+    "attention": "attention kernel: naive, flash1, flash2, flash3, triton, flex, flex_uncompiled, cudnn, sdpa",
     "optimizer": "optimizer",
     "optimizer_impl": "kernels of the optimizer step",
     "offload": "what lives in host memory between uses",

@@ -88,7 +88,8 @@ class Plan:
     """torch.compile covers the loss too, where the stack can"""
     cuda_graphs: bool = False
     attention: str = "auto"
-    """attention kernel (naive, flash1, flash2, flash3, triton, flex, cudnn, sdpa); auto is the stack's own"""
+    """attention kernel (naive, flash1, flash2, flash3, triton, flex, flex_uncompiled, cudnn, sdpa); auto is the stack's
+    own, flex_uncompiled is flex attention that nothing compiles, which makes all scores in fp32"""
 
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     optimizer_impl: Literal["fused", "foreach", "loop"] = "fused"

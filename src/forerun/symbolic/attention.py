@@ -5,6 +5,7 @@ from __future__ import annotations
 from forerun.program.types import Collective, Stream
 from forerun.symbolic.linear import Section
 from forerun.symbolic.tape import Stage, TapeOp, on_compute
+from forerun.symbolic.unfused_flex import Sizes, unfused_flex
 
 
 def attention(section: Section, x: str, y: str, module: int) -> None:
@@ -19,6 +20,8 @@ def attention(section: Section, x: str, y: str, module: int) -> None:
     context = section.kit.plan.cp
     if kernel_name(section) == "naive":
         _naive(section, module)
+    elif kernel_name(section) == "flex_uncompiled":
+        _unfused_flex(section, module)
     elif context == 1:
         _fused(section, module)
     else:
@@ -202,6 +205,15 @@ def _fused(section: Section, module: int) -> None:
             makes=makes,
         )
     )
+
+
+def _unfused_flex(section: Section, module: int) -> None:
+    """Flex attention outside of compiled code; it also keeps the largest score of each query (fp32)."""
+    kit, s, plan = section.kit, section.kit.shapes, section.kit.plan
+    reads, makes = _saved(section)
+    kv_heads = s.heads if _repeats_kv(section) else s.kv_heads
+    sizes = Sizes(plan.micro_batch, s.heads, kv_heads, s.seq, s.seq, s.head_dim, s.v_head_dim)
+    section.tape.add(unfused_flex(kit, sizes, reads, (*makes, ("max", s.tokens * s.heads * 4)), module))
 
 
 def _context_parallel(section: Section, module: int) -> None:

@@ -20,6 +20,8 @@ _FORWARD, _BACKWARD, _RECOMPUTE, _UNSHARDED = Phase.FORWARD, Phase.BACKWARD, Pha
 Kernel = tuple[int, Stream]
 Stage = tuple[Kernel, ...]
 """kernels that may run side by side; a stage waits for the stage before it"""
+Held = tuple[int, int, int]
+"""temporary memory of an operation: bytes, and the first and last of its stages that hold it"""
 
 
 def on_compute(*ops: int) -> list[Stage]:
@@ -54,6 +56,10 @@ class TapeOp:
     """of what it makes for a while: outputs that are not kept, gradients, scratch"""
     scratch_bytes: int = 0
     """what its backward needs for itself"""
+    forward_held: tuple[Held, ...] = ()
+    """what some of its forward stages need for themselves"""
+    backward_held: tuple[Held, ...] = ()
+    """the same of its backward stages"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +185,7 @@ class Tape:
                 keep(size, _ACTIVATION, 0)
         for i, op in enumerate(self.ops):
             first = len(writer.block)
-            writer.stages(op.forward, _FORWARD, op.module)
+            writer.hold(op.forward_held, writer.stages(op.forward, _FORWARD, op.module), op.passing)
             first, last = writer.span(first)
             for tensor, size in op.makes:
                 if tensor in kept:
@@ -276,7 +282,7 @@ class _Backward:
         needed = self.tape.remade(region) - self.kept
         for i in self.tape._recomputed(region):
             op, first = self.tape.ops[i], len(block)
-            self.writer.stages(op.forward, _RECOMPUTE, op.module)
+            self.writer.hold(op.forward_held, self.writer.stages(op.forward, _RECOMPUTE, op.module), op.passing)
             for tensor, size in op.makes:
                 if tensor in needed:
                     self.remade[tensor] = (size, first)
@@ -285,7 +291,7 @@ class _Backward:
 
     def _op(self, i: int, op: TapeOp) -> None:
         block, first = self.writer.block, len(self.writer.block)
-        self.writer.stages(op.backward, _BACKWARD, op.module)
+        self.writer.hold(op.backward_held, self.writer.stages(op.backward, _BACKWARD, op.module), op.passing)
         (self.weights or self.writer).stages(op.weight_backward, _BACKWARD, op.module)
         if op.weight_grad_bytes:
             target = (self.weights or self.writer).block
@@ -337,8 +343,10 @@ class _Writer:
         self.marker = marker
         self.before: tuple[tuple[int, Stream], ...] = ()
 
-    def stages(self, stages: list[Stage], phase: Phase, module: int) -> None:
+    def stages(self, stages: list[Stage], phase: Phase, module: int) -> list[int]:
+        """Write `stages`; the last node of each."""
         node, before = self.block.node, self.before
+        ends = []
         for stage in stages:
             if not before and any(stream != _COMPUTE for _, stream in stage):
                 before = ((node(self.marker, _COMPUTE, phase, module), _COMPUTE),)
@@ -347,7 +355,14 @@ class _Writer:
                 after = [n for n, s in before if s != stream]
                 now.append((node(op, stream, phase, module, after), stream))
             before = tuple(now)
+            ends.append(len(self.block) - 1)
         self.before = before
+        return ends
+
+    def hold(self, held: tuple[Held, ...], ends: list[int], category: Category) -> None:
+        """Temporaries of an operation whose stages end with the nodes `ends`."""
+        for size, first, last in held:
+            self.block.tensor(size, category, ends[first], ends[last])
 
     def span(self, first: int) -> tuple[int, int]:
         """First and last node written since `first`; the last node when an operation has none of its own."""

@@ -67,6 +67,7 @@ HALF_GRADIENT_STACKS = frozenset({"internevo", "deepspeed", "megatron-lm", "mega
 ATTENTION = (
     (r"naive", "naive"),
     (r"triton", "triton"),
+    (r"flex.*(uncompiled|eager)|(uncompiled|eager).*flex", "flex_uncompiled"),
     (r"flex", "flex"),
     (r"sdpa", "sdpa"),
     (r"cudnn", "cudnn"),

@@ -7,6 +7,7 @@ and bookkeeping run as they would.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -91,7 +92,8 @@ class VirtualMode(TorchDispatchMode):
         if _is_composite(func):  # torch takes it apart itself, unless autograd's keys are switched off
             with self:
                 return func.decompose(*args, **kwargs)
-        body = _body(func)
+        body = _unfused_flex(func) if not self.recorder.compiled else None
+        body = body or _body(func)
         if body is not None:
             with self:
                 return body(*args, **kwargs)
@@ -251,6 +253,15 @@ def _body(func: Any) -> Callable[..., Any] | None:
     if definition is None or (func.namespace not in _AROUND_COLLECTIVES and definition._abstract_fn is not None):
         return None
     return definition._backend_fns.get("cuda", definition._init_fn)
+
+
+def _unfused_flex(func: Any) -> Callable[..., Any] | None:
+    """What flex attention runs outside of compiled code: operations one by one, around all scores in fp32."""
+    if not isinstance(func, torch._ops.HigherOrderOperator):
+        return None
+    flex = importlib.import_module("torch._higher_order_ops.flex_attention")
+    bodies = {flex.flex_attention: flex.sdpa_dense, flex.flex_attention_backward: flex.sdpa_dense_backward}
+    return bodies.get(func)
 
 
 def _writes_first(func: Any) -> bool:

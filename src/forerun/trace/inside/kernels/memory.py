@@ -233,6 +233,12 @@ def _safe_softmax(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Ke
     return kernels + memory(table, plan, 2 * size + flags, flags + size, 5, dtype_name(out), flags + size)
 
 
+def _logsumexp(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """amax; abs, eq and masked_fill_ of it; sub, whose result exp_ changes in place; sum, log_ and add_."""
+    size, sums = bytes_of(args[0]), bytes_of(out)
+    return memory(table, plan, 4 * size + 5 * sums, 2 * size + 6 * sums, 9, dtype_name(out), size + sums)
+
+
 def _softmax_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
     """softmax first multiplies gradient and output, a kernel with a result of its own; log_softmax does not."""
     gradient, output, dim = args[0], args[1], args[2]
@@ -376,6 +382,7 @@ MEMORY_RULES: dict[str, Any] = {
     **dict.fromkeys(("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"), _copy_then_copy),
     **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
     "_safe_softmax": _safe_softmax,
+    "logsumexp": _logsumexp,
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax_backward),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _nll_loss),
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _nll_loss_backward),
