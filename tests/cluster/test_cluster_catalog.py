@@ -114,6 +114,28 @@ def test_a_device_like_a_known_one(tmp_path: Path) -> None:
     assert set(h100.source) - set(cluster.device.source) == {"power_w", "memory_gib"}
 
 
+@pytest.mark.parametrize(
+    ("link", "peers", "host_path"),
+    [
+        (None, False, None),
+        ({"kind": "pcie", "gb_s": 64}, False, None),
+        ({"kind": "pcie", "gb_s": 32, "peer_to_peer": True}, True, None),
+        ({"kind": "pcie", "gb_s": 32, "peer_to_peer": False, "host_path_gb_s": 3}, False, 3e9),
+        ({"kind": "nvlink", "gb_s": 50}, True, None),
+    ],
+)
+def test_a_link_without_peer_access(link: Any, peers: bool, host_path: float | None, tmp_path: Path) -> None:
+    """A PCIe link of a device whose driver gives it no peer access has none, unless the file says otherwise."""
+    own = {"device": "rtx-4090"} | ({} if link is None else {"intra_node": link})
+    found = load_cluster(write(tmp_path, own)).links[0]
+    assert (found.peer_to_peer, found.host_path_bytes_per_s) == (peers, host_path)
+
+
+def test_another_kind_of_link_in_place_of_one_without_peer_access() -> None:
+    assert cluster_from_parts("x", "rtx-4090", 4, intra_kind="nvlink").links[0].peer_to_peer
+    assert not cluster_from_parts("x", "rtx-4090", 4, intra_bytes_per_s=16e9).links[0].peer_to_peer
+
+
 def test_a_replaced_figure_loses_its_source(tmp_path: Path) -> None:
     assert "host_gb_s" in load_cluster("h100").source
     assert "host_gb_s" not in load_cluster(write(tmp_path, {"device": "h100", "host_gb_s": 20})).source
@@ -194,6 +216,14 @@ def test_presets_survive_a_file(name: str, tmp_path: Path) -> None:
         ({"intra_node": {"kind": "pcie"}}, "intra_node: give one of gb_s"),
         ({"intra_node": {"kind": "pcie", "gb_s": 1, "gbit_s_per_gpu": 8}}, "intra_node: give one of gb_s"),
         ({"intra_node": {"kind": "token-ring", "gb_s": 1}}, "intra_node.kind: "),
+        (
+            {"intra_node": {"kind": "nvlink", "gb_s": 1, "peer_to_peer": False}},
+            "intra_node: peer_to_peer: false is for pcie links between GPUs, and this one is nvlink",
+        ),
+        (
+            {"intra_node": {"kind": "pcie", "gb_s": 1, "host_path_gb_s": 2}},
+            "intra_node: host_path_gb_s is the way of GPUs without peer access: add peer_to_peer: false",
+        ),
         (
             {"inter_node": {"kind": "roce", "gbps": 1}},
             "unknown key 'inter_node.gbps'; did you mean gb_s? known: gb_s, gbit_s_per_gpu",

@@ -144,6 +144,20 @@ def test_bounds_hold_where_measured_steps_have_shown_other_rates(faster):
     )
 
 
+def test_bounds_know_the_way_through_host_memory():
+    model, cluster = load_model("llama-3.2-1b"), load_cluster("rtx4090")
+    table = make_space(model, cluster, 8, 2048, 16, {"stack": "simple-fsdp"}).table(Tally())
+    some = random.Random(3).sample(range(len(table)), min(15, len(table)))
+    held_to_simulations(model, table.take(np.array(some)), "simple-fsdp", range(len(some)), cluster=cluster)
+    direct = replace(cluster, links=(replace(cluster.links[0], peer_to_peer=True), *cluster.links[1:]))
+    plan = Plan(seq_len=512, dp_shard=8, stack="simple-fsdp")
+    groups = SpaceTable.of_plans([plan], cluster.node_size).groups[0]
+    staged_s, direct_s = (
+        TimeBound(Screening(UnitRuns(model, each), plan.stack)).least_step_s(plan, groups) for each in (cluster, direct)
+    )
+    assert staged_s > 3 * direct_s
+
+
 def test_the_time_bound_is_close_without_communication():
     model = load_model("llama-3.1-8b")
     plan = Plan(seq_len=8192, n_microbatches=2, zero_stage=0, stack=habits_of("torchtitan").stacks[0])
