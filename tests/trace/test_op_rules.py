@@ -358,6 +358,16 @@ def test_cross_entropy_reads_one_score_a_target_and_wide_rows_twice():
     assert built.launches[kernel.op] == 2
 
 
+def test_logsumexp_makes_a_copy_of_what_it_sums():
+    x = torch.empty(256, 1024)
+    size, sums = 4 * 256 * 1024, 4 * 256
+    mode = record(torch.logsumexp, x, 1)
+    (kernel,) = mode.kernels
+    (row,) = mode.rows()
+    assert row[5:] == (4 * size + 5 * sums, 2 * size + 6 * sums, 9)
+    assert kernel.workspace_bytes == size + sums
+
+
 def test_softmax_backward_multiplies_into_a_result_of_its_own_first():
     a = empty(64, 512)
     mode = record(aten._softmax_backward_data, a, a, 1, torch.bfloat16)

@@ -1,9 +1,9 @@
 """Flex attention that nothing compiles: every query's score of every key in fp32, operation by operation.
 
 `flex_attention` outside of torch.compile, or inside a checkpoint that Dynamo does not capture, runs `sdpa_dense` and
-`sdpa_dense_backward` of torch/_higher_order_ops/flex_attention.py (torch 2.13). Both hold every intermediate result
-until the function returns, so that memory peaks at 4.25 fp32 copies of the scores forward and 6.5 backward. Autograd
-keeps queries, keys, values, the output, and two numbers for each query.
+`sdpa_dense_backward` of torch/_higher_order_ops/flex_attention.py (torch 2.13). Both hold most intermediate results
+until the function returns, so that memory peaks at 4.25 fp32 copies of the scores forward and 6.5 backward (7 where the
+model itself is fp32). Autograd keeps queries, keys, values, the output, and two numbers for each query.
 """
 
 from __future__ import annotations
