@@ -37,6 +37,10 @@ MODES = {
         2,
         Plan(seq_len=SEQ, stack="pytorch", micro_batch=2, dp_shard=8, activation_checkpointing="full"),
     ),
+    "kept by a checkpoint's policy": (
+        2,
+        Plan(seq_len=SEQ, stack="pytorch", micro_batch=2, dp_shard=8, activation_checkpointing="selective"),
+    ),
     "fp32, one sample": (8, Plan(seq_len=SEQ, stack="pytorch", precision="fp32")),
 }
 MEMORY = 0.02
