@@ -9,6 +9,7 @@ from forerun.analysis.predict_program import predict_program
 from forerun.analysis.setup import RankKind, Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.analysis.what_if import sensitivities, sensitivities_of_program
+from forerun.cluster.catalog import load_cluster
 from forerun.cost.measured import Curve, Measured, NetworkProfile
 from forerun.network.network_file import Network, NetworkDim
 from forerun.network.on_topology import load_network
@@ -84,6 +85,19 @@ def test_a_free_network_is_the_pattern_of_an_ideal_one(name):
     free = rows_of(setup)["free network"]
     assert free.step_time_s == simulate_setup(replace(setup, pattern=NoNetwork())).prediction.step_time_s
     assert free.change < 0
+
+
+def test_gpus_without_peer_access_could_have_it():
+    staged = load_cluster("rtx4090")
+    direct = replace(staged, links=(replace(staged.links[0], peer_to_peer=True), *staged.links[1:]))
+    before, after = (Setup(MODEL, plan_of(dp_shard=4), cluster) for cluster in (staged, direct))
+    rows, others = rows_of(before), rows_of(after)
+    assert rows["peer access"].step_time_s == simulate_setup(after).prediction.step_time_s
+    assert rows["free network"].step_time_s == others["free network"].step_time_s
+    exposed_s = simulate_setup(before).prediction.exposed_comm_s
+    saved_s = simulate_setup(before).prediction.step_time_s - rows["network twice as fast"].step_time_s
+    assert saved_s == pytest.approx(exposed_s / 2, rel=0.1)
+    assert "peer access" not in others
 
 
 def test_a_free_network_takes_measured_collectives_away():

@@ -41,7 +41,10 @@ def explain(
     rules = "as replayed" if replays else f"with {model.least_slack:.0%} fragmentation"
     estimate = f"allocated plus {model.slack:.0%} of what does not live through the whole step (fitted)"
     steps = sum(len(cls.block) for cls in program.rank_classes)
-    links = ", ".join(f"{link.kind} {link.bytes_per_s / 1e9:.0f} GB/s per GPU" for link in cluster.links)
+    links = ", ".join(
+        f"{link.kind} {link.bytes_per_s / 1e9:.0f} GB/s per GPU{'' if link.peer_to_peer else ' without peer access'}"
+        for link in cluster.links
+    )
     if network is not None:
         links = f"NCCL's algorithms on {network.topology}, each axis's groups all at once"
     where = ", ".join(f"{group.axis} {group.nodes}x{group.ranks_per_node}" for group in groups) or "none"

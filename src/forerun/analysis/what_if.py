@@ -2,8 +2,9 @@
 
 Every row changes one thing and leaves everything else as it was:
 
-* twice as fast is twice the figure of the data sheet: bandwidth of links (latencies stay), peaks of the matrix units of
-  every dtype, bandwidth of the device's memory (which also feeds matrix products and attention), rate of the host link;
+* twice as fast is twice the figure of the data sheet: bandwidth of links (latencies stay) and of the way through host
+  memory of GPUs without peer access, peaks of the matrix units of every dtype, bandwidth of the device's memory (which
+  also feeds matrix products and attention), rate of the host link;
 * no launch overhead: the host issues a kernel in no time, and the device has no gap between two;
 * no host work between steps: what the stack's host does outside forward, backward and optimizer takes no time;
 * no contention: kernels run as fast beside collectives as alone;
@@ -27,6 +28,7 @@ from forerun.analysis.setup import RankKind, Setup
 from forerun.analysis.simulate_setup import simulate_setup
 from forerun.cluster.types import Cluster, Device
 from forerun.cost.measured import Measured
+from forerun.network.host_path import host_path_bytes_per_s
 from forerun.network.network_file import Network
 from forerun.plan.stack import Stack
 from forerun.program.groups import CommGroup
@@ -160,6 +162,8 @@ def _network_questions(machine: Machine, n_gpus: int, crosses_nodes: bool) -> It
         how = "latency of every link / 2, that of NCCL itself as it was"
         yield _Question("network latency halved", how, lambda m: _links(m, later=0.5))
     yield _Question("all links sound", "links run at their rate", lambda m: replace(m, slow_links=1.0))
+    if machine.network is None and not machine.cluster.links[0].peer_to_peer:
+        yield _Question("peer access", "GPUs of a node reach each other's memory over their links", _peer_access)
     how = "kernels run as fast beside collectives as alone"
     yield _Question("no contention", how, lambda m: _habits(m, overlap_slowdown=0.0))
     yield _Question("free network", "collectives and transfers take no time", _free_network)
@@ -226,7 +230,12 @@ def _sound_gpus(machine: Machine) -> Machine:
 
 def _free_network(machine: Machine) -> Machine:
     measured = None if machine.measured is None else replace(machine.measured, network=None)
-    return replace(_habits(machine, network_rate=inf), measured=measured)
+    return replace(_habits(_peer_access(machine), network_rate=inf), measured=measured)
+
+
+def _peer_access(machine: Machine) -> Machine:
+    inner, *outer = machine.cluster.links
+    return replace(machine, cluster=replace(machine.cluster, links=(replace(inner, peer_to_peer=True), *outer)))
 
 
 def _of_level(level: int) -> Callable[[Machine], Machine]:
@@ -241,10 +250,14 @@ def _links(machine: Machine, faster: float = 1.0, later: float = 1.0, only: int 
             for number, dim in enumerate(machine.network.dims)
         )
         return replace(machine, network=replace(machine.network, dims=dims))
-    links = tuple(
+    cluster = machine.cluster
+    host_path = host_path_bytes_per_s(cluster, cluster.node_size)
+    links = [
         replace(link, bytes_per_s=link.bytes_per_s * faster, latency_s=link.latency_s * later)
         if only in (None, number)
         else link
-        for number, link in enumerate(machine.cluster.links)
-    )
-    return replace(machine, cluster=replace(machine.cluster, links=links))
+        for number, link in enumerate(cluster.links)
+    ]
+    if host_path is not None and only in (None, 0):
+        links[0] = replace(links[0], host_path_bytes_per_s=host_path * faster)
+    return replace(machine, cluster=replace(cluster, links=tuple(links)))
