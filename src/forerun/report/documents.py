@@ -25,7 +25,7 @@ from forerun.report.page_sections import (
     warnings,
 )
 from forerun.report.records import plan_record
-from forerun.report.wording import SAME, percent, plan_words, rate, seconds
+from forerun.report.wording import SAME, mark, notes_on, percent, plan_words, rate, seconds
 from forerun.search.front import Front
 from forerun.search.heat import HeatMap, telling_maps
 from forerun.search.result import SearchResult
@@ -126,7 +126,7 @@ def _ranking(result: SearchResult, top: int) -> list[Part]:
     rows = tuple(
         (
             str(place),
-            plan_words(each.own_plan()) + ("!" if each.warnings else ""),
+            plan_words(each.own_plan()) + mark(each),
             seconds(each.step_time_s),
             rate(each.tokens_per_s_per_gpu),
             percent(each.mfu),
@@ -137,10 +137,9 @@ def _ranking(result: SearchResult, top: int) -> list[Part]:
         for place, each in enumerate(result.top(top), 1)
     )
     columns = ("", "plan", "step time", "tokens/s/GPU", "MFU", "peak, GiB", "exposed comm.", "bubble")
-    warned = next((each.warnings[0] for each in result.top(top) if each.warnings), None)
-    note = [Text(f"! {warned}", "note")] if warned else []
+    notes = [Text(note, "note") for note in notes_on(result.top(top))]
     caption = f"The best {len(rows)} of {len(result.ranked):,} plans that fit and were simulated"
-    return [Heading("The best plans"), Table(columns, rows, caption, numeric=frozenset({0, 2, 3, 4, 5, 6, 7})), *note]
+    return [Heading("The best plans"), Table(columns, rows, caption, numeric=frozenset({0, 2, 3, 4, 5, 6, 7})), *notes]
 
 
 def _spread(result: SearchResult) -> list[Part]:

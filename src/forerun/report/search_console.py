@@ -15,7 +15,7 @@ from rich.text import Text
 from forerun.analysis.prediction import Prediction
 from forerun.report.console import make_table, print_figures, print_histogram, print_missing
 from forerun.report.histogram import runtime_histogram
-from forerun.report.wording import SAME, log_line, percent, plan_words, rate, seconds
+from forerun.report.wording import SAME, log_line, mark, notes_on, percent, plan_words, rate, seconds
 from forerun.search.front import Front
 from forerun.search.result import SearchResult
 from forerun.search.sweep import Sweep, SweepPoint, tokens_per_s
@@ -38,9 +38,8 @@ def print_search(
     out.print()
     if result.ranked:
         out.print(_ranking(result, top))
-        warned = next((place.warnings[0] for place in result.top(top) if place.warnings), None)
-        if warned:
-            out.print(f"! {warned}")
+        for note in notes_on(result.top(top)):
+            out.print(note)
         out.print()
         print_histogram(out, runtime_histogram(result))
         out.print()
@@ -208,7 +207,7 @@ def _ranking(result: SearchResult, top: int) -> Table:
             rate(prediction.tokens_per_s_per_gpu),
             percent(prediction.mfu),
             percent(prediction.hfu),
-            f"{prediction.peak_reserved_gib:.1f}{'!' if prediction.warnings else ''}",
+            f"{prediction.peak_reserved_gib:.1f}{mark(prediction)}",
             percent(prediction.exposed_comm_s / prediction.step_time_s),
             percent(prediction.bubble_s / prediction.step_time_s),
         )

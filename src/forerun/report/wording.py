@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from forerun.analysis.prediction import Prediction
+from forerun.analysis.reading import TIGHT
 from forerun.plan.plan import DEFAULT_ORDER, Plan
 
 _SHARDING = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP"}
@@ -33,6 +36,17 @@ def rate(per_s: float | None) -> str:
     if per_s is None:
         return "unknown"
     return f"{per_s:,.0f}" if per_s >= 100 or per_s == 0 else f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2f}"
+
+
+def mark(prediction: Prediction) -> str:
+    """What a ranking puts after a plan that only fits with what TIGHT says."""
+    return "!" if TIGHT in prediction.warnings else ""
+
+
+def notes_on(places: Iterable[Prediction]) -> list[str]:
+    """Warnings of the plans of a ranking, each once; the one that `mark` stands for starts with it."""
+    found = dict.fromkeys(line for place in places for line in place.warnings)
+    return [f"! {line}" if line == TIGHT else line for line in found]
 
 
 def plan_words(plan: Plan) -> str:
