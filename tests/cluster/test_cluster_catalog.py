@@ -221,6 +221,10 @@ def test_presets_survive_a_file(name: str, tmp_path: Path) -> None:
             "intra_node: peer_to_peer: false is for pcie links between GPUs, and this one is nvlink",
         ),
         (
+            {"inter_node": {"kind": "pcie", "gb_s": 1, "peer_to_peer": False}},
+            "inter_node: peer_to_peer is for GPUs of one node: put it under intra_node",
+        ),
+        (
             {"intra_node": {"kind": "pcie", "gb_s": 1, "host_path_gb_s": 2}},
             "intra_node: host_path_gb_s is the way of GPUs without peer access: add peer_to_peer: false",
         ),

@@ -79,6 +79,13 @@ class SystemEntry(Entry):
     source: dict[str, str] = Field(default_factory=dict)
     """where each figure comes from, by its key"""
 
+    @field_validator("inter_node")
+    @classmethod
+    def _no_peers_between_nodes(cls, value: LinkEntry | None) -> LinkEntry | None:
+        if value is not None and value.peer_to_peer is not None:
+            raise ValueError("peer_to_peer is for GPUs of one node: put it under intra_node")
+        return value
+
 
 class DeviceEntry(SystemEntry):
     """One accelerator and the reference system its vendor puts it in."""
