@@ -279,3 +279,22 @@ def test_attention_by_hand_needs_a_fused_kernel() -> None:
 def test_a_stack_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ForerunError, match="unknown stack"):
         check_plan(SMALL, replace(plan(), stack="caffe"), CLUSTER)
+
+
+@pytest.mark.parametrize("fields", PLANS[1:7], ids=str)
+def test_gradients_of_a_stated_size_are_what_is_reduced_and_held(fields: dict[str, object]) -> None:
+    """Twice the size that the parameters have: twice the bytes on the wire, and nothing else changes."""
+    entry = {"layer_id": 0, "layer_type": "linear", "input_shape": [512], "output_shape": [512], "bias": False}
+    plain = layers_from([entry], "net.yaml")
+    doubled = layers_from([{**entry, "gradient_memory_mb": 2 * 512 * 512 * 4 / 1e6}], "net.yaml")
+    one, two = (build(model, plan(**fields), CLUSTER) for model in (plain, doubled))
+    for program in (one, two):
+        check(program)
+        assert leak(program) == {}
+    first, second = communicated(one), communicated(two)
+    gathered = {"ALL_GATHER"}
+    assert first
+    for kind, size in first.items():
+        assert second[kind] == pytest.approx(size if kind in gathered else 2 * size, rel=0.01), kind
+    held = [profile(program)[0].peak_bytes for program in (one, two)]
+    assert held[1] > held[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,13 @@ _REQUIRED = -1
 _MOST = 10**9
 """no count or width of a model comes near; what is larger is a slip, and would overflow further on"""
 _SHOWN_CHARACTERS = 60
+_EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}")
+
+
+def exponent_number(value: Any) -> Any:
+    """A number that YAML 1.1 reads as text because its exponent has no sign or no point (1e9, 1.5e9), as the number
+    that it is; all else as it is."""
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 class Fields:
@@ -48,6 +56,11 @@ class Fields:
         """Whether `key` holds a text, for keys that take either."""
         return isinstance(self._values.get(key), str)
 
+    def is_whole(self, key: str) -> bool:
+        """Whether `key` holds a whole number, for keys that take either."""
+        value = self._values.get(key)
+        return isinstance(value, int) and not isinstance(value, bool)
+
     def names(self) -> list[str]:
         """Every key, all taken as read."""
         names = [str(key) for key in self._values]
@@ -60,7 +73,7 @@ class Fields:
 
     def is_zero(self, key: str) -> bool:
         """Whether `key` holds the number 0, for amounts that can be none."""
-        value = self._values.get(key)
+        value = exponent_number(self._values.get(key))
         return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
 
     def integer(self, key: str, default: int = _REQUIRED, least: int = 1, most: int = _MOST) -> int:
@@ -70,6 +83,9 @@ class Fields:
                 raise self._missing(key, "a whole number")
             return default
         value = self._values[key]
+        if isinstance(value, str):
+            number = exponent_number(value)
+            value = int(number) if isinstance(number, float) and number.is_integer() else value
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(key, "a whole number")
         if value < least:
@@ -82,7 +98,7 @@ class Fields:
         """A positive number, or None where it is not stated."""
         if not self.stated(key):
             return None
-        value = self._values[key]
+        value = exponent_number(self._values[key])
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self._wrong(key, "a number")
         if not 0 < value < float("inf"):

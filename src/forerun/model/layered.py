@@ -104,6 +104,11 @@ class Layer:
     """the same of a fixed width (masks, indices)"""
     buffer_bytes: int = 0
     """state beside the parameters that replicas keep equal (running statistics)"""
+    counted_flops: tuple[float, float] | None = None
+    """FLOPs of one sample, forward and backward, that a person states of a layer whose kernels only move memory; they
+    count as the model's and take no time of their own"""
+    gradient_elements: int | None = None
+    """elements of the gradients of its parameters, where a person states another size than the parameters have"""
 
     def forward(self, samples: int) -> Sequence[Kernel]:
         """Kernels of the forward pass; here one that reads the input and writes the output."""
@@ -135,12 +140,20 @@ class Layer:
     @property
     def forward_flops(self) -> float:
         """FLOPs of one sample, 2 for each multiply-add."""
-        return sum(kernel.flops for kernel in self.forward(1))
+        return self.counted_flops[0] if self.counted_flops else sum(kernel.flops for kernel in self.forward(1))
 
     @property
     def backward_flops(self) -> float:
         """FLOPs of both gradients for one sample."""
-        return sum(kernel.flops for kernel in (*self.backward(1), *self.weight_backward(1)))
+        return self.gradient_flops(of_input=True)
+
+    def gradient_flops(self, of_input: bool) -> float:
+        """FLOPs of the backward pass of one sample, with or without the gradient of the input."""
+        if self.counted_flops:
+            share = 1.0 if of_input else 0.5 if self.parameters else 0.0
+            return self.counted_flops[1] * share
+        kernels = (*(self.backward(1) if of_input else ()), *self.weight_backward(1))
+        return sum(kernel.flops for kernel in kernels)
 
     def activation_bytes(self, element_bytes: int = 2) -> float:
         """What the layer alone would keep for its backward pass, for one sample. Layers share what they keep: a
@@ -150,7 +163,8 @@ class Layer:
 
     def gradient_bytes(self, element_bytes: int = 4) -> int:
         """Bytes of the gradients of the parameters."""
-        return self.num_parameters * element_bytes
+        elements = self.num_parameters if self.gradient_elements is None else self.gradient_elements
+        return elements * element_bytes
 
 
 LayerKernels = Callable[[int], Sequence[Kernel]]
@@ -203,6 +217,8 @@ class LayeredModel:
     classes_loss: bool = True
     """a cross entropy over the last layer's output follows"""
     source: str = ""
+    notes: tuple[str, ...] = ()
+    """where a person states other figures than shapes say: a line for each such layer"""
 
     def __post_init__(self) -> None:
         """Raises ForerunError: no layers, a layer_id twice, a layer that reads what isn't there or doesn't fit."""
@@ -246,11 +262,8 @@ class LayeredModel:
     @property
     def backward_flops(self) -> float:
         """FLOPs of a sample's backward pass: no gradient of the sample itself is made."""
-        total = 0.0
-        for layer, wanted in zip(self.layers, self.input_gradients, strict=True):
-            kernels = (*(layer.backward(1) if wanted else ()), *layer.weight_backward(1))
-            total += sum(kernel.flops for kernel in kernels)
-        return total
+        pairs = zip(self.layers, self.input_gradients, strict=True)
+        return sum(layer.gradient_flops(wanted) for layer, wanted in pairs)
 
     @property
     def flops_per_sample(self) -> float:

@@ -1,15 +1,15 @@
 """Layers that a person wrote down: a list of mappings into a LayeredModel.
 
 Keys of a layer:
-    layer_id              its name
-    layer_type            conv2d, linear, attention, norm, embedding, pool, activation, add, custom
+    layer_id              its name, or a whole number
+    layer_type            conv2d, linear, attention, norm, embedding, pool, activation, add, custom; in any case
     input_shape           without the batch; left out: what the layer before it makes
     output_shape          without the batch; left out where the type keeps the shape (norm, activation, add, attention)
     num_parameters        elements of its parameters; left out: what type and shapes say
     forward_flops         of one sample, 2 for each multiply-add
     backward_flops        of one sample, gradients of input and parameters
     activation_memory_mb  MB (10**6 bytes) that the layer keeps for its backward pass, for one sample
-    gradient_memory_mb    MB of the gradients of its parameters, 2 or 4 bytes each
+    gradient_memory_mb    MB of the gradients of its parameters, in 16 bits or fp32
     reads                 layer_ids of what it reads, where that isn't the layer before it
     unit                  name of the group that it is gathered and reduced with
     kernel_size, groups   conv2d; left out: what num_parameters or forward_flops say
@@ -18,13 +18,14 @@ Keys of a layer:
     function              activation: relu, gelu, silu, tanh, sigmoid, softmax, dropout
     mode                  pool: max or average
 
-What is stated must agree with what type and shapes say within 2 %; a custom layer is what it states.
+What is stated goes before what type and shapes say, and `LayeredModel.notes` has a line for each layer where the two
+differ (stated_layers.py); a custom layer is what it states. Shapes that contradict each other are errors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isqrt, prod
 from typing import Any, get_args
 
@@ -42,9 +43,11 @@ from forerun.model.layer_types import (
     batch_norm,
     pool,
 )
-from forerun.model.layered import INPUT, MB, Kernel, Layer, LayeredModel, LayerType, Matmul, Traffic
+from forerun.model.layered import INPUT, Layer, LayeredModel, LayerType
+from forerun.model.stated_layers import Stated, StatedLayer, as_stated
 
 _TOLERANCE = 0.02
+"""of a kernel that parameters or FLOPs are to be the square of"""
 _MOST = 10**15
 """no count of a layer comes near; what is larger is a slip, and would overflow further on"""
 _KEPT_SHAPE = ("norm", "activation", "add", "attention")
@@ -59,17 +62,19 @@ def layers_from(entries: object, place: str, name: str = "layers", sample: str =
     if not isinstance(entries, Sequence) or isinstance(entries, str | bytes) or not entries:
         raise ForerunError(f"{place}: must be a list of layers, each with its keys")
     layers: list[Layer] = []
+    notes: list[str] = []
     shapes: dict[str, tuple[int, ...]] = {}
     for number, entry in enumerate(entries):
         where = f"{place}, layer {number}"
         if not isinstance(entry, Mapping):
             raise ForerunError(f"{where}: must be keys and values, got {type(entry).__name__}")
-        layer = _Reader(Fields(entry, where), layers[-1] if layers else None, shapes).layer()
+        layer, note = _Reader(Fields(entry, where), layers[-1] if layers else None, shapes).layer()
         shapes[layer.layer_id] = layer.output_shape
         shapes.setdefault(INPUT, layer.input_shape)
         layers.append(layer)
+        notes += [note] if note else []
     try:
-        return LayeredModel(name, tuple(layers), sample, source=place)
+        return LayeredModel(name, tuple(layers), sample, source=place, notes=tuple(notes))
     except ForerunError as error:
         raise ForerunError(f"{place}: {error}") from None
 
@@ -86,68 +91,37 @@ def load_layers(document: Fields, name: str) -> LayeredModel:
     return layers_from(entries, f"{document.place}: layers", name, sample)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StatedLayer(Layer):
-    """A layer of stated FLOPs, which run as one product a direction, and of memory traffic where there are none."""
-
-    forward_work: float
-    backward_work: float
-
-    def _work(self, samples: int, flops: float) -> Sequence[Kernel]:
-        read, written = samples * self.input_elements + self.num_parameters, samples * self.output_elements
-        if not flops:
-            return [Traffic(read, written)]
-        width = self.output_shape[0] if len(self.output_shape) == 3 else self.output_shape[-1]
-        rows = samples * (self.output_elements // width)
-        depth = max(1, round(flops * samples / (2.0 * rows * width)))
-        return [Matmul(rows, width, depth, 1, read, written, flops * samples)]
-
-    def forward(self, samples: int) -> Sequence[Kernel]:
-        """One kernel of the stated FLOPs."""
-        return self._work(samples, self.forward_work)
-
-    def backward(self, samples: int) -> Sequence[Kernel]:
-        """That of the input's gradient: half of the stated FLOPs, all of them where there are no parameters."""
-        return self._work(samples, self.backward_work / (2 if self.parameters else 1))
-
-    def weight_backward(self, samples: int) -> Sequence[Kernel]:
-        """That of the parameters' gradients: the other half."""
-        return self._work(samples, self.backward_work / 2) if self.parameters else []
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Stated:
-    """The numbers of an entry, None where it is silent."""
-
-    parameters: int | None
-    forward: float | None
-    backward: float | None
-
-
 class _Reader:
     """One entry of a list into a Layer."""
 
     def __init__(self, fields: Fields, before: Layer | None, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.fields, self.before, self.shapes = fields, before, shapes
-        self.layer_id = fields.text("layer_id")
+        self.layer_id = (
+            str(fields.integer("layer_id", least=0)) if fields.is_whole("layer_id") else fields.text("layer_id")
+        )
         if not self.layer_id or self.layer_id == INPUT:
             raise fields.error("layer_id", f"must be a name of its own, got {self.layer_id!r}")
         fields.place += f" ({self.layer_id})"
-        self.layer_type = fields.text("layer_type", choices=get_args(LayerType))
+        self.layer_type = fields.text("layer_type").lower()
+        if self.layer_type not in get_args(LayerType):
+            known = ", ".join(get_args(LayerType))
+            raise fields.error("layer_type", f"{self.layer_type!r} is not known; known: {known}")
         self.reads = self._names("reads")
         self.unit = fields.text("unit", "")
         self.input_shape = self._input_shape()
         self.output_shape = self._shape("output_shape", self.input_shape if self.layer_type in _KEPT_SHAPE else None)
-        self.stated = _Stated(
+        self.stated = Stated(
             parameters=fields.integer("num_parameters", least=0, most=_MOST)
             if fields.stated("num_parameters")
             else None,
             forward=self._amount("forward_flops"),
             backward=self._amount("backward_flops"),
+            activation_mb=self._amount("activation_memory_mb"),
+            gradient_mb=self._amount("gradient_memory_mb"),
         )
 
-    def layer(self) -> Layer:
-        """The layer, checked against what the entry states."""
+    def layer(self) -> tuple[Layer, str]:
+        """The layer as the entry states it, and a line where that is not what type and shapes say."""
         makers: dict[str, Callable[[], Layer]] = {
             "conv2d": self._conv2d,
             "linear": self._linear,
@@ -160,22 +134,17 @@ class _Reader:
             "custom": self._custom,
         }
         layer = replace(makers[self.layer_type](), reads=self.reads, unit=self.unit)
-        if not isinstance(layer, StatedLayer):
-            self._agree(layer)
-        activation_mb, gradient_mb = self._amount("activation_memory_mb"), self._amount("gradient_memory_mb")
-        if activation_mb is not None:
-            kept = {"saves_input": False, "saves_output": False, "own_elements": 0.0, "own_bytes": activation_mb * MB}
-            layer = replace(layer, **kept)  # type: ignore[arg-type]
-        if gradient_mb is not None:
-            self._gradient_width(layer, gradient_mb)
+        layer, note = as_stated(layer, self.stated)
+        if self.stated.gradient_mb and not layer.num_parameters:
+            raise self.fields.error("gradient_memory_mb", "of a layer without parameters; give num_parameters")
         self.fields.finish()
-        return layer
+        return layer, note
 
     # -- keys ------------------------------------------------------------------------------------------------
 
     def _names(self, key: str) -> tuple[str, ...]:
         names = self.fields.items(key)
-        if not all(isinstance(name, str) for name in names):
+        if not all(isinstance(name, str | int) and not isinstance(name, bool) for name in names):
             raise self.fields.error(key, f"must be a list of layer_ids, got {names!r}")
         return tuple(map(str, names))
 
@@ -234,7 +203,7 @@ class _Reader:
         )
 
     def _kernel(self, groups: int) -> tuple[int, int]:
-        """kernel_size, or the square that the parameters or FLOPs come from."""
+        """kernel_size, or what the parameters or FLOPs come from: a square, or else a row of as many taps."""
         if self.fields.stated("kernel_size"):
             if not self.fields.is_list("kernel_size"):
                 side = self.fields.integer("kernel_size", most=1024)
@@ -247,19 +216,19 @@ class _Reader:
             return int(str(sides[0])), int(str(sides[1]))
         pairs = self.output_shape[0] * (self.input_shape[0] // groups)
         positions = prod(self.output_shape[1:])
-        if self.stated.parameters:
-            key, taps = "num_parameters", self.stated.parameters / pairs
-        elif self.stated.forward:
-            key, taps = "forward_flops", self.stated.forward / (2 * pairs * positions)
-        else:
+        if not self.stated.parameters and not self.stated.forward:
             raise self.fields.error("kernel_size", "is missing (a whole number or two)")
+        of_parameters = bool(self.stated.parameters)
+        taps = (self.stated.parameters or (self.stated.forward or 0.0) / (2 * positions)) / pairs
         side = isqrt(max(1, round(taps)))
-        with_bias = self.output_shape[0] / pairs if key == "num_parameters" else 0.0
-        if min(abs(taps - side**2), abs(taps - with_bias - side**2)) > _TOLERANCE * side**2:
+        with_bias = self.output_shape[0] / pairs if of_parameters else 0.0
+        if min(abs(taps - side**2), abs(taps - with_bias - side**2)) <= _TOLERANCE * side**2:
+            return side, side
+        if not of_parameters:
             raise self.fields.error(
-                key, f"fits no square kernel ({taps:.4g} taps a pair of channels); give kernel_size"
+                "forward_flops", f"fits no square kernel ({taps:.4g} taps a pair of channels); give kernel_size"
             )
-        return side, side
+        return 1, max(1, round(taps))
 
     def _with_bias(self, weights: int, width: int) -> tuple[int, ...]:
         """Tensors of weights and bias; without `bias` the parameters say whether there is one."""
@@ -337,36 +306,3 @@ class _Reader:
             forward_work=forward,
             backward_work=backward,
         )
-
-    # -- agreement -------------------------------------------------------------------------------------------
-
-    def _agree(self, layer: Layer) -> None:
-        """Refuse numbers that type and shapes contradict."""
-        stated = self.stated
-        if stated.parameters is not None and stated.parameters != layer.num_parameters:
-            raise self.fields.error(
-                "num_parameters",
-                f"is {stated.parameters}, {self.layer_type} of these shapes has {layer.num_parameters}",
-            )
-        weights = sum(kernel.flops for kernel in layer.weight_backward(1))
-        for key, value, known in (
-            ("forward_flops", stated.forward, (layer.forward_flops,)),
-            ("backward_flops", stated.backward, (layer.backward_flops, weights)),
-        ):
-            if value is None or not known[0] or any(abs(value - flops) <= _TOLERANCE * flops for flops in known):
-                continue
-            macs = abs(2 * value - known[0]) <= _TOLERANCE * known[0]
-            hint = "; a multiply-add counts as 2 FLOPs" if macs else ""
-            raise self.fields.error(
-                key, f"is {value:g}, {self.layer_type} of these shapes has {known[0]:g} for a sample{hint}"
-            )
-
-    def _gradient_width(self, layer: Layer, gradient_mb: float) -> None:
-        size = gradient_mb * MB
-        expected = [layer.gradient_bytes(width) for width in (2, 4)]
-        if not any(abs(size - fit) <= max(_TOLERANCE * fit, MB / 1000) for fit in expected):
-            raise self.fields.error(
-                "gradient_memory_mb",
-                f"is {gradient_mb:g}, {layer.num_parameters} parameters make {expected[0] / MB:g} MB in 16 bit and"
-                f" {expected[1] / MB:g} MB in fp32 (MB of 10**6 bytes)",
-            )

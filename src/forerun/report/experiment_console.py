@@ -32,6 +32,8 @@ def print_run(out: Console, result: RunResult, answers: Answers | None) -> None:
     """A run: figures, bottlenecks, what-if, advice (the last three with `answers`)."""
     _heading(out, result.request.name, result)
     out.print(_facts(_run_facts(result)))
+    for line in result.prediction.warnings:
+        out.print(f"warning: {line}", soft_wrap=True)
     out.print()
     _title(out, "Where the time goes (the rank that sets the pace)")
     bars(out, _shares(result.breakdown_s))
@@ -159,7 +161,6 @@ def _run_facts(result: RunResult) -> dict[str, str]:
         f" {prediction.memory_limit_gib:.1f}: {bands.fits(prediction)}"
     )
     facts |= bill_facts(result.bill, request.sample)
-    facts |= {"warning": "; ".join(prediction.warnings)} if prediction.warnings else {}
     return facts
 
 

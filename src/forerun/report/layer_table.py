@@ -49,8 +49,6 @@ def layer_rows(model: LayeredModel) -> list[LayerRow]:
     kept = model.kept_of(_KEPT_BYTES)
     rows = []
     for layer, wanted in zip(model.layers, model.input_gradients, strict=True):
-        kernels = (*(layer.backward(1) if wanted else ()), *layer.weight_backward(1))
-        backward = sum(kernel.flops for kernel in kernels)
         memory_mb = kept[layer.layer_id] / MB
         row = LayerRow(
             layer.layer_id,
@@ -58,7 +56,7 @@ def layer_rows(model: LayeredModel) -> list[LayerRow]:
             layer.output_shape,
             layer.num_parameters,
             layer.forward_flops,
-            backward,
+            layer.gradient_flops(wanted),
             memory_mb,
         )
         rows.append(row)
@@ -91,6 +89,7 @@ def model_record(model: ModelSpec | LayeredModel) -> dict[str, object]:
         "backward_flops": model.backward_flops,
         "activation_memory_mb": model.activation_bytes(_KEPT_BYTES) / MB,
         "layers": [asdict(row) for row in layer_rows(model)],
+        "notes": list(model.notes),
     }
 
 
@@ -121,3 +120,5 @@ def print_model(out: Console, model: ModelSpec | LayeredModel) -> None:
             f"{row.activation_memory_mb:.2f}",
         )
     out.print(table)
+    for note in model.notes:
+        out.print(Text(note), soft_wrap=True)

@@ -144,6 +144,7 @@ class _Builder:
             weights.vectors += part.unit.weights.vectors
             weights.experts += part.unit.weights.experts
             weights.shared += part.unit.weights.shared
+            weights.surplus += part.unit.weights.surplus
         return weights
 
     def _steps(self, rank: int, order: list[Action], stages: list[list[Part]]) -> Steps:
@@ -286,7 +287,7 @@ class _Builder:
     def _reduce(self, steps: Steps, part: Part, action: data_parallel.Action) -> None:
         steps.add(part.parallel[action, 0, steps.reducing], part.layer)
         if self.parallel.buffers:
-            steps.reducing = part.unit.weights.total * self.parallel.reduce_bytes
+            steps.reducing = part.unit.weights.gradients * self.parallel.reduce_bytes
 
     def _let_go(self, steps: Steps) -> None:
         """The backward pass ends with its reductions: the last buffer goes."""
@@ -300,7 +301,7 @@ class _Builder:
     def _bucket(self, steps: Steps, part: Part) -> None:
         """Fill the bucket; reduce it when it is full."""
         steps.bucket.append(part.unit)
-        size = sum(unit.weights.total for unit in steps.bucket) * self.parallel.reduce_bytes
+        size = sum(unit.weights.gradients for unit in steps.bucket) * self.parallel.reduce_bytes
         if size >= self.parallel.bucket_bytes:
             self._reduce_bucket(steps)
 

@@ -235,7 +235,7 @@ class DataParallel:
         before, which has been reduced.
         """
         kit, block, plan = self.kit, BlockBuilder(), self.kit.plan
-        total = weights.total
+        total, element = weights.gradients, self.reduce_bytes * weights.gradient_ratio
         wire = total * self.reduce_bytes
         if kit.stack.dtensor:
             self._sum_over_tp(block, name, weights, kit.wide_dtype if made >= 0 else kit.accumulate_dtype)
@@ -249,11 +249,11 @@ class DataParallel:
             held = total + weights.beyond
             block.tensor(held * DTYPE_BYTES[kit.accumulate_dtype], Category.GRADIENT, -1, node)
         kind, dtype = Collective.REDUCE_SCATTER, kit.reduce_dtype
-        for op in self._collectives(name + ".reduce", kind, weights, self.reduce_bytes, self.reduce_bytes, dtype):
+        for op in self._collectives(name + ".reduce", kind, weights, element, element, dtype):
             node = block.node(op, Stream.GATHER, Phase.BACKWARD, after=(node,), record=REDUCED)
         if self.simple:  # compiled collectives are waited for where they stand
             node = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))
-        shard = shard_elements(plan, weights)
+        shard = round(shard_elements(plan, weights) * weights.gradient_ratio)
         if plan.dp_replicate > 1:
             op = kit.collective_op(
                 name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", shard * self.reduce_bytes, dtype
@@ -295,7 +295,7 @@ class DataParallel:
         kit = self.kit
         if kit.stack.fused_accumulation:
             return None
-        block, total = BlockBuilder(), weights.total
+        block, total = BlockBuilder(), weights.gradients
         buffer = DTYPE_BYTES[kit.accumulate_dtype]
         persistent = persistent_gradients(kit)
         if first and not persistent:
@@ -317,11 +317,11 @@ class DataParallel:
         """Reduction of replicated gradients of `weights`, in buckets; None where nobody shares them."""
         block = BlockBuilder()
         start = block.node(self.kit.marker, Stream.COMPUTE, Phase.BACKWARD)
-        buckets = max(1, round(weights.total * self.reduce_bytes / bucket_bytes))
+        buckets = max(1, round(weights.gradients * self.reduce_bytes / bucket_bytes))
         for _ in range(buckets):
             self._reduce_bucket(block, name, weights, 1 / buckets, [start])
         if bucket_bytes == inf and self.kit.stack.step_elements:
-            copied = min(weights.total, self.kit.stack.step_elements)
+            copied = min(weights.gradients, self.kit.stack.step_elements)
             for dtype in dict.fromkeys((self.kit.accumulate_dtype, self.kit.reduce_dtype)):
                 block.tensor(copied * DTYPE_BYTES[dtype], Category.COMMUNICATION, start, len(block) - 1)
         return block.build(name) if len(block) > 1 else None
@@ -330,7 +330,7 @@ class DataParallel:
         """Append the collectives of one bucket that holds `share` of the gradients."""
         kit, plan = self.kit, self.kit.plan
         dtype = kit.reduce_dtype
-        size = self.reduce_bytes * share
+        size = self.reduce_bytes * weights.gradient_ratio * share
         sharded_state = plan.zero_stage >= 1 and plan.fsdp > 1
         scatter = sharded_state and kit.stack.grad_reduce == "reduce-scatter"
         for axis, tensors in self._parts(weights):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from forerun.model.layer_types import Activation, Add, Norm
 from forerun.model.layered import INPUT, Layer, LayeredModel, Traffic
@@ -60,6 +61,16 @@ def _broadcast_buffers(kit: LayeredKit) -> Block | None:
     end = block.node(op, Stream.GATHER, after=(start,))
     block.node(kit.marker, after=(end,))
     return block.build("buffers.broadcast")
+
+
+def _is_plain_add(layer: Layer | None) -> TypeGuard[Add]:
+    """Whether a layer is a sum of whose memory a person states nothing: a kernel that is fused keeps its own."""
+    return isinstance(layer, Add) and not layer.own_bytes
+
+
+def _is_plain_relu(layer: Layer | None) -> TypeGuard[Activation]:
+    """Whether a layer is a ReLU of whose memory a person states nothing."""
+    return isinstance(layer, Activation) and layer.function == "relu" and layer.saves_output
 
 
 @dataclass(slots=True)
@@ -149,7 +160,7 @@ class _UnitTape:
         kit, elements = self.kit, layer.num_parameters
         wide, narrow = elements * kit.grad_bytes, elements * kit.weight_bytes
         name = layer.layer_id + _CAST
-        launches = len(layer.parameters)
+        made, launches = layer.gradient_bytes(kit.grad_bytes), len(layer.parameters)
         self.tape.add(
             TapeOp(
                 name,
@@ -158,7 +169,7 @@ class _UnitTape:
                 kit.traffic(name, wide, narrow, launches),
                 kit.traffic(name + ".backward", narrow, wide, launches),
                 makes=((name, narrow),),
-                weight_grad_bytes=wide,
+                weight_grad_bytes=made,
                 category=Category.UNSHARDED,
             )
         )
@@ -196,9 +207,11 @@ class _UnitTape:
         large = layer.layer_type in (*_PRODUCTS, "embedding")
         self.weights.matrices += layer.parameters[:1] if large else ()
         self.weights.vectors += layer.parameters[1:] if large else layer.parameters
+        if layer.gradient_elements is not None:
+            self.weights.surplus += layer.gradient_elements - layer.num_parameters
 
     def _weight_gradients(self, layer: Layer) -> int:
-        return 0 if self.kit.stack.fused_accumulation else layer.num_parameters * self.kit.grad_bytes
+        return 0 if self.kit.stack.fused_accumulation else layer.gradient_bytes(self.kit.grad_bytes)
 
     def _by_age(self, names: tuple[str, ...]) -> tuple[str, ...]:
         made = [name for op in self.tape.ops for name, _ in op.makes]
@@ -211,18 +224,17 @@ class _UnitTape:
         kit, layers = self.kit, self.kit.model.layers
         norm = layers[number]
         alone = kit.style(kit.stack.norm) == "composed" or not kit.model.input_gradients[number]
-        if not isinstance(norm, Norm) or alone:
+        if not isinstance(norm, Norm) or alone or not norm.saves_input:
             return None
         found, last = _Fused(norm, last=number), norm.layer_id
         end = self.layers[-1]
         following = layers[number + 1] if number < end else None
         sums = kit.style(kit.stack.residual) != "composed"
-        if sums and isinstance(following, Add) and self._only_reader(last, number + 1):
+        if sums and _is_plain_add(following) and self._only_reader(last, number + 1):
             found.add, found.last, last = following, number + 1, following.layer_id
             following = layers[number + 2] if number + 1 < end else None
         if (
-            isinstance(following, Activation)
-            and following.function == "relu"
+            _is_plain_relu(following)
             and self._only_reader(last, found.last + 1)
             and kit.style(kit.stack.activation) != "composed"
         ):
@@ -270,14 +282,13 @@ class _UnitTape:
     def _adds_and_activates(self, number: int) -> bool:
         """Whether a sum and the ReLU behind it run as one element-wise kernel."""
         kit, layers = self.kit, self.kit.model.layers
-        if not isinstance(layers[number], Add) or number == self.layers[-1]:
+        if not _is_plain_add(layers[number]) or number == self.layers[-1]:
             return False
         following, styles = layers[number + 1], (kit.stack.residual, kit.stack.activation)
         one_kernel = all(kit.style(style) != "composed" for style in styles)
-        relu = isinstance(following, Activation) and following.function == "relu"
         return (
             one_kernel
-            and relu
+            and _is_plain_relu(following)
             and kit.model.input_gradients[number]
             and self._only_reader(layers[number].layer_id, number + 1)
         )

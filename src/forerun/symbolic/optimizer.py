@@ -55,7 +55,7 @@ def optimizer_block(kit: PlanKit, parallel: DataParallel, weights: Weights, grad
         for (op, stream), *_ in kit.casts("weights", cast_elements(weights)):
             block.node(op, stream, phase, kit.optimizer_module)
     if persistent_gradients(kit):
-        buffer = weights.total * DTYPE_BYTES[kit.accumulate_dtype]
+        buffer = weights.gradients * DTYPE_BYTES[kit.accumulate_dtype]
         block.node(kit.ops.memory("zero_grad", 0, buffer), phase=phase, module=kit.optimizer_module)
     if stack.step_us:
         idle = kit.ops.delay("step", int(stack.step_us * 1e6))
@@ -168,11 +168,11 @@ def resident_bytes(kit: PlanKit, weights: Weights) -> list[int]:
         if has_working_copy(kit):
             states += 4
         if persistent_gradients(kit):
-            resident[Category.GRADIENT] = weights.total * DTYPE_BYTES[kit.accumulate_dtype]
+            resident[Category.GRADIENT] = weights.gradients * DTYPE_BYTES[kit.accumulate_dtype]
     if kit.caches_casts and not kit.stack.fp8_params:  # in both layouts, beside the two bytes of a bf16 element
         resident[Category.PARAMETER] += 2 * cast_elements(weights) * DTYPE_BYTES[plan.precision]
     if kit.stack.bucket_copies and plan.zero_stage == 0 and plan.dp * plan.cp > 1:
-        resident[Category.COMMUNICATION] = weights.total * DTYPE_BYTES[kit.reduce_dtype]
+        resident[Category.COMMUNICATION] = weights.gradients * DTYPE_BYTES[kit.reduce_dtype]
     if kit.stack.dummy_weight_grads:
         sizes = {size for size in weights.matrices if size != kit.tied_elements}
         resident[Category.GRADIENT] += sum(sizes) * kit.grad_bytes

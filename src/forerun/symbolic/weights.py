@@ -20,6 +20,8 @@ class Weights:
     """elements of `matrices` that no product reads in fp8: the model's two ends"""
     beyond: int = 0
     """elements by which gradients exceed the weights until they are reduced"""
+    surplus: int = 0
+    """elements by which gradients exceed the weights (below 0: fall short of them) where a person states their size"""
 
     @staticmethod
     def joined(parts: Iterable[Weights]) -> Weights:
@@ -31,6 +33,7 @@ class Weights:
             whole.experts += part.experts
             whole.shared += part.shared
             whole.wide += part.wide
+            whole.surplus += part.surplus
         return whole
 
     @property
@@ -44,6 +47,16 @@ class Weights:
     @property
     def total(self) -> int:
         return self.dense + self.expert
+
+    @property
+    def gradients(self) -> int:
+        """Elements of the gradients."""
+        return self.total + self.surplus
+
+    @property
+    def gradient_ratio(self) -> float:
+        """Elements of the gradients over those of the weights."""
+        return self.gradients / max(1, self.total)
 
     @property
     def tensors(self) -> list[int]:

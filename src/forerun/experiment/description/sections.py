@@ -11,21 +11,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from forerun.cluster.files import Entry
+from forerun.model.fields import exponent_number
 from forerun.plan.fields import FIELD_TYPES
 from forerun.plan.plan import LARGEST_BUCKET_MIB
-
-_EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}")
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]*")
 
 
-def _number(value: Any) -> Any:
-    """A number that YAML 1.1 takes for text, as 1e9, as the number that it is."""
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
-
-
 def _whole(value: Any) -> Any:
-    number = _number(value)
+    number = exponent_number(value)
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
@@ -55,18 +49,18 @@ def _ranks(value: Any) -> Any:
 
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 Name = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_file_name)]
-Rate = Annotated[float, BeforeValidator(_number), Field(ge=1e-3, le=1e9)]
-Microseconds = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e6)]
+Rate = Annotated[float, BeforeValidator(exponent_number), Field(ge=1e-3, le=1e9)]
+Microseconds = Annotated[float, BeforeValidator(exponent_number), Field(ge=0, le=1e6)]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**6)]
 Width = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**7)]
 Layers = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10_000)]
 Tokens = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**18)]
 Iterations = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**9)]
 Start = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=10**9)]
-Factor = Annotated[float, BeforeValidator(_number), Field(ge=0.01, le=1000)]
-Slowdown = Annotated[float, BeforeValidator(_number), Field(ge=1, le=1000)]
-Share = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
-Spread = Annotated[float, BeforeValidator(_number), Field(ge=0, le=2)]
+Factor = Annotated[float, BeforeValidator(exponent_number), Field(ge=0.01, le=1000)]
+Slowdown = Annotated[float, BeforeValidator(exponent_number), Field(ge=1, le=1000)]
+Share = Annotated[float, BeforeValidator(exponent_number), Field(ge=0, le=1)]
+Spread = Annotated[float, BeforeValidator(exponent_number), Field(ge=0, le=2)]
 Schedule = Annotated[
     list[Annotated[list[Start], Field(min_length=2, max_length=2)]],
     BeforeValidator(_pairs),
@@ -127,7 +121,7 @@ class HardwareSection(Section):
     compute_tflops: Rate | None = None
     """dense peak of the training precision in 10**12 FLOP/s, in place of the device's; peaks of other precisions scale
     with it"""
-    memory_gb: Annotated[float, BeforeValidator(_number), Field(ge=0.1, le=1e6)] | None = None
+    memory_gb: Annotated[float, BeforeValidator(exponent_number), Field(ge=0.1, le=1e6)] | None = None
     """memory of a GPU; its size as it is sold (80 for an A100 80GB) means all that programs can use, any other number
     is GiB (2**30 bytes)"""
     memory_bandwidth_gb_s: Rate | None = None
@@ -210,7 +204,7 @@ class StragglersEntry(Section):
     """that a rank is a straggler in an iteration"""
     slowdown: Slowdown
     """time of a straggler over that of the others; with a tail the least one"""
-    tail: Annotated[float, BeforeValidator(_number), Field(ge=0, le=100)] = 0.0
+    tail: Annotated[float, BeforeValidator(exponent_number), Field(ge=0, le=100)] = 0.0
     """0: all stragglers are equally slow; above: shape of the Pareto distribution that what they take longer is drawn
     from, the smaller the heavier its tail"""
 
@@ -238,7 +232,7 @@ class TrainingSection(Section):
     PyTorch does; or a precision: bf16, fp16, tf32, fp32, fp8, mxfp8, nvfp4"""
     gradient_accumulation_steps: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10_000)] | None = None
     """micro batches of an optimizer step; with pp those of the pipeline; 1 unless given"""
-    bucket_size_mb: Annotated[float, BeforeValidator(_number), Field(gt=0, le=LARGEST_BUCKET_MIB)] | None = None
+    bucket_size_mb: Annotated[float, BeforeValidator(exponent_number), Field(gt=0, le=LARGEST_BUCKET_MIB)] | None = None
     """size of a bucket of gradients in MiB (2**20 bytes), as DDP's bucket_cap_mb; 25 unless given"""
     overlap: bool | None = None
     """whether gradients are reduced while the backward pass still runs; true unless given"""
@@ -260,7 +254,7 @@ class TrainingSection(Section):
     @field_validator("jitter", mode="before")
     @classmethod
     def _of_compute(cls, value: Any) -> Any:
-        number = _number(value)
+        number = exponent_number(value)
         return {"compute": number} if isinstance(number, (int, float)) and not isinstance(number, bool) else value
 
 
