@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.experiment.answers import Answers, answers_of
 from forerun.experiment.comparison import compare
 from forerun.experiment.description.read import changed, preset_names, read_experiment
+from forerun.experiment.other_reading import OtherReading, other_reading
 from forerun.experiment.request import Request
 from forerun.experiment.result import Comparison, RunResult, ScalingStudy, StragglerStudy
 from forerun.experiment.run import run
@@ -101,6 +102,11 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """Its figures; units are in the keys."""
         return self.result.summary()
+
+    def other_reading(self) -> OtherReading | None:
+        """The step where a network bandwidth without a unit counts bytes and not bits; None where nothing depends on
+        that."""
+        return other_reading(self.result.request)
 
     @cached_property
     def _answers(self) -> Answers:

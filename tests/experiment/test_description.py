@@ -562,3 +562,82 @@ def test_a_change_is_checked_as_a_file_is():
         changed(described(), {"training.num_node": 4})
     with pytest.raises(ForerunError, match="without sections"):
         changed(replace(described(), given={}), {"training.num_nodes": 4})
+
+
+# -- bandwidths with a unit --------------------------------------------------------------------------------------------
+
+UNITS = {
+    "200 GB/s": 200e9,
+    "200GB/s": 200e9,
+    "200 GBps": 200e9,
+    "200 gbyte/s": 200e9,
+    "200 Gbit/s": 25e9,
+    "200 Gb/s": 25e9,
+    "200 Gbps": 25e9,
+    "200 GBIT/S": 25e9,
+    "1.6 Tb/s": 200e9,
+    "2e2 GB/s": 200e9,
+    "800 MB/s": 0.8e9,
+    "1 GiB/s": 2.0**30,
+}
+
+
+@pytest.mark.parametrize("text", UNITS)
+@pytest.mark.parametrize("key", ["network_bandwidth", "network_bandwidth_gbps"])
+def test_a_bandwidth_may_state_its_unit(key, text):
+    request = described(hardware={key: text}, training={"num_nodes": 2})
+    assert request.setup.cluster.links[1].bytes_per_s == pytest.approx(UNITS[text])
+    inside = described(hardware={f"intra_node_{key.removeprefix('network_')}": text})
+    assert inside.setup.cluster.links[0].bytes_per_s == pytest.approx(UNITS[text])
+    assert request.config["hardware"][key] == text
+    assert read_experiment(request.config) == request
+
+
+@pytest.mark.parametrize(
+    ("hardware", "message"),
+    [
+        ({"network_bandwidth": 200}, r"hardware: network_bandwidth: .*as 200 GB/s \(bytes\) or 200 Gbit/s \(bits\)"),
+        ({"network_bandwidth": "200 gb/s"}, "network_bandwidth: .*bytes.*bits.*got '200 gb/s'"),
+        ({"network_bandwidth": "fast"}, "network_bandwidth: .*got 'fast'"),
+        ({"network_bandwidth_gbps": "200"}, "network_bandwidth_gbps: .*got '200'"),
+        ({"network_bandwidth_gbps": [1]}, "network_bandwidth_gbps: expected a number of Gbit/s"),
+        ({"network_bandwidth": "0 GB/s"}, "expected 0.001 to 1e\\+09 Gbit/s, got 0"),
+        ({"network_bandwidth": "1 GB/s", "network_bandwidth_gbps": 8}, "say the same thing twice; keep one"),
+    ],
+)
+def test_a_bandwidth_without_a_clear_unit_is_refused(hardware, message):
+    with pytest.raises(ForerunError, match=message) as refused:
+        described(hardware=hardware)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_changed_bandwidth_replaces_the_other_spelling():
+    request = described(hardware={"network_bandwidth_gbps": 100}, training={"num_nodes": 2})
+    other = changed(request, {"hardware.network_bandwidth": "100 GB/s"})
+    assert other.setup.cluster.links[1].bytes_per_s == 100e9
+    assert changed(other, {"hardware.network_bandwidth_gbps": 100}).setup == request.setup
+
+
+PROFILES = {
+    "A100": (312, 80, 100),
+    "H100": (989, 80, 200),
+    "V100": (125, 32, 50),
+    "A6000": (154, 48, 25),
+}
+"""TFLOP/s, GB of memory as it is sold, GB/s of the network"""
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_preset_of_a_gpu_carries_its_network_and_is_the_gpu_itself(name):
+    tflops, memory_gb, network_gb_s = PROFILES[name]
+    request = described(hardware={"preset": name, "gpu_model": None}, training={"num_nodes": 2})
+    cluster = request.setup.cluster
+    assert cluster.device == load_cluster(name).device
+    assert int(cluster.device.peak(request.setup.plan.precision) / 1e12) == tflops
+    assert memory_gb / 1.05 <= cluster.device.memory_bytes / 2**30 <= memory_gb
+    assert cluster.links[1].bytes_per_s == network_gb_s * 1e9
+    assert read_experiment(request.config) == request
+    own = described(
+        hardware={"preset": name, "gpu_model": None, "network_bandwidth_gbps": 8}, training={"num_nodes": 2}
+    )
+    assert own.setup.cluster.links[1].bytes_per_s == 1e9

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from forerun.analysis.simulate_setup import simulate_setup
-from forerun.experiment.description.hardware import cluster_sizes
+from forerun.experiment.description.hardware import hardware_presets
 from forerun.experiment.description.key_table import SECTIONS, key_table
 from forerun.experiment.description.read import preset_names, preset_table, read_experiment
 from forerun.plan.fields import FIELD_TYPES
@@ -41,7 +41,10 @@ def test_the_table_of_presets():
 
 def test_sizes_of_clusters_are_those_that_the_key_names():
     (row,) = [row for row in key_table() if (row.section, row.key) == ("hardware", "preset")]
-    for size, keys in cluster_sizes().items():
+    for size, keys in hardware_presets().items():
+        if "num_nodes" not in keys:
+            assert f"{size} ({keys['network_bandwidth']})" in row.meaning
+            continue
         nodes = "1 node" if keys["num_nodes"] == 1 else f"{keys['num_nodes']} nodes"
         assert f"{size} ({nodes} of {keys['num_gpus_per_node']} {keys['gpu_model']})" in row.meaning
 

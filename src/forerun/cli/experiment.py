@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +13,11 @@ from forerun.cli.report_option import typed
 from forerun.cli.spread import SpreadCommand
 from forerun.cluster.files import parse_yaml
 from forerun.errors import ForerunError
-from forerun.experiment.answers import Answers, answers_of
+from forerun.experiment.answers import answers_of
 from forerun.experiment.comparison import compare
 from forerun.experiment.description.key_table import key_table
 from forerun.experiment.description.read import changed, preset_table, read_experiment
+from forerun.experiment.other_reading import other_reading
 from forerun.experiment.records import study_record
 from forerun.experiment.request import Request
 from forerun.experiment.run import run
@@ -64,7 +65,8 @@ def run_command(
     result = run(_request(source, settings))
     answers = answers_of(result) if analysis else None
     files = None if out is None else export(result, out, answers, history=history, command=typed(context))
-    _show(as_json, result, lambda: print_run(console(), result, answers), files, answers)
+    more = {} if answers is None else {"analysis": answers_record(answers)}
+    _show(as_json, result, lambda: print_run(console(), result, answers), files, more)
     if must_fit and not result.prediction.fits:
         raise typer.Exit(NOTHING_FITS)
 
@@ -193,13 +195,17 @@ def _show(
     result: Result,
     print_text: Callable[[], None],
     files: Exported | None,
-    answers: Answers | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print a result, and what was written."""
+    """Print a result, how else its bandwidth may be read, and what was written; with `more` in the JSON object."""
+    reading = other_reading(result.request)
     if as_json:
-        record = study_record(result)
-        print(to_json(record if answers is None else record | {"analysis": answers_record(answers)}))
+        others = {} if reading is None else {"other_reading": reading.text}
+        print(to_json(study_record(result) | dict(more or {}) | others))
         return
+    if reading is not None:
+        console().print(reading.text, soft_wrap=True)
+        console().print()
     print_text()
     if files is not None:
         out = console()

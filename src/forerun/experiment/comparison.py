@@ -29,7 +29,10 @@ from forerun.units import TERA
 
 BASE = "as described"
 """label of the experiment itself"""
-_OF_THE_DEVICE = ("cluster", "compute_tflops", "memory_gb", "memory_bandwidth_gb_s", "intra_node_bandwidth_gbps")
+_OF_THE_DEVICE = (
+    *("cluster", "compute_tflops", "memory_gb", "memory_bandwidth_gb_s"),
+    *("intra_node_bandwidth", "intra_node_bandwidth_gbps"),
+)
 """keys of `hardware` that say what another device says otherwise"""
 
 

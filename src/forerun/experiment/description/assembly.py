@@ -111,8 +111,11 @@ def _machine(sections: Sections, place: str) -> _Machine:
     hardware = sections.hardware
     base = base_cluster(hardware, place)
     machine = _Machine(base, hardware.num_gpus_per_node or base.node_size, sections.training.num_nodes or 1)
-    if machine.num_nodes > 1 and len(base.links) == 1 and hardware.network_bandwidth_gbps is None:
-        raise ForerunError(f"{place}: key 'network_bandwidth_gbps' is missing; {base.name} has no link between nodes")
+    if machine.num_nodes > 1 and len(base.links) == 1 and hardware.network_gbit_s is None:
+        raise ForerunError(
+            f"{place}: key 'network_bandwidth' (200 Gbit/s or 25 GB/s) or 'network_bandwidth_gbps' is missing;"
+            f" {base.name} has no link between nodes"
+        )
     if machine.n_gpus > MOST_GPUS:
         raise ForerunError(
             f"{place}: num_gpus_per_node {machine.node_size} x training.num_nodes {machine.num_nodes} are"

@@ -30,11 +30,12 @@ _SOLD = 1.05
 
 
 @cache
-def cluster_sizes() -> dict[str, dict[str, Any]]:
-    """What hardware.preset stands for: size -> keys of `hardware`, and num_nodes."""
-    text = (files("forerun.experiment.description") / "cluster_sizes.yaml").read_text(encoding="utf-8")
-    sizes: dict[str, dict[str, Any]] = parse_yaml(text, "cluster_sizes.yaml")["sizes"]
-    return sizes
+def hardware_presets() -> dict[str, dict[str, Any]]:
+    """What hardware.preset stands for: size or GPU -> keys of `hardware`, and num_nodes of a size."""
+    text = (files("forerun.experiment.description") / "hardware_presets.yaml").read_text(encoding="utf-8")
+    document = parse_yaml(text, "hardware_presets.yaml")
+    presets: dict[str, dict[str, Any]] = {**document["sizes"]["presets"], **document["profiles"]["presets"]}
+    return presets
 
 
 def base_cluster(section: HardwareSection, place: str) -> Cluster:
@@ -66,11 +67,11 @@ def adapted(cluster: Cluster, section: HardwareSection, network: NetworkSection,
     intra = links[0]
     if section.num_gpus_per_node is not None:
         intra = replace(intra, size=section.num_gpus_per_node)
-    if section.intra_node_bandwidth_gbps is not None:
-        intra = replace(intra, bytes_per_s=_bytes_per_s(section.intra_node_bandwidth_gbps), source="as given")
+    if section.intra_node_gbit_s is not None:
+        intra = replace(intra, bytes_per_s=_bytes_per_s(section.intra_node_gbit_s), source="as given")
     inter = links[1] if len(links) > 1 else None
-    if section.network_bandwidth_gbps is not None:
-        rate = _bytes_per_s(section.network_bandwidth_gbps)
+    if section.network_gbit_s is not None:
+        rate = _bytes_per_s(section.network_gbit_s)
         inter = inter or Link(INTER_NODE, "infiniband", 0, rate, link_latency_s("infiniband"))
         inter = replace(inter, bytes_per_s=rate, source="as given")
     if network.base_latency_us is not None and inter is not None:

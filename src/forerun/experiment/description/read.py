@@ -30,10 +30,16 @@ __all__ = ["PresetRow", "changed", "key_table", "preset_names", "preset_table", 
 PRESETS = Path(__file__).parent / "presets"
 _FILE_SUFFIXES = (".yaml", ".yml", ".json")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
-_FIGURES = ("compute_tflops", "memory_gb", "memory_bandwidth_gb_s", "intra_node_bandwidth_gbps")
+_NODE_RATES = ("intra_node_bandwidth", "intra_node_bandwidth_gbps")
+_NETWORK_RATES = ("network_bandwidth", "network_bandwidth_gbps")
+_FIGURES = ("compute_tflops", "memory_gb", "memory_bandwidth_gb_s", *_NODE_RATES)
 _LENGTHS = ("num_iterations", "total_tokens", "total_samples")
 _REPLACED: dict[str, dict[str, tuple[str, ...]]] = {
-    "hardware": {"gpu_model": ("cluster", *_FIGURES), "cluster": ("gpu_model", *_FIGURES)},
+    "hardware": {
+        "gpu_model": ("cluster", *_FIGURES),
+        "cluster": ("gpu_model", *_FIGURES),
+        **{key: (other,) for pair in (_NODE_RATES, _NETWORK_RATES) for key, other in (pair, pair[::-1])},
+    },
     "model": {key: tuple(sorted({*SOURCES, *DIMENSIONS, "sample"} - {key})) for key in SOURCES},
     "training": {
         **{key: (other,) for pair in SPELLINGS.items() for key, other in (pair, pair[::-1])},

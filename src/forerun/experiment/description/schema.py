@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from forerun.cluster.files import check
 from forerun.errors import ForerunError
-from forerun.experiment.description.hardware import cluster_sizes
+from forerun.experiment.description.hardware import hardware_presets
 from forerun.experiment.description.sections import (
     PLAN_KEYS,
     HardwareSection,
@@ -65,9 +65,9 @@ def checked(data: Mapping[str, Any], place: str) -> Sections:
         known = [*SECTIONS[name].model_fields, *(PLAN_KEYS if name == "training" else ())]
         refuse_unknown(value, known, known_keys(), f"{place}: {name}")
         found[name] = value
-    size = _section(HardwareSection, {"preset": found["hardware"].get("preset")}, f"{place}: hardware").preset
-    if size is not None:
-        _fill_size(found, size)
+    preset = _section(HardwareSection, {"preset": found["hardware"].get("preset")}, f"{place}: hardware").preset
+    if preset is not None:
+        _fill_preset(found, preset)
     training = found["training"]
     own = {key: value for key, value in training.items() if key not in PLAN_KEYS}
     plan_keys = {key: value for key, value in training.items() if key in PLAN_KEYS}
@@ -92,11 +92,12 @@ def known_keys() -> dict[str, tuple[str, ...]]:
     return known | {"training": (*known["training"], *PLAN_KEYS)}
 
 
-def _fill_size(found: dict[str, dict[str, Any]], size: str) -> None:
+def _fill_preset(found: dict[str, dict[str, Any]], name: str) -> None:
     """Put what hardware.preset stands for where the experiment is silent."""
-    keys = dict(cluster_sizes()[size])
-    num_nodes = keys.pop("num_nodes")
-    if "cluster" in found["hardware"]:
-        keys.pop("gpu_model")
-    found["hardware"] = {**keys, **found["hardware"]}
-    found["training"] = {"num_nodes": num_nodes, **found["training"]}
+    keys, hardware = dict(hardware_presets()[name]), found["hardware"]
+    nodes = {"num_nodes": keys.pop("num_nodes")} if "num_nodes" in keys else {}
+    for own, other in (("cluster", "gpu_model"), ("network_bandwidth_gbps", "network_bandwidth")):
+        if hardware.get(own) is not None:
+            keys.pop(other, None)
+    found["hardware"] = {**keys, **hardware}
+    found["training"] = {**nodes, **found["training"]}

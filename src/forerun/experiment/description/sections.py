@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from forerun.cluster.files import Entry
+from forerun.experiment.description.bandwidth import gbit_s
 from forerun.model.fields import exponent_number
 from forerun.plan.fields import FIELD_TYPES
 from forerun.plan.plan import LARGEST_BUCKET_MIB
@@ -47,9 +48,29 @@ def _ranks(value: Any) -> Any:
     return {_key(key): each for key, each in value.items()} if isinstance(value, dict) else value
 
 
+def _bandwidth(value: Any) -> Any:
+    """A number of Gbit/s, or text with a unit, which stays as it is."""
+    number = exponent_number(value)
+    rate = gbit_s(number) if isinstance(number, str) else number
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+        raise ValueError(f"expected a number of Gbit/s, or one with its unit, as 200 GB/s, got {value!r:.40}")
+    if not _LEAST_RATE <= rate <= _MOST_RATE:
+        raise ValueError(f"expected {_LEAST_RATE:g} to {_MOST_RATE:g} Gbit/s, got {rate:g}")
+    return number.strip() if isinstance(number, str) else float(rate)
+
+
+def _stated_bandwidth(value: Any) -> Any:
+    if not isinstance(exponent_number(value), str):
+        raise ValueError(f"expected a number with its unit, as {value} GB/s (bytes) or {value} Gbit/s (bits)")
+    return _bandwidth(value)
+
+
+_LEAST_RATE, _MOST_RATE = 1e-3, 1e9
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 Name = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_file_name)]
-Rate = Annotated[float, BeforeValidator(exponent_number), Field(ge=1e-3, le=1e9)]
+Rate = Annotated[float, BeforeValidator(exponent_number), Field(ge=_LEAST_RATE, le=_MOST_RATE)]
+Bandwidth = Annotated[float | str, BeforeValidator(_bandwidth)]
+StatedBandwidth = Annotated[str, BeforeValidator(_stated_bandwidth)]
 Microseconds = Annotated[float, BeforeValidator(exponent_number), Field(ge=0, le=1e6)]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**6)]
 Width = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**7)]
@@ -107,12 +128,16 @@ class MixedEntry(Section):
         return self
 
 
+HardwarePreset = Literal["small", "medium", "large", "a100", "h100", "v100", "a6000"]
+
+
 class HardwareSection(Section):
     """`hardware`: GPUs, nodes and the links between them."""
 
-    preset: Annotated[Literal["small", "medium", "large"], BeforeValidator(_lower)] | None = None
-    """a cluster size: small (1 node of 8 A100), medium (4 nodes of 8 A100) or large (32 nodes of 8 H100); keys that are
-    given, here and training.num_nodes, go before it"""
+    preset: Annotated[HardwarePreset, BeforeValidator(_lower)] | None = None
+    """a cluster size: small (1 node of 8 A100), medium (4 nodes of 8 A100) or large (32 nodes of 8 H100); or a GPU and
+    its network: a100 (100 GB/s), h100 (200 GB/s), v100 (50 GB/s) or a6000 (25 GB/s); keys that are given,
+    here and training.num_nodes, go before it"""
     gpu_model: Text | None = None
     """a device or cluster by name or alias, in any case: A100, H100, V100, A6000, ... (`forerun clusters`); it brings
     the reference system of its vendor"""
@@ -128,17 +153,44 @@ class HardwareSection(Section):
     """bandwidth of a GPU's memory in 10**9 bytes a second, in place of the device's"""
     num_gpus_per_node: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1024)] | None = None
     """GPUs of a node; the reference system's unless given"""
-    network_bandwidth_gbps: Rate | None = None
-    """bandwidth between nodes in 10**9 bits a second, for each GPU and direction: 100 Gb/s are 12.5 GB/s"""
-    intra_node_bandwidth_gbps: Rate | None = None
-    """bandwidth inside a node in 10**9 bits a second, for each GPU and direction: 2400 Gb/s are the 300 GB/s
-    of an A100's NVLink"""
+    network_bandwidth: StatedBandwidth | None = None
+    """bandwidth between nodes with its unit, for each GPU and direction: 200 Gbit/s or 25 GB/s"""
+    network_bandwidth_gbps: Bandwidth | None = None
+    """the same as a number of 10**9 bits a second: 100 Gb/s are 12.5 GB/s; or text with a unit"""
+    intra_node_bandwidth: StatedBandwidth | None = None
+    """bandwidth inside a node with its unit, for each GPU and direction: 300 GB/s"""
+    intra_node_bandwidth_gbps: Bandwidth | None = None
+    """the same as a number of 10**9 bits a second: 2400 Gb/s are the 300 GB/s of an A100's NVLink; or text with a
+    unit"""
     mixed: list[MixedEntry] = Field(default_factory=list, max_length=100)
     """GPUs of training.num_nodes that are of another model, as [{gpu_model: V100, num_nodes: 1}]: the last ones"""
     slow_gpus: Annotated[dict[Start, Factor], BeforeValidator(_ranks)] = Field(default_factory=dict, max_length=100_000)
     """rank -> time of its kernels over that of the others, in every iteration: {3: 1.1} makes rank 3 10 % slower"""
     slow_links: Factor = 1.0
     """time of collectives and transfers over that of sound links"""
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> HardwareSection:
+        for key in ("network_bandwidth", "intra_node_bandwidth"):
+            stated, number = getattr(self, key), getattr(self, key + "_gbps")
+            if stated is not None and number is not None:
+                raise ValueError(f"{key} {stated} and {key}_gbps {number} say the same thing twice; keep one of them")
+        return self
+
+    @property
+    def network_gbit_s(self) -> float | None:
+        """Bandwidth between nodes in 10**9 bits a second, None where the section is silent."""
+        return _rate(self.network_bandwidth, self.network_bandwidth_gbps)
+
+    @property
+    def intra_node_gbit_s(self) -> float | None:
+        """The same inside a node."""
+        return _rate(self.intra_node_bandwidth, self.intra_node_bandwidth_gbps)
+
+
+def _rate(stated: str | None, number: float | str | None) -> float | None:
+    given = number if stated is None else stated
+    return gbit_s(given) if isinstance(given, str) else given
 
 
 class ModelSection(Section):
