@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forerun.analysis.history import Event, History
 from forerun.experiment.answers import Answers, answers_of
 from forerun.experiment.comparison import compare
 from forerun.experiment.description.read import changed, preset_names, read_experiment
@@ -15,6 +16,7 @@ from forerun.experiment.other_reading import OtherReading, other_reading
 from forerun.experiment.request import Request
 from forerun.experiment.result import Comparison, RunResult, ScalingStudy, StragglerStudy
 from forerun.experiment.run import run
+from forerun.experiment.run_history import RunHistory, run_history
 from forerun.experiment.scaling import scale
 from forerun.experiment.stragglers import study
 from forerun.report.experiment_files import export, write_pictures
@@ -119,6 +121,33 @@ class Run:
     def to_dataframe(self) -> DataFrame:
         """A row for each iteration, or for equal ones together. Needs pandas."""
         return self.result.to_dataframe()
+
+    @cached_property
+    def _history(self) -> RunHistory:
+        return run_history(self.result)
+
+    @cached_property
+    def event_history(self) -> DataFrame:
+        """Every start and end of a kernel, collective, copy or launch, in the order of time. Needs pandas.
+
+        It has the rows and columns of the events.csv that `export(history=True)` writes: whole iterations from the
+        first on, up to 40,000 nodes. `attrs["note"]` says which, where they are not all.
+        """
+        frame = History(self._history.iterations).to_dataframe()
+        if self._history.note:
+            frame.attrs["note"] = self._history.note
+        return frame
+
+    def events(self, kind: str | None = None) -> Iterator[Event]:
+        """The same one by one, as objects with `event_type`, `timestamp` (seconds) and the columns of the table.
+
+        Args:
+            kind: compute, communication, copy, delay or host; or one of their starts or ends: communication_start.
+
+        Raises:
+            UnknownName: there is no such kind.
+        """
+        return History(self._history.iterations).events(kind)
 
     def plot(self, folder: str | Path) -> list[Path]:
         """Write the pictures; needs matplotlib. Returns their paths."""

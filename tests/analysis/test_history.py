@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import asdict
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_programs import N_OPS, program, random_programs
 
-from forerun.analysis.history import COLUMNS, History, RunIteration
+from forerun.analysis.history import COLUMNS, KINDS, History, RunIteration
 from forerun.engine.simulate import simulate
+from forerun.errors import ForerunError, UnknownName
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import Phase, Program, Stream
 from forerun.program.unfold import unfold
@@ -53,6 +58,7 @@ def test_rows_tell_when_each_node_and_each_launch_starts_and_ends() -> None:
         "module": "m",
         "duration_ps": 30,
         "node": 1,
+        "kind": "compute",
     }
 
 
@@ -95,6 +101,32 @@ def test_a_dataframe_has_the_same_rows() -> None:
     assert tuple(frame.columns) == COLUMNS
     assert frame.to_dict("records") == history.to_rows()
     assert frame["stream"].dtype == "category"
+
+
+def test_events_are_the_rows_and_kinds_part_them() -> None:
+    block = BlockBuilder()
+    block.node(0, Stream.GATHER)
+    block.node(1)
+    history = History([iteration(program([block.build("b")], [[0, 0]]), [5, 3], [1] * N_OPS)])
+    events = list(history.events())
+    assert [asdict(each) for each in events] == history.to_rows()
+    assert all(each.timestamp == each.time_ps / 1e12 for each in events)
+    by_kind = {kind: list(history.events(kind)) for kind in KINDS}
+    assert sum(map(len, by_kind.values())) == len(events)
+    assert by_kind["host"]
+    for kind, some in by_kind.items():
+        assert {each.kind for each in some} <= {kind}
+        starts, ends = list(history.events(f"{kind}_start")), list(history.events(f"{kind}_end"))
+        assert {each.event_type for each in starts} <= {f"{kind}_start"}
+        assert len(starts) == len(ends) == len(some) / 2
+    with pytest.raises(UnknownName, match="communication_start"):
+        history.events("kernels")
+
+
+def test_without_pandas_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ForerunError, match=r"needs pandas: pip install 'forerun\[data\]'; events\(\) works without"):
+        History([]).to_dataframe()
 
 
 def test_no_iterations_are_an_empty_table() -> None:

@@ -10,8 +10,9 @@ import numpy as np
 
 from forerun.analysis.reading import Simulation
 from forerun.engine.simulate import Timeline
-from forerun.errors import ForerunError
-from forerun.program.types import I8, I64, N_STREAMS, FlatProgram, Phase, Program, Stream
+from forerun.errors import ForerunError, UnknownName
+from forerun.program.types import I8, I64, N_STREAMS, FlatProgram, OpKind, Phase, Program, Stream
+from forerun.units import PS_PER_S
 
 if TYPE_CHECKING:
     import pandas
@@ -30,13 +31,61 @@ COLUMNS = (
     "module",
     "duration_ps",
     "node",
+    "kind",
 )
 """`time_ps` since the beginning of the run; `event` is start or end; `stream` is `host` for the launch of an op;
-`duration_ps` from the start to the end; `node` counts in the issue order of the rank class"""
-_NAMED = ("event", "rank_class", "stream", "op", "phase", "block", "module")
+`duration_ps` from the start to the end; `node` counts in the issue order of the rank class; `kind` is one of KINDS"""
+KINDS = ("compute", "communication", "copy", "delay", "host")
+"""kernels, collectives and transfers between GPUs, copies between GPU and host memory, fixed times and marks that take
+none, launches by the host"""
+_KIND_OF_OP = {
+    OpKind.GEMM: "compute",
+    OpKind.ATTENTION: "compute",
+    OpKind.MEMORY: "compute",
+    OpKind.COLLECTIVE: "communication",
+    OpKind.P2P: "communication",
+    OpKind.HOST_COPY: "copy",
+    OpKind.DELAY: "delay",
+}
+_NAMED = ("event", "rank_class", "stream", "op", "phase", "block", "module", "kind")
 _EVENTS = np.array(["start", "end"], object)
 _STREAMS = np.array([*(stream.name.lower() for stream in Stream), "host"], object)
+_KINDS = np.array([KINDS.index(_KIND_OF_OP[kind]) for kind in OpKind])
+_KIND_NAMES = np.array(KINDS, object)
 _PHASES = np.array([phase.name.lower() for phase in Phase], object)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something starts or ends: a row of the history, with its columns (COLUMNS) as attributes."""
+
+    iteration: int
+    time_ps: int
+    event: str
+    rank_class: str
+    stream: str
+    op: str
+    phase: str
+    micro_batch: int
+    layer: int
+    block: str
+    module: str
+    duration_ps: int
+    node: int
+    kind: str
+
+    @property
+    def event_type(self) -> str:
+        """What happens, in a word: compute_start, communication_end."""
+        return f"{self.kind}_{self.event}"
+
+    @property
+    def timestamp(self) -> float:
+        """Seconds since the beginning of the run."""
+        return self.time_ps / PS_PER_S
+
+
+EVENT_TYPES = tuple(f"{kind}_{event}" for kind in KINDS for event in _EVENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +129,17 @@ class History:
         for table in self.tables():
             yield from zip(*(table[column].tolist() for column in COLUMNS), strict=True)
 
+    def events(self, kind: str | None = None) -> Iterator[Event]:
+        """Event by event; with `kind` those of one of KINDS or EVENT_TYPES alone.
+
+        Raises:
+            UnknownName: there is no such kind.
+        """
+        if kind is not None and kind not in (*KINDS, *EVENT_TYPES):
+            raise UnknownName("kind of event", kind, [*KINDS, *EVENT_TYPES])
+        every = (Event(*row) for row in self.rows())
+        return (each for each in every if kind is None or kind in (each.kind, each.event_type))
+
     def to_rows(self) -> list[dict[str, Any]]:
         """All rows as dicts."""
         return [dict(zip(COLUMNS, row, strict=True)) for row in self.rows()]
@@ -89,7 +149,9 @@ class History:
         try:
             import pandas
         except ImportError:
-            raise ForerunError("to_dataframe needs pandas: pip install 'forerun[data]', or use to_rows()") from None
+            raise ForerunError(
+                "the event history as a table needs pandas: pip install 'forerun[data]'; events() works without"
+            ) from None
         frames = [pandas.DataFrame(table, columns=COLUMNS) for table in self.tables()]
         frame = pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame(columns=COLUMNS)
         return frame.astype(dict.fromkeys(_NAMED, "category"))
@@ -104,6 +166,7 @@ def _table(number: int, iteration: RunIteration) -> dict[str, np.ndarray[Any, An
     node = np.concatenate([np.arange(len(flat)), launched])
     stream: I8 = np.concatenate([flat.stream, np.full(len(launched), N_STREAMS, np.int8)])
     owner = np.searchsorted(flat.class_ptr, node, side="right") - 1
+    kind = np.where(stream == N_STREAMS, KINDS.index("host"), _KINDS[program.ops.kind[flat.op[node]]])
     n = len(node)
     time, event = np.concatenate([start, end]), np.repeat(np.arange(2), n)
     order = np.lexsort((event, np.tile(node, 2), np.tile(stream, 2), np.tile(owner, 2), time))
@@ -126,6 +189,7 @@ def _table(number: int, iteration: RunIteration) -> dict[str, np.ndarray[Any, An
         "module": _names((*program.modules, ""))[np.minimum(flat.module[node], len(program.modules))],
         "duration_ps": (end - start)[row],
         "node": node - flat.class_ptr[owner],
+        "kind": _KIND_NAMES[kind[row]],
     }
 
 
