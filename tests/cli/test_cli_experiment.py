@@ -85,6 +85,29 @@ def test_stragglers_that_are_set_are_told(forerun, small):
     assert "slowest rank costs" in done.stdout
 
 
+@pytest.mark.parametrize("size", ["small", "medium", "large"])
+def test_a_preset_is_run_by_name_or_option_and_its_file_can_be_copied(forerun, size):
+    told = forerun("experiment", "run", "--preset", size, "--no-analysis").stdout
+    path, text = preset_file(told), forerun("experiment", "run", size, "--no-analysis").stdout
+    assert path.parent.name == "presets"
+    assert told.split("\n\n", 1)[1] == text
+    copied = forerun("experiment", "run", "--config", path, "--no-analysis", "--json")
+    named = forerun("experiment", "run", "--preset", size, "--no-analysis", "--json")
+    assert json.loads(copied.stdout) == json.loads(named.stdout)
+
+
+def preset_file(told):
+    """The file that the output names."""
+    (line,) = [line for line in told.splitlines() if line.startswith("experiment file: ")]
+    return Path(line.removeprefix("experiment file: ").removesuffix(" (copy it to make it your own)"))
+
+
+def test_a_scaling_study_is_that_of_the_scale_command(forerun, small):
+    ours = forerun("experiment", "run", small, "--scaling", "--nodes", 1, 2, "--json")
+    theirs = forerun("experiment", "scale", small, "--nodes", 1, 2, "--json", "--jobs", 1)
+    assert json.loads(ours.stdout) == json.loads(theirs.stdout)
+
+
 def test_presets_and_keys_are_listed(forerun):
     assert "resnet50-a100" in forerun("experiment", "presets").stdout
     assert "hardware.network_bandwidth_gbps" in forerun("experiment", "keys").stdout
@@ -98,6 +121,14 @@ BAD = [
     (("run", "SMALL", "--set", "training.num_nodes=[1"), "--set training.num_nodes"),
     (("run", "SMALL", "--set", "training.num_nodes=two"), "num_nodes"),
     (("run", "SMALL", "--history"), "--out"),
+    (("run",), "no experiment is named"),
+    (("run", "SMALL", "--preset", "medium"), "FILE|PRESET and --preset each name an experiment"),
+    (("run", "--preset", "middle"), "medium"),
+    (("run", "--example", "6"), "--example"),
+    (("run", "--example", "3", "--history", "--out", "x"), "--history"),
+    (("run", "--example", "4", "--scaling"), "--scaling"),
+    (("run", "--config", "nowhere.yaml"), "nowhere.yaml"),
+    (("run", "SMALL", "--nodes", "1", "2"), "--nodes goes with --scaling"),
     (("run", "SMALL", "--out", "small.yaml"), "small.yaml"),
     (("scale", "SMALL"), "--nodes"),
     (("scale", "SMALL", "--nodes", "1", "two"), "--nodes"),

@@ -9,12 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from forerun.cli.exit_codes import NOTHING_FITS
+from forerun.cli.experiment_source import chosen
 from forerun.cli.report_option import typed
 from forerun.cli.spread import SpreadCommand
 from forerun.cluster.files import parse_yaml
 from forerun.errors import ForerunError
 from forerun.experiment.answers import answers_of
 from forerun.experiment.comparison import compare
+from forerun.experiment.description.examples import examples
 from forerun.experiment.description.key_table import key_table
 from forerun.experiment.description.read import changed, preset_table, read_experiment
 from forerun.experiment.other_reading import other_reading
@@ -41,13 +43,27 @@ Out = Annotated[
     typer.Option(metavar="FOLDER", help="Write configuration, results, pictures and report.html here."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+EXAMPLES = examples()
+_EXAMPLE_WORDS = ", ".join(f"{each.number} {each.title}" for each in EXAMPLES.values())
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each CPU).")]
 
 
 @experiment.command("run", cls=SpreadCommand)
 def run_command(
     context: typer.Context,
-    source: Source,
+    source: Annotated[
+        str | None, typer.Argument(metavar="[FILE|PRESET]", help="YAML or JSON file, or a preset's name.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="A preset: small, medium, large or another one.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML or JSON file.")] = None,
+    example: Annotated[
+        int | None,
+        typer.Option(min=1, max=len(EXAMPLES), help=f"A shipped example: {_EXAMPLE_WORDS}."),
+    ] = None,
+    scaling: Annotated[bool, typer.Option("--scaling", help="A scaling study, as `forerun experiment scale`.")] = False,
+    nodes: Annotated[
+        list[int] | None, typer.Option(min=1, help="With --scaling: numbers of nodes, 1 2 4 8 16 unless given.")
+    ] = None,
     settings: Settings = None,
     out: Out = None,
     history: Annotated[
@@ -60,9 +76,22 @@ def run_command(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a run: time, memory, bottlenecks, what would help, cost."""
+    choice = chosen(source, preset, config, example, scaling, nodes)
+    is_study = bool(choice.nodes or choice.patterns)
+    if history and is_study:
+        raise ForerunError("--history: goes with a run, not with a scaling study or a comparison")
     if history and out is None:
         raise ForerunError("--history: give --out, the folder to write it to")
-    result = run(_request(source, settings))
+    request = _request(choice.source, settings)
+    if choice.shipped is not None and not as_json:
+        console().print(f"experiment file: {choice.shipped} (copy it to make it your own)\n", soft_wrap=True)
+    if choice.patterns:
+        _compare(context, request, {"patterns": choice.patterns}, False, out, None, as_json)
+        return
+    if choice.nodes:
+        _scale(context, request, choice.nodes, False, out, None, as_json)
+        return
+    result = run(request)
     answers = answers_of(result) if analysis else None
     files = None if out is None else export(result, out, answers, history=history, command=typed(context))
     more = {} if answers is None else {"analysis": answers_record(answers)}
@@ -88,7 +117,18 @@ def scale_command(
 
     With --out a study that was broken off goes on from where it was.
     """
-    request = _request(source, settings)
+    _scale(context, _request(source, settings), nodes, strong, out, jobs, as_json)
+
+
+def _scale(
+    context: typer.Context,
+    request: Request,
+    nodes: Sequence[int],
+    strong: bool,
+    out: Path | None,
+    jobs: int | None,
+    as_json: bool,
+) -> None:
     with progress_bar("simulating") as advance:
         result = scale(request, nodes, strong, folder=out, progress=advance, workers=jobs)
     files = None if out is None else export(result, out, command=typed(context))
@@ -119,15 +159,21 @@ def compare_command(
     axes = {"patterns": patterns, "topologies": topologies, "devices": devices, "precisions": precisions}
     if not any(axes.values()):
         raise ForerunError(f"nothing to compare: give one of {', '.join('--' + name for name in axes)}")
+    given = {name: tuple(values or ()) for name, values in axes.items()}
+    _compare(context, request, given, grid, out, jobs, as_json)
+
+
+def _compare(
+    context: typer.Context,
+    request: Request,
+    axes: Mapping[str, Sequence[str]],
+    grid: bool,
+    out: Path | None,
+    jobs: int | None,
+    as_json: bool,
+) -> None:
     with progress_bar("simulating") as advance:
-        result = compare(
-            request,
-            **{name: tuple(values or ()) for name, values in axes.items()},
-            grid=grid,
-            folder=out,
-            progress=advance,
-            workers=jobs,
-        )
+        result = compare(request, **axes, grid=grid, folder=out, progress=advance, workers=jobs)
     files = None if out is None else export(result, out, command=typed(context))
     _show(as_json, result, lambda: print_comparison(console(), result), files)
 

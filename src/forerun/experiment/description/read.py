@@ -25,7 +25,7 @@ from forerun.experiment.description.training import SPELLINGS
 from forerun.experiment.handlers import EventHandler
 from forerun.experiment.request import Request
 
-__all__ = ["PresetRow", "changed", "key_table", "preset_names", "preset_table", "read_experiment"]
+__all__ = ["PresetRow", "changed", "key_table", "preset_names", "preset_path", "preset_table", "read_experiment"]
 
 PRESETS = Path(__file__).parent / "presets"
 _FILE_SUFFIXES = (".yaml", ".yml", ".json")
@@ -105,6 +105,13 @@ def changed(request: Request, changes: Mapping[str, Any]) -> Request:
 def preset_names() -> tuple[str, ...]:
     """Names of the experiments that come with Forerun, in alphabetical order."""
     return tuple(sorted(path.stem for path in PRESETS.glob("*.yaml")))
+
+
+def preset_path(name: str) -> Path:
+    """The file of a preset. Raises UnknownName, which lists them."""
+    if name.strip().lower() not in preset_names():
+        raise UnknownName("preset", name, list(preset_names()))
+    return PRESETS / f"{name.strip().lower()}.yaml"
 
 
 @dataclass(frozen=True)
