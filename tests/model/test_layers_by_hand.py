@@ -35,6 +35,14 @@ def test_a_layer_with_every_key():
     assert layer.activation_bytes() == 1.605632 * MB
 
 
+def test_shapes_may_be_tuples_or_the_text_of_tuples():
+    shapes = {"input_shape": "(3, 224, 224)", "output_shape": (64, 112, 112)}
+    assert one(**shapes) == one()
+    assert one(layer_type="linear", input_shape="(16,)", output_shape="( 4 )").output_shape == (4,)
+    with pytest.raises(ForerunError, match="input_shape must be a list"):
+        one(input_shape="3, 224, 224")
+
+
 def test_what_is_left_out_follows_from_type_and_shapes():
     model = layers_from(
         [
@@ -226,6 +234,20 @@ def test_flops_that_memory_traffic_hides_are_counted_and_change_no_kernel():
 def test_backward_flops_follow_forward_flops_where_they_are_not_stated():
     layer, _ = stated(forward_flops=2 * CONV["forward_flops"], backward_flops=None)
     assert layer.backward_flops == pytest.approx(2 * CONV["backward_flops"])
+
+
+def test_stated_backward_flops_are_run_whole_also_by_the_first_layer():
+    """Which makes no gradient of the sample; FLOPs that follow from shapes leave that gradient out."""
+    entry = {key: CONV[key] for key in ("layer_id", "layer_type", "input_shape", "output_shape", "num_parameters")}
+    following = layers_from([{**entry, "forward_flops": "118e9"}], "net.yaml")
+    assert following.backward_flops == pytest.approx(118e9)
+    for layer_type in ("conv2d", "custom"):
+        of_stated = {**entry, "layer_type": layer_type, "forward_flops": "118e9", "backward_flops": "236e9"}
+        assert layers_from([of_stated], "net.yaml").backward_flops == pytest.approx(236e9)
+    behind = {**of_stated, "layer_id": "next", "input_shape": [64, 112, 112]}
+    both = layers_from([of_stated, behind], "net.yaml")
+    assert both.backward_flops == pytest.approx(2 * 236e9)
+    assert sum(kernel.flops for kernel in both.layers[1].backward(1)) == pytest.approx(118e9)
 
 
 WRONG = {

@@ -36,8 +36,8 @@ COLUMNS = (
 """`time_ps` since the beginning of the run; `event` is start or end; `stream` is `host` for the launch of an op;
 `duration_ps` from the start to the end; `node` counts in the issue order of the rank class; `kind` is one of KINDS"""
 KINDS = ("compute", "communication", "copy", "delay", "host")
-"""kernels, collectives and transfers between GPUs, copies between GPU and host memory, fixed times and marks that take
-none, launches by the host"""
+"""kernels; collectives and transfers between GPUs; copies between GPU and host memory; fixed times, and marks that take
+none; launches by the host"""
 _KIND_OF_OP = {
     OpKind.GEMM: "compute",
     OpKind.ATTENTION: "compute",

@@ -133,9 +133,9 @@ class Fields:
         if not self.stated(key):
             return []
         value = self._values[key]
-        if not isinstance(value, list):
+        if not isinstance(value, list | tuple):
             raise self._wrong(key, "a list")
-        return value
+        return list(value)
 
     def section(self, key: str) -> Fields | None:
         """A mapping inside this one, or None where it is not stated."""

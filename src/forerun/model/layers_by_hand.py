@@ -3,7 +3,7 @@
 Keys of a layer:
     layer_id              its name, or a whole number
     layer_type            conv2d, linear, attention, norm, embedding, pool, activation, add, custom; in any case
-    input_shape           without the batch; left out: what the layer before it makes
+    input_shape           without the batch, as [3, 224, 224] or (3, 224, 224); left out: what the layer before it makes
     output_shape          without the batch; left out where the type keeps the shape (norm, activation, add, attention)
     num_parameters        elements of its parameters; left out: what type and shapes say
     forward_flops         of one sample, 2 for each multiply-add
@@ -24,6 +24,7 @@ differ (stated_layers.py); a custom layer is what it states. Shapes that contrad
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import isqrt, prod
@@ -44,12 +45,14 @@ from forerun.model.layer_types import (
     pool,
 )
 from forerun.model.layered import INPUT, Layer, LayeredModel, LayerType
-from forerun.model.stated_layers import Stated, StatedLayer, as_stated
+from forerun.model.stated_layers import Stated, StatedLayer, as_stated, at_the_start
 
 _TOLERANCE = 0.02
 """of a kernel that parameters or FLOPs are to be the square of"""
 _MOST = 10**15
 """no count of a layer comes near; what is larger is a slip, and would overflow further on"""
+_NUMBER = re.compile(r"\d{1,16}")
+_TUPLE = re.compile(r"\(\s*(\d{1,16}\s*,\s*)*(\d{1,16}\s*)?\)")
 _KEPT_SHAPE = ("norm", "activation", "add", "attention")
 
 
@@ -74,9 +77,11 @@ def layers_from(entries: object, place: str, name: str = "layers", sample: str =
         layers.append(layer)
         notes += [note] if note else []
     try:
-        return LayeredModel(name, tuple(layers), sample, source=place, notes=tuple(notes))
+        model = LayeredModel(name, tuple(layers), sample, source=place, notes=tuple(notes))
     except ForerunError as error:
         raise ForerunError(f"{place}: {error}") from None
+    pairs = zip(layers, model.input_gradients, strict=True)
+    return replace(model, layers=tuple(layer if wanted else at_the_start(layer) for layer, wanted in pairs))
 
 
 def load_layers(document: Fields, name: str) -> LayeredModel:
@@ -172,11 +177,16 @@ class _Reader:
             if default is None:
                 raise self.fields.error(key, "is missing (a list of sizes, without the batch)")
             return default
-        sizes = self.fields.items(key)
+        sizes = self._written_as_tuple(key) or self.fields.items(key)
         whole = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 0]
         if not sizes or len(whole) != len(sizes) or prod(whole) > _MOST:
             raise self.fields.error(key, f"must be a list of whole numbers above 0, got {sizes!r}")
         return tuple(whole)
+
+    def _written_as_tuple(self, key: str) -> list[object]:
+        """The sizes of a text such as (3, 224, 224), which YAML has no other reading of; none of anything else."""
+        text = self.fields.text(key) if self.fields.is_text(key) else ""
+        return [int(size) for size in _NUMBER.findall(text)] if _TUPLE.fullmatch(text) else []
 
     # -- types -----------------------------------------------------------------------------------------------
 
@@ -305,4 +315,5 @@ class _Reader:
             (stated.parameters,) if stated.parameters else (),
             forward_work=forward,
             backward_work=backward,
+            backward_stated=stated.backward is not None,
         )

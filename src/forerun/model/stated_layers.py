@@ -42,6 +42,10 @@ class StatedLayer(Layer):
 
     forward_work: float
     backward_work: float
+    backward_stated: bool = False
+    """whether a person states backward_work; else it follows from forward_work"""
+    makes_input_gradient: bool = True
+    """else all of backward_work is that of the parameters' gradients"""
 
     def _work(self, samples: int, flops: float) -> Sequence[Kernel]:
         read, written = samples * self.input_elements + self.num_parameters, samples * self.output_elements
@@ -58,11 +62,21 @@ class StatedLayer(Layer):
 
     def backward(self, samples: int) -> Sequence[Kernel]:
         """That of the input's gradient: half of the stated FLOPs, all of them where there are no parameters."""
+        if not self.makes_input_gradient:
+            return []
         return self._work(samples, self.backward_work / (2 if self.parameters else 1))
 
     def weight_backward(self, samples: int) -> Sequence[Kernel]:
-        """That of the parameters' gradients: the other half."""
-        return self._work(samples, self.backward_work / 2) if self.parameters else []
+        """That of the parameters' gradients: the other half, or all."""
+        if not self.parameters:
+            return []
+        return self._work(samples, self.backward_work / (2 if self.makes_input_gradient else 1))
+
+
+def at_the_start(layer: Layer) -> Layer:
+    """`layer` where it makes no gradient of its input: backward FLOPs that a person states are run whole."""
+    whole = isinstance(layer, StatedLayer) and layer.backward_stated and bool(layer.parameters)
+    return replace(layer, makes_input_gradient=False) if whole else layer  # type: ignore[call-arg]
 
 
 def as_stated(layer: Layer, stated: Stated) -> tuple[Layer, str]:
@@ -107,7 +121,8 @@ def _with_flops(layer: Layer, shaped: Layer, stated: Stated) -> tuple[Layer, lis
     if not known and max(forward, backward) <= _HIDDEN_FLOPS * (layer.input_elements + layer.output_elements):
         return replace(layer, counted_flops=(forward, backward)), []
     own = {each.name: getattr(layer, each.name) for each in fields(Layer)}
-    return StatedLayer(**own, forward_work=forward, backward_work=backward), told
+    known_backward = stated.backward is not None
+    return StatedLayer(**own, forward_work=forward, backward_work=backward, backward_stated=known_backward), told
 
 
 def _with_gradients(layer: Layer, gradient_mb: float) -> tuple[Layer, list[str]]:

@@ -1,0 +1,259 @@
+"""The Distributed AI Workload Simulator: what its README does and says, done here as its author types it."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import forerun
+
+COMMAND = Path(sys.executable).with_name("forerun")
+DOCUMENTS = Path(__file__).resolve().parents[2].parent / "shared" / "origins"
+PRESETS = {"A100": (312, 80, 100), "H100": (989, 80, 200), "V100": (125, 32, 50), "A6000": (154, 48, 25)}
+"""its hardware presets: TFLOPS, GB of memory, GB/s of network"""
+LAYER = """
+- layer_id: 0
+  layer_type: conv2d
+  input_shape: (3, 224, 224)
+  output_shape: (64, 112, 112)
+  num_parameters: 9408
+  forward_flops: 118e9
+  backward_flops: 236e9
+  activation_memory_mb: 50
+  gradient_memory_mb: 0.04
+"""
+"""its custom layer, with the values that its Python has"""
+
+
+def typed(folder, *arguments):
+    """What `forerun experiment ARGUMENTS` prints."""
+    words = [str(COMMAND), "experiment", *map(str, arguments)]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def told(folder, *arguments):
+    """The same as the object of --json."""
+    return json.loads(typed(folder, *arguments, "--json"))
+
+
+@pytest.fixture(scope="session")
+def config(tmp_path_factory):
+    """Its config.yaml, as the document has it."""
+    found = sorted(DOCUMENTS.glob("001_*.txt"))
+    if not found:
+        pytest.skip(f"the document of the simulator is not in {DOCUMENTS}")
+    text = found[0].read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(name: .*?)```", text, re.DOTALL)
+    path = tmp_path_factory.mktemp("origin") / "config.yaml"
+    path.write_text(block, encoding="utf-8")
+    return path
+
+
+# -- the custom layer --------------------------------------------------------------------------------------------------
+
+
+def of_layers(layers):
+    return {
+        "hardware": {"gpu_model": "A100"},
+        "model": {"layers": layers},
+        "training": {"batch_size_per_gpu": 8, "num_nodes": 1, "num_iterations": 10},
+    }
+
+
+@pytest.mark.parametrize("layer_type", ["conv2d", "custom"])
+def test_the_custom_layer_runs_as_it_is_written(tmp_path, layer_type):
+    text = LAYER.replace("conv2d", layer_type)
+    indented = "".join(f"    {line}\n" for line in text.strip().splitlines())
+    sections = yaml.safe_dump({key: value for key, value in of_layers([]).items() if key != "model"})
+    (tmp_path / "layer.yaml").write_text(f"{sections}model:\n  layers:\n{indented}", encoding="utf-8")
+    output = typed(tmp_path, "run", "layer.yaml", "--no-analysis")
+    lines = [line for line in output.splitlines() if "as stated" in line]
+    if layer_type == "custom":
+        assert lines == []
+    else:
+        (line,) = lines
+        assert line.startswith("warning: layer 0 (conv2d): forward_flops is 1.18e+11 as stated, 2.36028e+08 by")
+        assert "activation_memory_mb is 50 as stated" in line
+        assert "num_parameters" not in line
+        assert "gradient_memory_mb" not in line
+    step_s = told(tmp_path, "run", "layer.yaml", "--no-analysis")["prediction"]["step_time_s"]
+    ideal_s = 8 * (118e9 + 236e9) / 312e12
+    assert 1 < step_s / ideal_s < 2
+
+
+def test_the_custom_layer_in_python_with_its_tuples():
+    layer = {
+        "layer_id": 0,
+        "layer_type": "CONV2D",
+        "input_shape": (3, 224, 224),
+        "output_shape": (64, 112, 112),
+        "num_parameters": 9408,
+        "forward_flops": 118e9,
+        "backward_flops": 236e9,
+        "activation_memory_mb": 50,
+        "gradient_memory_mb": 0.04,
+    }
+    run = forerun.Experiment.from_dict(of_layers([layer])).run()
+    made = run.result.request.setup.model.layers[0]
+    assert (made.layer_id, made.forward_flops, made.backward_flops) == ("0", 118e9, 236e9)
+    assert (made.num_parameters, made.activation_bytes(), made.gradient_bytes()) == (9408, 50e6, 40_000)
+
+
+# -- units -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_bare_number_shows_both_readings_and_how_to_choose(config):
+    output = typed(config.parent, "run", config.name, "--no-analysis")
+    (line,) = [line for line in output.splitlines() if line.startswith("network_bandwidth_gbps 200 is read as")]
+    bits, byte = (
+        told(config.parent, "run", config.name, "--no-analysis", "--set", f"hardware.network_bandwidth={text}")
+        for text in ("200 Gbit/s", "200 GB/s")
+    )
+    assert "network_bandwidth: 200 Gbit/s or network_bandwidth: 200 GB/s" in line
+    shown = [f"{each['prediction']['step_time_s']:.4g} s" for each in (bits, byte)]
+    shown[1] = f"{byte['prediction']['step_time_s'] * 1e3:.4g} ms"
+    assert f"a step of {shown[0]}; as 200 GB/s a step takes {shown[1]}." in line
+    bare = told(config.parent, "run", config.name, "--no-analysis")
+    assert bare["prediction"] == bits["prediction"]
+    assert bare["other_reading"] == line
+    assert "other_reading" not in bits
+    assert "other_reading" not in byte
+
+
+@pytest.mark.parametrize("spelling", ["network_bandwidth: 200 GB/s", 'network_bandwidth_gbps: "200 GB/s"'])
+def test_a_file_states_the_unit(config, tmp_path, spelling):
+    text = config.read_text(encoding="utf-8").replace("network_bandwidth_gbps: 200.0", spelling)
+    (tmp_path / "stated.yaml").write_text(text, encoding="utf-8")
+    record = told(tmp_path, "run", "stated.yaml", "--no-analysis")
+    assert "network_bandwidth_gbps 1600: 1600 Gb/s = 200 GB/s" in "\n".join(record["echo"])
+    assert "other_reading" not in record
+
+
+@pytest.mark.parametrize("gpu", PRESETS)
+def test_a_hardware_preset_is_the_gpu_with_the_network_that_it_has_there(tmp_path, gpu):
+    tflops, memory_gb, network_gb_s = PRESETS[gpu]
+    sections = {
+        "hardware": {"preset": gpu},
+        "model": {"model_type": "resnet50"},
+        "training": {"batch_size_per_gpu": 32, "num_nodes": 2},
+    }
+    (tmp_path / "preset.yaml").write_text(yaml.safe_dump(sections), encoding="utf-8")
+    echo = "\n".join(told(tmp_path, "run", "preset.yaml", "--no-analysis")["echo"])
+    peak, gib = (float(re.search(rf"{key} ([\d.]+)", echo)[1]) for key in ("compute_tflops", "memory_gb"))
+    assert int(peak) == tflops
+    assert memory_gb / 1.05 <= gib <= memory_gb
+    assert f"= {network_gb_s} GB/s for each GPU and direction between nodes" in echo
+
+
+# -- its command line --------------------------------------------------------------------------------------------------
+
+
+def test_preset_medium(tmp_path):
+    output = typed(tmp_path, "run", "--preset", "medium")
+    for words in ("experiment file: ", "step time", "Bottlenecks", "Recommended"):
+        assert words in output
+
+
+def test_config_file(config):
+    output = typed(config.parent, "run", "--config", config.name, "--out", "results")
+    assert "my_experiment" in output
+    written = {path.name for path in (config.parent / "results").iterdir()}
+    files = {f"my_experiment_{kind}" for kind in ("config.yaml", "results.json", "bottlenecks.json")}
+    assert files | {"iteration_breakdown.png", "resource_utilization.png"} <= written
+
+
+def test_scaling_study_of_the_command_line(tmp_path):
+    study = told(tmp_path, "run", "--scaling", "--nodes", 1, 2, 4, 8, 16)
+    assert [point["num_nodes"] for point in study["points"]] == [1, 2, 4, 8, 16]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (1, ("basic_simulation: resnet50", "Bottlenecks")),
+        (2, ("custom_experiment: transformer on 64 x h100-sxm", "200 GB/s")),
+        (3, ("weak scaling", "efficiency", "fastest")),
+        (4, ("ring_allreduce", "tree_allreduce", "reduce_scatter", "all_gather")),
+        (5, ("my_experiment: transformer on 128 x h100-sxm", "ring_allreduce")),
+    ],
+)
+def test_example(tmp_path, number, words):
+    output = typed(tmp_path, "run", "--example", number)
+    for each in words:
+        assert each in output
+    (line,) = [line for line in output.splitlines() if line.startswith("experiment file: ")]
+    path = Path(line.removeprefix("experiment file: ").split(" (copy")[0])
+    copied = tmp_path / "mine.yaml"
+    copied.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    record = told(tmp_path, "run", copied.name, "--no-analysis")
+    assert record["summary"]["num_iterations"] == 100
+
+
+def test_example_five_is_the_file_of_the_document(config, tmp_path):
+    """In which 200.0 means GB/s, as its presets say."""
+    text = config.read_text(encoding="utf-8").replace("_gbps: 200.0", ": 200 GB/s")
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    ours = told(tmp_path, "run", "--example", 5, "--no-analysis")
+    assert ours["summary"] == told(tmp_path, "run", "config.yaml", "--no-analysis")["summary"]
+
+
+# -- from Python -------------------------------------------------------------------------------------------------------
+
+
+def test_examples_of_its_python(config, tmp_path):
+    run = forerun.Experiment.from_preset("small").run()  # example 1
+    assert run.analyze().bottlenecks.found
+    assert {path.name for path in run.plot(tmp_path / "plots")} >= {"iteration_breakdown.png"}
+
+    custom = forerun.Experiment.from_dict(  # example 2
+        {
+            "name": "custom_experiment",
+            "hardware": {
+                "gpu_model": "H100",
+                "compute_tflops": 989.0,
+                "memory_gb": 80.0,
+                "network_bandwidth": "200 GB/s",
+            },
+            "model": {"model_type": "transformer", "num_layers": 32, "hidden_size": 4096},
+            "training": {"batch_size_per_gpu": 8, "num_iterations": 100, "num_nodes": 8},
+        }
+    )
+    assert custom.run().summary()["n_gpus"] == 64
+
+    study = forerun.Experiment.from_preset("medium").scale([1, 2, 4, 8, 16])  # example 3
+    assert [point.num_nodes for point in study.result.points] == [1, 2, 4, 8, 16]
+    assert {path.name for path in study.plot(tmp_path / "scaling")} == {"scaling_efficiency.png"}
+
+    loaded = forerun.Experiment.from_yaml(config).run()  # examples 4 and 5
+    assert loaded.summary()["n_gpus"] == 128
+    assert "200 GB/s" in loaded.other_reading().text
+
+
+def test_event_history_from_python_is_that_of_the_files(tmp_path):
+    pytest.importorskip("pandas")
+    experiment = forerun.Experiment.from_preset("medium").changed({"training.num_iterations": 2})
+    run = experiment.run()
+    run.export(tmp_path, history=True)
+    with (tmp_path / "medium_events.csv").open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    history = run.event_history
+    assert list(history.columns) == header
+    assert [[str(cell) for cell in row] for row in history.itertuples(index=False)] == rows
+    events = list(run.events())
+    assert len(events) == len(rows)
+    for event, row in zip(events, rows, strict=True):
+        assert f"Event: {event.event_type} at t={event.timestamp}"
+        assert event.timestamp == int(row[header.index("time_ps")]) / 1e12
+    for kind in ("compute", "communication", "host"):
+        some = history[history["kind"] == kind]
+        assert len(some) == len(list(run.events(kind=kind))) > 0
+    starts = list(run.events(kind="communication_start"))
+    assert {event.event_type for event in starts} == {"communication_start"}
+    assert any("grads" in event.op for event in starts)
