@@ -641,3 +641,56 @@ def test_a_preset_of_a_gpu_carries_its_network_and_is_the_gpu_itself(name):
         hardware={"preset": name, "gpu_model": None, "network_bandwidth_gbps": 8}, training={"num_nodes": 2}
     )
     assert own.setup.cluster.links[1].bytes_per_s == 1e9
+
+
+# -- compressed gradients ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (None, None),
+        ("none", None),
+        ("powersgd", "powersgd rank 1"),
+        ({"name": "PowerSGD", "rank": 4}, "powersgd rank 4"),
+        ("int8", "int8 gathered"),
+        ("topk", "top 0.01 of gradients"),
+        ({"name": "topk", "density": "1e-3"}, "top 0.001 of gradients"),
+    ],
+)
+def test_gradients_may_be_compressed(given, name):
+    request = described(training={"gradient_compression": given})
+    pattern = request.setup.pattern
+    assert pattern is None if name is None else pattern.name.startswith(name)
+    assert read_experiment(request.config) == request
+
+
+def test_casts_of_gradients_are_the_dtype_of_their_sums():
+    request = described(training={"gradient_compression": "fp16"})
+    assert (request.setup.plan.reduce_dtype, request.setup.pattern) == ("fp16", None)
+    assert read_experiment(request.config) == request
+    assert request.setup == described(training={"reduce_dtype": "fp16"}).setup
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"gradient_compression": "powersdg"}, "gradient_compression: .*powersgd"),
+        ({"gradient_compression": 4}, "gradient_compression: expected one of none, fp16"),
+        ({"gradient_compression": {"rank": 4}}, "gradient_compression: missing key 'name'"),
+        ({"gradient_compression": {"name": "int8", "rank": 4}}, "gradient_compression: unknown key 'rank'"),
+        ({"gradient_compression": {"name": "topk", "density": 2}}, "density is a share of the gradients, at most 1"),
+        ({"gradient_compression": {"name": "powersgd", "rank": 0}}, "rank must be at least 1"),
+        ({"gradient_compression": "fp16", "reduce_dtype": "bf16"}, "fp16 and reduce_dtype bf16 contradict"),
+        ({"gradient_compression": "powersgd", "zero_stage": 3}, "gradients are reduce-scattered"),
+        (
+            {"gradient_compression": "topk", "communication_pattern": "ring_allreduce"},
+            "doesn't go with .* ring_allreduce",
+        ),
+    ],
+)
+def test_compression_that_makes_no_sense_is_refused(training, message):
+    with pytest.raises(ForerunError, match=message) as refused:
+        described(training=training)
+    assert "\n" not in str(refused.value)
+    assert "training" in str(refused.value)

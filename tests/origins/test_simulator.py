@@ -257,3 +257,25 @@ def test_event_history_from_python_is_that_of_the_files(tmp_path):
     starts = list(run.events(kind="communication_start"))
     assert {event.event_type for event in starts} == {"communication_start"}
     assert any("grads" in event.op for event in starts)
+
+
+# -- gradient compression, which its bottleneck analysis recommends and its roadmap names -----------------------------
+
+
+def test_gradient_compression_shortens_a_step_that_the_network_bounds(tmp_path):
+    (tmp_path / "bound.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "hardware": {"gpu_model": "A100", "network_bandwidth": "25 Gbit/s"},
+                "model": {"model_type": "gpt2-medium"},
+                "training": {"batch_size_per_gpu": 4, "num_nodes": 4},
+            }
+        ),
+        encoding="utf-8",
+    )
+    steps = {}
+    for method in ("none", "fp16", "int8", "{name: powersgd, rank: 4}", "topk"):
+        setting = ("--set", f"training.gradient_compression={method}")
+        steps[method] = told(tmp_path, "run", "bound.yaml", "--no-analysis", *setting)["prediction"]
+    times = {method: step["step_time_s"] for method, step in steps.items()}
+    assert times["{name: powersgd, rank: 4}"] < times["topk"] < times["fp16"] < times["none"] < times["int8"]

@@ -62,6 +62,20 @@ class Setup:
         return self.plan.world_size
 
     @property
+    def reduce_dtype(self) -> str:
+        """Dtype in which gradients are reduced."""
+        plan, stack = self.plan, self.stack
+        dtype = stack.reduce_dtype if plan.reduce_dtype == "auto" else plan.reduce_dtype
+        if dtype != "param":
+            return dtype
+        return "fp32" if plan.precision in ("fp32", "tf32") else "bf16"
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an element of the gradients that are reduced."""
+        return 4 if self.reduce_dtype == "fp32" else 2
+
+    @property
     def parts(self) -> tuple[RankKind, ...]:
         """All GPUs by kind, in order of the data-parallel replicas that they are: the cluster's own first, if any.
 

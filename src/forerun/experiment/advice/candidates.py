@@ -102,7 +102,7 @@ def _gradients(request: Request) -> Iterator[Candidate | None]:
     plan = request.setup.plan
     if plan.dp * plan.cp == 1:
         return
-    if _reduce_dtype(request.setup) == "fp32":
+    if request.setup.reduce_dtype == "fp32":
         dtype = half(*devices_of(request.setup))
         yield of_plan(
             request, "gradient precision", f"sum gradients in {dtype}", {"reduce_dtype": dtype}, "sums are rounded more"
@@ -115,15 +115,6 @@ def _gradients(request: Request) -> Iterator[Candidate | None]:
         for size in (size for size in _BUCKETS_MIB if size != own):
             title = f"reduce gradients in buckets of {size:.0f} MiB instead of {own:g}"
             yield of_plan(request, "bucket size", title, {"ddp_bucket_mib": size})
-
-
-def _reduce_dtype(setup: Setup) -> str:
-    """Dtype in which gradients are reduced."""
-    plan, stack = setup.plan, setup.stack
-    dtype = stack.reduce_dtype if plan.reduce_dtype == "auto" else plan.reduce_dtype
-    if dtype != "param":
-        return dtype
-    return "fp32" if plan.precision in ("fp32", "tf32") else "bf16"
 
 
 def _software(request: Request) -> Iterator[Candidate | None]:

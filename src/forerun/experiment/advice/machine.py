@@ -14,6 +14,7 @@ from forerun.experiment.advice.change import PATTERN, Candidate, Kind
 from forerun.experiment.description.read import changed
 from forerun.experiment.description.sections import HardwareSection
 from forerun.experiment.request import Request
+from forerun.network.gradient_compression import GradientCompression
 from forerun.network.patterns import CommunicationPattern, has_all_reduce
 from forerun.network.patterns_catalog import PATTERNS, pattern_of
 from forerun.plan.plan import Plan
@@ -32,6 +33,8 @@ _NOT_OF_GPUS = ("preset", "mixed", "slow_gpus", "slow_links")
 def patterns(request: Request) -> Iterator[Candidate]:
     """How gradients are exchanged, where a pattern decides it."""
     own = request.setup.pattern
+    if isinstance(own, GradientCompression):
+        return  # a key of its own decides it
     if request.setup.plan.dp == 1 or not has_all_reduce(request.setup.plan) or (own is not None and own.everything):
         return
     for name in PATTERNS:

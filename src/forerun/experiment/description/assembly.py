@@ -10,6 +10,7 @@ from forerun.analysis.kinds import check_kinds
 from forerun.analysis.setup import RankKind, Setup
 from forerun.cluster.types import Cluster, Device
 from forerun.errors import ForerunError
+from forerun.experiment.description.compression import compressed, read_compression
 from forerun.experiment.description.config import (
     hardware_config,
     model_config,
@@ -131,6 +132,14 @@ def _setup(
     training, at_training = sections.training, f"{place}: training"
     convolutional = is_convolutional(model)
     fields = agreed(training, sections.plan_keys, sections.model.sequence_length, at_training)
+    compression = read_compression(training.gradient_compression, at_training)
+    if compression is not None and compression.reduce_dtype is not None:
+        if fields.get("reduce_dtype", "auto") not in ("auto", compression.reduce_dtype):
+            raise ForerunError(
+                f"{at_training}: gradient_compression {compression.method} and reduce_dtype {fields['reduce_dtype']}"
+                " contradict; keep one of them"
+            )
+        fields["reduce_dtype"] = compression.reduce_dtype
     given = fields.get("precision", training.mixed_precision)
     precision = precision_of(given, machine.devices, convolutional, at_training)
     cluster = adapted(machine.base, sections.hardware, sections.network, peak_dtype(precision), f"{place}: hardware")
@@ -151,6 +160,8 @@ def _setup(
         replays=True,
         slow_links=sections.hardware.slow_links,
     )
+    if compression is not None:
+        setup = replace(setup, pattern=compressed(compression, setup, at_training))
     with at(f"{place}: hardware: mixed"):
         check_kinds(setup)
     return setup, values

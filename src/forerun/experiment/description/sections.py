@@ -279,6 +279,9 @@ class TrainingSection(Section):
     """how gradients are exchanged: nccl (its own choice, the default), ring_allreduce, tree_allreduce, reduce_scatter,
     all_gather, parameter_server, no_network; {name: ..., efficiency: ...} with options; or FILE.py:NAME for one of your
     own, in a Python file, which is run"""
+    gradient_compression: Any = None
+    """how gradients are made smaller before they are exchanged: none (the default), fp16, bf16, int8, powersgd or topk;
+    with options {name: powersgd, rank: 4} (1 unless given) or {name: topk, density: 0.01} (the share that is sent)"""
     mixed_precision: Annotated[bool | Text, BeforeValidator(_lower)] = True
     """true: bf16, or fp16 on a GPU without bf16; false: fp32, and tf32 for convolutions where the GPU has it, as
     PyTorch does; or a precision: bf16, fp16, tf32, fp32, fp8, mxfp8, nvfp4"""
