@@ -83,3 +83,14 @@ def test_models_lists_them(forerun):
     assert "resnet50                25,557,032" in forerun("models").stdout
     rows = {row["name"]: row for row in json.loads(forerun("models", "--json").stdout)["models"]}
     assert rows["vgg16"]["hidden"] is None
+
+
+def test_figures_that_shapes_contradict_are_told_by_every_command(forerun, tmp_path):
+    stated = NET.replace("[128, 256]", "[128, 256], forward_flops: 1e9")
+    (tmp_path / "net.yaml").write_text(stated)
+    note = "layer in (linear): forward_flops is 1e+09 as stated, 4.1943e+06 by its shapes"
+    assert note in forerun("models", "net.yaml").stdout
+    assert json.loads(forerun("models", "net.yaml", "--json").stdout)["notes"] == [note]
+    predicted = ("predict", "net.yaml", "--cluster", "a100")
+    assert json.loads(forerun(*predicted, "--json").stdout)["warnings"] == [note]
+    assert note in " ".join(forerun(*predicted).stdout.split())
