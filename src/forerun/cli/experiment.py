@@ -52,7 +52,7 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Processes (default: one f
 def run_command(
     context: typer.Context,
     source: Annotated[
-        str | None, typer.Argument(metavar="[FILE|PRESET]", help="YAML or JSON file, or a preset's name.")
+        str | None, typer.Argument(metavar="FILE|PRESET", help="YAML or JSON file, or a preset's name.")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="A preset: small, medium, large or another one.")] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML or JSON file.")] = None,
