@@ -25,11 +25,13 @@ if TYPE_CHECKING:
         trace,
         trace_module,
     )
+    from forerun.cluster.storage import Storage
     from forerun.cluster.types import Cluster
     from forerun.errors import ForerunError, ImpossiblePlan, UnknownName
     from forerun.experiments import Experiment
     from forerun.model.spec import ModelSpec
     from forerun.plan.plan import Plan
+    from forerun.plan.training_loop import TrainingLoop
 
 # The rooms `search` and `trace` and the functions of these names share their attributes. The rooms are imported here,
 # once, and their names taken off again, so that no later import of one of their modules puts it over the function.
@@ -55,6 +57,8 @@ _HOMES = {
     "ModelSpec": "forerun.model.spec",
     "Cluster": "forerun.cluster.types",
     "Plan": "forerun.plan.plan",
+    "Storage": "forerun.cluster.storage",
+    "TrainingLoop": "forerun.plan.training_loop",
     "ForerunError": "forerun.errors",
     "ImpossiblePlan": "forerun.errors",
     "UnknownName": "forerun.errors",
@@ -67,6 +71,8 @@ __all__ = [
     "ImpossiblePlan",
     "ModelSpec",
     "Plan",
+    "Storage",
+    "TrainingLoop",
     "UnknownName",
     "__version__",
     "load_cluster",

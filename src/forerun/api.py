@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from forerun.analysis import predict as _predict
+from forerun.analysis.around_step import around_plan
 from forerun.analysis.predict_program import predict_program as _predict_program
 from forerun.analysis.predict_program import read_program
 from forerun.analysis.prediction import Prediction
 from forerun.analysis.reading import Simulation
+from forerun.analysis.setup import Setup
+from forerun.analysis.simulate_setup import simulate_setup
 from forerun.cluster.catalog import load_cluster
+from forerun.cluster.storage import Storage
 from forerun.cluster.types import Cluster
 from forerun.cost.measured import Measured
 from forerun.cost.measured_files import read_measured
@@ -21,6 +25,7 @@ from forerun.model.spec import ModelSpec
 from forerun.network.network_file import Network
 from forerun.network.on_topology import load_network, network_of
 from forerun.plan.plan import Plan
+from forerun.plan.training_loop import TrainingLoop
 from forerun.program.types import Program
 from forerun.search.result import SearchResult
 from forerun.search.search import search as _search
@@ -63,20 +68,26 @@ def predict(
     cluster: Cluster | str | Path,
     network: Network | str | Path | None = None,
     measured: Measured | None = None,
+    loop: TrainingLoop | None = None,
+    storage: Storage | None = None,
 ) -> Prediction:
     """What one optimizer step of `model` under `plan` does on `cluster`.
 
     `model` is a ModelSpec, a LayeredModel (whose plan has a seq_len of 1), a preset's name or a file; `cluster` a
     Cluster, a preset's name or a YAML file. `network` is what the GPUs communicate over in place of the links of the
     cluster: a Network, a network file or a line of text such as `switch:8@450/300ns,fat-tree:16@50/700ns`. `measured`
-    are your own times of kernels and collectives (`load_measured`).
+    are your own times of kernels and collectives (`load_measured`). `loop` is what the training loop does every n steps
+    (`TrainingLoop(checkpoint=500, gc=50, metrics=10)`), and `Prediction.loop` then has its cost; `storage` is where its
+    checkpoints go.
 
     Raises:
         ImpossiblePlan: the plan cannot run; the message says why.
         ForerunError: an unknown name, a file that cannot be read, or a network with fewer NPUs than the plan has GPUs.
     """
     where = _cluster(cluster)
-    return _predict.predict(_any_model(model), plan, where, network_of(where, network), measured)
+    setup = Setup(_any_model(model), plan, where, network_of(where, network), measured, replays=True)
+    folded = not loop and _predict.is_worth_folding(plan)
+    return around_plan(simulate_setup(setup, folded), setup, loop, storage).prediction
 
 
 def simulate(
@@ -85,10 +96,13 @@ def simulate(
     cluster: Cluster | str | Path,
     network: Network | str | Path | None = None,
     measured: Measured | None = None,
+    loop: TrainingLoop | None = None,
+    storage: Storage | None = None,
 ) -> Simulation:
     """As `predict`, with the Program, its Timeline and its memory."""
     where = _cluster(cluster)
-    return _predict.simulate(_any_model(model), plan, where, network=network_of(where, network), measured=measured)
+    setup = Setup(_any_model(model), plan, where, network_of(where, network), measured, replays=True)
+    return around_plan(simulate_setup(setup), setup, loop, storage)
 
 
 def load_program(path: str | Path) -> Program:
@@ -120,6 +134,8 @@ def predict_program(
     measured: Measured | None = None,
     tokens_per_step: int | None = None,
     whole_timeline: bool = False,
+    loop: TrainingLoop | None = None,
+    storage: Storage | None = None,
 ) -> Simulation:
     """What one step of a saved Program (or of the file it is in) does on `cluster`.
 
@@ -135,6 +151,8 @@ def predict_program(
         measured=measured,
         tokens_per_step=tokens_per_step,
         whole_timeline=whole_timeline,
+        loop=loop,
+        storage=storage,
     )
 
 

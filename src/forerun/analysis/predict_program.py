@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from forerun.analysis.around_step import around_program
 from forerun.analysis.reading import Simulation, Subject, simulate_program
+from forerun.cluster.storage import Storage
 from forerun.cluster.types import Cluster
 from forerun.cost.attention import BACKWARD_FLOPS
 from forerun.cost.measured import Measured
@@ -16,6 +18,7 @@ from forerun.errors import ForerunError
 from forerun.network.network_file import Network
 from forerun.network.on_topology import check_size
 from forerun.plan.stack import load_stack
+from forerun.plan.training_loop import TrainingLoop
 from forerun.program.counts import op_counts
 from forerun.program.origin import TRACE, Origin
 from forerun.program.scale import scaled
@@ -41,6 +44,8 @@ def predict_program(
     measured: Measured | None = None,
     tokens_per_step: int | None = None,
     whole_timeline: bool = False,
+    loop: TrainingLoop | None = None,
+    storage: Storage | None = None,
 ) -> Simulation:
     """What one step of a saved `program` does on `cluster`.
 
@@ -50,6 +55,8 @@ def predict_program(
         measured: the user's own times of kernels and collectives, which go over the shipped ones.
         tokens_per_step: over all of the GPUs; what the program says unless given. Without, tokens/s are not known.
         whole_timeline: keep every node in the Timeline; else runs of equal blocks may be single nodes of it.
+        loop: what the training loop does every n steps; what the program says unless given.
+        storage: where its checkpoints go.
 
     Raises:
         ForerunError: `n_gpus` can't be reached without tracing again, the network or the cluster is too small, or the
@@ -76,7 +83,8 @@ def predict_program(
     )
     nodes = sum(int(np.sum([len(placed.blocks[int(number)]) for number in cls.block])) for cls in placed.rank_classes)
     folded = not whole_timeline and nodes > _MANY_NODES
-    return simulate_program(placed, subject, cluster, folded=folded, network=network, measured=measured, replays=True)
+    found = simulate_program(placed, subject, cluster, folded=folded, network=network, measured=measured, replays=True)
+    return around_program(found, placed, cluster, origin.loop if loop is None else loop, storage)
 
 
 def read_program(path: str | Path) -> Program:

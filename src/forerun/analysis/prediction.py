@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forerun.analysis.loop_time import LoopTime
 from forerun.analysis.network_use import NetworkUse
 from forerun.errors import ForerunError
 from forerun.plan.plan import Plan
+from forerun.symbolic.training_state import InitStage
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,10 @@ class Prediction:
     """what a model given layer by layer takes (image, sequence); None for a model of tokens"""
     samples_per_s_per_gpu: float | None = None
     """of those"""
+    init: tuple[InitStage, ...] = ()
+    """memory at the stages of initialisation, of a plan whose stack makes its model as PyTorch's FSDP has it"""
+    loop: LoopTime | None = None
+    """steps with the periodic work of the training loop, where somebody said what that is"""
 
     def rate_band(self, rate: float) -> tuple[float, float]:
         """The 80 % band of a rate of this step (tokens/s, MFU): what it is at both ends of the band of the time."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from forerun.analysis.allocation import allocation
+from forerun.analysis.around_step import around_plan
 from forerun.analysis.predict_program import read_program
 from forerun.analysis.reading import Simulation
 from forerun.analysis.setup import Setup
@@ -18,6 +19,7 @@ from forerun.chakra.export import write_run
 from forerun.cli.anchor_option import Anchor, with_anchor
 from forerun.cli.exit_codes import NOTHING_FITS
 from forerun.cli.launch_option import Launch, LaunchOut, check_launch, write_launch_files
+from forerun.cli.loop_options import CheckpointModeOption, Every, StorageOption, loop_of, storage_of
 from forerun.cli.plan_options import parse, with_plan_options
 from forerun.cli.program_options import (
     KernelProfile,
@@ -38,6 +40,7 @@ from forerun.model.layered import LayeredModel
 from forerun.network.on_topology import network_of
 from forerun.plan.complete import LAYERED, complete_plan
 from forerun.plan.stack import load_stack
+from forerun.plan.training_loop import TrainingLoop
 from forerun.report.allocation import allocation_record, print_allocation
 from forerun.report.console import console, print_prediction
 from forerun.report.documents import prediction_document
@@ -77,6 +80,9 @@ def predict(
     network_profile: NetworkProfile = None,
     tokens_per_step: TokensPerStep = None,
     anchor: Anchor = None,
+    every: Every = None,
+    checkpoint_mode: CheckpointModeOption = None,
+    storage: StorageOption = None,
     plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields; options go over it.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the step as a Perfetto / Chrome trace.")] = None,
     chakra: Annotated[
@@ -122,6 +128,9 @@ def predict(
             kernel_profile=kernel_profile,
             network_profile=network_profile,
             tokens_per_step=tokens_per_step,
+            every=every,
+            checkpoint_mode=checkpoint_mode,
+            storage=storage,
             whole_timeline=any(asked is not None for asked in (trace, chakra, memory_snapshot, report, allocator)),
         )
         if report is not None:
@@ -148,7 +157,8 @@ def predict(
         write_launch_files(launch, launch_out, plan, spec, where)
         habits = None if settings is None else replace(load_stack(plan.stack), allocator=own_settings)
         setup = Setup(spec, plan, where, network_of(where, network), measured, habits=habits, replays=True)
-        simulation = simulate_setup(setup)
+        loop = loop_of(TrainingLoop(), every, checkpoint_mode)
+        simulation = around_plan(simulate_setup(setup), setup, loop, storage_of(storage, loop))
         if report is not None:
             write_page(report, prediction_document(simulation, sensitivities(setup, simulation), typed(context)))
     _write(simulation, trace, chakra, memory_snapshot)

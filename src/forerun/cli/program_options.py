@@ -10,10 +10,12 @@ import typer
 
 from forerun.analysis.predict_program import predict_program, read_program
 from forerun.analysis.reading import Simulation
+from forerun.cli.loop_options import loop_of, storage_of
 from forerun.cluster.catalog import load_cluster
 from forerun.cost.measured_files import read_measured
 from forerun.errors import ForerunError
 from forerun.network.on_topology import network_of
+from forerun.program.origin import Origin
 from forerun.search.search import limited
 
 KernelProfile = Annotated[
@@ -44,17 +46,24 @@ def simulate_file(
     network_profile: Path | None,
     tokens_per_step: int | None,
     whole_timeline: bool,
+    every: str | None = None,
+    checkpoint_mode: str | None = None,
+    storage: str | None = None,
 ) -> Simulation:
     """Run a saved Program as options ask for. Raises ForerunError."""
     where = limited(load_cluster(cluster), memory_limit)
+    read = read_program(program)
+    loop = loop_of(Origin.of(read).loop, every, checkpoint_mode)
     return predict_program(
-        read_program(program),
+        read,
         where,
         n_gpus=gpus,
         network=network_of(where, network),
         measured=read_measured(kernel_profile, network_profile),
         tokens_per_step=tokens_per_step,
         whole_timeline=whole_timeline,
+        loop=loop,
+        storage=storage_of(storage, loop),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forerun.errors import ForerunError
+from forerun.plan.training_loop import TrainingLoop
 from forerun.program.types import Program
 
 TRACE = "trace"
@@ -40,6 +41,10 @@ class Origin:
     source_lines: Mapping[str, tuple[str, ...]]
     """file:line that launches the ops of a name, the most frequent first"""
     torch: str
+    loop: TrainingLoop
+    """what the training loop does every n steps"""
+    state_tensors: int
+    """parameters and optimizer states of the rank that has most of them; 0 where nobody knows"""
 
     @staticmethod
     def of(program: Program) -> Origin:
@@ -61,6 +66,8 @@ class Origin:
             notes=read.lines("notes"),
             source_lines=read.source_lines(),
             torch=read.text("torch"),
+            loop=read.loop(),
+            state_tensors=read.count("state_tensors") or 0,
         )
 
 
@@ -79,6 +86,12 @@ class _Reader:
         if not isinstance(value, str):
             raise self._wrong(key, "text")
         return value
+
+    def loop(self) -> TrainingLoop:
+        value = self._meta.get("loop") or {}
+        if not isinstance(value, dict):
+            raise self._wrong("loop", "settings of a training loop")
+        return TrainingLoop.of_settings(value)
 
     def count(self, key: str) -> int | None:
         value = self._meta.get(key)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from forerun.analysis.loop_time import LoopTime
 from forerun.analysis.prediction import Prediction
 from forerun.cluster.catalog import ClusterRow
 from forerun.model.catalog import ModelRow
@@ -15,6 +16,7 @@ from forerun.plan.stack import Stack
 from forerun.report import bands
 from forerun.report.histogram import Bin, bar
 from forerun.report.wording import log_line, percent, plan_words, seconds
+from forerun.units import MIB
 
 _BAR_WIDTH = 40
 _LISTED = 10
@@ -36,7 +38,10 @@ def print_prediction(out: Console, prediction: Prediction, flops_per_token: floa
     out.print()
     out.print(log_line(prediction, flops_per_token))
     print_missing(out, prediction)
+    if prediction.loop is not None:
+        print_loop(out, prediction.loop)
     if explain:
+        _print_init(out, prediction)
         out.print()
         out.print(Text("Where the figures come from", style="bold"))
         for line in prediction.explain:
@@ -68,6 +73,44 @@ def print_missing(out: Console, prediction: Prediction) -> None:
         out.print(f"  {line}")
     if len(prediction.missing) > _LISTED:
         out.print(f"  and {len(prediction.missing) - _LISTED} more (--json lists them)")
+
+
+def print_loop(out: Console, loop: LoopTime) -> None:
+    """What the periodic work of the training loop adds to a step."""
+    step = loop.step_time_s
+    out.print()
+    out.print(Text("With the periodic work of the training loop", style="bold"))
+    table = make_table(
+        ("", "left"), ("every", "right"), ("stall", "right"), ("beside", "right"), ("of a step", "right")
+    )
+    for stall in loop.stalls:
+        beside = seconds(stall.beside_s) if stall.beside_s else ""
+        share = f"{stall.mean_s / step:.2%}"
+        table.add_row(f"  {stall.name}", f"{stall.every_steps:,} steps", seconds(stall.stall_s), beside, share)
+    out.print(table)
+    pace = "" if loop.tokens_per_s_per_gpu is None else f", {loop.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+    longer = loop.mean_step_time_s / step - 1
+    out.print(f"  mean step {seconds(loop.mean_step_time_s)} ({longer:+.2%}){pace}")
+    saved = loop.checkpoint
+    if saved is not None:
+        out.print(
+            f"  a checkpoint: {saved.rank_gib:.2f} GiB a rank, {saved.total_gib:.1f} GiB in all; complete after"
+            f" {seconds(saved.save_s)}, loaded in {seconds(saved.load_s)}; storage: {saved.storage}"
+        )
+
+
+def _print_init(out: Console, prediction: Prediction) -> None:
+    """Memory at the stages of initialisation, where it is known."""
+    if not prediction.init:
+        return
+    out.print()
+    out.print(Text("Memory before the first step, MiB", style="bold"))
+    table = make_table(("model made", "left"), ("after", "left"), ("allocated", "right"), ("most so far", "right"))
+    where = {"meta": "  on meta", "direct": "  on the device"}
+    for stage in prediction.init:
+        sizes = (f"{stage.allocated_bytes / MIB:,.0f}", f"{stage.peak_bytes / MIB:,.0f}")
+        table.add_row(where[stage.way], stage.name, *sizes)
+    out.print(table)
 
 
 def print_models(out: Console, rows: Sequence[ModelRow]) -> None:

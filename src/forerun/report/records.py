@@ -10,6 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from forerun.analysis.loop_time import LoopTime
 from forerun.analysis.prediction import Prediction
 from forerun.files import whole_file
 from forerun.plan.plan import Plan
@@ -18,6 +19,8 @@ from forerun.search.front import Front
 from forerun.search.result import SearchResult
 from forerun.search.sweep import Sweep, tokens_per_s
 from forerun.search.why import Verdict
+from forerun.symbolic.training_state import InitStage
+from forerun.units import GIB
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
@@ -29,20 +32,43 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
     """Every figure of a prediction, its plan as an object, or null for a Program.
 
-    `network`, and `missing` of the user's measurements, only where they were given; `sample` and its rate only of a
-    model given layer by layer.
+    `network`, `loop`, and `missing` of the user's measurements, only where they were given; `init` only where it is
+    known; `sample` and its rate only of a model given layer by layer.
     """
     values = {field.name: getattr(prediction, field.name) for field in fields(prediction)}
     values["explain"] = list(prediction.explain)
     network = values.pop("network")
     if network is not None:
         values["network"] = asdict(network)
+    init, loop = values.pop("init"), values.pop("loop")
+    if init:
+        values["init"] = [_stage_record(stage) for stage in init]
+    if loop is not None:
+        values["loop"] = loop_record(loop)
     missing = values.pop("missing")
     if missing is not None:
         values["missing"] = list(missing)
     if prediction.sample is None:
         del values["sample"], values["samples_per_s_per_gpu"]
     return values | {"plan": None if prediction.plan is None else plan_record(prediction.plan)}
+
+
+def _stage_record(stage: InitStage) -> dict[str, Any]:
+    sizes = {"allocated_gib": stage.allocated_bytes / GIB, "peak_gib": stage.peak_bytes / GIB}
+    return {"way": stage.way, "stage": stage.name} | sizes
+
+
+def loop_record(loop: LoopTime) -> dict[str, Any]:
+    """Steps of a training loop in the mean, and what its periodic work adds."""
+    return {
+        "mean_step_time_s": loop.mean_step_time_s,
+        "tokens_per_s_per_gpu": loop.tokens_per_s_per_gpu,
+        "stalls": [
+            asdict(stall) | {"mean_s": stall.mean_s, "share_of_step": stall.mean_s / loop.step_time_s}
+            for stall in loop.stalls
+        ],
+        "checkpoint": None if loop.checkpoint is None else asdict(loop.checkpoint),
+    }
 
 
 def search_record(result: SearchResult, top: int) -> dict[str, Any]:

@@ -33,12 +33,17 @@ def build(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: 
 
     Raises ImpossiblePlan for an impossible schedule.
     """
+    return _Builder(staged_model(model, plan, cluster, stack)).program()
+
+
+def staged_model(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack | None = None) -> Staged:
+    """The units of `model` on each stage of `plan`, with the kernels that they run."""
     habits, groups = stack or load_stack(plan.stack), groups_of(plan, cluster.node_size)
     architecture = cluster.device.architecture
     if isinstance(model, LayeredModel):
-        return _Builder(staged_layers(model, plan, habits, groups, architecture)).program()
+        return staged_layers(model, plan, habits, groups, architecture)
     kit = Kit(model, plan, habits, groups, architecture)
-    return _Builder(staged_transformer(kit, plan.pp > 1 and plan.pp_schedule in SPLIT)).program()
+    return staged_transformer(kit, plan.pp > 1 and plan.pp_schedule in SPLIT)
 
 
 class _Builder:

@@ -18,6 +18,11 @@ parameter (AdamW), lerps the first moment, scales the second and adds the square
 update; sgd.py adds decay, scales the momentum and adds to it, and updates"""
 
 
+def state_tensors(optimizer: str) -> int:
+    """Tensors that an optimizer keeps for each parameter."""
+    return _STATES[optimizer]
+
+
 def local_elements(kit: PlanKit, weights: Weights) -> int:
     """Elements that this rank updates."""
     return weights.total if kit.plan.zero_stage == 0 else shard_elements(kit.plan, weights)

@@ -19,6 +19,7 @@ from forerun.program.types import (
     I32,
     I64,
     N_CATEGORIES,
+    Category,
     Channel,
     OpKind,
     OpTable,
@@ -75,6 +76,12 @@ def _resident_bytes(recording: Recording) -> I64:
     there = recording.tensor_alloc < 0
     np.add.at(out, recording.tensor_category[there], recording.tensor_bytes[there])
     return out
+
+
+def _state_tensors(recording: Recording) -> int:
+    """Parameters and optimizer states that are there before the step."""
+    kept = np.isin(recording.tensor_category, (Category.PARAMETER, Category.OPTIMIZER))
+    return int((kept & (recording.tensor_alloc < 0)).sum())
 
 
 def _nodes(roles: Roles, role: int, op: I32, channel: I16, tracks: Tracks, lanes: Lanes) -> Nodes:
@@ -262,6 +269,8 @@ def _meta(roles: Roles, groups: Groups, compiled: list[int], notes: list[str]) -
         "compiled_ops": compiled,
         "notes": list(dict.fromkeys([*told, *notes])),
         "source_lines": _source_lines(roles),
+        "loop": first.get("loop") or {},
+        "state_tensors": max(map(_state_tensors, roles.recordings)) or None,
     }
 
 
