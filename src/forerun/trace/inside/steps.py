@@ -104,7 +104,7 @@ class Steps:
         for root in self.modules.roots:
             for tensor in (*root.parameters(), *root.buffers()):
                 self._category(tensor, Category.PARAMETER)
-        meta = self.meta | {"tokens": self.recorder.tokens or None}
+        meta = self.meta | {"tokens": self.recorder.tokens or None, "loop": marks.loop.settings()}
         recording = self.recorder.finish(self.modules.paths, meta)
         names, sharded = data_parallel(recording)
         size = distinct_ranks(recording, names)

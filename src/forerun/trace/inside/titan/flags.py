@@ -20,7 +20,9 @@ from torchtitan.train import Trainer
 
 from forerun.errors import ForerunError
 from forerun.trace.inside.titan.data import Batches, NoText, assign, checked, closest, end_of_text, parsed
+from forerun.trace.inside.titan.loop import loop_of
 from forerun.trace.inside.titan.recipes import RECIPES
+from forerun.trace.marks import mark_loop
 
 _OFF = {
     "checkpoint.enable": False,
@@ -58,6 +60,7 @@ def trainer(module: str, config: str, flags: Sequence[str]) -> Trainer:
     what = f"torchtitan {torchtitan.__version__}"
     job_config = settings(what, module, config, flags)
     spec = _spec(what, job_config.model.name)
+    mark_loop(loop_of(job_config, "profiling"))
     assign(job_config, _OFF)
     register_train_spec(job_config.model.name, without_data(what, spec, job_config))
     return Trainer(job_config)

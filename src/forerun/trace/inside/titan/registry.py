@@ -14,6 +14,8 @@ from torchtitan.config import ConfigManager
 
 from forerun.errors import ForerunError
 from forerun.trace.inside.titan.data import Batches, NoText, assign, checked, end_of_text, parsed
+from forerun.trace.inside.titan.loop import loop_of
+from forerun.trace.marks import mark_loop
 
 _OFF = {
     "checkpoint.enable": False,
@@ -71,6 +73,7 @@ def trainer(module: str, config: str, flags: Sequence[str]) -> Any:
         raise ForerunError(f"{what}: {module} {config} is not a model of tokens")
     settings.tokenizer = Tokenizer.Config(vocabulary=vocabulary)
     settings.dataloader = Loader.Config(vocabulary=vocabulary)
+    mark_loop(loop_of(settings, "profiler"))
     assign(settings, _OFF)
     _timeouts()
     return settings.build()
