@@ -8,7 +8,7 @@ from math import prod
 from forerun.analysis.reading import Simulation
 from forerun.analysis.setup import Setup
 from forerun.analysis.stalls import loop_time
-from forerun.cluster.storage import Storage
+from forerun.cluster.storage import Storage, usual_storage
 from forerun.cluster.types import Cluster
 from forerun.cost.checkpoint import SavedState
 from forerun.cost.periodic import periodic_constants
@@ -58,6 +58,8 @@ def _with_loop(
     lines = [
         f"loop, {kind}: {' '.join(getattr(constants, kind).source.split())}" for kind in KINDS if getattr(loop, kind)
     ]
+    if loop.checkpoint and storage is None:
+        lines.append(f"loop, storage: assumed; {' '.join(usual_storage().source.split())}")
     return replace(simulation, prediction=replace(prediction, loop=time, explain=(*prediction.explain, *lines)))
 
 

@@ -91,7 +91,7 @@ def _checkpoint(work: _Work, loop: TrainingLoop, saved: SavedState, storage: Sto
 
 def _words(storage: Storage) -> str:
     in_all = "" if storage.bytes_per_s_total == inf else f", {storage.bytes_per_s_total / GIGA:g} GB/s in all"
-    return f"{storage.bytes_per_s_per_rank / GIGA:g} GB/s a rank{in_all} ({storage.source})"
+    return f"{storage.bytes_per_s_per_rank / GIGA:g} GB/s a rank{in_all}{', assumed' if storage.source else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ class Storage:
     """what one rank reaches"""
     bytes_per_s_total: float = math.inf
     """what all ranks together reach"""
-    source: str = field(default="given", compare=False)
+    source: str = field(default="", compare=False)
+    """where the bandwidths of an assumed storage are from; empty for one that somebody named"""
 
     def transfer_s(self, bytes_per_rank: float, total_bytes: float) -> float:
         """Seconds until every rank has written or read its bytes, `total_bytes` over all ranks."""
