@@ -28,10 +28,24 @@ _FILES = {
             local_batch_size: int = 8
             seq_len: int = 64
             steps: int = 100
+            gc_freq: int = 50
 
         @dataclass
         class Checkpoint:
             enable: bool = True
+            interval: int = 500
+            async_mode: str = "disabled"
+
+        @dataclass
+        class Profiling:
+            enable_profiling: bool = False
+            profile_freq: int = 10
+            profiler_active: int = 1
+            enable_memory_snapshot: bool = False
+
+        @dataclass
+        class Metrics:
+            log_freq: int = 10
 
         @dataclass
         class Compile:
@@ -43,6 +57,8 @@ _FILES = {
             training: Training = field(default_factory=Training)
             checkpoint: Checkpoint = field(default_factory=Checkpoint)
             compile: Compile = field(default_factory=Compile)
+            profiling: Profiling = field(default_factory=Profiling)
+            metrics: Metrics = field(default_factory=Metrics)
 
         class ConfigManager:
             def parse_args(self, args):
@@ -96,7 +112,7 @@ _FILES = {
 
         class Trainer:
             def __init__(self, config):
-                assert not config.checkpoint.enable
+                assert not config.checkpoint.enable and not config.profiling.enable_profiling
                 self.config = config
                 dist.init_process_group("nccl")
                 spec = get_train_spec(config.model.name)
