@@ -142,3 +142,23 @@ def test_bf16_without_a_bf16_unit_runs_as_fp16_and_fp8_is_refused():
     assert gemm_rates(volta, "bf16").flops_per_s == gemm_rates(volta, "fp16").flops_per_s
     with pytest.raises(ForerunError, match="has no fp8 matrix unit"):
         gemm_rates(volta, "fp8")
+
+
+def test_padding_helps_unaligned_products_of_compiled_code_alone():
+    """Rows off 16 bytes are slow; TorchInductor copies them into aligned ones where that is faster."""
+    rates = gemm_rates(load_device("h100-sxm"), "bf16")
+    aligned, odd = 50304, 50257
+    size = (8192.0, 4096.0)
+
+    def time_s(vocabulary, pads):
+        return float(gemm_s(size[0], vocabulary, size[1], rates, pads=pads))
+
+    copies = 2 * (size[0] + odd) * size[1] * 2 / rates.bytes_per_s
+    assert time_s(aligned, True) == time_s(aligned, False)
+    assert time_s(odd, True) == pytest.approx(time_s(aligned, False) + copies, rel=0.01)
+    assert time_s(odd, False) > 2 * time_s(odd, True)
+
+
+def test_products_that_move_more_than_they_compute_are_left_as_they_are():
+    rates = replace(gemm_rates(load_device("h100-sxm"), "bf16"), unaligned=0.5)
+    assert float(gemm_s(8.0, 4097.0, 4096.0, rates, pads=True)) == float(gemm_s(8.0, 4097.0, 4096.0, rates))

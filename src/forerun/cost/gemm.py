@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.cluster.types import Device
 from forerun.cost.profile import Profile, load_profile
@@ -28,6 +29,7 @@ _US = 1e-6
 _TILE = 128 * 128
 _ALIGN_BYTES = 16
 _ROWS = 16
+_PADDING_GAIN = 1.1
 
 DTYPE_BYTES = {
     "fp32": (4.0, 4.0),
@@ -114,6 +116,7 @@ def gemm_s(
     accumulate_bytes: F64 | I64 | float = 0.0,
     speed: float = 1.0,
     kernels: F64 | I64 | float = 1.0,
+    pads: npt.NDArray[np.bool_] | bool = False,
 ) -> F64:
     """Seconds of `batch` products of (m, k) by (k, n); arrays broadcast.
 
@@ -121,7 +124,8 @@ def gemm_s(
 
     `role` is 0 forward, 1 dgrad, 2 wgrad. `accumulate_bytes` is the element size of a buffer that the result is added
     to, 0 where it is stored. `speed` multiplies the compute rate (sustained clocks, habits of a software stack), which
-    never passes the peak.
+    never passes the peak. Where it `pads`, as TorchInductor does, unaligned operands are copied into aligned ones
+    first, if that is faster by more than a tenth (torch/_inductor/fx_passes/pad_mm.py, `is_padded_faster`).
     """
     m, n, k = np.asarray(m, np.float64), np.asarray(n, np.float64), np.asarray(k, np.float64)
     role = np.asarray(role)
@@ -140,12 +144,14 @@ def gemm_s(
     exposed = rates.accumulate_exposed * added
     memory = (operands + stored) / rates.bytes_per_s + (added - exposed)
     quantised = rates.quant_passes * 3.0 * batch * m * k / rates.bytes_per_s
-    slow = 1.0
+    time = overlapped_s(compute, memory, rates)
     if rates.unaligned:  # operands of a weight's gradient lie in rows of m and n, others in rows of k
         step, row = _ALIGN_BYTES / rates.input_bytes, np.where(role == WGRAD, m, k)
-        slow = 1.0 + rates.unaligned * ((n % step != 0) | (row % step != 0))
-    time: F64 = rates.launch_s + slow * overlapped_s(compute, memory, rates) + exposed + quantised
-    return time
+        slow = (1.0 + rates.unaligned * ((n % step != 0) | (row % step != 0))) * time
+        padded = time + 2.0 * operands / rates.bytes_per_s
+        time = np.where(pads & (slow > _PADDING_GAIN * padded), padded, slow)
+    whole: F64 = rates.launch_s + time + exposed + quantised
+    return whole
 
 
 def overlapped_s(compute_s: F64, memory_s: F64, rates: GemmRates) -> F64:

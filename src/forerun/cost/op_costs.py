@@ -37,11 +37,13 @@ def durations_ps(
     cluster: Cluster,
     rates: KernelRates,
     network: OnTopology | None = None,
+    padded: Sequence[int] = (),
 ) -> tuple[I64, F64]:
     """Picoseconds of every row, and 1 where its shape lies in the measured range of a measured device, else 0.
 
     `device.sustained` slows matrix multiplications and attention. Fixed delays count as measured. With `network`
-    collectives run on it in place of the links of the cluster, and none of them counts as measured.
+    collectives run on it in place of the links of the cluster, and none of them counts as measured. `padded` rows are
+    products that TorchInductor may pad.
 
     Raises:
         ForerunError: a dtype that the device lacks, an unknown attention kernel, a group that no link joins, a network
@@ -54,7 +56,7 @@ def durations_ps(
     for number in np.flatnonzero(np.bincount(kind, minlength=len(OpKind))).tolist():
         rows = np.flatnonzero(kind == number)
         if number == OpKind.GEMM:
-            _gemms(ops, rows, device, rates, time_s, covered)
+            _gemms(ops, rows, device, rates, padded, time_s, covered)
         elif number == OpKind.ATTENTION:
             _attention(ops, rows, device, rates, time_s, covered)
         elif number == OpKind.MEMORY:
@@ -79,15 +81,26 @@ def _same(values: Sequence[str], rows: I64) -> dict[str, I64]:
     return {value: np.array(members) for value, members in found.items()}
 
 
-def _gemms(ops: OpTable, rows: I64, device: Device, rates: KernelRates, time_s: F64, covered: F64) -> None:
+def _gemms(
+    ops: OpTable,
+    rows: I64,
+    device: Device,
+    rates: KernelRates,
+    padded: Sequence[int],
+    time_s: F64,
+    covered: F64,
+) -> None:
     speed = device.sustained * rates.gemm
+    pads = np.zeros(len(ops), np.bool_)
+    pads[list(padded)] = True
     for dtype, same in _same(ops.dtype, rows).items():
         constants, implicit = gemm_rates(device, dtype), ops.dims[same, 7] > 0
         if implicit.any():
             convolutions, same = same[implicit], same[~implicit]
             time_s[convolutions] = convolution_s(ops.dims[convolutions].T.astype(np.float64), constants, speed)
         m, n, k, batch, role, accumulate, kernels = ops.dims[same, :7].T
-        time_s[same] = gemm_s(m, n, k, constants, batch.astype(np.float64), role, accumulate, speed, kernels)
+        sizes = (m, n, k, constants, batch.astype(np.float64), role, accumulate)
+        time_s[same] = gemm_s(*sizes, speed, kernels, pads[same])
     shape = ops.dims[rows, :3]
     covered[rows] = (shape.min(axis=1) >= _GEMM_RANGE[0]) & (shape.max(axis=1) <= _GEMM_RANGE[1])
 

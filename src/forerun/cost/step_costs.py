@@ -84,12 +84,12 @@ def step_costs(
     With `network` collectives run on it; without it none is faster than the way through host memory that GPUs without
     peer access share, which the rates of the stack leave alone. What `measured` knows goes over everything else, as it
     was measured: neither the clock of long steps nor the rates of the stack change it. Only what `pattern` prices does
-    not ask it: NCCL's choice was measured. Kernels pay the gap between two launches on the device; under CUDA graphs
-    host and gap cost nothing.
+    not ask it: NCCL's choice was measured. Products of regions that are known to be compiled are padded where that
+    pays. Kernels pay the gap between two launches on the device; under CUDA graphs host and gap cost nothing.
     """
     rates = rates_of(cluster, stack)
     placed = None if network is None else on_topology(network, cluster, n_gpus)
-    duration, calibrated = durations_ps(ops, groups, cluster, rates, placed)
+    duration, calibrated = durations_ps(ops, groups, cluster, rates, placed, launching.compiled_ops)
     on_links = network is None
     least_ps = _host_path_ps(ops, groups, cluster, n_gpus) if on_links else np.zeros(len(ops), np.int64)
     duration = np.maximum(duration, least_ps)
