@@ -11,6 +11,9 @@ from forerun.cost.periodic import periodic_constants
 from forerun.plan.plan import Plan
 from forerun.plan.training_loop import KINDS, TrainingLoop
 from forerun.program.types import Category
+from forerun.report.documents import prediction_document
+from forerun.report.page import Table
+from forerun.report.page_sections import loop_section
 from forerun.report.records import prediction_record
 
 CLUSTER, MODEL = "h100-sxm", "llama-3.2-1b"
@@ -119,3 +122,15 @@ def test_records_hold_the_mean_step_and_every_stall():
     share = sum(stall["share_of_step"] for stall in found["loop"]["stalls"])
     assert found["loop"]["mean_step_time_s"] == pytest.approx(found["step_time_s"] * (1 + share))
     assert "loop" not in prediction_record(api.predict(MODEL, BUSY, CLUSTER))
+
+
+def test_the_page_of_a_prediction_lists_every_stall():
+    loop = TrainingLoop(checkpoint=500, gc=50)
+    simulation = api.simulate(MODEL, BUSY, CLUSTER, loop=loop)
+    parts = loop_section(simulation.prediction)
+    table = next(part for part in parts if isinstance(part, Table))
+    assert [row[:2] for row in table.rows] == [("checkpoint", "500 steps"), ("gc", "50 steps")]
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    assert loop_section(api.predict(MODEL, BUSY, CLUSTER)) == []
+    page = prediction_document(simulation, (), "").parts
+    assert all(part in page for part in parts)

@@ -14,9 +14,18 @@ from forerun.cluster.catalog import ClusterRow
 from forerun.model.catalog import ModelRow
 from forerun.plan.stack import Stack
 from forerun.report import bands
+from forerun.report.around_step import (
+    INIT,
+    INIT_COLUMNS,
+    LOOP,
+    LOOP_COLUMNS,
+    checkpoint_words,
+    init_rows,
+    loop_rows,
+    mean_step,
+)
 from forerun.report.histogram import Bin, bar
 from forerun.report.wording import log_line, percent, plan_words, seconds
-from forerun.units import MIB
 
 _BAR_WIDTH = 40
 _LISTED = 10
@@ -41,7 +50,8 @@ def print_prediction(out: Console, prediction: Prediction, flops_per_token: floa
     if prediction.loop is not None:
         print_loop(out, prediction.loop)
     if explain:
-        _print_init(out, prediction)
+        if prediction.init:
+            _print_rows(out, INIT, INIT_COLUMNS, init_rows(prediction.init), 2)
         out.print()
         out.print(Text("Where the figures come from", style="bold"))
         for line in prediction.explain:
@@ -77,39 +87,19 @@ def print_missing(out: Console, prediction: Prediction) -> None:
 
 def print_loop(out: Console, loop: LoopTime) -> None:
     """What the periodic work of the training loop adds to a step."""
-    step = loop.step_time_s
-    out.print()
-    out.print(Text("With the periodic work of the training loop", style="bold"))
-    table = make_table(
-        ("", "left"), ("every", "right"), ("stall", "right"), ("beside", "right"), ("of a step", "right")
-    )
-    for stall in loop.stalls:
-        beside = seconds(stall.beside_s) if stall.beside_s else ""
-        share = f"{stall.mean_s / step:.2%}"
-        table.add_row(f"  {stall.name}", f"{stall.every_steps:,} steps", seconds(stall.stall_s), beside, share)
-    out.print(table)
-    pace = "" if loop.tokens_per_s_per_gpu is None else f", {loop.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
-    longer = loop.mean_step_time_s / step - 1
-    out.print(f"  mean step {seconds(loop.mean_step_time_s)} ({longer:+.2%}){pace}")
-    saved = loop.checkpoint
-    if saved is not None:
-        out.print(
-            f"  a checkpoint: {saved.rank_gib:.2f} GiB a rank, {saved.total_gib:.1f} GiB in all; complete after"
-            f" {seconds(saved.save_s)}, loaded in {seconds(saved.load_s)}; storage: {saved.storage}"
-        )
+    _print_rows(out, LOOP, ("", *LOOP_COLUMNS[1:]), loop_rows(loop), 1)
+    out.print(f"  {mean_step(loop)}")
+    if loop.checkpoint is not None:
+        out.print(f"  {checkpoint_words(loop.checkpoint)}")
 
 
-def _print_init(out: Console, prediction: Prediction) -> None:
-    """Memory at the stages of initialisation, where it is known."""
-    if not prediction.init:
-        return
+def _print_rows(out: Console, title: str, columns: Sequence[str], rows: Sequence[tuple[str, ...]], words: int) -> None:
+    """A titled table whose first `words` columns are text, and the others numbers."""
     out.print()
-    out.print(Text("Memory before the first step, MiB", style="bold"))
-    table = make_table(("model made", "left"), ("after", "left"), ("allocated", "right"), ("most so far", "right"))
-    where = {"meta": "  on meta", "direct": "  on the device"}
-    for stage in prediction.init:
-        sizes = (f"{stage.allocated_bytes / MIB:,.0f}", f"{stage.peak_bytes / MIB:,.0f}")
-        table.add_row(where[stage.way], stage.name, *sizes)
+    out.print(Text(title, style="bold"))
+    table = make_table(*((name, "left" if i < words else "right") for i, name in enumerate(columns)))
+    for first, *others in rows:
+        table.add_row(f"  {first}", *others)
     out.print(table)
 
 

@@ -16,6 +16,7 @@ from forerun.analysis.tables import kernel_times
 from forerun.analysis.what_if import WhatIf
 from forerun.experiment.result import Bill
 from forerun.report import bands
+from forerun.report.around_step import LOOP, LOOP_COLUMNS, checkpoint_words, loop_rows, mean_step
 from forerun.report.page import Code, Figures, Heading, Listing, Part, Table, Text
 from forerun.report.page_plots import memory_plot, shares_plot, step_plot, timeline_plot, use_plot
 from forerun.report.page_plots_of_studies import sensitivities_plot
@@ -130,6 +131,16 @@ def network_section(prediction: Prediction) -> list[Part]:
         Text(f"The busiest link of {use.topology} for the collectives of each axis of the mesh."),
         shares_plot(rows, f"Use of the busiest links: {said}"),
     ]
+
+
+def loop_section(prediction: Prediction) -> list[Part]:
+    """The periodic work of the training loop, where somebody said what that is."""
+    loop = prediction.loop
+    if loop is None:
+        return []
+    words = [mean_step(loop)] if loop.checkpoint is None else [mean_step(loop), checkpoint_words(loop.checkpoint)]
+    table = Table(LOOP_COLUMNS, tuple(loop_rows(loop)), numeric=frozenset(range(1, len(LOOP_COLUMNS))))
+    return [Heading(LOOP), table, *(Text(f"{one[0].upper()}{one[1:]}.") for one in words)]
 
 
 def memory_sections(simulation: Simulation) -> list[Part]:
