@@ -6,7 +6,9 @@ It needs torch and no GPU. What depends on a GPU (CUPTI, the symbols of a memory
 from __future__ import annotations
 
 import gc
+import io
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -165,9 +167,16 @@ def log_line() -> None:
             return [(prefix, value)]
         return [pair for name, inner in value.items() for pair in flat(f"{prefix}.{name}", inner)]
 
-    def line() -> str:
+    log = logging.getLogger("periodic_work")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    handler = logging.StreamHandler(io.StringIO())
+    handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
+    log.addHandler(handler)
+
+    def line() -> None:
         found = OrderedDict(sorted(flat("", every_figure)))
-        return " ".join(f"{name}: {value:7.4f}" for name, value in list(found.items())[:8])
+        log.info(" ".join(f"{name}: {value:7.4f}" for name, value in list(found.items())[:8]))
 
     print(f"metrics: {seconds(line) * 1e6:.0f} us a line")
 
