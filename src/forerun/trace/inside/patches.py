@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader
 
 from forerun.trace.inside.mode import VirtualMode
 from forerun.trace.inside.recorder import Recorder
+from forerun.trace.inside.unseen import stand_in
 from forerun.trace.inside.values import share_value
 
 _REAL = (torch.Tensor, torch.nn.Parameter)
@@ -86,7 +87,7 @@ def _swap_without_weakrefs() -> None:
         if not _same_memory(one, other):
             swap(one, other)
 
-    torch.utils.swap_tensors = swap_tensors
+    torch.utils.swap_tensors = stand_in(swap, swap_tensors)
 
 
 def _same_memory(one: Any, other: Any) -> bool:
@@ -227,7 +228,7 @@ def _data_loaders() -> None:
         bound.arguments.update(here)
         make(*bound.args, **bound.kwargs)
 
-    DataLoader.__init__ = init
+    DataLoader.__init__ = stand_in(make, init)
 
 
 def _threads(mode: VirtualMode) -> None:
@@ -248,7 +249,7 @@ def _initialisation() -> None:
     def trunc_normal_(tensor: Any, *_: Any, **__: Any) -> Any:
         return tensor
 
-    torch.nn.init.trunc_normal_ = trunc_normal_
+    torch.nn.init.trunc_normal_ = stand_in(torch.nn.init.trunc_normal_, trunc_normal_)
 
 
 def _absent_operators(recorder: Recorder) -> None:

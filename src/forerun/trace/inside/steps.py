@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forerun.program.types import Category
 from forerun.trace import marks
 from forerun.trace.inside.modules import Modules
 from forerun.trace.inside.recorder import Recorder
+from forerun.trace.inside.unseen import in_place_of
 from forerun.trace.purpose import data_parallel, distinct_ranks
 from forerun.trace.recording import Recording
 
@@ -37,8 +37,7 @@ class Steps:
         """the first step, for a program that ends with it"""
         self._first: Any = None
         self._marked = False
-        register_optimizer_step_pre_hook(self._before)
-        register_optimizer_step_post_hook(self._after)
+        _follow_optimizers(self._before, self._after)
         self._updated = False
         self._begins = True
         modules.at_forward = self._forward
@@ -70,11 +69,11 @@ class Steps:
                 for parameter in root.parameters()
             )
 
-    def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _before(self, optimizer: Any) -> None:
         self.recorder.in_optimizer += 1
         self._mark(optimizer)
 
-    def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _after(self, optimizer: Any) -> None:
         self.recorder.in_optimizer -= 1
         self._mark(optimizer)
         if self._first is None:
@@ -134,3 +133,34 @@ def _parts(tensor: Any) -> list[torch.Tensor]:
         return [tensor]
     inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
     return [part for one in inner if isinstance(one, torch.Tensor) for part in _parts(one)]
+
+
+def _follow_optimizers(before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
+    """Call `before(optimizer)` and `after(optimizer)` around each step. Hooks of torch's would do the same, but
+    torch.compile would see them."""
+    optimizer_class: Any = torch.optim.Optimizer
+    with_hooks = optimizer_class.profile_hook_step
+    capturing = torch.compiler.is_dynamo_compiling
+
+    def followed(step: Any) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if capturing():
+                return step(self, *args, **kwargs)
+            before(self)
+            out = step(self, *args, **kwargs)
+            after(self)
+            return out
+
+        return in_place_of(step, call)
+
+    optimizer_class.profile_hook_step = staticmethod(lambda step: followed(with_hooks(step)))
+    for cls in _subclasses(optimizer_class):
+        step = vars(cls).get("step")
+        if getattr(step, "hooked", False):  # by a program that made an optimizer before it was traced
+            cls.step = followed(step)
+
+
+def _subclasses(cls: Any) -> Iterator[Any]:
+    for below in cls.__subclasses__():
+        yield below
+        yield from _subclasses(below)

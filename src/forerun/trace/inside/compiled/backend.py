@@ -8,16 +8,14 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch._functorch.config
 from torch.utils._python_dispatch import _disable_current_modes
 
-from forerun.trace.inside.compiled.calls import ModuleCalls
+from forerun.trace.inside.compiled import dynamo
 from forerun.trace.inside.compiled.graph import CompiledGraph
 from forerun.trace.inside.compiled.places import Places
 from forerun.trace.inside.mode import VirtualMode
@@ -29,13 +27,9 @@ inductor: Any = importlib.import_module("torch._inductor.compile_fx")
 _async_compile: Any = importlib.import_module("torch._inductor.async_compile")
 _constant_folding: Any = importlib.import_module("torch._inductor.constant_folding")
 _virtualized: Any = importlib.import_module("torch._inductor.virtualized")
-_convert_frame: Any = importlib.import_module("torch._dynamo.convert_frame")
 _dynamo_optimizers: Any = importlib.import_module("torch._dynamo.variables.optimizer")
-_eval_frame: Any = importlib.import_module("torch._dynamo.eval_frame")
-_set_code_exec_strategy: Any = importlib.import_module("torch._C._dynamo.eval_frame").set_code_exec_strategy
 _partitioners: Any = importlib.import_module("torch._functorch.partitioners")
 _dynamo_errors: Any = importlib.import_module("torch._dynamo.exc")
-_dynamo_types: Any = importlib.import_module("torch._dynamo.types")
 _dynamo_utils: Any = importlib.import_module("torch._dynamo.utils")
 _dynamo_modules: Any = importlib.import_module("torch._dynamo.variables.nn_module")
 
@@ -43,51 +37,21 @@ _dynamo_modules: Any = importlib.import_module("torch._dynamo.variables.nn_modul
 class Backend:
     """Takes the place of `compile_fx_inner`, in whatever way a program reaches it."""
 
-    def __init__(self, mode: VirtualMode, recorder: Recorder, modules: Modules, calls: ModuleCalls) -> None:
+    def __init__(self, mode: VirtualMode, recorder: Recorder, modules: Modules) -> None:
         self.mode, self.recorder = mode, recorder
         self.places = Places(modules)
-        _never_capture_own_frames()
-        calls.enter, calls.leave = torch._dynamo.disable(calls.enter), torch._dynamo.disable(calls.leave)
+        dynamo.install(self._failed)
         _async_compile.AsyncCompile.wakeup = staticmethod(lambda: None)  # nothing is compiled: no processes for it
         _partitioners.functionalize_rng_ops = _same_random_numbers
         self._compile_fx = inductor.compile_fx
         self._compile_fx.__defaults__ = (self.compile_graph, *self._compile_fx.__defaults__[1:])
         inductor.compile_fx = self.compile
-        catching = _convert_frame.CatchErrorsWrapper
-        catching.__call__ = self._eager_where_dynamo_fails(catching.__call__)
-        self._allow_regions_without_graph()
         self._make_optimizer_state_in_mode()
         folder = _constant_folding.ConstantFolder
         folder.run = self._within_mode(folder.run)
         for module in (_dynamo_utils, _dynamo_modules):
             module.unpatched_nn_module_call = torch.nn.Module.__call__
         inductor.compile_fx_inner = self.compile_graph
-
-    def _eager_where_dynamo_fails(self, convert: Callable[..., Any]) -> Callable[..., Any]:
-        """Frames that dynamo fails on run as they are, also where the program wants one graph or an error."""
-
-        @functools.wraps(convert)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return convert(*args, **kwargs)
-            except _dynamo_errors.ResumePrologueTracingError:
-                raise
-            except Exception as error:
-                self._failed(f"capturing {args[1].f_code.co_qualname}", error)
-                return _dynamo_types.ConvertFrameReturn(frame_exec_strategy=_skip_all(), skip_reason="dynamo failed")
-
-        return call
-
-    @staticmethod
-    def _allow_regions_without_graph() -> None:
-        """`fullgraph=True found no compiled frames`, where the one frame runs as it is."""
-        count = _eval_frame.set_fullgraph_compiled_frame_count
-
-        def set_count(value: int) -> int:
-            before = int(count(value))
-            return 1 if before == 0 and value < 0 else before
-
-        _eval_frame.set_fullgraph_compiled_frame_count = set_count
 
     def _make_optimizer_state_in_mode(self) -> None:
         """Dynamo lets a compiled optimizer make its state for real, outside of all modes."""
@@ -176,33 +140,9 @@ class Backend:
         return run
 
 
-def _never_capture_own_frames() -> None:
-    """Between two graphs of a region dynamo looks at all frames that begin, those of the tracer among them."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith(__package__ + "."):
-            for function in _functions(vars(module)):
-                _set_code_exec_strategy(function.__code__, _skip_all())
-
-
-def _skip_all() -> Any:
-    """What makes dynamo leave a frame and all frames below it alone."""
-    return _dynamo_types.FrameExecStrategy(_dynamo_types.FrameAction.SKIP, _dynamo_types.FrameAction.SKIP)
-
-
 def _same_random_numbers(joint: Any, forward: Any, backward: Any, _: int) -> tuple[Any, Any]:
     """Recomputed random operators would get the state of the device's generator, which is one of the CPU here."""
     return forward, backward
-
-
-def _functions(names: Mapping[str, Any], seen: tuple[type, ...] = ()) -> Iterator[FunctionType]:
-    """Functions of the tracer among `names`, and in its classes there, of which `seen` are around."""
-    for value in names.values():
-        if isinstance(value, FunctionType) and value.__module__.startswith(__package__):
-            yield value
-        elif isinstance(value, type) and value.__module__.startswith(__package__) and value not in seen:
-            yield from _functions(vars(value), (*seen, value))
-        elif isinstance(value, (staticmethod, classmethod)) and isinstance(value.__func__, FunctionType):
-            yield value.__func__
 
 
 def _donated(backward: bool) -> frozenset[int]:

@@ -9,17 +9,17 @@ Dynamo is imported when the program first compiles something, not before.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 from typing import Any
 
 import torch
 
-from forerun.trace.inside.compiled.calls import ModuleCalls
+from forerun.trace.inside.compiled.calls import follow_calls
 from forerun.trace.inside.mode import VirtualMode
 from forerun.trace.inside.modules import Modules
 from forerun.trace.inside.recorder import Recorder
+from forerun.trace.inside.unseen import stand_in
 
 _BACKEND = "forerun.trace.inside.compiled.backend"
 _kernels = torch.library.Library("aten", "IMPL")
@@ -29,20 +29,19 @@ _kernels = torch.library.Library("aten", "IMPL")
 def install(mode: VirtualMode, recorder: Recorder, modules: Modules) -> None:
     """Make torch.compile work in this process. To be called once, before anything imports torch._dynamo."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    calls = ModuleCalls(modules)
+    follow_calls(modules)
     _own_function_for_each_device_call()
     _create_outside_of_modes(mode)
     compile_ = torch.compile
     prepared: list[Any] = []
 
-    @functools.wraps(compile_)
     def compile(*args: Any, **kwargs: Any) -> Any:
         if not prepared:
             backend = importlib.import_module(_BACKEND)
-            prepared.append(backend.Backend(mode, recorder, modules, calls))
+            prepared.append(backend.Backend(mode, recorder, modules))
         return compile_(*args, **kwargs)
 
-    torch.compile = compile
+    torch.compile = stand_in(compile_, compile)
 
 
 def _create_outside_of_modes(mode: VirtualMode) -> None:

@@ -27,6 +27,7 @@ from forerun.errors import ForerunError
 from forerun.trace.inside.device.cuda_streams import capturing, graph_class, pool_handle, stream_classes
 from forerun.trace.inside.device.machine import CUDA, VirtualCuda
 from forerun.trace.inside.recorder import Recorder
+from forerun.trace.inside.unseen import stand_in
 
 _SEGMENT_BYTES = 2 << 20
 """the caching allocator asks the driver for multiples of this"""
@@ -389,13 +390,17 @@ def _make_again(cuda: Any) -> None:
 
 
 def rebind(new: Mapping[int, Any], prefix: str = "torch") -> None:
-    """In every loaded module of a package, let names that stand for the object of an `id` stand for another one."""
+    """In every loaded module of a package, let names that stand for the object of an `id` stand for another one.
+    torch.compile goes on capturing functions as they were."""
+    made: dict[int, Any] = {}
     for name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and (name == prefix or name.startswith(prefix + ".")):
             for key, value in list(vars(module).items()):
-                other = new.get(id(value))
-                if other is not None:
-                    setattr(module, key, other)
+                number = id(value)
+                if number in new:
+                    if number not in made:
+                        made[number] = stand_in(value, new[number])
+                    setattr(module, key, made[number])
 
 
 def _elsewhere() -> None:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forerun.trace.inside.device.cuda_module import rebind
 from forerun.trace.inside.ranks.transport import Transport
+from forerun.trace.inside.unseen import stand_in
 
 _dist: Any = dist
 _labels: dict[str, int] = {}
@@ -76,7 +77,7 @@ def install(group: Any) -> None:
     mesh: Any = device_mesh.DeviceMesh
     mesh._init_one_process_group = staticmethod(_group_of_dimension)
     for name in ("__init__", "__getitem__", "_flatten", "_unflatten"):
-        setattr(mesh, name, _with_data(getattr(mesh, name)))
+        setattr(mesh, name, stand_in(getattr(mesh, name), _with_data(getattr(mesh, name))))
 
 
 class _ProcessGroupNCCL:
