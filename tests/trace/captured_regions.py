@@ -2,7 +2,7 @@
 
     python captured_regions.py OUT.json traced|plain
 
-Without the tracer tensors are on the CPU and graphs run operator by operator.
+Without the tracer tensors are on the CPU and graphs run as they are.
 """
 
 import io
@@ -19,7 +19,7 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
 TRACED = sys.argv[2] == "traced"
-DEVICE, BACKEND = ("cuda", "inductor") if TRACED else ("cpu", "aot_eager")
+DEVICE, BACKEND = ("cuda", "inductor") if TRACED else ("cpu", "eager")
 WIDTH, BATCH, STEPS = 64, 8, 3
 
 
@@ -222,7 +222,7 @@ def asks_for_values():
         value = loss.item()
         optimizer.step()
         optimizer.zero_grad()
-        return [value, loss.detach().tolist()]
+        return value
 
     return lambda: step(batch())
 
@@ -232,8 +232,7 @@ def saves():
 
     @compiled
     def step(x):
-        y = nn.init.trunc_normal_(torch.empty_like(x)) + x
-        loss = model(y)
+        loss = model(x)
         torch.save({"step": 1}, io.BytesIO())
         loss.backward()
         optimizer.step()
@@ -316,9 +315,7 @@ def captured(build):
     return {
         "graphs": counters["stats"]["unique_graphs"],
         "operations": counters["stats"]["calls_captured"],
-        "frames": dict(counters["frames"]),
-        "breaks": sorted(reason.split("\n")[0] for reason in counters["graph_break"]),
-        "n_breaks": sum(counters["graph_break"].values()),
+        "breaks": sum(counters["graph_break"].values()),
     }
 
 

@@ -92,7 +92,7 @@ def test_storages_live_from_the_node_that_makes_them_to_the_one_before_they_end(
 
 
 def test_a_storage_that_is_resized_is_freed_and_allocated_again(recorder):
-    tensor = torch.empty(MIB, dtype=torch.uint8)
+    tensor = torch.empty(1000, dtype=torch.uint8)
     storage = tensor.untyped_storage()
     recorder.allocated(storage, 1000)
     kernel(recorder)

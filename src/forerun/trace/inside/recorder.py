@@ -19,10 +19,9 @@ import torch
 
 from forerun.program.builder import OpTableBuilder
 from forerun.program.types import Category, Collective, OpKind, Phase
+from forerun.trace.inside import sizes
 from forerun.trace.recording import Recording
 
-_ROUND = 512
-"""bytes: the caching allocator's smallest block"""
 _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = (int(p) for p in Phase)
 
 
@@ -77,6 +76,8 @@ class Recorder:
         self._streams: dict[int, Stream] = {}
         self._comm_streams: dict[str, int] = {}
         self._storages: dict[int, _Storage] = {}
+        self.most_bytes = sizes.MOST_BYTES
+        """of one tensor; `World` knows the device"""
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self._step = 0
@@ -254,12 +255,15 @@ class Recorder:
         """`storage` (an UntypedStorage of the device) has this many bytes from `node` (unless named: the next) on.
 
         0 bytes free it, as `resize_` does; the end of the storage frees it too.
+
+        Raises:
+            ForerunError: no tensor has that size.
         """
         key = storage._cdata
         known = self._storages.get(key)
         if known is None:
             known = self._storages[key] = _Storage(weakref.ref(storage, lambda _: self._gone(key)))
-        size = -(-size_bytes // _ROUND) * _ROUND
+        size = sizes.rounded(size_bytes, self.most_bytes)
         if known.row is not None:
             if known.row.size == size:
                 return
@@ -278,7 +282,7 @@ class Recorder:
         """Bytes that a kernel needs while it runs."""
         if node < 0:
             return
-        size = -(-size_bytes // _ROUND) * _ROUND
+        size = sizes.rounded(size_bytes, self.most_bytes)
         row = _Row(size, node, self.phase())
         row.free, row.free_phase = node, row.alloc_phase
         self._rows.append(row)
@@ -304,16 +308,23 @@ class Recorder:
     # -- the result --------------------------------------------------------------------------------------------
 
     def finish(self, modules: Sequence[str], meta: dict[str, Any]) -> Recording:
-        """The step since `start`. `modules` are the paths that module indices stand for."""
+        """The step since `start`. `modules` are the paths that module indices stand for.
+
+        Raises:
+            ForerunError: sizes that can't be.
+        """
         self.recording = False
         self._optimizer_from_last_backward()
+        ops = self.ops.build()
+        sizes.check_ops(ops)
+        sizes.check_lives(self._lives(ops.name), self.allocated_bytes)
         n = len(self._nodes)
         table = np.array(self._nodes, np.int64).reshape(-1, 8)
         rows = [row for row in self._rows if row.size and (row.free is None or row.free >= max(row.alloc, 0))]
         waits = [len(w) for w in self._waits]
         return Recording(
             rank=self.rank,
-            ops=self.ops.build(),
+            ops=ops,
             op=table[:, 0].astype(np.int32),
             stream=table[:, 1].astype(np.int32),
             phase=table[:, 2].astype(np.int8),
@@ -339,6 +350,15 @@ class Recorder:
                 **meta,
             },
         )
+
+    def _lives(self, names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+        """Of each storage that lives: the kernel that made it, the bytes recorded, the bytes it has."""
+        for known in list(self._storages.values()):
+            storage, row = known.watch(), known.row
+            if storage is not None:
+                inside = row is not None and 0 <= row.alloc < len(self._nodes)
+                name = names[self._nodes[row.alloc][0]] if row is not None and inside else "an earlier step"
+                yield name, 0 if row is None else row.size, storage.nbytes()
 
     def _optimizer_from_last_backward(self) -> None:
         """What comes between the last backward and the end of the step (clipping, unscaling) is the optimizer's."""

@@ -20,6 +20,7 @@ from forerun.trace.inside.mode import VirtualMode
 from forerun.trace.inside.modules import Modules
 from forerun.trace.inside.ranks import ddp, process_group
 from forerun.trace.inside.recorder import Event, Recorder
+from forerun.trace.inside.sizes import MOST_DEVICES
 from forerun.trace.inside.steps import StepRecorded, Steps
 from forerun.trace.inside.values import Oracle, known_value, set_value
 from forerun.trace.job import Failure, Job
@@ -63,6 +64,7 @@ class World:
         self.machine.set_index(job.local_rank)
         self.recorder.current_stream = self.machine.stream
         device = cuda_module.device(job.device)
+        self.recorder.most_bytes = MOST_DEVICES * device.total_memory
         cuda_module.install(self.machine, self.recorder, device)
         device_kernels.install()
         shapes.install()
