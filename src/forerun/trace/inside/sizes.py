@@ -32,8 +32,8 @@ def rounded(size_bytes: int, most_bytes: int) -> int:
     """
     if type(size_bytes) is not int or not 0 <= size_bytes <= most_bytes:
         raise ForerunError(
-            f"a tensor of {size_bytes} bytes: tensors have 0 to {most_bytes / GIB:.0f} GiB ({MOST_DEVICES} times what the"
-            " device has); if the program means it, trace it on a larger --device"
+            f"a tensor of {size_bytes} bytes: the tracer takes up to {most_bytes / GIB:.0f} GiB, {MOST_DEVICES} times the"
+            " memory of the device; if the program means it, trace it on a larger --device"
         )
     return -(-size_bytes // ROUND) * ROUND
 
