@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import forerun
+from forerun.program.counts import op_counts
+from forerun.program.types import Phase
+
 pytest.importorskip("torch", reason="tracing needs torch")
+COMMAND = Path(sys.executable).with_name("forerun")
 PROGRAM = Path(__file__).parent / "captured_regions.py"
 NAMES = (
     "forward only",
@@ -58,3 +63,47 @@ def test_a_region_has_the_graphs_and_breaks_that_it_has_without_the_tracer(captu
 def test_every_program_is_compared_and_none_falls_back(captured):
     assert captured["traced"].pop("notes") == []
     assert tuple(captured["traced"]) == NAMES
+
+
+OWN_STEP = """
+import sys
+import torch
+from forerun.trace.marks import mark_step
+
+class Descent(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad)
+
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = Descent(model.parameters())
+
+@torch.compile
+def step(x):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if "marked" in sys.argv:
+        mark_step()
+
+for _ in range(2):
+    step(torch.ones(64, 256, device="cuda"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["captured", "marked"])
+def test_a_step_inside_a_compiled_function_ends_the_step(tmp_path, how):
+    (tmp_path / "train.py").write_text(OWN_STEP, encoding="utf-8")
+    command = [str(COMMAND), "trace", "train.py", "-o", "step.program", "--", how]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    program = forerun.load_program(tmp_path / "step.program")
+    (updates,) = op_counts(program, (Phase.OPTIMIZER,))
+    assert [name for name, count in zip(program.ops.name, updates, strict=True) if count] == ["fused_sub_copy_"]
+    assert program.meta["notes"] == []

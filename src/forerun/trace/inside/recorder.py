@@ -68,6 +68,9 @@ class Recorder:
         self.module_depth: Any = lambda: 0
         """how many modules run inside each other; `modules.py` fills it in"""
         self._task, self._task_depth = -1, 0
+        self.update_begins: Any = lambda _optimizer: None
+        self.update_ends: Any = lambda _optimizer: None
+        """told of the steps of optimizers that are part of a graph; `steps.py` fills them in"""
         self.groups: dict[str, tuple[int, ...]] = {}
         self._group_numbers: dict[str, int] = {}
         self.notes: dict[str, None] = {}

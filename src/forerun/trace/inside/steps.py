@@ -38,6 +38,7 @@ class Steps:
         self._first: Any = None
         self._marked = False
         _follow_optimizers(self._before, self._after)
+        recorder.update_begins, recorder.update_ends = self._before, self._after
         self._updated = False
         self._begins = True
         modules.at_forward = self._forward

@@ -15,7 +15,7 @@ import torch
 import torch._functorch.config
 from torch.utils._python_dispatch import _disable_current_modes
 
-from forerun.trace.inside.compiled import dynamo
+from forerun.trace.inside.compiled import dynamo, optimizers
 from forerun.trace.inside.compiled.graph import CompiledGraph
 from forerun.trace.inside.compiled.places import Places
 from forerun.trace.inside.mode import VirtualMode
@@ -27,7 +27,6 @@ inductor: Any = importlib.import_module("torch._inductor.compile_fx")
 _async_compile: Any = importlib.import_module("torch._inductor.async_compile")
 _constant_folding: Any = importlib.import_module("torch._inductor.constant_folding")
 _virtualized: Any = importlib.import_module("torch._inductor.virtualized")
-_dynamo_optimizers: Any = importlib.import_module("torch._dynamo.variables.optimizer")
 _partitioners: Any = importlib.import_module("torch._functorch.partitioners")
 _dynamo_errors: Any = importlib.import_module("torch._dynamo.exc")
 _dynamo_utils: Any = importlib.import_module("torch._dynamo.utils")
@@ -46,28 +45,12 @@ class Backend:
         self._compile_fx = inductor.compile_fx
         self._compile_fx.__defaults__ = (self.compile_graph, *self._compile_fx.__defaults__[1:])
         inductor.compile_fx = self.compile
-        self._make_optimizer_state_in_mode()
+        optimizers.install(self._within_mode)
         folder = _constant_folding.ConstantFolder
         folder.run = self._within_mode(folder.run)
         for module in (_dynamo_utils, _dynamo_modules):
             module.unpatched_nn_module_call = torch.nn.Module.__call__
         inductor.compile_fx_inner = self.compile_graph
-
-    def _make_optimizer_state_in_mode(self) -> None:
-        """Dynamo lets a compiled optimizer make its state for real, outside of all modes."""
-        variable = _dynamo_optimizers.OptimizerVariable
-        original = variable.call_method
-
-        def call_method(this: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-            if name != "_init_group" or not hasattr(this.value, name):
-                return original(this, tx, name, args, kwargs)
-            vars(this.value)[name] = self._within_mode(getattr(this.value, name))
-            try:
-                return original(this, tx, name, args, kwargs)
-            finally:
-                del vars(this.value)[name]
-
-        variable.call_method = call_method
 
     def compile(self, gm: Any, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """`compile_fx`; where torch fails on a graph, the graph itself, to be run operator by operator."""

@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 
 from forerun.program.types import Phase
 from forerun.trace.inside.compiled.fusion import FusionGroup
+from forerun.trace.inside.compiled.optimizers import update_of
 from forerun.trace.inside.compiled.places import Places
 from forerun.trace.inside.compiled.plan import Step, is_mutable, steps_of
 from forerun.trace.inside.mode import VirtualMode
@@ -48,6 +49,7 @@ class CompiledGraph:
         self._constants = [node for node in nodes if node.op == "get_attr"]
         self._output = next(node for node in nodes if node.op == "output")
         self._steps = steps_of(gm.graph, donated)
+        self._update, self._optimizer = update_of([step.computed for step in self._steps])
         self._places = places.of([step.computed for step in self._steps])
         used = {n for node in nodes for n in node.all_input_nodes}
         self._unused = [node for node in self._inputs if node not in used]
@@ -67,14 +69,18 @@ class CompiledGraph:
         if again:
             vars(recorder)["phase"] = _recompute
         try:
-            for step, number in zip(self._steps, numbers, strict=True):
+            for index, (step, number) in enumerate(zip(self._steps, numbers, strict=True)):
                 places.module = number
+                if index == self._update:
+                    recorder.update_begins(self._optimizer)
                 if step.kernel is None:
                     self._run(step, values)
                 else:
                     self._run_as_kernel(step, step.kernel, values)
                 for node in step.dying:
                     values.pop(node, None)
+            if self._optimizer is not None:
+                recorder.update_ends(self._optimizer)
         finally:
             recorder.compiled -= 1
             recorder.module_of_node = module_of_node
