@@ -16,6 +16,8 @@ from typing import Any
 
 from torch.fx import Node
 
+from forerun.trace.inside.unseen import stands_in
+
 _symbolic_convert: Any = importlib.import_module("torch._dynamo.symbolic_convert")
 _variable: Any = importlib.import_module("torch._dynamo.variables.optimizer").OptimizerVariable
 _MARK = "forerun_optimizer"
@@ -31,12 +33,13 @@ def install(within_mode: Callable[[Callable[..., Any]], Callable[..., Any]]) -> 
 
 
 def _mark_captured_steps() -> None:
-    """A step that breaks the graph ends in an exception here, and leaves no mark."""
+    """Where the stand-in for a step is captured, it does not run. A step that breaks the graph ends in an exception
+    here, and leaves no mark."""
     translator = _symbolic_convert.InliningInstructionTranslator
     inline = translator.inline_call
 
     def inline_call(parent: Any, function: Any, args: Any, kwargs: Any, **settings: Any) -> Any:
-        if not (args and isinstance(args[0], _variable) and function.get_name() == "step"):
+        if not (args and isinstance(args[0], _variable) and stands_in(function.get_code())):
             return inline(parent, function, args, kwargs, **settings)
         graph = parent.output.graph
         before = set(graph.nodes)
