@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 from forerun.program.types import FlatProgram, Stream
@@ -63,8 +64,12 @@ def contended(
     slow_compute: list[Fraction],
     slow_network: list[Fraction],
     network: list[bool],
+    asks: Callable[[int, int], list[Fraction]] = lambda _op, _stream: [],
 ) -> tuple[list[Fraction], list[Fraction]]:
-    """Exact start and end of every node: one event at a time, all rates worked out anew after each."""
+    """Exact start and end of every node: one event at a time, all rates worked out anew after each.
+
+    `asks` says what part of each link an op on a stream keeps busy.
+    """
     n, owner, before = len(flat), class_of(flat), stream_predecessors(flat)
     start: list[Fraction | None] = [None] * n
     end: list[Fraction | None] = [None] * n
@@ -77,7 +82,17 @@ def contended(
             return "network"
         return "compute" if flat.stream[i] == Stream.COMPUTE and flat.meeting[i] < 0 else "neutral"
 
+    asked = [asks(int(flat.op[i]), int(flat.stream[i])) for i in range(n)]
+
+    def fullest(i: int, running: list[int]) -> Fraction:
+        loads = [sum((asked[j][k] for j in running if owner[j] == owner[i]), Fraction(0)) for k in range(len(asked[i]))]
+        return max([Fraction(1), *(load for load, own in zip(loads, asked[i], strict=True) if own)])
+
     def rate(i: int, running: list[int]) -> Fraction:
+        together = [j for j in running if j == i or (flat.meeting[i] >= 0 and flat.meeting[j] == flat.meeting[i])]
+        return beside_compute(i, running) / max(fullest(j, running) for j in together)
+
+    def beside_compute(i: int, running: list[int]) -> Fraction:
         beside = {side(j) for j in running if owner[j] == owner[i]}
         if side(i) == "compute" and "network" in beside:
             return 1 / (1 + slow_compute[flat.op[i]])

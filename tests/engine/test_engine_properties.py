@@ -14,6 +14,7 @@ from random_programs import N_OPS, as_single_blocks, random_programs
 from reference import contended, longest_path
 
 from forerun.engine.contention import run_contended
+from forerun.engine.sharing import links_of
 from forerun.engine.simulate import Timeline, simulate
 from forerun.program.types import N_STREAMS, FlatProgram, Program
 from forerun.program.unfold import unfold
@@ -56,7 +57,8 @@ def forced_through_events(flat: FlatProgram, durations: list[int], issues: list[
         flat.sync,
     )
     none = np.zeros(N_OPS)
-    costs = (np.array(durations, np.int64), np.array(issues, np.int64), none, none, np.array(network))
+    links = links_of(None, N_OPS, len(flat.class_names))
+    costs = (np.array(durations, np.int64), np.array(issues, np.int64), none, none, np.array(network), links)
     *columns, stuck = run_contended(*program, *costs, N_STREAMS)
     assert not stuck
     return Timeline(*columns)

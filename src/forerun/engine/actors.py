@@ -17,10 +17,13 @@ ACTOR = np.dtype(
         ("when", np.int64),
         ("since", np.int64),  # when `remaining` was true
         ("remaining", np.int64),  # work left, ps at full speed
-        ("stretch", np.float64),  # time per unit of work while slowed
+        ("stretch", np.float64),  # time per unit of work beside the other side
+        ("sharing", np.float64),  # time per unit of work by the load of links, its own and those of who meets it
+        ("worst", np.int64),  # load of the fullest of its own links, at least FULL
+        ("pace", np.float64),  # time per unit of work as things stand
+        ("peer", np.int64),  # next running member of its meeting, in a ring; itself alone; -1: uses no links
         ("status", np.int8),
         ("side", np.int8),
-        ("slowed", np.int8),
     ]
 )
 HOST = np.dtype(
@@ -32,6 +35,7 @@ HOST = np.dtype(
         ("n_network", np.int64),  # network nodes that run
         ("when", np.int64),  # earliest event of the class
         ("touched", np.int64),  # last instant at which some node of the class started or ended
+        ("loaded", np.int64),  # last instant at which links may have begun to slow other nodes, or have ceased to
         ("n_dry", np.int64),  # streams that have run all their nodes and may start one that is not there yet
     ]
 )
@@ -58,6 +62,7 @@ def new_state(class_ptr: I64, n_nodes: int, n_streams: int) -> tuple[I64, I64, I
     for c in range(len(host)):
         host[c].next = class_ptr[c]
         host[c].awaits = -1
+        host[c].loaded = -1
     return start, end, issued, actors, host
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from forerun.engine.contention import run_contended
 from forerun.engine.dataflow import run_dataflow
+from forerun.engine.sharing import FULL, LinkDemand, crowded_links, links_of, used_pairs
 from forerun.errors import ForerunError
 from forerun.program.types import F64, I64, N_STREAMS, FlatProgram
 
@@ -43,8 +44,9 @@ def simulate(
     slow_network: F64,
     network_op: npt.NDArray[np.bool_],
     describe: Callable[[int, int], str] | None = None,
+    demand: LinkDemand | None = None,
 ) -> Timeline:
-    """Run every rank class of `flat`. All other arguments have one entry per op, `(flat.n_ops,)`.
+    """Run every rank class of `flat`. All other columns have one entry per op, `(flat.n_ops,)`.
 
     * The host of a rank class issues its nodes in order, one after the other, `issue_ps` each. After a node with
       sync = 1 it goes on only when that node has ended.
@@ -57,16 +59,22 @@ def simulate(
       runs, a compute node progresses at rate 1 / (1 + slow_compute[op]); while a compute node runs, a network node
       progresses at rate 1 / (1 + slow_network[op]). All other nodes neither slow nor are slowed. So equal rank classes
       whose collectives meet take exactly the times of one of them alone, and so does a class that others wait for.
+    * Inside a rank class, nodes share links. While the shares that running nodes ask of a link (`demand`) sum to more
+      than all of it, each of them progresses at 1 / that sum, or slower where another link of its own is fuller; so a
+      link never carries more than it can. The nodes of a meeting are one transfer: what slows one of them so slows all.
     * Remaining work is whole picoseconds: the work done in an interval is rounded down, the time still needed up.
     * Events at the same time are taken in order of (rank class, stream), and rates change after the last of them;
       nothing in the result depends on that order.
 
     `describe` says what a node is called in errors, from its rank class and its number there.
 
+    Slowing by company and by links multiply.
+
     Raises:
         ForerunError: a column has the wrong length or a negative entry, or nodes wait for each other for ever.
     """
-    check_costs(flat.n_ops, duration_ps, issue_ps, slow_compute, slow_network, network_op)
+    check_costs(flat.n_ops, duration_ps, issue_ps, slow_compute, slow_network, network_op, demand)
+    crowded = None if demand is None else crowded_links(demand, used_pairs(flat.op, flat.stream, flat.n_ops))
     program = (
         flat.class_ptr,
         flat.op,
@@ -77,8 +85,9 @@ def simulate(
         flat.meeting_size,
         flat.sync,
     )
-    if slows(slow_compute, slow_network, network_op):
-        contention = (slow_compute, slow_network, network_op)
+    if crowded is not None or slows(slow_compute, slow_network, network_op):
+        links = links_of(crowded, flat.n_ops, len(flat.class_names))
+        contention = (slow_compute, slow_network, network_op, links)
         start, end, issued, class_end, stuck = run_contended(*program, duration_ps, issue_ps, *contention, N_STREAMS)
     else:
         start, end, issued, class_end, stuck = run_dataflow(*program, duration_ps, issue_ps, N_STREAMS)
@@ -94,6 +103,7 @@ def check_costs(
     slow_compute: F64,
     slow_network: F64,
     network_op: npt.NDArray[np.bool_],
+    demand: LinkDemand | None = None,
 ) -> None:
     """Raise ForerunError where a column does not have one entry, not negative, for each of `n_ops` ops."""
     for name, column in (
@@ -109,6 +119,10 @@ def check_costs(
             raise ForerunError(f"engine: {name} of op {worst} is {column[worst]}, must be at least 0")
     if len(network_op) != n_ops:
         raise ForerunError(f"engine: network_op has {len(network_op)} entries, the program has {n_ops} ops")
+    if demand is not None and len(demand.share) != n_ops:
+        raise ForerunError(f"engine: demand has {len(demand.share)} rows, the program has {n_ops} ops")
+    if demand is not None and demand.share.size and not 0 <= demand.share.min() <= demand.share.max() <= FULL:
+        raise ForerunError(f"engine: demand must be between 0 and {FULL}, the whole of a link")
 
 
 def slows(slow_compute: F64, slow_network: F64, network_op: npt.NDArray[np.bool_]) -> bool:

@@ -20,6 +20,7 @@ from forerun.engine.refill import (
     refill,
     streams_with_more,
 )
+from forerun.engine.sharing import LinkDemand, crowded_links, links_of, pairs_of_program
 from forerun.engine.simulate import check_costs, raise_deadlock, slows
 from forerun.program.types import F64, I8, I32, I64, N_STREAMS, FlatProgram, Program
 from forerun.program.unfold import block_tables, check_channels, step_sequence
@@ -76,6 +77,7 @@ def simulate_in_windows(
     network_op: npt.NDArray[np.bool_],
     finished: Callable[[Finished], object] | None = None,
     window_nodes: int = WINDOW_NODES,
+    demand: LinkDemand | None = None,
 ) -> WindowedRun:
     """Run `program` as `simulate(unfold(program), ...)` does, with the same times for every node.
 
@@ -87,8 +89,9 @@ def simulate_in_windows(
     Raises:
         ForerunError: as `unfold` and `simulate`.
     """
-    check_costs(len(program.ops), duration_ps, issue_ps, slow_compute, slow_network, network_op)
-    return _Run(program, (duration_ps, issue_ps), (slow_compute, slow_network, network_op), window_nodes).all(finished)
+    check_costs(len(program.ops), duration_ps, issue_ps, slow_compute, slow_network, network_op, demand)
+    times, contention = (duration_ps, issue_ps), (slow_compute, slow_network, network_op)
+    return _Run(program, times, contention, window_nodes, demand).all(finished)
 
 
 class _Run:
@@ -100,9 +103,12 @@ class _Run:
         times: tuple[I64, I64],
         contention: tuple[F64, F64, npt.NDArray[np.bool_]],
         window_nodes: int,
+        demand: LinkDemand | None,
     ) -> None:
-        self.program, self.times, self.contention = program, times, contention
-        self.contended = slows(*contention)
+        self.program, self.times = program, times
+        crowded = None if demand is None else crowded_links(demand, pairs_of_program(program))
+        self.contended = crowded is not None or slows(*contention)
+        self.contention = (*contention, links_of(crowded, len(program.ops), len(program.rank_classes)))
         self.tables = block_tables(program)
         check_channels(program, self.tables)
         self.class_step, self.steps = step_sequence(program)
