@@ -38,7 +38,7 @@ def test_windows_give_the_times_of_the_whole_run(name: str) -> None:
         end[first : first + len(part)] = part.end_ps
 
     columns = (costs.duration_ps, costs.issue_ps, costs.slow_compute, costs.slow_network, costs.network_op)
-    run = simulate_in_windows(whole.program, *columns, finished=keep, window_nodes=WINDOW)
+    run = simulate_in_windows(whole.program, *columns, finished=keep, window_nodes=WINDOW, demand=costs.demand)
     np.testing.assert_array_equal(end, whole.timeline.end_ps)
     assert run.end_of_step_ps == whole.timeline.end_of_step_ps
     assert run.n_nodes == len(flat)

@@ -10,6 +10,7 @@ import numpy as np
 
 from forerun.analysis.setup import Setup
 from forerun.cost.step_costs import StepCosts
+from forerun.engine.sharing import joined_demand
 from forerun.errors import ForerunError
 from forerun.program.types import OpKind, OpTable
 
@@ -43,6 +44,7 @@ def with_network_of(costs: StepCosts, shared: StepCosts, ops: OpTable) -> StepCo
         costs,
         duration_ps=np.where(network, shared.duration_ps, costs.duration_ps),
         calibrated=np.where(network, shared.calibrated, costs.calibrated),
+        demand=shared.demand,
     )
 
 
@@ -57,4 +59,5 @@ def joined_costs(costs: Sequence[StepCosts]) -> StepCosts:
         network_op=np.concatenate([one.network_op for one in costs]),
         calibrated=np.concatenate([one.calibrated for one in costs]),
         lacks={first[i] + op: what for i, one in enumerate(costs) for op, what in one.lacks.items()},
+        demand=joined_demand([one.demand for one in costs], [len(one.duration_ps) for one in costs]),
     )

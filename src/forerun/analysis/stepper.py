@@ -15,6 +15,7 @@ from forerun.analysis.reading import Simulation
 from forerun.analysis.setup import Setup
 from forerun.analysis.simulate_setup import prepare
 from forerun.analysis.slowing import of_kinds, times
+from forerun.engine.sharing import joined_demand
 from forerun.engine.simulate import Timeline, simulate
 from forerun.errors import ForerunError
 from forerun.program.types import F64, I32
@@ -128,6 +129,7 @@ class Stepper:
             np.tile(costs.slow_compute, len(classes)),
             np.tile(costs.slow_network, len(classes)),
             np.tile(costs.network_op, len(classes)),
+            demand=joined_demand([costs.demand] * len(classes), [len(costs.duration_ps)] * len(classes)),
         )
 
     def _run(self, compute: tuple[float, ...], network: float, host: float) -> Step:

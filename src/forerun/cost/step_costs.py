@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from forerun.cluster.types import Cluster, KernelRates
 from forerun.cost.gradient_exchange import exchange_s, priced_rows, wires_of
+from forerun.cost.link_demand import link_demand
 from forerun.cost.measured import Measured
 from forerun.cost.op_costs import durations_ps, on_topology
+from forerun.engine.sharing import LinkDemand
 from forerun.network.host_path import host_path_s_per_byte
 from forerun.network.network_file import Network
 from forerun.network.patterns import CommunicationPattern
@@ -53,6 +55,8 @@ class StepCosts:
     """1 where the shape lies in the range that was measured"""
     lacks: Mapping[int, str] = field(default_factory=dict)
     """op -> what the user's measurements lack of it"""
+    demand: LinkDemand | None = None
+    """what collectives and transfers ask of links, beside each other"""
 
 
 def rates_of(cluster: Cluster, stack: Stack) -> KernelRates:
@@ -101,6 +105,7 @@ def step_costs(
         duration[known] = np.rint(found.time_s[known] * PS_PER_S).astype(np.int64)
         calibrated[known] = found.inside[known]
         lacks = found.lacks
+    unknown: I64 | None = None
     if pattern is not None:
         rows = priced_rows(ops, groups, pattern)
         time_s = exchange_s(ops, rows, groups, pattern, wires_of(cluster, n_gpus, network))
@@ -108,6 +113,7 @@ def step_costs(
         duration[rows], calibrated[rows] = np.rint(time_s * PS_PER_S).astype(np.int64), 0.0
         if pattern.as_nccl:
             duration[rows] = np.maximum(duration[rows], least_ps[rows])
+        unknown = None if pattern.as_nccl else rows
         if pattern.everything:
             issue_ps[rows] = 0
         lacks = {op: what for op, what in lacks.items() if op not in set(rows.tolist())}
@@ -116,6 +122,7 @@ def step_costs(
     gap_us = 0.0 if launching.cuda_graphs else stack.kernel_gap_us + stack.launch_blocking_us
     duration = duration + np.where(kernel, launches, 0) * int(gap_us * PS_PER_US)
     on_network = ops.kind == OpKind.COLLECTIVE
+    demand = link_demand(ops, groups, duration, cluster, placed, without=unknown)
     return StepCosts(
         duration_ps=duration,
         issue_ps=issue_ps,
@@ -124,6 +131,7 @@ def step_costs(
         network_op=on_network,
         calibrated=calibrated,
         lacks=lacks,
+        demand=demand,
     )
 
 

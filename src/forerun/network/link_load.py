@@ -83,6 +83,18 @@ class Fabric:
         busiest = Busiest(int(self.links.src[link]), int(self.links.dst[link]), float(near[link] + far[link]))
         return Load(max(apart, float(total[link])), near_latency, far_latency, busiest)
 
+    def carried(self, flows: Iterable[Flows], node_size: int, far_cost: float) -> F64:
+        """(links,) seconds that each link transmits for a byte of the buffer of `flows`.
+
+        Messages between nodes of `node_size` take `far_cost` times as long as at the full rate of a link.
+        """
+        total = np.zeros(len(self.bytes_per_s))
+        for src, dst, weight in flows:
+            cost = np.where(src // node_size == dst // node_size, 1.0, far_cost)
+            total += self._bytes(self.topology.routes(src, dst), weight * cost)
+        out: F64 = total / self.bytes_per_s
+        return out
+
     def _bytes(self, paths: Paths, weight: F64) -> F64:
         carried = np.bincount(paths.link, weights=np.repeat(weight, paths.hops), minlength=len(self.bytes_per_s))
         return carried.astype(np.float64)

@@ -3,7 +3,7 @@
 Rank r is NPU r of the network, so the GPUs of a node are consecutive. All equal groups of a mesh axis work at once: the
 bytes of all their messages are laid on the links of their routes, and the busiest link sets the pace. As the steps of
 a ring or tree are equal messages in lockstep, that is also what max-min fair sharing (`network.flows`) gives the
-slowest of them. Different axes don't slow each other, as with a cluster's own links.
+slowest of them. Different axes that run at once share links as `cost.link_demand` says, as with a cluster's own links.
 
 What NCCL chooses from:
 * inside a node, rings over all links: one ring through the ranks, or direct shares where that is faster (a full mesh);
@@ -21,7 +21,7 @@ that NCCL was measured on.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import log2
 from pathlib import Path
@@ -38,7 +38,7 @@ from forerun.network.link_load import Busiest, Load, Watched, fabric_of
 from forerun.network.nccl import hop_count, measured_lines, node_constants, node_op, passes, wire_efficiency
 from forerun.network.network_file import Network, network_from, parse_topology
 from forerun.program.groups import CommGroup
-from forerun.program.types import Collective
+from forerun.program.types import F64, Collective
 
 _US = 1e-6
 Pattern = Literal["ring", "rails", "trees", "direct", "hops"]
@@ -93,8 +93,15 @@ class Way:
     latency_s: float
     s_per_byte: float
     busiest: Busiest
-    tree: bool = False
-    """whether it is a tree between nodes"""
+    pattern: Pattern = "direct"
+    """whose messages it sends"""
+    rounds: float = 1.0
+    """how often it sends them"""
+
+    @property
+    def tree(self) -> bool:
+        """Whether it is a tree between nodes."""
+        return self.pattern == "trees"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +129,20 @@ class OnTopology:
 
     def busiest_link(self, kind: Collective, group: CommGroup, size_bytes: float) -> Busiest:
         """The link that limits a collective of `size_bytes` over more than one rank."""
-        found = self.ways(kind, group)
-        return min(found, key=lambda way: way.latency_s + way.s_per_byte * size_bytes).busiest
+        return self.way(kind, group, size_bytes).busiest
+
+    def way(self, kind: Collective, group: CommGroup, size_bytes: float) -> Way:
+        """What NCCL chooses for a collective of `size_bytes` over more than one rank."""
+        return min(self.ways(kind, group), key=lambda way: way.latency_s + way.s_per_byte * size_bytes)
+
+    def carried(self, kind: Collective, group: CommGroup, way: Way) -> F64:
+        """(links,) seconds that each link of the network transmits for a byte of a collective, at the rate it sustains.
+
+        Of `group` and all its equals at once, run as `way` says.
+        """
+        layout = Layout.of(group, self.n_gpus)
+        once = _carried(layout, self.cluster, self.measured, self.network, way.pattern, kind == Collective.BROADCAST)
+        return once * way.rounds
 
     def ways(self, kind: Collective, group: CommGroup) -> tuple[Way, ...]:
         """What NCCL may choose from for a collective over more than one rank."""
@@ -147,11 +166,11 @@ def _ways(
         load = loads.hops()
         ends = fabrics().ring[0], fabrics().ring[-1]
         extra = loads.far_extra_us(load)
-        return tuple(_way(p.base_us + p.net_hop_us + extra, load, rate=p.rate) for p in ends)
+        return tuple(_way(p.base_us + p.net_hop_us + extra, load, "hops", rate=p.rate) for p in ends)
     if kind == Collective.ALL_TO_ALL:
         load, constants = loads.direct(), fabrics().all_to_all
         growth = constants.growth_us * (layout.size / 8) ** constants.power
-        return (_way(constants.base_us + growth + loads.far_extra_us(load), load),)
+        return (_way(constants.base_us + growth + loads.far_extra_us(load), load, "direct"),)
     return _between_nodes(kind, loads)
 
 
@@ -160,19 +179,20 @@ def _in_node(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
     constants, _ = node_constants(loads.cluster, loads.measured)
     op = node_op(kind, constants)
     ranks = 2 if kind == Collective.SEND_RECV else loads.layout.size
+    pattern: Pattern = "ring"
     if kind == Collective.SEND_RECV:
-        load, steps = loads.hops(), 1.0
+        load, steps, pattern = loads.hops(), 1.0, "hops"
     elif kind == Collective.ALL_TO_ALL:
-        load, steps = loads.direct(), 1.0
+        load, steps, pattern = loads.direct(), 1.0, "direct"
     else:
         load, steps = loads.ring(kind), _rounds(kind) * hop_count(ranks)
-        if kind in _SPREAD:
-            load = min(load, loads.direct(), key=lambda each: each.s_per_byte)
+        if kind in _SPREAD and loads.direct().s_per_byte < load.s_per_byte:
+            load, pattern = loads.direct(), "direct"
     extra_us = loads.near_extra_us(load) * steps
     latency_s = measured_lines(kind, ranks, op, 1.0).latency_s
     loss = sharing(op, ranks) * constants.link_gb_s
     return tuple(
-        _way(time_s / _US + extra_us, load, _rounds(kind), bandwidth / loss)
+        _way(time_s / _US + extra_us, load, pattern, _rounds(kind), bandwidth / loss)
         for time_s, bandwidth in zip(latency_s, (op.bw1, op.bw2, op.bw3), strict=True)
     )
 
@@ -181,25 +201,27 @@ def _between_nodes(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
     """The faster of one ring and a ring for each rail; for an all-reduce also trees."""
     nodes, ranks = loads.layout.nodes, loads.layout.per_node
     load, rounds = loads.rails(kind), _rounds(kind)
-    if ranks > 1:
-        load = min(load, loads.ring(kind), key=lambda each: each.s_per_byte)
+    pattern: Pattern = "rails"
+    if ranks > 1 and loads.ring(kind).s_per_byte < load.s_per_byte:
+        load, pattern = loads.ring(kind), "ring"
     near_us, far_us = loads.near_extra_us(load), loads.far_extra_us(load)
     found = []
     for p in fabrics().ring:
         step = (ranks - 1) * (p.node_hop_us + near_us) + p.net_hop_us + far_us
-        found.append(_way(p.base_us + rounds * nodes * step, load, rounds, p.rate))
+        found.append(_way(p.base_us + rounds * nodes * step, load, pattern, rounds, p.rate))
     if kind == Collective.ALL_REDUCE:
         load = loads.trees()
         near_us, far_us = loads.near_extra_us(load), loads.far_extra_us(load)
         for p in fabrics().tree:
             climb = (ranks - 1) * (p.node_hop_us + near_us) + log2(nodes) * (p.net_hop_us + far_us)
-            found.append(replace(_way(p.base_us + 2 * climb, load, 1.0, p.rate), tree=True))
+            found.append(_way(p.base_us + 2 * climb, load, "trees", 1.0, p.rate))
     return tuple(found)
 
 
-def _way(latency_us: float, load: Load, rounds: float = 1.0, rate: float = 1.0) -> Way:
+def _way(latency_us: float, load: Load, pattern: Pattern, rounds: float = 1.0, rate: float = 1.0) -> Way:
     link = load.busiest
-    return Way(latency_us * _US, load.s_per_byte * rounds / rate, Busiest(link.src, link.dst, link.s_per_byte * rounds))
+    busiest = Busiest(link.src, link.dst, link.s_per_byte * rounds)
+    return Way(latency_us * _US, load.s_per_byte * rounds / rate, busiest, pattern, rounds)
 
 
 def _rounds(kind: Collective) -> float:
@@ -213,6 +235,13 @@ def sharing(op: NodeOp, ranks: int) -> float:
     """
     r = _MESH_PEERS if op.kappa > _MESH_PEERS else ranks - 1
     return (r + op.kappa) / r
+
+
+def _efficiency(cluster: Cluster, nodes: int = 1) -> float:
+    """`nccl.wire_efficiency` of what joins the nodes of `cluster`."""
+    if len(cluster.links) > 1:
+        return wire_efficiency(cluster.links[-1], nodes)
+    return fabrics().efficiency_other / fabrics().crowding.factor(nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,11 +286,8 @@ class _Loads:
         constants, _ = node_constants(self.cluster, self.measured)
         op = constants.all_to_all if pattern in ("direct", "hops") else constants.all_gather
         ranks = 2 if pattern == "hops" else max(2, self.layout.per_node)
-        outer = self.cluster.links[-1] if len(self.cluster.links) > 1 else None
         nodes = 1 if pattern in ("direct", "hops") else self.layout.nodes
-        crowding = fabrics().crowding.factor(nodes)
-        efficiency = fabrics().efficiency_other / crowding if outer is None else wire_efficiency(outer, nodes)
-        return sharing(op, ranks) * constants.link_gb_s / op.bw3, 1.0 / efficiency
+        return sharing(op, ranks) * constants.link_gb_s / op.bw3, 1.0 / _efficiency(self.cluster, nodes)
 
     def flows(self, pattern: Pattern, whole: bool) -> Iterator[Flows]:
         """The messages of an algorithm; with `whole` all of the buffer passes every rank, as in a broadcast."""
@@ -276,6 +302,19 @@ class _Loads:
         if pattern == "trees":
             return traffic.trees(layout, 2 * node_share)
         return traffic.direct(layout) if pattern == "direct" else traffic.hops(layout)
+
+
+@lru_cache(maxsize=256)
+def _carried(
+    layout: Layout,
+    cluster: Cluster,
+    measured: NodeCollectives | None,
+    network: Network,
+    pattern: Pattern,
+    whole: bool,
+) -> F64:
+    flows = _Loads(layout, cluster, measured, network).flows(pattern, whole)
+    return fabric_of(network).carried(flows, max(1, cluster.node_size), 1.0 / _efficiency(cluster))
 
 
 @lru_cache(maxsize=1 << 16)
