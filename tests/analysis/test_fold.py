@@ -26,6 +26,8 @@ PLANS = [
     dict(pp=4, virtual_stages=2, n_microbatches=8, pp_schedule="Interleaved1F1B", zero_stage=0),
     dict(pp=4, virtual_stages=2, n_microbatches=8, pp_schedule="ZBV", zero_stage=0),
     dict(pp=4, n_microbatches=8, zero_stage=1, stack="megatron-deepspeed"),
+    dict(tp=8, pp=2, dp_shard=2, n_microbatches=4, zero_stage=1),  # transfers and gradients between nodes
+    dict(cp=4, dp_shard=4, cp_method="ring"),  # parameters between nodes beside keys in them
     dict(pp=2, n_microbatches=4, zero_stage=0, seq_len=128),  # the host holds the device up
 ]
 
@@ -36,7 +38,7 @@ def test_a_folded_run_is_the_unfolded_run(fields: dict[str, object]) -> None:
     whole, folded = simulate(MODEL, plan, CLUSTER), simulate(MODEL, plan, CLUSTER, folded=True)
     assert folded.timeline.end_of_step_ps == whole.timeline.end_of_step_ps
     a, b = dataclasses.asdict(whole.prediction), dataclasses.asdict(folded.prediction)
-    for name in ("hfu", "coverage", "exposed_comm_s", "bubble_s"):
+    for name in ("hfu", "coverage", "exposed_comm_s", "bubble_s", "shared_links_s"):
         assert b[name] == pytest.approx(a[name], rel=1e-9), name
     assert b["breakdown"] == pytest.approx(a["breakdown"], rel=1e-9)
     assert b["memory_by_category_gib"] == a["memory_by_category_gib"]

@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.analysis.breakdown import N_CAUSES, breakdown_ps
+from forerun.analysis.link_sharing import shared_ps
 from forerun.cost.step_costs import StepCosts
+from forerun.engine.sharing import crowded_links, joined_demand, pairs_of_program
 from forerun.engine.simulate import simulate
 from forerun.program.builder import BlockBuilder
 from forerun.program.types import F64, I64, N_CATEGORIES, Block, OpKind, OpTable, Program, RankClass, Stream
@@ -37,6 +39,8 @@ class Folded:
     """picoseconds by Cause inside each op that stands for a run of blocks, (n_ops, N_CAUSES); zero for other ops"""
     flops: F64
     """FLOPs of each op, (n_ops,)"""
+    shared_ps: I64
+    """what sharing links adds inside each op that stands for a run of blocks, (n_ops,); zero for other ops"""
 
 
 @dataclass(slots=True)
@@ -50,6 +54,7 @@ class _Closed:
     """how far the host must be ahead of the device at the start, so that nothing inside waits for it"""
     split_ps: I64
     flops: float
+    shared_ps: int
 
 
 def fold(program: Program, costs: StepCosts) -> Folded:
@@ -88,11 +93,13 @@ def fold(program: Program, costs: StepCosts) -> Folded:
                 steps.append(-1 - runs[key])
         classes.append(_rewrite(cls, steps))
     folded = replace(program, ops=_with_macros(program.ops, macros), blocks=tuple(blocks), rank_classes=tuple(classes))
-    return Folded(folded, _macro_costs(costs, macros), _macro_splits(n_ops, macros), folded.ops.flops)
+    split_ps, inside_ps = _macro_splits(n_ops, macros)
+    return Folded(folded, _macro_costs(costs, macros), split_ps, folded.ops.flops, inside_ps)
 
 
 def _unfolded(program: Program, costs: StepCosts) -> Folded:
-    return Folded(program, costs, np.zeros((len(program.ops), N_CAUSES), np.int64), program.ops.flops)
+    nothing = np.zeros(len(program.ops), np.int64)
+    return Folded(program, costs, np.zeros((len(program.ops), N_CAUSES), np.int64), program.ops.flops, nothing)
 
 
 def unfolded(program: Program, costs: StepCosts) -> Folded:
@@ -143,8 +150,10 @@ def _closed_blocks(program: Program, costs: StepCosts, numbers: list[int]) -> di
     )
     flat = unfold(alone)
     free = np.zeros_like(costs.issue_ps)
-    timeline = simulate(flat, costs.duration_ps, free, costs.slow_compute, costs.slow_network, costs.network_op)
+    rates = (costs.slow_compute, costs.slow_network, costs.network_op)
+    timeline = simulate(flat, costs.duration_ps, free, *rates, demand=costs.demand)
     split = breakdown_ps(flat, program, timeline, alone=True)
+    shared = shared_ps(flat, costs, timeline)
     out = {}
     for i, number in enumerate(numbers):
         nodes = slice(int(flat.class_ptr[i]), int(flat.class_ptr[i + 1]))
@@ -158,6 +167,7 @@ def _closed_blocks(program: Program, costs: StepCosts, numbers: list[int]) -> di
             lead_ps=int((issue - start).max()),
             split_ps=split[i],
             flops=float(program.ops.flops[ops].sum()),
+            shared_ps=int(shared[i]),
         )
     return out
 
@@ -176,8 +186,11 @@ class _Traffic:
 
 
 def _traffic(program: Program, costs: StepCosts, closed: Mask) -> _Traffic:
-    """Collectives that may run beside other blocks; none matter when nothing slows anything."""
-    if not (costs.slow_compute.any() or costs.slow_network.any()):
+    """Collectives and transfers that run beside other blocks, and may slow what is in `closed` ones."""
+    disturbs = _shares_links_with(program, costs, closed)
+    if costs.slow_compute.any() or costs.slow_network.any():
+        disturbs = disturbs | costs.network_op
+    if not disturbs.any():
         return _Traffic([], [])
     starts: dict[int, list[int]] = {}
     early: dict[int, list[int]] = {}
@@ -185,7 +198,7 @@ def _traffic(program: Program, costs: StepCosts, closed: Mask) -> _Traffic:
     records: dict[int, list[int]] = {}
     for number in np.flatnonzero(~closed).tolist():
         block = program.blocks[number]
-        collective = costs.network_op[block.op]
+        collective = disturbs[block.op]
         compute = block.stream == Stream.COMPUTE
         waited, waiting_compute = block.pred, np.repeat(compute, np.diff(block.pred_ptr))
         if collective.any():
@@ -207,6 +220,20 @@ def _traffic(program: Program, costs: StepCosts, closed: Mask) -> _Traffic:
         [(mask(numbers), mask(waits.get(slot, []))) for slot, numbers in starts.items()],
         [(mask(numbers), mask(records.get(slot, []))) for slot, numbers in early.items()],
     )
+
+
+def _shares_links_with(program: Program, costs: StepCosts, closed: Mask) -> Mask:
+    """Ops that use a link which ops of the `closed` blocks use too, and which may have more to carry than it can."""
+    out = np.zeros(len(program.ops), np.bool_)
+    if costs.demand is None:
+        return out
+    demand = crowded_links(costs.demand, pairs_of_program(program))
+    inside = [program.blocks[number].op for number in np.flatnonzero(closed).tolist()]
+    if demand is None or not inside:
+        return out
+    links = demand.share[np.concatenate(inside)].any(axis=0)
+    out |= demand.share[:, links].any(axis=1)
+    return out
 
 
 def _quiet(cls: RankClass, traffic: _Traffic) -> Mask:
@@ -274,6 +301,7 @@ def _sum(parts: list[_Closed]) -> _Closed:
         0,
         np.sum([p.split_ps for p in parts], axis=0),
         sum(p.flops for p in parts),
+        sum(p.shared_ps for p in parts),
     )
 
 
@@ -318,12 +346,16 @@ def _macro_costs(costs: StepCosts, macros: list[_Closed]) -> StepCosts:
         slow_compute=np.concatenate([costs.slow_compute, np.zeros(n)]),
         slow_network=np.concatenate([costs.slow_network, np.zeros(n)]),
         network_op=np.concatenate([costs.network_op, np.zeros(n, np.bool_)]),
+        demand=joined_demand([costs.demand, None], [len(costs.duration_ps), n]),
         calibrated=np.concatenate([costs.calibrated, np.ones(n)]),  # coverage is read before folding
     )
 
 
-def _macro_splits(n_ops: int, macros: list[_Closed]) -> I64:
+def _macro_splits(n_ops: int, macros: list[_Closed]) -> tuple[I64, I64]:
+    """`split_ps` and `shared_ps` of all ops."""
     split = np.zeros((n_ops + 2 * len(macros), N_CAUSES), np.int64)
+    shared = np.zeros(n_ops + 2 * len(macros), np.int64)
     for i, macro in enumerate(macros):
         split[n_ops + 2 * i] = macro.split_ps
-    return split
+        shared[n_ops + 2 * i] = macro.shared_ps
+    return split, shared

@@ -76,6 +76,9 @@ class Prediction:
     """what a model given layer by layer takes (image, sequence); None for a model of tokens"""
     samples_per_s_per_gpu: float | None = None
     """of those"""
+    shared_links_s: float = 0.0
+    """by how much the collectives and transfers of the slowest rank, hidden or not, outlast their times alone because
+    others use the same links"""
     init: tuple[InitStage, ...] = ()
     """memory at the stages of initialisation, of a plan whose stack makes its model as PyTorch's FSDP has it"""
     loop: LoopTime | None = None

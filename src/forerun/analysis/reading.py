@@ -11,6 +11,7 @@ from forerun.analysis.breakdown import Cause, breakdown_ps, exposed_s, pace_sett
 from forerun.analysis.coverage import Coverage, coverage
 from forerun.analysis.explain import explain
 from forerun.analysis.fold import Folded, fold, unfolded
+from forerun.analysis.link_sharing import link_notes, shared_ps
 from forerun.analysis.network_use import network_use
 from forerun.analysis.prediction import Prediction
 from forerun.analysis.uncertainty import band_words, memory_band, time_band
@@ -196,7 +197,13 @@ def simulate_costed(
     covered = coverage(program, costs)
     flat, costs = unfold(reduced.program), reduced.costs
     timeline = run_engine(
-        flat, costs.duration_ps, costs.issue_ps, costs.slow_compute, costs.slow_network, costs.network_op
+        flat,
+        costs.duration_ps,
+        costs.issue_ps,
+        costs.slow_compute,
+        costs.slow_network,
+        costs.network_op,
+        demand=costs.demand,
     )
     settings = AllocatorSettings.parse(subject.stack.allocator) if replays else None
     graphs = subject.launching.compiled and subject.launching.cuda_graphs
@@ -227,7 +234,9 @@ def _read(
     step_s = timeline.end_of_step_ps / PS_PER_S
     if step_s <= 0:
         raise ForerunError("the step takes no time: nothing was simulated")
-    row = seconds[pace_setter(seconds)]
+    slowest = pace_setter(seconds)
+    row = seconds[slowest]
+    shared_s = float(shared_ps(flat, reduced.costs, timeline, reduced.shared_ps)[slowest]) / PS_PER_S
     fullest, held = memory.profiles[memory.worst], memory.held
     exposed = exposed_s(row)
     low_s, high_s = time_band(subject.stack, cluster, subject.n_gpus, covered.share, exposed / step_s).of(step_s)
@@ -283,7 +292,7 @@ def _read(
             band_words(subject.stack, cluster, covered.share, exposed / step_s),
             use,
             memory.replayed,
-            subject.notes,
+            (*link_notes(shared_s), *subject.notes),
         ),
         network=use,
         missing=missing,
@@ -291,6 +300,7 @@ def _read(
         samples_per_s_per_gpu=None
         if subject.samples_per_step is None
         else subject.samples_per_step / subject.n_gpus / step_s,
+        shared_links_s=shared_s,
     )
 
 
