@@ -2,7 +2,7 @@
 
 import pytest
 
-from forerun.cli.numbers import memory_left, whole_numbers
+from forerun.cli.numbers import memory_gib, memory_left, whole_numbers
 from forerun.errors import ForerunError
 
 
@@ -41,7 +41,8 @@ def test_a_range_that_would_take_for_ever_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("10%", 72.0), ("8", 72.0), ("8GiB", 72.0), ("2.5 gib", 77.5), ("0", 80.0)]
+    ("text", "expected"),
+    [("10%", 72.0), ("8", 72.0), ("8GiB", 72.0), ("2.5 gib", 77.5), ("0", 80.0), ("8GB", 80 - 8e9 / 2**30)],
 )
 def test_headroom(text, expected):
     assert memory_left(text, 80.0) == pytest.approx(expected)
@@ -56,3 +57,24 @@ def test_headroom_that_leaves_nothing_or_is_negative(text):
 def test_headroom_in_other_words():
     with pytest.raises(ForerunError, match="expected GiB"):
         memory_left("a lot", 80.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("70", 70.0),
+        ("74.5GiB", 74.5),
+        ("80GB", 80e9 / 2**30),
+        ("80 gb", 80e9 / 2**30),
+        ("512MiB", 0.5),
+        ("0.5TiB", 512),
+    ],
+)
+def test_a_memory_limit_in_gib_or_with_a_unit(text, expected):
+    assert memory_gib(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["x", "GB", "80XB", "80Gbit", "inf", "nan", "", "1,5GB"])
+def test_a_memory_limit_that_is_none(text):
+    with pytest.raises(ForerunError, match="expected GiB"):
+        memory_gib(text)

@@ -149,8 +149,12 @@ def test_plan_ranks_the_programs_of_a_folder(forerun, programs, tmp_path):
     (programs / "torn.program").write_bytes(b"PK\x03\x04 nothing else")
     record = record_of(forerun("plan", "--programs", "runs", *CLUSTER, "--csv", "all.csv", "--json"))
     assert record["counts"] == {"considered": 5, "refused": 1, "out_of_memory": 1, "ok": 3}
-    times = [each["step_time_s"] for each in record["top"]]
-    assert times == sorted(times)
+    rates = [each["tokens_per_s_per_gpu"] for each in record["top"]]
+    assert rates == sorted(rates, reverse=True)
+    assert (record["objective"], record["because"]) == (
+        "tokens",
+        "the steps train on 32,768 to 65,536 tokens, the programs run on 4 to 8 GPUs",
+    )
     assert record["best"] == record["top"][0]
     assert record["out_of_memory"][0]["file"] == "large.program"
     assert record["out_of_memory"][0]["cause"] == "temporary"
@@ -160,7 +164,7 @@ def test_plan_ranks_the_programs_of_a_folder(forerun, programs, tmp_path):
     with (tmp_path / "all.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["status"] for row in rows] == ["ok", "ok", "ok", "out_of_memory", "refused"]
-    assert float(rows[0]["step_time_s"]) == times[0]
+    assert [float(row["tokens_per_s_per_gpu"]) for row in rows[:3]] == rates
     for name in ("fsdp.program", "pp.program"):
         alone = record_of(forerun("predict", "--program", f"runs/{name}", *CLUSTER, "--json"))
         assert alone["step_time_s"] == next(each["step_time_s"] for each in record["top"] if each["file"] == name)
@@ -180,10 +184,86 @@ def test_plan_ranks_in_words(forerun, programs):
         "large.program: needs",
         "1 could not be predicted",
         "torn.program",
-        "Best by time",
+        "Ranked by tokens/s of a GPU: the steps train on",
+        "Best by tokens: tp.npz (tp 2, dp_shard 4), ",
     ):
         assert text in done.stdout
+    done = forerun("plan", "--programs", "runs", *CLUSTER, "--objective", "time")
+    assert "Ranked by step time: as asked." in done.stdout
     assert "different numbers of tokens" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("objective", "figure", "sign"),
+    [
+        ("time", "step_time_s", 1),
+        ("tokens", "tokens_per_s_per_gpu", -1),
+        ("memory", "peak_reserved_gib", 1),
+        ("cost", "dollars_per_billion_tokens", 1),
+    ],
+)
+def test_programs_are_ranked_by_what_is_asked(forerun, programs, objective, figure, sign):
+    record = record_of(forerun("plan", "--programs", "runs", *CLUSTER, "--objective", objective, "--json"))
+    values = [sign * each[figure] for each in record["top"]]
+    assert values == sorted(values)
+    assert len(values) == 3
+    assert record["objective"] == objective
+
+
+def test_equal_batches_are_ranked_by_time(forerun, programs, tmp_path):
+    """The order by time is that by tokens, and is what is said."""
+    (tmp_path / "equal").mkdir()
+    save(program_of(plan_of(dp_shard=8)), tmp_path / "equal" / "fsdp.program")
+    save(program_of(plan_of(dp_shard=4, tp=2, micro_batch=2)), tmp_path / "equal" / "tp.program")
+    ask = ("plan", "--programs", "equal", *CLUSTER)
+    done = forerun(*ask)
+    assert "Ranked by step time: every step trains on 32,768 tokens with 8 GPUs." in done.stdout
+    assert "Best by time: " in done.stdout
+    orders = [
+        [each["file"] for each in record_of(forerun(*ask, *more, "--json"))["top"]]
+        for more in ((), ("--objective", "tokens"))
+    ]
+    assert orders[0] == orders[1]
+
+
+def test_programs_of_unknown_tokens_are_listed_apart(forerun, programs, tmp_path):
+    save(program_of(plan_of(dp_shard=8), tokens_per_step=None), programs / "silent.program")
+    ask = ("plan", "--programs", "runs", *CLUSTER)
+    record = record_of(forerun(*ask, "--csv", "all.csv", "--json"))
+    assert record["counts"] == {"considered": 5, "refused": 0, "out_of_memory": 1, "unranked": 1, "ok": 3}
+    assert [each["file"] for each in record["unranked"]] == ["silent.program"]
+    assert "the tokens of 1 of 4 programs are unknown" in record["because"]
+    assert "1 fit and are not ranked: the tokens of their step are unknown (--tokens-per-step N" in forerun(*ask).stdout
+    with (tmp_path / "all.csv").open() as file:
+        row = next(row for row in csv.DictReader(file) if row["status"] == "unranked")
+    assert (row["file"], row["rank"], row["tokens_per_step"]) == ("silent.program", "", "")
+    assert row["reason"] == "the program does not say how many tokens its step trains on"
+    told = record_of(forerun(*ask, "--tokens-per-step", 32768, "--json"))
+    assert told["counts"]["ok"] == 4
+    rates = {each["file"]: each["tokens_per_s_per_gpu"] for each in told["top"]}
+    assert rates["silent.program"] == rates["fsdp.program"]
+    by_time = record_of(forerun(*ask, "--objective", "time", "--json"))
+    assert by_time["counts"]["ok"] == 4
+
+
+def test_programs_that_all_say_nothing_are_ranked_by_time_with_a_note(forerun, tmp_path):
+    (tmp_path / "silent").mkdir()
+    save(program_of(plan_of(dp_shard=8), tokens_per_step=None), tmp_path / "silent" / "a.program")
+    save(program_of(plan_of(dp_shard=8, micro_batch=2), tokens_per_step=None), tmp_path / "silent" / "b.program")
+    done = forerun("plan", "--programs", "silent", *CLUSTER)
+    assert "Ranked by step time: no program says how many tokens its step trains on." in done.stdout
+    assert "! the order holds if all steps train on the same tokens" in done.stdout
+    assert "Best by time: a.program" in done.stdout
+
+
+def test_a_limit_of_memory_has_a_unit(forerun, programs):
+    """80 GB is what a GPU is sold as having, 74.5 GiB."""
+    ask = ("plan", "--programs", "runs", *CLUSTER, "--json")
+    limits = {
+        text: record_of(forerun(*ask, "--memory-limit", text))["memory_limit_gib"]
+        for text in ("74.5", "74.5GiB", "80GB", "76288 MiB")
+    }
+    assert limits == {"74.5": 74.5, "74.5GiB": 74.5, "80GB": pytest.approx(80e9 / 2**30), "76288 MiB": 74.5}
 
 
 def test_plan_exits_with_3_if_no_program_fits(forerun, programs):
@@ -230,7 +310,9 @@ BAD = [
     (("plan", "--programs", "nowhere", *CLUSTER), "nowhere: can't be read"),
     (("plan", "--programs", ".ci", *CLUSTER), ".ci: no program in it"),
     ((*PLAN_ASK, "--tp", 2, "--exhaustive"), "--tp, --exhaustive: not with --programs"),
-    ((*PLAN_ASK, "--objective", "memory"), "--objective: not with --programs"),
+    ((*PLAN_ASK, "--objective", "speed"), "objective must be one of time, tokens, cost, memory"),
+    ((*PLAN_ASK, "--memory-limit", "80XB"), "--memory-limit 80XB: expected GiB (70), or a size as 74.5GiB or 80GB"),
+    (("plan", "llama-3.1-8b", *CLUSTER, "--tokens-per-step", 5), "--tokens-per-step: only with --programs"),
     ((*PLAN_ASK, "--workers", 0), "workers must be at least 1"),
     ((*PLAN_ASK, "--csv", "nowhere/all.csv"), "nowhere"),
 ]

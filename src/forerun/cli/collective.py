@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,19 +16,13 @@ import typer
 from forerun.astra.collective_cases import case_results, strided_groups
 from forerun.astra.collective_sweep import KINDS, Setting, default_algorithms, fitting_setting, sweep
 from forerun.astra.system import system_from
+from forerun.cli.numbers import parse_bytes
 from forerun.errors import ForerunError
 from forerun.network.network_file import Network, parse_topology, read_network
 from forerun.report.collective_table import collectives_record, print_collectives
 from forerun.report.console import console
 from forerun.report.records import to_json
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B|B)?")
-_FACTORS = {"": 1, "B": 1} | {
-    f"{letter}{unit}": base ** (power + 1)
-    for power, letter in enumerate("KMGT")
-    for unit, base in (("iB", 1024), ("B", 1000))
-}
-_LARGEST = 1 << 50
 _MOST_SIZES = 1000
 _MANY_NPUS = 1024
 """up to so many, the queues of every link take seconds"""
@@ -171,19 +164,3 @@ def _sizes(given: list[str], first: str | None, last: str | None, factor: float)
     if not sizes:
         raise ForerunError("give sizes, as --bytes 64MiB or --from 1KiB --to 1GiB")
     return sizes
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes in `64MiB` (powers of 1024), `1GB` (powers of 1000) or a plain number.
-
-    Raises:
-        ForerunError: it is none of these, no whole number of bytes, or not between 1 byte and 1 PiB.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if not match:
-        raise ForerunError(f"size {text!r}: write 64MiB, 1GB or a number of bytes")
-    number, factor = match[1], _FACTORS[match[2] or ""]
-    value = int(number) * factor if number.isdigit() and len(number) < 20 else float(number[:40]) * factor
-    if value != int(value) or not 1 <= value <= _LARGEST:
-        raise ForerunError(f"size {text!r} has to be a whole number of bytes between 1 B and 1024 TiB")
-    return int(value)

@@ -14,11 +14,17 @@ from forerun.cli.launch_option import Launch, LaunchOut, check_launch
 from forerun.cli.numbers import memory_left, whole_numbers
 from forerun.cli.plan_options import parse, with_plan_options
 from forerun.cli.plan_search import TOP, Question, Shown, check_heat, check_shown, range_of_searches, single_search
-from forerun.cli.program_options import KernelProfile, MemoryLimit, Network, NetworkProfile, refuse
+from forerun.cli.program_options import (
+    KernelProfile,
+    MemoryLimit,
+    Network,
+    NetworkProfile,
+    TokensPerStep,
+    refuse,
+)
 from forerun.cli.report_option import Report, check_report, typed
 from forerun.cluster.catalog import load_cluster
 from forerun.cluster.types import Cluster
-from forerun.cost.measured import Measured
 from forerun.cost.measured_files import read_measured
 from forerun.errors import ForerunError
 from forerun.model.catalog import load_model
@@ -64,7 +70,7 @@ def plan(
         typer.Option(
             metavar="time|tokens|cost|memory",
             help="What the best plan has: least time of a step, most tokens/s, cheapest tokens, least memory (default:"
-            " time; tokens with several batches).",
+            " time; tokens with several batches, and for programs whose tokens or GPUs differ).",
         ),
     ] = None,
     pareto: Annotated[
@@ -75,7 +81,7 @@ def plan(
     ] = MOST_SIMULATED,
     memory_limit: MemoryLimit = None,
     headroom: Annotated[
-        str | None, typer.Option(metavar="GIB|PERCENT", help="Memory of a GPU to keep free: 8, or 10%.")
+        str | None, typer.Option(metavar="GIB|SIZE|PERCENT", help="Memory of a GPU to keep free: 8 (GiB), 8GB, or 10%.")
     ] = None,
     space: Annotated[
         str,
@@ -109,6 +115,7 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Keep what is simulated here; a search that was broken off goes on from it."),
     ] = None,
+    tokens_per_step: TokensPerStep = None,
     network: Network = None,
     kernel_profile: KernelProfile = None,
     network_profile: NetworkProfile = None,
@@ -161,7 +168,7 @@ def plan(
         own: dict[str, object] = {**fields, **limits, "max_micro_batch": max_micro_batch, "plan_file": plan_file}
         own |= {"seq_len": seq_len, "global_batch": global_batch, "exhaustive": exhaustive or None}
         own |= {"store": store, "executor": None if executor == "local" else executor, "ray_address": ray_address}
-        own |= {"objective": objective, "report": report, "launch": launch, "pareto": pareto or None, "why": asked}
+        own |= {"report": report, "launch": launch, "pareto": pareto or None, "why": asked}
         own |= {
             "space": None if space == "default" else space,
             "pictures": pictures,
@@ -170,8 +177,17 @@ def plan(
             "suggest_anchor": suggest_anchor or None,
         }
         refuse({name: True for name, value in own.items() if value is not None}, "not with --programs; leave it out")
-        _rank(programs, where, gpus, limit, network, measured, workers, top or TOP, csv, as_json)
+        ranked: dict[str, Any] = {
+            "objective": objective,
+            "tokens_per_step": tokens_per_step,
+            "memory_limit_gib": limit,
+            "network": network_of(where, network),
+            "measured": measured,
+            "workers": workers,
+        }
+        _rank(programs, where, gpus, ranked, top or TOP, csv, as_json)
         return
+    refuse({"tokens_per_step": tokens_per_step}, "only with --programs")
     if model is None or gpus is None or seq_len is None or global_batch is None:
         missing = {"gpus": gpus, "seq-len": seq_len, "global-batch": global_batch}
         absent = ", ".join(f"--{name}" for name, value in missing.items() if value is None)
@@ -212,30 +228,15 @@ def _memory_limit(where: Cluster, memory_limit: float | None, headroom: str | No
 
 
 def _rank(
-    folder: Path,
-    where: Cluster,
-    gpus: str | None,
-    memory_limit: float | None,
-    network: str | None,
-    measured: Measured | None,
-    workers: int | None,
-    top: int,
-    csv: Path | None,
-    as_json: bool,
+    folder: Path, where: Cluster, gpus: str | None, options: dict[str, Any], top: int, csv: Path | None, as_json: bool
 ) -> None:
+    """Rank the programs of `folder` and show the ranking; `options` are those of `rank_programs`."""
     n_gpus = None if gpus is None else whole_numbers(gpus, "--gpus")
     if n_gpus is not None and len(n_gpus) > 1:
         raise ForerunError(f"--gpus {gpus}: saved programs are ranked for one number of GPUs")
     with progress_bar("simulating") as advance:
         ranking = rank_programs(
-            folder,
-            where,
-            n_gpus=None if n_gpus is None else n_gpus[0],
-            memory_limit_gib=memory_limit,
-            network=network_of(where, network),
-            measured=measured,
-            workers=workers,
-            progress=advance,
+            folder, where, n_gpus=None if n_gpus is None else n_gpus[0], progress=advance, **options
         )
     if csv is not None:
         write_programs_csv(csv, ranking)
@@ -243,5 +244,5 @@ def _rank(
         print(to_json(programs_record(ranking, top)))
     else:
         print_programs(console(), ranking, top)
-    if ranking.best is None:
+    if not ranking.fitting:
         raise typer.Exit(NOTHING_FITS)

@@ -11,6 +11,7 @@ import typer
 from forerun.analysis.predict_program import predict_program, read_program
 from forerun.analysis.reading import Simulation
 from forerun.cli.loop_options import loop_of, storage_of
+from forerun.cli.numbers import memory_gib
 from forerun.cluster.catalog import load_cluster
 from forerun.cost.measured_files import read_measured
 from forerun.errors import ForerunError
@@ -32,7 +33,12 @@ Network = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Network file (or text as switch:8@450,fat-tree:16@50) to communicate over."),
 ]
-MemoryLimit = Annotated[float | None, typer.Option(metavar="GIB", help="Memory of a GPU to use at most.")]
+MemoryLimit = Annotated[
+    float | None,
+    typer.Option(
+        parser=memory_gib, metavar="GIB|SIZE", help="Memory of a GPU to use at most: 70 (GiB), 74.5GiB or 80GB."
+    ),
+]
 
 
 def simulate_file(

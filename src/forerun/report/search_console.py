@@ -15,7 +15,7 @@ from rich.text import Text
 from forerun.analysis.prediction import Prediction
 from forerun.report.console import make_table, print_figures, print_histogram, print_missing
 from forerun.report.histogram import runtime_histogram
-from forerun.report.wording import SAME, log_line, mark, notes_on, percent, plan_words, rate, seconds
+from forerun.report.wording import SAME, dollars, log_line, mark, notes_on, percent, plan_words, rate, seconds
 from forerun.search.front import Front
 from forerun.search.result import SearchResult
 from forerun.search.sweep import Sweep, SweepPoint, tokens_per_s
@@ -136,7 +136,7 @@ def _points(sweep: Sweep, front: Container[int]) -> Table:
                 rate(best.tokens_per_s_per_gpu),
                 percent(best.mfu),
                 percent(sweep.efficiency(point)),
-                _dollars(best.dollars_per_billion_tokens),
+                dollars(best.dollars_per_billion_tokens),
                 f"{best.peak_reserved_gib:.1f}",
             ]
         table.add_row(mark, f"{point.n_gpus:,}", f"{point.global_batch:,}", *figures)
@@ -173,16 +173,12 @@ def _print_front_of_sweep(out: Console, sweep: Sweep) -> None:
         ("plan", "left"),
     )
     for point, plan in sweep.front:
-        figures = (rate(tokens_per_s(plan)), _dollars(plan.dollars_per_billion_tokens), f"{plan.peak_reserved_gib:.1f}")
+        figures = (rate(tokens_per_s(plan)), dollars(plan.dollars_per_billion_tokens), f"{plan.peak_reserved_gib:.1f}")
         table.add_row(f"{point.n_gpus:,}", f"{point.global_batch:,}", *figures, plan_words(plan.own_plan()))
     out.print(table)
     for point in sweep.points:
         if point.uncertain:
             out.print(f"{_question(point)}: the front is {point.uncertain}.")
-
-
-def _dollars(amount: float | None) -> str:
-    return "unknown" if amount is None else f"{amount:,.2f}"
 
 
 def _ranking(result: SearchResult, top: int) -> Table:

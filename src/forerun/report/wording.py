@@ -31,6 +31,11 @@ def percent(share: float | None) -> str:
     return "unknown" if share is None else f"{share:.1%}"
 
 
+def dollars(amount: float | None) -> str:
+    """An amount of money to the cent."""
+    return "unknown" if amount is None else f"{amount:,.2f}"
+
+
 def rate(per_s: float | None) -> str:
     """A number per second: to the whole, three digits of small ones."""
     if per_s is None:

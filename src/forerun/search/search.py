@@ -106,14 +106,9 @@ def search(
         ForerunError: bad arguments, objective cost on a cluster without a price, a network with fewer NPUs than GPUs,
             a store that can't be read or written, a Ray cluster that can't be used.
     """
-    if objective not in KEYS:
-        raise ForerunError(f"objective must be one of {', '.join(KEYS)}, got {objective!r}")
+    check_objective(objective, cluster)
     if keep < 1:
         raise ForerunError(f"keep must be at least 1, got {keep}")
-    if objective == "cost" and cluster.price_per_gpu_hour is None:
-        raise ForerunError(
-            f"objective cost: cluster {cluster.name} has no price_per_gpu_hour; set it in a cluster file"
-        )
     if network is not None:
         check_size(network, n_gpus)
     cluster = limited(cluster, memory_limit_gib)
@@ -152,6 +147,16 @@ def search(
         outcome=outcome,
         front=front,
     )
+
+
+def check_objective(objective: str, cluster: Cluster) -> None:
+    """Raise ForerunError for an objective that there is not, or that `cluster` has no price for."""
+    if objective not in KEYS:
+        raise ForerunError(f"objective must be one of {', '.join(KEYS)}, got {objective!r}")
+    if objective == "cost" and cluster.price_per_gpu_hour is None:
+        raise ForerunError(
+            f"objective cost: cluster {cluster.name} has no price_per_gpu_hour; set it in a cluster file"
+        )
 
 
 _SOLD = 1.05
