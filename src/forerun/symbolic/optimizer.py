@@ -76,7 +76,8 @@ def _norm_reductions(kit: PlanKit, weights: Weights) -> list[tuple[str, int]]:
     DTensor reduces the norms of all tensors of one mesh together, over each axis that they are sharded over, and
     nothing over axes where gradients are the same. Other stacks are taken to reduce one number once.
     """
-    axes = ("dp_shard", "dp_replicate", "tp", "pp")
+    sharded = kit.plan.zero_stage > 0 and kit.plan.fsdp > 1
+    axes = ("dp_shard" if sharded else "dp_all", "tp", "pp")
     if not kit.stack.dtensor:
         axis = next((axis for axis in axes if kit.group_size.get(axis, 1) > 1), None)
         return [] if axis is None else [(axis, 1)]
