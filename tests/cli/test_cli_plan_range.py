@@ -152,7 +152,10 @@ def test_heat_maps_are_those_that_were_asked_for(plan, tmp_path):
 WRONG = [
     (("--gpus", "8..4", "--global-batch", "32"), "--gpus: expected a whole number, 64..1024 (doublings)"),
     (("--gpus", "8", "--global-batch", "x"), "--global-batch: expected a whole number"),
-    ((*ONE, "--headroom", "much"), "--headroom: expected GiB (8) or a share of the memory (10%), got 'much'"),
+    (
+        (*ONE, "--headroom", "much"),
+        "--headroom: expected GiB (8), a size (8GB) or a share of the memory (10%), got 'much'",
+    ),
     ((*ONE, "--why", "tq=1"), "--why tq=1: a plan has no field 'tq'"),
     ((*ONE, "--why", "tp=x"), "--tp: expected a whole number, got 'x'"),
     ((*ONE, "--why", "seq_len=1024,tp=2"), "seq_len is 1024, the search is about 512"),

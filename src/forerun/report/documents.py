@@ -26,7 +26,7 @@ from forerun.report.page_sections import (
     warnings,
 )
 from forerun.report.records import plan_record
-from forerun.report.wording import SAME, mark, notes_on, percent, plan_words, rate, seconds
+from forerun.report.wording import RENAMED, SAME, mark, notes_on, percent, plan_words, rate, seconds
 from forerun.search.front import Front
 from forerun.search.heat import HeatMap, telling_maps
 from forerun.search.result import SearchResult
@@ -198,6 +198,8 @@ def _left_out(result: SearchResult) -> list[Part]:
     rows += [(f"not simulated: a bound shows they are {worse}", f"{counts['skipped']:,}", "")]
     if counts.get("same"):
         rows += [(SAME, f"{counts['same']:,}", "")]
+    if counts.get("renamed"):
+        rows += [(RENAMED, f"{counts['renamed']:,}", "")]
     rows += [("impossible", f"{counts['impossible']:,}", "")]
     reasons = tuple(
         (rule, f"{number:,}", result.impossible_examples.get(rule, ""))

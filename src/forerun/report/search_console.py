@@ -15,7 +15,7 @@ from rich.text import Text
 from forerun.analysis.prediction import Prediction
 from forerun.report.console import make_table, print_figures, print_histogram, print_missing
 from forerun.report.histogram import runtime_histogram
-from forerun.report.wording import SAME, dollars, log_line, mark, notes_on, percent, plan_words, rate, seconds
+from forerun.report.wording import RENAMED, SAME, dollars, log_line, mark, notes_on, percent, plan_words, rate, seconds
 from forerun.search.front import Front
 from forerun.search.result import SearchResult
 from forerun.search.sweep import Sweep, SweepPoint, tokens_per_s
@@ -212,8 +212,8 @@ def _ranking(result: SearchResult, top: int) -> Table:
 
 def _print_counts(out: Console, result: SearchResult) -> None:
     counts = result.counts
-    same = counts.get("same", 0)
-    valid = counts["considered"] - counts["impossible"] - same
+    same, renamed = counts.get("same", 0), counts.get("renamed", 0)
+    valid = counts["considered"] - counts["impossible"] - same - renamed
     out.print(Text(f"{counts['considered']:,} configurations, {valid:,} of them valid", style="bold"))
     _print_shares(out, "fit", counts["ok"], {})
     by_cause = {f"{cause} is the largest part": n for cause, n in result.out_of_memory.items()}
@@ -223,6 +223,7 @@ def _print_counts(out: Console, result: SearchResult) -> None:
     worse = "larger" if result.objective == "memory" else "slower"
     _print_shares(out, f"not simulated: a bound shows they are {worse}", counts["skipped"], {})
     _print_shares(out, SAME, same, {})
+    _print_shares(out, RENAMED, renamed, {})
     _print_shares(out, "impossible", counts["impossible"], result.impossible)
     out.print(f"{result.proof[0].upper()}{result.proof[1:]}")
 

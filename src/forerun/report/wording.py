@@ -11,6 +11,8 @@ from forerun.plan.plan import DEFAULT_ORDER, Plan
 _SHARDING = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP"}
 SAME = "placed on the nodes as another order of the mesh axes"
 """plans that another one stands for"""
+RENAMED = "named otherwise by another plan, which executes the same step"
+"""other plans that another one stands for"""
 _ALWAYS_SHOWN = ("seq_len", "micro_batch", "n_microbatches")
 
 

@@ -15,6 +15,7 @@ from forerun.analysis.prediction import Prediction
 from forerun.plan.fields import FIELD_TYPES
 from forerun.plan.plan import Plan
 from forerun.program.types import F64
+from forerun.search.names import Renamed
 from forerun.search.screening import CAUSES
 from forerun.search.space import Space
 from forerun.search.space_table import SpaceTable
@@ -99,6 +100,8 @@ class Outcome:
 
     space: Space
     table: SpaceTable
+    renamed: Renamed
+    """the possible plans that execute the same step as one of `table`"""
     status: npt.NDArray[np.uint8]
     bound: F64
     """lower bound of the objective; 0 where none was looked for"""
@@ -189,10 +192,18 @@ class Outcome:
         left_out = self.space.reason_of(plan)
         if left_out is not None:
             return f"{left_out[0]}: {left_out[1]}"
+        standing = self.standing_for(plan)
+        if standing is not None:
+            return Renamed.reason(plan, standing)
         row = self.table.find(plan)
         if row is None or self.status[row] in (Status.OK, Status.REFUSED):
             return ""
         return self.reasons(np.array([row]))[0]
+
+    def standing_for(self, plan: Plan) -> Plan | None:
+        """The plan that stands for `plan`, where it is another name of a step that was considered."""
+        row = self.renamed.table.find(plan)
+        return None if row is None else self.table.plan(int(self.renamed.stands[row]))
 
     def columns(self, rows: Rows) -> dict[str, npt.NDArray[Any]]:
         """The plan fields that differ, of `rows`."""

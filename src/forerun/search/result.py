@@ -14,7 +14,9 @@ from forerun.analysis.prediction import Prediction
 from forerun.errors import ForerunError
 from forerun.plan.plan import Plan
 from forerun.search.front import Front
+from forerun.search.names import Renamed
 from forerun.search.outcome import Outcome, Rows, Skipped, TooLarge
+from forerun.search.table import PlanTable
 
 if TYPE_CHECKING:
     import pandas
@@ -58,6 +60,11 @@ class SearchResult:
     """of step time and memory, where it was asked for"""
 
     @property
+    def renamed(self) -> int:
+        """How many plans are other names of one that is listed: they execute the same step."""
+        return len(self.outcome.renamed)
+
+    @property
     def simulated(self) -> int:
         """How many plans were simulated, also those that then did not fit or were refused."""
         return len(self.outcome.predictions) + self.impossible.get(REFUSED_RULE, 0)
@@ -80,7 +87,7 @@ class SearchResult:
         return np.sort(self.outcome.bound[self.outcome.skipped().rows])
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Columns with one entry for each possible plan, (n,), in the order of `to_rows`.
+        """Columns with one entry for each possible plan, (n,), in the order of `to_rows`, other names left out.
 
         `status` is ok, out_of_memory or skipped; `objective` the predicted value (seconds, or GiB for memory), or its
         lower bound where a plan was not simulated, nan where none is known; `needs_gib` the GiB that a plan needs (at
@@ -129,8 +136,10 @@ class SearchResult:
 
     @property
     def counts(self) -> dict[str, int]:
-        """considered = impossible + same + out_of_memory + skipped + ok; same is left out where it is 0."""
+        """considered = impossible + same + renamed + out_of_memory + skipped + ok; same and renamed are left out where
+        they are 0."""
         same = {"same": self.same} if self.same else {}
+        same |= {"renamed": self.renamed} if self.renamed else {}
         return {
             "considered": self.considered,
             "impossible": sum(self.impossible.values()),
@@ -141,9 +150,10 @@ class SearchResult:
         }
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A flat dict for each possible plan: rank, status (ok, out_of_memory, skipped), reason, figures, plan fields.
+        """A flat dict for each possible plan: rank, status (ok, out_of_memory, skipped, renamed), reason, figures, plan
+        fields.
 
-        What fits comes first, best first. Figures that were not predicted are None.
+        What fits comes first, best first. Figures that were not predicted are None; other names of a plan have none.
         """
         chunks = self.row_chunks()
         return [dict(zip(chunk, row, strict=True)) for chunk in chunks for row in zip(*chunk.values(), strict=True)]
@@ -153,6 +163,8 @@ class SearchResult:
         for status, rows in zip(("ok", "out_of_memory", "skipped"), self._rows, strict=True):
             for first in range(0, len(rows), most):
                 yield self._columns_of(status, rows[first : first + most], first)
+        for first in range(0, self.renamed, most):
+            yield self._columns_of_renamed(np.arange(first, min(first + most, self.renamed)))
 
     def _columns_of(self, status: str, rows: Rows, first: int) -> dict[str, Sequence[Any]]:
         """Columns of some rows of one status, from place `first` on."""
@@ -163,11 +175,17 @@ class SearchResult:
         columns["reason"] = [""] * n if status == "ok" else outcome.reasons(rows)
         for name in _FIGURES:
             columns[name] = [None if each is None else getattr(each, name) for each in known]
-        plans = outcome.table.rows(rows)
-        for name in _PLAN_FIELDS:
-            values, codes = plans.values[name], plans.codes.get(name)
-            columns[name] = [values[0]] * n if codes is None else [values[code] for code in codes.tolist()]
-        return columns
+        return columns | _plan_columns(outcome.table.rows(rows))
+
+    def _columns_of_renamed(self, rows: Rows) -> dict[str, Sequence[Any]]:
+        """Columns of some of the other names of plans."""
+        outcome, n = self.outcome, len(rows)
+        table, stands = outcome.renamed.table, outcome.renamed.stands
+        pairs = ((table.plan(row), outcome.table.plan(int(stands[row]))) for row in rows.tolist())
+        columns: dict[str, Sequence[Any]] = {"rank": [None] * n, "status": ["renamed"] * n}
+        columns["reason"] = [Renamed.reason(plan, other) for plan, other in pairs]
+        columns |= {name: [None] * n for name in _FIGURES}
+        return columns | _plan_columns(table.rows(rows))
 
     def to_dataframe(self) -> pandas.DataFrame:
         """`to_rows` as a pandas DataFrame. Raises ForerunError where pandas is not installed."""
@@ -176,6 +194,15 @@ class SearchResult:
         except ImportError:
             raise ForerunError("to_dataframe needs pandas: pip install 'forerun[data]', or use to_rows()") from None
         return pandas.DataFrame(self.to_rows())
+
+
+def _plan_columns(plans: PlanTable) -> dict[str, Sequence[Any]]:
+    """Every field of plans by name."""
+    columns: dict[str, Sequence[Any]] = {}
+    for name in _PLAN_FIELDS:
+        values, codes = plans.values[name], plans.codes.get(name)
+        columns[name] = [values[0]] * len(plans) if codes is None else [values[code] for code in codes.tolist()]
+    return columns
 
 
 _FIGURES = (

@@ -31,6 +31,7 @@ from forerun.network.on_topology import check_size
 from forerun.program.types import F64
 from forerun.search.executor import AnswersPlans, Predictor, Question, Refused, executor_of
 from forerun.search.front import Front, time_and_memory_front
+from forerun.search.names import Renamed
 from forerun.search.orders import Groups
 from forerun.search.outcome import Outcome, Status
 from forerun.search.result import REFUSED_RULE, Objective, SearchResult
@@ -127,7 +128,8 @@ def search(
         front = None if pareto is None else run.front(answers, pareto, progress)
     if not run.predictions and not run.screened.too_large.any():
         raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
-    outcome = run.outcome(chosen, cluster.device.memory_bytes / GIB)
+    assert tally.renamed is not None  # `table` leaves them
+    outcome = run.outcome(chosen, tally.renamed, cluster.device.memory_bytes / GIB)
     return SearchResult(
         model=model.name,
         cluster=cluster.name,
@@ -263,12 +265,13 @@ class Simulating:
         if answer.fits:
             self.ranked.append((KEYS[self._objective](answer), row))
 
-    def outcome(self, space: Space, limit_gib: float) -> Outcome:
+    def outcome(self, space: Space, renamed: Renamed, limit_gib: float) -> Outcome:
         """What became of every plan."""
         screened = self.screened
         return Outcome(
             space=space,
             table=self._table,
+            renamed=renamed,
             status=self._status,
             bound=self._bound,
             need_gib=screened.need_bytes / GIB,

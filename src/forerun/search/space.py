@@ -39,6 +39,7 @@ from forerun.plan.constraints import RULES
 from forerun.plan.fields import FIELD_TYPES, checked, is_list
 from forerun.plan.plan import DEFAULT_ORDER, Plan
 from forerun.search.habits import Habits, habits_of
+from forerun.search.names import Renamed, without_other_names
 from forerun.search.orders import Orders, Placed, all_orders
 from forerun.search.space_table import MESH_FIELDS, SpaceTable, Variants, combined
 
@@ -66,6 +67,8 @@ class Tally:
     """by rule"""
     examples: dict[str, str] = field(default_factory=dict)
     """rule -> the first reason in full"""
+    renamed: Renamed | None = None
+    """possible plans that execute the same step as another one, which stands for them"""
 
     def refuse(self, rule: str, reason: str, count: int = 1) -> None:
         """Count impossible combinations."""
@@ -113,12 +116,12 @@ class Space:
         return str(self.fixed.get("stack", (_PLAIN.stack,))[0])
 
     def plans(self, tally: Tally) -> Iterator[Plan]:
-        """Every possible plan once, in a fixed order, counted in `tally`."""
+        """Every possible plan under one of its names, in a fixed order, counted in `tally`."""
         table = self.table(tally)
         return (table.plan(row) for row in range(len(table)))
 
     def table(self, tally: Tally) -> SpaceTable:
-        """Every possible plan once, in a fixed order, counted in `tally`."""
+        """Every possible plan under one of its names, in a fixed order, counted in `tally`."""
         every = self._combinations(tally)
         broken = np.empty(len(every), np.uint8)
         for first in range(0, len(every), CHUNK):
@@ -130,7 +133,9 @@ class Space:
                 plan = every.plan(int(np.argmax(broken == number)))
                 rule, reason = self._reason(number, plan)
                 tally.refuse(rule, reason, count)
-        return every.take(np.flatnonzero(broken == len(RULES) + 1))
+        possible = every.take(np.flatnonzero(broken == len(RULES) + 1))
+        table, tally.renamed = without_other_names(self.model, possible)
+        return table
 
     def reason_of(self, plan: Plan) -> tuple[str, str] | None:
         """Why `plan` is no row of the table: the rule or `same placement`, and the reason; None where it is one, or is

@@ -117,6 +117,22 @@ class PlanTable:
             here &= equal[self.codes[name]] if name in self.codes else equal[0]
         return np.flatnonzero(here)
 
+    def with_values(self, name: str, where: Mask, value: Any) -> PlanTable:
+        """The table with another value of field `name` where a mask says so; an array (n,) gives each plan its own."""
+        if isinstance(value, np.ndarray):
+            return self._with_numbers(name, np.where(where, value, getattr(self, name)))
+        values = tuple(dict.fromkeys((*self.values[name], value)))
+        codes = self.codes[name] if name in self.codes else np.zeros(self.length, np.uint8)
+        dtype = np.uint8 if len(values) < 256 else np.int32
+        return self._with_codes(name, np.where(where, values.index(value), codes).astype(dtype), values)
+
+    def _with_numbers(self, name: str, numbers: Codes) -> PlanTable:
+        values, codes = np.unique(numbers, return_inverse=True)
+        return self._with_codes(name, codes, tuple(values.tolist()))
+
+    def _with_codes(self, name: str, codes: Codes, values: Sequence[Any]) -> PlanTable:
+        return PlanTable({**self.codes, name: codes}, {**self.values, name: values}, self.length)
+
     def take(self, rows: npt.NDArray[Any] | slice) -> PlanTable:
         """The plans of `rows`, in that order."""
         codes = {name: column[rows] for name, column in self.codes.items()}

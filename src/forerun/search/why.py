@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.plan.fields import FIELD_TYPES
 from forerun.plan.plan import Plan
 from forerun.search.result import SearchResult
 from forerun.search.space import Space, Tally
@@ -97,6 +98,10 @@ def _not_considered(result: SearchResult, alone: Space) -> Verdict:
     possible = next(alone.plans(tally), None)
     if possible is not None:
         reason = result.reason_of(possible)
+        standing = result.outcome.standing_for(possible)
+        if standing is not None:
+            found = why(result, {name: getattr(standing, name) for name in FIELD_TYPES if name not in FOLLOWING}, alone)
+            return Verdict(f"{reason}: {found.text}", standing)
         if reason:
             return Verdict(reason, possible)
         return Verdict("possible, but outside of the space that was searched; give these values as options", possible)
