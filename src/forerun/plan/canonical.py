@@ -214,10 +214,14 @@ def _own_attention(model: ModelSpec, plan: Plans) -> Column:
     return _in_stack(plan, lambda stack: plan.attention == stack.attention)
 
 
-NAMINGS = (
+MESH_NAMINGS = (
     Naming(("dp_shard", "dp_replicate"), _replicated, _as_replicas),
     _usual("zero_stage", 0, _unsharded),
     _usual("mesh_order", DEFAULT_ORDER, _usual_order),
+)
+"""those that depend on the mesh, what is sharded and the software stack alone"""
+NAMINGS = (
+    *MESH_NAMINGS,
     _usual("reshard_after_forward", "default", _as_by_default),
     _usual("prefetch", 1, _no_prefetch),
     _usual("overlap_grad_reduce", True, _no_overlap),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.model.spec import ModelSpec
-from forerun.plan.canonical import NAMINGS
+from forerun.plan.canonical import MESH_NAMINGS, NAMINGS, Naming
 from forerun.plan.plan import Plan
-from forerun.search.space_table import SpaceTable
+from forerun.search.space_table import MESH_FIELDS, SpaceTable
 from forerun.search.table import PlanTable, dense_ids
 
 Rows = npt.NDArray[np.int64]
+_OF_MESH = (*MESH_FIELDS, "mesh_order")
+_CHUNK = 1 << 16
+"""plans that are looked at together: columns of so many stay in the cache"""
 
 
 @dataclass(frozen=True)
@@ -40,28 +44,54 @@ def without_other_names(model: ModelSpec, table: SpaceTable) -> tuple[SpaceTable
 
     Of rows with the same canonical form that which is in this form stands for the others, or the first where none is.
     """
-    n, none = len(table), np.zeros(0, np.int64)
-    if not n:
-        return table, Renamed(table, none)
-    plans, renamed = _canonical(model, table.rows(slice(None)))
-    if not renamed.any():
-        return table, Renamed(table.take(none), none)
-    ids, _ = dense_ids(*plans.codes.values())
-    ids = np.broadcast_to(ids, n)
-    order = np.argsort(renamed, kind="stable")
-    _, first = np.unique(ids[order], return_index=True)
-    best = order[first]
-    """the row that stands for each id"""
-    kept = np.sort(best)
-    others = np.setdiff1d(np.arange(n), kept, assume_unique=True)
-    stands = np.searchsorted(kept, best[ids[others]])
-    return table.take(kept), Renamed(table.take(others), stands)
+    keys, renamed = _keys(model, table)
+    others = np.flatnonzero(renamed)
+    known, number = np.unique(keys[others], return_inverse=True)
+    stands = np.full(len(known), -1, np.int64)
+    """for each form of a renamed row the row that stands for it"""
+    for first in range(0, len(table) if len(known) else 0, _CHUNK):
+        part = slice(first, first + _CHUNK)
+        place = np.minimum(np.searchsorted(known, keys[part]), len(known) - 1)
+        found = np.flatnonzero((known[place] == keys[part]) & ~renamed[part])
+        stands[place[found]] = found + first
+    alone = stands[number] < 0  # nobody has this form as its name: the first that has it under another name stands
+    form, row = np.unique(number[alone], return_index=True)
+    stands[form] = others[alone][row]
+    gone = others[stands[number] != others]
+    kept = np.setdiff1d(np.arange(len(table)), gone, assume_unique=True)
+    standing = stands[number[stands[number] != others]]
+    return table.take(kept), Renamed(table.take(gone), np.searchsorted(kept, standing))
 
 
-def _canonical(model: ModelSpec, plans: PlanTable) -> tuple[PlanTable, npt.NDArray[np.bool_]]:
-    """The canonical forms of `plans` as far as they tell rows apart, and which rows they change, (n,)."""
+def _keys(model: ModelSpec, table: SpaceTable) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    """Numbers of the canonical forms of rows, (n,), and which rows have another name than their form.
+
+    A table is a product of axes, so the numbers do not exceed the rows by much. Micro batches follow from the mesh and
+    their size.
+    """
+    constant = {name: values for name, values in table.variants.values.items() if len(values) == 1}
+    own = PlanTable(table.meshes.codes, {**constant, **table.meshes.values}, len(table.meshes))
+    meshes, renamed_mesh = _renamed(MESH_NAMINGS, model, own)
+    mesh = np.broadcast_to(dense_ids(*meshes.codes.values())[0], len(meshes))
+    forms = replace(
+        table, meshes=PlanTable(meshes.codes, {name: meshes.values[name] for name in _OF_MESH}, len(meshes))
+    )
+    keys, renamed = np.zeros(len(table), np.int64), np.zeros(len(table), np.bool_)
+    for first in range(0, len(table), _CHUNK):
+        part = slice(first, first + _CHUNK)
+        plans, changed = _renamed(NAMINGS[len(MESH_NAMINGS) :], model, forms.rows(part))
+        renamed[part] = changed | renamed_mesh[table.mesh[part]]
+        keys[part] = mesh[table.mesh[part]]
+        for name, codes in plans.codes.items():
+            if name not in (*_OF_MESH, "n_microbatches"):
+                keys[part] = keys[part] * len(plans.values[name]) + codes
+    return keys, renamed
+
+
+def _renamed(namings: Sequence[Naming], model: ModelSpec, plans: PlanTable) -> tuple[PlanTable, npt.NDArray[np.bool_]]:
+    """`plans` under the names that `namings` give them as far as they tell rows apart, and which they change, (n,)."""
     changed = np.zeros(len(plans), np.bool_)
-    for naming in NAMINGS:
+    for naming in namings:
         if not any(name in plans.codes for name in naming.fields):
             continue  # what is the same in all rows tells none apart
         where = np.broadcast_to(np.asarray(naming.where(model, plans), np.bool_), len(plans))
