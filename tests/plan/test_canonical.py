@@ -44,6 +44,7 @@ CHOICES = {
     "layers_per_stage": (None, (4,)),
     "balance_ends": (True, False),
     "cp_method": ("ring", "allgather", "ulysses"),
+    "cp_load_balance": ("head_tail", "striped", "none"),
     "expert_imbalance": (1.0, 1.5),
     "activation_checkpointing": ("none", "selective", "full"),
     "selective_policy": ("op", "mlp", "params"),
@@ -140,6 +141,7 @@ SPLIT = {
     "pp_schedule": ("1F1B", "GPipe"),
     "balance_ends": (True, False),
     "cp_method": ("ring", "allgather", "ulysses"),
+    "cp_load_balance": ("head_tail", "striped", "none"),
     "expert_imbalance": (1.0, 2.0),
 }
 MEMORY = {

@@ -168,6 +168,11 @@ def _no_context_parallelism(model: ModelSpec, plan: Plans) -> Column:
     return plan.cp == 1
 
 
+def _balanced_ranks(model: ModelSpec, plan: Plans) -> Column:
+    """Where context-parallel ranks have the same work whichever tokens they have."""
+    return (plan.cp == 1) | (plan.cp_method == "ulysses") | (not model.causal)
+
+
 def _balanced_experts(model: ModelSpec, plan: Plans) -> Column:
     """Where the model has no experts, or pads all of them to a capacity that holds the busiest one's tokens."""
     if model.moe is None:
@@ -215,6 +220,7 @@ def _own_attention(model: ModelSpec, plan: Plans) -> Column:
 
 
 MESH_NAMINGS = (
+    _usual("mesh_order", DEFAULT_ORDER, _usual_order),
     Naming(("dp_shard", "dp_replicate"), _replicated, _as_replicas),
     _usual("zero_stage", 0, _unsharded),
     _usual("mesh_order", DEFAULT_ORDER, _usual_order),
@@ -230,6 +236,7 @@ NAMINGS = (
     _usual("sequence_parallel", True, _no_tensor_parallelism),
     _usual("loss_parallel", True, _no_tensor_parallelism),
     _usual("cp_method", "ring", _no_context_parallelism),
+    _usual("cp_load_balance", "head_tail", _balanced_ranks),
     _usual("expert_imbalance", 1.0, _balanced_experts),
     _usual("pp_schedule", "1F1B", _no_schedule),
     _usual("layers_per_stage", None, _one_stage),

@@ -198,7 +198,8 @@ def _parts_of_sequence(model: ModelSpec, plan: Plans) -> list[tuple[Column, Colu
     """(where it holds, into how many parts the sequence is cut)."""
     parts = [(plan.cp > 1, plan.cp)]
     if model.causal:
-        parts.append(((plan.cp > 1) & (plan.cp_method == "ring"), 2 * plan.cp))
+        chunks = (plan.cp > 1) & (plan.cp_method != "ulysses") & (plan.cp_load_balance == "head_tail")
+        parts.append((chunks, 2 * plan.cp))
     return [*parts, (plan.sequence_parallel & (plan.tp > 1), plan.cp * plan.tp)]
 
 
@@ -217,8 +218,8 @@ def _sequence_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     parts = next(parts for here, parts in _parts_of_sequence(model, plan) if here and plan.seq_len % parts)
     if parts == plan.cp:
         name = f"cp {plan.cp}"
-    elif plan.cp > 1 and parts == 2 * plan.cp and plan.cp_method == "ring":
-        name = f"2 x cp {plan.cp} (a balanced ring cuts it in two chunks a rank)"
+    elif plan.cp > 1 and parts == 2 * plan.cp and plan.cp_method != "ulysses" and plan.cp_load_balance == "head_tail":
+        name = f"2 x cp {plan.cp} (cp_load_balance head_tail cuts it in two chunks a rank; striped and none don't)"
     else:
         name = f"cp {plan.cp} x tp {plan.tp} (sequence_parallel)"
     return f"seq_len {plan.seq_len} is not divisible by {name}"

@@ -40,6 +40,7 @@ MEANINGS = {
     "layers_per_stage": "layers of each stage in model order, as 8,8,8,6",
     "balance_ends": "count embedding and head as a layer each",
     "cp_method": "how context parallelism exchanges keys and values",
+    "cp_load_balance": "tokens of a causal sequence on a rank: head and tail chunks, stripes, or consecutive ones",
     "expert_imbalance": "tokens of the busiest expert rank over the mean",
     "precision": "dtype of the matrix products",
     "master_dtype": "dtype of the weights that the optimizer updates",

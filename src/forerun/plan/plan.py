@@ -66,6 +66,9 @@ class Plan:
     """count embedding and head as one layer each when spreading layers over stages"""
 
     cp_method: Literal["ring", "allgather", "ulysses"] = "ring"
+    cp_load_balance: Literal["head_tail", "striped", "none"] = "head_tail"
+    """which tokens of a causal sequence a context-parallel rank has: a chunk from the head and one from the tail
+    (PyTorch, Megatron), every cp-th token, or consecutive ones; `ulysses` is balanced by itself"""
     expert_imbalance: float = 1.0
     """tokens of the busiest expert rank over the mean, at least 1"""
 

@@ -106,8 +106,10 @@ class OpTableBuilder:
         element_bytes: float = 2,
         flops: float | None = None,
         launches: int = 1,
+        share: float = 1.0,
     ) -> int:
-        """Fused attention. `v_head_dim` 0 means `head_dim`; `kernel` goes to OpTable.dtype.
+        """Fused attention. `v_head_dim` 0 means `head_dim`; `kernel` goes to OpTable.dtype; `share` of the kernel's
+        FLOPs is what ranks execute in the mean, where this is the rank that executes most.
 
         FLOPs that the kernel executes: 2 (head_dim + v_head_dim) for each (query, key) pair and head, a causal mask
         halves the square on the diagonal, backward is 2.5 times forward (FlashAttention-2, section 4.1).
@@ -116,7 +118,7 @@ class OpTableBuilder:
         if flops is None:
             square = min(seq_q, seq_kv)
             pairs = seq_q * seq_kv - (0.5 * square * square if causal else 0.0)
-            flops = 2.0 * batch * heads * pairs * (head_dim + v_dim) * (2.5 if backward else 1.0)
+            flops = 2.0 * batch * heads * pairs * (head_dim + v_dim) * (2.5 if backward else 1.0) * share
         query = batch * seq_q * heads * head_dim * element_bytes
         output = batch * seq_q * heads * v_dim * element_bytes
         key_value = batch * seq_kv * kv_heads * (head_dim + v_dim) * element_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forerun.program.types import Collective, Stream
 from forerun.symbolic.linear import Section
+from forerun.symbolic.ring import Piece, far_piece, gathered_piece
 from forerun.symbolic.tape import Stage, TapeOp, on_compute
 from forerun.symbolic.unfused_flex import Sizes, unfused_flex
 
@@ -167,7 +168,10 @@ def _copies(section: Section, name: str, module: int) -> None:
     section.tape.add(TapeOp("attention." + name, "pointwise", module, forward, backward))
 
 
-def _kernel_op(section: Section, seq_q: int, seq_kv: int, causal: bool, heads: int, kv_heads: int) -> tuple[int, int]:
+def _kernel_op(
+    section: Section, seq_q: int, seq_kv: int, causal: bool, heads: int, kv_heads: int, share: float = 1.0
+) -> tuple[int, int]:
+    """Forward and backward kernel of a rank; ranks execute `share` of its FLOPs in the mean."""
     kit, s = section.kit, section.kit.shapes
     kernel = kernel_name(section)
     add = kit.ops.attention
@@ -176,9 +180,15 @@ def _kernel_op(section: Section, seq_q: int, seq_kv: int, causal: bool, heads: i
         seq_kv, causal = window, False
     args = (kit.plan.micro_batch, heads, kv_heads, seq_q, seq_kv, s.head_dim, causal)
     return (
-        add("attention.kernel", *args, False, s.v_head_dim, kernel),
-        add("attention.kernel.backward", *args, True, s.v_head_dim, kernel),
+        add("attention.kernel", *args, False, s.v_head_dim, kernel, share=share),
+        add("attention.kernel.backward", *args, True, s.v_head_dim, kernel, share=share),
     )
+
+
+def _piece_op(section: Section, piece: Piece) -> tuple[int, int]:
+    """The kernels of a piece of the attention of a context-parallel rank."""
+    s = section.kit.shapes
+    return _kernel_op(section, piece.queries, piece.keys, piece.causal, s.heads, s.kv_heads, piece.share)
 
 
 def _saved(section: Section) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
@@ -217,7 +227,7 @@ def _unfused_flex(section: Section, module: int) -> None:
 
 
 def _context_parallel(section: Section, module: int) -> None:
-    """Attention over a sequence cut in cp parts, balanced so that every rank has the same share of a causal mask.
+    """Attention over a sequence cut in cp parts, of which `symbolic.ring` says what the slowest rank computes.
 
     ring: keys and values go round, each hop beside the attention over the part that has arrived;
     allgather: keys and values are gathered first; ulysses: all-to-all from sequence to head shards and back.
@@ -238,7 +248,8 @@ def _context_parallel(section: Section, module: int) -> None:
     elif plan.cp_method == "allgather" and kit.stack.cp_merge == "fused":
         gather = kit.collective("cp.gather", Collective.ALL_GATHER, "cp", 2 * kv * plan.cp, Stream.CP)
         scatter = kit.collective("cp.scatter", Collective.REDUCE_SCATTER, "cp", 2 * kv * plan.cp, Stream.CP)
-        f, b = _kernel_op(section, s.seq, _causal_keys(plan.seq_len, kit.model.causal), False, s.heads, s.kv_heads)
+        whole = Piece(s.seq, plan.seq_len, causal=False)
+        f, b = _piece_op(section, gathered_piece(plan.cp_load_balance, plan.cp, s.seq) if kit.model.causal else whole)
         forward, backward = [*gather, *on_compute(f)], [*gather, *on_compute(b), *scatter]
     else:
         forward, backward = _pieces(section, 2 * kv)
@@ -256,11 +267,6 @@ def _context_parallel(section: Section, module: int) -> None:
     )
 
 
-def _causal_keys(seq: int, causal: bool) -> int:
-    """Keys per query on average."""
-    return max(1, seq // 2) if causal else seq
-
-
 def _pieces(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
     """Attention piece by piece: what moves the next keys and values stands beside the piece before it.
 
@@ -270,7 +276,8 @@ def _pieces(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
     """
     kit, s, plan = section.kit, section.kit.shapes, section.kit.plan
     own_f, own_b = _kernel_op(section, s.seq, s.seq, kit.model.causal, s.heads, s.kv_heads)
-    far_f, far_b = _kernel_op(section, s.seq, _causal_keys(s.seq, kit.model.causal), False, s.heads, s.kv_heads)
+    whole = Piece(s.seq, s.seq, causal=False)
+    far_f, far_b = _piece_op(section, far_piece(plan.cp_load_balance, s.seq) if kit.model.causal else whole)
     by_pytorch = kit.stack.cp_merge != "fused"
     beside = kit.stack.cp_overlap and not (by_pytorch and plan.compile)
     gradients = kv_bytes // s.act_bytes * 4 if by_pytorch else kv_bytes

@@ -99,6 +99,8 @@ class Translation:
             habit("pp_schedule", "virtual_stages", "layers_per_stage", "balance_ends")
         if plan.cp == 1:
             habit("cp_method")
+        balanced = plan.cp == 1 or plan.cp_method == "ulysses" or plan.cp_load_balance == "head_tail"
+        self.habit_unless(balanced, "cp_load_balance", "the tool gives each rank a chunk from the head and the tail")
         if plan.zero_stage != 3 or plan.fsdp == 1:
             habit("reshard_after_forward", "prefetch")
         if plan.fsdp == 1:

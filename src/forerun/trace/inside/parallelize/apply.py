@@ -40,6 +40,10 @@ def check_traceable(plan: Plan, note: Note) -> None:
         )
     if plan.cp > 1 and plan.cp_method == "ulysses":
         raise ForerunError("plan: cp_method ulysses has no counterpart in PyTorch's context_parallel; use ring")
+    if plan.cp > 1 and plan.cp_load_balance == "striped":
+        raise ForerunError(
+            "plan: cp_load_balance striped has no counterpart in PyTorch's context_parallel; use head_tail or none"
+        )
     if plan.zero_stage in (1, 2) and plan.fsdp > 1:
         raise ForerunError(
             f"plan: zero_stage {plan.zero_stage} has no counterpart among PyTorch's fully_shard and DDP;"
