@@ -56,7 +56,9 @@ def test_the_busiest_link_is_that_of_the_pattern(name):
     network = topology_of("torus_2d", H100, 2)
     pattern = (lambda size_bytes, n_ranks: 1e-3) if name == "own" else name
     axes = {use.axis: use for use in prediction(pattern, network=network).network.axes}
-    assert ("dp_all" in axes) == (name not in ("no_network", "own"))
+    assert ("dp_all" in axes) == (name != "no_network")
+    if name == "own":  # the norm of the gradients alone goes over the network
+        assert axes["dp_all"].utilisation < 1e-6
     if name == "parameter_server":
         assert axes["dp_all"].busiest_link == "NPU 8 -> NPU 0"
     for use in axes.values():
