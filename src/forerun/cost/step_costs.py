@@ -39,7 +39,7 @@ class Launching:
     @staticmethod
     def of_plan(plan: Plan) -> Launching:
         """As a plan says."""
-        return Launching(compiled=plan.compile, cuda_graphs=plan.cuda_graphs)
+        return Launching(compiled=plan.compile and not plan.graph_breaks, cuda_graphs=plan.cuda_graphs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ class Plan:
     """what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters (FSDP)"""
     reshard_after_forward: Literal["default", "always", "never"] = "default"
     """default: reshard unless pp > 1, as torchtitan does"""
+    shard_min_mib: float = 0.0
+    """parameters of fewer MiB (2**20 bytes, in master_dtype) stay whole on every rank: their gradients are all-reduced"""
     prefetch: int = 1
     """how many FSDP units are gathered ahead (FSDP2: one); 0 serialises gathers and compute"""
     ddp_bucket_mib: float = 0.0
@@ -80,8 +82,11 @@ class Plan:
     fp8_all_gather: bool = False
 
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    selective_policy: Literal["op", "attention", "mlp", "mlp-act-norm", "attention+mlp", "params"] = "op"
-    """op: torchtitan's per-operator list; attention: Megatron's core attention; mlp: the feed-forward;
+    selective_policy: Literal[
+        "op", "attention", "attention-block", "mlp", "mlp-act-norm", "attention+mlp", "params"
+    ] = "op"
+    """op: torchtitan's per-operator list; attention: Megatron's core attention; attention-block: attention with its
+    projections; mlp: the feed-forward;
     mlp-act-norm: feed-forward activation and norms; attention+mlp: the two sub-blocks apart;
     params: only the gathered or cast parameters"""
     checkpoint_every: int = 1
@@ -89,6 +94,9 @@ class Plan:
     compile: bool = False
     compile_loss: bool = True
     """torch.compile covers the loss too, where the stack can"""
+    graph_breaks: bool = False
+    """torch.compile's graphs end at the borders of modules: norms, attention and the loss are compiled each for itself,
+    products and collectives run eagerly between them"""
     cuda_graphs: bool = False
     attention: str = "auto"
     """attention kernel (naive, flash1, flash2, flash3, triton, flex, flex_uncompiled, cudnn, sdpa); auto is the stack's
@@ -128,6 +136,8 @@ class Plan:
             raise ForerunError(
                 f"plan: ddp_bucket_mib must be between 0 and {LARGEST_BUCKET_MIB}, got {self.ddp_bucket_mib}"
             )
+        if self.shard_min_mib < 0:
+            raise ForerunError(f"plan: shard_min_mib must be at least 0, got {self.shard_min_mib}")
         if self.expert_imbalance < 1:
             raise ForerunError(f"plan: expert_imbalance must be at least 1, got {self.expert_imbalance}")
         if not 0 <= self.activation_offload <= 1:

@@ -41,6 +41,8 @@ class Stack:
     """the loss is computed on an fp32 copy of the logits: a composed one makes it, a fused one keeps it"""
     compiles_loss: bool = True
     """torch.compile covers the loss too, not only the layers"""
+    whole_graph: bool = False
+    """torch.compile takes the model and its loss as one graph, where a plan has no graph breaks; else layer by layer"""
     softmax: Style = "fused"
     """scale, mask and softmax of unfused attention"""
     moe: Style = "composed"
@@ -95,6 +97,9 @@ class Stack:
 
     fsdp: Literal["fsdp1", "fsdp2", "simple"] = "fsdp2"
     fsdp_reduce_every_microbatch: bool = True
+    parameter_launches: int = 0
+    """host work of handing one sharded parameter to an eager module, or its gradient back, in launches (DTensor's
+    redistribution with its autograd function)"""
     list_collectives: bool = False
     """gathers and reductions take a list with one piece of the parameter for each rank, and copy piece by piece"""
     persistent_elements: int = 0

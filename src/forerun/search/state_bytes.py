@@ -43,6 +43,8 @@ class StateBytes:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
+        self._casts = stack.autocast or stack.fsdp == "simple"
+        """weights are cast where they are used"""
         self.fused = stack.fused_accumulation
         """gradients are added up inside the matrix products"""
         self.persistent = stack.fused_accumulation or stack.accumulate_dtype != "param"
@@ -54,7 +56,7 @@ class StateBytes:
         shard = dense / plan.fsdp + experts / np.maximum(1, plan.fsdp // plan.ep)
         local = np.where(plan.zero_stage == 0, total, shard)
         master, weight = sizes(plan.master_dtype), self.weight_bytes(plan)
-        copy = np.logical_not(sharded) & (master == 4) & (weight == 2) & (not self._stack.autocast)
+        copy = np.logical_not(sharded) & (master == 4) & (weight == 2) & (not self._casts)
         parameter = np.where(sharded, np.where(plan.offload == "params", 0, local * master), 0.0)
         parameter = np.where(sharded, parameter, total * np.where(copy, weight, master))
         states = (self.optimizer_bytes(plan) + 4 * copy) * (plan.offload == "none")

@@ -82,11 +82,25 @@ class _Builder:
         found = self._parts.get(id(unit))
         if found is None:
             weights = self._add(unit.weight_backward)
-            around = Around(self.parallel, self._add, unit.name, unit.weights, unit.gradient_bytes)
             passes = (self._add(unit.forward), self._add(unit.backward), weights)
-            found = Part(unit, -1, *passes, self._add(unit.leaving), self._add(unit.returning), around)
+            moved = (self._add(unit.leaving), self._add(unit.returning))
+            found = Part(unit, -1, *passes, *moved, *self._arounds(unit))
             self._parts[id(unit)] = found
         return replace(found, layer=layer)
+
+    def _arounds(self, unit: Unit) -> tuple[Around, Around, Around | None, Around | None]:
+        """Actions around all weights of a unit, what goes after the forward pass, is gathered again, goes in the end."""
+        whole = Around(self.parallel, self._add, unit.name, unit.weights, unit.gradient_bytes)
+        if unit.gathering is None:
+            return whole, whole, whole, whole
+        held, again, once = unit.gathering.held, unit.gathering.again, unit.gathering.once
+        gone = Weights.joined((again, once) if self.reshard else (once,))
+        there = Weights.joined((held, again))
+
+        def around(weights: Weights) -> Around:
+            return Around(self.parallel, self._add, unit.name, weights, 0)
+
+        return whole, around(gone), around(again) if again.total else None, around(there) if there.total else None
 
     def _root(self) -> Part:
         """First and last unit as one for data parallelism, gathered from the first layer to the end of backward."""
@@ -95,7 +109,7 @@ class _Builder:
         if self.staged.tied:
             weights.matrices.pop()
         around = Around(self.parallel, self._add, "root", weights, first.gradient_bytes + last.gradient_bytes)
-        return Part(replace(last, name="root", weights=weights), -1, -1, -1, -1, -1, -1, around)
+        return Part(replace(last, name="root", weights=weights), -1, -1, -1, -1, -1, -1, around, around, around, around)
 
     def _alone(self, part: Part) -> bool:
         """Whether a unit is gathered and reduced by itself."""
@@ -224,16 +238,24 @@ class _Builder:
                 self._open(steps, part, "open" if part is not apart[-1] else "open_last")
             steps.run(part.forward, part.layer)
             kept = part.unit is self.last  # the last unit is needed again at once
-            if alone and self.reshard and not kept:
-                steps.add(part.parallel["close", 0, 0], part.layer)
+            if alone and not kept and (self.reshard or part.unit.gathering is not None):
+                steps.add(part.after_forward["close", 0, 0], part.layer)
 
     def _gather(self, steps: Steps, part: Part) -> None:
-        steps.add(part.parallel["gather", steps.gathers % self.parallel.depth, 0], part.layer)
+        self._gather_of(steps, part.parallel, part.layer)
+
+    def _gather_again(self, steps: Steps, part: Part) -> None:
+        assert part.again is not None
+        self._gather_of(steps, part.again, part.layer)
+
+    def _gather_of(self, steps: Steps, around: Around, layer: int) -> None:
+        steps.add(around["gather", steps.gathers % self.parallel.depth, 0], layer)
         steps.gathers += 1
 
     def _open(self, steps: Steps, part: Part, action: data_parallel.Action) -> None:
         """Gathers are opened in the order in which they were issued."""
-        steps.add(part.parallel[action, steps.opens % self.parallel.depth, steps.gathered], part.layer)
+        around = part.again if action == "reopen" and part.again is not None else part.parallel
+        steps.add(around[action, steps.opens % self.parallel.depth, steps.gathered], part.layer)
         steps.opens += 1
         kept = self.parallel.buffers and action == "open"
         steps.gathered = self.parallel.gathered_bytes(part.unit.weights) if kept else 0
@@ -242,13 +264,13 @@ class _Builder:
         regather = self.parallel.fsdp and self.reshard
         backward = parts[::-1]
         held = bool(backward) and backward[0].unit is self.last  # still there from the forward pass
-        waiting = [part for part in backward[held:] if self._alone(part)] if regather else []
+        waiting = [part for part in backward[held:] if self._alone(part) and part.again is not None] if regather else []
         for i, part in enumerate(backward):
             loss = held and i == 0  # nothing is gathered before the loss has its gradient
             alone = self._alone(part)
-            if regather and alone and not loss:
+            if regather and alone and not loss and part.again is not None:
                 if steps.gathers == steps.opens:  # nothing was gathered ahead
-                    self._gather(steps, waiting.pop(0))
+                    self._gather_again(steps, waiting.pop(0))
                 self._open(steps, part, "reopen")
                 if self.gather_again:
                     steps.add(part.parallel["gather_again", 0, 0], part.layer)
@@ -265,13 +287,15 @@ class _Builder:
     def _done(self, steps: Steps, part: Part, first: bool, last: bool) -> None:
         """After its backward pass a unit's parameters go, and its gradients are reduced."""
         if self.parallel.fsdp and (self.reshard or last):
-            steps.add(part.parallel["close", 0, 0], part.layer)
+            last_use = part.parallel if part.unit is self.last else part.after_backward
+            if last_use is not None:
+                steps.add(last_use["close", 0, 0], part.layer)
         if not self.split:
             self._gradients(steps, part, first, last)
 
     def _gather_ahead(self, steps: Steps, waiting: list[Part]) -> None:
         while waiting and steps.gathers - steps.opens < self.parallel.ahead:
-            self._gather(steps, waiting.pop(0))
+            self._gather_again(steps, waiting.pop(0))
 
     def _gradients(self, steps: Steps, part: Part, first: bool, last: bool) -> None:
         around = part.parallel

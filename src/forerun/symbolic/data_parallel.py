@@ -62,9 +62,18 @@ def sharded(elements: int, ranks: int) -> int:
 
 
 def shard_elements(plan: Plan, weights: Weights) -> int:
-    """Elements of `weights` in one rank's shard: experts are sharded over the ranks that expert parallelism leaves."""
+    """Elements of `weights` in one rank's shard, with those that stay whole; experts are sharded over the ranks that
+    expert parallelism leaves.
+    """
     experts = sharded(weights.expert, max(1, plan.fsdp // plan.ep)) if weights.experts else 0
-    return sharded(weights.dense, plan.fsdp) + experts
+    whole = sum(whole_tensors(plan, weights))
+    return sharded(weights.dense - whole, plan.fsdp) + whole + experts
+
+
+def whole_tensors(plan: Plan, weights: Weights) -> list[int]:
+    """Elements of the parameters that are too small to be sharded; experts always are."""
+    least = plan.shard_min_mib * MIB / DTYPE_BYTES[plan.master_dtype]
+    return [size for size in (*weights.matrices, *weights.vectors) if size < least]
 
 
 class DataParallel:
@@ -73,8 +82,12 @@ class DataParallel:
     def __init__(self, kit: PlanKit) -> None:
         self.kit = kit
         plan = kit.plan
-        self.fsdp = plan.zero_stage == 3 and (plan.fsdp > 1 or plan.offload == "params")
         self.simple = kit.stack.fsdp == "simple"
+        casts = self.simple and DTYPE_BYTES[plan.master_dtype] != kit.weight_bytes
+        """a parametrisation casts at each use what it has not to gather"""
+        self.fsdp = plan.zero_stage == 3 and (plan.fsdp > 1 or plan.offload == "params" or casts)
+        self.by_module = self.simple and not kit.whole_graph
+        """eager modules ask for their parameters one by one"""
         self.buffers = kit.stack.fsdp == "fsdp2"
         """whether gathers and reductions have buffers of their own"""
         self.reduce_bytes = DTYPE_BYTES[kit.reduce_dtype]
@@ -156,8 +169,11 @@ class DataParallel:
 
     def _apart(self, weights: Weights) -> Weights:
         """Those of `weights` that are sharded between passes: small ones may stay whole on every rank."""
-        least = self.kit.stack.persistent_elements
-        matrices, vectors = ([size for size in sizes if size > least] for sizes in (weights.matrices, weights.vectors))
+        least, whole = self.kit.stack.persistent_elements, set(whole_tensors(self.kit.plan, weights))
+        matrices, vectors = (
+            [size for size in sizes if size > least and size not in whole]
+            for sizes in (weights.matrices, weights.vectors)
+        )
         return replace(weights, matrices=matrices, vectors=vectors)
 
     def _gather_again(self, name: str, weights: Weights) -> Block | None:
@@ -187,6 +203,7 @@ class DataParallel:
         if self.master_bytes != self.param_bytes or kit.stack.fsdp == "fsdp2":  # cast and copy in the local shard
             op = kit.ops.memory(name + ".copy_in", shard * self.master_bytes, shard * self.param_bytes)
             chain.append((op, Stream.COMPUTE if serial else Stream.GATHER))
+        chain = self._hand_out(name, weights) + chain
         sizes = self._gathered_dense(weights) / max(1, weights.dense), self.param_bytes
         apart = self._apart(weights)
         ops = self._collectives(name + ".gather", Collective.ALL_GATHER, apart, *sizes, kit.wide_dtype)
@@ -200,6 +217,13 @@ class DataParallel:
             category = Category.COMMUNICATION if self.buffers else Category.UNSHARDED
             block.tensor(self.gathered_bytes(weights), category, 0, -1)
         return block.build(name + ".gather")
+
+    def _hand_out(self, name: str, weights: Weights) -> list[tuple[int, Stream]]:
+        """What the host does for each parameter of an eager module, in either direction."""
+        launches = len(weights.tensors) * self.kit.stack.parameter_launches
+        if not self.by_module or not launches:
+            return []
+        return [(self.kit.ops.delay(name + ".hand_out", 0, launches), Stream.COMPUTE)]
 
     def _open(self, name: str, gathered: int, turn: int, action: Action, before: int) -> Block:
         kit, block = self.kit, BlockBuilder()
@@ -235,12 +259,14 @@ class DataParallel:
         before, which has been reduced.
         """
         kit, block, plan = self.kit, BlockBuilder(), self.kit.plan
-        total, element = weights.gradients, self.reduce_bytes * weights.gradient_ratio
+        total = weights.gradients
         wire = total * self.reduce_bytes
         if kit.stack.dtensor:
             self._sum_over_tp(block, name, weights, kit.wide_dtype if made >= 0 else kit.accumulate_dtype)
         if before:
             block.tensor(before, Category.COMMUNICATION, -1, block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD))
+        for op, stream in self._hand_out(name, weights):
+            block.node(op, stream, Phase.BACKWARD)
         node = block.node(self._join_gradients(name, total, wire), Stream.COMPUTE, Phase.BACKWARD)
         block.tensor(wire, Category.COMMUNICATION, node, -1 if self.buffers else node)
         if made >= 0:
@@ -248,8 +274,8 @@ class DataParallel:
         elif not persistent_gradients(kit):
             held = total + weights.beyond
             block.tensor(held * DTYPE_BYTES[kit.accumulate_dtype], Category.GRADIENT, -1, node)
-        kind, dtype = Collective.REDUCE_SCATTER, kit.reduce_dtype
-        for op in self._collectives(name + ".reduce", kind, weights, element, element, dtype):
+        dtype = kit.reduce_dtype
+        for op in self._reductions(name + ".reduce", weights):
             node = block.node(op, Stream.GATHER, Phase.BACKWARD, after=(node,), record=REDUCED)
         if self.simple:  # compiled collectives are waited for where they stand
             node = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))
@@ -265,6 +291,21 @@ class DataParallel:
         elif first:
             block.tensor(shard * self.master_bytes, Category.GRADIENT, 0, -1)
         return block.build(name + ".reduce")
+
+    def _reductions(self, name: str, weights: Weights) -> list[int]:
+        """Collectives that sum the gradients of `weights`: into shards, and whole where parameters are."""
+        size, dtype = self.reduce_bytes * weights.gradient_ratio, self.kit.reduce_dtype
+        whole = whole_tensors(self.kit.plan, weights)
+        if not whole:
+            return self._collectives(name, Collective.REDUCE_SCATTER, weights, size, size, dtype)
+        small = set(whole)
+        matrices, vectors = (
+            [elements for elements in sizes if elements not in small] for sizes in (weights.matrices, weights.vectors)
+        )
+        apart = replace(weights, matrices=matrices, vectors=vectors)
+        return self._collectives(name, Collective.REDUCE_SCATTER, apart, size, size, dtype) + self._collectives(
+            name + ".whole", Collective.ALL_REDUCE, Weights(vectors=whole), size, size, dtype
+        )
 
     def _join_gradients(self, name: str, total: int, wire: int) -> int:
         """The op that brings `total` gradients into the `wire` bytes of the buffer that is reduced.

@@ -112,6 +112,7 @@ def _head_matrix(section: Section, x: str) -> None:
             reads=(x,),
             saves=(x,),
             makes=(("logits", s.tokens * s.vocab * s.act_bytes),),
+            parameters=(elements,),
             weight_grad_bytes=section.weight_grad_bytes(elements),
             category=Category.ACTIVATION if kit.in_graphs else Category.LOGITS,
         )
@@ -120,11 +121,13 @@ def _head_matrix(section: Section, x: str) -> None:
 
 def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> None:
     """Cross entropy. Composed code may make an fp32 copy, keeps the log-softmax, and has a gradient of either; fused
-    code works in place on one fp32 copy or on the logits themselves; compiled code reads the logits again in backward.
+    code works in place on one fp32 copy or on the logits themselves; compiled code reads the logits again in backward,
+    and writes their gradient over them where the head is in the same graph (AOTAutograd's donated buffers).
     """
     kit = section.kit
     style = kit.loss_style
-    forward, backward = kit.pattern_in("loss", tokens * vocab, style)
+    casts = kit.stack.loss_in_fp32 and kit.shapes.act_bytes < 4
+    forward, backward = kit.pattern_in("loss" if casts else "loss_as_is", tokens * vocab, style)
     sharded = kit.plan.loss_parallel and kit.plan.tp > 1
     if sharded:  # maximum, sum and target logit of every token
         forward = forward + 3 * kit.collective("loss.reduce", Collective.ALL_REDUCE, "tp", 4 * tokens, Stream.TP)
@@ -134,7 +137,7 @@ def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> 
         cast = on_compute(kit.marker)
         if not kit.stack.loss_in_fp32:
             wide = tokens * vocab * kit.shapes.act_bytes
-        elif kit.shapes.act_bytes < 4:
+        elif casts:
             section.tape.add(_loss_op(kit, "loss.float", cast, cast, logits, (), ("logits32", wide)))
             logits = "logits32"
         made = ("log_softmax", wide)
@@ -147,6 +150,7 @@ def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> 
         kept, size = "softmax", wide
     made = (kept if kept != logits else "loss", size)
     section.tape.add(_loss_op(kit, "loss", forward, backward, logits, (kept,), made))
+    section.tape.ops[-1].in_place = style == "compiled" and kit.whole_graph
 
 
 def _loss_op(

@@ -83,6 +83,11 @@ class PlanKit:
         return self.plan.compile and self.plan.cuda_graphs
 
     @property
+    def whole_graph(self) -> bool:
+        """Whether the forward pass is one compiled graph, and so is the backward pass."""
+        return self.stack.whole_graph and self.plan.compile and not self.plan.graph_breaks
+
+    @property
     def caches_casts(self) -> bool:
         """Whether weights are cast to fp8 once a step, as they stay between micro batches."""
         return self.fp8 and self.stack.fp8_caches_weights and not self._shards_parameters

@@ -68,6 +68,8 @@ def checkpoint_regions(plan: Plan, tape: Tape) -> list[Region]:
         return [Region(0, len(ops) - 1, _SaveEverySecondMatmul(ops))]
     if policy == "attention":
         return _runs(ops, lambda op: op.kind in ("core", "attention"))
+    if policy == "attention-block":
+        return _runs(ops, lambda op: op.module == ATTENTION and op.kind != "residual")
     if policy == "mlp":
         return _runs(ops, lambda op: op.module == FFN and op.kind != "residual")
     if policy == "mlp-act-norm":

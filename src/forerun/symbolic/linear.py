@@ -244,6 +244,7 @@ class Section:
                 reads=(x,),
                 saves=(kept,),
                 makes=((y, size), *made),
+                parameters=(n_in * n_out, n_out) if bias else (n_in * n_out,),
                 weight_grad_bytes=self.weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
             )
         )
@@ -313,6 +314,7 @@ class Section:
                 reads=(x,),
                 saves=(kept,),
                 makes=((y, tokens * n_out * shapes.act_bytes), *made),
+                parameters=(n_in * n_out, n_out) if bias else (n_in * n_out,),
                 weight_grad_bytes=self.weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
             )
         )

@@ -150,12 +150,14 @@ def _gather_updated(kit: PlanKit, parallel: DataParallel, block: BlockBuilder, w
 
 
 def has_working_copy(kit: PlanKit) -> bool:
-    """Whether low-precision parameters live beside the master weights (everything but FSDP)."""
+    """Whether low-precision parameters live beside the master weights (everything but FSDP, and SimpleFSDP's
+    replicas, whose parametrisation casts at each use)."""
     return (
         kit.plan.zero_stage != 3
         and DTYPE_BYTES[kit.plan.master_dtype] == 4
         and kit.weight_bytes == 2
         and not kit.stack.autocast
+        and kit.stack.fsdp != "simple"
     )
 
 

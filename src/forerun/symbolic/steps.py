@@ -50,6 +50,12 @@ class Part:
     leaving: int
     returning: int
     parallel: Around
+    after_forward: Around
+    """of what goes after the forward pass"""
+    again: Around | None
+    """of what is gathered for the backward pass, if anything"""
+    after_backward: Around | None
+    """of what goes after the backward pass, if anything"""
 
 
 @dataclass(slots=True)

@@ -46,6 +46,8 @@ class TapeOp:
     saves: tuple[str, ...] = ()
     makes: tuple[tuple[str, int], ...] = ()
     """(tensor, bytes)"""
+    parameters: tuple[int, ...] = ()
+    """elements of each tensor of weights that a product's backward reads"""
     weight_grad_bytes: int = 0
     """gradient buffers that the weight backward allocates"""
     gradless: bool = False
@@ -60,6 +62,8 @@ class TapeOp:
     """what some of its forward stages need for themselves"""
     backward_held: tuple[Held, ...] = ()
     """the same of its backward stages"""
+    in_place: bool = False
+    """its backward writes the gradient of what it reads over the same tensor, which it has saved"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +242,8 @@ class _Backward:
         self.weights = weights
         self.sizes = tape._sizes()
         self.kept = tape.kept()
+        self.overwritten = {name for op in tape.ops if op.in_place for name in op.reads if name in op.saves}
+        """kept tensors that become their own gradients"""
         self.release = self._releases()
         self.grads: dict[str, tuple[int, int, Category]] = {}
         """(bytes, first node, category) of gradients that wait for the maker of their tensor"""
@@ -256,6 +262,9 @@ class _Backward:
         for i, op in enumerate(ops):
             for name, _ in op.makes:
                 last_use.setdefault(name, i)
+        maker = {name: i for i, op in enumerate(ops) for name, _ in op.makes}
+        for tensor in self.overwritten:
+            last_use[tensor] = min(last_use[tensor], maker[tensor])
         releases: dict[int, list[str]] = {}
         for tensor, i in last_use.items():
             releases.setdefault(i, []).append(tensor)
@@ -327,7 +336,7 @@ class _Backward:
                 self.grads[op.reads[0]] = self.grads.pop(made[0])
         elif not op.gradless:
             for tensor in op.reads:
-                if tensor not in self.grads and self.sizes.get(tensor):
+                if tensor not in self.grads and tensor not in self.overwritten and self.sizes.get(tensor):
                     self.grads[tensor] = (self.sizes[tensor], first, op.passing)
         for tensor in made:
             if tensor in self.grads:

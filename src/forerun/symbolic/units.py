@@ -11,7 +11,8 @@ from forerun.symbolic.layer import layer_section
 from forerun.symbolic.linear import Section
 from forerun.symbolic.schedule import stage_layers
 from forerun.symbolic.tape import Tape
-from forerun.symbolic.weights import Weights
+from forerun.symbolic.gathering import parametrized
+from forerun.symbolic.weights import Gathering, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Unit:
     """after which offloaded activations have left the device"""
     returning: Block | None = None
     """after which they have their place on it again"""
+    gathering: Gathering | None = None
+    """how long gathered parameters are there, where that differs between them"""
 
     @property
     def gradient_bytes(self) -> int:
@@ -101,10 +104,12 @@ def build_units(kit: Kit, split: bool) -> Units:
 
 
 def _section_unit(name: str, section: Section, split: bool) -> Unit:
-    return tape_unit(name, section.tape, section.weights, split)
+    kit = section.kit
+    gathering = parametrized(section, not kit.whole_graph) if kit.stack.fsdp == "simple" else None
+    return tape_unit(name, section.tape, section.weights, split, gathering)
 
 
-def tape_unit(name: str, tape: Tape, weights: Weights, split: bool = False) -> Unit:
+def tape_unit(name: str, tape: Tape, weights: Weights, split: bool = False, gathering: Gathering | None = None) -> Unit:
     """The unit of a finished tape; with `split` weight gradients are a block of their own."""
     forward = tape.forward_block().build(name + ".forward")
     backward, weight_backward = tape.backward_block(split)
@@ -120,6 +125,7 @@ def tape_unit(name: str, tape: Tape, weights: Weights, split: bool = False) -> U
         None if weight_backward is None else weight_backward.build(name + ".weights"),
         leaving,
         returning,
+        gathering,
     )
 
 

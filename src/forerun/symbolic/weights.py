@@ -6,6 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """How long the gathered parameters of a unit are there: the parts of its weights.
+
+    What is neither `held` nor gathered `again` is there for the forward pass only.
+    """
+
+    held: Weights
+    """from the forward pass to the end of the backward pass"""
+    again: Weights
+    """let go of after the forward pass, and gathered again in the backward pass"""
+    once: Weights
+    """for the forward pass alone"""
+
+
 @dataclass(slots=True)
 class Weights:
     """Elements of the parameters that one rank holds before any data-parallel sharding."""
