@@ -97,6 +97,8 @@ class Stack:
 
     fsdp: Literal["fsdp1", "fsdp2", "simple"] = "fsdp2"
     fsdp_reduce_every_microbatch: bool = True
+    parametrized: bool = False
+    """each use of a parameter casts and gathers it, and autograd decides how long the result lives (SimpleFSDP)"""
     parameter_launches: int = 0
     """host work of handing one sharded parameter to an eager module, or its gradient back, in launches (DTensor's
     redistribution with its autograd function)"""

@@ -43,7 +43,7 @@ class StateBytes:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._casts = stack.autocast or stack.fsdp == "simple"
+        self._casts = stack.autocast or stack.parametrized
         """weights are cast where they are used"""
         self.fused = stack.fused_accumulation
         """gradients are added up inside the matrix products"""

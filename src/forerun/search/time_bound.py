@@ -117,7 +117,7 @@ class TimeBound:
         if self._gathers(plan):
             wire = 1.0 if plan.fp8_all_gather else weight
             shard = dense / plan.fsdp + experts / max(1, plan.fsdp // plan.ep)
-            sharded = 0.0 if plan.shard_min_mib else dense  # what stays whole is not gathered
+            sharded = dense * (plan.shard_min_mib == 0)  # what stays whole is not gathered
             gather = self._over_shards(Collective.ALL_GATHER, plan, groups, sharded * wire, experts * wire)
             if plan.offload == "params":
                 gather = gather + shard * sizes(plan.master_dtype) * self._screening.host_s_per_byte
@@ -145,7 +145,7 @@ class TimeBound:
         return plan.zero_stage == 3 and plan.fsdp > 1
 
     def _reshards(self, plan: Plan) -> bool:
-        if self._stack.fsdp == "simple":  # eager code keeps what no checkpoint gathers again
+        if self._stack.parametrized:  # eager code keeps what no checkpoint gathers again
             return False
         default = plan.reshard_after_forward == "default" and plan.pp == 1
         return plan.reshard_after_forward == "always" or default

@@ -84,7 +84,8 @@ class _Builder:
             weights = self._add(unit.weight_backward)
             passes = (self._add(unit.forward), self._add(unit.backward), weights)
             moved = (self._add(unit.leaving), self._add(unit.returning))
-            found = Part(unit, -1, *passes, *moved, *self._arounds(unit))
+            whole, gone, again, there = self._arounds(unit)
+            found = Part(unit, -1, *passes, *moved, whole, gone, again, there)
             self._parts[id(unit)] = found
         return replace(found, layer=layer)
 

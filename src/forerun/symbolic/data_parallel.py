@@ -83,10 +83,10 @@ class DataParallel:
         self.kit = kit
         plan = kit.plan
         self.simple = kit.stack.fsdp == "simple"
-        casts = self.simple and DTYPE_BYTES[plan.master_dtype] != kit.weight_bytes
+        casts = kit.stack.parametrized and DTYPE_BYTES[plan.master_dtype] != kit.weight_bytes
         """a parametrisation casts at each use what it has not to gather"""
         self.fsdp = plan.zero_stage == 3 and (plan.fsdp > 1 or plan.offload == "params" or casts)
-        self.by_module = self.simple and not kit.whole_graph
+        self.by_module = kit.stack.parametrized and not kit.whole_graph
         """eager modules ask for their parameters one by one"""
         self.buffers = kit.stack.fsdp == "fsdp2"
         """whether gathers and reductions have buffers of their own"""

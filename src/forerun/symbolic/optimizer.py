@@ -157,7 +157,7 @@ def has_working_copy(kit: PlanKit) -> bool:
         and DTYPE_BYTES[kit.plan.master_dtype] == 4
         and kit.weight_bytes == 2
         and not kit.stack.autocast
-        and kit.stack.fsdp != "simple"
+        and not kit.stack.parametrized
     )
 
 

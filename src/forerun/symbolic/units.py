@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from forerun.program.types import Block, Category
 from forerun.symbolic.ends import embedding_section, head_section
+from forerun.symbolic.gathering import parametrized
 from forerun.symbolic.kernels import Kit, PlanKit
 from forerun.symbolic.layer import layer_section
 from forerun.symbolic.linear import Section
 from forerun.symbolic.schedule import stage_layers
 from forerun.symbolic.tape import Tape
-from forerun.symbolic.gathering import parametrized
 from forerun.symbolic.weights import Gathering, Weights
 
 
@@ -105,7 +105,7 @@ def build_units(kit: Kit, split: bool) -> Units:
 
 def _section_unit(name: str, section: Section, split: bool) -> Unit:
     kit = section.kit
-    gathering = parametrized(section, not kit.whole_graph) if kit.stack.fsdp == "simple" else None
+    gathering = parametrized(section, not kit.whole_graph) if kit.stack.parametrized else None
     return tape_unit(name, section.tape, section.weights, split, gathering)
 
 
