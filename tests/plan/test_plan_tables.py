@@ -21,6 +21,7 @@ VALUES = {
     "mesh_order": (DEFAULT_ORDER, "cp-tp-dp_shard-dp_replicate-pp", "pp-dp_shard-tp-dp_replicate-cp"),
     "prefetch": (1, 0, 2),
     "ddp_bucket_mib": (0.0, 25.0),
+    "shard_min_mib": (0.0, 1.0),
     "virtual_stages": (1, 1, 2, 4),
     "layers_per_stage": (None, None, (16, 16), (20, 12), (10, 10, 12), (8, 8, 8, 8), (16, 8)),
     "expert_imbalance": (1.0, 1.5),

@@ -23,6 +23,7 @@ _OTHERS = {
     "mesh_order": (DEFAULT_ORDER, "tp-cp-pp-dp_shard-dp_replicate", "dp_shard-tp-cp-dp_replicate-pp"),
     "prefetch": (1, 1, 0, 2),
     "ddp_bucket_mib": (0.0, 0.0, 100.0, 40.0),
+    "shard_min_mib": (0.0, 0.0, 1.0),
     "virtual_stages": (1, 1, 2, 4),
     "layers_per_stage": (None,),
     "expert_imbalance": (1.0, 1.5),

@@ -100,6 +100,10 @@ VALUES = {
     "accumulate_dtype": ("auto", "bf16"),
     "overlap_grad_reduce": (True, False),
     "ddp_bucket_mib": (0.0, 1.0),
+    "shard_min_mib": (0.0, 0.0, 1.0, 100.0),
+    "graph_breaks": (False, True),
+    "autocast": (False, False, True),
+    "selective_policy": ("op", "attention-block", "mlp", "params"),
 }
 
 

@@ -106,7 +106,7 @@ CHECKPOINTS = [
     dict(activation_checkpointing="full", checkpoint_every=2),
     *(
         dict(activation_checkpointing="selective", selective_policy=policy)
-        for policy in ("op", "attention", "mlp", "mlp-act-norm", "attention+mlp", "params")
+        for policy in ("op", "attention", "attention-block", "mlp", "mlp-act-norm", "attention+mlp", "params")
     ),
 ]
 

@@ -26,13 +26,14 @@ What = Literal[
     "sustained",
     "attention_forward",
     "attention_backward",
+    "gemm_rate",
     "memory_rate",
     "network_rate",
     "launch_blocking_us",
     "owner_broadcast_us",
 ]
 OF_KERNELS: tuple[What, ...] = ("attention_forward", "attention_backward")
-OF_STACKS: tuple[What, ...] = ("memory_rate", "network_rate", "launch_blocking_us", "owner_broadcast_us")
+OF_STACKS: tuple[What, ...] = ("gemm_rate", "memory_rate", "network_rate", "launch_blocking_us", "owner_broadcast_us")
 IN_PROGRAM: frozenset[What] = frozenset({"owner_broadcast_us"})
 """constants that Programs hold; others are in what their operations cost"""
 
@@ -197,9 +198,9 @@ def changed(stack: Stack, factors: Mapping[What, float]) -> Stack:
     """
     clock, forward = factors.get("sustained", 1.0), factors.get("attention_forward", 1.0)
     own: dict[str, Any] = {name: getattr(stack, name) * factors.get(name, 1.0) for name in OF_STACKS}
+    own["gemm_rate"] *= clock
     return replace(
         stack,
-        gemm_rate=stack.gemm_rate * clock,
         attention_rate=stack.attention_rate * clock * forward,
         attention_backward_rate=stack.attention_backward_rate * factors.get("attention_backward", 1.0),
         **own,

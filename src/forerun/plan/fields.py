@@ -44,6 +44,7 @@ MEANINGS = {
     "cp_load_balance": "tokens of a causal sequence on a rank: head and tail chunks, stripes, or consecutive ones",
     "expert_imbalance": "tokens of the busiest expert rank over the mean",
     "precision": "dtype of the matrix products",
+    "autocast": "torch.autocast: fp32 weights, norms and residual stream, products cast their operands",
     "master_dtype": "dtype of the weights that the optimizer updates",
     "fp8_recipe": "scaling of fp8 operands",
     "fp8_all_gather": "gather parameters in fp8",

@@ -43,7 +43,8 @@ class Plan:
     reshard_after_forward: Literal["default", "always", "never"] = "default"
     """default: reshard unless pp > 1, as torchtitan does"""
     shard_min_mib: float = 0.0
-    """parameters of fewer MiB (2**20 bytes, in master_dtype) stay whole on every rank: their gradients are all-reduced"""
+    """parameters of fewer MiB (2**20 bytes, in master_dtype) stay whole on every rank, and their gradients are summed
+    there"""
     prefetch: int = 1
     """how many FSDP units are gathered ahead (FSDP2: one); 0 serialises gathers and compute"""
     ddp_bucket_mib: float = 0.0
@@ -76,6 +77,9 @@ class Plan:
 
     precision: Precision = "bf16"
     """dtype of the matrix multiplications"""
+    autocast: bool = False
+    """torch.autocast: weights, norms, the residual stream and the loss are in fp32, products cast their operands to
+    `precision` and keep the casts for the backward pass"""
     master_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """dtype of the weights that the optimizer updates"""
     fp8_recipe: Literal["tensorwise", "rowwise", "delayed", "mx", "none"] = "none"
@@ -138,6 +142,11 @@ class Plan:
             )
         if self.shard_min_mib < 0:
             raise ForerunError(f"plan: shard_min_mib must be at least 0, got {self.shard_min_mib}")
+        if self.autocast and (self.precision not in ("bf16", "fp16") or self.master_dtype != "fp32"):
+            raise ForerunError(
+                f"plan: autocast casts fp32 weights to precision bf16 or fp16, got precision {self.precision}"
+                f" and master_dtype {self.master_dtype}"
+            )
         if self.expert_imbalance < 1:
             raise ForerunError(f"plan: expert_imbalance must be at least 1, got {self.expert_imbalance}")
         if not 0 <= self.activation_offload <= 1:

@@ -56,7 +56,9 @@ class StateBytes:
         shard = dense / plan.fsdp + experts / np.maximum(1, plan.fsdp // plan.ep)
         local = np.where(plan.zero_stage == 0, total, shard)
         master, weight = sizes(plan.master_dtype), self.weight_bytes(plan)
-        copy = np.logical_not(sharded) & (master == 4) & (weight == 2) & (not self._casts)
+        copy = (
+            np.logical_not(sharded) & (master == 4) & (weight == 2) & (not self._casts) & np.logical_not(plan.autocast)
+        )
         parameter = np.where(sharded, np.where(plan.offload == "params", 0, local * master), 0.0)
         parameter = np.where(sharded, parameter, total * np.where(copy, weight, master))
         states = (self.optimizer_bytes(plan) + 4 * copy) * (plan.offload == "none")

@@ -90,7 +90,7 @@ class _Builder:
         return replace(found, layer=layer)
 
     def _arounds(self, unit: Unit) -> tuple[Around, Around, Around | None, Around | None]:
-        """Actions around all weights of a unit, what goes after the forward pass, is gathered again, goes in the end."""
+        """Actions around weights of a unit: all, what goes after the forward pass, is gathered again, goes at last."""
         whole = Around(self.parallel, self._add, unit.name, unit.weights, unit.gradient_bytes)
         if unit.gathering is None:
             return whole, whole, whole, whole

@@ -51,7 +51,7 @@ def embedding_section(kit: Kit) -> Section:
 def head_section(kit: Kit) -> Section:
     """Final norm, head matrix (the embedding's when tied) and loss."""
     s, model, plan = kit.shapes, kit.model, kit.plan
-    row = s.hidden * s.act_bytes
+    row = s.hidden * kit.stream_bytes
     section = Section(kit, Tape([("x", s.tokens_sp * row)], kit.marker), Weights())
     x = "x"
     if model.final_norm:
@@ -67,6 +67,7 @@ def head_section(kit: Kit) -> Section:
         _pooler(section, x)
     if model.head_bias:
         section.weights.vectors.append(s.vocab)
+    section.tape.weights_first = kit.whole_graph
     inside = section.enter("head.enter", x, "x.gathered", HEAD)
     _head_matrix(section, inside)
     if plan.pp > 1 and kit.stack.pipeline_keeps:  # the last stage's output is kept as those of others
@@ -99,6 +100,7 @@ def _head_matrix(section: Section, x: str) -> None:
     kit, s = section.kit, section.kit.shapes
     forward, dgrad, wgrad = kit.gemms("head", s.tokens, s.hidden, s.vocab, dtype=kit.wide_dtype)
     elements = s.hidden * s.vocab
+    weight = section.autocast_weight("head", elements)
     section.weights.matrices.append(elements)
     section.weights.wide += elements
     section.tape.add(
@@ -106,12 +108,12 @@ def _head_matrix(section: Section, x: str) -> None:
             "head",
             "matmul",
             HEAD,
-            on_compute(forward),
+            weight.forward + on_compute(forward),
             on_compute(dgrad),
-            on_compute(wgrad),
+            on_compute(wgrad) + weight.backward,
             reads=(x,),
-            saves=(x,),
-            makes=(("logits", s.tokens * s.vocab * s.act_bytes),),
+            saves=(x, *(tensor for tensor, _ in weight.made)),
+            makes=(("logits", s.tokens * s.vocab * s.act_bytes), *weight.made),
             parameters=(elements,),
             weight_grad_bytes=section.weight_grad_bytes(elements),
             category=Category.ACTIVATION if kit.in_graphs else Category.LOGITS,
@@ -126,8 +128,10 @@ def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> 
     """
     kit = section.kit
     style = kit.loss_style
-    casts = kit.stack.loss_in_fp32 and kit.shapes.act_bytes < 4
-    forward, backward = kit.pattern_in("loss" if casts else "loss_as_is", tokens * vocab, style)
+    narrow = kit.shapes.act_bytes < 4
+    casts = kit.stack.loss_in_fp32 and narrow and not kit.plan.autocast  # autocast's log-softmax reads 2 and writes 4
+    name = "loss" if casts else "loss_autocast" if kit.plan.autocast else "loss_as_is"
+    forward, backward = kit.pattern_in(name, tokens * vocab, style)
     sharded = kit.plan.loss_parallel and kit.plan.tp > 1
     if sharded:  # maximum, sum and target logit of every token
         forward = forward + 3 * kit.collective("loss.reduce", Collective.ALL_REDUCE, "tp", 4 * tokens, Stream.TP)
@@ -135,7 +139,7 @@ def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> 
     kept, size = logits, 4  # compiled code and in-place kernels keep the logits themselves
     if style == "composed":
         cast = on_compute(kit.marker)
-        if not kit.stack.loss_in_fp32:
+        if not (kit.stack.loss_in_fp32 or kit.plan.autocast):
             wide = tokens * vocab * kit.shapes.act_bytes
         elif casts:
             section.tape.add(_loss_op(kit, "loss.float", cast, cast, logits, (), ("logits32", wide)))

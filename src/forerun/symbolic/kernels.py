@@ -48,6 +48,8 @@ class PlanKit:
         self.fp8 = plan.precision in ("fp8", "mxfp8", "nvfp4")
         self.act_bytes = self.weight_bytes = DTYPE_BYTES[self.wide_dtype]
         """bytes of an element of activations, and of weights as kernels read them"""
+        self.stream_bytes = 4 if plan.autocast else self.act_bytes
+        """bytes of an element of the residual stream, which norms read"""
         self.accumulate_bytes = 4 if stack.fused_accumulation and self.accumulate_dtype == "fp32" else 0
         self.tied_elements = 0
         """elements of the matrix that the model's two ends share, or would share"""
@@ -59,7 +61,9 @@ class PlanKit:
             return self.plan.accumulate_dtype
         if self.stack.fsdp == "fsdp2" and self.stack.accumulate_dtype == "param" and self._shards_parameters:
             return self.reduce_dtype  # FSDP2 casts what it does not reduce yet
-        return self.wide_dtype if self.stack.accumulate_dtype == "param" else self.stack.accumulate_dtype
+        if self.stack.accumulate_dtype == "param":
+            return "fp32" if self.plan.autocast else self.wide_dtype
+        return self.stack.accumulate_dtype
 
     @property
     def _shards_parameters(self) -> bool:
@@ -74,8 +78,8 @@ class PlanKit:
 
     @property
     def grad_bytes(self) -> int:
-        """Bytes of a weight gradient element as the backward pass makes it."""
-        return DTYPE_BYTES[self.wide_dtype]
+        """Bytes of a weight gradient element as the backward pass leaves it: autocast casts it as the weight is."""
+        return 4 if self.plan.autocast else DTYPE_BYTES[self.wide_dtype]
 
     @property
     def in_graphs(self) -> bool:

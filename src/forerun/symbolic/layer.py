@@ -20,19 +20,19 @@ ATTENTION_NORM, ATTENTION, FFN_NORM, FFN = 1, 2, 3, 4
 def layer_section(kit: Kit, moe: bool, checkpointed: bool) -> Section:
     """Tape and weights of one layer."""
     shapes, model = kit.shapes, kit.model
-    size = shapes.tokens_sp * shapes.hidden * shapes.act_bytes
+    size = shapes.tokens_sp * shapes.hidden * kit.stream_bytes
     tape = Tape([("x", size)], kit.marker)
     section = Section(kit, tape, Weights())
     stream = "x"
     if model.n_heads:
-        inside = "x"
+        inside = section.narrowed("x", ATTENTION) if not model.block_norms else "x"
         if model.block_norms:
             inside = "x.normed"
             section.norm("attention_norm", "x", inside, shapes.tokens_sp, ATTENTION_NORM)
         attention(section, inside, "attention.y", ATTENTION)
         section.residual("attention_residual", "x", "attention.y", "h", ATTENTION)
         stream = "h"
-    inside = stream
+    inside = section.narrowed(stream, FFN) if not model.block_norms else stream
     if model.block_norms:
         inside = stream + ".normed"
         section.norm("ffn_norm", stream, inside, shapes.tokens_sp, FFN_NORM)
@@ -49,6 +49,7 @@ def settle_activations(kit: PlanKit, tape: Tape, checkpointed: bool) -> None:
     """Set what of a finished tape runs again in backward, and what waits in host memory, as the plan says."""
     tape.early_stop = kit.stack.recompute_early_stop
     tape.compiled = kit.plan.compile
+    tape.weights_first = kit.whole_graph
     if checkpointed:
         tape.regions = checkpoint_regions(kit.plan, tape)
     if kit.plan.activation_offload:

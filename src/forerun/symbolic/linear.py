@@ -23,6 +23,15 @@ class Casts(NamedTuple):
     """of the result's gradient, before a gather"""
 
 
+class AutocastWeight(NamedTuple):
+    """Casts of one weight under autocast."""
+
+    forward: list[Stage]
+    backward: list[Stage]
+    made: tuple[tuple[str, int], ...]
+    """(tensor, bytes) kept for the backward pass"""
+
+
 @dataclass(slots=True)
 class Section:
     """A tape under construction, with the weights it collects."""
@@ -65,7 +74,19 @@ class Section:
             wide = tokens * width * 4
             makes += [(y + ".float", wide), (y + ".unit", wide), (y + ".cast", size)]
             saves = tuple(tensor for tensor, _ in makes[1:])
-        self.pointwise(name, kind, tokens * width, kit.stack.norm, (x,), tuple(makes), saves, module, "norm")
+        elements = tokens * width * kit.stream_bytes // kit.shapes.act_bytes
+        self.pointwise(name, kind, elements, kit.stack.norm, (x,), tuple(makes), saves, module, "norm")
+
+    def narrowed(self, x: str, module: int) -> str:
+        """What products read of the residual stream `x`: under autocast a cast of it."""
+        kit, y = self.kit, x + ".cast"
+        if kit.stream_bytes == kit.act_bytes:
+            return x
+        elements = kit.shapes.tokens_sp * kit.shapes.hidden
+        wide, narrow = elements * kit.stream_bytes, elements * kit.act_bytes
+        forward, backward = kit.traffic(y, wide, narrow), kit.traffic(y + ".backward", narrow, wide)
+        self.tape.add(TapeOp(y, "pointwise", module, forward, backward, reads=(x,), makes=((y, narrow),)))
+        return y
 
     def fan_out(self, name: str, x: str, elements: float, readers: int, module: int) -> None:
         """Sums of the gradients that `readers` operations give to `x` of `elements` elements."""
@@ -78,8 +99,9 @@ class Section:
         kit = self.kit
         elements = kit.shapes.tokens_sp * kit.shapes.hidden
         pattern = "dropout_add" if kit.stack.hidden_dropout else "residual"
-        forward, backward = kit.pattern(pattern, elements, kit.stack.residual)
-        makes = [(y, elements * kit.shapes.act_bytes)]
+        moved = elements * kit.stream_bytes // kit.shapes.act_bytes
+        forward, backward = kit.pattern(pattern, moved, kit.stack.residual)
+        makes = [(y, elements * kit.stream_bytes)]
         saves: tuple[str, ...] = ()
         if kit.stack.hidden_dropout:
             makes.append((y + ".mask", elements))
@@ -233,21 +255,31 @@ class Section:
         cast_in, cast_out = self.fp8_casts(name, casts, n_in * n_out)
         self._absolutes(name, x, casts, n_in * n_out, module)
         kept, made = (x, ()) if keeps_input else self.kept_input(x, tokens * n_in)
+        weight = self.autocast_weight(name, n_in * n_out)
         self.tape.add(
             TapeOp(
                 name,
                 "matmul",
                 module,
-                cast_in + on_compute(forward),
+                cast_in + weight.forward + on_compute(forward),
                 cast_out + on_compute(dgrad),
-                on_compute(wgrad) + self._bias_grad(name, tokens, n_out, bias),
+                on_compute(wgrad) + weight.backward + self._bias_grad(name, tokens, n_out, bias),
                 reads=(x,),
-                saves=(kept,),
-                makes=((y, size), *made),
+                saves=(kept, *(tensor for tensor, _ in weight.made)),
+                makes=((y, size), *made, *weight.made),
                 parameters=(n_in * n_out, n_out) if bias else (n_in * n_out,),
                 weight_grad_bytes=self.weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
             )
         )
+
+    def autocast_weight(self, name: str, elements: int) -> AutocastWeight:
+        """The cast of a weight that autocast makes once and keeps, and its gradient's cast back; else nothing."""
+        kit, cast = self.kit, name + ".weight"
+        if not kit.plan.autocast:
+            return AutocastWeight([], [], ())
+        wide, narrow = 4 * elements, kit.act_bytes * elements
+        back = kit.traffic(cast + ".backward", narrow, wide)
+        return AutocastWeight(kit.traffic(cast, wide, narrow), back, ((cast, narrow),))
 
     def weight_grad_bytes(self, elements: int) -> int:
         """Bytes of the gradient of `elements` weights until it is accumulated."""

@@ -156,7 +156,7 @@ def has_working_copy(kit: PlanKit) -> bool:
         kit.plan.zero_stage != 3
         and DTYPE_BYTES[kit.plan.master_dtype] == 4
         and kit.weight_bytes == 2
-        and not kit.stack.autocast
+        and not (kit.stack.autocast or kit.plan.autocast)
         and not kit.stack.parametrized
     )
 

@@ -96,6 +96,9 @@ class Tape:
         self.early_stop = True
         self.compiled = False
         """a checkpoint keeps of its policy's choice only what backward uses, as torch.compile's partitioner does"""
+        self.weights_first = False
+        """a weight's gradient is made before the input's, so that the input is gone by then (Inductor's order for the
+        least peak)"""
         self.offload = 0.0
         """share of each kept tensor that waits for backward in host memory"""
         self.offload_op = -1
@@ -300,22 +303,27 @@ class _Backward:
 
     def _op(self, i: int, op: TapeOp) -> None:
         block, first = self.writer.block, len(self.writer.block)
+        ahead = self.tape.weights_first and self.weights is None and bool(op.weight_backward)
+        if ahead:
+            self.writer.stages(op.weight_backward, _BACKWARD, op.module)
+        turn = len(block)
         self.writer.hold(op.backward_held, self.writer.stages(op.backward, _BACKWARD, op.module), op.passing)
-        (self.weights or self.writer).stages(op.weight_backward, _BACKWARD, op.module)
+        if not ahead:
+            (self.weights or self.writer).stages(op.weight_backward, _BACKWARD, op.module)
         if op.weight_grad_bytes:
             target = (self.weights or self.writer).block
             target.tensor(op.weight_grad_bytes, _UNSHARDED, max(0, len(target) - 1), -1)
         first, last = self.writer.span(first)
         if op.scratch_bytes:
             block.tensor(op.scratch_bytes, op.passing, first, last)
-        self._gradients(op, first, last)
+        self._gradients(op, turn if ahead else first, last)
         for tensor in self.release.get(i, ()):
             if tensor in self.tape.held:
                 continue
             if tensor in self.kept:
                 category = self._category(tensor)
                 target = self.weights.block if self.weights and op.weight_backward else block
-                end = max(0, len(target) - 1)
+                end = max(0, (turn if ahead and tensor in op.reads else len(target)) - 1)
                 for part in self.tape._parts(self.sizes[tensor]):
                     target.tensor(part, category, -1, end)
             elif tensor in self.remade:

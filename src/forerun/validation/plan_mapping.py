@@ -8,6 +8,7 @@ from typing import Any
 from forerun.errors import ForerunError
 from forerun.model.spec import ModelSpec
 from forerun.plan.plan import Plan
+from forerun.plan.stack import load_stack
 from forerun.validation import wording
 from forerun.validation.rows import Measurement
 from forerun.validation.wording import says
@@ -81,6 +82,8 @@ def _sharding(row: Measurement, stack: str, zero_stage: int) -> Fields:
     stated = re.search(wording.RESHARD, row.notes, re.IGNORECASE)
     if stated:
         fields["reshard_after_forward"] = stated[1].lower()
+    if load_stack(stack).parametrized and says(row.ac_detail, wording.KEEPS_GATHERED):
+        fields["reshard_after_forward"] = "never"
     if says(row.notes, wording.NO_GRADIENT_OVERLAP):
         fields["overlap_grad_reduce"] = False
     return fields
@@ -200,6 +203,8 @@ def _precision(row: Measurement, stack: str, notes: list[str]) -> Fields:
     fields: Fields = {"precision": precision, "master_dtype": "fp32"}
     if row.param_dtype == "fp32" and precision not in ("fp32", "tf32") and (row.dp_shard or 1) > 1:
         notes.append("weights are gathered in fp32 and cast for each use: gathers taken in the compute dtype")
+    if says(row.precision, wording.AUTOCAST) and row.param_dtype == "fp32" and not row.zero_stage:
+        fields["autocast"] = precision in ("bf16", "fp16")
     fields |= _gradient_dtypes(row, stack, precision, notes)
     if precision in ("fp8", "mxfp8", "nvfp4"):
         recipe = "mx" if precision != "fp8" else wording.first_match(wording.FP8_RECIPES, row.fp8_recipe)
@@ -284,11 +289,18 @@ def _kernels(row: Measurement, stack: str, notes: list[str]) -> Fields:
     return {
         "compile": says(compiled, r"^(yes|aot)"),
         "compile_loss": not says(compiled, r"\(model\b"),
+        "graph_breaks": load_stack(stack).whole_graph and _breaks_graphs(row),
         "cuda_graphs": says(compiled, r"cuda ?graphs"),
         "attention": attention or "auto",
         "optimizer": optimizer or "adamw",
         "optimizer_impl": kernels,
     }
+
+
+def _breaks_graphs(row: Measurement) -> bool:
+    """Whether something inside of what is compiled ends its graphs."""
+    apart = says(row.attention_kernel, wording.COMPILED_APART)
+    return row.torch_compile.lower().startswith("yes") and (apart or says(row.ac_detail, wording.GRAPH_BREAKS))
 
 
 def _offload(row: Measurement, model: ModelSpec, notes: list[str]) -> Fields:

@@ -114,6 +114,15 @@ OPTIMIZERS = ((r"sgd", "sgd"), (r"adamw", "adamw"), (r"adam", "adam"))
 OPTIMIZER_KERNELS = ((r"foreach", "foreach"), (r"decoupled", "loop"), (r"fused|distributed|apex", "fused"))
 """Composer's DecoupledAdamW updates one tensor after the other; `distributed` is Megatron's, built on apex"""
 
+AUTOCAST = r"^amp_"
+"""of a precision whose parameters are fp32: torch.autocast"""
+GRAPH_BREAKS = r"checkpoint\("
+"""sub-blocks call checkpoint() themselves inside of what is compiled: its hooks end graphs at their borders"""
+COMPILED_APART = r"flex"
+"""attention that is compiled by itself, with a graph break on either side"""
+KEEPS_GATHERED = r"\bac_mode\b"
+"""checkpointing is left to the model (simple_fsdp.py: regional_ac is ac_mode == "none"), and this one has none: what is
+gathered stays for the backward pass"""
 COMPILED_STEP = r"fwd\+bwd"
 """the compiled function goes on to the end of the step"""
 BALANCED_ENDS = r"type:transformer\|embedding"

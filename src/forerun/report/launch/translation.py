@@ -118,7 +118,15 @@ class Translation:
         if plan.activation_checkpointing != "selective":
             habit("selective_policy")
         if not plan.compile:
-            habit("compile_loss")
+            habit("compile_loss", "graph_breaks")
+        if plan.graph_breaks:
+            self.note("graph_breaks", "what the script does inside of what it compiles, not a setting")
+        else:
+            habit("graph_breaks")
+        if plan.zero_stage != 3 or plan.fsdp == 1 or not plan.shard_min_mib:
+            habit("shard_min_mib")
+        if not plan.autocast:
+            habit("autocast")
         if plan.expert_imbalance == 1:
             habit("expert_imbalance")
         else:
