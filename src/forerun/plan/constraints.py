@@ -137,6 +137,20 @@ def _precision_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
     return lacks or f"{what} needs precision fp8 or mxfp8, not {plan.precision}"
 
 
+def _autocast(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
+    other: Column = plan.master_dtype != "fp32"
+    for precision, here in values_of(plan.precision):
+        other |= here & (precision not in ("bf16", "fp16"))
+    return plan.autocast & other
+
+
+def _autocast_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
+    return (
+        "autocast casts weights of master_dtype fp32 to precision bf16 or fp16,"
+        f" not {plan.master_dtype} to {plan.precision}"
+    )
+
+
 def _lacks(precision: str, cluster: Cluster) -> str | None:
     """Why the device can't compute in `precision`."""
     device = cluster.device
@@ -406,6 +420,7 @@ LAYERED_RULES: tuple[Rule[LayeredModel], ...] = (
 RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("more GPUs than the cluster joins", _too_many, _too_many_why),
     Rule("precision that the device lacks", _precision, _precision_why),
+    Rule("autocast of other weights than fp32", _autocast, _autocast_why),
     Rule("attention heads do not split over tp", _heads, _heads_why),
     Rule("feed-forward width does not split over tp", _feed_forward, _feed_forward_why),
     Rule("async_tp without sequence parallelism", _async_tp, _async_tp_why),

@@ -142,11 +142,6 @@ class Plan:
             )
         if self.shard_min_mib < 0:
             raise ForerunError(f"plan: shard_min_mib must be at least 0, got {self.shard_min_mib}")
-        if self.autocast and (self.precision not in ("bf16", "fp16") or self.master_dtype != "fp32"):
-            raise ForerunError(
-                f"plan: autocast casts fp32 weights to precision bf16 or fp16, got precision {self.precision}"
-                f" and master_dtype {self.master_dtype}"
-            )
         if self.expert_imbalance < 1:
             raise ForerunError(f"plan: expert_imbalance must be at least 1, got {self.expert_imbalance}")
         if not 0 <= self.activation_offload <= 1:

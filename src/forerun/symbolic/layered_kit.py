@@ -28,7 +28,7 @@ class LayeredKit(PlanKit):
     def casts_weights(self) -> bool:
         """Whether weights are kept wider than products read them, and cast at each use (torch.autocast)."""
         wider = DTYPE_BYTES[self.plan.master_dtype] > self.weight_bytes
-        return self.stack.autocast and wider and self.plan.zero_stage != 3
+        return (self.stack.autocast or self.plan.autocast) and wider and self.plan.zero_stage != 3
 
     @property
     def accumulate_dtype(self) -> str:

@@ -123,10 +123,9 @@ class Translation:
             self.note("graph_breaks", "what the script does inside of what it compiles, not a setting")
         else:
             habit("graph_breaks")
-        if plan.zero_stage != 3 or plan.fsdp == 1 or not plan.shard_min_mib:
-            habit("shard_min_mib")
-        if not plan.autocast:
-            habit("autocast")
+        without = plan.zero_stage != 3 or plan.fsdp == 1 or not plan.shard_min_mib
+        self.habit_unless(without, "shard_min_mib", "shards parameters of every size")
+        self.habit_unless(not plan.autocast, "autocast", "put torch.autocast around the model in your script")
         if plan.expert_imbalance == 1:
             habit("expert_imbalance")
         else:
