@@ -31,6 +31,7 @@ def says(text: str, pattern: str) -> bool:
 
 
 STACKS = (
+    StackWords("torchtitan-simple-fsdp", r"torchtitan.*simple_?\s*fsdp"),
     StackWords("simple-fsdp", r"simple_?\s*fsdp"),
     StackWords("composer-torch2.0", r"composer|llm-foundry", software=r"torch (1\.|2\.0\b)"),
     StackWords("composer", r"composer|llm-foundry"),
@@ -57,7 +58,7 @@ NEAREST_STACK = "torchtitan"
 
 MEGATRON_FAMILY = frozenset({"megatron-lm", "megatron-deepspeed", "megatron-core", "megatron-kwai", "nemo"})
 TORCHTITAN = frozenset({"torchtitan", "torchtitan-0.2", "torchtitan-0.1", "torchtitan-2024"})
-FSDP_FAMILY = TORCHTITAN | {"composer", "composer-torch2.0", "simple-fsdp", "fms-fsdp"}
+FSDP_FAMILY = TORCHTITAN | {"composer", "composer-torch2.0", "simple-fsdp", "torchtitan-simple-fsdp", "fms-fsdp"}
 """parameters are sharded between steps even when they stay gathered from forward to backward"""
 GATHER_CP_FAMILY = TORCHTITAN
 """context parallelism gathers keys and values at once (`context_parallel_rotate_method = allgather`)"""
