@@ -63,8 +63,9 @@ def _alone(model: ModelSpec, plan: Plans) -> Column:
 
 
 def _gathers(plan: Plans) -> Column:
-    """Where parameters are gathered before they are used."""
-    return (plan.zero_stage == 3) & ((plan.fsdp > 1) | (plan.offload == "params"))
+    """Where parameters are gathered, fetched or cast before they are used."""
+    casts = _in_stack(plan, lambda stack: stack.parametrized)
+    return (plan.zero_stage == 3) & ((plan.fsdp > 1) | (plan.offload == "params") | casts)
 
 
 # -- the mesh ------------------------------------------------------------------------------------------------
@@ -129,6 +130,10 @@ def _as_by_default(model: ModelSpec, plan: Plans) -> Column:
 
 def _no_prefetch(model: ModelSpec, plan: Plans) -> Column:
     return _no(_gathers(plan)) | _in_stack(plan, lambda stack: stack.fsdp == "simple")
+
+
+def _whole_parameters(model: ModelSpec, plan: Plans) -> Column:
+    return (plan.zero_stage != 3) | (plan.fsdp == 1)
 
 
 def _no_overlap(model: ModelSpec, plan: Plans) -> Column:
@@ -215,6 +220,10 @@ def _loss_as_it_is(model: ModelSpec, plan: Plans) -> Column:
     return _no(plan.compile) | _in_stack(plan, lambda stack: not stack.compiles_loss)
 
 
+def _not_compiled(model: ModelSpec, plan: Plans) -> Column:
+    return _no(plan.compile)
+
+
 def _own_attention(model: ModelSpec, plan: Plans) -> Column:
     return _in_stack(plan, lambda stack: plan.attention == stack.attention)
 
@@ -230,6 +239,7 @@ NAMINGS = (
     *MESH_NAMINGS,
     _usual("reshard_after_forward", "default", _as_by_default),
     _usual("prefetch", 1, _no_prefetch),
+    _usual("shard_min_mib", 0.0, _whole_parameters),
     _usual("overlap_grad_reduce", True, _no_overlap),
     _usual("ddp_bucket_mib", 0.0, _no_bucket),
     _usual("reduce_dtype", "auto", _own_reduce_dtype),
@@ -244,6 +254,7 @@ NAMINGS = (
     _usual("selective_policy", "op", _not_selective),
     _usual("checkpoint_every", 1, _not_checkpointed),
     _usual("compile_loss", True, _loss_as_it_is),
+    _usual("graph_breaks", False, _not_compiled),
     _usual("attention", "auto", _own_attention),
 )
 """in the order in which they are applied: what an earlier one changes, a later one sees"""

@@ -71,7 +71,9 @@ def shard_elements(plan: Plan, weights: Weights) -> int:
 
 
 def whole_tensors(plan: Plan, weights: Weights) -> list[int]:
-    """Elements of the parameters that are too small to be sharded; experts always are."""
+    """Elements of the parameters that ZeRO-3 leaves whole because they are small; it always shards experts."""
+    if plan.zero_stage != 3:
+        return []
     least = plan.shard_min_mib * MIB / DTYPE_BYTES[plan.master_dtype]
     return [size for size in (*weights.matrices, *weights.vectors) if size < least]
 
