@@ -22,6 +22,7 @@ OWN_OPTIONS = {
     *("--launch", "--launch-out"),
     *("--space", "--headroom", "--pareto", "--pareto-plans", "--why", "--heat", "--pictures"),
     *("--anchor", "--suggest-anchor", "--with-anchor", "--leave-out", "--write"),
+    *("--every", "--checkpoint-mode", "--storage"),
     "--mode",  # of the script that README.md traces
 }
 

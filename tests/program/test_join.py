@@ -66,7 +66,7 @@ def test_pipelines_stay_inside_a_part() -> None:
         (dict(dp_shard=8), 1, {"dp_shard"}),
         (dict(dp_shard=4, dp_replicate=2), 4, {"dp_replicate"}),
         (dict(dp_shard=4, dp_replicate=2), 2, {"dp_shard", "dp_replicate"}),
-        (dict(dp_replicate=4, zero_stage=0, tp=2), 2, {"dp_all", "dp_replicate"}),
+        (dict(dp_replicate=4, zero_stage=0, tp=2), 2, {"dp_all"}),
         (dict(dp_shard=4, tp=2), 4, {"dp_shard"}),
     ],
 )
