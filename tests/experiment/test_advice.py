@@ -107,7 +107,7 @@ def test_every_advice_brings_what_it_says(request):
     holds_of(request)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=8, deadline=None)
 @given(requests())
 def test_every_advice_of_many_runs_brings_what_it_says(request):

@@ -103,6 +103,7 @@ def test_the_default_takes_what_its_author_measured(ours):
     assert prediction["step_time_s"] * 1000 == pytest.approx(MEASURED_MS[()], rel=0.05)
 
 
+@pytest.mark.long
 def test_logits_of_four_gib_are_there(tmp_path):
     program, prediction = traced(SCRIPT, tmp_path, "-b", "16", "-d", "1", "-w", "512")
     assert largest_tensor(program) == 1 << 32

@@ -184,6 +184,7 @@ def test_scaling_study_of_the_command_line(tmp_path):
     assert [point["num_nodes"] for point in study["points"]] == [1, 2, 4, 8, 16]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "words"),
     [
@@ -272,6 +273,7 @@ def test_event_history_from_python_is_that_of_the_files(tmp_path):
 # -- gradient compression, which its bottleneck analysis recommends and its roadmap names -----------------------------
 
 
+@pytest.mark.long
 def test_gradient_compression_shortens_a_step_that_the_network_bounds(tmp_path):
     (tmp_path / "bound.yaml").write_text(
         yaml.safe_dump(

@@ -38,7 +38,7 @@ def block(size_bytes):
     return -(-size_bytes // 512) * 512
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_eager_and_compiled_steps_of_any_size_have_the_same_bytes(steps):
     assert len(steps["steps"]) == COUNT
     assert steps["notes"] == []
@@ -46,7 +46,7 @@ def test_eager_and_compiled_steps_of_any_size_have_the_same_bytes(steps):
         assert step["compiled"] == step["eager"], step["shape"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tensors_have_the_bytes_that_their_shapes_say(steps):
     for step in steps["steps"]:
         (batch, rows, columns), element = step["shape"], step["element_bytes"]

@@ -141,7 +141,7 @@ def test_stages_of_a_pipeline_send_what_others_receive():
     assert sum(matmuls) == 3 * 4 * (7 * SMALL.n_layers + 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_folded_pipeline_is_the_whole_one():
     config = replace(SMALL, n_layers=18)
     fields = {"config": config, "pp": 2, "n_microbatches": 2}

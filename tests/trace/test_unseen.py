@@ -52,14 +52,14 @@ def captured(tmp_path_factory):
     return {how: json.loads((folder / how).read_text(encoding="utf-8")) for how in runs}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_region_has_the_graphs_and_breaks_that_it_has_without_the_tracer(captured, name):
     assert captured["traced"][name] == captured["plain"][name]
     assert captured["plain"][name]["graphs"] or captured["plain"][name]["breaks"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_program_is_compared_and_none_falls_back(captured):
     assert captured["traced"].pop("notes") == []
     assert tuple(captured["traced"]) == NAMES
