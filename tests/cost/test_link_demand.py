@@ -13,9 +13,11 @@ from forerun.cluster.catalog import load_cluster
 from forerun.cluster.types import KernelRates
 from forerun.cost.link_demand import link_demand
 from forerun.cost.op_costs import durations_ps, on_topology
+from forerun.cost.step_costs import Launching, step_costs
 from forerun.engine.sharing import FULL, LinkDemand
 from forerun.network.nccl import wire_efficiency
 from forerun.network.on_topology import load_network
+from forerun.plan.stack import load_stack
 from forerun.program.builder import OpTableBuilder
 from forerun.program.groups import CommGroup
 from forerun.program.types import Collective, Stream
@@ -112,3 +114,18 @@ def test_switches_like_the_links_of_a_cluster_are_as_busy(kind: Collective, grou
     assert on_levels is not None
     assert on_links is not None
     assert on_links.share.max() == pytest.approx(on_levels.share.max(), rel=0.05)
+
+
+def test_the_way_through_host_memory_is_a_link_that_axes_share() -> None:
+    """Without peer access a collective that this way bounds keeps all of it busy, whatever the PCIe link could do."""
+    cluster = load_cluster("rtx4090")
+    group = CommGroup("tp", 4, 1, 4)
+    ops = OpTableBuilder()
+    ops.collective("op", Collective.ALL_GATHER, 0, GIB)
+    table = ops.build()
+    costs = step_costs(table, (group,), cluster, load_stack("torchtitan"), Launching(), 8)
+    assert costs.demand is not None
+    np.testing.assert_allclose(costs.demand.share[0] / FULL, [1, 0, 1, 0], rtol=1e-6)
+    direct = replace(cluster, links=(replace(cluster.links[0], peer_to_peer=True), *cluster.links[1:]))
+    with_peers = step_costs(table, (group,), direct, load_stack("torchtitan"), Launching(), 8)
+    assert with_peers.duration_ps[0] < costs.duration_ps[0]

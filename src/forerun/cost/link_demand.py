@@ -32,11 +32,13 @@ def link_demand(
     cluster: Cluster,
     network: OnTopology | None = None,
     without: I64 | None = None,
+    host_path_ps: I64 | None = None,
 ) -> LinkDemand | None:
     """What the rows of `ops` ask of links while they take `duration_ps`; None where none asks for anything.
 
     The links are a rank's own at every level of `cluster`, each way, or with `network` those of the topology, under all
-    equal groups of an axis at once. Rows `without` ask for nothing: nobody knows what they send where.
+    equal groups of an axis at once. Rows `without` ask for nothing: nobody knows what they send where. Without peer
+    access the link inside a node is the way through host memory, which each op keeps busy for `host_path_ps` (n_ops,).
     """
     moves = np.isin(ops.kind, (OpKind.COLLECTIVE, OpKind.P2P)) & (duration_ps > 0)
     if without is not None:
@@ -46,7 +48,9 @@ def link_demand(
     if not len(rows):
         return None
     busy, receiving = (
-        _on_levels(ops, rows, groups, cluster) if network is None else _on_links(ops, rows, groups, network)
+        _on_levels(ops, rows, groups, cluster, host_path_ps)
+        if network is None
+        else _on_links(ops, rows, groups, network)
     )
     alone_s = duration_ps[rows, None] / PS_PER_S
     share = np.zeros((len(ops), busy.shape[1]), np.int64)
@@ -54,7 +58,9 @@ def link_demand(
     return LinkDemand.of(share, receiving)
 
 
-def _on_levels(ops: OpTable, rows: I64, groups: Sequence[CommGroup], cluster: Cluster) -> tuple[F64, Mask]:
+def _on_levels(
+    ops: OpTable, rows: I64, groups: Sequence[CommGroup], cluster: Cluster, host_path_ps: I64 | None
+) -> tuple[F64, Mask]:
     """Seconds that `rows` keep the links of a rank busy, (rows, 2 levels): out of it, then into it."""
     measured = load_profile(cluster.device.cost_profile).collectives
     busy = np.zeros((len(rows), len(cluster.links)))
@@ -63,6 +69,8 @@ def _on_levels(ops: OpTable, rows: I64, groups: Sequence[CommGroup], cluster: Cl
         same = np.flatnonzero(key == number)
         kind, group = Collective(number // len(groups)), groups[number % len(groups)]
         busy[same] = link_busy_s(kind, ops.bytes_comm[rows[same]], group, cluster, measured)
+    if host_path_ps is not None:
+        busy[:, 0] = np.maximum(busy[:, 0], host_path_ps[rows] / PS_PER_S)
     return np.concatenate([busy, busy], axis=1), np.repeat([False, True], busy.shape[1])
 
 

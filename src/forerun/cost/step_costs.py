@@ -122,7 +122,7 @@ def step_costs(
     gap_us = 0.0 if launching.cuda_graphs else stack.kernel_gap_us + stack.launch_blocking_us
     duration = duration + np.where(kernel, launches, 0) * int(gap_us * PS_PER_US)
     on_network = ops.kind == OpKind.COLLECTIVE
-    demand = link_demand(ops, groups, duration, cluster, placed, without=unknown)
+    demand = link_demand(ops, groups, duration, cluster, placed, without=unknown, host_path_ps=least_ps)
     return StepCosts(
         duration_ps=duration,
         issue_ps=issue_ps,
