@@ -4,16 +4,19 @@ Measured figures are read from the document at run time: steps in milliseconds, 
 `test_simple_pytorch_main.py` traces the author's script.
 """
 
+import io
 import json
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from forerun.analysis.predict import predict
+from forerun.cli.main import run
 from forerun.cluster.catalog import load_cluster
 from forerun.model.spec import ModelSpec
 from forerun.plan.plan import Plan
@@ -64,6 +67,14 @@ MLP_ROWS = {
 """Each row's plan. With ac_mode other than none, gathers are left to the checkpoints of the model, which has none."""
 IN_PIECES = replace(STEP, dp_shard=2, compile=True, graph_breaks=True, activation_checkpointing="selective")
 BOTH = replace(IN_PIECES, selective_policy="attention+mlp")
+
+
+def printed(*arguments):
+    """What `forerun ARGUMENTS` prints; the command runs in this process, which has its modules."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert run([str(argument) for argument in arguments]) == 0
+    return out.getvalue()
 
 
 def _figures(line):
@@ -187,10 +198,7 @@ def predicted(folder, depth, options):
     """What `forerun predict --json` answers for the author's model of `depth` blocks."""
     model = folder / "model.yaml"
     model.write_text(TRANSFORMER_FILE.format(depth=depth), encoding="utf-8")
-    words = [str(COMMAND), "predict", str(model), *SCRIPT.split(), *options.split(), "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(printed("predict", model, *SCRIPT.split(), *options.split(), "--json"))
 
 
 def rows_without_compiled_flex():
@@ -276,10 +284,7 @@ def mlp(tmp_path):
         model = tmp_path / "mlp.yaml"
         model.write_text(MLP_FILE.format(layers=layers, width=width, hidden=4 * width, vocab=vocab))
         words = ["predict", model, "--cluster", "a100-80gb-sxm", "--stack", "simple-fsdp", "--seq-len", width, "--json"]
-        words = [str(COMMAND), *map(str, words), *map(str, options)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return json.loads(printed(*words, *options))
 
     return command
 
@@ -347,7 +352,6 @@ def test_a_checkpoint_is_saved_and_loaded(mlp):
     assert found["load_s"] > parameters / 4 / 2e9
 
 
-@pytest.mark.long
 def test_more_nodes_train_more_tokens_at_a_price(mlp):
     found = [mlp("--dp-shard", -1, "--gpus", gpus, "--micro-batch", 8) for gpus in (8, 16, 32, 64)]
     paces = [record["tokens_per_s_per_gpu"] for record in found]

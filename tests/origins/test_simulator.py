@@ -1,10 +1,13 @@
 """The Distributed AI Workload Simulator: what its README does and says, done here as its author types it."""
 
 import csv
+import io
 import json
+import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import yaml
 
 import forerun
 from forerun.analysis.predict import simulate
+from forerun.cli.main import run
 from forerun.cluster.catalog import load_cluster
 from forerun.engine.sharing import FULL
 from forerun.engine.simulate import simulate as run_engine
@@ -40,12 +44,21 @@ LAYER = """
 """its custom layer, with the values that its Python has"""
 
 
+def printed(folder, *arguments):
+    """What `forerun ARGUMENTS` prints in `folder`; it runs in this process, which has its modules."""
+    out, before = io.StringIO(), Path.cwd()
+    os.chdir(folder)
+    try:
+        with redirect_stdout(out):
+            assert run([str(argument) for argument in arguments]) == 0
+    finally:
+        os.chdir(before)
+    return out.getvalue()
+
+
 def typed(folder, *arguments):
-    """What `forerun experiment ARGUMENTS` prints."""
-    words = [str(COMMAND), "experiment", *map(str, arguments)]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """What `forerun experiment ARGUMENTS` prints in `folder`."""
+    return printed(folder, "experiment", *arguments)
 
 
 def told(folder, *arguments):
@@ -166,7 +179,8 @@ def test_a_hardware_preset_is_the_gpu_with_the_network_that_it_has_there(tmp_pat
 
 
 def test_preset_medium(tmp_path):
-    output = typed(tmp_path, "run", "--preset", "medium")
+    words = [str(COMMAND), "experiment", "run", "--preset", "medium"]
+    output = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=True).stdout
     for words in ("experiment file: ", "step time", "Bottlenecks", "Recommended"):
         assert words in output
 
@@ -184,7 +198,6 @@ def test_scaling_study_of_the_command_line(tmp_path):
     assert [point["num_nodes"] for point in study["points"]] == [1, 2, 4, 8, 16]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "words"),
     [
@@ -273,7 +286,6 @@ def test_event_history_from_python_is_that_of_the_files(tmp_path):
 # -- gradient compression, which its bottleneck analysis recommends and its roadmap names -----------------------------
 
 
-@pytest.mark.long
 def test_gradient_compression_shortens_a_step_that_the_network_bounds(tmp_path):
     (tmp_path / "bound.yaml").write_text(
         yaml.safe_dump(
@@ -326,12 +338,10 @@ def cluster_file(folder, gpus_per_node):
 
 def predicted(folder, cluster, *options):
     """What `forerun predict` says."""
-    (folder / "config.json").write_text(json.dumps(MIXTRAL), encoding="utf-8")
-    words = ["predict", "config.json", "--cluster", cluster.name, *options, "--seq-len", 2048, "--json"]
-    command = [str(COMMAND), *map(str, words)]
-    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    config = folder / "config.json"
+    config.write_text(json.dumps(MIXTRAL), encoding="utf-8")
+    words = ["predict", config, "--cluster", cluster, *options, "--seq-len", 2048, "--json"]
+    return json.loads(printed(folder, *words))
 
 
 def simulated(folder, cluster, plan):

@@ -238,7 +238,7 @@ def test_checkpointed_regions_leave_the_garbage_that_the_constants_say():
     assert found / (4 * len(layers)) == pytest.approx(periodic_constants().gc.objects_per_checkpointed_region, abs=1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_trace_keeps_what_is_switched_on(tmp_path):
     """A package in torchtitan's place; its trainer refuses to run with what a trace leaves out."""
     standin_torchtitan.install(tmp_path / "path")
