@@ -1,4 +1,4 @@
-"""What surrounds the step of a prediction: memory before the first one, and the periodic work of the training loop."""
+"""This module adds what surrounds a step to its prediction: memory before the first step, and periodic work."""
 
 from __future__ import annotations
 

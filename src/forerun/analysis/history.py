@@ -76,7 +76,7 @@ class Event:
 
     @property
     def event_type(self) -> str:
-        """What happens, in a word: compute_start, communication_end."""
+        """The kind and the end of the event in one word, as compute_start or communication_end."""
         return f"{self.kind}_{self.event}"
 
     @property

@@ -20,7 +20,7 @@ class Stall:
 
     @property
     def mean_s(self) -> float:
-        """What it adds to a step in the mean."""
+        """This is the mean time that the work adds to a step."""
         return self.stall_s / self.every_steps
 
 

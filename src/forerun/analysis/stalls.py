@@ -96,7 +96,7 @@ def _words(storage: Storage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What periodic work meets in the step of the busiest rank class."""
+    """The step of the busiest rank class, as periodic work meets it."""
 
     simulation: Simulation
     program: Program

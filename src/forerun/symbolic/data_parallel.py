@@ -85,8 +85,8 @@ class DataParallel:
         self.kit = kit
         plan = kit.plan
         self.simple = kit.stack.fsdp == "simple"
+        # a parametrisation that has nothing to gather still casts a parameter at each use
         casts = kit.stack.parametrized and DTYPE_BYTES[plan.master_dtype] != kit.weight_bytes
-        """a parametrisation casts at each use what it has not to gather"""
         self.fsdp = plan.zero_stage == 3 and (plan.fsdp > 1 or plan.offload == "params" or casts)
         self.by_module = kit.stack.parametrized and not kit.whole_graph
         """eager modules ask for their parameters one by one"""
