@@ -26,7 +26,7 @@ long: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
 ray: $(VENV)/installed-ray
-	$(BIN)/python -m pytest tests/search/test_search_ray.py
+	$(BIN)/python -m pytest tests/answers/search/test_search_ray.py
 
 bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/engine.py

@@ -12,13 +12,13 @@ import time
 
 import numpy as np
 
-from forerun.astra.collective_cases import implementations
-from forerun.astra.run import SlotRun
-from forerun.astra.single import collective_times
-from forerun.astra.system import System, system_from
-from forerun.chakra.trace import CommType
-from forerun.network.network_file import Network, parse_topology
-from forerun.program.types import I64
+from forerun.astrasim.astra.collective_cases import implementations
+from forerun.astrasim.astra.run import SlotRun
+from forerun.astrasim.astra.single import collective_times
+from forerun.astrasim.astra.system import System, system_from
+from forerun.astrasim.chakra.trace import CommType
+from forerun.core.network.network_file import Network, parse_topology
+from forerun.core.program.types import I64
 
 BYTES = 1 << 30
 TORI = ("4x4x4", "8x8x8", "16x16x16", "32x32x16", "32x32x32", "32x32x64")

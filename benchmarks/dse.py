@@ -14,11 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forerun.dse.definition import read_exploration
-from forerun.dse.evaluate import Failed
-from forerun.dse.explore import evaluator_of
-from forerun.dse.space import Point
-from forerun.dse.workload import Strategy
+from forerun.astrasim.dse.definition import read_exploration
+from forerun.astrasim.dse.evaluate import Failed
+from forerun.astrasim.dse.explore import evaluator_of
+from forerun.astrasim.dse.space import Point
+from forerun.astrasim.dse.workload import Strategy
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT.parent / "shared" / "golden" / "dse"

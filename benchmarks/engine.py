@@ -11,11 +11,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from forerun.engine.simulate import simulate
-from forerun.program.builder import BlockBuilder, OpTableBuilder
-from forerun.program.groups import CommGroup
-from forerun.program.types import N_CATEGORIES, Block, Channel, Collective, OpKind, Phase, Program, RankClass, Stream
-from forerun.program.unfold import unfold
+from forerun.core.engine.simulate import simulate
+from forerun.core.program.builder import BlockBuilder, OpTableBuilder
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import (
+    N_CATEGORIES,
+    Block,
+    Channel,
+    Collective,
+    OpKind,
+    Phase,
+    Program,
+    RankClass,
+    Stream,
+)
+from forerun.core.program.unfold import unfold
 
 NODES_PER_LAYER = 20
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 from engine import pipeline
 
-from forerun.engine.simulate import simulate
-from forerun.engine.windows import simulate_in_windows
-from forerun.program.types import OpKind, Program
-from forerun.program.unfold import unfold
+from forerun.core.engine.simulate import simulate
+from forerun.core.engine.windows import simulate_in_windows
+from forerun.core.program.types import OpKind, Program
+from forerun.core.program.unfold import unfold
 
 NODES = 10_000_000
 PIPELINES = {"one class": (1, 32), "16 stages": (16, 8)}

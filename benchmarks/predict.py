@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import time
 
-from forerun.analysis.predict import predict, predict_setup, simulate
-from forerun.analysis.setup import Setup
-from forerun.cluster.catalog import load_cluster
-from forerun.errors import ImpossiblePlan
-from forerun.model.catalog import load_model
-from forerun.network.on_topology import load_network
-from forerun.plan.plan import Plan
+from forerun.answers.analysis.predict import predict, predict_setup, simulate
+from forerun.answers.analysis.setup import Setup
+from forerun.common.errors import ImpossiblePlan
+from forerun.core.network.on_topology import load_network
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.plan import Plan
 
 
 def distinct_plans() -> list[Plan]:

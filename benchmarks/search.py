@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from forerun.cluster.catalog import load_cluster
-from forerun.model.catalog import load_model
-from forerun.report.wording import plan_words
-from forerun.search.screening import Screening
-from forerun.search.search import search
-from forerun.search.space import Tally, make_space
-from forerun.search.units import UnitRuns
+from forerun.answers.search.screening import Screening
+from forerun.answers.search.search import search
+from forerun.answers.search.space import Tally, make_space
+from forerun.answers.search.units import UnitRuns
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.catalog import load_model
+from forerun.interfaces.report.wording import plan_words
 
 CLUSTER = load_cluster("h100-sxm")
 BIG = load_model("llama-3.1-405b")

@@ -11,10 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from forerun.cluster.catalog import load_cluster
-from forerun.model.catalog import load_model
-from forerun.search.result import SearchResult
-from forerun.search.search import search
+from forerun.answers.search.result import SearchResult
+from forerun.answers.search.search import search
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.catalog import load_model
 
 TURNS = 5
 

@@ -28,8 +28,8 @@ from dataclasses import replace
 sys.path.insert(0, sys.argv[1])
 size, layers, world, seq, checkpointing = sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), 8192, sys.argv[5]
 
-from forerun.plan.plan import Plan
-from forerun.trace.module import trace_module
+from forerun.describe.plan.plan import Plan
+from forerun.sources.trace.module import trace_module
 
 def model():
     from model import SIZES, Llama

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import forerun
-from forerun.experiment.conditions import Conditions
-from forerun.experiment.handlers import EventHandler, on
-from forerun.experiment.result import Iteration
-from forerun.model.layered import Layer, LayeredModel, Matmul, Traffic, function_layer
-from forerun.network.patterns_messages import MessagePattern, Round
-from forerun.program.groups import CommGroup
+from forerun.answers.experiment.conditions import Conditions
+from forerun.answers.experiment.handlers import EventHandler, on
+from forerun.answers.experiment.result import Iteration
+from forerun.core.network.patterns_messages import MessagePattern, Round
+from forerun.core.program.groups import CommGroup
+from forerun.describe.model.layered import Layer, LayeredModel, Matmul, Traffic, function_layer
 
 
 class Mixer(Layer):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import log2
 
-from forerun.experiments import Experiment
-from forerun.network.patterns_messages import Message, MessagePattern
-from forerun.program.groups import CommGroup
+from forerun.core.network.patterns_messages import Message, MessagePattern
+from forerun.core.program.groups import CommGroup
+from forerun.interfaces.experiments import Experiment
 
 
 class Butterfly(MessagePattern):

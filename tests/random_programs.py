@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from forerun.program.builder import BlockBuilder, OpTableBuilder
-from forerun.program.groups import CommGroup
-from forerun.program.types import N_CATEGORIES, Block, Channel, OpTable, Program, RankClass, Stream
+from forerun.core.program.builder import BlockBuilder, OpTableBuilder
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import N_CATEGORIES, Block, Channel, OpTable, Program, RankClass, Stream
 
 N_OPS = 6
 N_SLOTS = 3

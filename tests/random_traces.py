@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from forerun.chakra.trace import CommType, NodeKind, RankTrace
+from forerun.astrasim.chakra.trace import CommType, NodeKind, RankTrace
 
 KINDS = (CommType.ALL_REDUCE, CommType.ALL_GATHER, CommType.REDUCE_SCATTER, CommType.ALL_TO_ALL)
 

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from forerun.cluster.catalog import load_cluster
-from forerun.model.catalog import load_model
-from forerun.plan.plan import Plan
-from forerun.symbolic.build import build
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.plan import Plan
+from forerun.sources.symbolic.build import build
 
 H100 = load_cluster("h100-sxm")
 MODEL = replace(load_model("llama-3.1-8b"), n_layers=2)

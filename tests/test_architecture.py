@@ -1,4 +1,4 @@
-"""Imports between rooms point one way, and stand at the top of a module."""
+"""Imports between wings and rooms point one way, and stand at the top of a module."""
 
 import ast
 from pathlib import Path
@@ -6,52 +6,61 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "forerun"
-LEVELS = [
-    {"errors", "units"},
-    {"files", "jit", "processes", "content", "records"},
-    {"ray_cluster"},
-    {"cluster", "model"},
-    {"plan"},
-    {"program"},
-    {"engine"},
-    {"network"},
-    {"cost", "memory"},
-    {"symbolic", "trace", "chakra"},
-    {"stage"},
-    {"astra"},
-    {"analysis"},
-    {"measure", "search", "validation", "dse"},
-    {"experiment", "fitting"},
-    {"report"},
-    {"api", "experiments"},
-    {"cli"},
+WINGS = [
+    ["common"],
+    ["describe"],
+    ["core"],
+    ["sources", "astrasim"],
+    ["answers"],
+    ["evidence"],
+    ["interfaces"],
 ]
-LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
+"""from the ground up; wings of one floor don't know each other"""
+ROOMS = {
+    "common": [
+        ["version", "errors", "units", "former_names"],
+        ["files", "jit", "processes", "content", "records"],
+        ["ray_cluster"],
+    ],
+    "describe": [["cluster", "model"], ["plan"]],
+    "core": [["program"], ["engine"], ["network"], ["cost", "memory"]],
+    "sources": [["symbolic", "trace"]],
+    "astrasim": [["chakra", "messages"], ["stage"], ["astra"], ["dse"]],
+    "answers": [["analysis"], ["search"], ["experiment"]],
+    "evidence": [["measure", "validation"], ["fitting"]],
+    "interfaces": [["report"], ["api", "experiments"], ["cli"]],
+}
+"""the rooms of each wing, from the ground up"""
+WING_FLOOR = {wing: floor for floor, wings in enumerate(WINGS) for wing in wings}
+FLOOR = {
+    f"{wing}.{room}": floor for wing, floors in ROOMS.items() for floor, rooms in enumerate(floors) for room in rooms
+}
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 """all but the package itself, which imports what it offers when it is used"""
 LAZY = {
-    SOURCE / "ray_cluster.py": {"ray"},
-    SOURCE / "analysis" / "history.py": {"pandas"},
-    SOURCE / "search" / "result.py": {"pandas"},
-    SOURCE / "experiment" / "result.py": {"pandas"},
-    SOURCE / "measure" / "fit.py": {"scipy.optimize"},
-    SOURCE / "measure" / "samples.py": {"pandas"},
-    SOURCE / "measure" / "microbench.py": {"torch", "torch.distributed", "torch.nn.attention"},
-    SOURCE / "dse" / "tables.py": {"pyarrow", "pyarrow.parquet"},
-    SOURCE / "report" / "pareto_plot.py": {
+    SOURCE / "common" / "ray_cluster.py": {"ray"},
+    SOURCE / "answers" / "analysis" / "history.py": {"pandas"},
+    SOURCE / "answers" / "search" / "result.py": {"pandas"},
+    SOURCE / "answers" / "experiment" / "result.py": {"pandas"},
+    SOURCE / "evidence" / "measure" / "fit.py": {"scipy.optimize"},
+    SOURCE / "evidence" / "measure" / "samples.py": {"pandas"},
+    SOURCE / "evidence" / "measure" / "microbench.py": {"torch", "torch.distributed", "torch.nn.attention"},
+    SOURCE / "astrasim" / "dse" / "tables.py": {"pyarrow", "pyarrow.parquet"},
+    SOURCE / "interfaces" / "report" / "pareto_plot.py": {
         f"matplotlib.{part}" for part in ("figure", "ticker", "backends.backend_agg")
     },
-    SOURCE / "report" / "drawing.py": {
+    SOURCE / "interfaces" / "report" / "drawing.py": {
         *("matplotlib", "matplotlib.figure", "matplotlib.text", "matplotlib.ticker", "matplotlib.backends.backend_agg")
     },
-    SOURCE / "report" / "page.py": {"plotly.offline"},
+    SOURCE / "interfaces" / "report" / "page.py": {"plotly.offline"},
 }
 """imports inside a function: of what may not be installed"""
 
 
 def room_of(path: Path) -> str:
-    relative = path.relative_to(SOURCE)
-    return relative.parts[0].removesuffix(".py")
+    """`wing.room` of a module; the wing alone for what introduces it."""
+    wing, room = path.relative_to(SOURCE).with_suffix("").parts[:2]
+    return wing if room == "__init__" else f"{wing}.{room}"
 
 
 def imported_rooms(tree: ast.AST) -> set[str]:
@@ -62,16 +71,36 @@ def imported_rooms(tree: ast.AST) -> set[str]:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-    return {name.split(".")[1] for name in names if name.startswith("forerun.")}
+    return {".".join(name.split(".")[1:3]) for name in names if name.startswith("forerun.")}
+
+
+def is_below(other: str, room: str) -> bool:
+    """Whether `room` may import `other`: from a lower wing, or from a lower floor of its own."""
+    wing, others = room.split(".")[0], other.split(".")[0]
+    return FLOOR[other] < FLOOR[room] if wing == others else WING_FLOOR[others] < WING_FLOOR[wing]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_a_room_imports_only_rooms_below_it(path):
     room = room_of(path)
-    assert room in LEVEL, f"give room {room} a level"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for other in imported_rooms(tree) - {room, "__version__"}:
-        assert LEVEL[other] < LEVEL[room], f"{room} imports {other}, which is not below it"
+    rooms = imported_rooms(ast.parse(path.read_text(encoding="utf-8"))) - {room}
+    if room in WING_FLOOR:
+        assert not rooms, f"{path} introduces a wing and imports nothing"
+        return
+    assert room in FLOOR, f"give room {room} a floor"
+    for other in rooms:
+        assert is_below(other, room), f"{room} imports {other}, which is not below it"
+
+
+def test_every_wing_says_in_one_sentence_what_it_is():
+    wings = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert wings == set(WING_FLOOR)
+    assert len(wings) <= 8
+    for wing in wings:
+        says = ast.get_docstring(ast.parse((SOURCE / wing / "__init__.py").read_text(encoding="utf-8")))
+        assert says
+        assert says.endswith(".")
+        assert "\n" not in says
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -89,8 +118,11 @@ def test_no_import_hides_in_a_function(path):
 
 
 def test_the_rule_would_notice_an_import_upwards():
-    assert imported_rooms(ast.parse("from forerun.cli.main import main\nimport forerun.engine.jit")) == {
-        "cli",
-        "engine",
-    }
-    assert LEVEL["cli"] > LEVEL["engine"]
+    tree = ast.parse("from forerun.interfaces.cli.main import main\nimport forerun.core.engine.jit")
+    assert imported_rooms(tree) == {"interfaces.cli", "core.engine"}
+    assert is_below("core.engine", "interfaces.cli")
+    assert not is_below("interfaces.cli", "core.engine")
+    assert is_below("core.engine", "core.cost")
+    assert not is_below("core.cost", "core.engine")
+    assert not is_below("astrasim.astra", "sources.trace")
+    assert not is_below("sources.trace", "astrasim.astra")

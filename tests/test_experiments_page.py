@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cluster.files import parse_yaml
-from forerun.experiment.description.key_table import key_table
-from forerun.experiment.description.read import read_experiment
+from forerun.answers.experiment.description.key_table import key_table
+from forerun.answers.experiment.description.read import read_experiment
+from forerun.describe.cluster.files import parse_yaml
 
 PAGE = (Path(__file__).parent.parent / "docs" / "experiments.md").read_text(encoding="utf-8")
 KEYS = {f"{row.section}.{row.key}" for row in key_table()}

@@ -4,8 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
-from forerun.cli.main import COMMANDS
-from forerun.plan.fields import MEANINGS
+from forerun.describe.plan.fields import MEANINGS
+from forerun.interfaces.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 OWN_OPTIONS = {

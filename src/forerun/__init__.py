@@ -8,11 +8,20 @@ True
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from forerun.common import former_names
+from forerun.common.version import __version__
+
 if TYPE_CHECKING:
-    from forerun.api import (
+    from forerun.common.errors import ForerunError, ImpossiblePlan, UnknownName
+    from forerun.describe.cluster.storage import Storage
+    from forerun.describe.cluster.types import Cluster
+    from forerun.describe.model.spec import ModelSpec
+    from forerun.describe.plan.plan import Plan
+    from forerun.describe.plan.training_loop import TrainingLoop
+    from forerun.interfaces.api import (
         load_cluster,
         load_measured,
         load_model,
@@ -25,43 +34,33 @@ if TYPE_CHECKING:
         trace,
         trace_module,
     )
-    from forerun.cluster.storage import Storage
-    from forerun.cluster.types import Cluster
-    from forerun.errors import ForerunError, ImpossiblePlan, UnknownName
-    from forerun.experiments import Experiment
-    from forerun.model.spec import ModelSpec
-    from forerun.plan.plan import Plan
-    from forerun.plan.training_loop import TrainingLoop
+    from forerun.interfaces.experiments import Experiment
 
-# The rooms `search` and `trace` and the functions of these names share their attributes. The rooms are imported here,
-# once, and their names taken off again, so that no later import of one of their modules puts it over the function.
-for _room in ("search", "trace"):
-    import_module(f"forerun.{_room}")
-    globals().pop(_room, None)
-
-__version__ = metadata.version("forerun")
+former_names.install()
 
 _HOMES = {
-    "predict": "forerun.api",
-    "search": "forerun.api",
-    "simulate": "forerun.api",
-    "sweep": "forerun.api",
-    "predict_program": "forerun.api",
-    "trace": "forerun.api",
-    "trace_module": "forerun.api",
-    "load_program": "forerun.api",
-    "load_measured": "forerun.api",
-    "load_model": "forerun.api",
-    "load_cluster": "forerun.api",
-    "Experiment": "forerun.experiments",
-    "ModelSpec": "forerun.model.spec",
-    "Cluster": "forerun.cluster.types",
-    "Plan": "forerun.plan.plan",
-    "Storage": "forerun.cluster.storage",
-    "TrainingLoop": "forerun.plan.training_loop",
-    "ForerunError": "forerun.errors",
-    "ImpossiblePlan": "forerun.errors",
-    "UnknownName": "forerun.errors",
+    "predict": "forerun.interfaces.api",
+    "search": "forerun.interfaces.api",
+    "simulate": "forerun.interfaces.api",
+    "sweep": "forerun.interfaces.api",
+    "predict_program": "forerun.interfaces.api",
+    "trace": "forerun.interfaces.api",
+    "trace_module": "forerun.interfaces.api",
+    "load_program": "forerun.interfaces.api",
+    "load_measured": "forerun.interfaces.api",
+    "load_model": "forerun.interfaces.api",
+    "load_cluster": "forerun.interfaces.api",
+    "Experiment": "forerun.interfaces.experiments",
+    "ModelSpec": "forerun.describe.model.spec",
+    "Cluster": "forerun.describe.cluster.types",
+    "Plan": "forerun.describe.plan.plan",
+    "Storage": "forerun.describe.cluster.storage",
+    "mark_loop": "forerun.sources.trace.marks",
+    "mark_step": "forerun.sources.trace.marks",
+    "TrainingLoop": "forerun.describe.plan.training_loop",
+    "ForerunError": "forerun.common.errors",
+    "ImpossiblePlan": "forerun.common.errors",
+    "UnknownName": "forerun.common.errors",
 }
 
 __all__ = [
@@ -79,6 +78,8 @@ __all__ = [
     "load_measured",
     "load_model",
     "load_program",
+    "mark_loop",
+    "mark_step",
     "predict",
     "predict_program",
     "search",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.astra.collective_cases import case_results
+from forerun.astrasim.astra.collective_cases import case_results
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "golden"
 FILES = ["micro_1d", "micro_multidim", "micro_subgroup", "micro_p2p", "congestion_aware_1d", "congestion_aware_p2p"]

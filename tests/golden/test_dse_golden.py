@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from forerun.astra.case import read_case
-from forerun.astra.fold import CollectiveTimes
-from forerun.astra.replay import replay
-from forerun.dse.definition import read_exploration
-from forerun.dse.evaluate import figures_of
-from forerun.dse.explore import evaluator_of
-from forerun.dse.space import Point
-from forerun.dse.workload import Strategy
-from forerun.stage.first import generate, load_stage_args
+from forerun.astrasim.astra.case import read_case
+from forerun.astrasim.astra.fold import CollectiveTimes
+from forerun.astrasim.astra.replay import replay
+from forerun.astrasim.dse.definition import read_exploration
+from forerun.astrasim.dse.evaluate import figures_of
+from forerun.astrasim.dse.explore import evaluator_of
+from forerun.astrasim.dse.space import Point
+from forerun.astrasim.dse.workload import Strategy
+from forerun.astrasim.stage.first import generate, load_stage_args
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT.parent / "shared" / "golden" / "dse"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun.astra.case import read_case
-from forerun.astra.replay import replay
+from forerun.astrasim.astra.case import read_case
+from forerun.astrasim.astra.replay import replay
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 CASES = sorted(path.parent for path in GOLDEN.rglob("metrics.json"))

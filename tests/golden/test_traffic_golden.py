@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.network.traffic import read_cases, run_cases
+from forerun.astrasim.messages.traffic import read_cases, run_cases
 
 FILE = Path(__file__).parents[3] / "shared" / "golden" / "network_traffic.json"
 pytestmark = pytest.mark.skipif(not FILE.exists(), reason=f"reference results are not there: {FILE}")

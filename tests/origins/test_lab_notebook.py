@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import yaml
 
-from forerun.network.topology.registry import make
+from forerun.core.network.topology.registry import make
 
 ROOT = Path(__file__).parents[2]
 SANITY = ROOT.parent / "shared" / "golden" / "stage" / "sanity_check_EXACT"

@@ -5,7 +5,7 @@ import shlex
 from collections import Counter
 from pathlib import Path
 
-from forerun.cli.main import COMMANDS
+from forerun.interfaces.cli.main import COMMANDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "origins.md").read_text(encoding="utf-8")
 LISTS = PAGE.partition("## All 120")[2].split("\n### ")[1:]

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from forerun.analysis.predict import predict
-from forerun.cli.main import run
-from forerun.cluster.catalog import load_cluster
-from forerun.model.spec import ModelSpec
-from forerun.plan.plan import Plan
+from forerun.answers.analysis.predict import predict
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.plan import Plan
+from forerun.interfaces.cli.main import run
 
 COMMAND = Path(sys.executable).with_name("forerun")
 ORIGINS = Path(__file__).resolve().parents[2].parent / "shared" / "origins"

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import forerun
-from forerun.program.counts import op_counts
-from forerun.program.types import OpKind, Phase
+from forerun.core.program.counts import op_counts
+from forerun.core.program.types import OpKind, Phase
 
 pytest.importorskip("torch", reason="tracing needs torch")
 pytestmark = pytest.mark.slow

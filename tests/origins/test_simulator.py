@@ -16,15 +16,15 @@ import pytest
 import yaml
 
 import forerun
-from forerun.analysis.predict import simulate
-from forerun.cli.main import run
-from forerun.cluster.catalog import load_cluster
-from forerun.engine.sharing import FULL
-from forerun.engine.simulate import simulate as run_engine
-from forerun.model.catalog import load_model
-from forerun.plan.plan import Plan
-from forerun.program.types import Stream
-from forerun.units import PS_PER_S
+from forerun.answers.analysis.predict import simulate
+from forerun.common.units import PS_PER_S
+from forerun.core.engine.sharing import FULL
+from forerun.core.engine.simulate import simulate as run_engine
+from forerun.core.program.types import Stream
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.plan import Plan
+from forerun.interfaces.cli.main import run
 
 COMMAND = Path(sys.executable).with_name("forerun")
 DOCUMENTS = Path(__file__).resolve().parents[2].parent / "shared" / "origins"

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cost.periodic import periodic_constants
-from forerun.trace import titan
+from forerun.core.cost.periodic import periodic_constants
+from forerun.sources.trace import titan
 
-sys.path.append(str(Path(__file__).parents[1] / "trace"))
+sys.path.append(str(Path(__file__).parents[1] / "sources" / "trace"))
 import standin_torchtitan
 
 COMMAND = Path(sys.executable).with_name("forerun")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from saved_programs import plan_of, program_of
 
-from forerun.program.storage import save
+from forerun.core.program.storage import save
 
 COMMAND = Path(sys.executable).with_name("forerun")
 CONFIGURATIONS = {

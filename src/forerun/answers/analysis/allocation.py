@@ -1,0 +1,43 @@
+"""What PyTorch's caching allocator would hold for a Program, replayed tensor by tensor under given settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.answers.analysis.reading import memory_need
+from forerun.core.memory.allocator_settings import AllocatorSettings
+from forerun.core.memory.caching_allocator import Replayed
+from forerun.core.memory.program_events import replay_steps
+from forerun.core.program.types import Program
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.plan.stack import Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Some steps of the fullest rank class of a Program through the allocator."""
+
+    settings: AllocatorSettings
+    rank_class: str
+    available_bytes: int
+    """what CUDA and NCCL leave of the device's memory"""
+    steps: tuple[Replayed, ...]
+    """what had happened after each step"""
+
+    @property
+    def last(self) -> Replayed:
+        """After the last step."""
+        return self.steps[-1]
+
+    @property
+    def still_growing(self) -> bool:
+        """Whether the last step made more memory necessary than the one before."""
+        return len(self.steps) > 1 and self.steps[-1].reserved_bytes > self.steps[-2].reserved_bytes
+
+
+def allocation(program: Program, cluster: Cluster, stack: Stack, settings: AllocatorSettings) -> Allocation:
+    """Replay the fullest rank class of `program`, not folded, beside what `stack` has on a device of `cluster`."""
+    need = memory_need(program, cluster, stack)
+    available = need.limit_bytes - need.outside_bytes
+    steps = replay_steps(program, need.worst, settings, available)
+    return Allocation(settings, program.rank_classes[need.worst].name, available, steps)

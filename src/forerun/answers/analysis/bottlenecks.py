@@ -1,0 +1,239 @@
+"""Bottlenecks: how much of the step, and of the memory, each resource takes, and what takes it.
+
+Shares are of the step on the rank that sets the pace. Waiting for other ranks is the mean over all of them, as the rank
+that sets the pace waits least; memory is that of the fullest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.answers.analysis.breakdown import Cause, breakdown_ps
+from forerun.answers.analysis.reading import Simulation
+from forerun.common.units import PS_PER_S
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import I64, Collective, OpKind, Stream
+
+WORDS = {
+    Cause.MATMUL: "matrix products",
+    Cause.ATTENTION: "attention",
+    Cause.MEMORY_BOUND: "memory-bound kernels",
+    Cause.RECOMPUTE: "recomputation",
+    Cause.OPTIMIZER: "optimizer kernels",
+}
+_COMPUTE = tuple(WORDS)
+_KINDS = {
+    Collective.ALL_REDUCE: "all-reduce",
+    Collective.ALL_GATHER: "all-gather",
+    Collective.REDUCE_SCATTER: "reduce-scatter",
+    Collective.ALL_TO_ALL: "all-to-all",
+    Collective.BROADCAST: "broadcast",
+    Collective.SEND_RECV: "transfer",
+}
+_AXES = {
+    "dp_all": "data-parallel ranks",
+    "dp_expert": "data-parallel ranks of experts",
+    "dp_expert_all": "data-parallel ranks of experts",
+    "pp_near": "pipeline stages",
+    "pp_far": "pipeline stages",
+}
+"""groups that no field of a Plan is called after"""
+
+
+@dataclass(frozen=True)
+class Contributor:
+    """One part of what a resource is taken by."""
+
+    name: str
+    """`all-gather over dp_shard (8 nodes x 8 ranks)`"""
+    value: float
+    """seconds of the step, GiB for memory"""
+    share: float
+    """of the step, or of the memory limit"""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """One resource."""
+
+    name: str
+    """compute, memory, network, pipeline, host; waiting where GPUs differ"""
+    value: float
+    """share of the step, or of the memory limit"""
+    threshold: float
+    """from when on it is called a bottleneck"""
+    text: str
+    """what it means, in words"""
+    contributors: tuple[Contributor, ...] = ()
+    """most first"""
+
+    @property
+    def is_bottleneck(self) -> bool:
+        """Whether the value is above the threshold."""
+        return self.value > self.threshold
+
+
+@dataclass(frozen=True)
+class Bottlenecks:
+    """What holds a step back."""
+
+    usages: tuple[Usage, ...]
+    """compute, memory, network, pipeline, host; waiting where GPUs differ"""
+    matrix_units: float
+    """FLOPs that kernels execute over what the matrix units could do in the step"""
+
+    def __getitem__(self, name: str) -> Usage:
+        """The usage of a name."""
+        return next(usage for usage in self.usages if usage.name == name)
+
+    @property
+    def found(self) -> tuple[Usage, ...]:
+        """The bottlenecks, the one furthest above its threshold first."""
+        over = [usage for usage in self.usages if usage.is_bottleneck]
+        return tuple(sorted(over, key=lambda usage: -usage.value / usage.threshold))
+
+
+def bottlenecks(
+    simulation: Simulation,
+    compute: float = 0.80,
+    memory: float = 0.70,
+    network: float = 0.30,
+    waiting: float = 0.10,
+) -> Bottlenecks:
+    """How much of everything a step takes. `simulation` holds its whole Timeline (not folded).
+
+    Args:
+        compute: share of the step in which kernels run, from which on the GPU is the bottleneck.
+        memory: share of the memory of the fullest GPU.
+        network: share of the step in which communication runs and no kernel does.
+        waiting: share of the step in which GPUs wait for other pipeline stages; the same for slower GPUs, and the host.
+    """
+    usages = [
+        _compute(simulation, compute),
+        _memory(simulation, memory),
+        _network(simulation, network),
+        _pipeline(simulation, waiting),
+        _host(simulation, waiting),
+    ]
+    differing = _waiting(simulation, waiting)
+    if differing.value > 0:
+        usages.append(differing)
+    return Bottlenecks(tuple(usages), simulation.prediction.hfu)
+
+
+def exposed_by_collective(simulation: Simulation, rank_class: int) -> list[Contributor]:
+    """Time in which each collective, transfer or host copy runs and no kernel of its rank does, most first.
+
+    Where several run at once, the time counts for each of them.
+    """
+    flat, timeline, program = simulation.flat, simulation.timeline, simulation.program
+    first, last = int(flat.class_ptr[rank_class]), int(flat.class_ptr[rank_class + 1])
+    stream, op = flat.stream[first:last], flat.op[first:last]
+    start, end = timeline.start_ps[first:last], timeline.end_ps[first:last]
+    kind = program.ops.kind[op]
+    kernels = (stream == Stream.COMPUTE) & (kind <= OpKind.MEMORY)
+    before = np.concatenate(([0], np.cumsum(end[kernels] - start[kernels])))
+    edges = np.stack([start[kernels], end[kernels]], axis=1).ravel()
+
+    others = np.flatnonzero((end > start) & (kind >= OpKind.COLLECTIVE) & (kind <= OpKind.HOST_COPY))
+    hidden = _before(end[others], edges, before) - _before(start[others], edges, before)
+    alone = end[others] - start[others] - hidden
+    sums: dict[str, int] = {}
+    for row, time_ps in zip(op[others].tolist(), alone.tolist(), strict=True):
+        name = _name(simulation, row)
+        sums[name] = sums.get(name, 0) + time_ps
+    step_s = simulation.prediction.step_time_s
+    found = [Contributor(name, ps / PS_PER_S, ps / PS_PER_S / step_s) for name, ps in sums.items() if ps > 0]
+    return sorted(found, key=lambda each: -each.value)
+
+
+def _before(time_ps: I64, edges: I64, whole: I64) -> I64:
+    """Kernel time before `time_ps` (n,): kernels start and end at `edges` (2 k,), `whole` (k + 1,) is their sum."""
+    place = np.searchsorted(edges, time_ps, side="right")
+    inside = time_ps - np.concatenate(([0], edges))[place]
+    time: I64 = whole[place // 2] + np.where(place % 2 == 1, inside, 0)
+    return time
+
+
+def _name(simulation: Simulation, row: int) -> str:
+    """What an op that is no kernel is called, by what it does and over which ranks."""
+    ops = simulation.program.ops
+    if ops.kind[row] not in (OpKind.COLLECTIVE, OpKind.P2P):
+        return "copies between device and host"
+    group = simulation.program.groups[ops.group[row]]
+    kind = _KINDS.get(Collective(int(ops.collective[row])), "collective")
+    return f"{kind} over {_AXES.get(group.axis, group.axis)} ({_layout(group)})"
+
+
+def _layout(group: CommGroup) -> str:
+    return f"{group.nodes} nodes x {group.ranks_per_node}" if group.nodes > 1 else f"{group.size} in a node"
+
+
+def _compute(simulation: Simulation, threshold: float) -> Usage:
+    prediction = simulation.prediction
+    step_s, seconds = prediction.step_time_s, prediction.breakdown
+    parts = [Contributor(WORDS[cause], t, t / step_s) for cause in _COMPUTE if (t := _spent(seconds, cause)) > 0]
+    parts.sort(key=lambda part: -part.value)
+    value = sum(part.share for part in parts)
+    most = f"{parts[0].name} take {parts[0].share:.0%}" if parts else "nothing computes"
+    text = f"kernels run {value:.0%} of the step, {most}; the matrix units do {prediction.hfu:.0%} of their peak"
+    return Usage("compute", value, threshold, text, tuple(parts))
+
+
+def _memory(simulation: Simulation, threshold: float) -> Usage:
+    prediction = simulation.prediction
+    limit = prediction.memory_limit_gib
+    sizes = sorted(prediction.memory_by_category_gib.items(), key=lambda item: -item[1])
+    parts = tuple(Contributor(name, gib, gib / limit) for name, gib in sizes)
+    value = prediction.peak_reserved_gib / limit
+    text = f"{prediction.peak_reserved_gib:.1f} of {limit:.1f} GiB are reserved on {prediction.peak_rank_class}"
+    if not prediction.fits:
+        text += ", which does not fit"
+    if parts:
+        text += f"; {parts[0].name} takes most, {parts[0].value:.1f} GiB"
+    return Usage("memory", value, threshold, text, parts)
+
+
+def _network(simulation: Simulation, threshold: float) -> Usage:
+    prediction = simulation.prediction
+    value = prediction.exposed_comm_s / prediction.step_time_s
+    parts = tuple(exposed_by_collective(simulation, simulation.slowest))
+    text = f"communication runs without a kernel beside it {value:.0%} of the step"
+    if parts and value > 0:
+        text += f", most of it {parts[0].name}: {parts[0].share:.0%}"
+    return Usage("network", value, threshold, text, parts)
+
+
+def _pipeline(simulation: Simulation, threshold: float) -> Usage:
+    prediction = simulation.prediction
+    value = prediction.bubble_s / prediction.step_time_s
+    pace = _spent(prediction.breakdown, Cause.BUBBLE) / prediction.step_time_s
+    text = f"GPUs wait for other stages {value:.0%} of the step, mean over all; the one that sets the pace {pace:.0%}"
+    return Usage("pipeline", value, threshold, text)
+
+
+def _waiting(simulation: Simulation, threshold: float) -> Usage:
+    """Waiting for slower GPUs of the same stage, mean over all GPUs."""
+    program = simulation.program
+    waiting = breakdown_ps(simulation.flat, program, simulation.timeline)[:, Cause.WAITING] / PS_PER_S
+    ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
+    shares = waiting / simulation.prediction.step_time_s
+    parts = [Contributor(cls.name, float(waiting[i]), float(shares[i])) for i, cls in enumerate(program.rank_classes)]
+    parts = sorted((part for part in parts if part.value > 0), key=lambda part: -part.value)
+    value = float((shares * ranks).sum() / ranks.sum())
+    most = f", {parts[0].name} most, {parts[0].share:.0%}" if parts else ""
+    text = f"GPUs wait for slower ones {value:.0%} of the step, mean over all{most}"
+    return Usage("waiting", value, threshold, text, tuple(parts))
+
+
+def _host(simulation: Simulation, threshold: float) -> Usage:
+    prediction = simulation.prediction
+    value = _spent(prediction.breakdown, Cause.HOST) / prediction.step_time_s
+    text = f"the GPU has nothing to do {value:.0%} of the step as the host has launched nothing"
+    return Usage("host", value, threshold, text)
+
+
+def _spent(seconds: dict[str, float], cause: Cause) -> float:
+    return seconds.get(cause.name.lower(), 0.0)

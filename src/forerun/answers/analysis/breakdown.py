@@ -1,0 +1,255 @@
+"""Where the time of a step goes on every rank class: kernels by kind, idle gaps of the compute stream by cause.
+
+A gap of the compute stream belongs to what the next compute node waited for last: a collective or transfer on another
+stream (exposed communication), the other side of a rendezvous (pipeline bubble), or the host. Where GPUs of several
+kinds share a collective, the part of the gap before the last of them has come is waiting for slower GPUs.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.common.jit import njit
+from forerun.core.engine.simulate import Timeline
+from forerun.core.program.origin import Origin
+from forerun.core.program.types import F64, I8, I32, I64, FlatProgram, OpKind, Phase, Program, Stream
+
+
+class Cause(IntEnum):
+    """Rows of the breakdown."""
+
+    MATMUL = 0
+    ATTENTION = 1
+    MEMORY_BOUND = 2
+    RECOMPUTE = 3
+    OPTIMIZER = 4
+    EXPOSED_DATA_PARALLEL = 5
+    EXPOSED_TENSOR_PARALLEL = 6
+    EXPOSED_CONTEXT_PARALLEL = 7
+    EXPOSED_EXPERT_PARALLEL = 8
+    EXPOSED_PIPELINE_TRANSFER = 9
+    EXPOSED_HOST_COPY = 10
+    BUBBLE = 11
+    HOST = 12
+    WAITING = 13
+    """for slower GPUs of the same pipeline stage"""
+
+
+N_CAUSES = len(Cause)
+EXPOSED = (
+    Cause.EXPOSED_DATA_PARALLEL,
+    Cause.EXPOSED_TENSOR_PARALLEL,
+    Cause.EXPOSED_CONTEXT_PARALLEL,
+    Cause.EXPOSED_EXPERT_PARALLEL,
+    Cause.EXPOSED_PIPELINE_TRANSFER,
+    Cause.EXPOSED_HOST_COPY,
+)
+
+_STREAM_CAUSE = np.zeros(len(Stream), np.int64)
+for _stream, _cause in (
+    (Stream.GATHER, Cause.EXPOSED_DATA_PARALLEL),
+    (Stream.REDUCE, Cause.EXPOSED_DATA_PARALLEL),
+    (Stream.TP, Cause.EXPOSED_TENSOR_PARALLEL),
+    (Stream.CP, Cause.EXPOSED_CONTEXT_PARALLEL),
+    (Stream.EP, Cause.EXPOSED_EXPERT_PARALLEL),
+    *((stream, Cause.EXPOSED_PIPELINE_TRANSFER) for stream in Stream if stream.name.startswith("PP_")),
+    (Stream.COPY, Cause.EXPOSED_HOST_COPY),
+):
+    _STREAM_CAUSE[_stream] = _cause
+_PIPELINE_STREAMS = np.flatnonzero(_STREAM_CAUSE == Cause.EXPOSED_PIPELINE_TRANSFER)
+
+
+def breakdown_ps(
+    flat: FlatProgram, program: Program, timeline: Timeline, split_ps: I64 | None = None, alone: bool = False
+) -> I64:
+    """Picoseconds by rank class and Cause, (n_classes, N_CAUSES); every row sums to the end of the step.
+
+    `flat` and `timeline` are of `program`. `split_ps` (n_ops, N_CAUSES) divides ops that stand for several. With
+    `alone` every class is a program of its own: rows sum to the end of their class.
+    """
+    ops = program.ops
+    kinds = np.full(len(ops), int(Cause.MEMORY_BOUND), np.int64)
+    kinds[ops.kind == OpKind.GEMM] = Cause.MATMUL
+    kinds[ops.kind == OpKind.ATTENTION] = Cause.ATTENTION
+    kinds[ops.kind == OpKind.DELAY] = Cause.HOST
+    joint = np.zeros(len(program.channels) + 1, np.bool_)
+    joint[list(Origin.of(program).joint_channels)] = True
+    has_pipeline = len(program.channels) > joint.sum() if joint.any() else len(program.rank_classes) > 1
+    return _breakdown(
+        flat.class_ptr,
+        flat.op,
+        flat.stream,
+        flat.phase,
+        flat.pred_ptr,
+        flat.pred,
+        flat.meeting,
+        joint[flat.meeting_channel],
+        timeline.start_ps,
+        timeline.end_ps,
+        timeline.issue_end_ps,
+        kinds,
+        waiting_causes(program),
+        np.zeros((len(ops), N_CAUSES), np.int64) if split_ps is None else split_ps,
+        np.zeros(0, np.int64) if alone else timeline.class_end_ps,
+        has_pipeline,
+    )
+
+
+def waiting_causes(program: Program) -> I64:
+    """What waiting for each op on each stream is, (n_ops, n_streams).
+
+    Streams are for one purpose each, except in traces, which have more streams than purposes: there a collective over
+    a data-parallel group counts as such wherever it runs, and so do kernels on the lanes that pipelines use.
+    """
+    causes = np.tile(_STREAM_CAUSE, (len(program.ops), 1))
+    parallel = Origin.of(program).data_parallel
+    if parallel:
+        ops = program.ops
+        causes[np.isin(ops.group, parallel) & (ops.kind == OpKind.COLLECTIVE)] = Cause.EXPOSED_DATA_PARALLEL
+        kernels = np.flatnonzero(ops.kind <= OpKind.MEMORY)
+        causes[np.ix_(kernels, _PIPELINE_STREAMS)] = Cause.EXPOSED_DATA_PARALLEL
+    return causes
+
+
+def node_causes(flat: FlatProgram, program: Program, nodes: I64) -> I64:
+    """The Cause of the time in which each of `nodes` runs, (n,): off the compute stream that of waiting for it."""
+    op, stream, phase = flat.op[nodes], flat.stream[nodes], flat.phase[nodes]
+    kind = program.ops.kind[op]
+    causes: I64 = waiting_causes(program)[op, stream]
+    compute = stream == Stream.COMPUTE
+    causes[compute] = Cause.MEMORY_BOUND
+    causes[compute & (kind == OpKind.GEMM)] = Cause.MATMUL
+    causes[compute & (kind == OpKind.ATTENTION)] = Cause.ATTENTION
+    causes[compute & (phase == Phase.OPTIMIZER)] = Cause.OPTIMIZER
+    causes[compute & (kind == OpKind.DELAY)] = Cause.HOST
+    causes[compute & (phase == Phase.RECOMPUTE)] = Cause.RECOMPUTE
+    return causes
+
+
+@njit
+def _waited_ps(
+    blocker: int,
+    now: int,
+    stream: I8,
+    pred_ptr: I64,
+    pred: I32,
+    meeting: I32,
+    joint: npt.NDArray[np.bool_],
+    start: I64,
+    end: I64,
+    issued: I64,
+    before: I32,
+) -> int:
+    """Picoseconds after `now` in which what ends with node `blocker` waited for other GPUs to join a collective.
+
+    `before` is the node before each on its stream, -1 for none.
+    """
+    waited = 0
+    node = blocker
+    while node >= 0 and start[node] > now:
+        ready, last = issued[node], -1
+        for e in range(pred_ptr[node], pred_ptr[node + 1]):
+            if end[pred[e]] >= ready:
+                ready, last = end[pred[e]], pred[e]
+        if before[node] >= 0 and end[before[node]] >= ready:
+            ready, last = end[before[node]], before[node]
+        if meeting[node] >= 0 and joint[meeting[node]]:
+            waited += start[node] - max(ready, now)
+        node = last if last >= 0 and stream[last] != 0 else -1
+    return waited
+
+
+@njit
+def stream_before(class_ptr: I64, stream: I8) -> I32:
+    """The node before each on its stream, -1 for none."""
+    before = np.full(len(stream), -1, np.int32)
+    for c in range(len(class_ptr) - 1):
+        last = np.full(128, -1, np.int32)
+        for i in range(class_ptr[c], class_ptr[c + 1]):
+            before[i] = last[stream[i]]
+            last[stream[i]] = i
+    return before
+
+
+@njit
+def _breakdown(
+    class_ptr: I64,
+    op: I32,
+    stream: I8,
+    phase: I8,
+    pred_ptr: I64,
+    pred: I32,
+    meeting: I32,
+    joint: npt.NDArray[np.bool_],
+    start: I64,
+    end: I64,
+    issued: I64,
+    kinds: I64,
+    stream_cause: I64,
+    split: I64,
+    class_end: I64,
+    has_pipeline: bool,
+) -> I64:
+    """`joint` is of every meeting; `class_end` is empty where classes are programs of their own."""
+    n_classes = len(class_ptr) - 1
+    step_end = class_end.max() if len(class_end) else -1
+    before = stream_before(class_ptr, stream) if joint.any() else np.empty(0, np.int32)
+    out = np.zeros((n_classes, split.shape[1]), np.int64)
+    divided = split.sum(axis=1) > 0
+    for c in range(n_classes):
+        now = np.int64(0)
+        for i in range(class_ptr[c], class_ptr[c + 1]):
+            if stream[i] != 0:
+                continue
+            if start[i] > now:
+                gap = start[i] - now
+                cause, waited, blocker = 12, issued[i], -1
+                for e in range(pred_ptr[i], pred_ptr[i + 1]):
+                    p = pred[e]
+                    if stream[p] != 0 and end[p] > now and end[p] >= waited:
+                        cause, waited, blocker = stream_cause[op[p], stream[p]], end[p], p
+                if blocker >= 0 and len(before):
+                    waited = _waited_ps(
+                        blocker, now, stream, pred_ptr, pred, meeting, joint, start, end, issued, before
+                    )
+                    out[c, 13] += waited
+                    gap -= waited
+                if (
+                    blocker >= 0 and meeting[blocker] >= 0 and not joint[meeting[blocker]]
+                ):  # only the transfer itself is communication
+                    moving = min(gap, end[blocker] - max(now, start[blocker]))
+                    out[c, cause] += moving
+                    out[c, 11] += gap - moving
+                else:
+                    out[c, cause] += gap
+            busy = end[i] - max(start[i], now)
+            if busy > 0 and divided[op[i]]:
+                out[c] += split[op[i]]
+            elif busy > 0:
+                kind = kinds[op[i]]
+                if phase[i] == 2:
+                    kind = 3
+                elif phase[i] == 3 and kind != 12:
+                    kind = 4
+                out[c, kind] += busy
+            now = max(now, end[i])
+        if step_end > now and len(before) and not has_pipeline:
+            own_end = max(now, class_end[c])
+            out[c, 5] += own_end - now
+            out[c, 13] += step_end - own_end
+        elif step_end > now:
+            out[c, 11 if has_pipeline else 5] += step_end - now
+    return out
+
+
+def pace_setter(seconds: F64) -> int:
+    """The rank class that waits least for others; `seconds` by rank class and Cause."""
+    return int(np.argmin(seconds[:, Cause.BUBBLE] + seconds[:, Cause.WAITING]))
+
+
+def exposed_s(row: F64) -> float:
+    """Seconds of exposed communication in one row (seconds by Cause)."""
+    return float(sum(row[cause] for cause in EXPOSED))

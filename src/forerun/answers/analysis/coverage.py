@@ -1,0 +1,85 @@
+"""How much of a step's kernel time lies in shapes that were measured on the device, and what lies outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.core.cost.step_costs import StepCosts
+from forerun.core.program.counts import op_counts
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import OpKind, OpTable, Program
+
+_KINDS = {
+    "matrix products": (OpKind.GEMM,),
+    "attention": (OpKind.ATTENTION,),
+    "memory-bound kernels": (OpKind.MEMORY,),
+    "collectives": (OpKind.COLLECTIVE, OpKind.P2P),
+}
+"""what counts as kernel time; copies to the host and fixed delays don't"""
+_LISTED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class KindCoverage:
+    """Kernels of one kind. Shares are of all kernel time, of all ranks."""
+
+    share: float
+    inside: float
+    """of that in calibrated shapes"""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Kernel time in calibrated shapes."""
+
+    share: float
+    """of all kernel time, 0 to 1; 1 where there is none"""
+    by_kind: dict[str, KindCoverage]
+    """of the kinds that take time"""
+    outside: tuple[tuple[str, float], ...]
+    """what lies outside with the most time, and its share of all kernel time"""
+
+
+def coverage(program: Program, costs: StepCosts) -> Coverage:
+    """Coverage of the ops of `program` by the time that each takes alone, over all ranks."""
+    ops = program.ops
+    ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
+    spent = (ranks @ op_counts(program)) * costs.duration_ps
+    inside = spent * costs.calibrated
+    spent_by_number = np.bincount(ops.kind, weights=spent, minlength=len(OpKind))
+    inside_by_number = np.bincount(ops.kind, weights=inside, minlength=len(OpKind))
+    total = sum(float(spent_by_number[number]) for kinds in _KINDS.values() for number in kinds)
+    if not total:
+        return Coverage(1.0, {}, ())
+    by_kind = {}
+    for name, kinds in _KINDS.items():
+        time = sum(float(spent_by_number[number]) for number in kinds)
+        if time:
+            by_kind[name] = KindCoverage(time / total, sum(float(inside_by_number[number]) for number in kinds) / time)
+    is_kernel = (ops.kind <= OpKind.P2P) & (spent > inside)
+    outside = np.where(is_kernel, spent - inside, 0.0)
+    return Coverage(
+        share=min(1.0, sum(kind.share * kind.inside for kind in by_kind.values())),
+        by_kind=by_kind,
+        outside=tuple(
+            (_described(ops, row, program.groups), float(outside[row]) / total)
+            for row in np.argsort(-outside, kind="stable")[:_LISTED].tolist()
+            if outside[row]
+        ),
+    )
+
+
+def _described(ops: OpTable, row: int, groups: Sequence[CommGroup]) -> str:
+    """An op by its name and by what decides whether it was measured."""
+    kind, dims = OpKind(int(ops.kind[row])), ops.dims[row].tolist()
+    if kind == OpKind.GEMM:
+        return f"{ops.name[row]} of {dims[0]} x {dims[1]} x {dims[2]}"
+    if kind == OpKind.ATTENTION:
+        return f"{ops.name[row]} ({ops.dtype[row]}, head size {dims[5]}, {dims[4]} keys)"
+    if kind in (OpKind.COLLECTIVE, OpKind.P2P) and ops.group[row] >= 0:
+        group = groups[int(ops.group[row])]
+        return f"{ops.name[row]} over {group.nodes} x {group.ranks_per_node} ranks"
+    return ops.name[row]

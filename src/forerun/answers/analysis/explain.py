@@ -1,0 +1,106 @@
+"""Where every figure of a prediction comes from, one line a figure."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from forerun.answers.analysis.coverage import Coverage
+from forerun.answers.analysis.network_use import AxisUse, NetworkUse
+from forerun.common.units import GIB
+from forerun.core.memory.profile import MemoryProfile
+from forerun.core.memory.reserved import reserve_model
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import Program
+from forerun.describe.cluster.types import Cluster, KernelRates
+from forerun.describe.plan.stack import Stack
+
+
+def explain(
+    program: Program,
+    cluster: Cluster,
+    stack: Stack,
+    groups: list[CommGroup],
+    memory: MemoryProfile,
+    outside_bytes: int,
+    limit_bytes: int,
+    mfu: str,
+    coverage: Coverage,
+    band: str,
+    network: NetworkUse | None,
+    replays: bool,
+    notes: tuple[str, ...] = (),
+) -> tuple[str, ...]:
+    """Lines that name the inputs, the models and the fitted constants behind each figure of a Prediction.
+
+    `groups` are the communication groups in use, `outside_bytes` the memory that the allocator does not see,
+    `limit_bytes` all of the fullest device's, `mfu` what MFU counts and divides by, `band` where the band of the time
+    comes from, `network` what collectives ran on in place of the cluster's links; with `replays` reserved memory is not
+    an estimate. `notes` come last.
+    """
+    device, model = cluster.device, reserve_model()
+    rules = "as replayed" if replays else f"with {model.least_slack:.0%} fragmentation"
+    estimate = f"allocated plus {model.slack:.0%} of what does not live through the whole step (fitted)"
+    steps = sum(len(cls.block) for cls in program.rank_classes)
+    links = ", ".join(
+        f"{link.kind} {link.bytes_per_s / 1e9:.0f} GB/s per GPU{'' if link.peer_to_peer else ' without peer access'}"
+        for link in cluster.links
+    )
+    if network is not None:
+        links = f"NCCL's algorithms on {network.topology}, each axis's groups all at once"
+    where = ", ".join(f"{group.axis} {group.nodes}x{group.ranks_per_node}" for group in groups) or "none"
+    fitted = "; ".join(f"{name} {getattr(stack, name)} ({how})" for name, how in stack.fitted.items())
+    lines = [
+        f"step_time_s: end of a simulated step of {steps:,} block instances ({len(program.ops)} distinct kernels and"
+        f" collectives) on {len(program.rank_classes)} distinct rank(s)",
+        f"step_time_low_s, step_time_high_s: {band}",
+        f"kernels: cost profile {device.cost_profile!r} at {device.sustained:.2f} of its clock"
+        f" ({device.source.get('sustained', 'not fitted')})",
+        f"calibrated shapes: {coverage.share:.0%} of kernel time{_by_kind(coverage)}",
+        *_outside(coverage),
+        f"software: stack {stack.name!r}, {stack.description} ({stack.source})",
+        *([f"software, fitted: {fitted}"] if fitted else []),
+        *_shown_by_steps(cluster.rates),
+        f"collectives: {links}; groups as nodes x ranks per node: {where}",
+        *([] if network is None else [f"network: {_hottest(axis)}" for axis in network.axes]),
+        "exposed_comm_s: gaps of the compute stream that end with a collective or transfer on another stream",
+        "bubble_s: gaps that end with another pipeline stage, mean over ranks",
+        f"mfu: {mfu}",
+        "hfu: FLOPs of the kernels that ran, recomputation included and causal attention halved, over the same peak",
+        "peak_allocated_gib: tensors from allocation to last use in host issue order; the peak is on"
+        f" {memory.rank_class}",
+        f"peak_reserved_gib: {_how_reserved(stack) if replays else estimate}",
+        "peak_reserved_low_gib, peak_reserved_high_gib: residuals of published reserved peaks",
+        f"device_gib: reserved, and {outside_bytes / GIB:.2f} GiB of context and NCCL buffers (outside.yaml)",
+        f"fits: {rules}, and {outside_bytes / GIB:.2f} GiB of context and NCCL"
+        f" buffers within {limit_bytes / GIB:.1f} GiB",
+    ]
+    if cluster.price_per_gpu_hour is not None:
+        lines.append(f"dollars_per_billion_tokens: {cluster.price_per_gpu_hour} dollars per GPU-hour, a list price")
+    return (*lines, *notes)
+
+
+def _shown_by_steps(rates: KernelRates) -> list[str]:
+    factors = [f"{one.name} x {getattr(rates, one.name):.3f}" for one in fields(rates) if getattr(rates, one.name) != 1]
+    return [f"rates, by measured steps: {', '.join(factors)}"] if factors else []
+
+
+def _how_reserved(stack: Stack) -> str:
+    settings = stack.allocator or "default settings"
+    return f"what PyTorch's caching allocator holds in a replay of three steps, under {settings}"
+
+
+def _by_kind(coverage: Coverage) -> str:
+    kinds = [f"{name} {kind.inside:.0%} of {kind.share:.0%}" for name, kind in coverage.by_kind.items()]
+    return f" ({', '.join(kinds)})" if kinds else ""
+
+
+def _outside(coverage: Coverage) -> list[str]:
+    if not coverage.outside:
+        return []
+    most = "; ".join(f"{what}, {share:.1%}" for what, share in coverage.outside)
+    return [f"outside calibrated shapes, most kernel time first: {most}"]
+
+
+def _hottest(axis: AxisUse) -> str:
+    busy = f"busy {axis.utilisation:.1%} of the step, {axis.busy_s * 1e3:.1f} ms"
+    return f"{axis.axis} ({axis.ranks} ranks, {axis.apart} apart) is limited by link {axis.busiest_link}: {busy}"

@@ -1,0 +1,37 @@
+"""How much longer collectives and transfers take because others use the same links at the same time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forerun.core.cost.step_costs import StepCosts
+from forerun.core.engine.simulate import Timeline
+from forerun.core.program.types import I64, FlatProgram
+
+
+def shared_ps(flat: FlatProgram, costs: StepCosts, timeline: Timeline, inside_ps: I64 | None = None) -> I64:
+    """Picoseconds by which the ops of each rank class that use links outlast their time alone, (n_classes,).
+
+    `inside_ps` (n_ops,) is that of what an op that stands for several holds.
+    """
+    n_classes = len(flat.class_ptr) - 1
+    longer = np.zeros(len(flat), np.int64)
+    if costs.demand is not None:
+        asks = costs.demand.asks[flat.op]
+        longer = np.where(asks, timeline.end_ps - timeline.start_ps - costs.duration_ps[flat.op], 0)
+    if inside_ps is not None:
+        longer = longer + inside_ps[flat.op]
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(longer)])[flat.class_ptr]
+    out: I64 = np.diff(ends).reshape(n_classes)
+    return out
+
+
+def link_notes(shared_s: float) -> tuple[str, ...]:
+    """Lines of `explain` about links that are shared."""
+    if shared_s <= 0:
+        return ()
+    return (
+        f"shared_links_s: collectives and transfers of the slowest rank take {shared_s * 1e3:.3g} ms longer than alone,"
+        " hidden or not, where several use one link at once: each asks for its bytes over the link's rate and its own"
+        " time, and all slow alike while these shares sum to more than the link",
+    )

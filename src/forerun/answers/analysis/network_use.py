@@ -1,0 +1,142 @@
+"""How busy a step keeps the links of a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from forerun.core.cost.gradient_exchange import priced_rows, wires_of
+from forerun.core.cost.op_costs import on_topology
+from forerun.core.network.link_load import Busiest
+from forerun.core.network.network_file import Network
+from forerun.core.network.on_topology import OnTopology, describe
+from forerun.core.network.patterns import CommunicationPattern, Wires
+from forerun.core.program.origin import Origin
+from forerun.core.program.types import F64, Collective, Program
+from forerun.describe.cluster.types import Cluster
+
+
+@dataclass(frozen=True)
+class AxisUse:
+    """What the communication of one mesh axis does to the link that limits it."""
+
+    axis: str
+    ranks: int
+    apart: int
+    """ranks between neighbours of a group"""
+    busiest_link: str
+    """`NPU 3 -> switch 64`; of equally busy ones the first"""
+    busy_s: float
+    """time in a step that the link transmits for this axis at its full rate"""
+    utilisation: float
+    """busy_s over the step time"""
+
+
+@dataclass(frozen=True)
+class NetworkUse:
+    """The network that a prediction ran on."""
+
+    topology: str
+    npus: int
+    axes: tuple[AxisUse, ...]
+    """the busiest first"""
+
+
+def network_use(
+    program: Program,
+    network: Network,
+    cluster: Cluster,
+    n_gpus: int,
+    step_s: float,
+    pattern: CommunicationPattern | None = None,
+) -> NetworkUse:
+    """The busiest link of each axis in a step of `program`, by what its collectives put on the link.
+
+    Where GPUs of several kinds run it, by what those put there that use it most. What `pattern` sends counts where it
+    knows its links.
+    """
+    limits, times = _Limits.of(program, network, cluster, n_gpus, pattern), _times(program)
+    starts = Origin.of(program).part_ops or (0,)
+    busy: dict[int, _Links] = {}
+    for start, end in pairwise((*starts, len(program.ops))):
+        for number, links in _busy_links(program, limits, times, range(start, end)).items():
+            if number not in busy or sum(links.values()) > sum(busy[number].values()):
+                busy[number] = links
+    axes = []
+    for number, links in busy.items():
+        group, first = program.groups[number], max(links, key=lambda link: links[link])
+        busy_s = sum(links.values())
+        name = f"{_device(first.src, network)} -> {_device(first.dst, network)}"
+        axes.append(AxisUse(group.axis, group.size, group.inner, name, busy_s, busy_s / step_s))
+    return NetworkUse(describe(network), network.n_npus, tuple(sorted(axes, key=lambda axis: -axis.busy_s)))
+
+
+_Links = dict[Busiest, float]
+"""link -> seconds that it is busy"""
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """The link that limits a collective."""
+
+    placed: OnTopology
+    pattern: CommunicationPattern | None
+    wires: Wires
+    rows: frozenset[int]
+    """ops that the pattern runs"""
+
+    @classmethod
+    def of(
+        cls, program: Program, network: Network, cluster: Cluster, n_gpus: int, pattern: CommunicationPattern | None
+    ) -> _Limits:
+        rows = [] if pattern is None else priced_rows(program.ops, program.groups, pattern).tolist()
+        wires = wires_of(cluster, n_gpus, network)
+        return cls(on_topology(network, cluster, n_gpus), pattern, wires, frozenset(rows))
+
+    def link(self, program: Program, row: int) -> Busiest | None:
+        group, size_bytes = program.groups[program.ops.group[row]], float(program.ops.bytes_comm[row])
+        if self.pattern is not None and row in self.rows:
+            return self.pattern.busiest(size_bytes, group, self.wires)
+        return self.placed.busiest_link(Collective(program.ops.collective[row]), group, size_bytes)
+
+
+def _busy_links(program: Program, limits: _Limits, times: F64, rows: range) -> dict[int, _Links]:
+    """By group, the links that limit collectives among the ops `rows`."""
+    busy: dict[int, _Links] = {}
+    ops = program.ops
+    for row in rows:
+        number = int(ops.group[row])
+        if number < 0 or times[row] == 0 or program.groups[number].size == 1:
+            continue
+        link = limits.link(program, row)
+        if link is not None:
+            links = busy.setdefault(number, {})
+            links[link] = links.get(link, 0.0) + float(times[row] * ops.bytes_comm[row]) * link.s_per_byte
+    return busy
+
+
+def _times(program: Program) -> F64:
+    """(ops,): how often a rank runs each op in a step, of the rank class that does most often.
+
+    The two ends of a transfer between stages count half: a rank's sends and receives use links of their own direction.
+    """
+    most = np.zeros(len(program.ops))
+    joint = np.zeros(len(program.channels) + 1, np.bool_)
+    joint[list(Origin.of(program).joint_channels)] = True
+    per_block = []
+    for block in program.blocks:
+        weight = np.where((block.channel >= 0) & ~joint[block.channel], 0.5, 1.0)
+        per_block.append(np.bincount(block.op, weights=weight, minlength=len(program.ops)))
+    for rank_class in program.rank_classes:
+        steps = np.bincount(rank_class.block, minlength=len(program.blocks))
+        total = np.zeros(len(program.ops))
+        for number in np.flatnonzero(steps).tolist():
+            total += steps[number] * per_block[number]
+        most = np.maximum(most, total)
+    return most
+
+
+def _device(number: int, network: Network) -> str:
+    return f"NPU {number}" if number < network.n_npus else f"switch {number}"

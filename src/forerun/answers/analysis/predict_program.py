@@ -1,0 +1,154 @@
+"""predict_program: a saved Program on a cluster, at its own number of ranks or another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from forerun.answers.analysis.around_step import around_program
+from forerun.answers.analysis.reading import Simulation, Subject, simulate_program
+from forerun.common.errors import ForerunError
+from forerun.core.cost.attention import BACKWARD_FLOPS
+from forerun.core.cost.measured import Measured
+from forerun.core.cost.step_costs import Launching
+from forerun.core.network.network_file import Network
+from forerun.core.network.on_topology import check_size
+from forerun.core.program.counts import op_counts
+from forerun.core.program.origin import TRACE, Origin
+from forerun.core.program.scale import scaled
+from forerun.core.program.storage import load
+from forerun.core.program.types import F64, I64, OpKind, OpTable, Phase, Program
+from forerun.describe.cluster.storage import Storage
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.plan.stack import load_stack
+from forerun.describe.plan.training_loop import TrainingLoop
+
+STACK = "pytorch"
+_MANY_NODES = 50_000
+"""nodes from which looking for what repeats pays"""
+_PALM_BACKWARD = 2.0
+_HOW = (
+    "matrix products and attention of the program outside recomputation and optimizer, attention as if nothing were"
+    " masked and its backward pass at twice the forward's (PaLM, app. B),"
+)
+
+
+def predict_program(
+    program: Program,
+    cluster: Cluster,
+    *,
+    n_gpus: int | None = None,
+    network: Network | None = None,
+    measured: Measured | None = None,
+    tokens_per_step: int | None = None,
+    whole_timeline: bool = False,
+    loop: TrainingLoop | None = None,
+    storage: Storage | None = None,
+) -> Simulation:
+    """What one step of a saved `program` does on `cluster`.
+
+    Args:
+        n_gpus: ranks to run on; its own unless given. Only data parallelism may change (`program.scale`).
+        network: what the GPUs communicate over in place of the links of the cluster, rank r as its NPU r.
+        measured: the user's own times of kernels and collectives, which go over the shipped ones.
+        tokens_per_step: over all of the GPUs; what the program says unless given. Without, tokens/s are not known.
+        whole_timeline: keep every node in the Timeline; else runs of equal blocks may be single nodes of it.
+        loop: what the training loop does every n steps; what the program says unless given.
+        storage: where its checkpoints go.
+
+    Raises:
+        ForerunError: `n_gpus` can't be reached without tracing again, the network or the cluster is too small, or the
+            device lacks a dtype that the program uses.
+    """
+    placed = placed_program(program, cluster, n_gpus)
+    origin = Origin.of(placed)
+    if network is not None:
+        check_size(network, origin.world_size)
+    if tokens_per_step is not None and tokens_per_step < 1:
+        raise ForerunError(f"tokens per step must be at least 1, got {tokens_per_step}")
+    flops = _model_flops(placed)
+    subject = Subject(
+        name=origin.name or "program",
+        n_gpus=origin.world_size,
+        stack=load_stack(STACK),
+        launching=Launching(compiled_ops=origin.compiled_ops),
+        precision=_precision(placed.ops, op_counts(placed).max(axis=0, initial=0)),
+        tokens_per_step=tokens_per_step or origin.tokens_per_step,
+        model_flops=flops or None,
+        model_flops_how=_HOW,
+        warnings=origin.notes,
+        notes=_notes(program, origin),
+    )
+    nodes = sum(int(np.sum([len(placed.blocks[int(number)]) for number in cls.block])) for cls in placed.rank_classes)
+    folded = not whole_timeline and nodes > _MANY_NODES
+    found = simulate_program(placed, subject, cluster, folded=folded, network=network, measured=measured, replays=True)
+    return around_program(found, placed, cluster, origin.loop if loop is None else loop, storage)
+
+
+def read_program(path: str | Path) -> Program:
+    """The Program saved in a file, called after it where it has no name of its own.
+
+    Raises:
+        ForerunError: the file can't be read or is no Program that is whole; the message names it.
+    """
+    try:
+        program = load(path)
+        origin = Origin.of(program)
+    except ForerunError as error:
+        told = str(error)
+        raise error if told.startswith(str(path)) else ForerunError(f"{path}: {told}") from None
+    return program if origin.name else replace(program, meta={**program.meta, "name": Path(path).stem})
+
+
+def placed_program(program: Program, cluster: Cluster, n_gpus: int | None = None) -> Program:
+    """`program` at `n_gpus` ranks on the nodes of `cluster`. Raises ForerunError as `predict_program`."""
+    wanted = Origin.of(program).world_size if n_gpus is None else n_gpus
+    if cluster.max_gpus is not None and wanted > cluster.max_gpus:
+        raise ForerunError(f"cluster {cluster.name} joins at most {cluster.max_gpus} GPUs, not {wanted}")
+    return scaled(program, wanted, cluster.node_size)
+
+
+def _notes(program: Program, origin: Origin) -> tuple[str, ...]:
+    """Where the program is from, and what was changed."""
+    ranks = Origin.of(program).world_size
+    made = "traced" if origin.source == TRACE else "built"
+    by = f" with torch {origin.torch}" if origin.torch else ""
+    lines = [f"program: {made}{by} at {ranks} ranks"]
+    if origin.world_size != ranks:
+        lines.append(
+            f"gpus: data parallelism scaled from {ranks} to {origin.world_size} ranks, everything else as it was"
+        )
+    return (*lines, *(f"program, guessed: {note}" for note in origin.notes))
+
+
+def _model_flops(program: Program) -> float:
+    """Model FLOPs of a rank in a step, mean over ranks. The op table holds what kernels execute."""
+    ops = program.ops
+    counts = op_counts(program, (Phase.FORWARD, Phase.BACKWARD))
+    ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
+    per_class = counts @ (ops.flops * _of_model(ops))
+    return float((per_class * ranks).sum() / ranks.sum())
+
+
+def _of_model(ops: OpTable) -> F64:
+    """Model FLOPs over executed ones of every op: 1 for products, 0 for what is neither product nor attention.
+
+    A causal mask halves the square on the diagonal, and fused backward kernels run 2.5 times the forward's FLOPs.
+    """
+    share: F64 = (ops.kind == OpKind.GEMM).astype(np.float64)
+    rows = np.flatnonzero(ops.kind == OpKind.ATTENTION)
+    seq_q, seq_kv, causal, backward = ops.dims[rows][:, [3, 4, 6, 7]].T.astype(np.float64)
+    pairs = np.maximum(1.0, seq_q * seq_kv)
+    run = pairs - np.where(causal != 0, 0.5 * np.minimum(seq_q, seq_kv) ** 2, 0.0)
+    share[rows] = pairs / run * np.where(backward != 0, _PALM_BACKWARD / BACKWARD_FLOPS, 1.0)
+    return share
+
+
+def _precision(ops: OpTable, counts: I64) -> str:
+    """The dtype in which most FLOPs of matrix products are."""
+    by_dtype: dict[str, float] = {}
+    for row in np.flatnonzero(ops.kind == OpKind.GEMM).tolist():
+        by_dtype[ops.dtype[row]] = by_dtype.get(ops.dtype[row], 0.0) + float(ops.flops[row] * counts[row])
+    return max(by_dtype, key=lambda name: by_dtype[name], default="bf16")

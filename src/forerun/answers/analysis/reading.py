@@ -1,0 +1,357 @@
+"""From a Program to a Prediction: run it with its costs, and read what a user wants to know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from forerun.answers.analysis.breakdown import Cause, breakdown_ps, exposed_s, pace_setter
+from forerun.answers.analysis.coverage import Coverage, coverage
+from forerun.answers.analysis.explain import explain
+from forerun.answers.analysis.fold import Folded, fold, unfolded
+from forerun.answers.analysis.link_sharing import link_notes, shared_ps
+from forerun.answers.analysis.network_use import network_use
+from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.analysis.uncertainty import band_words, memory_band, time_band
+from forerun.common.errors import ForerunError
+from forerun.common.units import GIB, PS_PER_S
+from forerun.core.cost.measured import Measured
+from forerun.core.cost.step_costs import Launching, StepCosts, step_costs
+from forerun.core.engine.simulate import Timeline
+from forerun.core.engine.simulate import simulate as run_engine
+from forerun.core.memory.allocator_settings import AllocatorSettings
+from forerun.core.memory.outside import outside_bytes
+from forerun.core.memory.profile import IN_GRAPHS, MemoryProfile, profile
+from forerun.core.memory.replayed import replayed
+from forerun.core.memory.reserved import Reserved, reserved
+from forerun.core.network.host_path import host_path_warnings
+from forerun.core.network.network_file import Network
+from forerun.core.network.patterns import CommunicationPattern
+from forerun.core.program.counts import op_counts
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import F64, FlatProgram, Program
+from forerun.core.program.unfold import unfold
+from forerun.describe.cluster.types import Cluster, Device
+from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.stack import Stack
+
+TIGHT = "memory is full: the allocator retries, after giving back what it caches, and that time is not counted"
+"""the warning of a Prediction that fits only so"""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a Program is of, as far as it is known."""
+
+    name: str
+    n_gpus: int
+    stack: Stack
+    launching: Launching
+    precision: str
+    """dtype whose peak MFU divides by"""
+    tokens_per_step: int | None
+    """over all GPUs"""
+    model_flops: float | None
+    """of a GPU in a step"""
+    model_flops_how: str
+    """what `model_flops` counts, for `explain`"""
+    plan: Plan | None = None
+    pattern: CommunicationPattern | None = None
+    """how gradients are exchanged; None: as NCCL does"""
+    sample: str | None = None
+    """what a model given layer by layer takes; None for a model of tokens"""
+    samples_per_step: int | None = None
+    """of those, over all GPUs"""
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """further lines of `explain`"""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Everything that one prediction was read from."""
+
+    program: Program
+    flat: FlatProgram
+    costs: StepCosts
+    timeline: Timeline
+    memory: list[MemoryProfile]
+    prediction: Prediction
+    subject: Subject
+    slowest: int
+    """rank class that sets the pace"""
+
+    @property
+    def model_flops_per_token(self) -> float | None:
+        """Model FLOPs of a token; None where FLOPs or tokens are not known."""
+        subject = self.subject
+        if subject.model_flops is None or subject.tokens_per_step is None:
+            return None
+        return subject.model_flops * subject.n_gpus / subject.tokens_per_step
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Memory of the fullest rank class of a Program."""
+
+    profiles: list[MemoryProfile]
+    worst: int
+    """the fullest rank class"""
+    groups: list[CommGroup]
+    """groups that have a communicator"""
+    outside_bytes: int
+    held: Reserved
+    limit_bytes: int
+    """memory of the device of the fullest rank class"""
+    replayed: bool
+    """what is held was replayed, not estimated"""
+
+
+def memory_need(
+    program: Program,
+    cluster: Cluster,
+    stack: Stack,
+    devices: Sequence[Device] = (),
+    settings: AllocatorSettings | None = None,
+    graphs: bool = False,
+) -> MemoryNeed:
+    """What `program` takes of the memory of a device of `cluster`, or of each rank class's own of `devices`, as `stack`
+    runs it.
+
+    Among several devices the fullest rank class is that which takes most of its own, and the Program fits where every
+    rank class does. With `settings` the caching allocator is replayed under them on the fullest rank class; without,
+    what it holds is an estimate. With `graphs` compiled code runs from CUDA graphs: its tensors are in a pool that is
+    reserved for good, and what PyTorch calls allocated leaves them out (blocks of a private pool are allocated while a
+    graph is recorded, and freed by the time it is replayed; torch/_inductor/cudagraph_trees.py).
+    """
+    profiles, groups = profile(program), _used_groups(program)
+    outside = outside_bytes(groups, stack, cluster, program.groups)
+    limits = [device.memory_bytes for device in devices] or [cluster.device.memory_bytes] * len(profiles)
+    worst = max(range(len(profiles)), key=lambda i: profiles[i].peak_bytes / limits[i])
+
+    def held(number: int) -> Reserved:
+        resident = int(program.rank_classes[number].resident_bytes.sum())
+        return reserved(profiles[number].peak_bytes, resident, limits[number] - outside)
+
+    fullest = held(worst)
+    if settings is not None:
+        vendor = devices[worst].vendor if devices else cluster.device.vendor
+        fullest = replayed(program, worst, settings.on(vendor), limits[worst] - outside, fullest, graphs)
+    if devices and fullest.fits:
+        every = [held(number) for number in range(len(profiles))]
+        fullest = replace(fullest, fits=all(one.fits for one in every), tight=any(one.tight for one in every))
+    shown = profile(program, without=IN_GRAPHS) if graphs else profiles
+    return MemoryNeed(shown, worst, groups, outside, fullest, limits[worst], settings is not None)
+
+
+def simulate_program(
+    program: Program,
+    subject: Subject,
+    cluster: Cluster,
+    *,
+    folded: bool,
+    network: Network | None = None,
+    measured: Measured | None = None,
+    replays: bool = False,
+) -> Simulation:
+    """Run `program` on `cluster` and read it. With `replays` reserved memory is what the allocator holds.
+
+    With `folded` the Timeline is of a Program whose equal runs of blocks are single nodes; the figures are the same.
+    """
+    costs = step_costs(
+        program.ops, program.groups, cluster, subject.stack, subject.launching, subject.n_gpus, network, measured
+    )
+    return simulate_costed(
+        program,
+        costs,
+        subject,
+        cluster,
+        folded=folded,
+        network=network,
+        is_measured=measured is not None,
+        replays=replays,
+    )
+
+
+def simulate_costed(
+    program: Program,
+    costs: StepCosts,
+    subject: Subject,
+    cluster: Cluster,
+    *,
+    folded: bool,
+    network: Network | None = None,
+    is_measured: bool = False,
+    devices: Sequence[Device] = (),
+    replays: bool = False,
+) -> Simulation:
+    """As `simulate_program`, with the costs of the ops as they are given.
+
+    With `is_measured` the prediction lists what the user's measurements lack. `devices` are those of each rank class
+    where they are not all the cluster's. With `replays` reserved memory is what the allocator holds, not an estimate.
+    """
+    missing = _missing(program, costs) if is_measured else None
+    reduced = fold(program, costs) if folded else unfolded(program, costs)
+    covered = coverage(program, costs)
+    flat, costs = unfold(reduced.program), reduced.costs
+    timeline = run_engine(
+        flat,
+        costs.duration_ps,
+        costs.issue_ps,
+        costs.slow_compute,
+        costs.slow_network,
+        costs.network_op,
+        demand=costs.demand,
+    )
+    settings = AllocatorSettings.parse(subject.stack.allocator) if replays else None
+    graphs = subject.launching.compiled and subject.launching.cuda_graphs
+    memory = memory_need(program, cluster, subject.stack, devices, settings, graphs)
+    peak = _mean_peak(subject.precision, program, cluster, devices)
+    seconds = breakdown_ps(flat, reduced.program, timeline, reduced.split_ps) / PS_PER_S
+    prediction = _read(
+        subject, cluster, program, reduced, flat, timeline, seconds, memory, network, missing, peak, covered
+    )
+    slowest = pace_setter(seconds)
+    return Simulation(reduced.program, flat, costs, timeline, memory.profiles, prediction, subject, slowest)
+
+
+def _read(
+    subject: Subject,
+    cluster: Cluster,
+    program: Program,
+    reduced: Folded,
+    flat: FlatProgram,
+    timeline: Timeline,
+    seconds: F64,
+    memory: MemoryNeed,
+    network: Network | None,
+    missing: tuple[str, ...] | None,
+    peak: float,
+    covered: Coverage,
+) -> Prediction:
+    step_s = timeline.end_of_step_ps / PS_PER_S
+    if step_s <= 0:
+        raise ForerunError("the step takes no time: nothing was simulated")
+    slowest = pace_setter(seconds)
+    row = seconds[slowest]
+    shared_s = float(shared_ps(flat, reduced.costs, timeline, reduced.shared_ps)[slowest]) / PS_PER_S
+    fullest, held = memory.profiles[memory.worst], memory.held
+    exposed = exposed_s(row)
+    low_s, high_s = time_band(subject.stack, cluster, subject.n_gpus, covered.share, exposed / step_s).of(step_s)
+    held_low, held_high = memory_band(subject.stack, "reserved").of(held.peak_bytes)
+    available = memory.limit_bytes - memory.outside_bytes
+    least, most = memory_band(subject.stack, "allocated").of(held.least_bytes)
+    use = None
+    if network is not None:
+        use = network_use(program, network, cluster, subject.n_gpus, step_s, subject.pattern)
+    priced_here = network is None and missing is None
+    staged = host_path_warnings(memory.groups, cluster, subject.n_gpus) if priced_here else ()
+    causes = {cause.name.lower(): float(row[cause]) for cause in Cause}
+    tokens = None if subject.tokens_per_step is None else subject.tokens_per_step / subject.n_gpus
+    return Prediction(
+        model=subject.name,
+        cluster=cluster.name,
+        plan=subject.plan,
+        n_gpus=subject.n_gpus,
+        step_time_s=step_s,
+        step_time_low_s=low_s,
+        step_time_high_s=high_s,
+        tokens_per_s_per_gpu=None if tokens is None else tokens / step_s,
+        mfu=None if subject.model_flops is None else subject.model_flops / step_s / peak,
+        hfu=_hardware_flops(reduced, flat) / step_s / peak,
+        peak_allocated_gib=fullest.peak_bytes / GIB,
+        peak_reserved_gib=held.peak_bytes / GIB,
+        peak_reserved_low_gib=held_low / GIB,
+        peak_reserved_high_gib=(min(held_high, available) if held.fits else held_high) / GIB,
+        device_gib=(held.peak_bytes + memory.outside_bytes) / GIB,
+        memory_limit_gib=memory.limit_bytes / GIB,
+        fits=held.fits,
+        fit_in_doubt=available < most if held.fits else least <= available,
+        warnings=((TIGHT,) if held.tight else ()) + staged + subject.warnings,
+        memory_by_category_gib={name: size / GIB for name, size in fullest.by_category.items()},
+        peak_rank_class=fullest.rank_class,
+        peak_owner=fullest.owner(program, memory.worst),
+        exposed_comm_s=exposed,
+        bubble_s=float((seconds[:, Cause.BUBBLE] * _weights(program)).mean()),
+        breakdown={name: value for name, value in causes.items() if value > 0},
+        bottleneck=max(causes, key=lambda name: causes[name]),
+        dollars_per_billion_tokens=_dollars(subject, step_s, cluster.price_per_gpu_hour),
+        coverage=covered.share,
+        explain=explain(
+            program,
+            cluster,
+            subject.stack,
+            memory.groups,
+            fullest,
+            memory.outside_bytes,
+            memory.limit_bytes,
+            f"{subject.model_flops_how} over the dense peak of {peak / 1e12:.0f} TFLOP/s",
+            covered,
+            band_words(subject.stack, cluster, covered.share, exposed / step_s),
+            use,
+            memory.replayed,
+            (*link_notes(shared_s), *subject.notes),
+        ),
+        network=use,
+        missing=missing,
+        sample=subject.sample,
+        samples_per_s_per_gpu=None
+        if subject.samples_per_step is None
+        else subject.samples_per_step / subject.n_gpus / step_s,
+        shared_links_s=shared_s,
+    )
+
+
+def _used_groups(program: Program) -> list[CommGroup]:
+    """Groups that some collective or transfer of the Program uses: each has a communicator."""
+    used = np.unique(program.ops.group[program.ops.group >= 0]).tolist()
+    return [program.groups[number] for number in used if program.groups[number].size > 1]
+
+
+def _missing(program: Program, costs: StepCosts) -> tuple[str, ...]:
+    """What measurements lack, by the time that a step spends in it on the rank that does so most."""
+    times = (op_counts(program) * costs.duration_ps).max(axis=0, initial=0)
+    spent: dict[str, int] = {}
+    for op, what in costs.lacks.items():
+        if times[op] > 0:
+            spent[what] = spent.get(what, 0) + int(times[op])
+    by_time = sorted(spent.items(), key=lambda item: -item[1])
+    return tuple(f"{what} ({time_ps / PS_PER_S * 1e3:.3g} ms of a step)" for what, time_ps in by_time)
+
+
+def _mean_peak(precision: str, program: Program, cluster: Cluster, devices: Sequence[Device]) -> float:
+    """Dense peak that MFU divides by, mean over ranks."""
+    if not devices:
+        return _peak(precision, cluster.device)
+    peaks = np.array([_peak(precision, device) for device in devices])
+    return float((peaks * _weights(program)).mean())
+
+
+def _peak(precision: str, device: Device) -> float:
+    """Dense peak of a device: of the 16-bit matrix unit, also for fp8 runs, as frameworks report it."""
+    wanted = precision if precision in ("fp32", "tf32", "fp16") else "bf16"
+    for dtype in (wanted, "bf16", "fp16"):
+        if dtype in device.peak_flops:
+            return device.peak_flops[dtype]
+    return max(device.peak_flops.values())
+
+
+def _weights(program: Program) -> F64:
+    """Ranks of each class over their mean, (n_classes,)."""
+    ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
+    weights: F64 = ranks / ranks.mean()
+    return weights
+
+
+def _hardware_flops(reduced: Folded, flat: FlatProgram) -> float:
+    """FLOPs per GPU that the kernels of the step execute, mean over ranks."""
+    weights = np.repeat(_weights(reduced.program), np.diff(flat.class_ptr))
+    return float((reduced.flops[flat.op] * weights).sum()) / len(reduced.program.rank_classes)
+
+
+def _dollars(subject: Subject, step_s: float, price: float | None) -> float | None:
+    if price is None or subject.tokens_per_step is None:
+        return None
+    return price * subject.n_gpus * step_s / 3600 / subject.tokens_per_step * 1e9

@@ -1,0 +1,99 @@
+"""Setup: everything that one iteration is simulated from. What-if, scaling and advice are Setups that differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from forerun.core.cost.measured import Measured
+from forerun.core.network.network_file import Network
+from forerun.core.network.patterns import CommunicationPattern
+from forerun.describe.cluster.types import Cluster, Device
+from forerun.describe.model.layered import LayeredModel
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.stack import Stack, load_stack
+
+
+@dataclass(frozen=True)
+class RankKind:
+    """GPUs that differ from the cluster's: whole data-parallel replicas of the plan."""
+
+    name: str
+    n_gpus: int
+    device: Device | None = None
+    """None: the cluster's"""
+    slowdown: float = 1.0
+    """time of its kernels over that of a sound GPU"""
+    micro_batch: int | None = None
+    """samples of a micro batch; None: the plan's"""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One iteration of a model under a plan on a cluster."""
+
+    model: ModelSpec | LayeredModel
+    plan: Plan
+    cluster: Cluster
+    network: Network | None = None
+    """topology in place of the cluster's links"""
+    measured: Measured | None = None
+    """the user's own times"""
+    pattern: CommunicationPattern | None = None
+    """how gradients are exchanged; None: as NCCL does"""
+    habits: Stack | None = None
+    """what the plan's stack costs; None: as the stack's file says"""
+    kinds: tuple[RankKind, ...] = ()
+    """GPUs that differ; the rest are the cluster's. Together they are the plan's world"""
+    replays: bool = False
+    """reserved memory is what the caching allocator holds in a replay; else an estimate, which takes no time"""
+    slow_links: float = 1.0
+    """time of collectives and transfers over that of sound links"""
+
+    @property
+    def stack(self) -> Stack:
+        """The habits in force: those given, or those of the plan's stack on so many nodes."""
+        return self.habits or load_stack(self.plan.stack).across(ceil(self.n_gpus / self.cluster.node_size))
+
+    @property
+    def n_gpus(self) -> int:
+        """GPUs of the run."""
+        return self.plan.world_size
+
+    @property
+    def reduce_dtype(self) -> str:
+        """Dtype in which gradients are reduced."""
+        plan, stack = self.plan, self.stack
+        dtype = stack.reduce_dtype if plan.reduce_dtype == "auto" else plan.reduce_dtype
+        if dtype != "param":
+            return dtype
+        return "fp32" if plan.precision in ("fp32", "tf32") else "bf16"
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an element of the gradients that are reduced."""
+        return 4 if self.reduce_dtype == "fp32" else 2
+
+    @property
+    def parts(self) -> tuple[RankKind, ...]:
+        """All GPUs by kind, in order of the data-parallel replicas that they are: the cluster's own first, if any.
+
+        The second part of one name is called `<name> (2)`.
+        """
+        own = self.n_gpus - sum(kind.n_gpus for kind in self.kinds)
+        parts = ((RankKind(self.cluster.device.name, own),) if own else ()) + self.kinds
+        names = [part.name for part in parts]
+        numbers = [names[: i + 1].count(name) for i, name in enumerate(names)]
+        return tuple(
+            part if number == 1 else replace(part, name=f"{part.name} ({number})")
+            for part, number in zip(parts, numbers, strict=True)
+        )
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples (sequences, images) of one optimizer step over all GPUs."""
+        default = self.plan.micro_batch
+        per_replica = self.n_gpus // self.plan.dp
+        missing = sum((kind.n_gpus // per_replica) * ((kind.micro_batch or default) - default) for kind in self.kinds)
+        return self.plan.global_batch + missing * self.plan.n_microbatches

@@ -1,0 +1,172 @@
+"""simulate_setup: the one way from a Setup to a Simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from forerun.answers.analysis.kinds import check_kinds, joined_costs, with_network_of
+from forerun.answers.analysis.reading import Simulation, Subject, simulate_costed
+from forerun.answers.analysis.setup import RankKind, Setup
+from forerun.answers.analysis.slowing import slowed
+from forerun.core.cost.step_costs import Launching, StepCosts, step_costs
+from forerun.core.network.on_topology import check_size
+from forerun.core.program.join import Part, joined
+from forerun.core.program.types import Program
+from forerun.describe.cluster.types import Cluster, Device
+from forerun.describe.model.layered import LayeredModel
+from forerun.describe.model.parameters import model_flops_per_token
+from forerun.describe.plan.constraints import check_plan
+from forerun.describe.plan.stack import Stack
+from forerun.sources.symbolic.build import build
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A Setup with its Program and what the ops of that cost, ready to run."""
+
+    setup: Setup
+    program: Program
+    costs: StepCosts
+    subject: Subject
+    devices: tuple[Device, ...] = ()
+    """of each rank class, where they are not all the cluster's"""
+
+    def run(self, folded: bool = False) -> Simulation:
+        """Run the Program and read the outcome."""
+        setup = self.setup
+        return simulate_costed(
+            self.program,
+            self.costs,
+            self.subject,
+            setup.cluster,
+            folded=folded,
+            network=setup.network,
+            is_measured=setup.measured is not None,
+            devices=self.devices,
+            replays=setup.replays,
+        )
+
+    def under(self, habits: Stack) -> Prepared:
+        """The same Program under a stack that differs from the Setup's in rates and host times only.
+
+        For GPUs of one kind.
+        """
+        setup, subject = replace(self.setup, habits=habits), replace(self.subject, stack=habits)
+        return replace(self, setup=setup, subject=subject, costs=_costs(setup, self.program, subject, setup.cluster))
+
+
+def simulate_setup(setup: Setup, folded: bool = False) -> Simulation:
+    """One iteration of `setup`: its Program, Timeline, memory and Prediction.
+
+    With `folded` the Timeline is of a Program whose equal runs of blocks are single nodes; the figures are the same.
+
+    Raises:
+        ImpossiblePlan: the plan cannot run; the message says why.
+        ForerunError: an unknown stack, kernel or dtype; a network with fewer NPUs than the plan has GPUs; a pattern
+            that the plan has no use for; kinds of GPUs that don't fit the plan.
+    """
+    return prepare(setup).run(folded)
+
+
+def prepare(setup: Setup) -> Prepared:
+    """Program and costs of `setup`. Raises as `simulate_setup`."""
+    check_kinds(setup)
+    if setup.network is not None:
+        check_size(setup.network, setup.n_gpus)
+    if setup.pattern is not None:
+        setup.pattern.check(setup.plan)
+    subject = _subject(setup)
+    parts = setup.parts
+    programs, costs = zip(*(_part(setup, part, subject) for part in parts), strict=True)
+    if len(parts) == 1:
+        return Prepared(setup, programs[0], costs[0], subject, _devices(setup, programs[0]))
+    members = [Part(part.name, one, part.n_gpus) for part, one in zip(parts, programs, strict=True)]
+    program = joined(members)
+    return Prepared(setup, program, joined_costs(costs), subject, _devices(setup, program))
+
+
+def _part(setup: Setup, part: RankKind, subject: Subject) -> tuple[Program, StepCosts]:
+    """The Program that GPUs of one kind execute, and its costs: kernels on their device, collectives as all others."""
+    plan = setup.plan if part.micro_batch is None else replace(setup.plan, micro_batch=part.micro_batch)
+    cluster = setup.cluster if part.device is None else replace(setup.cluster, device=part.device)
+    check_plan(setup.model, plan, cluster)
+    program = build(setup.model, plan, cluster, setup.stack)
+    costs = _costs(setup, program, subject, cluster)
+    if cluster.device != setup.cluster.device:
+        costs = with_network_of(costs, _costs(setup, program, subject, setup.cluster), program.ops)
+    return program, slowed(costs, program.ops, compute=part.slowdown, network=setup.slow_links)
+
+
+def _costs(setup: Setup, program: Program, subject: Subject, cluster: Cluster) -> StepCosts:
+    measured = setup.measured
+    if measured is not None and cluster.device != setup.cluster.device:
+        measured = replace(measured, kernels=None)  # they were measured on the cluster's own device
+    return step_costs(
+        program.ops,
+        program.groups,
+        cluster,
+        subject.stack,
+        subject.launching,
+        setup.n_gpus,
+        setup.network,
+        measured,
+        setup.pattern,
+    )
+
+
+def _devices(setup: Setup, program: Program) -> tuple[Device, ...]:
+    """Device of each rank class; none where all are the cluster's."""
+    devices = [part.device or setup.cluster.device for part in setup.parts]
+    if all(device == setup.cluster.device for device in devices):
+        return ()
+    per_part = len(program.rank_classes) // len(devices)
+    return tuple(device for device in devices for _ in range(per_part))
+
+
+def _subject(setup: Setup) -> Subject:
+    """What the Program of `setup` is of."""
+    plan, model = setup.plan, setup.model
+    tokens: int | None
+    sample: str | None = None
+    if isinstance(model, LayeredModel):
+        sample = model.sample
+        tokens, flops = None, model.flops_per_sample * (setup.samples_per_step / setup.n_gpus)
+        how = f"FLOPs of all layers, forward and backward, of each {model.sample}"
+    else:
+        tokens = setup.samples_per_step * plan.seq_len
+        flops = model_flops_per_token(model, plan.seq_len) * (tokens / setup.n_gpus)
+        how = "6 N + 12 L h s FLOPs per token"
+    return Subject(
+        name=model.name,
+        n_gpus=setup.n_gpus,
+        stack=setup.stack,
+        launching=Launching.of_plan(plan),
+        precision=plan.precision,
+        tokens_per_step=tokens,
+        model_flops=flops,
+        model_flops_how=how,
+        plan=plan,
+        pattern=setup.pattern,
+        sample=sample,
+        samples_per_step=None if sample is None else setup.samples_per_step,
+        notes=_notes(setup),
+        warnings=model.notes if isinstance(model, LayeredModel) else (),
+    )
+
+
+def _notes(setup: Setup) -> tuple[str, ...]:
+    """Lines of `explain` about the pattern of gradients and about GPUs that differ."""
+    pattern = setup.pattern
+    exchange = () if pattern is None else (f"gradients: exchanged as {pattern.name} does, not as NCCL would choose",)
+    if not setup.kinds:
+        return exchange
+    parts = [
+        f"{part.n_gpus} x {part.name} ({(part.device or setup.cluster.device).name}, kernels in {part.slowdown:.4g} of"
+        f" its time, micro batch {part.micro_batch or setup.plan.micro_batch})"
+        for part in setup.parts
+    ]
+    return (
+        *exchange,
+        f"GPUs: {'; '.join(parts)}; each takes part in every collective that it shares with others, which waits for"
+        " the last of them; MFU divides by the mean of their peaks",
+    )

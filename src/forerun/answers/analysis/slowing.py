@@ -1,0 +1,40 @@
+"""Costs of a step whose GPUs, links or hosts are slower than sound ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from forerun.core.cost.step_costs import StepCosts
+from forerun.core.program.types import F64, I64, OpKind, OpTable
+
+
+def slowed(
+    costs: StepCosts, ops: OpTable, *, compute: float = 1.0, network: float = 1.0, host: float = 1.0
+) -> StepCosts:
+    """`costs` of `ops` with times multiplied by factors.
+
+    `compute` is for kernels, with the gap before each; `network` for collectives and transfers; `host` for issuing and
+    for delays, which are the host's work between kernels. Copies between device and host memory stay as they are.
+    """
+    factors = of_kinds(ops, compute, network, host)
+    if (factors == 1.0).all() and host == 1.0:
+        return costs
+    return replace(costs, duration_ps=times(costs.duration_ps, factors), issue_ps=times(costs.issue_ps, host))
+
+
+def of_kinds(ops: OpTable, compute: float, network: float, host: float) -> F64:
+    """The factor of every op, (n_ops,)."""
+    factor = np.ones(len(OpKind))
+    factor[[OpKind.GEMM, OpKind.ATTENTION, OpKind.MEMORY]] = compute
+    factor[[OpKind.COLLECTIVE, OpKind.P2P]] = network
+    factor[OpKind.DELAY] = host
+    out: F64 = factor[ops.kind]
+    return out
+
+
+def times(picoseconds: I64, factor: F64 | float) -> I64:
+    """Whole picoseconds of `picoseconds` times `factor`."""
+    out: I64 = np.rint(picoseconds * factor).astype(np.int64)
+    return out

@@ -1,0 +1,193 @@
+"""loop_time: what the periodic work of a training loop costs around a simulated step.
+
+A simulated step begins with an idle device, as steps do in loops that read something from the device in each of them
+(torchtitan the number of tokens, simple_pytorch the loss). So what the host does between two steps stalls the device in
+full. What slows the host within a step, as recording does, is simulated: a device that is busy hides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from forerun.answers.analysis.loop_time import CheckpointTimes, LoopTime, Stall
+from forerun.answers.analysis.reading import Simulation
+from forerun.common.units import GIB, GIGA, PS_PER_S
+from forerun.core.cost.checkpoint import SavedState, load_s, save_cost
+from forerun.core.cost.memory_bound import memory_rates
+from forerun.core.cost.periodic import PeriodicConstants, periodic_constants
+from forerun.core.engine.simulate import simulate as run_engine
+from forerun.core.network.nccl import collective_s
+from forerun.core.program.counts import op_counts
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.origin import Origin
+from forerun.core.program.types import Block, Collective, Phase, Program
+from forerun.describe.cluster.storage import Storage, usual_storage
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.plan.training_loop import TrainingLoop
+
+_NUMBER_BYTES = 4
+_ALL_DATA = "dp_all"
+"""group of a plan's Program that joins all ranks whose losses differ"""
+
+
+def loop_time(
+    simulation: Simulation,
+    program: Program,
+    cluster: Cluster,
+    loop: TrainingLoop,
+    saved: SavedState,
+    storage: Storage | None = None,
+) -> LoopTime:
+    """The mean step of `loop`, whose plain step is `simulation`.
+
+    Args:
+        program: what was simulated, before blocks were folded.
+        saved: what a checkpoint of the run consists of.
+        storage: where checkpoints go; None for the one that cluster/presets/storage.yaml holds.
+    """
+    prediction = simulation.prediction
+    work = _Work(simulation, program, cluster, periodic_constants())
+    stalls: list[Stall] = []
+    checkpoint = None
+    if loop.checkpoint:
+        found, checkpoint = _checkpoint(work, loop, saved, storage or usual_storage())
+        stalls.append(found)
+    if loop.profile:
+        stalls.append(Stall("profile", loop.profile, work.profile_s(loop.profiler_active)))
+    if loop.memory_snapshot:
+        stalls.append(Stall("memory_snapshot, recording", 1, work.history_s()))
+        stalls.append(Stall("memory_snapshot", loop.memory_snapshot, work.snapshot_s(loop.memory_snapshot)))
+    if loop.gc:
+        stalls.append(Stall("gc", loop.gc, work.constants.gc.collection_s(work.regions * loop.gc)))
+    if loop.metrics:
+        stalls.append(Stall("metrics", loop.metrics, work.metrics_s()))
+    plain = LoopTime(tuple(stalls), prediction.step_time_s, None, checkpoint)
+    if prediction.tokens_per_s_per_gpu is None:
+        return plain
+    pace = prediction.tokens_per_s_per_gpu * prediction.step_time_s / plain.mean_step_time_s
+    return LoopTime(plain.stalls, plain.step_time_s, pace, checkpoint)
+
+
+def _checkpoint(work: _Work, loop: TrainingLoop, saved: SavedState, storage: Storage) -> tuple[Stall, CheckpointTimes]:
+    link = work.host_bytes_per_s
+    interval_s = loop.checkpoint * work.simulation.prediction.step_time_s
+    cost = save_cost(saved, storage, link, loop.checkpoint_mode, work.before_optimizer_s, interval_s)
+    collections = {"disabled": 1, "async": 2, "async_with_pinned_mem": 1}[loop.checkpoint_mode]
+    collect_s = collections * work.constants.gc.collection_s(0) if loop.gc else 0.0
+    times = CheckpointTimes(
+        mode=loop.checkpoint_mode,
+        rank_gib=saved.saved_bytes / GIB,
+        total_gib=saved.total_bytes / GIB,
+        save_s=save_cost(saved, storage, link, loop.checkpoint_mode, work.before_optimizer_s).whole_s,
+        load_s=load_s(saved, storage, link),
+        storage=_words(storage),
+    )
+    return Stall("checkpoint", loop.checkpoint, cost.stall_s + collect_s, cost.beside_s), times
+
+
+def _words(storage: Storage) -> str:
+    in_all = "" if storage.bytes_per_s_total == inf else f", {storage.bytes_per_s_total / GIGA:g} GB/s in all"
+    return f"{storage.bytes_per_s_per_rank / GIGA:g} GB/s a rank{in_all}{', assumed' if storage.source else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The step of the busiest rank class, as periodic work meets it."""
+
+    simulation: Simulation
+    program: Program
+    cluster: Cluster
+    constants: PeriodicConstants
+
+    @property
+    def host_bytes_per_s(self) -> float:
+        """What copies to pinned host memory reach."""
+        return memory_rates(self.cluster.device).host_fraction * self.cluster.host_bytes_per_s
+
+    @property
+    def before_optimizer_s(self) -> float:
+        """Time of the slowest rank before its optimizer begins; the whole step where none does."""
+        flat, timeline = self.simulation.flat, self.simulation.timeline
+        first, end = flat.class_ptr[self.simulation.slowest : self.simulation.slowest + 2]
+        starts = timeline.start_ps[first:end][flat.phase[first:end] == Phase.OPTIMIZER]
+        return int(starts.min(initial=timeline.end_of_step_ps)) / PS_PER_S
+
+    @property
+    def in_graphs(self) -> bool:
+        """Whether the host launches CUDA graphs, whose kernels it never sees."""
+        return self.simulation.subject.launching.cuda_graphs
+
+    @property
+    def launches(self) -> int:
+        """Kernels, copies and collectives of a step."""
+        return int((op_counts(self.program) @ self.program.ops.launches.astype(np.int64)).max(initial=0))
+
+    @property
+    def regions(self) -> int:
+        """Parts of a step that are recomputed."""
+        return self._most(int((block.phase == Phase.RECOMPUTE).any()) for block in self.program.blocks)
+
+    @property
+    def allocations(self) -> int:
+        """Allocations and frees of a step."""
+        return self._most(_events(block) for block in self.program.blocks)
+
+    def _most(self, of_blocks: Iterable[int]) -> int:
+        """The sum over a step of what each block counts, in the rank class where it is largest."""
+        counts = np.array([*of_blocks, 0], np.int64)
+        return max(int(counts[cls.block].sum()) for cls in self.program.rank_classes)
+
+    def profile_s(self, steps: int) -> float:
+        """Seconds that one trace of so many steps takes."""
+        profiler = self.constants.profile
+        launches = self.launches
+        recording_s = 0.0 if self.in_graphs else profiler.recording_s(launches)
+        seen = launches / profiler.events_per_launch if self.in_graphs else launches  # kernels, without their launches
+        return steps * (self._slower_step_s(recording_s) + profiler.export_s(seen))
+
+    def history_s(self) -> float:
+        """Seconds by which a step is longer because allocations are recorded."""
+        return self._slower_step_s(self.constants.memory_snapshot.recording_s(self.allocations))
+
+    def snapshot_s(self, every_steps: int) -> float:
+        """Seconds in which the history of so many steps becomes a file."""
+        return self.constants.memory_snapshot.dump_s(self.allocations * every_steps)
+
+    def metrics_s(self) -> float:
+        """Seconds of one log."""
+        group = _loss_group(self.program)
+        reduction_s = 0.0
+        if group is not None:
+            reduction_s = float(collective_s(Collective.ALL_REDUCE, _NUMBER_BYTES, group, self.cluster))
+        return self.constants.metrics.log_s(reduction_s)
+
+    def _slower_step_s(self, host_s: float) -> float:
+        """By how much a step is longer whose host takes `host_s` more, in equal shares of all that it launches."""
+        flat, costs, timeline = self.simulation.flat, self.simulation.costs, self.simulation.timeline
+        first, end = flat.class_ptr[self.simulation.slowest : self.simulation.slowest + 2]
+        issue_ps = int(costs.issue_ps[flat.op[first:end]].sum())
+        if issue_ps == 0 or host_s == 0:
+            return host_s
+        slower = np.rint(costs.issue_ps * (1.0 + host_s * PS_PER_S / issue_ps)).astype(np.int64)
+        rest = (costs.slow_compute, costs.slow_network, costs.network_op)
+        then = run_engine(flat, costs.duration_ps, slower, *rest)
+        return max(0, then.end_of_step_ps - timeline.end_of_step_ps) / PS_PER_S
+
+
+def _events(block: Block) -> int:
+    return int((block.tensor_alloc >= 0).sum() + (block.tensor_free >= 0).sum())
+
+
+def _loss_group(program: Program) -> CommGroup | None:
+    """The group that joins most ranks whose losses differ; None where there is one such rank."""
+    numbers = Origin.of(program).data_parallel
+    if numbers is None:
+        groups = [group for group in program.groups if group.axis == _ALL_DATA]
+    else:
+        groups = [program.groups[number] for number in numbers]
+    largest = max(groups, key=lambda group: group.size, default=None)
+    return largest if largest is not None and largest.size > 1 else None

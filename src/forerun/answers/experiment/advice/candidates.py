@@ -1,0 +1,211 @@
+"""Changes of a plan that could make a run faster or fit. A candidate is a question; `advise.py` simulates it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from forerun.answers.analysis.setup import Setup
+from forerun.answers.experiment.advice.balance import balances
+from forerun.answers.experiment.advice.change import Candidate, of_plan, with_plan
+from forerun.answers.experiment.advice.machine import devices, devices_of, half, patterns
+from forerun.answers.experiment.request import Request
+from forerun.answers.search.habits import habits_of
+from forerun.common.errors import ForerunError
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.fields import FIELD_TYPES
+from forerun.describe.plan.plan import Plan
+
+_BUCKETS_MIB = (25.0, 100.0, 400.0)
+_SHARDING = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP"}
+
+
+def candidates(request: Request, fits: bool) -> Iterator[Candidate]:
+    """All changes worth simulating, each kind's in order; `fits` says whether the run does as it is."""
+    plain = [*_batches(request, fits), *_gradients(request), *_software(request), *_states(request, fits)]
+    yield from (candidate for candidate in plain if candidate is not None)
+    yield from balances(request)
+    yield from patterns(request)
+    yield from devices(request)
+
+
+def _batches(request: Request, fits: bool) -> Iterator[Candidate | None]:
+    """Micro batches, accumulation and activation checkpointing."""
+    plan = request.setup.plan
+    micro, count = plan.micro_batch, plan.n_microbatches
+    parts = (2, 4) if fits else (2, 4, 8, 16, 32, 64, 128)
+    for part in (part for part in parts if micro % part == 0):
+        yield of_plan(
+            request,
+            "batch",
+            f"{part} times as many micro batches of {_count(micro // part, request.sample)} instead of {micro}",
+            {"micro_batch": micro // part, "n_microbatches": count * part},
+        )
+    if not fits and micro > 1:
+        yield of_plan(
+            request,
+            "batch",
+            f"micro batches of {_count(micro // 2, request.sample)} instead of {micro}",
+            {"micro_batch": micro // 2},
+        )
+    for times in (2, 4):
+        if count % times == 0:
+            yield of_plan(
+                request,
+                "batch",
+                f"micro batches of {_count(micro * times, request.sample)} instead of {micro}, and {times} times fewer",
+                {"micro_batch": micro * times, "n_microbatches": count // times},
+            )
+        yield of_plan(
+            request,
+            "batch",
+            f"micro batches of {_count(micro * times, request.sample)} instead of {micro}",
+            {"micro_batch": micro * times},
+        )
+        yield of_plan(
+            request,
+            "gradient accumulation",
+            f"accumulate gradients of {count * times} micro batches instead of {count}",
+            {"n_microbatches": count * times},
+        )
+    yield from _checkpointing(request)
+
+
+def _checkpointing(request: Request) -> Iterator[Candidate | None]:
+    """Less or more of it; more also with twice or four times the micro batch, where the batch can stay as it is."""
+    plan = request.setup.plan
+    for level in ("none", "selective", "full"):
+        what = {
+            "none": "keep all activations instead of computing them again",
+            "selective": "selective activation checkpointing",
+            "full": "full activation checkpointing",
+        }[level]
+        yield of_plan(request, "activation checkpointing", what, {"activation_checkpointing": level})
+        if level == plan.activation_checkpointing or level == "none":
+            continue
+        for times in (2, 4):
+            larger = f"{what} and micro batches of {plan.micro_batch * times} instead of {plan.micro_batch}"
+            fields: dict[str, Any] = {"activation_checkpointing": level, "micro_batch": plan.micro_batch * times}
+            if plan.n_microbatches % times == 0:
+                fields["n_microbatches"] = plan.n_microbatches // times
+                yield of_plan(request, "activation checkpointing", f"{larger}, and {times} times fewer", fields)
+            else:
+                yield of_plan(request, "activation checkpointing", larger, fields)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _gradients(request: Request) -> Iterator[Candidate | None]:
+    """How gradients are reduced."""
+    plan = request.setup.plan
+    if plan.dp * plan.cp == 1:
+        return
+    if request.setup.reduce_dtype == "fp32":
+        dtype = half(*devices_of(request.setup))
+        yield of_plan(
+            request, "gradient precision", f"sum gradients in {dtype}", {"reduce_dtype": dtype}, "sums are rounded more"
+        )
+    yield of_plan(request, "overlap", "reduce gradients during the backward pass", {"overlap_grad_reduce": True})
+    if plan.zero_stage == 3 and plan.fsdp > 1:
+        yield of_plan(request, "overlap", "gather parameters ahead", {"prefetch": max(1, plan.prefetch)})
+    if plan.dp_replicate > 1 or plan.zero_stage < 3:
+        own = plan.ddp_bucket_mib or request.setup.stack.bucket_mib
+        for size in (size for size in _BUCKETS_MIB if size != own):
+            title = f"reduce gradients in buckets of {size:.0f} MiB instead of {own:g}"
+            yield of_plan(request, "bucket size", title, {"ddp_bucket_mib": size})
+
+
+def _software(request: Request) -> Iterator[Candidate | None]:
+    """Precision, compilation, launches, optimizer kernels."""
+    setup = request.setup
+    plan, gpus = setup.plan, devices_of(setup)
+    rounding = "rounding differs: check that training still converges"
+    steps = {"fp32": ("tf32", half(*gpus)), "tf32": (half(*gpus),)}.get(plan.precision, ())
+    for precision in steps:
+        yield of_plan(request, "precision", f"compute in {precision}", {"precision": precision}, rounding)
+    fp8 = all("fp8" in device.peak_flops for device in gpus) and isinstance(setup.model, ModelSpec)
+    if plan.precision in ("bf16", "fp16") and fp8:
+        fields = {"precision": "fp8", "fp8_recipe": "tensorwise"}
+        yield of_plan(request, "precision", "compute matrix products in fp8", fields, rounding)
+    yield of_plan(request, "torch.compile", "compile the model with torch.compile", {"compile": True})
+    yield of_plan(request, "CUDA graphs", "launch the step as CUDA graphs", {"cuda_graphs": True})
+    yield of_plan(request, "optimizer", "use the fused optimizer", {"optimizer_impl": "fused"})
+    if plan.tp > 1:
+        yield of_plan(request, "overlap", "overlap tensor parallelism (async_tp)", {"async_tp": True})
+
+
+def _states(request: Request, fits: bool) -> Iterator[Candidate | None]:
+    """Where parameters, gradients and optimizer state live."""
+    setup = request.setup
+    plan = setup.plan
+    for stage in _zero_stages(setup):
+        fields = _sharded(plan, stage)
+        yield of_plan(request, "sharding", f"{_SHARDING[stage]} instead of {_SHARDING[plan.zero_stage]}", fields)
+        if not fits and stage > plan.zero_stage:
+            title = f"{_SHARDING[stage]} and full activation checkpointing"
+            yield of_plan(request, "sharding", title, {**fields, "activation_checkpointing": "full"})
+    if plan.zero_stage == 3 and plan.fsdp > 1:
+        title = "keep gathered parameters until the backward pass"
+        yield of_plan(request, "sharding", title, {"reshard_after_forward": "never"})
+    if plan.offload != "none" or plan.activation_offload:
+        title = "keep everything in the GPU's memory"
+        yield of_plan(request, "offload", title, {"offload": "none", "activation_offload": 0.0})
+    if not fits:
+        yield of_plan(request, "offload", "keep the optimizer in host memory", {"offload": "optimizer"})
+
+
+def _sharded(plan: Plan, zero_stage: int) -> dict[str, Any]:
+    """Fields of a plan with another ZeRO stage over the same data-parallel ranks."""
+    if zero_stage == 0:
+        return {"zero_stage": 0, "dp_replicate": plan.dp, "dp_shard": 1}
+    if plan.zero_stage == 0:
+        return {"zero_stage": zero_stage, "dp_replicate": 1, "dp_shard": plan.dp}
+    return {"zero_stage": zero_stage}
+
+
+def savers(request: Request) -> Iterator[Candidate]:
+    """All that saves memory, one on top of the other."""
+    yield from (candidate for candidate in _savers(request) if candidate is not None)
+
+
+def _savers(request: Request) -> Iterator[Candidate | None]:
+    plan = request.setup.plan
+    fields: dict[str, Any] = {
+        "activation_checkpointing": "full",
+        "micro_batch": 1,
+        "n_microbatches": plan.n_microbatches * plan.micro_batch,
+    }
+    title = f"full activation checkpointing, micro batches of {_count(1, request.sample)}"
+    yield of_plan(request, "plan", title, fields)
+    if 3 in _zero_stages(request.setup):
+        fields, title = {**fields, **_sharded(plan, 3)}, f"{title}, {_SHARDING[3]}"
+        yield of_plan(request, "plan", title, fields)
+    yield of_plan(request, "plan", f"{title}, the optimizer in host memory", {**fields, "offload": "optimizer"})
+    title = f"{title}, parameters and optimizer in host memory"
+    yield of_plan(request, "plan", title, {**fields, "offload": "params"})
+
+
+def _zero_stages(setup: Setup) -> tuple[int, ...]:
+    """Other ZeRO stages that the stack offers for the data-parallel ranks of a plan."""
+    plan = setup.plan
+    if plan.dp == 1 or plan.ep > 1 or (plan.dp_replicate > 1 and plan.dp_shard > 1):
+        return ()
+    try:
+        offered = habits_of(plan.stack).zero_stages
+    except ForerunError:
+        return ()
+    return tuple(stage for stage in offered if stage != plan.zero_stage)
+
+
+def plan_candidate(request: Request, plan: Plan) -> Candidate:
+    """Another plan of the same GPUs and global batch."""
+    own = request.setup.plan
+    fields = {name: getattr(plan, name) for name in FIELD_TYPES if getattr(plan, name) != getattr(own, name)}
+    sharding = _SHARDING[plan.zero_stage] if plan.dp * plan.cp > 1 else "no data parallelism"
+    title = (
+        f"another plan: {plan.describe()} ({sharding}), micro batches {plan.n_microbatches} x {plan.micro_batch},"
+        f" activation checkpointing {plan.activation_checkpointing}"
+    )
+    return with_plan(request, "plan", title, plan, fields)

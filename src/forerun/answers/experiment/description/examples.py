@@ -1,0 +1,40 @@
+"""The examples that come with Forerun: experiment files, and what is done with each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from forerun.describe.cluster.files import read_yaml
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Example:
+    """One example."""
+
+    number: int
+    title: str
+    path: Path
+    """its experiment file"""
+    nodes: tuple[int, ...] = ()
+    """scales of a scaling study; none: it is no such study"""
+    patterns: tuple[str, ...] = ()
+    """communication patterns of a comparison; none: it is no comparison"""
+
+
+@cache
+def examples() -> dict[int, Example]:
+    """Every example by its number."""
+    return {
+        int(number): Example(
+            int(number),
+            entry["title"],
+            _HERE / "examples" / entry["file"],
+            tuple(entry.get("nodes", ())),
+            tuple(entry.get("patterns", ())),
+        )
+        for number, entry in read_yaml(_HERE / "examples.yaml").items()
+    }

@@ -1,0 +1,82 @@
+"""The network of an experiment, and how gradients are exchanged over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from forerun.answers.experiment.description.own_code import is_own_code, load_own
+from forerun.answers.experiment.description.sections import IDEAL, NetworkSection
+from forerun.answers.experiment.description.text import at
+from forerun.common.errors import ForerunError
+from forerun.core.network.for_experiment import CLUSTER, topology_of
+from forerun.core.network.network_file import Network, network_from
+from forerun.core.network.on_topology import check_size
+from forerun.core.network.patterns import CommunicationPattern, NoNetwork
+from forerun.core.network.patterns_catalog import pattern_of
+from forerun.describe.cluster.files import read_yaml
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.plan.plan import Plan
+
+
+def network_of(section: NetworkSection, cluster: Cluster, num_nodes: int, n_gpus: int, place: str) -> Network | None:
+    """The topology in place of the links of `cluster`; None for those.
+
+    Raises:
+        ForerunError: keys that contradict, a wrong file, more GPUs than the network joins.
+    """
+    if section.file is not None:
+        other = next((key for key in ("topology_type", "base_latency_us") if getattr(section, key) is not None), None)
+        if other is not None:
+            raise ForerunError(f"{place}: file and {other} both say what the network is; keep one of them")
+    kind = section.topology_type or CLUSTER
+    if section.oversubscription is not None and kind != "fat_tree":
+        raise ForerunError(f"{place}: oversubscription is a key of topology_type fat_tree")
+    if section.file is not None or (section.topology_type is None and cluster.network is not None):
+        network = _of_file(section.file or str(cluster.network), f"{place}: file")
+    elif kind == IDEAL:
+        network = None
+    else:
+        with at(place):
+            network = topology_of(kind, cluster, num_nodes, oversubscription=section.oversubscription or 1)
+    if network is not None:
+        with at(f"{place}: {'file' if section.file is not None else 'topology_type'}"):
+            check_size(network, n_gpus)
+    return network
+
+
+def _of_file(file: str | dict[str, Any], place: str) -> Network:
+    with at(place):
+        if isinstance(file, dict):
+            return network_from({"bandwidth_unit": "GB/s", **file}, "keys")
+        return network_from({"bandwidth_unit": "GB/s", **read_yaml(Path(file))}, file)
+
+
+def read_pattern(given: Any, place: str) -> CommunicationPattern | None:
+    """The pattern that communication_pattern means; None for NCCL's own choice.
+
+    Raises:
+        ForerunError: an unknown name or option, code of one's own that can't be run or is no pattern.
+    """
+    with at(place):
+        if isinstance(given, dict):
+            return pattern_of({**given, "name": _loaded(given.get("name"))} if "name" in given else given)
+        return pattern_of(_loaded(given))
+
+
+def _loaded(given: Any) -> Any:
+    return load_own(given, "communication_pattern") if isinstance(given, str) and is_own_code(given) else given
+
+
+def pattern_in_force(
+    given: CommunicationPattern | None, section: NetworkSection, plan: Plan, place: str
+) -> CommunicationPattern | None:
+    """`given`, checked against `plan`; on an ideal network nothing takes time.
+
+    Raises:
+        ForerunError: the plan has no all-reduce that the pattern could run.
+    """
+    if given is not None:
+        with at(place):
+            given.check(plan)
+    return NoNetwork() if section.topology_type == IDEAL else given

@@ -1,0 +1,57 @@
+"""Code of one's own that an experiment file names as FILE.py:NAME. The file is run, with all rights of the user."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from forerun.common.errors import ForerunError, UnknownName
+
+
+def is_own_code(text: str) -> bool:
+    """Whether a name means FILE.py:NAME."""
+    path, colon, name = text.rpartition(":")
+    return bool(colon) and path.endswith(".py") and name.isidentifier()
+
+
+def load_own(text: str, place: str) -> Any:
+    """What a Python file calls NAME, of `text` FILE.py:NAME. A file is run once as long as it doesn't change.
+
+    Raises:
+        ForerunError: no such file, it can't be run, or it has no such name; the message starts with `place`.
+    """
+    file, _, name = text.rpartition(":")
+    path = Path(file)
+    try:
+        state = path.stat()
+    except (OSError, ValueError) as error:
+        raise ForerunError(f"{place}: {path}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        module = _module(path, state.st_mtime_ns, state.st_size)
+    except Exception as error:
+        told = " ".join(str(error).split())
+        raise ForerunError(f"{place}: {path}: {type(error).__name__}: {told}") from None
+    if not hasattr(module, name):
+        raise ForerunError(f"{place}: {UnknownName(f'name in {path}', name, _public(module))}")
+    return getattr(module, name)
+
+
+@cache
+def _module(path: Path, mtime_ns: int, size: int) -> ModuleType:
+    name = f"forerun_own_{path.stem}_{sha256(f'{path}|{mtime_ns}|{size}'.encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class up by its module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _public(module: ModuleType) -> list[str]:
+    return [name for name in vars(module) if not name.startswith("_")]

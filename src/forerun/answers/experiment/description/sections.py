@@ -1,0 +1,348 @@
+"""The sections of an experiment file: their keys, what each means and in which unit.
+
+The text under a key is its documentation: `forerun experiment keys` and docs/experiments.md show it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from forerun.answers.experiment.description.bandwidth import gbit_s
+from forerun.describe.cluster.files import Entry
+from forerun.describe.model.fields import exponent_number
+from forerun.describe.plan.fields import FIELD_TYPES
+from forerun.describe.plan.plan import LARGEST_BUCKET_MIB
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]*")
+
+
+def _whole(value: Any) -> Any:
+    number = exponent_number(value)
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+def _lower(value: Any) -> Any:
+    return value.strip().lower() if isinstance(value, str) else value
+
+
+def _file_name(name: str) -> str:
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"expected letters, digits, spaces and . _ + -, as files are called by it, got {name!r}")
+    return name
+
+
+def _key(key: Any) -> Any:
+    """A whole number as a key, also where JSON made text of it."""
+    return int(key) if isinstance(key, str) and key.isdecimal() else key
+
+
+def _pairs(value: Any) -> Any:
+    """A mapping of iterations as a list of pairs."""
+    return [[_key(key), each] for key, each in value.items()] if isinstance(value, dict) else value
+
+
+def _ranks(value: Any) -> Any:
+    return {_key(key): each for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _bandwidth(value: Any) -> Any:
+    """A number of Gbit/s, or text with a unit, which stays as it is."""
+    number = exponent_number(value)
+    rate = gbit_s(number) if isinstance(number, str) else number
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+        raise ValueError(f"expected a number of Gbit/s, or one with its unit, as 200 GB/s, got {value!r:.40}")
+    if not _LEAST_RATE <= rate <= _MOST_RATE:
+        raise ValueError(f"expected {_LEAST_RATE:g} to {_MOST_RATE:g} Gbit/s, got {rate:g}")
+    return number.strip() if isinstance(number, str) else float(rate)
+
+
+def _stated_bandwidth(value: Any) -> Any:
+    if not isinstance(exponent_number(value), str):
+        raise ValueError(f"expected a number with its unit, as {value} GB/s (bytes) or {value} Gbit/s (bits)")
+    return _bandwidth(value)
+
+
+_LEAST_RATE, _MOST_RATE = 1e-3, 1e9
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
+Name = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_file_name)]
+Rate = Annotated[float, BeforeValidator(exponent_number), Field(ge=_LEAST_RATE, le=_MOST_RATE)]
+Bandwidth = Annotated[float | str, BeforeValidator(_bandwidth)]
+StatedBandwidth = Annotated[str, BeforeValidator(_stated_bandwidth)]
+Microseconds = Annotated[float, BeforeValidator(exponent_number), Field(ge=0, le=1e6)]
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**6)]
+Width = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**7)]
+Layers = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10_000)]
+Tokens = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**18)]
+Iterations = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**9)]
+Start = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=10**9)]
+Factor = Annotated[float, BeforeValidator(exponent_number), Field(ge=0.01, le=1000)]
+Slowdown = Annotated[float, BeforeValidator(exponent_number), Field(ge=1, le=1000)]
+Share = Annotated[float, BeforeValidator(exponent_number), Field(ge=0, le=1)]
+Spread = Annotated[float, BeforeValidator(exponent_number), Field(ge=0, le=2)]
+Schedule = Annotated[
+    list[Annotated[list[Start], Field(min_length=2, max_length=2)]],
+    BeforeValidator(_pairs),
+    Field(max_length=1000),
+]
+
+
+class Section(Entry):
+    """A section; the text under a key is the key's description."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class TopLevel(Section):
+    """Beside the sections."""
+
+    name: Name | None = None
+    """what reports and their files are called; the file's own name unless given"""
+    description: Text | None = None
+    """what the experiment is about"""
+    handlers: list[Any] = Field(default_factory=list, max_length=100)
+    """event handlers, each FILE.py:NAME: an EventHandler, a subclass of it or a function subscribed with @on, in a
+    Python file, which is run"""
+
+
+class MixedEntry(Section):
+    """GPUs that differ from the cluster's."""
+
+    gpu_model: Text
+    """any device, by name or alias"""
+    num_nodes: Count | None = None
+    """whole nodes of them; give this or num_gpus"""
+    num_gpus: Count | None = None
+    """GPUs of them"""
+    batch_size_per_gpu: Count | None = None
+    """samples of a micro batch on them; those of the others unless given"""
+    slowdown: Factor = 1.0
+    """time of their kernels over that of a sound GPU of the model"""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> MixedEntry:
+        if (self.num_nodes is None) == (self.num_gpus is None):
+            raise ValueError("give one of num_nodes and num_gpus")
+        return self
+
+
+HardwarePreset = Literal["small", "medium", "large", "a100", "h100", "v100", "a6000"]
+
+
+class HardwareSection(Section):
+    """`hardware`: GPUs, nodes and the links between them."""
+
+    preset: Annotated[HardwarePreset, BeforeValidator(_lower)] | None = None
+    """a cluster size: small (1 node of 8 A100), medium (4 nodes of 8 A100) or large (32 nodes of 8 H100); or a GPU and
+    its network: a100 (100 GB/s), h100 (200 GB/s), v100 (50 GB/s) or a6000 (25 GB/s); keys that are given,
+    here and training.num_nodes, go before it"""
+    gpu_model: Text | None = None
+    """a device or cluster by name or alias, in any case: A100, H100, V100, A6000, ... (`forerun clusters`); it brings
+    the reference system of its vendor"""
+    cluster: Text | dict[str, Any] | None = None
+    """a cluster in place of gpu_model: a preset, a cluster file (relative to this file) or the keys of one"""
+    compute_tflops: Rate | None = None
+    """dense peak of the training precision in 10**12 FLOP/s, in place of the device's; peaks of other precisions scale
+    with it"""
+    memory_gb: Annotated[float, BeforeValidator(exponent_number), Field(ge=0.1, le=1e6)] | None = None
+    """memory of a GPU; its size as it is sold (80 for an A100 80GB) means all that programs can use, any other number
+    is GiB (2**30 bytes)"""
+    memory_bandwidth_gb_s: Rate | None = None
+    """bandwidth of a GPU's memory in 10**9 bytes a second, in place of the device's"""
+    num_gpus_per_node: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1024)] | None = None
+    """GPUs of a node; the reference system's unless given"""
+    network_bandwidth: StatedBandwidth | None = None
+    """bandwidth between nodes with its unit, for each GPU and direction: 200 Gbit/s or 25 GB/s"""
+    network_bandwidth_gbps: Bandwidth | None = None
+    """the same as a number of 10**9 bits a second: 100 Gb/s are 12.5 GB/s; or text with a unit"""
+    intra_node_bandwidth: StatedBandwidth | None = None
+    """bandwidth inside a node with its unit, for each GPU and direction: 300 GB/s"""
+    intra_node_bandwidth_gbps: Bandwidth | None = None
+    """the same as a number of 10**9 bits a second: 2400 Gb/s are the 300 GB/s of an A100's NVLink; or text with a
+    unit"""
+    mixed: list[MixedEntry] = Field(default_factory=list, max_length=100)
+    """GPUs of training.num_nodes that are of another model, as [{gpu_model: V100, num_nodes: 1}]: the last ones"""
+    slow_gpus: Annotated[dict[Start, Factor], BeforeValidator(_ranks)] = Field(default_factory=dict, max_length=100_000)
+    """rank -> time of its kernels over that of the others, in every iteration: {3: 1.1} makes rank 3 10 % slower"""
+    slow_links: Factor = 1.0
+    """time of collectives and transfers over that of sound links"""
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> HardwareSection:
+        for key in ("network_bandwidth", "intra_node_bandwidth"):
+            stated, number = getattr(self, key), getattr(self, key + "_gbps")
+            if stated is not None and number is not None:
+                raise ValueError(f"{key} {stated} and {key}_gbps {number} say the same thing twice; keep one of them")
+        return self
+
+    @property
+    def network_gbit_s(self) -> float | None:
+        """Bandwidth between nodes in 10**9 bits a second, None where the section is silent."""
+        return _rate(self.network_bandwidth, self.network_bandwidth_gbps)
+
+    @property
+    def intra_node_gbit_s(self) -> float | None:
+        """The same inside a node."""
+        return _rate(self.intra_node_bandwidth, self.intra_node_bandwidth_gbps)
+
+
+def _rate(stated: str | None, number: float | str | None) -> float | None:
+    given = number if stated is None else stated
+    return gbit_s(given) if isinstance(given, str) else given
+
+
+class ModelSection(Section):
+    """`model`: what is trained."""
+
+    name: Name | None = None
+    """what reports call it"""
+    model_type: Text | None = None
+    """transformer, gpt2 or bert with the dimensions below, or any preset: resnet50, gpt2-medium, llama-3.1-8b, ...
+    (`forerun models`)"""
+    preset: Text | None = None
+    """another spelling of model_type: a preset by name"""
+    config: Text | None = None
+    """a Hugging Face config.json, its folder or a model's YAML file, relative to this file"""
+    spec: dict[str, Any] | None = None
+    """the keys of a model's YAML file, written here"""
+    layers: Any = None
+    """layers written by hand, in the order in which they run; or FILE.py:NAME, a LayeredModel or a function that makes
+    one, in a Python file, which is run"""
+    sample: Annotated[Literal["image", "sequence"], BeforeValidator(_lower)] | None = None
+    """what a sample of layers written by hand is called: image or sequence; image unless given"""
+    num_layers: Layers | None = None
+    """layers of a transformer; 12 unless given, as all defaults of gpt2 and bert those of their smallest model"""
+    hidden_size: Width | None = None
+    """width of a token in elements; 768 unless given"""
+    num_attention_heads: Width | None = None
+    """attention heads; as many as keep the width of a head (64) unless given"""
+    num_key_value_heads: Width | None = None
+    """heads of keys and values; num_attention_heads unless given (in the proportion of a preset that has fewer)"""
+    ffn_hidden_size: Width | None = None
+    """width of the feed-forward in elements; 4 x hidden_size unless given (in the proportion of a preset)"""
+    vocab_size: Width | None = None
+    """rows of the embedding; gpt2 50257, bert 30522, transformer 32000 unless given"""
+    sequence_length: Width | None = None
+    """tokens of a sample; the positions of the model's table, or else 2048, unless given"""
+    max_position_embeddings: Width | None = None
+    """rows of a learned position table; 1024 (bert 512) or as many as sequence_length asks for, unless given"""
+    activation: Literal["swiglu", "geglu", "gelu", "relu"] | None = None
+    """activation of the feed-forward; gelu unless given"""
+    norm: Literal["rmsnorm", "layernorm"] | None = None
+    """layernorm unless given"""
+    position: Literal["rope", "learned", "alibi", "sinusoidal", "none"] | None = None
+    """learned (gpt2, bert) or rope (transformer) unless given"""
+    causal: bool | None = None
+    """whether tokens see earlier ones only; false for bert, else true"""
+    tie_word_embeddings: bool | None = None
+    """whether embedding and head are one matrix; true for gpt2 and bert, false for transformer"""
+
+
+class JitterEntry(Section):
+    """Random differences between iterations."""
+
+    compute: Spread = 0.0
+    """standard deviation of the logarithm of each rank's time, drawn anew each iteration: 0.05 is about 5 %"""
+    network: Spread = 0.0
+    """the same for collectives and transfers, of all ranks together"""
+
+
+class StragglersEntry(Section):
+    """Ranks that are slow now and then."""
+
+    probability: Share
+    """that a rank is a straggler in an iteration"""
+    slowdown: Slowdown
+    """time of a straggler over that of the others; with a tail the least one"""
+    tail: Annotated[float, BeforeValidator(exponent_number), Field(ge=0, le=100)] = 0.0
+    """0: all stragglers are equally slow; above: shape of the Pareto distribution that what they take longer is drawn
+    from, the smaller the heavier its tail"""
+
+
+class TrainingSection(Section):
+    """`training`: how it is trained. Every key of a Plan goes too."""
+
+    batch_size_per_gpu: Count | None = None
+    """samples (sequences, images) that a GPU works on at a time: a micro batch of a data-parallel rank; with tp, cp or
+    pp the GPUs of a replica share it"""
+    num_nodes: Count | None = None
+    """nodes; 1 unless given"""
+    num_iterations: Iterations | None = None
+    """optimizer steps; 100 unless given"""
+    total_tokens: Tokens | None = None
+    """tokens to train on, in place of num_iterations, which is rounded up"""
+    total_samples: Tokens | None = None
+    """samples to train on, in place of num_iterations, which is rounded up"""
+    communication_pattern: Any = None
+    """how gradients are exchanged: nccl (its own choice, the default), ring_allreduce, tree_allreduce, reduce_scatter,
+    all_gather, parameter_server, no_network; {name: ..., efficiency: ...} with options; or FILE.py:NAME for one of your
+    own, in a Python file, which is run"""
+    gradient_compression: Any = None
+    """how gradients are made smaller before they are exchanged: none (the default), fp16, bf16, int8, powersgd or topk;
+    with options {name: powersgd, rank: 4} (1 unless given) or {name: topk, density: 0.01} (the share that is sent)"""
+    mixed_precision: Annotated[bool | Text, BeforeValidator(_lower)] = True
+    """true: bf16, or fp16 on a GPU without bf16; false: fp32, and tf32 for convolutions where the GPU has it, as
+    PyTorch does; or a precision: bf16, fp16, tf32, fp32, fp8, mxfp8, nvfp4"""
+    gradient_accumulation_steps: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10_000)] | None = None
+    """micro batches of an optimizer step; with pp those of the pipeline; 1 unless given"""
+    bucket_size_mb: Annotated[float, BeforeValidator(exponent_number), Field(gt=0, le=LARGEST_BUCKET_MIB)] | None = None
+    """size of a bucket of gradients in MiB (2**20 bytes), as DDP's bucket_cap_mb; 25 unless given"""
+    overlap: bool | None = None
+    """whether gradients are reduced while the backward pass still runs; true unless given"""
+    warmup_iterations: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=10**5)] = 0
+    """first iterations that are slower (allocator, autotuning, caches)"""
+    warmup_slowdown: Slowdown | None = None
+    """time of the first iteration over that of later ones; it falls to 1 over warmup_iterations; 2 unless given"""
+    jitter: JitterEntry = JitterEntry()
+    """{compute: 0.05, network: 0.1}: standard deviations of the logarithm of times; one number is compute"""
+    stragglers: StragglersEntry | None = None
+    """{probability: 0.01, slowdown: 1.5}: ranks that are slow now and then"""
+    batch_schedule: Schedule = Field(default_factory=list)
+    """[[iteration, batch_size_per_gpu], ...] or {iteration: batch_size_per_gpu}: from which iteration on it holds"""
+    sequence_length_schedule: Schedule = Field(default_factory=list)
+    """[[iteration, sequence_length], ...] or {iteration: sequence_length}: from which iteration on it holds"""
+    seed: Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**63)] = 0
+    """of all random draws: the same seed gives the same run"""
+
+    @field_validator("jitter", mode="before")
+    @classmethod
+    def _of_compute(cls, value: Any) -> Any:
+        number = exponent_number(value)
+        return {"compute": number} if isinstance(number, (int, float)) and not isinstance(number, bool) else value
+
+
+IDEAL = "ideal"
+Topology = Literal["cluster", "full_mesh", "ring", "tree", "torus_2d", "mesh_2d", "fat_tree", "rail", "ideal"]
+
+
+class NetworkSection(Section):
+    """`network`: how nodes are joined."""
+
+    topology_type: Annotated[Topology, BeforeValidator(_lower)] | None = None
+    """cluster (its own links: switches that never block), full_mesh, ring, tree, torus_2d, mesh_2d, fat_tree, rail, or
+    ideal (communication takes no time); cluster unless given"""
+    base_latency_us: Microseconds | None = None
+    """latency of a hop between nodes in microseconds, in place of the link's"""
+    oversubscription: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1000)] | None = None
+    """of fat_tree: ports of a switch towards the nodes over those towards the core; 1 unless given"""
+    file: Text | dict[str, Any] | None = None
+    """a network file (relative to this file) or its keys, in place of topology_type"""
+
+
+class ThresholdsSection(Section):
+    """`thresholds`: from when on something is called a bottleneck, as shares of 1."""
+
+    compute: Share = 0.80
+    """share of the step in which kernels compute"""
+    memory: Share = 0.70
+    """share of the memory that is taken"""
+    network: Share = 0.30
+    """share of the step in which communication runs and no kernel does"""
+    efficiency: Share = 0.80
+    """scaling efficiency below which a study calls the scale broken down"""
+
+
+PLAN_KEYS = tuple(FIELD_TYPES)
+"""keys of a Plan, which `training` takes too"""

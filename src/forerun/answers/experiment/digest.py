@@ -1,0 +1,26 @@
+"""digest: a name for everything that a simulation depends on; equal for equal content, in any process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import fields
+
+from forerun.answers.experiment.request import Request
+from forerun.common.content import content
+from forerun.common.version import __version__
+
+_FORMAT = 1
+"""goes up when the figures of a point mean something else"""
+_SHOWN_ONLY = ("name", "config", "given", "echo", "thresholds")
+"""fields of a Request that no simulation depends on"""
+
+
+def digest(what: str, request: Request, *more: object) -> str:
+    """Of a simulation of `request` that is called `what` and depends on `more` besides: 64 hexadecimal digits.
+
+    The version of Forerun is part of it, and the file of every class or function of the user's own.
+    """
+    parts = [getattr(request, field.name) for field in fields(request) if field.name not in _SHOWN_ONLY]
+    text = json.dumps([_FORMAT, __version__, what, content(parts), content(more)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,178 @@
+"""Event handlers: code of one's own that sees a run as it happens, and may change what it meets.
+
+A handler is a subclass of EventHandler with the methods it needs, or a plain function subscribed to one kind of event:
+
+    class Throttling(EventHandler):
+        def on_iteration_start(self, iteration, conditions):
+            return conditions.slow(3, 1.2, "rank 3 throttles") if iteration >= 50 else None
+
+    @on("iteration_end")
+    def tell(iteration):
+        print(iteration.first, iteration.step_time_s)
+
+Handlers are told in the order of time, and of two in the order in which the request names them. A run with handlers is
+told iteration by iteration, also where iterations are equal; where a run is so long that only a sample of its
+iterations is simulated (experiment/run.py), handlers are told of the sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from forerun.answers.experiment.conditions import Conditions
+from forerun.answers.experiment.request import Request
+from forerun.answers.experiment.result import Iteration, RunResult
+from forerun.common.errors import ForerunError, UnknownName
+
+Kind = Literal["run_start", "iteration_start", "event", "iteration_end", "run_end"]
+KINDS: tuple[Kind, ...] = ("run_start", "iteration_start", "event", "iteration_end", "run_end")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """A kernel, collective or transfer starts or ends."""
+
+    time_s: float
+    """since the beginning of the run"""
+    starts: bool
+    """False: it ends"""
+    iteration: int
+    rank_class: str
+    """the ranks that do this"""
+    name: str
+    """what runs"""
+    stream: str
+
+
+class EventHandler:
+    """What is told of a run. Every method may be left as it is."""
+
+    def on_run_start(self, request: Request) -> None:
+        """Before anything is simulated."""
+
+    def on_iteration_start(self, iteration: int, conditions: Conditions) -> Conditions | None:
+        """Before an iteration is simulated; what comes back, unless None, replaces its conditions."""
+        return None
+
+    def wants_events(self, iteration: int) -> bool:
+        """Whether `on_event` is called for the nodes of this iteration: thousands of calls."""
+        return False
+
+    def on_event(self, event: NodeEvent) -> None:
+        """A node starts or ends; those of one iteration come in the order of time."""
+
+    def on_iteration_end(self, iteration: Iteration) -> None:
+        """After an iteration was simulated; with `repeats` above 1 it stands for those that follow it."""
+
+    def on_run_end(self, result: RunResult) -> None:
+        """With the result, before it is returned."""
+
+
+class Subscription(EventHandler):
+    """A plain function that is called for one kind of event, with the arguments of that method of EventHandler."""
+
+    def __init__(self, kind: Kind, function: Callable[..., Any], iterations: Container[int]) -> None:
+        if kind not in KINDS:
+            raise UnknownName("kind of event", kind, list(KINDS))
+        self.kind = kind
+        self.function = function
+        self.iterations = iterations
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The function itself."""
+        return self.function(*arguments)
+
+    def on_run_start(self, request: Request) -> None:
+        if self.kind == "run_start":
+            self.function(request)
+
+    def on_iteration_start(self, iteration: int, conditions: Conditions) -> Conditions | None:
+        return self.function(iteration, conditions) if self.kind == "iteration_start" else None
+
+    def wants_events(self, iteration: int) -> bool:
+        return self.kind == "event" and iteration in self.iterations
+
+    def on_event(self, event: NodeEvent) -> None:
+        self.function(event)
+
+    def on_iteration_end(self, iteration: Iteration) -> None:
+        if self.kind == "iteration_end":
+            self.function(iteration)
+
+    def on_run_end(self, result: RunResult) -> None:
+        if self.kind == "run_end":
+            self.function(result)
+
+
+def on(kind: Kind, iterations: Container[int] = range(1)) -> Callable[[Callable[..., Any]], Subscription]:
+    """Decorator that makes a handler of a plain function: `@on("iteration_end")`.
+
+    `iterations` are those whose nodes a function for "event" is told of; the first alone unless given.
+
+    Raises:
+        UnknownName: there is no such kind.
+    """
+    return lambda function: Subscription(kind, function, iterations)
+
+
+class Audience:
+    """The handlers of a request, in its order.
+
+    Raises:
+        ForerunError: one of them is no handler.
+    """
+
+    def __init__(self, handlers: Sequence[Any]) -> None:
+        for handler in handlers:
+            if not isinstance(handler, EventHandler):
+                raise ForerunError(
+                    f"handler {handler!r} is neither an EventHandler nor a function subscribed with @on(kind); "
+                    f"kinds are {', '.join(KINDS)}"
+                )
+        self._handlers: tuple[EventHandler, ...] = tuple(handlers)
+
+    def __bool__(self) -> bool:
+        return bool(self._handlers)
+
+    def run_start(self, request: Request) -> None:
+        for handler in self._handlers:
+            handler.on_run_start(request)
+
+    def iteration_start(self, iteration: int, conditions: Conditions) -> Conditions:
+        """The conditions that hold, each handler seeing what the one before it left.
+
+        Raises:
+            ForerunError: a handler returns something else than Conditions of as many ranks, or None.
+        """
+        for handler in self._handlers:
+            changed = handler.on_iteration_start(iteration, conditions)
+            if changed is None:
+                continue
+            if not isinstance(changed, Conditions) or changed.compute.shape != conditions.compute.shape:
+                raise ForerunError(
+                    f"handler {handler!r}: on_iteration_start must return None or Conditions of "
+                    f"{len(conditions.compute)} ranks, got {changed!r}"
+                )
+            conditions = changed
+        return conditions
+
+    def event_listeners(self, iteration: int) -> list[EventHandler]:
+        """Who wants to see the nodes of this iteration."""
+        return [handler for handler in self._handlers if handler.wants_events(iteration)]
+
+    def iteration_end(self, iteration: Iteration) -> None:
+        for handler in self._handlers:
+            handler.on_iteration_end(iteration)
+
+    def run_end(self, result: RunResult) -> None:
+        for handler in self._handlers:
+            handler.on_run_end(result)
+
+
+def tell_events(listeners: Iterable[EventHandler], events: Iterable[NodeEvent]) -> None:
+    """Each event to every listener."""
+    for event in events:
+        for listener in listeners:
+            listener.on_event(event)

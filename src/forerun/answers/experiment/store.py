@@ -1,0 +1,118 @@
+"""Points of a study that are kept: what a study that was broken off has found so far, a file a point.
+
+`points/` in the folder of a study has a JSON file for each point, named by a digest of all that the point depends on.
+A study that is started again with the same folder simulates only what is not there, and ends with the same files as
+one that was never broken off. One study at a time uses a folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from forerun.common.errors import ForerunError
+from forerun.common.files import whole_file
+from forerun.common.processes import Processes, default_workers
+
+NAME = "points"
+_WORTH_A_POOL = 4
+"""fewer points than this are simulated here"""
+Point = TypeVar("Point")
+Progress = Callable[[int, int], None]
+"""called with (points done, points to do)"""
+
+
+class Store(Generic[Point]):
+    """The points of type `kind`, a dataclass, in a folder; without a folder nothing is kept.
+
+    Raises:
+        ForerunError: the folder can't be made or read.
+    """
+
+    def __init__(self, kind: type[Point], folder: Path | None) -> None:
+        self._kind = TypeAdapter(kind)
+        self.folder = None if folder is None else folder / NAME
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left in self.folder.glob(".*.tmp"):  # of a study that was killed while it wrote
+                left.unlink()
+        except OSError as error:
+            raise ForerunError(f"{self.folder}: can't be written: {error.strerror or error}") from None
+
+    def known(self, key: str) -> Point | None:
+        """The point of that digest; None where it is not there.
+
+        Raises:
+            ForerunError: the file can't be read, or holds something else.
+        """
+        if self.folder is None:
+            return None
+        path = self._path(key)
+        try:
+            with suppress(FileNotFoundError):
+                return self._kind.validate_python(json.loads(path.read_bytes())["point"])
+        except OSError as error:
+            raise ForerunError(f"{path}: can't be read: {error.strerror or error}") from None
+        except (ValueError, TypeError, KeyError, ValidationError):
+            raise ForerunError(f"{path}: is no point of a study; remove it") from None
+        return None
+
+    def keep(self, key: str, label: str, point: Point) -> None:
+        """Write the file of a point, whole or not at all.
+
+        Raises:
+            ForerunError: it can't be written; what was kept before is as it was.
+        """
+        if self.folder is None:
+            return
+        record: dict[str, Any] = {"what": label, "point": self._kind.dump_python(point, mode="json")}
+        with whole_file(self._path(key)) as file:
+            file.write((json.dumps(record, indent=1) + "\n").encode())
+
+    def _path(self, key: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{key}.json"
+
+
+def points_of(
+    keys: Sequence[str],
+    labels: Sequence[str],
+    answer: Callable[[int], Point],
+    store: Store[Point],
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> list[Point]:
+    """A point for each of `keys`: what `store` knows, and for all else `answer(number of the key)`, which is kept at
+    once.
+
+    Args:
+        labels: what each point is, for people who look at its file.
+        workers: processes (1: this one); default: one for each CPU.
+
+    Raises:
+        ForerunError: fewer than one worker, or the store can't be written; earlier points stay.
+    """
+    found: dict[str, Point] = {}
+    missing: dict[str, int] = {}
+    for number, key in enumerate(keys):
+        known = store.known(key)
+        if known is not None:
+            found[key] = known
+        else:
+            missing.setdefault(key, number)
+    todo, done = len(missing), 0
+    with Processes(answer, default_workers() if workers is None else workers, _WORTH_A_POOL, chunk=1) as processes:
+        for (key, number), point in zip(missing.items(), processes.run(list(missing.values())), strict=True):
+            store.keep(key, labels[number], point)
+            found[key] = point
+            done += 1
+            if progress:
+                progress(done, todo)
+    return [found[key] for key in keys]

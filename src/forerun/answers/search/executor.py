@@ -1,0 +1,98 @@
+"""Predictions of many plans, in this process, in local ones or on Ray; the order of the answers is that of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from typing import Protocol, TypeAlias
+
+from forerun.answers.analysis.predict import predict
+from forerun.answers.analysis.prediction import Prediction
+from forerun.common.content import digest_of
+from forerun.common.errors import ForerunError
+from forerun.common.processes import Processes, default_workers
+from forerun.common.ray_cluster import RayCluster
+from forerun.core.cost.measured import Measured
+from forerun.core.cost.profile import load_profile
+from forerun.core.network.network_file import Network
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.plan import Plan
+
+Predictor: TypeAlias = Callable[[ModelSpec, Plan, Cluster], Prediction]
+Answer: TypeAlias = "Prediction | Refused"
+WORTH_A_POOL = 32
+"""fewer plans than this are predicted here"""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A plan that the predictor refused."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What all plans of a search are asked."""
+
+    predictor: Predictor
+    model: ModelSpec
+    cluster: Cluster
+    network: Network | None = None
+    """of `predict`; another predictor knows about its network and measurements by itself"""
+    measured: Measured | None = None
+    """of `predict`"""
+
+    def basis(self) -> str:
+        """A digest of all that an answer depends on beside the plan: Forerun itself, and a user's own cost profile,
+        are part of it.
+
+        Raises ForerunError where that profile can't be read.
+        """
+        profile = load_profile(self.cluster.device.cost_profile)
+        parts = [getattr(self, field.name) for field in fields(self)]
+        return digest_of(parts, profile)
+
+    def answer(self, plan: Plan) -> Answer:
+        """What the predictor says of `plan`."""
+        try:
+            if self.predictor is predict:
+                return predict(self.model, plan, self.cluster, self.network, self.measured)
+            return self.predictor(self.model, plan, self.cluster)
+        except ForerunError as error:
+            return Refused(str(error))
+
+
+class AnswersPlans(Protocol):
+    """What answers plans, in their order."""
+
+    def run(self, tasks: Sequence[Plan], /) -> Iterator[Answer]:
+        """An answer for each plan, in order."""
+
+
+class Executor(Processes[Plan, Answer]):
+    """Answers plans with `workers` processes (1: here). A context manager.
+
+    Raises ForerunError for fewer than one worker.
+    """
+
+    def __init__(self, question: Question, workers: int) -> None:
+        super().__init__(question.answer, workers, WORTH_A_POOL)
+
+
+def executor_of(
+    question: Question, name: str, workers: int | None, ray_address: str | None
+) -> AbstractContextManager[AnswersPlans]:
+    """What answers plans: `local` processes (one for each CPU unless `workers` is given), or a `ray` cluster.
+
+    Raises ForerunError for another name, a Ray address without Ray, fewer than one worker, and as `RayCluster` does.
+    """
+    if name == "ray":
+        return RayCluster(question.answer, question.basis, ray_address, workers)
+    if name != "local":
+        raise ForerunError(f"executor must be local or ray, got {name!r}")
+    if ray_address is not None:
+        raise ForerunError(f"Ray address {ray_address}: goes with executor ray; the executor is local")
+    return Executor(question, default_workers() if workers is None else workers)

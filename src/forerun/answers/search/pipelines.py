@@ -1,0 +1,241 @@
+"""Pipelines: which units each stage and rank of a pipeline has, and what its schedule holds at once.
+
+A pipeline is (pp, schedule, virtual stages, layers of stages); its times are linear in those of units, so that those of
+many plans are one matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.answers.search.units import N_PARTS, Part, parts_of_layers
+from forerun.common.jit import njit
+from forerun.core.program.types import F64, I8, I32, I64
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.stack import load_stack
+from forerun.sources.symbolic.schedule import SPLIT, Action, actions, rank_actions, stage_layers, stage_rank
+
+STAGED = ("pp", "pp_schedule", "virtual_stages", "layers_per_stage", "balance_ends", "checkpoint_every")
+"""fields that a Pipeline depends on"""
+_MOST_ROUNDS = 4
+"""micro batches over pipeline ranks from which on a rank holds no more at once, but for GPipe"""
+_KINDS = {"F": 0, "B": 1, "W": 2}
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the first rank holds when it starts a backward pass, in numbers of units."""
+
+    passes: I64
+    """forward passes of each Part whose activations are alive, (N_PARTS,)"""
+    gradients: I64
+    """units of each Part with gradients of an earlier micro batch, (N_PARTS,)"""
+    part: int
+    """the Part whose backward pass comes first"""
+
+
+class Pipeline:
+    """The stages of a plan."""
+
+    def __init__(self, model: ModelSpec, plan: Plan) -> None:
+        self.plan = plan
+        self.pp, self.n_stages = plan.pp, plan.n_stages
+        self.split = plan.pp > 1 and plan.pp_schedule in SPLIT
+        layers = parts_of_layers(model, plan.checkpoint_every).tolist()
+        ends = list(accumulate(stage_layers(model, plan, load_stack(plan.stack))))
+        stages = [layers[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        stages[0].insert(0, int(Part.EMBEDDING))
+        stages[-1].append(int(Part.HEAD))
+        self.units: I64 = np.array([part for stage in stages for part in stage], np.int64)
+        """Part of every unit in model order, (n_units,)"""
+        self.starts: I64 = np.array([0, *accumulate(map(len, stages))], np.int64)
+        """(n_stages + 1,): where each stage's units start"""
+        self.rank: I64 = np.array([stage_rank(plan, stage) for stage in range(self.n_stages)], np.int64)
+        """of each stage, (n_stages,)"""
+        self.counts = np.zeros((self.n_stages, N_PARTS))
+        """units of each Part in each stage, (n_stages, N_PARTS)"""
+        for number, stage in enumerate(stages):
+            np.add.at(self.counts[number], stage, 1)
+
+    @cached_property
+    def on_ranks(self) -> F64:
+        """Units of each Part on each rank, (pp, N_PARTS)."""
+        out: F64 = self._ranks.T @ self.counts
+        return out
+
+    @property
+    def both_ends(self) -> bool:
+        """Whether the first rank has embedding and head."""
+        return bool(self.rank[-1] == 0)
+
+    @cached_property
+    def _ranks(self) -> F64:
+        """(n_stages, pp): 1 where a rank holds a stage."""
+        out: F64 = (self.rank[:, None] == np.arange(self.pp)).astype(np.float64)
+        return out
+
+    def least_end_s(self, forward: F64, backward: F64, weights: F64, again: F64, n_microbatches: I64) -> F64:
+        """Seconds until the first rank has run its last pass, at least, (n,); of split schedules, until any rank has.
+
+        Times of units by Part, (n, N_PARTS); `again` is what every backward pass but the first takes more.
+
+        A rank starts when one micro batch has come through the stages before its first, then runs all of them; after
+        its last backward pass through that stage the gradients go back through the stages before.
+        """
+        f, b, w, more = (times @ self.counts.T for times in (forward, backward, weights, again))
+        m = n_microbatches[:, None]
+        busy = m * ((f + b + w + more) @ self._ranks) - more @ self._ranks
+        before = np.zeros((len(f), self.pp))
+        before[:, 1:] = np.cumsum(f[:, : self.pp - 1], axis=1)
+        if self.split:
+            out: F64 = (before + busy).max(axis=1)
+            return out
+        before[:, 1:] += np.cumsum(b[:, : self.pp - 1], axis=1)
+        out = (before + busy).max(axis=1)
+        return out
+
+    def held(self, n_microbatches: int) -> tuple[Held, Held]:
+        """At the first backward pass of the first rank, and at one where it holds the most micro batches; the last of
+        those, when it has most gradients."""
+        plan = self.plan
+        some = n_microbatches if plan.pp_schedule == "GPipe" else min(n_microbatches, _MOST_ROUNDS * plan.pp)
+        kind, stage, _ = _columns(rank_actions(replace(plan, n_microbatches=some), 0))
+        return self._at(kind, stage, first=True), self._at(kind, stage, first=False)
+
+    def _at(self, kind: I8, stage: I32, first: bool) -> Held:
+        live = np.cumsum((kind == 0).astype(np.int64) - _before(kind == 1))
+        backward = np.flatnonzero(kind == 1)
+        at = int(backward[0] if first else backward[len(backward) - 1 - np.argmax(live[backward][::-1])])
+        done = _KINDS["W"] if self.split else _KINDS["B"]
+        passes, gradients = np.zeros(N_PARTS, np.int64), np.zeros(N_PARTS, np.int64)
+        for own in np.flatnonzero(self.rank == 0).tolist():
+            mine = stage[:at] == own
+            counts = self.counts[own].astype(np.int64)
+            passes += counts * int((mine & (kind[:at] == 0)).sum() - (mine & (kind[:at] == 1)).sum())
+            gradients += counts * bool((mine & (kind[:at] == done)).any())
+        return Held(passes, gradients, int(self.units[self.starts[stage[at] + 1] - 1]))
+
+    def _actions(self, n_microbatches: int) -> _Actions:
+        plan = self.plan
+        return _actions_of(plan.pp_schedule, plan.pp, plan.virtual_stages, n_microbatches)
+
+    def chained_s(self, pass_s: F64, waits_s: F64, backward: bool) -> F64:
+        """Seconds of a pass through each stage, (n_stages,), in which every unit but the first waits for something that
+        starts with the unit before it.
+
+        `pass_s` and `waits_s` by Part, (N_PARTS,).
+        """
+        here, other = self.units[:-1], self.units[1:]
+        before, after = (other, here) if backward else (here, other)
+        extra = np.concatenate([[0.0], np.maximum(0.0, waits_s[after] - pass_s[before])])
+        extra[self.starts[:-1]] = 0.0  # nothing is known of what runs before a stage
+        out: F64 = self.counts @ pass_s + np.add.reduceat(extra, self.starts[:-1]) * (np.diff(self.starts) > 0)
+        return out
+
+    # -- the schedule ----------------------------------------------------------------------------------------
+
+    def run(self, times: StageTimes, n_microbatches: int, blocking: bool) -> F64:
+        """Seconds at which each rank has run its last pass, (pp,), with the schedule's order and transfers.
+
+        With `blocking` a transfer starts when the receiver, too, has come to it.
+        """
+        order = self._actions(n_microbatches)
+        return _run(
+            order.first, order.kind, order.stage, order.microbatch, self.n_stages, n_microbatches, times.first,
+            times.forward, times.backward, times.weights, times.again, times.border, blocking, self.split,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Seconds of passes of each stage, (n_stages,)."""
+
+    first: F64
+    """forward pass of the first micro batch"""
+    forward: F64
+    backward: F64
+    weights: F64
+    again: F64
+    """what every backward (of split schedules: weight) pass but the first takes more"""
+    border: F64
+    """transfer to the next stage; 0 inside a rank"""
+
+
+def _before(flags: npt.NDArray[np.bool_]) -> I64:
+    """Shifted by one: what was true one place before."""
+    out = np.zeros(len(flags), np.int64)
+    out[1:] = flags[:-1]
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Actions:
+    """Passes of all ranks in order, as columns; rank r has those from first[r] to first[r + 1]."""
+
+    first: I64
+    kind: I8
+    stage: I32
+    microbatch: I32
+
+
+@lru_cache(maxsize=512)
+def _actions_of(schedule: str, pp: int, virtual: int, n_microbatches: int) -> _Actions:
+    plan = Plan(1, pp=pp, pp_schedule=schedule, virtual_stages=virtual, n_microbatches=n_microbatches)  # type: ignore[arg-type]
+    ranks = actions(plan)
+    first = np.array([0, *accumulate(map(len, ranks))], np.int64)
+    return _Actions(first, *_columns([action for rank in ranks for action in rank]))
+
+
+def _columns(order: Sequence[Action]) -> tuple[I8, I32, I32]:
+    """Kind, stage and micro batch of passes."""
+    kinds, stages, microbatches = zip(*order, strict=True)
+    kind = np.array([_KINDS[kind] for kind in kinds], np.int8)
+    return kind, np.array(stages, np.int32), np.array(microbatches, np.int32)
+
+
+@njit
+def _run(
+    first: I64, kind: I8, stage: I32, microbatch: I32, n_stages: int, n_microbatches: int, first_s: F64, forward: F64,
+    backward: F64, weights: F64, again: F64, border: F64, blocking: bool, split: bool,
+) -> F64:  # fmt: skip
+    """Every rank runs its passes in order, each when what it needs has arrived."""
+    pp = len(first) - 1
+    end_f = np.full((n_stages, n_microbatches), -1.0)
+    end_b = np.full((n_stages, n_microbatches), -1.0)
+    free = np.zeros(pp)
+    head = first[:-1].copy()
+    moved = True
+    while moved:
+        moved = False
+        for r in range(pp):
+            while head[r] < first[r + 1]:
+                i = head[r]
+                s, m = stage[i], microbatch[i]
+                needed, wire = 0.0, 0.0
+                if kind[i] == 0 and s > 0:
+                    needed, wire = end_f[s - 1, m], border[s - 1]
+                elif kind[i] == 1 and s < n_stages - 1:
+                    needed, wire = end_b[s + 1, m], border[s]
+                if needed < 0:
+                    break
+                start = max(free[r], needed + wire)
+                if wire > 0 and blocking:
+                    start = max(free[r], needed) + wire
+                if kind[i] == 0:
+                    free[r] = start + (first_s[s] if m == 0 else forward[s])
+                    end_f[s, m] = free[r]
+                elif kind[i] == 1:
+                    free[r] = start + backward[s] + (0.0 if m == 0 or split else again[s])
+                    end_b[s, m] = free[r]
+                else:
+                    free[r] = start + weights[s] + (0.0 if m == 0 else again[s])
+                head[r] += 1
+                moved = True
+    return free

@@ -1,0 +1,184 @@
+"""What plans of a space share: their units, their pipelines, and what both make of a number of micro batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.answers.search.pipelines import STAGED, Held, Pipeline
+from forerun.answers.search.space_table import SpaceTable
+from forerun.answers.search.state_bytes import StateBytes
+from forerun.answers.search.table import PlanTable, dense_ids
+from forerun.answers.search.units import ALONE, Part, UnitRuns, UnitSizes, UnitTimes
+from forerun.core.program.types import F64, I64
+from forerun.sources.symbolic.schedule import SPLIT
+
+
+class Shared:
+    """Rows of a table by what they share; `kind` numbers the combinations of (units, pipeline, micro batches, sums).
+
+    Sums: whether micro batches add their gradients into a buffer, which takes time in every backward pass.
+    """
+
+    def __init__(self, table: SpaceTable, runs: UnitRuns, states: StateBytes, s_per_byte: float) -> None:
+        self._runs, self._states, self._s_per_byte = runs, states, s_per_byte
+        names = [name for name in (*table.meshes.codes, *table.variants.codes) if name not in (*ALONE, *_OWN)]
+        built, built_rows = dense_ids(_ids(table, names)[0], self._split(table))
+        unit, unit_rows = dense_ids(built, _places(table, runs))
+        self._pipeline, pipeline_rows = _ids(table, STAGED)
+        counts = _ids(table, ["n_microbatches"])[0]
+        sums = self._sums(table)
+        self.kind, rows = dense_ids(unit, self._pipeline, counts, sums)
+        self.plans: PlanTable = table.rows(rows)
+        """one plan of each kind"""
+        self.of_unit, self._of_pipeline, self._sum = unit[rows], self._pipeline[rows], sums[rows]
+        units = [runs.units(table.plan(int(row))) for row in built_rows]
+        self.sizes: list[UnitSizes] = [units[number].sizes for number in built[unit_rows]]
+        self.times: list[UnitTimes] = []
+        for row in unit_rows:
+            groups = table.groups[int(table.mesh[row])]
+            assert groups is not None  # a plan without is impossible
+            self.times.append(runs.times_of(units[built[row]], groups))
+        self.pipelines = [Pipeline(runs.model, table.plan(int(row))) for row in pipeline_rows]
+
+    def _split(self, table: SpaceTable) -> I64:
+        """1 where weight gradients are passes of their own."""
+        pipelined = np.broadcast_to(np.asarray(table.meshes.pp) > 1, len(table.meshes))
+        split = np.zeros(len(table.variants), np.bool_)
+        for schedule in SPLIT:
+            split |= table.variants.pp_schedule == schedule
+        out: I64 = (pipelined[table.mesh] & split[table.variant]).astype(np.int64)
+        return out
+
+    def _sums(self, table: SpaceTable) -> I64:
+        """1 where micro batches add their gradients into a buffer by kernels of their own."""
+        meshes, variants = table.meshes, table.variants
+        if self._states.fused:
+            return np.zeros(len(table), np.int64)
+        several = np.broadcast_to(np.asarray(variants.n_microbatches) > 1, len(variants))
+        whole = (meshes.zero_stage != 3) | (meshes.pp > 1) | (meshes.fsdp == 1)
+        resident = np.broadcast_to(variants.offload != "params", len(variants))
+        held = np.broadcast_to(whole, len(meshes))[table.mesh] & several[table.variant] & resident[table.variant]
+        out: I64 = held.astype(np.int64)
+        return out
+
+    # -- by kind -----------------------------------------------------------------------------------------------
+
+    def _by_unit(self, column: list[npt.NDArray[np.generic]]) -> F64:
+        out: F64 = np.array(column, np.float64)[self.of_unit]
+        return out
+
+    @cached_property
+    def dense(self) -> F64:
+        """Elements by Part, (kinds, N_PARTS)."""
+        return self._by_unit([size.dense for size in self.sizes])
+
+    @cached_property
+    def experts(self) -> F64:
+        return self._by_unit([size.experts for size in self.sizes])
+
+    @cached_property
+    def again_s(self) -> F64:
+        """Seconds by Part that adding gradients into a buffer takes, (kinds, N_PARTS)."""
+        moved = self._states.weight_bytes(self.plans) + 2 * self._states.sum_bytes(self.plans)
+        column = np.broadcast_to(moved, len(self.of_unit)) * self._sum * self._s_per_byte
+        out: F64 = column[:, None] * (self.dense + self.experts)
+        return out
+
+    @cached_property
+    def end_s(self) -> F64:
+        """Seconds until the first rank has run its last pass, at least, (kinds,); see `Pipeline.least_end_s`."""
+        forward, backward, weights = (
+            self._by_unit([getattr(each, name) for each in self.times]) for name in ("forward", "backward", "weights")
+        )
+        counts = np.broadcast_to(self.plans.n_microbatches, len(self.of_unit))
+        out = np.zeros(len(self.of_unit))
+        for number, mine in self._of_each_pipeline():
+            times = (forward[mine], backward[mine], weights[mine], self.again_s[mine])
+            out[mine] = self.pipelines[number].least_end_s(*times, counts[mine])
+        return out
+
+    def _of_each_pipeline(self) -> list[tuple[int, I64]]:
+        order = np.argsort(self._of_pipeline, kind="stable")
+        bounds = np.searchsorted(self._of_pipeline[order], np.arange(len(self.pipelines) + 1))
+        return [(n, order[bounds[n] : bounds[n + 1]]) for n in range(len(self.pipelines))]
+
+    @cached_property
+    def elements(self) -> Elements:
+        """Elements of ranks, each (kinds,)."""
+        n = len(self.of_unit)
+        out = Elements(*(np.zeros((2, n)) for _ in range(3)))
+        for number, mine in self._of_each_pipeline():
+            pipeline = self.pipelines[number]
+            for i, column in enumerate((self.dense, self.experts)):
+                ranks = column[mine] @ pipeline.on_ranks.T
+                first = ranks[:, 0] - (self._tied(pipeline, mine) if i == 0 else 0)
+                out.first[i, mine], out.most[i, mine] = first, ranks.max(axis=1)
+                out.least[i, mine] = np.minimum(first, ranks.min(axis=1))
+        return out
+
+    def _tied(self, pipeline: Pipeline, mine: I64) -> F64 | float:
+        """Elements that a rank with both ends of a tied model has once."""
+        model = self._runs.model
+        if not model.tied_embeddings or not pipeline.both_ends:
+            return 0.0
+        shared: F64 = self.dense[mine, Part.EMBEDDING]
+        return shared
+
+    def held(self, which: int) -> tuple[F64, F64, F64, F64]:
+        """At the first (0) or the fullest (1) backward pass of the first rank, each (kinds,): bytes of activations,
+        elements with gradients of earlier micro batches, elements of the unit whose turn it is."""
+        kept = self._by_unit([size.kept for size in self.sizes])
+        rise = self._by_unit([size.backward_rise for size in self.sizes])
+        total = self.dense + self.experts
+        counts = np.broadcast_to(self.plans.n_microbatches, len(self.of_unit))
+        alive, gradients, own = (np.zeros(len(self.of_unit)) for _ in range(3))
+        known: dict[tuple[int, int], tuple[Held, Held]] = {}
+        for number, mine in self._of_each_pipeline():
+            for count in np.unique(counts[mine]).tolist():
+                key = (number, count)
+                known[key] = self.pipelines[number].held(count)
+                here, held = mine[counts[mine] == count], known[key][which]
+                alive[here] = kept[here] @ held.passes + rise[here, held.part]
+                gradients[here] = total[here] @ held.gradients
+                own[here] = total[here, held.part]
+        return alive, gradients, own, counts.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Elements of parameters before data-parallel sharding, (2, kinds): not of experts, and of experts."""
+
+    first: F64
+    """of the first rank"""
+    most: F64
+    """at most of any rank"""
+    least: F64
+    """at least of any rank"""
+
+
+_OWN = ("dp_shard", "pp", "prefetch", "ddp_bucket_mib", "overlap_grad_reduce", "optimizer", "optimizer_impl")
+"""further fields that units don't depend on"""
+
+
+def _ids(table: SpaceTable, names: Sequence[str]) -> tuple[I64, I64]:
+    """Numbers of the combinations of values of some fields that rows have, (n,), and a row of each."""
+    of_mesh = _level(len(table.meshes), [table.meshes.codes[name] for name in names if name in table.meshes.codes])
+    variant = [table.variants.codes[name] for name in names if name in table.variants.codes]
+    return dense_ids(of_mesh[table.mesh], _level(len(table.variants), variant)[table.variant])
+
+
+def _places(table: SpaceTable, runs: UnitRuns) -> I64:
+    """Numbers of the places where the groups of units lie, (n,)."""
+    places = [None if groups is None else runs.place(groups) for groups in table.groups]
+    number = {where: i for i, where in enumerate(dict.fromkeys(places))}
+    out: I64 = np.array([number[where] for where in places], np.int64)[table.mesh]
+    return out
+
+
+def _level(length: int, columns: list[npt.NDArray[np.generic]]) -> I64:
+    return dense_ids(*columns)[0] if columns else np.zeros(length, np.int64)

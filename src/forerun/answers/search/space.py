@@ -1,0 +1,390 @@
+"""The plans that a search considers: every combination of the axes, as a table; impossible ones counted by rule.
+
+The default space is what stacks offer today (`spaces.yaml`):
+
+* tp: divisors of the GPUs up to the node size; cp: up to one rank for 4,096 tokens; pp: up to one layer a stage;
+  ep: divisors of the experts;
+* data parallelism of the rest: replicated, sharded (ZeRO stages of the stack), and sharded in the node and replicated
+  across nodes (HSDP) at ZeRO-3;
+* mesh axes in the usual order, micro batches of powers of two that divide the batch of a data-parallel rank;
+* schedules of the stack; activation checkpointing none, selective, full; FSDP's reshard policy.
+
+The whole space is everything that the stack's code could run:
+
+* tp: divisors up to the attention heads; cp: up to one rank for 1,024 tokens; data parallelism also sharded over any
+  part of the ranks and replicated over the others;
+* every order of the mesh axes on the nodes, those that place all groups alike counted once;
+* any micro batch that divides; every schedule of the stack with up to 8 virtual stages; sequence parallelism on or off;
+  what the stack can offload to host memory.
+
+Every field of Plan can be fixed to a value or to a list of values, which then replaces the default.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import isqrt
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.answers.search.habits import Habits, habits_of
+from forerun.answers.search.names import Renamed, without_other_names
+from forerun.answers.search.orders import Orders, Placed, all_orders
+from forerun.answers.search.space_table import MESH_FIELDS, SpaceTable, Variants, combined
+from forerun.common.errors import ForerunError
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.constraints import RULES
+from forerun.describe.plan.fields import FIELD_TYPES, checked, is_list
+from forerun.describe.plan.plan import DEFAULT_ORDER, Plan
+
+Extent = Literal["default", "whole"]
+TOKENS_PER_CP_RANK = {"default": 4096, "whole": 1024}
+"""a space cuts sequences down to this length, not further"""
+BATCH_RULE = "batch does not split over data parallelism"
+NETWORK_RULE = "order of mesh axes that a network can't place"
+_COUNTED = ("seq_len", "n_microbatches")
+"""fields that follow from the question, not from the plan"""
+_DATA_AXES = ("dp_replicate", "dp_shard")
+_PLAIN = Plan(seq_len=1)
+CHUNK = 1 << 16
+"""plans that are looked at together: columns of so many stay in the cache"""
+
+
+@dataclass
+class Tally:
+    """How many combinations an enumeration met. A mesh that the batch does not fit counts once."""
+
+    considered: int = 0
+    same: int = 0
+    """that place all groups as another order does, which stands for them"""
+    impossible: Counter[str] = field(default_factory=Counter)
+    """by rule"""
+    examples: dict[str, str] = field(default_factory=dict)
+    """rule -> the first reason in full"""
+    renamed: Renamed | None = None
+    """possible plans that execute the same step as another one, which stands for them"""
+
+    def refuse(self, rule: str, reason: str, count: int = 1) -> None:
+        """Count impossible combinations."""
+        if count:
+            self.impossible[rule] += count
+            self.examples.setdefault(rule, reason)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Upper ends of the axes that are not fixed; None for the default."""
+
+    max_tp: int | None = None
+    max_cp: int | None = None
+    max_pp: int | None = None
+    max_ep: int | None = None
+    max_micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ForerunError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True)
+class Space:
+    """All combinations for one question. `fixed` maps Plan fields to the values they may take."""
+
+    model: ModelSpec
+    cluster: Cluster
+    n_gpus: int
+    seq_len: int
+    global_batch: int
+    fixed: Mapping[str, tuple[Any, ...]]
+    limits: Limits
+    habits: Habits
+    extent: Extent = "default"
+    on_network: bool = False
+    """the GPUs communicate over a network, where places matter"""
+
+    @property
+    def stack(self) -> str:
+        """The software stack of all plans."""
+        return str(self.fixed.get("stack", (_PLAIN.stack,))[0])
+
+    def plans(self, tally: Tally) -> Iterator[Plan]:
+        """Every possible plan under one of its names, in a fixed order, counted in `tally`."""
+        table = self.table(tally)
+        return (table.plan(row) for row in range(len(table)))
+
+    def table(self, tally: Tally) -> SpaceTable:
+        """Every possible plan under one of its names, in a fixed order, counted in `tally`."""
+        every = self._combinations(tally)
+        broken = np.empty(len(every), np.uint8)
+        for first in range(0, len(every), CHUNK):
+            rows = slice(first, min(first + CHUNK, len(every)))
+            broken[rows] = self._broken(every, rows)
+        counts = np.bincount(broken, minlength=len(RULES) + 2)
+        for number, count in enumerate(counts[: len(RULES) + 1].tolist()):
+            if count:
+                plan = every.plan(int(np.argmax(broken == number)))
+                rule, reason = self._reason(number, plan)
+                tally.refuse(rule, reason, count)
+        possible = every.take(np.flatnonzero(broken == len(RULES) + 1))
+        table, tally.renamed = without_other_names(self.model, possible)
+        return table
+
+    def reason_of(self, plan: Plan) -> tuple[str, str] | None:
+        """Why `plan` is no row of the table: the rule or `same placement`, and the reason; None where it is one, or is
+        not of this space at all."""
+        local, rest = divmod(self.global_batch, plan.dp)
+        if rest or local % plan.micro_batch:
+            return BATCH_RULE, self._batch_reason(plan.dp, local, rest, plan.micro_batch)
+        for number, rule in enumerate(RULES):
+            if rule.broken(self.model, plan, self.cluster):
+                return self._reason(number, plan)
+        orders = self._orders()
+        if self._unplaced(orders.placed(plan)):
+            return self._reason(len(RULES), plan)
+        preferred = orders.preferred(plan)
+        if preferred != plan.mesh_order:
+            return "same placement as another order", f"places all groups on the same nodes as mesh_order {preferred}"
+        return None
+
+    def _reason(self, number: int, plan: Plan) -> tuple[str, str]:
+        if number < len(RULES):
+            return RULES[number].name, RULES[number].reason(self.model, plan, self.cluster)
+        return NETWORK_RULE, (
+            f"mesh_order {plan.mesh_order}: a network takes groups of evenly spaced ranks, and stages of a pipeline"
+            " around everything else"
+        )
+
+    def _unplaced(self, placed: Placed) -> bool:
+        if not self.on_network or placed.groups is None:
+            return False
+        return any(group.runs for group in placed.groups.values() if group.size > 1)
+
+    def _broken(self, every: SpaceTable, rows: slice) -> npt.NDArray[np.uint8]:
+        """Number of the first rule that each of `rows` breaks; one more for the network's, two more for none."""
+        table = every.rows(rows)
+        out = np.full(len(table), len(RULES) + 1, np.uint8)
+        if self.on_network:
+            out[every.unplaced[every.mesh[rows]]] = len(RULES)
+        for number in reversed(range(len(RULES))):
+            broken = RULES[number].broken(self.model, table, self.cluster)
+            if isinstance(broken, np.ndarray):
+                out[broken] = number
+            elif broken:
+                out[:] = number
+        return out
+
+    # -- combinations ----------------------------------------------------------------------------------------
+
+    def _orders(self) -> Orders:
+        usual = all_orders() if self.extent == "whole" else (DEFAULT_ORDER,)
+        return Orders(self.fixed.get("mesh_order", usual), self.cluster.node_size, self.on_network)
+
+    def _combinations(self, tally: Tally) -> SpaceTable:
+        """Every mesh in every order with every variant below it; what the batch does not fit is counted at once."""
+        orders, below = self._orders(), Variants()
+        meshes: list[dict[str, Any]] = []
+        placed: list[Placed] = []
+        blocks: list[tuple[int, int]] = []
+        for mesh in self._meshes():
+            dp = mesh["dp_replicate"] * mesh["dp_shard"]
+            local, rest = divmod(self.global_batch, dp)
+            if rest:
+                tally.considered += 1
+                tally.refuse(BATCH_RULE, self._batch_reason(dp, local, rest, 1))
+                continue
+            found, same = orders.of(replace(_PLAIN, **mesh))  # type: ignore[arg-type]
+            block = self._below(mesh, local, below)
+            tally.considered += block.length * (len(found) + same)
+            tally.same += block.length * same
+            if block.refused:
+                reason = self._batch_reason(dp, local, rest, block.refused_micro_batch)
+                tally.refuse(BATCH_RULE, reason, block.refused * (len(found) + same))
+                tally.considered += block.refused * (len(found) + same)
+            for each in found:
+                meshes.append({**mesh, "mesh_order": each.order})
+                placed.append(each)
+                blocks.append((block.first, block.length))
+        usual = {name: [getattr(_PLAIN, name)] for name in FIELD_TYPES}
+        usual["seq_len"] = [self.seq_len]
+        return combined(
+            usual, meshes, [each.groups for each in placed], blocks, below, list(map(self._unplaced, placed))
+        )
+
+    def _batch_reason(self, dp: int, local: int, rest: int, micro_batch: int) -> str:
+        if rest:
+            return f"global batch {self.global_batch} is not a multiple of {dp} data-parallel ranks"
+        return f"the {local} sequences of a data-parallel rank do not split into micro batches of {micro_batch}"
+
+    # -- axes ------------------------------------------------------------------------------------------------
+
+    def _degrees(self, axis: str, most: int, of: int) -> tuple[int, ...]:
+        if axis in self.fixed:
+            return self.fixed[axis]
+        if axis not in self.habits.axes:
+            return (1,)
+        return tuple(n for n in divisors(of) if n <= most)
+
+    def _meshes(self) -> Iterator[dict[str, int]]:
+        """Degrees of tp, cp, pp that divide the GPUs, each with every data-parallel split and every ep."""
+        limits, model = self.limits, self.model
+        max_cp = limits.max_cp or max(1, self.seq_len // TOKENS_PER_CP_RANK[self.extent])
+        max_tp = model.n_heads if self.extent == "whole" and model.n_heads else self.cluster.node_size
+        tps = self._degrees("tp", limits.max_tp or max_tp or self.n_gpus, self.n_gpus)
+        cps = self._degrees("cp", max_cp if model.n_heads else 1, self.n_gpus)
+        pps = self._degrees("pp", limits.max_pp or model.n_layers, self.n_gpus)
+        eps = self._degrees("ep", limits.max_ep or self.n_gpus, model.moe.n_experts if model.moe else 1)
+        for tp, cp, pp in product(tps, cps, pps):
+            dp, rest = divmod(self.n_gpus, tp * cp * pp)
+            if rest or not dp:
+                continue
+            for ep in eps:
+                for split in self._splits(dp, tp, cp, ep):
+                    yield {"tp": tp, "cp": cp, "pp": pp, "ep": ep, **split}
+
+    def _splits(self, dp: int, tp: int, cp: int, ep: int) -> list[dict[str, int]]:
+        """dp_replicate, dp_shard and what is sharded."""
+        stages = self.fixed.get("zero_stage", self.habits.zero_stages)
+        single = dp * cp == 1 and "zero_stage" not in self.fixed
+        splits = []
+        for stage in (0,) if single else stages:
+            for replicate, shard in self._pairs(stage, dp, tp, cp, ep):
+                splits.append({"dp_replicate": replicate, "dp_shard": shard, "zero_stage": stage})
+        return splits
+
+    def _pairs(self, stage: int, dp: int, tp: int, cp: int, ep: int) -> list[tuple[int, int]]:
+        if "dp_replicate" in self.fixed or "dp_shard" in self.fixed:
+            replicates = self.fixed.get("dp_replicate", (-1,))
+            shards = self.fixed.get("dp_shard", (-1,))
+            pairs = [_fill(dp, r, s) for r, s in product(replicates, shards)]
+            return [pair for pair in dict.fromkeys(pairs) if pair[0] * pair[1] == dp]
+        if stage == 0 and ep == 1:
+            return [(dp, 1)]
+        if self.extent == "whole":
+            return [(replicate, dp // replicate) for replicate in divisors(dp) if dp // replicate * cp > 1]
+        pairs = [(1, dp)]
+        in_node = self.cluster.node_size // (tp * cp) if self.cluster.node_size else 0
+        if stage == 3 and 1 < in_node < dp and dp % in_node == 0:
+            pairs.append((dp // in_node, in_node))
+        return pairs
+
+    def _below(self, mesh: dict[str, int], local: int, below: Variants) -> Any:
+        """The variants below a mesh of `local` sequences for each data-parallel rank."""
+        sharded = mesh["zero_stage"] == 3 and mesh["dp_shard"] * mesh["cp"] > 1
+        key = (local, mesh["pp"], mesh["zero_stage"], sharded, mesh["tp"] > 1)
+        if key not in below.blocks:
+            axes = self._axes(key)
+            below.add(key, axes, local)
+        return below.blocks[key]
+
+    def _axes(self, key: tuple[int, int, int, bool, bool]) -> dict[str, Sequence[Any]]:
+        """Names and values of the axes below a mesh."""
+        local, pp, zero_stage, sharded, split = key
+        fixed, habits, whole = self.fixed, self.habits, self.extent == "whole"
+        most = self.limits.max_micro_batch or local
+        micro = [n for n in divisors(local) if n <= most] if whole else powers_of_two(local, most)
+        axes: dict[str, Sequence[Any]] = {
+            "micro_batch": fixed.get("micro_batch") or micro,
+            "activation_checkpointing": fixed.get("activation_checkpointing", ("none", "selective", "full")),
+            "schedule": self._schedules(pp),
+        }
+        axes["reshard_after_forward"] = fixed.get("reshard_after_forward", habits.reshard if sharded else ("default",))
+        axes["selective_policy"] = fixed.get("selective_policy", (habits.selective_policy,))
+        axes["cp_method"] = fixed.get("cp_method", (habits.cp_method,))
+        if whole and split:
+            axes["sequence_parallel"] = (True, False)
+        if whole:
+            axes["offload"] = [what for what in habits.offload if what != "params" or zero_stage == 3]
+        taken = {"micro_batch", "activation_checkpointing", "schedule", "reshard_after_forward", "selective_policy"}
+        taken |= {"cp_method", *MESH_FIELDS, *_COUNTED, "pp_schedule", "virtual_stages", "mesh_order"}
+        return axes | {name: values for name, values in fixed.items() if name not in taken}
+
+    def _schedules(self, pp: int) -> Sequence[tuple[Any, int]]:
+        if pp == 1:
+            return (("1F1B", 1),)
+        names, virtual = self.fixed.get("pp_schedule"), self.fixed.get("virtual_stages")
+        offered = self.habits.all_schedules if self.extent == "whole" else self.habits.schedules
+        pairs: list[tuple[Any, int]] = list(offered)
+        if names:
+            pairs = [pair for pair in pairs if pair[0] in names]
+            pairs += [(name, _usual_stages(name)) for name in names if name not in {pair[0] for pair in pairs}]
+        if virtual:
+            pairs = [(name, v) for name in dict.fromkeys(name for name, _ in pairs) for v in virtual]
+        return pairs
+
+
+def make_space(
+    model: ModelSpec,
+    cluster: Cluster,
+    n_gpus: int,
+    seq_len: int,
+    global_batch: int,
+    fixed: Mapping[str, object] | None = None,
+    limits: Limits | None = None,
+    extent: Extent = "default",
+    on_network: bool = False,
+) -> Space:
+    """The space of one question: what the stack offers today, or the whole of it. A value of `fixed` is one value of a
+    Plan field or a list of them; -1 for dp_shard or dp_replicate is what the other axes leave. `on_network`: the GPUs
+    communicate over a network, where not every order of mesh axes can be placed.
+
+    Raises ForerunError for a number below 1, a field that Plan does not have, or a value that it can't take.
+    """
+    if extent not in TOKENS_PER_CP_RANK:
+        raise ForerunError(f"space must be one of {', '.join(TOKENS_PER_CP_RANK)}, got {extent!r}")
+    for name, value in (("gpus", n_gpus), ("seq_len", seq_len), ("global_batch", global_batch)):
+        if value < 1:
+            raise ForerunError(f"{name} must be at least 1, got {value}")
+    values = {name: _values(name, value) for name, value in (fixed or {}).items()}
+    stacks = values.get("stack", (Plan.__dataclass_fields__["stack"].default,))
+    if len(stacks) != 1:
+        raise ForerunError(f"stack: one search is about one software stack, got {', '.join(map(str, stacks))}")
+    habits, limits = habits_of(stacks[0]), limits or Limits()
+    return Space(model, cluster, n_gpus, seq_len, global_batch, values, limits, habits, extent, on_network)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending."""
+    low = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return tuple(dict.fromkeys([*low, *(number // n for n in reversed(low))]))
+
+
+def powers_of_two(number: int, most: int) -> tuple[int, ...]:
+    """The powers of two up to `most` that divide `number`, ascending."""
+    return tuple(2**k for k in range(most.bit_length()) if 2**k <= most and number % 2**k == 0)
+
+
+def _values(name: str, value: object) -> tuple[Any, ...]:
+    """The checked values of a fixed field."""
+    if name not in FIELD_TYPES:
+        raise ForerunError(f"a plan has no field {name!r}; it has: {', '.join(FIELD_TYPES)}")
+    if name in _COUNTED:
+        raise ForerunError(f"{name} follows from sequence length, batch and mesh, it can't be fixed")
+    several = isinstance(value, (list, tuple)) and not (is_list(name) and all(isinstance(v, int) for v in value))
+    listed: list[Any] = list(value) if several else [value]  # type: ignore[call-overload]
+    if not listed:
+        raise ForerunError(f"{name}: no value is left to try")
+    values = tuple(dict.fromkeys(checked(name, v, name) for v in listed))
+    for each in values:
+        if not (name in _DATA_AXES and each == -1):
+            replace(_PLAIN, **{name: each})  # type: ignore[arg-type]
+    return values
+
+
+def _fill(dp: int, replicate: int, shard: int) -> tuple[int, int]:
+    """Degrees of two axes of which one or both may be -1, the rest."""
+    if shard == -1:
+        replicate = 1 if replicate == -1 else replicate
+        return replicate, dp // replicate
+    return (dp // shard if replicate == -1 else replicate), shard
+
+
+def _usual_stages(schedule: str) -> int:
+    return 1 if schedule in ("1F1B", "GPipe", "ZB1P") else 2

@@ -1,0 +1,152 @@
+"""SpaceTable: a space as meshes and what varies below each, so that a plan is two small numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.answers.search.orders import Groups
+from forerun.answers.search.table import PlanTable
+from forerun.core.program.types import I32
+from forerun.describe.plan.plan import Plan
+from forerun.sources.symbolic.mesh import groups_of
+
+Rows = npt.NDArray[Any]
+MESH_FIELDS = ("tp", "cp", "pp", "ep", "dp_replicate", "dp_shard", "zero_stage")
+"""fields of a mesh, beside its order"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Variants in a row of `Variants`."""
+
+    first: int
+    length: int
+    refused: int
+    """combinations whose micro batch does not divide the batch of a data-parallel rank"""
+    refused_micro_batch: int
+
+
+@dataclass
+class Variants:
+    """What varies below meshes: meshes with the same choice share a block."""
+
+    blocks: dict[tuple[Any, ...], Block] = field(default_factory=dict)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    length: int = 0
+
+    def add(self, key: tuple[Any, ...], axes: Mapping[str, Sequence[Any]], local: int) -> None:
+        """Add every combination of `axes` for ranks of `local` sequences; `schedule` is (name, virtual stages)."""
+        micro = [n for n in axes["micro_batch"] if local % n == 0]
+        wrong = [n for n in axes["micro_batch"] if local % n]
+        others = 1
+        for name, values in axes.items():
+            others *= 1 if name == "micro_batch" else len(values)
+        combinations = list(product(*({**axes, "micro_batch": micro}).values()))
+        columns = dict(zip(axes, zip(*combinations, strict=True), strict=True)) if combinations else {}
+        for name, column in columns.items():
+            if name == "schedule":
+                self._extend("pp_schedule", [schedule for schedule, _ in column])
+                self._extend("virtual_stages", [virtual for _, virtual in column])
+            else:
+                self._extend(name, column)
+        if combinations:
+            self._extend("n_microbatches", [local // n for n in columns["micro_batch"]])
+        refused = (len(wrong) * others, wrong[0]) if wrong else (0, 1)
+        self.blocks[key] = Block(self.length, len(combinations), *refused)
+        self.length += len(combinations)
+
+    def _extend(self, name: str, column: Sequence[Any]) -> None:
+        own = self.columns.setdefault(name, [None] * self.length)
+        own.extend([None] * (self.length - len(own)))  # blocks that do not vary it
+        own.extend(column)
+
+
+@dataclass(frozen=True)
+class SpaceTable:
+    """Plans of a space in its order; row i is mesh `mesh[i]` with variant `variant[i]`."""
+
+    meshes: PlanTable
+    variants: PlanTable
+    groups: tuple[Groups | None, ...]
+    """of each mesh"""
+    unplaced: npt.NDArray[np.bool_]
+    """meshes that a network can't place"""
+    mesh: I32
+    variant: I32
+
+    @classmethod
+    def of_plans(cls, plans: Sequence[Plan], node_size: int) -> SpaceTable:
+        """The table of `plans`, which are possible, on nodes of `node_size` GPUs."""
+        columns = {each.name: [getattr(plan, each.name) for plan in plans] for each in fields(Plan)}
+        meshes = {name: columns.pop(name) for name in (*MESH_FIELDS, "mesh_order")}
+        rows, n = np.arange(len(plans), dtype=np.int32), len(plans)
+        groups = tuple(groups_of(plan, node_size) for plan in plans)
+        placed = np.zeros(n, np.bool_)
+        return cls(PlanTable.of_columns(meshes, n), PlanTable.of_columns(columns, n), groups, placed, rows, rows)
+
+    def __len__(self) -> int:
+        return len(self.mesh)
+
+    def rows(self, rows: Rows | slice) -> PlanTable:
+        """The plans of `rows` as a table."""
+        mesh, variant = self.mesh[rows], self.variant[rows]
+        codes = {name: column[mesh] for name, column in self.meshes.codes.items()}
+        codes |= {name: column[variant] for name, column in self.variants.codes.items()}
+        return PlanTable(codes, {**self.variants.values, **self.meshes.values}, len(mesh))
+
+    def plan(self, row: int) -> Plan:
+        """The plan in `row`."""
+        return self.rows(slice(row, row + 1)).plan(0)
+
+    def take(self, rows: Rows) -> SpaceTable:
+        """Some of the plans, in this order."""
+        return replace(self, mesh=self.mesh[rows], variant=self.variant[rows])
+
+    def find(self, plan: Plan) -> int | None:
+        """The row of `plan`; None where there is none."""
+        mesh, variant = self.meshes.find(plan), self.variants.find(plan)
+        at = np.flatnonzero(np.isin(self.mesh, mesh) & np.isin(self.variant, variant))
+        return int(at[0]) if len(at) else None
+
+
+def combined(
+    usual: Mapping[str, list[Any]],
+    meshes: Sequence[Mapping[str, Any]],
+    groups: Sequence[Groups | None],
+    blocks: Sequence[tuple[int, int]],
+    below: Variants,
+    unplaced: Sequence[bool],
+) -> SpaceTable:
+    """The table of `meshes`, each with its block (first, count) of variants; fields that neither has are `usual`."""
+    mesh_names = list(meshes[0]) if meshes else []
+    mesh_columns = {name: [mesh[name] for mesh in meshes] for name in mesh_names}
+    columns: dict[str, Sequence[Any]] = {}
+    for name, (value,) in usual.items():
+        if name in below.columns:
+            column = below.columns[name]
+            column = [*column, *[None] * (below.length - len(column))]
+            columns[name] = [value if each is None and name not in _NONE_IS_A_VALUE else each for each in column]
+        elif name not in mesh_columns:
+            columns[name] = [value] * max(1, below.length)
+    first = np.array([start for start, _ in blocks], np.int64)
+    counts = np.array([count for _, count in blocks], np.int64)
+    mesh = np.repeat(np.arange(len(blocks), dtype=np.int32), counts)
+    begin = np.cumsum(counts) - counts
+    variant = (np.arange(len(mesh)) + np.repeat(first - begin, counts)).astype(np.int32)
+    return SpaceTable(
+        PlanTable.of_columns(mesh_columns, len(meshes)),
+        PlanTable.of_columns(columns, below.length),
+        tuple(groups),
+        np.array(unplaced, np.bool_),
+        mesh,
+        variant,
+    )
+
+
+_NONE_IS_A_VALUE = ("layers_per_stage",)

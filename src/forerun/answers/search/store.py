@@ -1,0 +1,92 @@
+"""Answers to plans that are kept: what a search that was broken off has found so far.
+
+A search that is started again with the same file simulates only what is not there, and finds the same. Whatever the
+figures depend on is part of a key, so that any searches may share a file; objective, places and limits of axes are not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.search.executor import Answer, AnswersPlans, Refused
+from forerun.common.records import Records
+from forerun.describe.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_TABLE = "plan"
+_PREDICTION = TypeAdapter(Prediction)
+
+
+class AnswerStore:
+    """Answers to plans in a file; `basis` is a digest of all that they depend on beside the plan. A context manager.
+
+    Raises ForerunError where the file can't be read or written, or is no store of plans.
+    """
+
+    def __init__(self, path: Path, basis: str) -> None:
+        self._records = Records(path, _TABLE)
+        self._basis = basis
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._records.__exit__(kind, error, trace)
+
+    def known(self, plans: Sequence[Plan]) -> dict[Plan, Answer]:
+        """What is kept of `plans`. Raises ForerunError where that can't be read."""
+        keys = {self._key(plan): plan for plan in plans}
+        try:
+            return {keys[key]: _answer(record) for key, record in self._records.of(list(keys)).items()}
+        except (KeyError, TypeError, ValidationError) as error:
+            raise self._records.unusable(f"a damaged record: {type(error).__name__}") from None
+
+    def keep(self, plan: Plan, answer: Answer) -> None:
+        """Keep an answer at once. Raises ForerunError where the file can't be written; what it holds stays."""
+        self._records.add([(self._key(plan), _record(answer))])
+
+    def _key(self, plan: Plan) -> str:
+        return hashlib.sha256(f"{self._basis} {plan!r}".encode()).hexdigest()
+
+
+class Remembering:
+    """Answers plans from `store`, and from `others` what is not there, which is kept as it comes."""
+
+    def __init__(self, others: AnswersPlans, store: AnswerStore) -> None:
+        self._others = others
+        self._store = store
+
+    def run(self, plans: Sequence[Plan], /) -> Iterator[Answer]:
+        """An answer for each plan, in order."""
+        known = self._store.known(plans)
+        fresh = self._others.run([plan for plan in plans if plan not in known])
+        for plan in plans:
+            if plan in known:
+                yield known[plan]
+                continue
+            answer = next(fresh)
+            self._store.keep(plan, answer)
+            yield answer
+
+
+def _record(answer: Answer) -> dict[str, Any]:
+    if isinstance(answer, Refused):
+        return {"refused": answer.reason}
+    return {"prediction": _PREDICTION.dump_python(answer, mode="json")}
+
+
+def _answer(record: dict[str, Any]) -> Answer:
+    if "refused" in record:
+        return Refused(str(record["refused"]))
+    return _PREDICTION.validate_python(record["prediction"])

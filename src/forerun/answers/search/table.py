@@ -1,0 +1,174 @@
+"""PlanTable: many plans as columns of small integers; a Plan is made only where somebody asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.describe.plan.plan import Plan
+
+Codes = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+NUMBERS = (
+    *("seq_len", "micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "zero_stage"),
+    *("prefetch", "virtual_stages", "checkpoint_every"),
+)
+"""fields that rules and bounds calculate with; all others are compared only"""
+_SAFE = 1 << 15
+"""numbers below this may be multiplied as 32-bit integers: twice as fast"""
+_FIELDS = tuple(field.name for field in fields(Plan))
+
+
+class Column:
+    """Values of a field that is no number, one for each plan: compared, never calculated with."""
+
+    def __init__(self, codes: Codes, values: Sequence[Any]) -> None:
+        """`codes` (n,) are places in `values`."""
+        self.codes, self.values = codes, values
+
+    def each(self) -> Iterator[tuple[Any, Mask]]:
+        """Every value with the plans that have it, (n,)."""
+        for code, value in enumerate(self.values):
+            yield value, self.codes == code
+
+    def _where(self, value: object) -> Mask:
+        flags = np.array([each == value for each in self.values], np.bool_)
+        out: Mask = flags[self.codes]
+        return out
+
+    def __eq__(self, value: object) -> Mask:  # type: ignore[override]
+        return self._where(value)
+
+    def __ne__(self, value: object) -> Mask:  # type: ignore[override]
+        return ~self._where(value)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def flags(self) -> Mask:
+        """A yes or no as an array."""
+        return self._where(True)
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """Plans as columns: for each field codes, (n,), that are places in its list of values.
+
+    Attributes with the names of Plan's fields and properties are columns: numbers and yes or no as arrays (n,), others
+    as `Column`. What is the same in all plans is one value.
+    """
+
+    codes: Mapping[str, Codes]
+    """of fields that differ"""
+    values: Mapping[str, Sequence[Any]]
+    """of every field; one value where it has no codes"""
+    length: int
+
+    @classmethod
+    def of(cls, plans: Sequence[Plan]) -> PlanTable:
+        """The table of `plans`."""
+        return cls.of_columns({name: [getattr(plan, name) for plan in plans] for name in _FIELDS}, len(plans))
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Sequence[Any]], length: int) -> PlanTable:
+        """The table of fields by name, each with `length` values, one after the other."""
+        codes, values = {}, {}
+        for name, column in columns.items():
+            values[name] = tuple(dict.fromkeys(column))
+            if len(values[name]) > 1:
+                place = {value: code for code, value in enumerate(values[name])}
+                dtype = np.uint8 if len(place) < 256 else np.int32
+                codes[name] = np.fromiter((place[value] for value in column), dtype, len(column))
+        return cls(codes, values, length)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.__dict__.get("values", ()):
+            derived = getattr(Plan, name, None)
+            if not isinstance(derived, property) or derived.fget is None:
+                raise AttributeError(name)
+            return derived.fget(self)
+        values = self.values[name]
+        if name not in self.codes:
+            return values[0]
+        codes = self.codes[name]
+        if name in NUMBERS:
+            return np.array(values, np.int32 if max(values) < _SAFE else np.int64)[codes]
+        column = Column(codes, values)
+        return column.flags if isinstance(values[0], bool) else column
+
+    def plan(self, row: int) -> Plan:
+        """The plan in `row`."""
+        given = {name: values[0] for name, values in self.values.items()}
+        given |= {name: self.values[name][int(codes[row])] for name, codes in self.codes.items()}
+        return Plan(**given)
+
+    def find(self, plan: Plan) -> npt.NDArray[np.int64]:
+        """Rows that have the values of `plan` in all columns of this table."""
+        here = np.ones(self.length, np.bool_)
+        for name, values in self.values.items():
+            equal = np.array([value == getattr(plan, name) for value in values], np.bool_)
+            here &= equal[self.codes[name]] if name in self.codes else equal[0]
+        return np.flatnonzero(here)
+
+    def with_values(self, name: str, where: Mask, value: Any) -> PlanTable:
+        """The table with another value of field `name` where a mask says so; an array (n,) gives each plan its own."""
+        if isinstance(value, np.ndarray):
+            return self._with_numbers(name, np.where(where, value, getattr(self, name)))
+        values = tuple(dict.fromkeys((*self.values[name], value)))
+        codes = self.codes[name] if name in self.codes else np.zeros(self.length, np.uint8)
+        dtype = np.uint8 if len(values) < 256 else np.int32
+        return self._with_codes(name, np.where(where, values.index(value), codes).astype(dtype), values)
+
+    def _with_numbers(self, name: str, numbers: Codes) -> PlanTable:
+        values, codes = np.unique(numbers, return_inverse=True)
+        return self._with_codes(name, codes, tuple(values.tolist()))
+
+    def _with_codes(self, name: str, codes: Codes, values: Sequence[Any]) -> PlanTable:
+        return PlanTable({**self.codes, name: codes}, {**self.values, name: values}, self.length)
+
+    def take(self, rows: npt.NDArray[Any] | slice) -> PlanTable:
+        """The plans of `rows`, in that order."""
+        codes = {name: column[rows] for name, column in self.codes.items()}
+        length = len(range(*rows.indices(self.length))) if isinstance(rows, slice) else len(rows)
+        return PlanTable(codes, self.values, length)
+
+
+def dense_ids(*columns: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Numbers from 0 for the combinations of values that rows of `columns` have, and a row of each number.
+
+    Each column is an array (n,) of small integers from 0, or one value for all rows.
+    """
+    keys: Any = np.zeros(1, np.int64)
+    domain = 1
+    for column in columns:
+        if not isinstance(column, np.ndarray):
+            continue
+        size = int(column.max(initial=0)) + 1
+        if domain * size > _MOST_KEYS:
+            _, keys = np.unique(keys, return_inverse=True)
+            domain = int(keys.max(initial=0)) + 1
+        keys, domain = keys * size + column, domain * size
+    return _compressed(keys, domain)
+
+
+_MOST_KEYS = 1 << 24
+"""combinations that are numbered with a table; more are sorted"""
+
+
+def _compressed(keys: Any, domain: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    if domain > _MOST_KEYS:
+        _, rows, ids = np.unique(keys, return_index=True, return_inverse=True)
+        return ids, rows
+    last = np.full(domain, -1, np.int64)
+    last[keys] = np.arange(len(keys))
+    found = np.flatnonzero(last >= 0)
+    number = np.zeros(domain, np.int64)
+    number[found] = np.arange(len(found))
+    return number[keys], last[found]

@@ -1,0 +1,228 @@
+"""A lower bound of the step time of one plan, close to what a simulation of it gives.
+
+A pipeline's schedule runs with the times of units that were run by themselves, its transfers, and the gathers of
+parameters that a unit waits for; after that come the last reduction of gradients and the optimizer. What the host
+takes, how kernels and collectives slow each other, and whatever else the simulation knows only adds to that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.answers.search.orders import Groups
+from forerun.answers.search.pipelines import STAGED, Pipeline, StageTimes
+from forerun.answers.search.screening import Screening
+from forerun.answers.search.state_bytes import sizes
+from forerun.answers.search.units import N_PARTS, Part, UnitSizes, UnitTimes
+from forerun.core.cost.op_costs import on_topology
+from forerun.core.cost.profile import load_profile
+from forerun.core.network.host_path import host_path_s_per_byte
+from forerun.core.network.lines import Lines
+from forerun.core.network.nccl import collective_lines
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import F64, Collective
+from forerun.describe.plan.plan import Plan
+from forerun.sources.symbolic.shapes import DTYPE_BYTES
+
+_NOTHING = np.zeros(N_PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """Data parallelism around units, seconds by Part, (N_PARTS,)."""
+
+    gather: F64
+    """until parameters are gathered"""
+    copy: F64
+    """kernels that copy them out"""
+    reduce: F64
+    """of gradients, over all ranks that share them"""
+    again: F64
+    """kernels that add gradients of a micro batch to those before"""
+
+
+class TimeBound:
+    """Lower bounds of the plans of one screening."""
+
+    def __init__(self, screening: Screening) -> None:
+        self._screening, self._runs, self._stack = screening, screening.runs, screening.stack
+        self._pipelines: dict[tuple[object, ...], Pipeline] = {}
+        self._ends: dict[tuple[object, ...], F64] = {}
+        self._lines: dict[tuple[object, ...], Lines] = {}
+
+    def least_step_s(self, plan: Plan, groups: Groups) -> float:
+        """Seconds that a step of `plan` takes at least, its groups where `groups` says."""
+        units, size = self._runs.times(plan, groups), self._runs.sizes(plan)
+        pipeline = self._pipeline(plan)
+        around = self._around(plan, groups, size)
+        end = self._end_s(plan, groups, units, size, pipeline, around)
+        first, fewest = self._elements(pipeline, size)
+        least, own = (self._after_s(plan, groups, *elements) for elements in (fewest, first))
+        last = 0.0 if pipeline.split else float(around.reduce[Part.EMBEDDING])
+        stream = self._stream_s(plan, pipeline, around)
+        return max(float(end.max()) + least, float(end[0]) + last + own, stream + own)
+
+    def _pipeline(self, plan: Plan) -> Pipeline:
+        key = tuple(getattr(plan, name) for name in STAGED)
+        if key not in self._pipelines:
+            self._pipelines[key] = Pipeline(self._runs.model, plan)
+        return self._pipelines[key]
+
+    def _elements(self, pipeline: Pipeline, size: UnitSizes) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Dense and expert elements of the first rank, and the fewest of any rank."""
+        dense, experts = pipeline.on_ranks @ size.dense, pipeline.on_ranks @ size.experts
+        if self._runs.model.tied_embeddings and pipeline.both_ends:
+            dense[0] -= size.dense[Part.EMBEDDING]
+        return (float(dense[0]), float(experts[0])), (float(dense.min()), float(experts.min()))
+
+    # -- collectives -------------------------------------------------------------------------------------------
+
+    def _collective_s(self, kind: Collective, groups: Groups, axis: str, size_bytes: F64 | float) -> F64:
+        """Seconds of collectives; none where the user has measured them."""
+        size, group = np.asarray(size_bytes, np.float64), groups[axis]
+        if self._runs.measured is not None or group.size == 1:
+            return np.zeros_like(size)
+        n_gpus = _ranks(groups)
+        out: F64 = self._lines_of(kind, group, n_gpus).seconds(size) / self._screening.rates.network
+        if self._runs.network is None:
+            out = np.maximum(out, size * host_path_s_per_byte(kind, group, self._runs.cluster, n_gpus))
+        return np.where(size > 0, out, 0.0)
+
+    def _lines_of(self, kind: Collective, group: CommGroup, n_gpus: int) -> Lines:
+        runs = self._runs
+        key = (kind, group if runs.network is not None else (group.nodes, group.ranks_per_node))
+        if key not in self._lines:
+            if runs.network is not None:
+                self._lines[key] = on_topology(runs.network, runs.cluster, n_gpus).lines(kind, group)
+            else:
+                measured = load_profile(runs.cluster.device.cost_profile).collectives
+                self._lines[key] = collective_lines(kind, group.nodes, group.ranks_per_node, runs.cluster, measured)
+        return self._lines[key]
+
+    def _over_shards(self, kind: Collective, plan: Plan, groups: Groups, dense: F64, experts: F64) -> F64:
+        """Seconds of a collective of so many bytes over the ranks that share one model state."""
+        of_experts = "dp_expert" if plan.ep > 1 else "dp_shard"
+        return self._collective_s(kind, groups, "dp_shard", dense) + self._collective_s(
+            kind, groups, of_experts, experts
+        )
+
+    def _around(self, plan: Plan, groups: Groups, size: UnitSizes) -> _Around:
+        stack, states, per_byte = self._stack, self._screening.states, self._screening.s_per_byte
+        weight, reduced = int(states.weight_bytes(plan)), self._reduce_bytes(plan)
+        dense, experts = size.dense.astype(np.float64), size.experts.astype(np.float64)
+        total = dense + experts
+        gather = copy = again = _NOTHING
+        if self._gathers(plan):
+            wire = 1.0 if plan.fp8_all_gather else weight
+            shard = dense / plan.fsdp + experts / max(1, plan.fsdp // plan.ep)
+            sharded = dense * (plan.shard_min_mib == 0)  # what stays whole is not gathered
+            gather = self._over_shards(Collective.ALL_GATHER, plan, groups, sharded * wire, experts * wire)
+            if plan.offload == "params":
+                gather = gather + shard * sizes(plan.master_dtype) * self._screening.host_s_per_byte
+            copy = total * 2 * wire * per_byte if stack.fsdp == "fsdp2" else _NOTHING
+        if self._adds(plan):
+            again = total * (weight + 2 * states.sum_bytes(plan)) * per_byte
+        return _Around(gather, copy, self._reduce_s(plan, groups, dense * reduced, experts * reduced), again)
+
+    def _reduce_bytes(self, plan: Plan) -> int:
+        own = self._stack.reduce_dtype if plan.reduce_dtype == "auto" else plan.reduce_dtype
+        return int(self._screening.states.weight_bytes(plan)) if own == "param" else DTYPE_BYTES[own]
+
+    def _reduce_s(self, plan: Plan, groups: Groups, dense: F64, experts: F64) -> F64:
+        if plan.zero_stage == 3 and plan.fsdp > 1:
+            return self._over_shards(Collective.REDUCE_SCATTER, plan, groups, dense, experts)
+        if plan.zero_stage and plan.fsdp > 1 and self._stack.grad_reduce == "reduce-scatter":
+            return self._over_shards(Collective.REDUCE_SCATTER, plan, groups, dense, experts)
+        of_experts = "dp_expert_all" if plan.ep > 1 else "dp_all"
+        every = self._collective_s(Collective.ALL_REDUCE, groups, "dp_all", dense)
+        return every + self._collective_s(Collective.ALL_REDUCE, groups, of_experts, experts)
+
+    # -- passes ------------------------------------------------------------------------------------------------
+
+    def _gathers(self, plan: Plan) -> bool:
+        return plan.zero_stage == 3 and plan.fsdp > 1
+
+    def _reshards(self, plan: Plan) -> bool:
+        if self._stack.parametrized:  # eager code keeps what no checkpoint gathers again
+            return False
+        default = plan.reshard_after_forward == "default" and plan.pp == 1
+        return plan.reshard_after_forward == "always" or default
+
+    def _adds(self, plan: Plan) -> bool:
+        """Whether micro batches add their gradients up by kernels of their own."""
+        if plan.n_microbatches == 1 or self._screening.states.fused:
+            return False
+        return not self._gathers(plan) or plan.pp > 1
+
+    def _end_s(
+        self, plan: Plan, groups: Groups, units: UnitTimes, size: UnitSizes, pipeline: Pipeline, around: _Around
+    ) -> F64:
+        """Seconds at which each rank has run its last pass, (pp,)."""
+        border = self._border_s(plan, groups, size, pipeline)
+        gathers, reshards = self._gathers(plan), self._reshards(plan)
+        gathered = (around.gather.tobytes(), reshards, plan.prefetch) if gathers else ()
+        key = (id(units), id(pipeline), plan.n_microbatches, border.tobytes(), around.again.tobytes(), gathered)
+        if key not in self._ends:
+            plain = self._stack.fsdp == "simple" or plan.prefetch != 1
+            waits = _NOTHING if plain else around.gather
+            first = pipeline.chained_s(units.forward + around.copy, waits + around.copy, backward=False)
+            once = plan.pp > 1 and not reshards
+            later = pipeline.counts @ units.forward if once else first
+            back = pipeline.counts @ units.backward
+            if gathers and reshards:  # the last unit is still there
+                back = pipeline.chained_s(units.backward + around.copy, waits + around.copy, backward=True)
+                back[-1] -= around.copy[Part.HEAD]
+            times = StageTimes(
+                first, later, back, pipeline.counts @ units.weights, pipeline.counts @ around.again, border
+            )
+            self._ends[key] = pipeline.run(times, plan.n_microbatches, not self._stack.p2p_overlap)
+        return self._ends[key]
+
+    def _border_s(self, plan: Plan, groups: Groups, size: UnitSizes, pipeline: Pipeline) -> F64:
+        """Seconds of a transfer over the border after each stage, (n_stages,)."""
+        out = np.zeros(pipeline.n_stages)
+        if plan.pp == 1:
+            return out
+        here, there = pipeline.rank[:-1], pipeline.rank[1:]
+        per_node = groups["pp"].ranks_per_node
+        near, far = (
+            float(self._collective_s(Collective.SEND_RECV, groups, axis, size.border_bytes))
+            for axis in ("pp_near", "pp_far")
+        )
+        out[:-1] = np.where(here // per_node == there // per_node, near, far) * (here != there)
+        return out
+
+    def _stream_s(self, plan: Plan, pipeline: Pipeline, around: _Around) -> float:
+        """Seconds of all gathers and reductions of the first rank, which run one after the other."""
+        counts = pipeline.on_ranks[0]
+        reduced = float(counts @ around.reduce)
+        if not self._gathers(plan):
+            return reduced
+        every = plan.pp == 1 and self._stack.fsdp_reduce_every_microbatch
+        gathered, reshards, m = float(counts @ around.gather), self._reshards(plan), plan.n_microbatches
+        passes = gathered * (1 if plan.pp > 1 and not reshards else m)
+        if reshards:
+            passes += m * (gathered - float(around.gather[Part.HEAD]) * pipeline.both_ends)
+        return passes + reduced * (m if every else 1)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def _after_s(self, plan: Plan, groups: Groups, dense: float, experts: float) -> float:
+        """Seconds of clipping, the optimizer, and gathering what others updated, on a rank with so many elements."""
+        stack, screening = self._stack, self._screening
+        states = screening.states.of(plan, np.float64(dense), np.float64(experts))
+        out = float(screening.optimizer_s(plan, states))
+        if stack.clip_grad:
+            out += float(states.local) * 3 * 2 * screening.s_per_byte
+        if plan.zero_stage in (1, 2) and plan.fsdp > 1 and not stack.owner_broadcast_us:
+            weight = float(screening.states.weight_bytes(plan))
+            moved = np.float64(dense * weight), np.float64(experts * weight)
+            out += float(self._over_shards(Collective.ALL_GATHER, plan, groups, *moved))
+        return out
+
+
+def _ranks(groups: Groups) -> int:
+    """Ranks of the whole mesh."""
+    return groups["tp"].size * groups["dp_all"].size * groups["pp"].size

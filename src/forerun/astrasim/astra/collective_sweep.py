@@ -1,0 +1,161 @@
+"""One collective over sizes and algorithms, with the bandwidths that nccl-tests defines.
+
+A size is what nccl-tests calls it: the bytes of an all-reduce's, a reduce-scatter's, an all-to-all's or a broadcast's
+buffer, and what an all-gather makes, n times the shard of each of its n ranks (which the simulation counts by).
+Bandwidths are in GB/s of 10**9 bytes. `algbw` is size over time; `busbw` is algbw times the share of the size that has
+to cross each rank's links, so it can be held against their speed:
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from forerun.astrasim.astra.collective_cases import COLLECTIVES, implementations
+from forerun.astrasim.astra.custom import BUILT_IN, Algorithm, load_algorithm
+from forerun.astrasim.astra.fabric import has_closed_form
+from forerun.astrasim.astra.hot_links import HotLink, hottest_links
+from forerun.astrasim.astra.single import collective_times
+from forerun.astrasim.astra.system import System
+from forerun.astrasim.chakra.trace import CommType
+from forerun.common.errors import ForerunError, UnknownName
+from forerun.core.network.network_file import Network
+
+KINDS = {**COLLECTIVES, "broadcast": CommType.BROADCAST}
+ALGORITHMS = ("ring", "direct", "halvingDoubling", "doubleBinaryTree")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size with one algorithm."""
+
+    algorithm: str
+    size_bytes: int
+    time_ns: int | None = None
+    """of the slowest rank; None: it can't run"""
+    algbw_gbps: float = 0.0
+    busbw_gbps: float = 0.0
+    error: str = ""
+    hottest: tuple[HotLink, ...] = ()
+    beyond_links: bool = False
+    """busbw is above what all links of a rank carry together, which only messages that never wait can reach"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a sweep runs on."""
+
+    network: Network
+    system: System
+    groups: tuple[tuple[int, ...], ...] = ()
+    """one collective in each at the same time; none: one of all ranks"""
+    aware: bool = False
+    hottest: int = 0
+    """links to list"""
+    fitting: bool = False
+    """whether the network decided if it is aware, and not the user"""
+
+    @property
+    def n_ranks(self) -> int:
+        """Of one collective."""
+        return len(self.groups[0]) if self.groups else self.network.n_npus
+
+    @cached_property
+    def rank_links_gbps(self) -> float:
+        """What all links of a rank carry together, in GB/s of 10**9 bytes."""
+        return self.network.npu_bytes_per_ns
+
+
+def fitting_setting(
+    network: Network, system: System, groups: tuple[tuple[int, ...], ...] = (), hottest: int = 0
+) -> Setting:
+    """Congestion-unaware on the dimensions that ASTRA-sim reckons in closed form, else congestion-aware.
+
+    Links of a mesh, a torus or a fat tree lie on the routes of many ranks: without queues they carry any load.
+    """
+    return Setting(network, system, groups, not has_closed_form(network), hottest, fitting=True)
+
+
+def bus_factor(collective: str, n_ranks: int) -> float:
+    """busbw over algbw."""
+    if collective == "broadcast":
+        return 1.0
+    share = (n_ranks - 1) / n_ranks
+    return 2 * share if collective == "all_reduce" else share
+
+
+def default_algorithms(collective: str, grouped: bool = False) -> list[str]:
+    """All that know the collective; groups smaller than the system know the ring."""
+    if collective == "broadcast":
+        return list(BUILT_IN)
+    if grouped:
+        return ["ring"]
+    return [name for name in ALGORITHMS if _knows(name, collective)]
+
+
+def _knows(algorithm: str, collective: str) -> bool:
+    only_others = {"halvingDoubling": collective == "all_to_all", "doubleBinaryTree": collective != "all_reduce"}
+    return not only_others.get(algorithm, False)
+
+
+def sweep(setting: Setting, collective: str, sizes: Sequence[int], algorithms: Sequence[str]) -> list[Point]:
+    """The collective at each size with each algorithm.
+
+    An algorithm is a name, `direct` with a window behind, names of all dimensions joined by +, or a custom one as
+    `module:Class` or `file.py:Class`. What can't run is a point with an error.
+
+    Raises:
+        ForerunError: the collective or an algorithm is unknown, or nothing can run.
+    """
+    if collective not in KINDS:
+        raise UnknownName("collective", collective, list(KINDS))
+    prepared = [(name, *_prepared(setting, collective, name)) for name in algorithms]
+    points = []
+    for size in sizes:
+        for name, system, custom in prepared:
+            try:
+                points.append(_point(setting, collective, size, name, system, custom))
+            except ForerunError as error:
+                points.append(Point(name, size, error=str(error)))
+    if points and all(point.error for point in points):
+        raise ForerunError(f"{collective}, {points[0].algorithm}: {points[0].error}")
+    return points
+
+
+def _prepared(setting: Setting, collective: str, name: str) -> tuple[System, Algorithm | None]:
+    """The system, and the custom algorithm, behind a name."""
+    if ":" in name:
+        return setting.system, load_algorithm(name)
+    if collective == "broadcast":
+        if name not in BUILT_IN:
+            raise UnknownName("algorithm of a broadcast", name, [*BUILT_IN, "module:Class"])
+        return setting.system, BUILT_IN[name]()
+    if setting.groups and name != "ring":
+        raise ForerunError(f"groups run the ring algorithm, as in ASTRA-sim, or a custom one; {name} is for all ranks")
+    for part in name.split("+"):
+        if not _knows(part, collective):
+            raise ForerunError(f"{part} has no {collective}; use {', '.join(default_algorithms(collective))}")
+    of_dims = name.split("+") if "+" in name else [name] * len(setting.network.dims)
+    try:
+        keys = {key.replace("-", "_"): tuple(value) for key, value in implementations(of_dims).items()}
+        return System.model_validate({**setting.system.model_dump(), **keys}), None
+    except ValueError:
+        raise UnknownName("algorithm", name, [*ALGORITHMS, "module:Class"]) from None
+
+
+def _point(setting: Setting, collective: str, size: int, name: str, system: System, custom: Algorithm | None) -> Point:
+    n = setting.n_ranks
+    local = size // n if collective == "all_gather" else size
+    if local < 1:
+        raise ForerunError(f"an all_gather over {n} ranks needs at least {n} bytes")
+    made = local * n if collective == "all_gather" else size
+    kind, aware = KINDS[collective], setting.aware
+    ends, run = collective_times(setting.network, system, kind, local, setting.groups, aware, custom)
+    time_ns = int(ends.max())
+    algbw = made / time_ns if time_ns else 0.0
+    hottest = hottest_links(setting.network, run, time_ns, setting.hottest) if setting.aware else ()
+    busbw = algbw * bus_factor(collective, n)
+    beyond = not aware and busbw > setting.rank_links_gbps
+    return Point(name, made, time_ns, algbw, busbw, hottest=hottest, beyond_links=beyond)

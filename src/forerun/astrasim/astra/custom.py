@@ -1,0 +1,159 @@
+"""Custom algorithms of collectives, written as a small class or as an execution trace a rank.
+
+A class says the steps of each rank; this one is a broadcast from rank 0 along the ring:
+
+    class Pipeline:
+        def steps(self, rank, n_ranks, size, costs):
+            arrived = ()
+            if rank > 0:
+                arrived = (Receive(source=rank - 1, size=size),)
+                yield arrived[0]
+            if rank < n_ranks - 1:
+                yield Send(to=rank + 1, size=size, after=arrived)
+
+`rank` is the place in the ring of the collective's ranks, `size` the bytes of one chunk. The k-th send to a rank with a
+tag meets the k-th receive there with that tag.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from forerun.astrasim.messages.algorithms import reduction_ns
+from forerun.common.errors import ForerunError
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Step:
+    """Starts when all steps of `after`, which were given before, have ended."""
+
+    after: Sequence[Step] = ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Send(Step):
+    """Ends when the message has arrived."""
+
+    to: int
+    size: int
+    tag: int = 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Receive(Step):
+    """Ends when the message is there."""
+
+    source: int
+    size: int
+    tag: int = 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Wait(Step):
+    """Takes time: a reduction, a copy."""
+
+    ns: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the built-in algorithms reckon with between two messages."""
+
+    endpoint_ns: int
+    memory_bytes_per_s: float
+
+    def reduction_ns(self, size: int) -> int:
+        """One write and two reads of `size` bytes."""
+        if self.memory_bytes_per_s <= 0:
+            raise ForerunError("a reduction in memory needs local-mem-bw above 0")
+        return int(reduction_ns(size, self.memory_bytes_per_s))
+
+
+class Algorithm(Protocol):
+    """Any class with this method."""
+
+    def steps(self, rank: int, n_ranks: int, size: int, costs: Costs) -> Iterable[Step]:
+        """The steps of one rank for a chunk of `size` bytes."""
+
+
+class BinomialBroadcast:
+    """Broadcast from rank 0: in round k, the ranks below 2**k, which have the data, send to the rank 2**k above."""
+
+    def steps(self, rank: int, n_ranks: int, size: int, costs: Costs) -> Iterable[Step]:
+        """Its receive, and its sends one after the other."""
+        last: Step = Wait(ns=costs.endpoint_ns)
+        distance = 1
+        if rank > 0:
+            distance = 1 << rank.bit_length()
+            got = Receive(source=rank - (distance >> 1), size=size)
+            yield got
+            last = Wait(ns=costs.endpoint_ns, after=[got])
+        yield last
+        while rank + distance < n_ranks:
+            last = Send(to=rank + distance, size=size, after=[last])
+            yield last
+            distance *= 2
+
+
+class RingBroadcast:
+    """Broadcast from rank 0 along the ring, cut into as many pieces as there are ranks: a pipeline."""
+
+    def steps(self, rank: int, n_ranks: int, size: int, costs: Costs) -> Iterable[Step]:
+        """Pass on each piece when it is there and the piece before it has arrived at the next rank."""
+        n_pieces = min(n_ranks, size)
+        sent: list[Step] = []
+        for k in range(n_pieces):
+            piece = size // n_pieces + (k < size % n_pieces)
+            ready: Step = Wait(ns=costs.endpoint_ns, after=sent)
+            if rank > 0:
+                got = Receive(source=rank - 1, size=piece, tag=k)
+                yield got
+                ready = Wait(ns=costs.endpoint_ns, after=[got])
+            yield ready
+            if rank < n_ranks - 1:
+                sent = [Send(to=rank + 1, size=piece, tag=k, after=[ready, *sent])]
+                yield sent[0]
+
+
+BUILT_IN: dict[str, type[Algorithm]] = {"binomial": BinomialBroadcast, "ringPipeline": RingBroadcast}
+"""algorithms of broadcasts"""
+
+
+def load_algorithm(spec: str) -> Algorithm:
+    """The algorithm `module:Class` or `path/to/file.py:Class`.
+
+    Raises:
+        ForerunError: there is no such class, it can't be imported, or has no method `steps`.
+    """
+    place, _, name = spec.rpartition(":")
+    if not place or not name.isidentifier():
+        raise ForerunError(f"algorithm {spec!r}: write module:Class or path/to/file.py:Class")
+    try:
+        module = _from_file(place) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:  # whatever the user's file raises while it is imported
+        raise ForerunError(f"algorithm {spec!r}: {place} can't be imported ({type(error).__name__}: {error})") from None
+    found = getattr(module, name, None)
+    if not isinstance(found, type) or not callable(getattr(found, "steps", None)):
+        raise ForerunError(f"algorithm {spec!r}: {place} has no class {name} with a method steps")
+    try:
+        made: Algorithm = found()
+    except Exception as error:
+        raise ForerunError(f"algorithm {spec!r}: {name}() raises {type(error).__name__}: {error}") from None
+    return made
+
+
+def _from_file(path: str) -> Any:
+    name = f"_forerun_algorithm_{Path(path).stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise ImportError("no Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module  # dataclasses of the file look themselves up there
+    found.loader.exec_module(module)
+    return module

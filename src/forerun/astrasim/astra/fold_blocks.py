@@ -1,0 +1,94 @@
+"""Folding by blocks: where the ranks of some groups see different distances, ranks a block apart still see the same.
+
+A ring through a part of a larger ring has one hop that is longer than the others, so its ranks differ. But all such
+groups look alike: shifting every rank by the length of a block maps groups to groups and keeps distances. One block is
+simulated then, with the groups inside it as they are. Groups across blocks join ranks that are alike and take a known
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from forerun.astrasim.astra.collectives import CollectiveTables
+from forerun.astrasim.astra.fold import CollectiveTimes, Folded, Signature, ring_signature, with_times
+from forerun.astrasim.astra.lower import IssueOrder, LoweredTrace, lower_program
+from forerun.astrasim.astra.symmetry import distances
+from forerun.astrasim.chakra.trace import CommGroups
+from forerun.astrasim.messages.slots import COLLECTIVE, RECV, SEND
+from forerun.core.network.network_file import Network
+from forerun.core.program.types import I64
+
+
+def fold_blocks(
+    lowered: Sequence[LoweredTrace], comm_groups: CommGroups, times: CollectiveTimes, order: IssueOrder
+) -> Folded | None:
+    """The program of the first block of ranks, or None where ranks a block apart differ, or talk by messages."""
+    first = lowered[0]
+    is_message = (first.action == SEND) | (first.action == RECV)
+    alike = all(one.row is first.row and not one.trace.involved_dims for one in lowered)
+    if order == "march-2025" or not alike or is_message.any():
+        return None
+    used = np.unique(first.trace.group[first.row[first.action == COLLECTIVE]]).tolist()
+    members = {g: _members(lowered, comm_groups, g) for g in used}
+    rings: dict[int, Signature | None] = {}
+    for g, table in members.items():
+        if table is None or table.shape[1] == len(lowered):
+            return None
+        rings[g] = ring_signature([tuple(group) for group in np.unique(table, axis=0).tolist()], times.network)
+    tables_of = {g: table for g, table in members.items() if table is not None}
+    block, inside = _block(tables_of, {g for g, ring in rings.items() if ring is None})
+    n_ranks = len(lowered)
+    if block == n_ranks or n_ranks % block or not all(_repeats(tables_of[g], block, times.network) for g in inside):
+        return None
+    leaders = np.arange(block)
+    signatures = {
+        (actor, g): ring for g, ring in rings.items() if g not in inside and ring is not None for actor in range(block)
+    }
+    tables = CollectiveTables(times.system, [dim.n_npus for dim in times.network.dims])
+    groups = [one.trace.group_names for one in lowered[:block]]
+    program = lower_program(lowered[:block], leaders.tolist(), groups, comm_groups, tables, order)
+    timed = with_times(program, tables, leaders, signatures, times)
+    return None if timed is None else Folded(timed, tables, np.arange(n_ranks) % block)
+
+
+def _members(lowered: Sequence[LoweredTrace], comm_groups: CommGroups, g: int) -> I64 | None:
+    """Members of each rank's group `g`, (ranks, size); None for all ranks, or where sizes differ."""
+    if g < 0:
+        return None
+    groups = [comm_groups.get(one.trace.group_names[g], ()) for one in lowered]
+    if len({len(group) for group in groups}) != 1 or any(rank not in group for rank, group in enumerate(groups)):
+        return None
+    table = np.array(groups, np.int64)
+    return table if table.min() >= 0 and table.max() < len(lowered) else None
+
+
+def _block(members: dict[int, I64], inside: set[int]) -> tuple[int, set[int]]:
+    """Length of a block from rank 0 that contains the groups `inside` of its ranks, and these: first those given, then
+    also those that join ranks which are not whole blocks apart."""
+    block = 1
+    while True:
+        reached = 1 + max((int(members[g][:block].max()) for g in inside), default=0)
+        if reached > block:
+            block = reached
+            continue
+        more = {g for g, table in members.items() if g not in inside and (table % block != table[:, :1] % block).any()}
+        if not more:
+            return block, inside
+        inside = inside | more
+
+
+def _repeats(members: I64, block: int, network: Network) -> bool:
+    """Whether the groups of every block are those of the first one, shifted, with the same hops both ways round."""
+    first = members[:block]
+    shift = np.arange(0, len(members), block)
+    if not np.array_equal(members, (shift[:, None, None] + first[None]).reshape(members.shape)):
+        return False
+    for step in (-1, 1):
+        seen = distances(network, members.reshape(-1), np.roll(members, step, axis=1).reshape(-1))
+        by_block = seen.reshape(len(shift), -1)
+        if (by_block != by_block[0]).any():
+            return False
+    return True

@@ -1,0 +1,322 @@
+"""Execution traces as nodes of the engine's slot policy, with ASTRA-sim's costs.
+
+This is the compatibility set of cost functions: a roofline in doubles, truncated to ns; instant nodes; durations of the
+trace where it is replayed. What differs between two ranks of one trace is only who is in their groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.astrasim.astra.collectives import CollectiveTables
+from forerun.astrasim.astra.remote_memory import RemoteMemory
+from forerun.astrasim.astra.system import System
+from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTrace
+from forerun.astrasim.messages.ready import SLOT_COMM, SLOT_COMPUTE, SLOT_CPU, SLOT_NONE, hashed_children, hashed_roots
+from forerun.astrasim.messages.slots import COLLECTIVE, INSTANT, RECV, SEND, TIMED, Matches, Nodes
+from forerun.common.errors import ForerunError
+from forerun.core.program.types import F64, I8, I32, I64
+
+IssueOrder = Literal["ascending", "march-2025"]
+_TAG_SPACE = 500_000_000
+"""tags of sends are taken modulo this (`Sys::FrontEndSendRecvType`)"""
+_WORLD = ""
+Mask = npt.NDArray[np.bool_]
+_MOST_NS = 1 << 60
+UNKNOWN_NS = -1
+"""of a send: the fabric tells"""
+
+
+@dataclass(frozen=True)
+class LoweredTrace:
+    """One trace, whoever runs it. Rows are nodes by rising node number."""
+
+    trace: RankTrace
+    row: I64
+    """rows of the trace in this order"""
+    action: I8
+    slot: I8
+    duration_ns: I64
+    performance: F64
+    """operations/s of the roofline, 0 for nodes that it does not time"""
+    n_pred: I32
+    child_ptr: I64
+    child: I32
+    root: I64
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    nodes: Nodes
+    matches: Matches
+    key: I64
+    """node numbers for the hashed issue policy, empty for the ascending one"""
+    traces: tuple[LoweredTrace, ...]
+    """of each actor"""
+    match_text: tuple[str, ...]
+    """how each match is called in a message to the user"""
+
+
+def lower_trace(trace: RankTrace, system: System, memory: RemoteMemory, place: str = "trace") -> LoweredTrace:
+    """Cost and order of the nodes of one trace, for the ascending issue policy.
+
+    Raises:
+        ForerunError: a node can't be simulated; `place` and the node's number are named.
+    """
+    row = np.argsort(trace.node_id, kind="stable")
+    kind = trace.kind[row].astype(np.int64)
+    is_cpu = trace.is_cpu[row]
+    comp = kind == NodeKind.COMP
+    slot = np.where(is_cpu, SLOT_CPU, np.where(comp, SLOT_COMPUTE, SLOT_COMM))
+    slot = np.where((kind == NodeKind.RECV) & ~is_cpu, SLOT_NONE, slot).astype(np.int8)
+    action, duration_ns, performance = _costs(trace, row, kind, is_cpu, system, memory, place)
+    position = np.empty(len(row), np.int64)
+    position[row] = np.arange(len(row))
+    n_pred, child_ptr, child = _children(trace, row, position)
+    root = np.flatnonzero(n_pred == 0)
+    return LoweredTrace(trace, row, action, slot, duration_ns, performance, n_pred, child_ptr, child, root)
+
+
+def _costs(
+    trace: RankTrace, row: I64, kind: I64, is_cpu: Mask, system: System, memory: RemoteMemory, place: str
+) -> tuple[I8, I64, F64]:
+    """Action, duration and roofline performance of every node."""
+    replayed_ns = np.where(trace.duration_us[row] != 0, trace.duration_us[row] * 1000, 1)
+    performance = np.zeros(len(row))
+    if system.replay_only:
+        return np.full(len(row), TIMED, np.int8), replayed_ns, performance
+    action = np.full(len(row), TIMED, np.int8)
+    duration_ns = replayed_ns.copy()
+    action[(kind == NodeKind.INVALID) | (kind == NodeKind.METADATA)] = INSTANT
+    comm = kind == NodeKind.COLLECTIVE
+    _refuse(trace, row, is_cpu & (kind >= NodeKind.SEND), place, "a communication node can't run on the host")
+    _refuse(trace, row, comm & (trace.comm_size[row] < 0), place, "its size is below 0")
+    action[comm & (trace.comm_type[row] != CommType.BROADCAST)] = COLLECTIVE
+    action[kind == NodeKind.SEND] = SEND
+    duration_ns[kind == NodeKind.SEND] = UNKNOWN_NS
+    action[kind == NodeKind.RECV] = RECV
+    storage = (kind == NodeKind.MEM_LOAD) | (kind == NodeKind.MEM_STORE)
+    if storage.any():
+        duration_ns[storage] = memory.runtime_ns(trace.tensor_size[row][storage])
+    if system.roofline_enabled:
+        timed = (kind == NodeKind.COMP) & ~is_cpu
+        size = trace.tensor_size[row].astype(np.float64)
+        ops = trace.num_ops[row].astype(np.float64)
+        _refuse(trace, row, timed & ((size < 0) | (ops < 0)), place, "its tensor_size or num_ops is below 0")
+        action[timed & (size == 0)] = INSTANT
+        timed &= size > 0
+        if timed.any():
+            if not (system.local_mem_bw and system.peak_perf):
+                raise ForerunError(f"{place}: the roofline needs local-mem-bw and peak-perf above 0 in the system file")
+            _refuse(trace, row, timed & (ops == 0), place, "num_ops is 0, so the roofline gives no time")
+            intensity = np.divide(ops, size, out=np.zeros_like(ops), where=timed)
+            performance = np.where(timed, np.minimum(system.memory_bytes_per_s * intensity, system.peak_flops), 0.0)
+            seconds = np.divide(ops, performance, out=np.zeros_like(ops), where=timed)
+            nanoseconds = seconds * 1e9
+            _refuse(trace, row, nanoseconds > _MOST_NS, place, "takes longer than 2**60 ns")
+            duration_ns[timed] = nanoseconds[timed].astype(np.int64)
+    return action, duration_ns, performance
+
+
+def _refuse(trace: RankTrace, row: I64, bad: Mask, place: str, why: str) -> None:
+    if bad.any():
+        raise ForerunError(f"{place}: node {trace.node_id[row[int(np.argmax(bad))]]}: {why}")
+
+
+def _children(trace: RankTrace, row: I64, position: I64) -> tuple[I32, I64, I32]:
+    """Number of distinct predecessors, and CSR successors in trace order, of nodes by rising node number."""
+    n = len(row)
+    parents = [position[trace.data], position[trace.ctrl]]
+    children = [np.repeat(np.arange(n), np.diff(trace.data_ptr)), np.repeat(np.arange(n), np.diff(trace.ctrl_ptr))]
+    parent, child_row = np.concatenate(parents), np.concatenate(children)
+    pair = np.unique(parent * n + child_row) if n else np.zeros(0, np.int64)
+    parent, child_row = np.divmod(pair, max(n, 1))
+    child = position[child_row].astype(np.int32)
+    n_pred = np.bincount(child, minlength=n).astype(np.int32)
+    child_ptr = np.concatenate([[0], np.cumsum(np.bincount(parent, minlength=n))]).astype(np.int64)
+    return n_pred, child_ptr, child
+
+
+def of_other(lowered: LoweredTrace, trace: RankTrace) -> LoweredTrace:
+    """The same for a trace that differs at most in node numbers (not in their order), names, groups and peers."""
+    return replace(lowered, trace=trace)
+
+
+def in_hashed_order(lowered: LoweredTrace) -> LoweredTrace:
+    """The same for the hashed issue policy: the reference keeps children and roots in unordered containers."""
+    trace, key = lowered.trace, lowered.trace.node_id[lowered.row]
+    position = np.empty(len(key), np.int64)
+    position[lowered.row] = np.arange(len(key))
+    dependencies = (trace.data_ptr, trace.data, trace.ctrl_ptr, trace.ctrl)
+    return replace(
+        lowered,
+        child=hashed_children(key, lowered.child_ptr, lowered.child),
+        root=hashed_roots(key, lowered.row, position, *dependencies),
+    )
+
+
+def lower_program(
+    traces: Sequence[LoweredTrace],
+    ranks: Sequence[int],
+    groups: Sequence[tuple[str, ...]],
+    comm_groups: CommGroups,
+    tables: CollectiveTables,
+    order: IssueOrder = "ascending",
+    messages: Messages | None = None,
+) -> LoweredProgram:
+    """The nodes of all actors: actor i is rank `ranks[i]`, runs `traces[i]` and calls its groups `groups[i]`.
+
+    `messages` says which sends and receives belong together where actors stand for several ranks.
+
+    Raises:
+        ForerunError: a group is unknown or lacks the rank, a send goes nowhere, a collective can't be simulated.
+    """
+    counts = np.array([len(trace) for trace in traces])
+    first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    target = np.full(first[-1], -1, np.int32)
+    position = np.zeros(first[-1], np.int32)
+    for actor, (lowered, rank) in enumerate(zip(traces, ranks, strict=True)):
+        nodes = np.flatnonzero(lowered.action == COLLECTIVE)
+        if len(nodes):
+            calls, places = _calls(lowered, nodes, rank, groups[actor], comm_groups, tables)
+            target[first[actor] + nodes] = calls
+            position[first[actor] + nodes] = places
+    messages = messages or match_messages(traces, ranks, tables.n_ranks)
+    at = first[messages.actor] + messages.node
+    target[at], position[at] = messages.match, messages.receiver
+    duration_ns = np.concatenate([trace.duration_ns for trace in traces])
+    duration_ns[at] = messages.delay_ns
+    shift = first[:-1]
+    edges = np.array([len(trace.child) for trace in traces])
+    nodes_of = Nodes(
+        first=first,
+        action=np.concatenate([trace.action for trace in traces]),
+        slot=np.concatenate([trace.slot for trace in traces]),
+        duration_ns=duration_ns,
+        tail_ns=np.zeros(first[-1], np.int64),
+        target=target,
+        position=position,
+        size=np.concatenate([trace.trace.comm_size[trace.row] for trace in traces]),
+        n_pred=np.concatenate([trace.n_pred for trace in traces]),
+        child_ptr=np.concatenate(
+            [[0], *(trace.child_ptr[1:] + base for trace, base in zip(traces, np.cumsum(edges) - edges, strict=True))]
+        ).astype(np.int64),
+        child=np.concatenate([trace.child + base for trace, base in zip(traces, shift, strict=True)]).astype(np.int32),
+        root=np.concatenate([trace.root + base for trace, base in zip(traces, shift, strict=True)]).astype(np.int64),
+        root_ptr=np.concatenate([[0], np.cumsum([len(trace.root) for trace in traces])]).astype(np.int64),
+    )
+    key = np.zeros(0, np.int64)
+    if order == "march-2025":
+        key = np.concatenate([trace.trace.node_id[trace.row] for trace in traces]).astype(np.int64)
+    return LoweredProgram(nodes_of, _matches(messages), key, tuple(traces), messages.texts)
+
+
+def _calls(
+    lowered: LoweredTrace, nodes: I64, rank: int, groups: tuple[str, ...], comm_groups: CommGroups,
+    tables: CollectiveTables,
+) -> tuple[I32, I32]:  # fmt: skip
+    """Call of each collective node, and the rank's position in its communicator."""
+    trace, rows = lowered.trace, lowered.row[nodes]
+    involved: Mapping[int, tuple[bool, ...]] = trace.involved_dims or {}
+    dims = np.array([row if row in involved else -1 for row in rows.tolist()]) if involved else np.full(len(rows), -1)
+    columns: list[npt.NDArray[Any]] = [trace.comm_type[rows], trace.comm_size[rows], trace.group[rows]]
+    table = np.stack([*columns, trace.priority[rows], dims], axis=1).astype(np.int64)
+    distinct, inverse = np.unique(table, axis=0, return_inverse=True)
+    calls, places = np.empty(len(distinct), np.int32), np.empty(len(distinct), np.int32)
+    for k, (kind, size, group, priority, dims_row) in enumerate(distinct.tolist()):
+        name = groups[group] if group >= 0 and dims_row < 0 else _WORLD
+        if name == _WORLD:
+            members, place = tuple(range(tables.n_ranks)), rank
+            communicator = tables.communicator(_WORLD if dims_row < 0 else "dimensions", members)
+        else:
+            node = trace.node_id[rows[int(np.argmax(inverse.reshape(-1) == k))]]
+            members = comm_groups.get(name, ())
+            if rank not in members:
+                problem = f"lacks rank {rank}" if name in comm_groups else "is not in the communicator group file"
+                raise ForerunError(f"rank {rank}, node {node}: group {name!r} {problem}")
+            place, communicator = members.index(rank), tables.communicator(name, members)
+        try:
+            calls[k] = tables.call(CommType(kind), size, communicator, priority, involved.get(dims_row))
+        except ForerunError as error:
+            node = trace.node_id[rows[int(np.argmax(inverse.reshape(-1) == k))]]
+            raise ForerunError(f"rank {rank}, node {node}: {error}") from None
+        places[k] = place
+    return calls[inverse.reshape(-1)], places[inverse.reshape(-1)]
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Sends and receives of the actors, one row a node."""
+
+    actor: I64
+    node: I64
+    """of the actor"""
+    is_send: Mask
+    match: I64
+    """equal for sends and receives that belong together"""
+    receiver: I64
+    """of a send: the actor that gets it; of a receive: itself"""
+    peer: I64
+    """rank at the other end"""
+    delay_ns: I64
+    texts: tuple[str, ...]
+    """of each match"""
+
+
+def match_messages(traces: Sequence[LoweredTrace], ranks: Sequence[int], n_ranks: int) -> Messages:
+    """Sends and receives with the same (tag, sender, receiver, size) belong together.
+
+    Raises:
+        ForerunError: a message goes to no rank or has no size.
+    """
+    none = np.zeros(0, np.int64)
+    keys, columns = [np.zeros((0, 4), np.int64)], [(none, none, np.zeros(0, bool), none)]
+    for actor, (lowered, rank) in enumerate(zip(traces, ranks, strict=True)):
+        node = np.flatnonzero((lowered.action == SEND) | (lowered.action == RECV))
+        if not len(node):
+            continue
+        trace, rows = lowered.trace, lowered.row[node]
+        is_send = lowered.action[node] == SEND
+        peer = trace.peer[rows].astype(np.int64)
+        bad = (peer < 0) | (peer >= n_ranks) | (peer == rank)
+        _refuse(trace, rows, bad, f"rank {rank}", f"its peer must be another rank, 0 to {n_ranks - 1}")
+        _refuse(trace, rows, trace.comm_size[rows] <= 0, f"rank {rank}", "a message needs a size above 0")
+        source, sink = np.where(is_send, rank, peer), np.where(is_send, peer, rank)
+        keys.append(np.stack([trace.comm_tag[rows] % _TAG_SPACE, source, sink, trace.comm_size[rows]], axis=1))
+        columns.append((np.full(len(node), actor), node, is_send, peer))
+    actor_of, node_of, is_send, peer = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    distinct, match = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
+    texts = tuple(f"tag {tag} from rank {a} to rank {b}, {size} bytes" for tag, a, b, size in distinct.tolist())
+    unknown = np.full(len(node_of), UNKNOWN_NS, np.int64)
+    return Messages(
+        actor_of, node_of, is_send, match.reshape(-1), np.where(is_send, peer, actor_of), peer, unknown, texts
+    )
+
+
+def _matches(messages: Messages) -> Matches:
+    """The engine's table of pairs, empty."""
+    n = len(messages.texts)
+    sent = np.bincount(messages.match[messages.is_send], minlength=n)
+    received = np.bincount(messages.match[~messages.is_send], minlength=n)
+    return empty_matches(np.maximum(sent, received))
+
+
+def empty_matches(counts: Sequence[int] | I64) -> Matches:
+    """A table of matches with so many pairs each, nothing sent or received yet."""
+    n, n_pairs = len(counts), int(sum(counts))
+    return Matches(
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        np.zeros(n, np.int64),
+        np.zeros(n, np.int64),
+        np.zeros(n_pairs, np.int8),
+        np.full(n_pairs, -1, np.int64),
+        np.full(n_pairs, -1, np.int64),
+    )

@@ -1,0 +1,62 @@
+"""Builds of ASTRA-sim: in which order they issue nodes, and what they print."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from forerun.astrasim.astra.lower import IssueOrder
+from forerun.common.errors import UnknownName
+from forerun.describe.cluster.files import Entry, check, read_yaml
+
+_FILE = Path(__file__).with_name("releases.yaml")
+DEFAULT_RELEASE = "2025-04"
+
+
+class TimeStamp(Entry):
+    """How a build prints the time of a line."""
+
+    separator: str
+    precision: Literal["seconds", "milliseconds"]
+    offset: bool
+    """whether the offset to UTC follows"""
+
+    def text(self, now: datetime) -> str:
+        local = now.astimezone()
+        return (local if self.offset else local.replace(tzinfo=None)).isoformat(self.separator, self.precision)
+
+
+class Release(Entry):
+    """One build. `releases.yaml` says what each key means."""
+
+    source: str
+    issue_order: Literal["ascending", "march-2025"]
+    time: TimeStamp
+    line: str
+    rank: list[list[str]]
+    """[logger, text] of each line"""
+    node_0_ring: list[str] | None = None
+    group_ring: list[str] | None = None
+
+    def order(self, asked: IssueOrder | None = None) -> IssueOrder:
+        """The issue order: the one that is asked for, or the build's own."""
+        return asked or self.issue_order
+
+
+@cache
+def releases() -> dict[str, Release]:
+    """All builds that are known, by name."""
+    return {name: check(Release, data, f"{_FILE}: {name}") for name, data in read_yaml(_FILE).items()}
+
+
+def release_named(name: str = DEFAULT_RELEASE) -> Release:
+    """The build called `name`.
+
+    Raises:
+        UnknownName: there is none; the message lists those that there are.
+    """
+    if name not in releases():
+        raise UnknownName("release of ASTRA-sim", name, [*releases()])
+    return releases()[name]

@@ -1,0 +1,134 @@
+"""Run a lowered program on the engine, with tables that grow until they are large enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.astrasim.astra.collectives import CollectiveTables
+from forerun.astrasim.astra.limits import check_work
+from forerun.astrasim.astra.lower import LoweredProgram
+from forerun.astrasim.messages.calendar import SEQUENCE, new_calendar
+from forerun.astrasim.messages.fabric import Fabric, new_traffic
+from forerun.astrasim.messages.mailbox import new_mailbox
+from forerun.astrasim.messages.ready import new_ready
+from forerun.astrasim.messages.slots import COLLECTIVE, RECV, SEND, Result, run_slots
+from forerun.astrasim.messages.state import STREAM, Engine, Streams
+from forerun.common.errors import ForerunError
+from forerun.core.program.types import I64
+
+_SMALLEST = 1 << 10
+_LARGEST = 1 << 27
+"""outstanding events; beyond this the tables would take more than 10 GB"""
+_LATEST_NS = 1 << 62
+_LISTED = 4
+
+
+class Deadlock(ForerunError):
+    """Ranks wait for each other for ever: the message names for what."""
+
+
+@dataclass(frozen=True)
+class SlotRun:
+    """When every node ran, and what the links carried (empty without congestion)."""
+
+    result: Result
+    link_busy_ns: I64
+    link_bytes: I64
+    n_events: int
+    """of the simulation"""
+
+
+def run_program(program: LoweredProgram, tables: CollectiveTables, fabric: Fabric) -> SlotRun:
+    """Run `program`.
+
+    Raises:
+        Deadlock: some node never ran.
+        ForerunError: more messages or chunks than can be simulated, or times that can't be counted.
+    """
+    called = program.nodes.target[program.nodes.action == COLLECTIVE]
+    calls = dict(zip(*(column.tolist() for column in np.unique(called, return_counts=True)), strict=True))
+    check_work(calls, tables, len(program.nodes.first) - 1)
+    capacity = _SMALLEST
+    while True:
+        engine = _engine(program, tables, fabric, capacity)
+        matches = program.matches._replace(
+            **{name: getattr(program.matches, name).copy() for name in ("n_sent", "n_received", "state", "sender")},
+            receiver=program.matches.receiver.copy(),
+        )
+        ready = new_ready(program.nodes.first, program.nodes.slot, program.key)
+        result, overflow = run_slots(engine, program.nodes, matches, ready)
+        if not overflow:
+            break
+        capacity *= 8
+        if capacity > _LARGEST:
+            raise ForerunError("more messages are under way at the same time than the simulation can hold")
+    if (result.end_ns < result.start_ns)[result.end_ns >= 0].any() or result.end_ns.max(initial=0) > _LATEST_NS:
+        raise ForerunError("it takes longer than a simulation can count in ns; look at bandwidths, latencies and sizes")
+    if (result.finish_ns < 0).any() or (result.end_ns < 0).any():
+        raise Deadlock(_deadlock(program, result))
+    return SlotRun(result, engine.traffic.link_used_ns, engine.traffic.link_bytes, int(engine.calendar.clock[SEQUENCE]))
+
+
+def _engine(program: LoweredProgram, tables: CollectiveTables, fabric: Fabric, capacity: int) -> Engine:
+    collectives = tables.tables()
+    n_actors = len(program.nodes.first) - 1
+    most = 2 * tables.most_chunks
+    n_queues, n_dims = tables.n_queues * len(tables.dims), len(tables.dims)
+    stream = np.zeros(n_actors * most, STREAM)
+    stream["node"] = -1
+    allocator = np.zeros((n_actors, n_dims, 3), np.int64)
+    allocator[:, :, 2] = tables.n_queues // 2
+    streams = Streams(
+        stream=stream,
+        capacity=most,
+        queue_of=np.zeros((n_actors * most, tables.most_phases), np.int64),
+        queued=np.zeros((n_actors, n_queues, most), np.int64),
+        n_queued=np.zeros((n_actors, n_queues), np.int64),
+        n_running=np.zeros((n_actors, n_queues), np.int64),
+        allocator=allocator,
+        tree_counter=np.zeros((n_actors, tables.n_counters), np.int64),
+        n_made=np.zeros(max(1, len(collectives.member)), np.int64),
+        priority=np.zeros(n_actors, np.int64),
+        chunks_left=np.zeros(len(program.nodes.action), np.int64),
+        steps_left=np.zeros((n_actors * most, tables.most_steps + 1), np.int32),
+    )
+    return Engine(
+        new_calendar(n_actors, capacity),
+        fabric,
+        new_traffic(fabric, capacity),
+        new_mailbox(2 * capacity),
+        collectives,
+        streams,
+    )
+
+
+def _deadlock(program: LoweredProgram, result: Result) -> str:
+    """Name what is under way and never ends, and what is left."""
+    nodes = program.nodes
+    texts = []
+    waiting = np.flatnonzero((result.start_ns >= 0) & (result.end_ns < 0))
+    for node in waiting[:_LISTED].tolist():
+        actor = int(np.searchsorted(nodes.first, node, side="right")) - 1
+        if not program.traces:  # a single collective or message
+            texts.append(f"rank {actor} waits for messages that are never sent")
+            continue
+        lowered = program.traces[actor]
+        row = lowered.row[node - nodes.first[actor]]
+        text = f"rank {actor} node {lowered.trace.node_id[row]}"
+        if nodes.action[node] in (SEND, RECV):
+            verb = "send" if nodes.action[node] == SEND else "receive"
+            text += f": {verb}, {program.match_text[nodes.target[node]]}, is not matched"
+        elif nodes.action[node] == COLLECTIVE:
+            group = lowered.trace.group[row]
+            name = lowered.trace.group_names[group] if group >= 0 else "all ranks"
+            text += (
+                f": collective of {lowered.trace.comm_size[row]} bytes in group {name} is not joined by all its ranks"
+            )
+        texts.append(text)
+    never = int((result.start_ns < 0).sum())
+    more = f" and {len(waiting) - _LISTED} more" if len(waiting) > _LISTED else ""
+    if not texts:
+        return f"deadlock: {never} nodes never run; the nodes before them end at once, so no rank looks for them"
+    return f"deadlock: {'; '.join(texts)}{more}; {never} nodes never start"

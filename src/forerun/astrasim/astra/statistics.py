@@ -1,0 +1,134 @@
+"""ASTRA-sim's statistics of one rank: times by kind, roofline averages, peak of local memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.astrasim.astra.lower import LoweredTrace
+from forerun.astrasim.astra.system import System
+from forerun.astrasim.chakra.trace import NodeKind
+from forerun.core.program.types import I64
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatistics:
+    """Times in ns; percentages of the compute time; the names of the reference's output."""
+
+    wall_cycles_finished: int
+    exposed_communication: int
+    wall_time: int
+    gpu_time: int
+    comm_time: int
+    compute_bound_pct: float | None
+    avg_compute_util_pct: float | None
+    avg_mem_util_pct: float | None
+    avg_op_intensity: float | None
+    peak_memory_bytes: int | None
+    cpu_time: int = 0
+    remote_mem_time: int = 0
+
+
+def rank_statistics(
+    lowered: LoweredTrace, system: System, start_ns: I64, end_ns: I64, done_order: I64, finish_ns: int
+) -> RankStatistics:
+    """Statistics of a rank that ran `lowered`; the arrays have one entry per row of it."""
+    kind, is_cpu = lowered.trace.kind[lowered.row], lowered.trace.is_cpu[lowered.row]
+    comp = kind == NodeKind.COMP
+    gpu = comp & ~is_cpu
+    duration = end_ns - start_ns
+    busy = int(duration[~is_cpu].sum()) if system.replay_only else int(duration[gpu].sum())
+    comm, storage = kind >= NodeKind.SEND, (kind == NodeKind.MEM_LOAD) | (kind == NodeKind.MEM_STORE)
+    roofline = _roofline(lowered, system, duration, comp) if system.roofline_enabled else (None, None, None, None)
+    return RankStatistics(
+        wall_cycles_finished=int(finish_ns),
+        exposed_communication=int(finish_ns) - busy,
+        wall_time=int(end_ns.max(initial=0)),
+        gpu_time=union_ns(start_ns[gpu], end_ns[gpu]),
+        comm_time=union_ns(start_ns[comm], end_ns[comm]),
+        compute_bound_pct=roofline[0],
+        avg_compute_util_pct=roofline[1],
+        avg_mem_util_pct=roofline[2],
+        avg_op_intensity=roofline[3],
+        peak_memory_bytes=peak_memory(lowered, start_ns, end_ns, done_order).n_bytes
+        if system.track_local_mem
+        else None,
+        cpu_time=union_ns(start_ns[comp & is_cpu], end_ns[comp & is_cpu]),
+        remote_mem_time=union_ns(start_ns[storage], end_ns[storage]),
+    )
+
+
+def _roofline(lowered: LoweredTrace, system: System, duration: I64, comp: Mask) -> tuple[float, float, float, float]:
+    """Compute-bound share, compute and memory utilisation in percent, operation intensity: means over compute time."""
+    total = 1 + int(duration[comp].sum())
+    timed = lowered.performance > 0
+    performance, duration = lowered.performance[timed], duration[timed]
+    trace, row = lowered.trace, lowered.row[timed]
+    intensity = trace.num_ops[row].astype(np.float64) / trace.tensor_size[row].astype(np.float64)
+    bound = int(duration[performance >= system.peak_flops].sum())
+    compute = float((performance / system.peak_flops * duration).sum())
+    memory = float(((performance / intensity) / system.memory_bytes_per_s * duration).sum())
+    operations = float((intensity * duration).sum())
+    shares = bound / total * 100, compute / total * 100, memory / total * 100, operations / total
+    return round(shares[0], 3), round(shares[1], 3), round(shares[2], 3), round(shares[3], 3)
+
+
+def union_ns(start_ns: I64, end_ns: I64) -> int:
+    """Length of the union of intervals."""
+    if not len(start_ns):
+        return 0
+    order = np.argsort(start_ns, kind="stable")
+    start, reached = start_ns[order], np.maximum.accumulate(end_ns[order])
+    gaps = np.maximum(start[1:] - reached[:-1], 0)
+    return int(reached[-1] - start[0] - gaps.sum())
+
+
+class PeakMemory(NamedTuple):
+    """The tick at which most is alive."""
+
+    n_bytes: int
+    held_bytes: int
+    """of them in tensors that are there before the first node: weights and inputs"""
+
+
+def peak_memory(lowered: LoweredTrace, start_ns: I64, end_ns: I64, done_order: I64) -> PeakMemory:
+    """Largest sum of the tensors alive at a tick (`LocalMemUsageTracker`).
+
+    Records are made as nodes end. A tensor lives from the start of the node that writes it, or from 0 if a read of it
+    is recorded first; to the end of the last recorded read, or for ever. At a tick, births and deaths count together.
+    """
+    trace = lowered.trace
+    n = len(trace.tensor_bytes)
+    if not n:
+        return PeakMemory(0, 0)
+    when_done, at_start, at_end = (np.empty(len(trace), np.int64) for _ in range(3))
+    when_done[lowered.row], at_start[lowered.row], at_end[lowered.row] = done_order, start_ns, end_ns
+    birth, death = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
+    first_write, first_read = np.full(n, np.iinfo(np.int64).max), np.full(n, np.iinfo(np.int64).max)
+    writer = np.repeat(np.arange(len(trace)), np.diff(trace.output_ptr))
+    reader = np.repeat(np.arange(len(trace)), np.diff(trace.input_ptr))
+    np.minimum.at(first_write, trace.output_tensor, when_done[writer])
+    np.minimum.at(first_read, trace.input_tensor, when_done[reader])
+    written = first_write < first_read
+    order = np.argsort(when_done[writer], kind="stable")[::-1]
+    birth[trace.output_tensor[order]] = at_start[writer[order]]
+    birth[~written & (first_read < np.iinfo(np.int64).max)] = 0
+    order = np.argsort(when_done[reader], kind="stable")
+    death[trace.input_tensor[order]] = at_end[reader[order]]
+    alive = birth >= 0
+    dies = alive & (death >= 0)
+    tick = np.concatenate([birth[alive], death[dies]])
+    change = np.concatenate([trace.tensor_bytes[alive], -trace.tensor_bytes[dies]])
+    order = np.argsort(tick, kind="stable")
+    total = np.cumsum(change[order])
+    at = np.flatnonzero(np.append(np.diff(tick[order]) != 0, True))
+    if not len(at):
+        return PeakMemory(0, 0)
+    peak = at[np.argmax(total[at])]
+    is_held = np.concatenate([~written[alive], ~written[dies]])[order][: peak + 1]
+    return PeakMemory(int(total[peak]), int(change[order][: peak + 1][is_held].sum()))

@@ -1,0 +1,52 @@
+"""The lines that a build of ASTRA-sim prints, so that scripts that read them go on working."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from string import Formatter
+from typing import Any
+
+from forerun.astrasim.astra.release import Release
+from forerun.astrasim.astra.rings import DimensionRing, GroupRing
+from forerun.astrasim.astra.statistics import RankStatistics
+
+_WHERE_ANY = ("cpu_time", "remote_mem_time")
+"""printed only by ranks that have such nodes"""
+
+
+def output_lines(
+    release: Release,
+    statistics: Sequence[RankStatistics],
+    now: datetime,
+    rings_of_rank_0: Sequence[DimensionRing] = (),
+    group_rings: Sequence[GroupRing] = (),
+) -> Iterator[str]:
+    """The lines of a run as `release` prints them; `now` is the time stamp of all of them.
+
+    The rings of rank 0 come first, then the rings of groups as they are first used and the statistics of each rank as
+    it ends. Of what happens in the same ns, rings come first, and ranks are in the order of their numbers.
+    """
+    stamp = release.time.text(now)
+    happenings: list[tuple[int, int, int, Sequence[Sequence[str]], dict[str, Any]]] = []
+    if release.node_0_ring:
+        happenings += [(-1, 0, 0, [release.node_0_ring], asdict(ring)) for ring in rings_of_rank_0]
+    if release.group_ring:
+        happenings += [(ring.start_ns, 0, ring.rank, [release.group_ring], asdict(ring)) for ring in group_rings]
+    for rank, of_rank in enumerate(statistics):
+        happenings.append((of_rank.wall_cycles_finished, 1, rank, release.rank, _values(rank, of_rank)))
+    for *_, lines, values in sorted(happenings, key=lambda happening: happening[:3]):
+        for logger, text in lines:
+            if _names(text) <= values.keys():
+                yield release.line.format(stamp=stamp, logger=logger, text=text.format_map(values))
+
+
+def _values(rank: int, of_rank: RankStatistics) -> dict[str, Any]:
+    """What the texts of a rank may name: what is not known, or never happened, is not in it."""
+    known = {name: value for name, value in asdict(of_rank).items() if value is not None}
+    return {"rank": rank} | {name: value for name, value in known.items() if value or name not in _WHERE_ANY}
+
+
+def _names(text: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(text) if name}

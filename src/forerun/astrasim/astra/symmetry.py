@@ -1,0 +1,88 @@
+"""When one rank can stand for all: every rank sees the same distances to its peers in every phase of a collective.
+
+Then what a rank sends is, in time, what it gets from its peer on the other side; the engine's mirrored fabric delivers
+it to the sender. Congestion and trees break the symmetry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from forerun.astrasim.astra.collectives import Phase
+from forerun.astrasim.messages import state as machine
+from forerun.core.network.network_file import Network, NetworkDim
+from forerun.core.program.types import I64
+
+_ANYWHERE_ALIKE = ("Ring", "FullyConnected", "Switch", "Torus2D", "Torus3D")
+"""topologies that look the same from every rank"""
+
+
+def is_symmetric(network: Network, phases: Sequence[Phase], groups: Sequence[tuple[int, ...]]) -> bool:
+    """Whether all ranks of all `groups`, which all run `phases`, take the same time from a common start."""
+    for phase in phases:
+        if phase["algorithm"] in (machine.DOUBLE_BINARY_TREE, machine.CUSTOM):
+            return False
+        if phase["stride"] == 0:
+            if not _equal_neighbours(network, groups):
+                return False
+            continue
+        dims = _dims_of(network, phase)
+        if len(dims) > 1 or any(dim.topology not in _ANYWHERE_ALIKE for dim in dims):
+            return False
+        if phase["algorithm"] == machine.HALVING_DOUBLING and not _equal_partners(network, phase):
+            return False
+    return True
+
+
+def _dims_of(network: Network, phase: Phase) -> list[NetworkDim]:
+    """Dimensions of the network that a logical ring runs through."""
+    reached, dims = 1, []
+    for dim in network.dims:
+        if phase["stride"] <= reached < phase["stride"] * phase["n"]:
+            dims.append(dim)
+        reached *= dim.n_npus
+    return dims
+
+
+def _equal_neighbours(network: Network, groups: Sequence[tuple[int, ...]]) -> bool:
+    """Whether every rank is as far from the next one of its group's ring as every other, in dimension and hops."""
+    source = np.concatenate([np.array(group) for group in groups])
+    target = np.concatenate([np.roll(np.array(group), -1) for group in groups])
+    return bool(len(np.unique(distances(network, source, target), axis=0)) <= 1)
+
+
+def _equal_partners(network: Network, phase: Phase) -> bool:
+    """Whether exchange partners are equally far for every rank, step by step."""
+    n, distance = phase["n"], 1
+    index = np.arange(n)
+    while distance < n:
+        partner = np.where((index // distance) % 2 == 0, index + distance, index - distance) % n
+        if len(np.unique(distances(network, index * phase["stride"], partner * phase["stride"]), axis=0)) > 1:
+            return False
+        distance *= 2
+    return True
+
+
+def distances(network: Network, source: I64, target: I64) -> I64:
+    """(n, 2): the lowest dimension in which two ranks differ, and the hops in it."""
+    dimension, hops = np.full(len(source), -1), np.zeros(len(source), np.int64)
+    stride = 1
+    for d, dim in enumerate(network.dims):
+        a, b = (source // stride) % dim.n_npus, (target // stride) % dim.n_npus
+        here = (a != b) & (dimension < 0)
+        if here.any():
+            dimension[here] = d
+            hops[here] = network.dim_topology(d).hop_counts(a[here].astype(np.int32), b[here].astype(np.int32))
+        stride *= dim.n_npus
+    return np.stack([dimension, hops], axis=1)
+
+
+def delays_ns(network: Network, source: I64, target: I64, size: I64) -> I64:
+    """Congestion-unaware delay of each message."""
+    seen = distances(network, source, target)
+    latency_ns = np.array([dim.latency_ns for dim in network.dims])
+    bytes_per_ns = np.array([network.bytes_per_ns(d) for d in range(len(network.dims))])
+    delay: I64 = (seen[:, 1] * latency_ns[seen[:, 0]] + size / bytes_per_ns[seen[:, 0]]).astype(np.int64)
+    return delay

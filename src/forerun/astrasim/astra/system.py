@@ -1,0 +1,112 @@
+"""ASTRA-sim's system file: what a rank can compute, and how collectives are cut and scheduled."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from forerun.common.errors import ForerunError
+
+_IMPLEMENTATION = re.compile(
+    r"(ring|oneRing|doubleBinaryTree|halvingDoubling|oneHalvingDoubling|(direct|oneDirect)(\d*))"
+)
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+KNOWN = "ring, direct, direct<window>, halvingDoubling, doubleBinaryTree, oneRing, oneDirect, oneHalvingDoubling"
+
+
+class System(BaseModel):
+    """The keys of a system file that change a result; others are accepted and ignored, as ASTRA-sim does."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="ignore",
+        allow_inf_nan=False,
+        alias_generator=lambda name: name.replace("_", "-"),
+        populate_by_name=True,
+    )
+
+    scheduling_policy: Literal["LIFO", "FIFO", "EXPLICIT"] = "LIFO"
+    endpoint_delay: int = Field(10, ge=0, le=10**12)
+    """ns between a packet's arrival and the next one"""
+    active_chunks_per_dimension: int = Field(1, ge=1, le=10**9)
+    preferred_dataset_splits: int = Field(1, ge=1, le=10**9)
+    collective_optimization: Literal["baseline", "localBWAware"] = "baseline"
+    all_reduce_implementation: tuple[str, ...] = ()
+    all_gather_implementation: tuple[str, ...] = ()
+    reduce_scatter_implementation: tuple[str, ...] = ()
+    all_to_all_implementation: tuple[str, ...] = ()
+    all_reduce_implementation_chakra: tuple[str, ...] = Field((), max_length=1)
+    """prefix of traces, one a rank, that say what an all-reduce of all ranks does"""
+    all_gather_implementation_chakra: tuple[str, ...] = Field((), max_length=1)
+    all_to_all_implementation_chakra: tuple[str, ...] = Field((), max_length=1)
+    local_mem_bw: float = Field(0.0, ge=0, le=1e12)
+    """GB/s of 1e9 bytes"""
+    peak_perf: float = Field(0.0, ge=0, le=1e12)
+    """TFLOPS"""
+    roofline_enabled: bool = False
+    replay_only: bool = False
+    track_local_mem: bool = False
+    model_shared_bus: bool = False
+
+    @field_validator("roofline_enabled", "replay_only", "track_local_mem", "model_shared_bus", mode="before")
+    @classmethod
+    def _flag(cls, value: Any) -> Any:
+        return value != 0 if isinstance(value, int) else value
+
+    @field_validator(*(f"{name}_implementation" for name in _COLLECTIVES), mode="after")
+    @classmethod
+    def _implementations(cls, value: Any) -> Any:
+        for name in value:
+            if not _IMPLEMENTATION.fullmatch(name):
+                raise ValueError(f"collective implementation {name!r} is unknown; known: {KNOWN}")
+        return value
+
+    @field_validator("model_shared_bus", mode="after")
+    @classmethod
+    def _no_bus(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("a shared memory bus is not simulated; set model-shared-bus to 0")
+        return value
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        return self.local_mem_bw * 1e9
+
+    @property
+    def peak_flops(self) -> float:
+        return self.peak_perf * 1e12
+
+
+def window(implementation: str) -> int:
+    """Window of a direct algorithm, -1 for all peers at once."""
+    match = _IMPLEMENTATION.fullmatch(implementation)
+    return int(match[3]) if match and match[3] else -1
+
+
+def read_system(path: str | Path) -> System:
+    """The system file at `path`.
+
+    Raises:
+        ForerunError: it can't be read, is not JSON, or a value makes no sense.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ForerunError(f"{path}: not a readable JSON system file ({error})") from None
+    return system_from(data, str(path))
+
+
+def system_from(data: Any, place: str) -> System:
+    """A System from the mapping of a system file; `place` names it in errors."""
+    if not isinstance(data, dict):
+        raise ForerunError(f"{place}: a system file is one JSON object")
+    try:
+        return System.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ForerunError(f"{place}: {key}: {first['msg']}, got {str(first['input'])[:60]!r}") from None

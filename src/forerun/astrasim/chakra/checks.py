@@ -1,0 +1,128 @@
+"""What one node must have, whatever trace it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from forerun.astrasim.chakra.attributes import (
+    DIMENSION_SPELLINGS,
+    Value,
+    dimensions,
+    said_by,
+    tensor_list,
+    text_of,
+    truth,
+    whole_number,
+)
+from forerun.astrasim.chakra.findings import Severity
+from forerun.astrasim.chakra.trace import CommType, NodeKind
+
+Problem = tuple[Severity, str]
+_AMOUNTS = ("num_ops", "tensor_size", "comm_size")
+_NEEDED: dict[int, tuple[str, ...]] = {
+    NodeKind.MEM_LOAD: ("tensor_size",),
+    NodeKind.MEM_STORE: ("tensor_size",),
+    NodeKind.SEND: ("comm_size", "comm_dst"),
+    NodeKind.RECV: ("comm_size", "comm_src"),
+    NodeKind.COLLECTIVE: ("comm_size", "comm_type"),
+}
+_COMMUNICATING = (NodeKind.SEND, NodeKind.RECV, NodeKind.COLLECTIVE)
+_LAST_KIND, _LAST_COMM_TYPE = int(max(NodeKind)), int(max(CommType))
+_INT32, _INT63 = 1 << 31, 1 << 63
+
+
+def problems(node: Any, attributes: dict[str, Value]) -> Iterator[Problem]:
+    """What is wrong with a node by itself; `attributes` are its attributes by name."""
+    kind = node.type
+    if node.id >= _INT63:
+        yield "error", "its id does not fit in 63 bits"
+    if not 0 <= kind <= _LAST_KIND:
+        yield "error", f"unknown node type {kind}"
+        return
+    if kind == NodeKind.INVALID:
+        yield "warning", "its type is INVALID_NODE; it takes no time"
+    for name in _NEEDED.get(kind, ()):
+        if attributes.get(name) is None:
+            yield "error", f"{name} is missing"
+    if kind == NodeKind.COMP and not node.duration_micros:
+        if attributes.get("num_ops") is None:
+            yield "error", "it has neither num_ops nor a duration"
+        elif attributes.get("tensor_size") is None:
+            yield "error", "tensor_size is missing"
+    yield from _numbers(attributes)
+    if kind in _COMMUNICATING:
+        yield from _communication(kind, attributes)
+
+
+def _numbers(attributes: dict[str, Value]) -> Iterator[Problem]:
+    for name in _AMOUNTS:
+        if attributes.get(name) is None:
+            continue
+        amount, problem = attempt(whole_number, attributes[name], name)
+        if problem:
+            yield "error", problem
+        elif amount < 0:
+            yield "error", f"{name} is {amount}, which is negative"
+    if attributes.get("is_cpu_op") is not None:
+        _, problem = attempt(truth, attributes["is_cpu_op"], "is_cpu_op")
+        if problem:
+            yield "error", problem
+
+
+def _communication(kind: int, attributes: dict[str, Value]) -> Iterator[Problem]:
+    for name in ("comm_tag", "comm_priority"):
+        if attributes.get(name) is not None:
+            _, problem = attempt(whole_number, attributes[name], name)
+            if problem:
+                yield "error", problem
+    if attributes.get("comm_size") is not None and number(attributes, "comm_size") == 0:
+        yield "warning", "comm_size is 0"
+    if kind == NodeKind.COLLECTIVE:
+        yield from _collective(attributes)
+        return
+    name = "comm_dst" if kind == NodeKind.SEND else "comm_src"
+    if attributes.get("comm_tag") is None:
+        yield "warning", "comm_tag is missing; 0 is taken"
+    if attributes.get(name) is not None:
+        peer, problem = attempt(whole_number, attributes[name], name)
+        if problem or not 0 <= peer < _INT32:
+            yield "error", problem or f"{name} is {peer}, which is no rank"
+
+
+def _collective(attributes: dict[str, Value]) -> Iterator[Problem]:
+    if attributes.get("comm_type") is not None:
+        comm_type, problem = attempt(whole_number, attributes["comm_type"], "comm_type")
+        if problem or not 0 <= comm_type <= _LAST_COMM_TYPE:
+            yield "error", problem or f"unknown comm_type {comm_type}"
+    said = said_by(attributes)
+    if said:
+        _, problem = attempt(dimensions if said in DIMENSION_SPELLINGS else text_of, attributes[said], said)
+        if problem:
+            yield "error", problem
+
+
+def tensor_problems(name: str, value: Value) -> str:
+    """What is wrong with a list of tensors, the value of the attribute `name`; empty if nothing."""
+    lists, problem = attempt(tensor_list, value, name)
+    for tensor, text in zip(*(lists or ((), ())), strict=True):
+        size, problem = attempt(whole_number, text, f"size of tensor {tensor!r}")
+        if problem or size < 0:
+            return problem or f"size of tensor {tensor!r} is {size}, which is negative"
+    return problem
+
+
+def number(attributes: dict[str, Value], name: str) -> int | None:
+    """A number attribute, or None where it is missing or no number."""
+    if attributes.get(name) is None:
+        return None
+    value, problem = attempt(whole_number, attributes[name], name)
+    return None if problem else value
+
+
+def attempt(read: Callable[[Value, str], Any], value: Value, name: str) -> tuple[Any, str]:
+    """What `read` makes of `value`, and what it complains about."""
+    try:
+        return read(value, name), ""
+    except ValueError as error:
+        return None, str(error)

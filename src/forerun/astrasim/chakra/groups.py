@@ -1,0 +1,112 @@
+"""Communicator groups: a JSON file that names lists of ranks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forerun.astrasim.chakra.trace import CommGroups, RankTrace
+from forerun.common.errors import ForerunError
+
+
+def read_comm_groups(path: str | Path) -> CommGroups:
+    """The communicator groups of a file `{"1": [0, 1], ...}`; groups and their ranks keep their order.
+
+    Raises ForerunError, naming the file and the group: unreadable file, not JSON, a group given twice, without ranks,
+    with a rank twice, or with something that is no rank.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ForerunError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except (OSError, ValueError) as error:
+        raise ForerunError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
+    return parse_comm_groups(text, str(path))
+
+
+def parse_comm_groups(text: str, place: str) -> CommGroups:
+    """The communicator groups of a JSON text; `place` names it in the ForerunError raised as by `read_comm_groups`."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen = dict(pairs)
+        for name, _ in pairs:
+            if name not in seen:
+                raise ForerunError(f"{place}: group {name!r} is given twice")
+            del seen[name]
+        return dict(pairs)
+
+    try:
+        data = json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise ForerunError(f"{place}, line {error.lineno}: not JSON: {error.msg}") from None
+    except ForerunError:
+        raise
+    except (ValueError, RecursionError):
+        raise ForerunError(f"{place}: not a mapping of group names to lists of ranks") from None
+    if not isinstance(data, dict):
+        raise ForerunError(f"{place}: not a mapping of group names to lists of ranks")
+    return {name: _ranks(ranks, f"{place}: group {name!r}") for name, ranks in data.items()}
+
+
+def _ranks(ranks: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(ranks, list) or not ranks:
+        raise ForerunError(f"{where}: expected a list of ranks, got {json.dumps(ranks)[:60]}")
+    for rank in ranks:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < 1 << 31:
+            raise ForerunError(f"{where}: expected ranks, got {json.dumps(rank)[:60]}")
+    twice = next((rank for rank, times in Counter(ranks).items() if times > 1), None)
+    if twice is not None:
+        raise ForerunError(f"{where}: rank {twice} is in it twice")
+    return tuple(ranks)
+
+
+def process_groups(text: str) -> dict[str, tuple[int, ...]]:
+    """Groups that a METADATA node of PyTorch's lists in its inputs: name -> ranks, none for all; empty for other texts.
+
+    The text is a Python list that holds one JSON text: `['[{"pg_name": "0", "ranks": [0, 1], ...}, ...]']`.
+    """
+    start, end = text.find("[{"), text.rfind("}]")
+    if start < 0 or end < start:
+        return {}
+    try:
+        items = json.loads(text[start : end + 2].replace("\\'", "'"))
+        found = {str(item["pg_name"]): tuple(item["ranks"]) for item in items}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    wrong = any(type(rank) is not int or not 0 <= rank < 1 << 31 for ranks in found.values() for rank in ranks)
+    return {} if wrong or any(len(set(ranks)) < len(ranks) for ranks in found.values()) else found
+
+
+def process_group_text(groups: Mapping[str, tuple[int, ...]]) -> str:
+    """The text of which `process_groups` reads `groups`."""
+    items = [{"pg_name": name, "ranks": list(ranks), "group_size": len(ranks)} for name, ranks in groups.items()]
+    return f"['{json.dumps(items)}']"
+
+
+def resolve_groups(traces: Sequence[RankTrace], comm_groups: CommGroups) -> tuple[list[RankTrace], CommGroups]:
+    """Traces and groups in which every name means the same group on all ranks.
+
+    METADATA nodes of a trace go over the file of groups. PyTorch numbers groups on each rank: where a name means
+    different groups, all but the first that is met are renamed to `name (ranks)`.
+    """
+    if not any(trace.process_groups for trace in traces):
+        return list(traces), comm_groups
+    resolved: dict[str, tuple[int, ...]] = {}
+    renamed = []
+    everyone = tuple(range(len(traces)))
+    for trace in traces:
+        own = trace.process_groups or {}
+        names = []
+        for name in trace.group_names:
+            if name in own or name in comm_groups:
+                ranks = own[name] or everyone if name in own else comm_groups[name]
+                if resolved.setdefault(name, ranks) != ranks:
+                    name = f"{name} ({', '.join(map(str, ranks))})"
+                    resolved[name] = ranks
+            names.append(name)
+        renamed.append(trace if tuple(names) == trace.group_names else replace(trace, group_names=tuple(names)))
+    return renamed, {**comm_groups, **resolved}

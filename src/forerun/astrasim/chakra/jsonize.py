@@ -1,0 +1,176 @@
+"""Traces as JSON and back, without loss, in protobuf's own JSON mapping (64-bit numbers are texts, bytes base64).
+
+JSON lines: the first line is `{"metadata": {...}}`, every other one a node. JSON: one object `{"metadata": {...},
+"nodes": [...]}` with a node a line. Fields have the names of the format; an attribute is `{"name": "num_ops",
+"int64_val": "7"}` and so keeps its type.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.message import EncodeError
+
+from forerun.astrasim.chakra.framing import MAX_MESSAGE_BYTES, chunks, opened
+from forerun.astrasim.chakra.reader import metadata, nodes
+from forerun.astrasim.chakra.schema import GlobalMetadata, Node
+from forerun.astrasim.chakra.writer import message_writer, packed_file
+from forerun.common.errors import ForerunError
+
+_FORMS = (".et", ".jsonl", ".json")
+_PACKED = (".gz", ".zst")
+Write = Callable[[Any], None]
+
+
+def convert(source: str | Path, target: str | Path) -> int:
+    """Write the trace `source` in the form that the name of `target` ends in; the number of nodes.
+
+    Forms are .et, .jsonl and .json, each also with .gz or .zst behind. Node by node, except that a source in .json is
+    read whole.
+
+    Raises ForerunError, naming the file and the line or node: another form, an unreadable or damaged file, JSON that is
+    no trace, a target that can't be written.
+    """
+    messages, writer = _READERS[_form(source)](Path(source)), _WRITERS[_form(target)]
+    count = -1
+    with writer(Path(target)) as write:
+        for count, message in enumerate(messages):  # noqa: B007
+            write(message)
+    return count
+
+
+def json_lines(source: str | Path) -> Iterator[str]:
+    """The trace `source`, of any form, as JSON lines; raises ForerunError as `convert` does."""
+    messages = _READERS[_form(source)](Path(source))
+    yield json.dumps({"metadata": _record(next(messages))})
+    for node in messages:
+        yield json.dumps(_record(node))
+
+
+def _form(path: str | Path) -> str:
+    name = Path(path).name
+    packed = next((suffix for suffix in _PACKED if name.endswith(suffix)), "")
+    for form in _FORMS:
+        if name.removesuffix(packed).endswith(form):
+            return form
+    raise ForerunError(
+        f"{path}: unknown form; its name must end in .et, .jsonl or .json, and may have .gz or .zst behind"
+    )
+
+
+def _record(message: Any) -> dict[str, Any]:
+    record: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return record
+
+
+def _read_trace(path: Path) -> Iterator[Any]:
+    yield metadata(path)
+    yield from nodes(path)
+
+
+def _read_lines(path: Path) -> Iterator[Any]:
+    lines = ((number, line) for number, line in enumerate(_lines(path), 1) if line.strip())
+    number, line = next(lines, (1, b"null"))
+    first = _parsed(line, f"{path}, line {number}")
+    if not isinstance(first, dict) or list(first) != ["metadata"]:
+        raise ForerunError(f"{path}, line {number}: expected the metadata, as {{'metadata': {{}}}}")
+    yield _message(GlobalMetadata, first["metadata"], f"{path}, line {number}")
+    for number, line in lines:
+        place = f"{path}, line {number}"
+        yield _message(Node, _parsed(line, place), place)
+
+
+def _read_whole(path: Path) -> Iterator[Any]:
+    with opened(path) as file:
+        data = _parsed(b"".join(chunks(file, str(path))), str(path))
+    if not isinstance(data, dict) or set(data) != {"metadata", "nodes"} or not isinstance(data["nodes"], list):
+        raise ForerunError(f"{path}: expected an object of 'metadata' and a list of 'nodes'")
+    yield _message(GlobalMetadata, data["metadata"], f"{path}, metadata")
+    for number, record in enumerate(data["nodes"], 1):
+        yield _message(Node, record, f"{path}, node number {number}")
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
+    ".et": _read_trace,
+    ".jsonl": _read_lines,
+    ".json": _read_whole,
+}
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    rest = b""
+    with opened(path) as file:
+        for piece in chunks(file, str(path)):
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from lines
+            if len(rest) > MAX_MESSAGE_BYTES:
+                raise ForerunError(f"{path}: a line has more than {MAX_MESSAGE_BYTES} bytes; it is no trace")
+    yield rest
+
+
+def _parsed(text: bytes, place: str) -> Any:
+    try:
+        return json.loads(text.decode())
+    except UnicodeDecodeError as error:
+        raise ForerunError(f"{place}: not UTF-8 text (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise ForerunError(f"{place}: not JSON: {error.msg} (character {error.pos})") from None
+    except (ValueError, RecursionError):
+        raise ForerunError(f"{place}: JSON that is no trace") from None
+
+
+def _message(kind: Any, record: Any, place: str) -> Any:
+    if not isinstance(record, dict):
+        raise ForerunError(f"{place}: expected an object, got {json.dumps(record)[:60]}")
+    try:
+        return json_format.ParseDict(record, kind())
+    except (json_format.ParseError, EncodeError, TypeError, ValueError, RecursionError) as error:
+        raise ForerunError(f"{place}: {error}") from None
+
+
+@contextmanager
+def _trace_writer(path: Path) -> Iterator[Write]:
+    with message_writer(path) as write:
+        yield lambda message: write(message.SerializeToString())
+
+
+@contextmanager
+def _lines_writer(path: Path) -> Iterator[Write]:
+    first = True
+
+    def write(message: Any) -> None:
+        nonlocal first
+        record = _record(message)
+        file.write(json.dumps({"metadata": record} if first else record).encode() + b"\n")
+        first = False
+
+    with packed_file(path) as file:
+        yield write
+
+
+@contextmanager
+def _whole_writer(path: Path) -> Iterator[Write]:
+    count = 0
+
+    def write(message: Any) -> None:
+        nonlocal count
+        text = json.dumps(_record(message)).encode()
+        before = b",\n" if count > 1 else b'{"metadata": ' if count == 0 else b', "nodes": [\n'
+        file.write(before + text)
+        count += 1
+
+    with packed_file(path) as file:
+        yield write
+        file.write(b"\n]}\n" if count > 1 else b', "nodes": []}\n')
+
+
+_WRITERS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
+    ".et": _trace_writer,
+    ".jsonl": _lines_writer,
+    ".json": _whole_writer,
+}

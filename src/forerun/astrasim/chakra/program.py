@@ -1,0 +1,390 @@
+"""Chakra traces as a Program: CUDA-stream semantics for traces of real training.
+
+A node becomes an op on a stream. What the columns of the op table hold:
+
+* a compute node with a measured duration is a DELAY of that time, `flops` its num_ops, `bytes_written` its tensor_size;
+* any other compute node is a MEMORY op of num_ops FLOPs that reads tensor_size bytes: whoever costs it takes a
+  roofline;
+* a collective is a COLLECTIVE of its group; `bytes_comm` is the full buffer, for an all-gather comm_size times ranks;
+* a send or a receive is a P2P op, `dims[0]` 1 or -1; both ends meet, as NCCL's kernels do;
+* a load from or a store to remote memory is a HOST_COPY; nodes that run on the host are DELAYs on `lanes.HOST_LANE`.
+
+Streams are lanes of the engine. A trace that names streams keeps them, and its launch order (node numbers) on each:
+what would block in training blocks here. Without names, compute is on one lane, collectives on another, messages on one
+by direction, and nodes are issued in an order in which lanes never block each other for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from forerun.astrasim.chakra.groups import resolve_groups
+from forerun.astrasim.chakra.issue_order import launch_order, meeting_order, predecessors
+from forerun.astrasim.chakra.lanes import lanes, names_streams
+from forerun.astrasim.chakra.meetings import ALL_RANKS, Meetings, RankNodes, device_nodes, find_meetings, group_of
+from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTrace, same_columns
+from forerun.common.errors import ForerunError
+from forerun.common.units import PS_PER_S, PS_PER_US
+from forerun.core.program.builder import OpTableBuilder
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import (
+    I16,
+    I32,
+    I64,
+    N_CATEGORIES,
+    Block,
+    Category,
+    Channel,
+    Collective,
+    OpKind,
+    OpTable,
+    Program,
+    RankClass,
+)
+
+COLLECTIVES = {
+    CommType.ALL_REDUCE: Collective.ALL_REDUCE,
+    CommType.ALL_GATHER: Collective.ALL_GATHER,
+    CommType.REDUCE_SCATTER: Collective.REDUCE_SCATTER,
+    CommType.REDUCE_SCATTER_BLOCK: Collective.REDUCE_SCATTER,
+    CommType.ALL_TO_ALL: Collective.ALL_TO_ALL,
+    CommType.BROADCAST: Collective.BROADCAST,
+}
+_COMM = (NodeKind.SEND, NodeKind.RECV, NodeKind.COLLECTIVE)
+_MOST = 1 << 15
+_ROUGH_FLOPS, _ROUGH_BYTES_PER_S, _ROUGH_LINK_BYTES_PER_S = 5e14, 2e12, 5e10
+Alike = Callable[[tuple[int, ...]], Hashable]
+Durations = Callable[[OpTable, Sequence[tuple[int, ...]]], I64]
+"""of ops, and the members of their groups"""
+
+
+@dataclass(frozen=True)
+class TracedProgram:
+    """A Program with the way back to the traces."""
+
+    program: Program
+    classes: tuple[RankNodes, ...]
+    """of each rank class: the rank that stands for it, its trace, and rows of the trace by node of the Program"""
+    class_of_rank: tuple[int, ...]
+    members: tuple[tuple[int, ...], ...]
+    """of each group of the Program: ranks in ring order"""
+
+
+def to_program(traces: Sequence[RankTrace], comm_groups: CommGroups, measured: bool = True) -> Program:
+    """The Program of the traces of all ranks; without `measured`, durations in the traces don't count.
+
+    Raises:
+        ForerunError: as `traced_program`.
+    """
+    return traced_program(traces, comm_groups, measured).program
+
+
+def traced_program(
+    traces: Sequence[RankTrace],
+    comm_groups: CommGroups,
+    measured: bool = True,
+    alike: Alike = len,
+    durations: Durations | None = None,
+) -> TracedProgram:
+    """As `to_program`, with the rows that nodes come from.
+
+    Ranks of equal traces share a rank class where all their groups are inside it and `alike` says the same of their
+    members (by default: their number). Traces without streams are ordered by `durations`, where they are given.
+
+    Raises:
+        ForerunError: a group or peer is unknown, operations are unmatched, nodes depend on each other in a circle, a
+            trace has more streams than the engine, a collective has no counterpart in a Program.
+    """
+    if not traces:
+        raise ForerunError("no traces")
+    traces, groups = resolve_groups(traces, comm_groups)
+    ranks = _in_launch_order([_with_host_launchers(trace) for trace in traces], groups)
+    class_of_rank, folded = _classes(ranks, groups, alike)
+    leaders = [replace(ranks[class_of_rank.index(c)], alone=folded) for c in range(max(class_of_rank) + 1)]
+    no_meetings = Meetings(tuple(np.full(len(one.row), -1, np.int64) for one in leaders), np.zeros(0, np.int64), ())
+    named = any(names_streams(one.trace) for one in leaders)
+    meetings = no_meetings if folded else find_meetings(leaders, groups, by_tag=named)
+    builder = _Builder(groups, len(traces), measured)
+    op_of_row = [builder.op_of(one) for one in leaders]
+    ops = builder.ops.build()
+    if named:
+        _check_order(leaders, meetings)
+    else:
+        time = durations(ops, builder.members) if durations else _rough_ps(ops)
+        leaders, meetings = _in_common_order(leaders, meetings, [time[op] for op in op_of_row])
+    members = zip(leaders, meetings.of_node, op_of_row, strict=True)
+    blocks = tuple(_block(one, met, op, meetings) for one, met, op in members)
+    program = Program(
+        ops=ops,
+        blocks=blocks,
+        rank_classes=tuple(_rank_class(c, one, class_of_rank) for c, one in enumerate(leaders)),
+        groups=tuple(builder.placed),
+        channels=tuple(Channel(name, members) for name, members in meetings.channels),
+        modules=("trace",),
+        meta=_where(ranks, class_of_rank, leaders, builder, groups),
+    )
+    return TracedProgram(program, tuple(leaders), tuple(class_of_rank), tuple(builder.members))
+
+
+def _where(
+    ranks: Sequence[RankNodes],
+    class_of_rank: Sequence[int],
+    leaders: Sequence[RankNodes],
+    builder: _Builder,
+    groups: CommGroups,
+) -> dict[str, object]:
+    """Which ranks are in each class, which named groups each group of the Program stands for, and who is in those."""
+    of_class = [[r for r, c in enumerate(class_of_rank) if c == number] for number in range(len(leaders))]
+    names: list[set[str]] = [set() for _ in builder.placed]
+    for one, same in zip(leaders, of_class, strict=True):
+        for local in range(len(one.trace.group_names)):
+            if (number := builder.places.get((one.rank, local))) is not None:
+                names[number] |= {ranks[rank].trace.group_names[local] for rank in same}
+    used = sorted({name for each in names for name in each})
+    return {
+        "ranks": of_class,
+        "groups": [sorted(each) for each in names],
+        "comm_groups": {name: list(groups[name]) for name in used},
+    }
+
+
+def _with_host_launchers(trace: RankTrace) -> RankTrace:
+    """Older traces of PyTorch mark what launches a collective on the host as communication: it is host work."""
+    launches = trace.is_cpu & np.isin(trace.kind, _COMM)
+    if not launches.any():
+        return trace
+    return replace(trace, kind=np.where(launches, np.int8(NodeKind.COMP), trace.kind))
+
+
+def _in_launch_order(traces: Sequence[RankTrace], groups: CommGroups) -> list[RankNodes]:
+    done: list[RankNodes] = []
+    ranks = []
+    for rank, trace in enumerate(traces):
+        trace = _with_peers(trace, rank, groups)
+        found = next((one for one in done if same_columns(trace, one.trace)), None)
+        one = RankNodes(rank, trace, found.row if found else launch_order(trace, f"rank {rank}"))
+        if found is None:
+            done.append(one)
+        ranks.append(one)
+    return ranks
+
+
+def _with_peers(trace: RankTrace, rank: int, groups: CommGroups) -> RankTrace:
+    """PyTorch's sends and receives name a group: where it has two ranks, the other one is the peer."""
+    lost = np.isin(trace.kind, _COMM[:2]) & (trace.peer < 0)
+    if not lost.any():
+        return trace
+    peer = trace.peer.copy()
+    for g, name in enumerate(trace.group_names):
+        members = groups.get(name, ())
+        if len(members) == 2 and rank in members:
+            peer[lost & (trace.group == g)] = members[1 - members.index(rank)]
+    return replace(trace, peer=peer)
+
+
+def _classes(ranks: Sequence[RankNodes], groups: CommGroups, alike: Alike) -> tuple[list[int], bool]:
+    """Class of each rank, and whether each class keeps its collectives to itself."""
+    numbers: dict[int, int] = {}
+    classes = [numbers.setdefault(id(one.row), len(numbers)) for one in ranks]
+    apart = list(range(len(ranks)))
+    if len(numbers) == len(ranks) or any(np.isin(one.trace.kind, _COMM[:2]).any() for one in ranks):
+        return apart, False
+    seen: dict[tuple[int, int], Hashable] = {}
+    for one, c in zip(ranks, classes, strict=True):
+        nodes = device_nodes(one, NodeKind.COLLECTIVE)
+        local = one.trace.group[one.row[nodes]]
+        for g, k in zip(*np.unique(local, return_index=True), strict=True):
+            _, members = group_of(one, int(nodes[k]), int(g), groups, len(ranks))
+            signature = alike(members)
+            inside = all(classes[member] == c for member in members)
+            if not inside or seen.setdefault((c, int(g)), signature) != signature:
+                return apart, False
+            # Members that call it by another place in their trace would call something else together with this rank.
+            name = one.trace.group_names[g] if g >= 0 else ALL_RANKS
+            if any(g >= 0 and ranks[member].trace.group_names[g] != name for member in members):
+                return apart, False
+    return classes, True
+
+
+def _in_common_order(
+    ranks: Sequence[RankNodes], meetings: Meetings, duration: Sequence[I64]
+) -> tuple[list[RankNodes], Meetings]:
+    """Ranks and meetings in an order in which lanes can't block each other; as they are, where there is none."""
+    order = meeting_order(ranks, meetings, [lanes(one) for one in ranks], duration)
+    if order is None:
+        _check_order(ranks, meetings)
+        return list(ranks), meetings
+    of_node = tuple(met[new] for met, new in zip(meetings.of_node, order, strict=True))
+    return [replace(one, row=one.row[new]) for one, new in zip(ranks, order, strict=True)], replace(
+        meetings, of_node=of_node
+    )
+
+
+def _rough_ps(ops: OpTable) -> I64:
+    """Times that say which nodes are long, for an order where no costs are known: of a device of today."""
+    rough = ops.flops / _ROUGH_FLOPS + (ops.bytes_read + ops.bytes_written) / _ROUGH_BYTES_PER_S
+    rough += ops.bytes_comm / _ROUGH_LINK_BYTES_PER_S
+    return np.where(ops.kind == OpKind.DELAY, ops.bytes_read, rough * PS_PER_S).astype(np.int64)
+
+
+def _check_order(ranks: Sequence[RankNodes], meetings: Meetings) -> None:
+    """Refuse a sender whose messages leave in another order than they are awaited."""
+    for one, met in zip(ranks, meetings.of_node, strict=True):
+        nodes = np.flatnonzero(met >= 0)
+        channel = meetings.channel[met[nodes]]
+        order = np.argsort(channel, kind="stable")
+        late = (np.diff(met[nodes[order]]) < 0) & (np.diff(channel[order]) == 0)
+        for k in np.flatnonzero(late)[:1].tolist():
+            raise ForerunError(f"deadlock: {one.text(int(nodes[order][k]))} is launched in another order than its peer")
+
+
+def _rank_class(number: int, one: RankNodes, class_of_rank: Sequence[int]) -> RankClass:
+    n_ranks = class_of_rank.count(number)
+    name = f"rank {one.rank}" if n_ranks == 1 else f"rank {one.rank} and {n_ranks - 1} like it"
+    resident = np.zeros(N_CATEGORIES, np.int64)
+    tensors = _tensors(one)
+    resident[Category.PARAMETER] = tensors[0][tensors[1] < 0].sum()
+    return RankClass(
+        name, n_ranks, np.full(1, number, np.int32), np.zeros(1, np.int32), np.full(1, -1, np.int32), resident
+    )
+
+
+def _tensors(one: RankNodes) -> tuple[I64, I64, I64]:
+    """Sizes of the tensors that nodes use, node before which each is allocated (-1: before the step) and freed after.
+
+    A tensor is there before the step where it is read before it is written; what is never read outlives it.
+    """
+    trace = one.trace
+    n, last = len(trace.tensor_bytes), len(one.row)
+    position = np.empty(len(trace), np.int64)
+    position[one.row] = np.arange(last)
+    written, first_read, last_read = np.full(n, last), np.full(n, last), np.full(n, -1)
+    writer = position[np.repeat(np.arange(len(trace)), np.diff(trace.output_ptr))]
+    reader = position[np.repeat(np.arange(len(trace)), np.diff(trace.input_ptr))]
+    np.minimum.at(written, trace.output_tensor, writer)
+    np.minimum.at(first_read, trace.input_tensor, reader)
+    np.maximum.at(last_read, trace.input_tensor, reader)
+    used = np.minimum(written, first_read) < last
+    alloc = np.where(written < first_read, written, -1)
+    free = np.where(last_read >= alloc, last_read, -1)
+    return trace.tensor_bytes[used], alloc[used], free[used]
+
+
+def _block(one: RankNodes, met: I64, op_of_row: I32, meetings: Meetings) -> Block:
+    """The nodes of one rank class; `met` are their meetings."""
+    trace, n = one.trace, len(one.row)
+    position = np.empty(len(trace), np.int64)
+    position[one.row] = np.arange(n)
+    pointer, wanted = predecessors(trace)
+    counts = np.diff(pointer)[one.row]
+    pred_ptr = np.concatenate([[0], np.cumsum(counts)])
+    edge = np.repeat(pointer[:-1][one.row] - pred_ptr[:-1], counts) + np.arange(len(wanted))
+    channel = np.full(n, -1, np.int16)
+    channel[met >= 0] = _small(meetings.channel[met[met >= 0]], "pairs of ranks and groups that communicate")
+    size, alloc, free = _tensors(one)
+    return Block(
+        name=f"rank {one.rank}",
+        op=op_of_row[one.row],
+        stream=lanes(one)[one.row],
+        phase=np.zeros(n, np.int8),
+        module=np.zeros(n, np.int32),
+        pred_ptr=pred_ptr.astype(np.int32),
+        pred=position[wanted[edge]].astype(np.int32),
+        record=np.full(n, -1, np.int16),
+        channel=channel,
+        sync=np.zeros(n, np.int8),
+        tensor_bytes=size,
+        tensor_category=np.where(alloc < 0, int(Category.PARAMETER), int(Category.ACTIVATION)).astype(np.int8),
+        tensor_alloc=alloc.astype(np.int32),
+        tensor_free=np.where(alloc < 0, -1, free).astype(np.int32),
+    )
+
+
+class _Builder:
+    """Collects the ops and groups of all rank classes."""
+
+    def __init__(self, groups: CommGroups, n_ranks: int, measured: bool) -> None:
+        self.ops = OpTableBuilder()
+        self.placed: list[CommGroup] = []
+        self.members: list[tuple[int, ...]] = []
+        self.places: dict[tuple[int, int], int] = {}
+        """rank, its number of a group -> number in the Program"""
+        self._groups, self._n_ranks, self._measured = groups, n_ranks, measured
+        self._numbers: dict[tuple[str, tuple[int, ...]], int] = {}
+
+    def op_of(self, one: RankNodes) -> I32:
+        """Op of every row: one for each distinct set of figures (and name, where nodes have names)."""
+        trace = one.trace
+        named = np.zeros(len(trace), np.int64)
+        if trace.names:
+            named = np.unique(np.array(trace.names, object), return_inverse=True)[1].astype(np.int64)
+        columns = (trace.kind, trace.is_cpu, trace.duration_us, trace.num_ops, trace.tensor_size, trace.comm_type)
+        table = np.stack([*columns, trace.comm_size, trace.peer, trace.group, named], axis=1).astype(np.int64)
+        _, first, inverse = np.unique(table, axis=0, return_index=True, return_inverse=True)
+        node_of = np.empty(len(trace), np.int64)
+        node_of[one.row] = np.arange(len(trace))
+        ops = [self._op(one, row, int(node_of[row])) for row in first.tolist()]
+        return np.array(ops, np.int32)[inverse.reshape(-1)]
+
+    def _op(self, one: RankNodes, row: int, node: int) -> int:
+        trace = one.trace
+        kind, size = NodeKind(int(trace.kind[row])), int(trace.comm_size[row])
+        name = trace.names[row] if trace.names else _op_name(trace, row)
+        if not trace.is_cpu[row] and kind == NodeKind.COLLECTIVE:
+            return self._collective(one, row, node, name)
+        if not trace.is_cpu[row] and kind in _COMM:
+            pair = (one.rank, int(trace.peer[row]))
+            ends = pair if kind == NodeKind.SEND else pair[::-1]
+            group, sends = self._group(f"{ends[0]} to {ends[1]}", ends), 1 if kind == NodeKind.SEND else -1
+            direction = (sends, *(0,) * 8)
+            return self.ops.add(
+                name, OpKind.P2P, dims=direction, collective=Collective.SEND_RECV, group=group, bytes_comm=float(size)
+            )
+        touched = float(trace.tensor_size[row])
+        if kind in (NodeKind.MEM_LOAD, NodeKind.MEM_STORE):
+            return self.ops.add(name, OpKind.HOST_COPY, dims=(int(kind), *(0,) * 8), bytes_comm=touched)
+        duration_us, flops = int(trace.duration_us[row]), float(trace.num_ops[row])
+        timed = (duration_us > 0 and self._measured) or trace.is_cpu[row] or kind != NodeKind.COMP
+        if timed or not (flops or touched):
+            time_ps = float(duration_us * PS_PER_US)
+            return self.ops.add(name, OpKind.DELAY, flops=flops, bytes_read=time_ps, bytes_written=touched, launches=0)
+        return self.ops.add(name, OpKind.MEMORY, flops=flops, bytes_read=touched)
+
+    def _collective(self, one: RankNodes, row: int, node: int, name: str) -> int:
+        trace = one.trace
+        comm_type = CommType(int(trace.comm_type[row]))
+        if comm_type not in COLLECTIVES:
+            known = ", ".join(kind.name.lower() for kind in COLLECTIVES)
+            raise ForerunError(f"{one.text(node)}: no such collective in a Program; known: {known}")
+        if trace.involved_dims and row in trace.involved_dims and not all(trace.involved_dims[row]):
+            raise ForerunError(f"{one.text(node)}: names dimensions of a network; name a group of ranks instead")
+        label, members = group_of(one, node, int(trace.group[row]), self._groups, self._n_ranks)
+        full = int(trace.comm_size[row]) * (len(members) if comm_type == CommType.ALL_GATHER else 1)
+        number = self._group(label, members)
+        self.places[one.rank, int(trace.group[row])] = number
+        return self.ops.collective(name, COLLECTIVES[comm_type], number, full, "")
+
+    def _group(self, name: str, members: tuple[int, ...]) -> int:
+        if (name, members) not in self._numbers:
+            self._numbers[name, members] = len(self.placed)
+            inner = max(1, members[1] - members[0]) if len(members) > 1 else 1
+            self.placed.append(CommGroup(name, len(members), 1, len(members), inner))
+            self.members.append(members)
+            _small(np.array([len(self.placed)]), "groups")
+        return self._numbers[name, members]
+
+
+def _op_name(trace: RankTrace, row: int) -> str:
+    kind = NodeKind(int(trace.kind[row]))
+    if kind == NodeKind.COLLECTIVE and not trace.is_cpu[row]:
+        return CommType(int(trace.comm_type[row])).name.lower()
+    return "host" if trace.is_cpu[row] else kind.name.lower()
+
+
+def _small(numbers: I64, what: str) -> I16:
+    if len(numbers) and numbers.max() >= _MOST:
+        raise ForerunError(f"the traces have more than {_MOST - 1} {what}; a Program can't hold them")
+    return numbers.astype(np.int16)

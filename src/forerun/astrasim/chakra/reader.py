@@ -1,0 +1,113 @@
+"""Reading Chakra traces: node by node, or one rank into columns."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from forerun.astrasim.chakra.columns import AttributeCache, Columns
+from forerun.astrasim.chakra.framing import chunks, messages, opened
+from forerun.astrasim.chakra.schema import UNDECODABLE, GlobalMetadata, Node, RawNode
+from forerun.astrasim.chakra.trace import RankTrace
+from forerun.common.errors import ForerunError
+
+
+def nodes(path: str | Path) -> Iterator[Any]:
+    """The nodes of a trace file (plain, gzip or Zstandard) in file order, one message in memory at a time.
+
+    Raises ForerunError, naming the file and the node: unreadable, truncated or damaged file.
+    """
+    with opened(Path(path)) as file:
+        yield from node_messages(file, str(path), Node)
+
+
+def metadata(path: str | Path) -> Any:
+    """The GlobalMetadata that a trace file begins with; raises ForerunError as `nodes` does."""
+    with opened(Path(path)) as file:
+        return _metadata(messages(chunks(file, str(path)), str(path)), str(path))
+
+
+def read_rank(path: str | Path, names: bool = False, tensors: bool = True, lenient: bool = False) -> RankTrace:
+    """One rank's trace in columns; `names` keeps node and tensor names, `tensors` the inputs and outputs of nodes.
+
+    `lenient` leaves out control dependencies that can't be met (on nodes that are not there, in circles): converters of
+    PyTorch's traces write such.
+
+    Number attributes may have any number type or be texts. A tensor has the size it is first given.
+
+    Raises ForerunError, naming the file and the node: whatever `nodes` raises, an unknown node type or collective, a
+    missing, negative or wrong attribute, a node id twice, a dependency on an unknown node or on the node itself.
+    """
+    with opened(Path(path)) as file:
+        return read_rank_from(file, str(path), names, tensors, lenient=lenient)
+
+
+def read_rank_from(
+    file: BinaryIO,
+    place: str,
+    names: bool = False,
+    tensors: bool = True,
+    cache: AttributeCache | None = None,
+    lenient: bool = False,
+) -> RankTrace:
+    """`read_rank` of an open file, which `place` names in errors; `cache` is of `new_cache(tensors)`."""
+    columns = Columns(names, tensors, cache)
+    with collector_paused():
+        for node in node_messages(file, place, RawNode):
+            try:
+                columns.add(node)
+            except (ValueError, OverflowError) as error:
+                reason = error if isinstance(error, ValueError) else "a number that does not fit in 64 bits"
+                raise ForerunError(f"{place}: {describe(node)}: {reason}") from None
+    try:
+        return columns.finish(lenient)
+    except ValueError as error:
+        raise ForerunError(f"{place}: {error}") from None
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause Python's search for cyclic garbage: nodes make none, and it would take half the time."""
+    was_running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_running:
+            gc.enable()
+
+
+def node_messages(file: BinaryIO, place: str, kind: Any) -> Iterator[Any]:
+    """The nodes of an open trace file as messages of class `kind`: Node or RawNode. Raises as `nodes`."""
+    stream = messages(chunks(file, place), place)
+    _metadata(stream, place)
+    decode = kind.FromString
+    number = 1
+    try:
+        for number, message in enumerate(stream, 1):
+            if not message:  # a compressed file of zeros would be a billion of these
+                raise ForerunError(f"{place}: node number {number} is empty; the file is damaged or no Chakra trace")
+            yield decode(message)
+    except UNDECODABLE as error:
+        raise ForerunError(f"{place}: node number {number} can't be decoded ({error}); write it again") from None
+
+
+def describe(node: Any) -> str:
+    """`node 7 (name)`, as errors name it."""
+    return f"node {node.id} ({node.name[:80]})" if node.name else f"node {node.id}"
+
+
+def _metadata(stream: Iterator[bytes], place: str) -> Any:
+    first = next(stream, None)
+    if first is None:
+        raise ForerunError(f"{place}: empty file; a Chakra trace begins with its metadata")
+    # Field 1 of the metadata is a text, that of a node a number.
+    if first.startswith(b"\x08"):
+        raise ForerunError(f"{place}: begins with a node; a Chakra trace begins with its metadata")
+    try:
+        return GlobalMetadata.FromString(first)
+    except UNDECODABLE:
+        raise ForerunError(f"{place}: does not begin with metadata; is it a Chakra trace?") from None

@@ -1,0 +1,125 @@
+"""RankTrace: the execution trace of one rank, in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.core.program.types import I8, I32, I64
+
+
+class NodeKind(IntEnum):
+    """Chakra's NodeType."""
+
+    INVALID = 0
+    METADATA = 1
+    MEM_LOAD = 2
+    MEM_STORE = 3
+    COMP = 4
+    SEND = 5
+    RECV = 6
+    COLLECTIVE = 7
+
+
+class CommType(IntEnum):
+    """Chakra's CollectiveCommType."""
+
+    NONE = -1
+    ALL_REDUCE = 0
+    REDUCE = 1
+    ALL_GATHER = 2
+    GATHER = 3
+    SCATTER = 4
+    BROADCAST = 5
+    ALL_TO_ALL = 6
+    REDUCE_SCATTER = 7
+    REDUCE_SCATTER_BLOCK = 8
+    BARRIER = 9
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """One row a node, in file order; columns have shape (n,) and CSR pointers (n + 1).
+
+    Dependencies are row numbers of this trace. A tensor is a name (STAGE writes shape and all into it) with a size; the
+    k-th input of node i is row `input_ptr[i] + k` of `input_tensor`.
+    """
+
+    node_id: I64
+    kind: I8
+    """NodeKind"""
+    is_cpu: npt.NDArray[np.bool_]
+    duration_us: I64
+    num_ops: I64
+    tensor_size: I64
+    """bytes that a COMP or MEM node touches, as the trace counts them"""
+    comm_type: I8
+    """CommType"""
+    comm_size: I64
+    comm_tag: I64
+    peer: I32
+    """receiver of a SEND, sender of a RECV, else -1"""
+    group: I32
+    """index into `group_names` of a COLLECTIVE's communicator group, -1 for all ranks"""
+    priority: I32
+    data_ptr: I64
+    data: I32
+    """data dependencies"""
+    ctrl_ptr: I64
+    ctrl: I32
+    """control dependencies"""
+    input_ptr: I64
+    input_tensor: I32
+    output_ptr: I64
+    output_tensor: I32
+    tensor_bytes: I64
+    """size of each tensor, as the trace counts it"""
+    group_names: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    """node names, or none where nobody asked for them"""
+    tensor_names: tuple[str, ...] = ()
+    """tensor names, or none where nobody asked for them"""
+    involved_dims: Mapping[int, tuple[bool, ...]] | None = None
+    """row of a COLLECTIVE that names its dimensions instead of a group -> which dimensions of the network take part"""
+    has_tensors: bool = True
+    """whether nodes list their inputs and outputs"""
+    stream: I32 | None = None
+    """stream of each node as a trace of real training names it, -1 for none; None where no node names one"""
+    process_groups: Mapping[str, tuple[int, ...]] | None = None
+    """what METADATA nodes say about groups: name -> ranks, none for all"""
+
+    def __len__(self) -> int:
+        return len(self.node_id)
+
+
+_NOT_COMPARED = {
+    *("node_id", "group_names", "names", "tensor_names"),
+    *("involved_dims", "process_groups", "peer", "comm_tag"),
+}
+_COMPARED = [field.name for field in fields(RankTrace) if field.name not in _NOT_COMPARED]
+
+
+def same_columns(a: RankTrace, b: RankTrace, order: I64 | None = None) -> bool:
+    """Whether two traces differ at most in node numbers (not in their order), names, group members and peers.
+
+    `order`, where it is known, are the rows of `b` by rising node number.
+    """
+    if a is b:
+        return True
+    if len(a) != len(b) or a.involved_dims != b.involved_dims or a.has_tensors != b.has_tensors:
+        return False
+    if (a.stream is None) != (b.stream is None):
+        return False
+    if a.node_id is not b.node_id:
+        order = np.argsort(b.node_id, kind="stable") if order is None else order
+        if not (np.diff(a.node_id[order]) > 0).all():
+            return False
+    return all(x is y or np.array_equal(x, y) for x, y in ((getattr(a, name), getattr(b, name)) for name in _COMPARED))
+
+
+CommGroups = Mapping[str, tuple[int, ...]]
+"""communicator group file: name -> ranks, in ring order"""

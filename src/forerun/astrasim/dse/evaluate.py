@@ -1,0 +1,93 @@
+"""One point: generated, replayed, summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from forerun.astrasim.astra.fold import CollectiveTimes
+from forerun.astrasim.astra.lower import IssueOrder
+from forerun.astrasim.astra.replay import Machine, Replay, replay
+from forerun.astrasim.astra.statistics import RankStatistics
+from forerun.astrasim.dse.space import Point
+from forerun.astrasim.dse.terms import Terms, terms_of
+from forerun.astrasim.dse.workload import Workload, traces_of
+from forerun.common.errors import ForerunError
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A replay in short: times of the rank that ends last (the first of them), the largest memory of any."""
+
+    time_ns: int
+    exposed_communication_ns: int
+    gpu_time_ns: int
+    comm_time_ns: int
+    compute_bound_pct: float
+    avg_compute_util_pct: float
+    avg_mem_util_pct: float
+    avg_op_intensity: float
+    peak_memory_bytes: int
+    """as the trace counts bytes"""
+    terms: Terms
+    rank_0: RankStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A point that can't be simulated."""
+
+    reason: str
+
+
+Outcome: TypeAlias = "Figures | Failed"
+
+
+@dataclass
+class Evaluator:
+    """Replays points. What is learnt about collectives is kept for further points on the same system."""
+
+    workloads: Mapping[str, Workload]
+    machines: Mapping[str, Machine]
+    issue_order: IssueOrder = "ascending"
+    _times: dict[str, CollectiveTimes] = field(default_factory=dict)
+
+    def outcome(self, point: Point) -> Outcome:
+        """The figures of a point, or why there are none."""
+        try:
+            return figures_of(self.replay(point), self.workloads[point.workload].axes(point.strategy))
+        except ForerunError as error:
+            return Failed(str(error))
+
+    def replay(self, point: Point) -> Replay:
+        """Every rank of a point.
+
+        Raises:
+            ForerunError: the workload can't be split that way, or its replay fails.
+        """
+        machine = self.machines[point.system]
+        traces = traces_of(self.workloads[point.workload].args(point.strategy))
+        times = self._times.setdefault(point.system, CollectiveTimes(machine.system, machine.network))
+        return replay(list(traces), traces.groups, machine, self.issue_order, times=times)
+
+
+def figures_of(result: Replay, axes: Sequence[str]) -> Figures:
+    """The figures of a replay on a system with a roofline that tracks memory; `axes` are those of several ranks."""
+    ranks = result.statistics
+    ends_last = max(range(len(ranks)), key=lambda rank: ranks[rank].wall_cycles_finished)
+    needs_most = max(range(len(ranks)), key=lambda rank: ranks[rank].peak_memory_bytes or 0)
+    last = ranks[ends_last]
+    return Figures(
+        last.wall_cycles_finished,
+        last.exposed_communication,
+        last.gpu_time,
+        last.comm_time,
+        last.compute_bound_pct or 0.0,
+        last.avg_compute_util_pct or 0.0,
+        last.avg_mem_util_pct or 0.0,
+        last.avg_op_intensity or 0.0,
+        ranks[needs_most].peak_memory_bytes or 0,
+        terms_of(result, ends_last, needs_most, axes),
+        ranks[0],
+    )

@@ -1,0 +1,111 @@
+"""Explore: simulate what is not known yet, keep it, write the tables."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from forerun.astrasim.dse.definition import Exploration
+from forerun.astrasim.dse.evaluate import Evaluator, Outcome
+from forerun.astrasim.dse.result import Explored, results_by_pair
+from forerun.astrasim.dse.space import Point
+from forerun.astrasim.dse.store import Store, keys_of
+from forerun.astrasim.dse.tables import (
+    CSV_NAME,
+    PARQUET_NAME,
+    metrics_name,
+    parquet_is_possible,
+    write_csv,
+    write_metrics,
+    write_parquet,
+)
+from forerun.common.errors import ForerunError
+from forerun.common.processes import Processes, available_cpus
+
+_WORTH_A_POOL = 8
+"""fewer points than this are simulated here"""
+_CHUNK = 2
+"""points sent to a process at once: some take a thousand times as long as others"""
+_KEPT_EVERY_S = 1.0
+"""a break loses no more than this"""
+
+Progress = Callable[[int, int], None]
+"""called with (points done, points to do)"""
+
+
+def explore(
+    exploration: Exploration, folder: str | Path, jobs: int | None = None, progress: Progress | None = None
+) -> Explored:
+    """Simulate the points that `folder` does not know yet with `jobs` processes (default: one for each CPU), and write
+    results.csv, a JSON file of each pair and, where pyarrow is installed, results.parquet there.
+
+    Points that can't be simulated are rows with an error. What was simulated is kept when the run is broken off.
+
+    Raises:
+        ForerunError: fewer than one job, two pairs of one file name, or the folder can't be written.
+    """
+    folder = Path(folder)
+    names = {pair: metrics_name(*pair) for pair in exploration.pairs}
+    twice = [name for name, count in Counter(names.values()).items() if count > 1]
+    if twice:
+        raise ForerunError(f"two pairs of workload and system would both be written as {twice[0]}; rename one")
+    pool = Processes(
+        evaluator_of(exploration).outcome, available_cpus() if jobs is None else jobs, _WORTH_A_POOL, _CHUNK
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ForerunError(f"{folder}: can't be written: {error.strerror or error}") from None
+    with Store(folder) as store:
+        keys = keys_of(exploration)
+        known = store.known(keys)
+        missing = {key: point for key, point in zip(keys, exploration.points, strict=True) if key not in known}
+        start = time.perf_counter()
+        found = _simulate(missing, store, pool, progress) if missing else {}
+        seconds = time.perf_counter() - start
+    outcomes = known | found
+    pairs = results_by_pair(exploration, [outcomes[key] for key in keys])
+    explored = Explored(pairs, len(missing), len(keys) - len(missing), seconds)
+    write_csv(folder / CSV_NAME, explored.rows)
+    if parquet_is_possible():
+        write_parquet(folder / PARQUET_NAME, explored.rows)
+    for pair in explored.pairs:
+        write_metrics(folder / names[pair.workload, pair.system], pair)
+    return explored
+
+
+def _simulate(
+    missing: dict[str, Point], store: Store, pool: Processes[Point, Outcome], progress: Progress | None
+) -> dict[str, Outcome]:
+    """Outcomes by key. Points whose traces have one structure follow each other, as it is made once."""
+    missing = dict(sorted(missing.items(), key=lambda item: _structure(item[1])))
+    found: dict[str, Outcome] = {}
+    fresh: list[tuple[str, Outcome]] = []
+    kept_at = time.perf_counter()
+    try:
+        with pool:
+            for key, outcome in zip(missing, pool.run(list(missing.values())), strict=True):
+                found[key] = outcome
+                fresh.append((key, outcome))
+                if time.perf_counter() - kept_at > _KEPT_EVERY_S:
+                    store.keep(fresh)
+                    fresh, kept_at = [], time.perf_counter()
+                if progress:
+                    progress(len(found), len(missing))
+    finally:
+        store.keep(fresh)
+    return found
+
+
+def _structure(point: Point) -> tuple[object, ...]:
+    """What the structure of a point's traces depends on."""
+    split = point.strategy
+    several = [degree > 1 for degree in (split.dp, split.tp, split.sp, split.ep)]
+    return point.workload, split.pp, split.weight_sharded, split.activation_recompute, several
+
+
+def evaluator_of(exploration: Exploration) -> Evaluator:
+    """What simulates the points of an exploration."""
+    return Evaluator(exploration.workloads, exploration.machines, exploration.issue_order)

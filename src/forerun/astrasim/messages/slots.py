@@ -1,0 +1,375 @@
+"""The slot issue policy: every rank has hardware slots instead of streams, and picks among what is ready.
+
+A rank has one slot for compute, one for communication and one for the host; receives need none. It looks through its
+ready nodes at the start and whenever one of its nodes ends, and issues those whose slot is free; a node that becomes
+ready while it looks is seen the next time. Collectives and sends run as messages (`collectives`, `fabric`), or take a
+given time where that is known. These are the rules of ASTRA-sim's workload layer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.astrasim.messages import ready as queue
+from forerun.astrasim.messages.algorithms import bundle_done, packet_received
+from forerun.astrasim.messages.calendar import NOW, OVERFLOW, WAKE, next_event, register, schedule, take_callback
+from forerun.astrasim.messages.collectives import find_stream, next_phase, retire, start_collective
+from forerun.astrasim.messages.custom import ends_of, run_step
+from forerun.astrasim.messages.fabric import ARRIVAL, LINK_FREE, forward, free_link, free_message, new_message, send
+from forerun.astrasim.messages.mailbox import arrive
+from forerun.astrasim.messages.ready import SLOT_COMPUTE, SLOT_CPU, SLOT_NONE, Ready
+from forerun.astrasim.messages.state import BUNDLE, RECEIVE, STEP, Engine
+from forerun.common.jit import inlined, kernel
+from forerun.core.program.types import I8, I32, I64
+
+TIMED = 0
+"""takes `duration_ns`; a known collective is noticed at its end by an event `tail_ns` before, as its last message is"""
+INSTANT = 1
+"""is over when it is issued, and nobody looks for what became ready"""
+COLLECTIVE = 2
+SEND = 3
+RECV = 4
+
+_NODE_DONE = np.int64(2)  # callback
+_TAIL = np.int64(4)  # event
+
+_LOOK = np.int64(0)  # what is planned: `subject` an actor
+_END_NODE = np.int64(1)
+_END_PHASE = np.int64(2)  # a stream
+_RETIRE = np.int64(3)
+_END_STEP = np.int64(4)  # stream and step, packed
+
+_UNDER_WAY = 1
+_ARRIVED = 2
+_NONE = np.int64(-1)
+_MOST_PLANNED = 8
+
+
+class Nodes(NamedTuple):
+    """The nodes of all actors, one actor after the other, by rising node number; nothing here changes."""
+
+    first: I64
+    """(actors + 1,)"""
+    action: I8
+    slot: I8
+    duration_ns: I64
+    """TIMED; SEND whose time is known: until its message arrives, -1 to let the fabric tell"""
+    tail_ns: I64
+    target: I32
+    """COLLECTIVE: its call; SEND and RECV: their match; else -1"""
+    position: I32
+    """COLLECTIVE: of the rank in the communicator; SEND: receiving actor"""
+    size: I64
+    """SEND: bytes"""
+    n_pred: I32
+    child_ptr: I64
+    child: I32
+    root: I64
+    """nodes without dependencies, in the order in which they become ready"""
+    root_ptr: I64
+
+
+class Matches(NamedTuple):
+    """Sends and receives with the same (tag, sender, receiver, size) match in the order in which they are issued."""
+
+    first: I64
+    """(matches + 1,) first pair of each match"""
+    n_sent: I64
+    n_received: I64
+    state: I8
+    """(pairs,)"""
+    sender: I64
+    """(pairs,) node, -1 before it is issued"""
+    receiver: I64
+
+
+class Result(NamedTuple):
+    start_ns: I64
+    """-1 for a node that never ran"""
+    end_ns: I64
+    done_order: I64
+    """(nodes,) position of each node among those of its actor, in the order in which they ended"""
+    finish_ns: I64
+    """(actors,) when the actor found nothing left, -1 for never"""
+    last_tail_ns: I64
+    """(nodes,) COLLECTIVE: time between the last event that led to its end and that end"""
+
+
+class Run(NamedTuple):
+    """All that changes while a program runs."""
+
+    busy: npt.NDArray[np.bool_]
+    """(actors, slots)"""
+    pred_left: I32
+    n_running: I64
+    """(actors,) issued and not ended"""
+    n_done: I64
+    fresh: I64
+    looked: I64
+    planned: I64
+    """(plans, 2): what happens at once, and to which node, stream or actor"""
+    n_planned: I64
+    since: I64
+    """(1,) when the event was registered that ended the last phase"""
+
+
+def run_slots(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready) -> tuple[Result, bool]:
+    """Run the program; the second answer is whether a table of the engine was too small, so that nothing is known."""
+    n_actors, n_nodes = len(nodes.first) - 1, len(nodes.action)
+    result = Result(
+        np.full(n_nodes, -1, np.int64),
+        np.full(n_nodes, -1, np.int64),
+        np.zeros(n_nodes, np.int64),
+        np.full(n_actors, -1, np.int64),
+        np.zeros(n_nodes, np.int64),
+    )
+    longest = int(np.diff(nodes.first).max(initial=0))
+    run = Run(
+        np.zeros((n_actors, queue.N_SLOTS), np.bool_),
+        nodes.n_pred.copy(),
+        np.zeros(n_actors, np.int64),
+        np.zeros(n_actors, np.int64),
+        np.zeros(longest, np.int64),
+        np.zeros(longest if len(ready.key) else 0, np.int64),
+        np.zeros((_MOST_PLANNED, 2), np.int64),
+        np.zeros(1, np.int64),
+        np.zeros(1, np.int64),
+    )
+    _run(engine, nodes, matches, ready, run, result)
+    return result, bool(engine.calendar.clock[OVERFLOW])
+
+
+@kernel
+def _run(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result) -> None:
+    calendar, steps = engine.calendar, engine.streams.steps_left.shape[1]
+    for actor in range(len(nodes.first) - 1):
+        for k in range(nodes.root_ptr[actor], nodes.root_ptr[actor + 1]):
+            queue.add(ready, actor, nodes.root[k])
+    actor, w = 0, _NONE
+    while True:
+        if actor < len(nodes.first) - 1:
+            _plan(run, _LOOK, actor)
+            actor += 1
+        elif w >= 0:
+            kind, subject, extra, since = take_callback(calendar, w)
+            if kind == _NODE_DONE:
+                _plan(run, _END_NODE, subject)
+            elif kind == BUNDLE and extra >= 0:
+                register(calendar, calendar.wake[w].actor, extra, BUNDLE, subject, _NONE)
+            elif kind == BUNDLE:
+                if bundle_done(engine, calendar.wake[w].actor, subject):
+                    run.since[0] = since
+                    _plan(run, _END_PHASE, subject)
+            elif kind == STEP:
+                _plan(run, _END_STEP, subject * steps + extra + 1)
+            else:
+                w = _NONE
+        else:
+            kind, subject = next_event(calendar)
+            if kind == WAKE:
+                w = subject
+            elif kind == ARRIVAL:
+                if forward(calendar, engine.fabric, engine.traffic, subject):
+                    _arrived(engine, matches, run, subject)
+            elif kind == LINK_FREE:
+                free_link(calendar, engine.fabric, engine.traffic, subject)
+            elif kind == RECEIVE:
+                _receive(engine, matches, run, subject)
+            elif kind == _TAIL:
+                register(calendar, _owner(nodes, subject), nodes.tail_ns[subject], _NODE_DONE, subject, _NONE)
+            else:
+                break
+        k = 0
+        while k < run.n_planned[0]:
+            what, subject = run.planned[k, 0], run.planned[k, 1]
+            k += 1
+            if what == _END_PHASE:
+                _phase_done(engine, run, result, subject)
+            elif what == _RETIRE:
+                retire(engine, subject)
+            elif what == _END_STEP:
+                s = subject // steps
+                if run_step(engine, s, subject % steps - 1):
+                    run.since[0] = calendar.clock[NOW]
+                    _plan(run, _END_PHASE, s)
+            else:
+                _look_again(engine, nodes, matches, ready, run, result, what, subject)
+        run.n_planned[0] = 0
+        if calendar.clock[OVERFLOW] != 0:
+            break
+
+
+@inlined
+def _plan(run: Run, what: int, subject: int) -> None:
+    """Let something happen at once, after what is planned already."""
+    n = run.n_planned[0]
+    run.planned[n, 0] = what
+    run.planned[n, 1] = subject
+    run.n_planned[0] = n + 1
+
+
+@inlined
+def _owner(nodes: Nodes, node: int) -> int:
+    return int(np.searchsorted(nodes.first, node, side="right")) - 1
+
+
+@inlined
+def _look(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, actor: int) -> None:
+    """Issue what is ready now and has a free slot."""
+    n_fresh = np.int64(0)
+    if len(ready.key):
+        n = queue.snapshot(ready, actor, run.looked)
+        for k in range(n):
+            node = run.looked[k]
+            slot = nodes.slot[node]
+            if slot == SLOT_NONE or not run.busy[actor, slot]:
+                queue.erase(ready, actor, node)
+                n_fresh = _issue(engine, nodes, matches, run, result, actor, node, n_fresh)
+    else:
+        while True:
+            node = queue.lowest(ready, actor, np.int64(SLOT_NONE))
+            for slot in range(SLOT_COMPUTE, SLOT_CPU + 1):
+                if not run.busy[actor, slot]:
+                    other = queue.lowest(ready, actor, np.int64(slot))
+                    if other >= 0 and (node < 0 or other < node):
+                        node = other
+            if node < 0:
+                break
+            queue.pop(ready, actor, nodes.slot[node])
+            n_fresh = _issue(engine, nodes, matches, run, result, actor, node, n_fresh)
+    for k in range(n_fresh):
+        queue.add(ready, actor, run.fresh[k])
+
+
+@inlined
+def _issue(
+    engine: Engine, nodes: Nodes, matches: Matches, run: Run, result: Result, actor: int, node: int, n_fresh: int
+) -> int:
+    """Start a node; nodes that an instant one makes ready go to `fresh`, whose new length is the answer."""
+    calendar = engine.calendar
+    now = calendar.clock[NOW]
+    slot, action = nodes.slot[node], nodes.action[node]
+    result.start_ns[node] = now
+    if action == INSTANT:
+        result.end_ns[node] = now
+        result.done_order[node] = run.n_done[actor]
+        run.n_done[actor] += 1
+        for k in range(nodes.child_ptr[node], nodes.child_ptr[node + 1]):
+            child = nodes.child[k]
+            run.pred_left[child] -= 1
+            if run.pred_left[child] == 0:
+                run.fresh[n_fresh] = child
+                n_fresh += 1
+        return n_fresh
+    run.n_running[actor] += 1
+    if slot != SLOT_NONE:
+        run.busy[actor, slot] = True
+    if action == TIMED:
+        tail = nodes.tail_ns[node]
+        if tail > 0:
+            schedule(calendar, now + nodes.duration_ns[node] - tail, _TAIL, node)
+        else:
+            register(calendar, actor, nodes.duration_ns[node], _NODE_DONE, node, _NONE)
+    elif action == COLLECTIVE:
+        start_collective(engine, actor, node, np.int64(nodes.target[node]), np.int64(nodes.position[node]))
+    elif action == SEND:
+        match = nodes.target[node]
+        pair = matches.first[match] + matches.n_sent[match]
+        matches.n_sent[match] += 1
+        matches.sender[pair] = node
+        matches.state[pair] = _UNDER_WAY
+        target = np.int64(nodes.position[node])
+        m = new_message(calendar, engine.traffic, target, target, _NONE, pair, _NONE, nodes.size[node])
+        if nodes.duration_ns[node] >= 0:
+            schedule(calendar, now + nodes.duration_ns[node], ARRIVAL, m)
+        elif m > 0:
+            send(calendar, engine.fabric, engine.traffic, m, engine.fabric.rank[actor])
+    else:
+        match = nodes.target[node]
+        pair = matches.first[match] + matches.n_received[match]
+        matches.n_received[match] += 1
+        matches.receiver[pair] = node
+        if matches.state[pair] == _ARRIVED:
+            m = new_message(calendar, engine.traffic, actor, actor, _NONE, pair, _NONE, _NONE)
+            schedule(calendar, now, RECEIVE, m)
+    return n_fresh
+
+
+@inlined
+def _look_again(
+    engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, what: int, subject: int
+) -> None:
+    """A node has ended: what waited for it becomes ready, and the rank looks for what to do. Or it just looks."""
+    actor = subject
+    if what == _END_NODE:
+        node = subject
+        actor = _owner(nodes, node)
+        result.end_ns[node] = engine.calendar.clock[NOW]
+        result.done_order[node] = run.n_done[actor]
+        run.n_done[actor] += 1
+        run.n_running[actor] -= 1
+        if nodes.slot[node] != SLOT_NONE:
+            run.busy[actor, nodes.slot[node]] = False
+        for k in range(nodes.child_ptr[node], nodes.child_ptr[node + 1]):
+            child = nodes.child[k]
+            run.pred_left[child] -= 1
+            if run.pred_left[child] == 0:
+                queue.add(ready, actor, np.int64(child))
+    _look(engine, nodes, matches, ready, run, result, actor)
+    if run.n_running[actor] == 0 and not queue.any_ready(ready, actor):
+        result.finish_ns[actor] = engine.calendar.clock[NOW]
+
+
+@kernel
+def _phase_done(engine: Engine, run: Run, result: Result, s: int) -> None:
+    """A chunk has ended a phase; with its last chunk the collective ends on this rank."""
+    if next_phase(engine, s):
+        return
+    node = engine.streams.stream[s].node
+    engine.streams.chunks_left[node] -= 1
+    if engine.streams.chunks_left[node] == 0:
+        result.last_tail_ns[node] = engine.calendar.clock[NOW] - run.since[0]
+        _plan(run, _END_NODE, node)
+    _plan(run, _RETIRE, s)
+
+
+@inlined
+def _arrived(engine: Engine, matches: Matches, run: Run, m: int) -> None:
+    """Message `m` is at its receiver: the send is over; so is the receive if it was posted."""
+    message = engine.traffic.message[m]
+    if message.communicator >= 0:
+        if message.lane < 0:
+            sender, step, _ = ends_of(engine, message.lane)
+            s = find_stream(engine, sender, message.communicator, message.stream)
+            _plan(run, _END_STEP, s * engine.streams.steps_left.shape[1] + step + 1)
+        if arrive(engine.mailbox, engine.calendar.clock, message.communicator, message.stream, message.lane):
+            _receive(engine, matches, run, m)
+        else:
+            free_message(engine.traffic, m)
+        return
+    pair = message.stream
+    free_message(engine.traffic, m)
+    _plan(run, _END_NODE, matches.sender[pair])
+    matches.state[pair] = _ARRIVED
+    if matches.receiver[pair] >= 0:
+        _plan(run, _END_NODE, matches.receiver[pair])
+
+
+@inlined
+def _receive(engine: Engine, matches: Matches, run: Run, m: int) -> None:
+    """Message and receive have met."""
+    message = engine.traffic.message[m]
+    communicator, stream, actor, lane = message.communicator, message.stream, message.to, message.lane
+    free_message(engine.traffic, m)
+    if communicator < 0:
+        _plan(run, _END_NODE, matches.receiver[stream])
+        return
+    s = find_stream(engine, actor, communicator, stream)
+    if lane < 0:
+        _plan(run, _END_STEP, s * engine.streams.steps_left.shape[1] + ends_of(engine, lane)[2] + 1)
+    elif packet_received(engine, actor, s):
+        run.since[0] = engine.calendar.clock[NOW]
+        _plan(run, _END_PHASE, s)

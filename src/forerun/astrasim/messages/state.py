@@ -1,0 +1,176 @@
+"""What the collectives of a program are made of, and how far each of their chunks has come.
+
+A collective is cut into *chunks*; a chunk runs through *phases*, each an algorithm on a logical ring of ranks; a phase
+waits in the queue of its dimension, which runs a few at a time. `algorithms` are the phases, `collectives` the queues.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from forerun.astrasim.messages.calendar import Calendar, Records
+from forerun.astrasim.messages.fabric import Fabric, Traffic
+from forerun.astrasim.messages.mailbox import Mailbox
+from forerun.core.program.types import I8, I32, I64
+
+RING = 0
+DIRECT = 1
+HALVING_DOUBLING = 2
+DOUBLE_BINARY_TREE = 3
+CUSTOM = 4
+"""each rank runs a program of steps (`custom`)"""
+
+ALL_REDUCE = 0
+ALL_GATHER = 1
+REDUCE_SCATTER = 2
+ALL_TO_ALL = 3
+BROADCAST = 4
+
+PICK_NEXT = 0
+PICK_FIRST_HALF = 1
+PICK_LAST_HALF = 2
+
+BUNDLE = np.int64(1)
+"""callback: a bundle is through; `arg` the stream, `extra` the reduction time that is still to come"""
+RECEIVE = np.int64(3)
+"""event: a receive was posted after its message had arrived"""
+STEP = np.int64(5)
+"""callback: `extra` is the step of a custom algorithm that has ended, -1 before the first; `arg` the stream"""
+
+CALL = np.dtype(
+    [
+        ("communicator", np.int64),
+        ("first_phase", np.int64),
+        ("n_phases", np.int64),
+        ("n_chunks", np.int64),
+        ("priority", np.int64),
+    ]
+)
+PHASE = np.dtype(
+    [
+        ("algorithm", np.int64),
+        ("collective", np.int64),
+        ("n", np.int64),  # ranks in the logical ring
+        ("stride", np.int64),  # distance of ring neighbours in rank numbers; 0: the ring is the communicator
+        ("message", np.int64),  # bytes of every message
+        ("n_messages", np.int64),  # that one rank sends
+        ("window", np.int64),  # packets that start at once
+        ("unreduced", np.int64),  # packets of a round after the first `window` that are reduced or not together
+        ("level", np.int64),  # whose queues it uses
+        ("pick", np.int64),
+        ("endpoint_ns", np.int64),
+        (
+            "steps",
+            np.int64,
+        ),  # halving-doubling: where its messages' sizes and distances start; custom: its first program
+        ("tree", np.int64),  # double binary tree: where its pair of trees starts in the tree table
+        ("tree_counter", np.int64),  # which counter alternates between the two
+    ]
+)
+
+STREAM = np.dtype(
+    [
+        ("node", np.int64),  # -1: free
+        ("call", np.int64),
+        ("number", np.int64),  # in its communicator, equal on all its ranks
+        ("position", np.int64),  # of this rank in the communicator
+        ("step", np.int64),  # phase that runs, -1 before the first
+        ("queue", np.int64),
+        ("direction", np.int64),
+        ("started", np.int64),
+        ("priority", np.int64),
+        ("index", np.int64),  # of this rank in the ring of the phase
+        ("tree", np.int64),
+        ("inserted", np.int64),
+        ("sent", np.int64),
+        ("received", np.int64),
+        ("free", np.int64),
+        ("to_send", np.int64),
+        ("plain_left", np.int64),  # packets of this round that are surely not reduced
+        ("round_left", np.int64),
+        ("first_round", np.int64),  # toggles from round to round
+        ("state", np.int64),
+        ("reductions", np.int64),
+    ]
+)
+
+
+class Steps(NamedTuple):
+    """Programs of custom algorithms. A phase has one for each place in its ring."""
+
+    program_ptr: I64
+    """(programs + 1,) first step of each program"""
+    action: I8
+    other: I32
+    """place of the peer in the ring"""
+    amount: I64
+    """bytes of a message, ns of a wait"""
+    match: I64
+    """number of the message"""
+    n_pred: I32
+    child_ptr: I64
+    child: I32
+    """steps of the same program, counted from its first"""
+    sending: I32
+    """(messages,): step of its program that sends it"""
+    receiving: I32
+
+
+class Collectives(NamedTuple):
+    """What the collectives of a program are made of; nothing here changes while it runs."""
+
+    call: Records
+    phase: Records
+    member_ptr: I64
+    member: I64
+    """ranks of each communicator, in ring order"""
+    step_size: I64
+    step_distance: I64
+    tree: I64
+    """(rows, 3): parent, left and right child of each ring position, -1 for none"""
+    reduce_bytes_per_s: float
+    """memory bandwidth that reductions run at"""
+    n_queues: int
+    """queues of each dimension"""
+    active: int
+    """chunks that a queue runs at the same time"""
+    steps: Steps
+    policy: int
+    """+1: newer collectives first, -1: older first, 0: by the call's priority"""
+
+
+class Streams(NamedTuple):
+    """The chunks that every actor works on."""
+
+    stream: Records
+    """(actors * capacity,), the slots of an actor one after the other"""
+    capacity: int
+    queue_of: I64
+    """(streams, phases): queue, direction and tree of each phase, packed"""
+    queued: I64
+    """(actors, queues, capacity): streams in order"""
+    n_queued: I64
+    n_running: I64
+    allocator: I64
+    """(actors, levels, 3): next queue by pick"""
+    tree_counter: I64
+    """(actors, counters)"""
+    n_made: I64
+    """(members of all communicators,): streams that the rank has started there"""
+    priority: I64
+    """(actors,)"""
+    chunks_left: I64
+    """(nodes,)"""
+    steps_left: I32
+    """(streams, 1 + steps of a custom algorithm): for how many others each step waits"""
+
+
+class Engine(NamedTuple):
+    calendar: Calendar
+    fabric: Fabric
+    traffic: Traffic
+    mailbox: Mailbox
+    collectives: Collectives
+    streams: Streams

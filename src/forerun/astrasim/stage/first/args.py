@@ -1,0 +1,105 @@
+"""The flags of STAGE's first generation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from forerun.common.errors import ForerunError, UnknownName
+
+_MOST = 1 << 31
+_TRUE, _FALSE = ("true", "t", "1", "yes", "y"), ("false", "f", "0", "no", "n")
+
+
+@dataclass(frozen=True, slots=True)
+class StageArgs:
+    """The flags of STAGE's first generation, with its defaults.
+
+    Sizes need not be divisible by degrees: local sizes are fractions then, and cut off when they are written.
+
+    Raises:
+        ForerunError: a flag that is not a whole number of at least 1, or more pipeline stages than layers and the two
+            embeddings can fill.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    sp: int = 1
+    """sequence parallelism: tokens, and keys in attention, split over ranks"""
+    pp: int = 1
+    weight_sharded: bool = False
+    """weights split over dp and sp too, gathered before use"""
+    activation_recompute: bool = False
+    din: int = 51200
+    dout: int = 25600
+    dmodel: int = 25600
+    dff: int = 102400
+    batch: int = 1024
+    seq: int = 1024
+    head: int = 1024
+    num_stacks: int = 32
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name == "num_stacks" else 1
+            if field.type == "int" and not least <= value < _MOST:
+                raise ForerunError(f"--{field.name} {value}: give a whole number of at least {least}, below 2^31")
+        if self.pp > self.num_stacks + 2:
+            raise ForerunError(
+                f"--pp {self.pp} with --num_stacks {self.num_stacks}: some pipeline stages would have nothing to do; "
+                f"use --pp {self.num_stacks + 2} at most (layers and two embeddings)"
+            )
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Ranks by spatial dimension; the first varies fastest with the rank."""
+        return {"dp": self.dp, "tp": self.tp, "sp": self.sp}
+
+    @property
+    def ranks_a_stage(self) -> int:
+        return self.dp * self.tp * self.sp
+
+    @property
+    def n_ranks(self) -> int:
+        return self.pp * self.ranks_a_stage
+
+
+def load_stage_args(path: str | Path) -> StageArgs:
+    """Read flags from a JSON file `{"dp": 2, "num_stacks": 4, ...}`; what it leaves out has STAGE's defaults.
+
+    Raises:
+        ForerunError: unreadable file, not a JSON object, an unknown flag, a value of the wrong type or range.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ForerunError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(data, dict):
+        raise ForerunError(f"{path}: expected a JSON object of flags")
+    known = {field.name: field.type for field in fields(StageArgs)}
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        if name not in known:
+            raise UnknownName(f"flag in {path}", name, list(known))
+        values[name] = truth(value, f"{path}: {name}") if known[name] == "bool" else _whole(value, f"{path}: {name}")
+    try:
+        return StageArgs(**values)
+    except ForerunError as error:
+        raise ForerunError(f"{path}: {error}") from None
+
+
+def truth(value: object, place: str) -> bool:
+    """A truth value as STAGE's flags spell it; raises ForerunError, naming `place`."""
+    text = str(value).lower()
+    if text not in _TRUE + _FALSE:
+        raise ForerunError(f"{place}: {value!r} is neither true nor false")
+    return text in _TRUE
+
+
+def _whole(value: object, place: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ForerunError(f"{place}: expected a whole number, got {json.dumps(value)[:60]}")
+    return value

@@ -1,0 +1,1 @@
+"""What every other room stands on: errors, units, files, digests, compiled functions, processes, stores."""

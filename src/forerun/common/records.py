@@ -1,0 +1,93 @@
+"""Records by key in one SQLite file: what was found so far, which survives a break."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from forerun.common.errors import ForerunError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_PATIENCE_S = 60.0
+"""how long a process waits for another one that writes"""
+_ASKED_AT_ONCE = 500
+"""keys of one query; SQLite takes 999 in every version"""
+
+
+class Records:
+    """JSON records in a table of the file `path`, which is made where it is not there. A context manager.
+
+    What was added is safe when the process is killed. Processes of one machine may share a file; the first record of a
+    key stays. While it is open, and after a kill, SQLite keeps what it has not yet merged in `path`-wal beside it.
+
+    Raises ForerunError where the file can't be read or written, or holds something else than that table.
+    """
+
+    def __init__(self, path: Path, table: str) -> None:
+        self.path = path
+        self._table = table
+        try:
+            self._base = sqlite3.connect(path, timeout=_PATIENCE_S)
+            try:
+                self._prepare()
+            except BaseException:
+                self._base.close()
+                raise
+        except sqlite3.Error as error:
+            raise self.unusable(error) from None
+
+    def _prepare(self) -> None:
+        tables = {name for (name,) in self._base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables - {self._table}:
+            raise self.unusable(f"it holds {', '.join(sorted(tables))}, not {self._table}")
+        with suppress(sqlite3.OperationalError):  # taken by another process, or no such files there: the default works
+            self._base.execute("PRAGMA journal_mode = WAL")
+        self._base.execute("PRAGMA synchronous = NORMAL")  # with WAL: whole after a power cut, waits for no disk
+        self._base.execute(f"CREATE TABLE IF NOT EXISTS {self._table} (key TEXT PRIMARY KEY, record TEXT NOT NULL)")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._base.close()
+
+    def all(self) -> dict[str, Any]:
+        """Every record by key."""
+        return self._read(f"SELECT key, record FROM {self._table}", ())
+
+    def of(self, keys: Sequence[str]) -> dict[str, Any]:
+        """The records of those of `keys` that have one."""
+        found: dict[str, Any] = {}
+        for first in range(0, len(keys), _ASKED_AT_ONCE):
+            some = keys[first : first + _ASKED_AT_ONCE]
+            marks = ", ".join("?" * len(some))
+            found |= self._read(f"SELECT key, record FROM {self._table} WHERE key IN ({marks})", some)
+        return found
+
+    def add(self, records: Iterable[tuple[str, Any]]) -> None:
+        """Keep records of new keys, all or none of them."""
+        rows = [(key, json.dumps(record)) for key, record in records]
+        try:
+            with self._base:
+                self._base.executemany(f"INSERT OR IGNORE INTO {self._table} VALUES (?, ?)", rows)
+        except sqlite3.Error as error:
+            raise self.unusable(error) from None
+
+    def unusable(self, why: object) -> ForerunError:
+        """The error that says why the file is no good."""
+        return ForerunError(f"{self.path}: can't be used ({why}); choose another place, or remove the file")
+
+    def _read(self, query: str, values: Sequence[str]) -> dict[str, Any]:
+        try:
+            return {key: json.loads(record) for key, record in self._base.execute(query, values)}
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            raise self.unusable(error) from None

@@ -1,0 +1,179 @@
+"""Fused attention: row blocks of queries, each with its keys and a few more.
+
+For queries s_q, keys s_k, `pairs` of them a query attends on average (s_k / 2 under a causal mask of a square), head
+sizes D of queries and keys and Dv of values:
+
+    all = 2 b H s_q (D + Dv) (pairs + c) / P       work, c extra keys a query: diagonal, prologue, softmax tail
+    all' = all (1 + d T / (T + tau)),  T = all at c = 0    long kernels slow down, as matrix products do
+    one = L 2 128 (D + Dv) (s_k + c) SM / P        exposed part of the longest block of 128 queries
+    M = bytes of queries, keys, values, output over the bandwidth
+    t = t0 + ((all' + one)^4 + M^4)^(1/4)
+
+The backward pass executes 2.5 times the FLOPs (FlashAttention-2, section 4.1) at a lower rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import resources
+
+import numpy as np
+import pydantic
+import yaml
+
+from forerun.common.errors import ForerunError, UnknownName
+from forerun.core.cost.profile import AttentionEntry, Profile, load_profile
+from forerun.core.program.types import F64
+from forerun.describe.cluster.types import Device
+
+BACKWARD_FLOPS = 2.5
+_US = 1e-6
+_ROWS = 128
+_BYTES = 2.0
+_BACKWARD_PASSES = 3.0
+"""the backward pass reads queries, output and its gradient, keys and values, and writes three gradients: three times
+the forward's bytes, with query gradients accumulated in fp32"""
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRate:
+    """A kernel on one architecture."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKernel:
+    """One fused kernel."""
+
+    head_dim_multiple: int
+    rates: dict[str, KernelRate]
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    source: str
+    kernels: dict[str, AttentionKernel]
+
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+
+
+@cache
+def attention_kernels() -> dict[str, AttentionKernel]:
+    """The kernels of `attention_kernels.yaml` by name.
+
+    Raises:
+        ForerunError: an unknown key, a wrong type, or a kernel without a default rate.
+    """
+    text = (resources.files("forerun.core.cost") / "attention_kernels.yaml").read_text(encoding="utf-8")
+    try:
+        kernels = pydantic.TypeAdapter(_Kernels).validate_python(yaml.safe_load(text)).kernels
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise ForerunError(f"attention_kernels.yaml: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    for name, kernel in kernels.items():
+        if _DEFAULT not in kernel.rates:
+            raise ForerunError(f"attention_kernels.yaml: kernels.{name}.rates: give it a {_DEFAULT!r}")
+    return kernels
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRates:
+    """Constants of one kernel at one head size on one device."""
+
+    flops_per_s: float
+    peak_flops_per_s: float
+    backward_rate: float
+    extra_keys: float
+    launch_s: float
+    tail_rows: float
+    """exposed queries of the longest row block, times multiprocessors"""
+    slowdown: float
+    slowdown_tau_s: float
+    bytes_per_s: float
+    padded: float
+    """head size that the kernel computes on, over the real one"""
+    calibrated: bool
+
+
+def _at(table: dict[int, AttentionEntry], head_dim: float) -> AttentionEntry:
+    """Constants at any head size, such that the time of a kernel is linear in it between calibrated sizes.
+
+    Below all of them it stays level, as matrix units idle; above all of them it grows in proportion.
+    """
+    sizes = sorted(table)
+    inside = min(head_dim, sizes[-1])
+
+    def between(values: list[float]) -> float:
+        return float(np.interp(inside, sizes, values))
+
+    slope = [size / table[size].p_tflops for size in sizes]
+    keys = [a * table[size].extra_keys for a, size in zip(slope, sizes, strict=True)]
+    tail = [a * table[size].tail for a, size in zip(slope, sizes, strict=True)]
+    return AttentionEntry(
+        p_tflops=inside / between(slope),
+        extra_keys=between(keys) / between(slope),
+        launch_us=between([table[size].launch_us for size in sizes]),
+        tail=between(tail) / between(slope),
+        slowdown=between([table[size].slowdown for size in sizes]),
+        slowdown_tau_us=between([table[size].slowdown_tau_us for size in sizes]),
+    )
+
+
+@lru_cache(maxsize=1024)
+def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile | None = None) -> AttentionRates:
+    """Constants of `kernel` at `head_dim` on `device`; `profile` stands in for the device's own.
+
+    Raises:
+        UnknownName: a kernel that is not in `attention_kernels.yaml`.
+    """
+    profile = profile or load_profile(device.cost_profile)
+    if kernel not in attention_kernels():
+        raise UnknownName("attention kernel", kernel, ["naive", "flex_uncompiled", *attention_kernels()])
+    found = attention_kernels()[kernel]
+    rate = found.rates.get(device.architecture, found.rates[_DEFAULT])
+    padded = -(-head_dim // found.head_dim_multiple) * found.head_dim_multiple
+    entry = _at(profile.attention.head_dim, padded)
+    peak = next((device.peak_flops[d] for d in ("bf16", "fp16") if d in device.peak_flops), device.peak("fp32"))
+    return AttentionRates(
+        flops_per_s=entry.p_tflops / profile.reference.peak_tflops["bf16"] * peak * rate.forward,
+        peak_flops_per_s=peak,
+        backward_rate=rate.backward,
+        extra_keys=entry.extra_keys,
+        launch_s=entry.launch_us * _US,
+        tail_rows=entry.tail * _ROWS * device.multiprocessors,
+        slowdown=entry.slowdown,
+        slowdown_tau_s=entry.slowdown_tau_us * _US,
+        bytes_per_s=profile.attention.hbm_fraction * device.memory_bytes_per_s,
+        padded=padded / head_dim,
+        calibrated=profile.calibrated and head_dim in profile.attention.head_dim,
+    )
+
+
+def attention_s(dims: F64, rates: AttentionRates, speed: float | F64 = 1.0) -> F64:
+    """Seconds of fused attention kernels.
+
+    `dims` are the first nine dims of OpTable's ATTENTION rows as an array (9, ...): batch, heads, kv_heads, seq_q,
+    seq_kv, head_dim, causal, backward, v_head_dim. A causal mask halves the square on the diagonal: pairs =
+    s_q s_k - min(s_q, s_k)^2 / 2. `speed` multiplies the compute rate, which never passes the peak.
+    """
+    batch, heads, kv_heads, seq_q, seq_kv, head_dim, causal, backward, v_head_dim = dims
+    square = np.minimum(seq_q, seq_kv)
+    keys = seq_kv - (causal != 0) * 0.5 * square * square / seq_q
+    width = head_dim + v_head_dim
+    is_backward = backward != 0
+    rate = rates.flops_per_s * np.where(is_backward, rates.backward_rate * speed, speed)
+    per_pair = 2.0 * rates.padded * width * np.where(is_backward, BACKWARD_FLOPS, 1.0)
+    per_pair = per_pair / np.minimum(rate, rates.peak_flops_per_s)
+    per_key = batch * heads * np.maximum(seq_q, _ROWS) * per_pair
+    ideal = per_key * keys
+    slower = 1.0 + rates.slowdown * ideal / (ideal + rates.slowdown_tau_s)
+    work = per_key * (keys + rates.extra_keys) * slower
+    tail = rates.tail_rows * per_pair * (seq_kv + rates.extra_keys)
+    traffic = _BYTES * batch * (seq_q * heads + seq_kv * kv_heads) * width / rates.bytes_per_s
+    traffic = traffic * np.where(is_backward, _BACKWARD_PASSES, 1.0)
+    time: F64 = rates.launch_s + ((work + tail) ** 4 + traffic**4) ** 0.25
+    return time

@@ -1,0 +1,90 @@
+"""What it costs to save and load the state of a training run: bytes, a host link and a storage in; seconds out.
+
+A checkpoint holds the weights that the optimizer updates, its states, and the low-precision copy of the weights where
+one lives beside them. Ranks that hold the same bytes save each of them once, in equal shares
+(torch.distributed.checkpoint, planner `dedup_save_plans`); on loading every rank reads what it holds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from forerun.core.cost.periodic import periodic_constants
+from forerun.describe.cluster.storage import Storage
+from forerun.describe.plan.training_loop import CheckpointMode
+
+_US = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """What a checkpoint of a run consists of."""
+
+    saved_bytes: float
+    """that the rank with most saves"""
+    total_bytes: float
+    """of the whole checkpoint"""
+    held_bytes: float
+    """that the rank with most holds, and loads"""
+    held_total_bytes: float
+    """that all ranks load"""
+    tensors: int
+    """of one rank; 0 where nobody knows"""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCost:
+    """Seconds of one save."""
+
+    stall_s: float
+    """in which the training loop waits"""
+    beside_s: float
+    """in which copies and writes go on beside the next steps"""
+
+    @property
+    def whole_s(self) -> float:
+        """From the start of the save until the checkpoint is complete."""
+        return self.stall_s + self.beside_s
+
+
+def save_cost(
+    state: SavedState,
+    storage: Storage,
+    host_bytes_per_s: float,
+    mode: CheckpointMode,
+    cover_s: float = 0.0,
+    interval_s: float = math.inf,
+) -> SaveCost:
+    """Seconds of one save.
+
+    Args:
+        host_bytes_per_s: what a rank's copies to pinned host memory reach.
+        mode: `disabled` writes while it copies, and the loop waits for both; `async` waits for a copy into new host
+            memory, and writes beside the next steps; `async_with_pinned_mem` also copies beside the next step, into
+            pinned memory, and waits for the rest of it before the optimizer changes what is copied.
+        cover_s: seconds of a step before its optimizer begins, beside which pinned copies run.
+        interval_s: seconds of the steps between two saves; a save first waits until the one before it is complete.
+    """
+    constants = periodic_constants().checkpoint
+    write_s = storage.transfer_s(state.saved_bytes, state.total_bytes)
+    write_s += state.tensors * constants.save_us_per_tensor * _US
+    copy_s = state.saved_bytes / host_bytes_per_s
+    if mode == "disabled":
+        return SaveCost(max(copy_s, write_s), 0.0)
+    stage_s = state.tensors * constants.stage_us_per_tensor * _US
+    if mode == "async":
+        copy_s = max(copy_s, state.saved_bytes / constants.new_memory_bytes_per_s)
+        stall_s, beside_s = stage_s + copy_s, write_s
+    else:
+        hidden_s = min(copy_s, cover_s)
+        stall_s, beside_s = stage_s + copy_s - hidden_s, hidden_s + write_s
+    late_s = max(0.0, beside_s - interval_s)
+    return SaveCost(stall_s + late_s, beside_s - late_s)
+
+
+def load_s(state: SavedState, storage: Storage, host_bytes_per_s: float) -> float:
+    """Seconds to load a checkpoint: every rank reads what it holds, and copies it to its device."""
+    read_s = storage.transfer_s(state.held_bytes, state.held_total_bytes)
+    host_s = state.tensors * periodic_constants().checkpoint.load_us_per_tensor * _US
+    return read_s + host_s + state.held_bytes / host_bytes_per_s

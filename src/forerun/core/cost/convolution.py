@@ -1,0 +1,39 @@
+"""Convolutions: implicit matrix products, priced as explicit ones are (cost/gemm.py) but for three things.
+
+* Operands and result are read and written once, however many taps a product counts them for.
+* The gradient of an input is the product over input positions that makes it with the same work: (positions, channels)
+  of depth work / (2 positions channels), as cuDNN's implicit GEMM has it (NVIDIA, "Convolutional Layers User's Guide",
+  table 1).
+* A weight gradient is small and as deep as there are positions. Its depth is split over s parts, each a result of its
+  own in fp32 that is added up after: work (A s + W) (K / s + P) for a result of A elements, depth K, an idle wave of W
+  outputs and a pipeline of P to fill, least at s = sqrt(W K / (A P)).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forerun.core.cost.gemm import DGRAD, WGRAD, GemmRates, overlapped_s
+from forerun.core.program.types import F64
+
+_PARTIAL_BYTES = 8.0
+"""written and read again for each partial sum, fp32"""
+
+
+def convolution_s(dims: F64, rates: GemmRates, speed: float = 1.0) -> F64:
+    """Seconds of convolutions with columns `dims`, (9, n) as in an OpTable; `speed` multiplies the compute rate."""
+    m, n, k, groups, role, _, _, operand_bytes, result_bytes = dims
+    by_role = np.where(role == WGRAD, rates.wgrad_rate, np.where(role == DGRAD, rates.dgrad_rate, 1.0))
+    rate = np.minimum(rates.flops_per_s * speed * by_role, rates.peak_flops_per_s)
+    work = groups * m * n * k
+    result = np.where(result_bytes > 0, result_bytes / rates.output_bytes, groups * m * n)
+    depth = work / result
+    split = np.where(
+        role == WGRAD, np.maximum(1.0, np.sqrt(rates.wave_outputs * depth / (result * rates.depth_pad))), 1.0
+    )
+    compute = 2.0 * (result * split + rates.wave_outputs) * (depth / split + rates.depth_pad) / rate
+    ideal = 2.0 * work / rate
+    compute = compute * (1.0 + rates.slowdown * ideal / (ideal + rates.slowdown_tau_s))
+    partial = np.where(split > 1.0, result * split * _PARTIAL_BYTES, 0.0)
+    memory = (operand_bytes + result * rates.output_bytes + partial) / rates.bytes_per_s
+    return np.asarray(rates.launch_s + overlapped_s(compute, memory, rates), np.float64)

@@ -1,0 +1,169 @@
+"""A user's own measurements: times of kernels by shape, times of collectives by size. They go over shipped constants.
+
+Matrix multiplications and attention are looked up by their exact shape. Memory-bound kernels and collectives are curves
+over bytes: straight lines between measurements in logarithms of both, and beyond them the bandwidth and latency of
+the nearest segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import F64, Collective, OpKind, OpTable
+
+GemmShape = tuple[str, int, int, int, int]
+"""dtype, m, n, k, batch"""
+AttentionShape = tuple[int, ...]
+"""batch, heads, kv_heads, seq_q, seq_kv, head_dim, causal, backward, v_head_dim, as OpTable.dims"""
+CollectiveShape = tuple[Collective, int, int]
+"""kind, ranks of the group, ranks between its neighbours"""
+ANY = ""
+"""attention kernel or memory-bound op of any name"""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds over bytes at measured points, in rising order of bytes."""
+
+    size_bytes: tuple[float, ...]
+    time_s: tuple[float, ...]
+
+    def seconds(self, size_bytes: float) -> tuple[float, bool]:
+        """Time of `size_bytes`, and whether they lie between measurements."""
+        sizes, times = self.size_bytes, self.time_s
+        if sizes[0] <= size_bytes <= sizes[-1]:
+            return float(np.exp(np.interp(np.log(size_bytes), np.log(sizes), np.log(times)))), True
+        if size_bytes < sizes[0]:
+            slope = min(self._s_per_byte(0), times[0] / sizes[0]) if len(sizes) > 1 else 0.0
+            return times[0] - slope * (sizes[0] - size_bytes), False
+        slope = self._s_per_byte(len(sizes) - 2) if len(sizes) > 1 else times[-1] / sizes[-1]
+        return times[-1] + slope * (size_bytes - sizes[-1]), False
+
+    def _s_per_byte(self, segment: int) -> float:
+        """Slope of a segment; where noise makes it fall, that of the measurement with the most bytes in it."""
+        bytes_ = self.size_bytes[segment + 1] - self.size_bytes[segment]
+        time = self.time_s[segment + 1] - self.time_s[segment]
+        return time / bytes_ if time > 0 else self.time_s[segment + 1] / self.size_bytes[segment + 1]
+
+
+@dataclass(frozen=True)
+class KernelProfile:
+    """Measured kernels."""
+
+    gemm: Mapping[GemmShape, float] = field(default_factory=dict)
+    """seconds"""
+    attention: Mapping[tuple[str, AttentionShape], float] = field(default_factory=dict)
+    """(kernel or ANY, shape) -> seconds"""
+    memory: Mapping[str, Curve] = field(default_factory=dict)
+    """op or ANY -> curve over bytes read and written"""
+    gemm_of_layout: Mapping[tuple[int, GemmShape], float] = field(default_factory=dict)
+    """(0 forward, 1 dgrad, 2 wgrad; shape) -> seconds; goes before `gemm`"""
+    host_copy: Curve | None = None
+    """copies between device and pinned host memory"""
+
+
+@dataclass(frozen=True)
+class NetworkProfile:
+    """Measured collectives; bytes are the full buffer (nccl-tests' convention)."""
+
+    curves: Mapping[CollectiveShape, Curve]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What measurements say about an op table."""
+
+    time_s: F64
+    """(n_ops,); not a number where nothing was measured"""
+    inside: npt.NDArray[np.bool_]
+    """(n_ops,): within the measured range"""
+    lacks: dict[int, str]
+    """op -> what is missing or was extrapolated"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measurements of kernels, of the network, or of both. None: none were given, and none are missed."""
+
+    kernels: KernelProfile | None = None
+    network: NetworkProfile | None = None
+
+    def lookup(self, ops: OpTable, groups: Sequence[CommGroup]) -> Found:
+        """Times of the rows of `ops` whose collectives run in `groups`."""
+        found = Found(np.full(len(ops), np.nan), np.zeros(len(ops), np.bool_), {})
+        for row, kind in enumerate(ops.kind.tolist()):
+            if kind == OpKind.GEMM and self.kernels is not None:
+                _gemm(self.kernels, ops, row, found)
+            elif kind == OpKind.ATTENTION and self.kernels is not None:
+                _attention(self.kernels, ops, row, found)
+            elif kind == OpKind.MEMORY and self.kernels is not None:
+                _memory(self.kernels, ops, row, found)
+            elif kind == OpKind.HOST_COPY and self.kernels is not None and self.kernels.host_copy is not None:
+                _along(found, row, self.kernels.host_copy, float(ops.bytes_comm[row]), "host copy")
+            elif kind in (OpKind.COLLECTIVE, OpKind.P2P) and self.network is not None:
+                _collective(self.network, ops, row, groups[ops.group[row]], found)
+        return found
+
+
+def _take(found: Found, row: int, time_s: float | None, what: str) -> None:
+    """Note an exact time, or that there is none."""
+    if time_s is None:
+        found.lacks[row] = f"{what}: not measured"
+    else:
+        found.time_s[row], found.inside[row] = time_s, True
+
+
+def _along(found: Found, row: int, curve: Curve | None, size: float, what: str, times: int = 1) -> None:
+    """Note the time of `times` pieces of `size` bytes on a curve."""
+    if curve is None:
+        found.lacks[row] = f"{what}: not measured"
+        return
+    time_s, inside = curve.seconds(size)
+    found.time_s[row], found.inside[row] = times * time_s, inside
+    if not inside:
+        low, high = (f"{end:,.0f}" for end in (curve.size_bytes[0], curve.size_bytes[-1]))
+        found.lacks[row] = f"{what}, {size:,.0f} bytes: extrapolated from {low} to {high} bytes"
+
+
+def _gemm(profile: KernelProfile, ops: OpTable, row: int, found: Found) -> None:
+    m, n, k, batch, layout, accumulate, kernels = ops.dims[row, :7].tolist()
+    what = f"gemm m {m} n {n} k {k} batch {batch} {ops.dtype[row]}"
+    if accumulate or kernels > 1:  # another kernel than the plain product of this shape
+        _take(found, row, None, what + (" grouped" if kernels > 1 else " accumulating"))
+        return
+    shape = (ops.dtype[row], m, n, k, batch)
+    _take(found, row, profile.gemm_of_layout.get((layout, shape), profile.gemm.get(shape)), what)
+
+
+def _attention(profile: KernelProfile, ops: OpTable, row: int, found: Found) -> None:
+    shape = tuple(ops.dims[row].tolist())
+    named = profile.attention.get((ops.dtype[row], shape))
+    time_s = profile.attention.get((ANY, shape)) if named is None else named
+    batch, heads, kv_heads, seq_q, seq_kv, head_dim, causal, backward, _ = shape
+    what = (
+        f"attention batch {batch} heads {heads}/{kv_heads} seq {seq_q}/{seq_kv} head_dim {head_dim}"
+        f"{' causal' if causal else ''}{' backward' if backward else ''} {ops.dtype[row]}"
+    )
+    _take(found, row, time_s, what)
+
+
+def _memory(profile: KernelProfile, ops: OpTable, row: int, found: Found) -> None:
+    size = float(ops.bytes_read[row] + ops.bytes_written[row])
+    if size == 0:  # a join of streams, no kernel
+        return
+    curve = profile.memory.get(ops.name[row]) or profile.memory.get(ANY)
+    launches = max(1, int(ops.launches[row]))
+    _along(found, row, curve, size / launches, f"memory-bound {ops.name[row]}", launches)
+
+
+def _collective(profile: NetworkProfile, ops: OpTable, row: int, group: CommGroup, found: Found) -> None:
+    kind, size = Collective(int(ops.collective[row])), float(ops.bytes_comm[row])
+    if group.size == 1 or kind == Collective.NONE or size == 0:
+        return
+    what = f"{kind.name.lower()} over {group.size} ranks, stride {group.inner}"
+    _along(found, row, profile.curves.get((kind, group.size, group.inner)), size, what)

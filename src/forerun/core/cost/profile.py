@@ -1,0 +1,215 @@
+"""Profile: the kernel constants of one measured device, from `cost/profiles/<name>.yaml`.
+
+A profile states rates as measured, beside the peaks of the device they were measured on. A device that uses the
+profile of another takes the fraction: compute scales with its peak, memory traffic with its HBM bandwidth,
+collectives with its link rate (network/nccl.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache, lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+
+from forerun.common.errors import ForerunError, UnknownName
+from forerun.core.network.constants import NodeCollectives
+from forerun.describe.cluster.files import parse_yaml, read_text
+from forerun.describe.cluster.types import is_profile_file
+
+STRICT = pydantic.ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Datasheet figures of the device that was measured."""
+
+    peak_tflops: dict[str, float] = field(hash=False)
+    hbm_gb_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GemmEntry:
+    """Constants of matrix multiplications in one dtype (form in cost/gemm.py)."""
+
+    p_tflops: float
+    hbm_gb_s: float
+    launch_us: float
+    wave_fraction: float
+    """unused share of a wave of 128 x 128 tiles, one on each multiprocessor"""
+    depth_pad: float
+    """pipeline fill and epilogue, in elements of k"""
+    slowdown: float
+    """how much longer a very long kernel takes than its rate says"""
+    slowdown_tau_us: float
+    """length of a kernel at half of that"""
+    source: str
+    overlap: float = 3.0
+    """power of the norm that joins compute and memory time: 1 one after the other, large the longer alone"""
+    odd_rows: float = 0.0
+    """how much longer where m is not a multiple of 16"""
+    quant_passes: float = 0.0
+    """passes over the first operand that quantise it inside the kernel"""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmRoles:
+    """Backward multiplications against forward ones."""
+
+    dgrad_rate: float
+    wgrad_rate: float
+    accumulate_exposed: float
+    """share of the traffic of an accumulating output that does not overlap with the multiplication"""
+    source: str
+    unaligned: float = 0.0
+    """how much longer a product of 2-byte elements takes where rows of an operand or of the result do not start at
+    multiples of 16 bytes, so that no copy engine can move them"""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionEntry:
+    """Constants of fused causal attention at one head size (form in cost/attention.py)."""
+
+    p_tflops: float
+    extra_keys: float
+    """work of each query beyond its keys: mask diagonal, prologue, softmax tail"""
+    launch_us: float
+    tail: float
+    """exposed share of the longest row block"""
+    slowdown: float = 0.0
+    """how much longer a very long kernel takes than its rate says"""
+    slowdown_tau_us: float = 1000.0
+    """length of a kernel at half of that"""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTable:
+    """Attention by head size."""
+
+    hbm_fraction: float
+    head_dim: dict[int, AttentionEntry] = field(hash=False)
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEntry:
+    """Memory-bound kernels."""
+
+    hbm_fraction: float
+    launch_us: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopyEntry:
+    """Copies between device and pinned host memory."""
+
+    link_fraction: float
+    launch_us: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One file of `cost/profiles`."""
+
+    name: str
+    source: str
+    calibrated: bool
+    """whether kernels of this device were measured, or the constants are a judgement"""
+    reference: Reference
+    gemm: dict[str, GemmEntry] = field(hash=False)
+    gemm_roles: GemmRoles
+    attention: AttentionTable
+    memory_bound: MemoryEntry
+    host_copy: HostCopyEntry
+    collectives: NodeCollectives | None = None
+    """inside a node over NVLink; None takes the constants of the link's kind"""
+
+    __pydantic_config__ = STRICT
+
+
+_ADAPTER = pydantic.TypeAdapter(Profile)
+
+
+def profile_names() -> list[str]:
+    """Names of the shipped profiles, sorted."""
+    folder = resources.files("forerun.core.cost") / "profiles"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def parse_profile(data: dict[str, Any], place: str) -> Profile:
+    """A checked Profile.
+
+    Raises:
+        ForerunError: an unknown key, a missing one, a wrong type, a number that is negative or not finite, or a rate
+            above the reference's peak.
+    """
+    try:
+        profile = _ADAPTER.validate_python(data)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise ForerunError(f"{place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    peaks = profile.reference.peak_tflops
+    if "bf16" not in peaks or "bf16" not in profile.gemm:
+        raise ForerunError(f"{place}: reference.peak_tflops and gemm need bf16, which other dtypes fall back to")
+    if not profile.attention.head_dim:
+        raise ForerunError(f"{place}: attention.head_dim: give at least one head size")
+    for dtype, entry in profile.gemm.items():
+        if dtype not in peaks:
+            raise ForerunError(f"{place}: gemm.{dtype}: reference.peak_tflops has no {dtype}; add it")
+        _below(entry.p_tflops, peaks[dtype], f"{place}: gemm.{dtype}.p_tflops")
+        _below(entry.hbm_gb_s, profile.reference.hbm_gb_s, f"{place}: gemm.{dtype}.hbm_gb_s")
+    for head_dim, attention in profile.attention.head_dim.items():
+        _below(attention.p_tflops, peaks["bf16"], f"{place}: attention.head_dim.{head_dim}.p_tflops")
+    _check_numbers(asdict(profile), place)
+    return profile
+
+
+_POSITIVE = {"bw1", "bw2", "bw3", "link_gb_s", "hbm_fraction", "link_fraction", "dgrad_rate", "wgrad_rate"}
+
+
+def _check_numbers(values: Mapping[Any, Any], place: str, path: str = "") -> None:
+    """Every number is finite and not negative, and what is divided by is above 0."""
+    for key, value in values.items():
+        here = f"{path}.{key}" if path else str(key)
+        if isinstance(value, Mapping):
+            _check_numbers(value, place, here)
+        elif isinstance(value, float) and not (0 <= value < math.inf and (value > 0 or key not in _POSITIVE)):
+            least = "a number above 0" if key in _POSITIVE else "a number, at least 0"
+            raise ForerunError(f"{place}: {here}: expected {least}, got {value:g}")
+
+
+def _below(value: float, peak: float, place: str) -> None:
+    if not 0 < value <= peak:
+        raise ForerunError(f"{place}: must be above 0 and at most the reference's {peak:g}, got {value:g}")
+
+
+def load_profile(name: str) -> Profile:
+    """The shipped profile `name`, or the one in a file whose path ends in .yaml or .yml.
+
+    Raises:
+        ForerunError: a file that can't be read, or a wrong entry in it (see `parse_profile`).
+        UnknownName: no shipped profile; the known ones are listed.
+    """
+    return _of_text(name, read_text(Path(name))) if is_profile_file(name) else _shipped(name)
+
+
+@lru_cache(maxsize=16)
+def _of_text(path: str, text: str) -> Profile:
+    """The profile in a file that holds `text`: a file that was written again is another one."""
+    return parse_profile({"name": Path(path).stem, **parse_yaml(text, path)}, path)
+
+
+@cache
+def _shipped(name: str) -> Profile:
+    if name not in profile_names():
+        raise UnknownName("cost profile", name, profile_names())
+    text = (resources.files("forerun.core.cost") / "profiles" / f"{name}.yaml").read_text(encoding="utf-8")
+    return parse_profile({"name": name, **yaml.safe_load(text)}, f"cost profile {name}")

@@ -1,0 +1,156 @@
+"""What every op of a Program costs a step: device time, host time, and how kernels and collectives slow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.common.units import PS_PER_S, PS_PER_US
+from forerun.core.cost.gradient_exchange import exchange_s, priced_rows, wires_of
+from forerun.core.cost.link_demand import link_demand
+from forerun.core.cost.measured import Measured
+from forerun.core.cost.op_costs import durations_ps, on_topology
+from forerun.core.engine.sharing import LinkDemand
+from forerun.core.network.host_path import host_path_s_per_byte
+from forerun.core.network.network_file import Network
+from forerun.core.network.patterns import CommunicationPattern
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import F64, I64, Collective, OpKind, OpTable
+from forerun.describe.cluster.types import Cluster, KernelRates
+from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.stack import Stack
+
+_GRAPH_ISSUE_US = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Launching:
+    """Who issues kernels: the host one by one, code that torch.compile made, or a CUDA graph."""
+
+    compiled: bool = False
+    """all of them run in compiled regions"""
+    compiled_ops: tuple[int, ...] = ()
+    """or only these ops do"""
+    cuda_graphs: bool = False
+
+    @staticmethod
+    def of_plan(plan: Plan) -> Launching:
+        """As a plan says."""
+        return Launching(compiled=plan.compile and not plan.graph_breaks, cuda_graphs=plan.cuda_graphs)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Columns with one entry per op."""
+
+    duration_ps: I64
+    issue_ps: I64
+    slow_compute: F64
+    slow_network: F64
+    network_op: npt.NDArray[np.bool_]
+    calibrated: F64
+    """1 where the shape lies in the range that was measured"""
+    lacks: Mapping[int, str] = field(default_factory=dict)
+    """op -> what the user's measurements lack of it"""
+    demand: LinkDemand | None = None
+    """what collectives and transfers ask of links, beside each other"""
+
+
+def rates_of(cluster: Cluster, stack: Stack) -> KernelRates:
+    """Multipliers on the rates of kernels and links: those of the stack, and what measured steps have shown."""
+    return cluster.rates.times(
+        KernelRates(
+            gemm=stack.gemm_rate,
+            attention=stack.attention_rate,
+            attention_backward=stack.attention_backward_rate,
+            memory=stack.memory_rate,
+            network=stack.network_rate,
+        )
+    )
+
+
+def step_costs(
+    ops: OpTable,
+    groups: tuple[CommGroup, ...],
+    cluster: Cluster,
+    stack: Stack,
+    launching: Launching,
+    n_gpus: int,
+    network: Network | None = None,
+    measured: Measured | None = None,
+    pattern: CommunicationPattern | None = None,
+) -> StepCosts:
+    """Costs of `ops` in a run of `n_gpus` of `cluster` under the habits of `stack`.
+
+    With `network` collectives run on it; without it none is faster than the way through host memory that GPUs without
+    peer access share, which the rates of the stack leave alone. What `measured` knows goes over everything else, as it
+    was measured: neither the clock of long steps nor the rates of the stack change it. Only what `pattern` prices does
+    not ask it: NCCL's choice was measured. Products of regions that are known to be compiled are padded where that
+    pays. Kernels pay the gap between two launches on the device; under CUDA graphs host and gap cost nothing.
+    """
+    rates = rates_of(cluster, stack)
+    placed = None if network is None else on_topology(network, cluster, n_gpus)
+    duration, calibrated = durations_ps(ops, groups, cluster, rates, placed, launching.compiled_ops)
+    on_links = network is None
+    least_ps = _host_path_ps(ops, groups, cluster, n_gpus) if on_links else np.zeros(len(ops), np.int64)
+    duration = np.maximum(duration, least_ps)
+    lacks: Mapping[int, str] = {}
+    issue_ps = ops.launches.astype(np.int64) * _issue_ps(stack, launching, len(ops))
+    if measured is not None:
+        found = measured.lookup(ops, groups)
+        known = ~np.isnan(found.time_s)
+        duration[known] = np.rint(found.time_s[known] * PS_PER_S).astype(np.int64)
+        calibrated[known] = found.inside[known]
+        lacks = found.lacks
+    unknown: I64 | None = None
+    if pattern is not None:
+        rows = priced_rows(ops, groups, pattern)
+        time_s = exchange_s(ops, rows, groups, pattern, wires_of(cluster, n_gpus, network))
+        time_s /= rates.network if pattern.as_nccl else 1.0
+        duration[rows], calibrated[rows] = np.rint(time_s * PS_PER_S).astype(np.int64), 0.0
+        if pattern.as_nccl:
+            duration[rows] = np.maximum(duration[rows], least_ps[rows])
+        unknown = None if pattern.as_nccl else rows
+        if pattern.everything:
+            issue_ps[rows] = 0
+        lacks = {op: what for op, what in lacks.items() if op not in set(rows.tolist())}
+    kernel = ops.kind <= OpKind.MEMORY
+    launches = ops.launches.astype(np.int64)
+    gap_us = 0.0 if launching.cuda_graphs else stack.kernel_gap_us + stack.launch_blocking_us
+    duration = duration + np.where(kernel, launches, 0) * int(gap_us * PS_PER_US)
+    on_network = ops.kind == OpKind.COLLECTIVE
+    demand = link_demand(ops, groups, duration, cluster, placed, without=unknown, host_path_ps=least_ps)
+    return StepCosts(
+        duration_ps=duration,
+        issue_ps=issue_ps,
+        slow_compute=np.where(kernel, stack.overlap_slowdown, 0.0),
+        slow_network=np.zeros(len(ops)),
+        network_op=on_network,
+        calibrated=calibrated,
+        lacks=lacks,
+        demand=demand,
+    )
+
+
+def _host_path_ps(ops: OpTable, groups: tuple[CommGroup, ...], cluster: Cluster, n_gpus: int) -> I64:
+    """What the way through host memory takes of each op at least, (n_ops,); 0 with peer access."""
+    slope = np.zeros(len(ops))
+    if not cluster.links[0].peer_to_peer:
+        for row in np.flatnonzero((ops.kind == OpKind.COLLECTIVE) | (ops.kind == OpKind.P2P)).tolist():
+            kind, group = Collective(int(ops.collective[row])), groups[ops.group[row]]
+            slope[row] = host_path_s_per_byte(kind, group, cluster, n_gpus)
+    out: I64 = np.rint(ops.bytes_comm * slope * PS_PER_S).astype(np.int64)
+    return out
+
+
+def _issue_ps(stack: Stack, launching: Launching, n_ops: int) -> I64:
+    """Host time of a launch of each op, (n_ops,)."""
+    if launching.cuda_graphs:
+        return np.full(n_ops, int(_GRAPH_ISSUE_US * PS_PER_US), np.int64)
+    issue_us = np.full(n_ops, stack.compiled_issue_us if launching.compiled else stack.issue_us)
+    issue_us[list(launching.compiled_ops)] = stack.compiled_issue_us
+    out: I64 = (issue_us * PS_PER_US).astype(np.int64)
+    return out

@@ -1,0 +1,63 @@
+"""Reserved memory: what the caching allocator holds for a given peak of allocated bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+
+import yaml
+
+from forerun.common.units import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveModel:
+    """Constants of reserved.yaml."""
+
+    slack: float
+    """share of the varying part of the peak (everything that is not resident) that is held but not allocated, when
+    memory is plenty"""
+    least_slack: float
+    """the same when memory is short: cached blocks are given back, only fragmentation is left"""
+    segment_bytes: int
+
+
+@lru_cache(maxsize=1)
+def reserve_model() -> ReserveModel:
+    """The shipped constants."""
+    text = (resources.files("forerun.core.memory") / "reserved.yaml").read_text(encoding="utf-8")
+    data = yaml.safe_load(text)
+    return ReserveModel(
+        slack=data["slack"],
+        least_slack=data["least_slack"],
+        segment_bytes=int(data["segment_mib"] * MIB),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What the allocator holds."""
+
+    peak_bytes: int
+    """estimate of torch.cuda.max_memory_reserved"""
+    least_bytes: int
+    """what is needed once cached blocks were given back"""
+    fits: bool
+    tight: bool
+    """it fits only because the allocator gives cached blocks back and asks again, which costs time"""
+
+
+def reserved(peak_bytes: int, resident_bytes: int, available_bytes: int) -> Reserved:
+    """Reserved memory at a peak of `peak_bytes` allocated, of which `resident_bytes` live through the whole step.
+
+    Resident tensors are packed, the rest leaves gaps; `available_bytes` is what the device leaves to the allocator.
+    """
+    model = reserve_model()
+    varying = max(0, peak_bytes - resident_bytes)
+    wanted = -int(-(peak_bytes + model.slack * varying) // model.segment_bytes) * model.segment_bytes
+    least = math.ceil(peak_bytes + model.least_slack * varying)
+    fits = least <= available_bytes
+    tight = fits and wanted > available_bytes
+    return Reserved(available_bytes if tight else wanted, least, fits, tight)

@@ -1,0 +1,78 @@
+"""Textbook costs of patterns: a latency for each step, and bytes over bandwidth on the busiest link.
+
+What NCCL reaches (`network.nccl`) is fitted. For studies of patterns and of ideal networks the same messages are timed
+here by alpha (the latency of a step) and beta (the seconds of a byte on a link) alone, as in Thakur, Rabenseifner and
+Gropp, "Optimization of collective communication operations in MPICH" (2005).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import ceil, log2
+from typing import NamedTuple
+
+from forerun.core.network import group_traffic as traffic
+from forerun.core.network.group_traffic import Flows, Layout
+from forerun.core.network.link_load import Fabric
+
+_US = 1e-6
+_CHAIN = 2.0
+"""bytes over those of the buffer that a rank of a chain sends: all of them up, and all of them down"""
+
+
+@dataclass(frozen=True)
+class AlphaBeta:
+    """How far links are used, and what a step costs besides."""
+
+    efficiency: float = 1.0
+    """share of the rate of every link that messages reach"""
+    hop_latency_us: float | None = None
+    """of a step between two ranks; None for what the links of the route take"""
+    base_latency_us: float = 0.0
+    """of the whole pattern, once"""
+
+
+class Steps(NamedTuple):
+    """What steps of equal messages take: seconds of a byte of the buffer, and latencies of a step."""
+
+    s_per_byte: float
+    near_s: float
+    """latency of a step inside a node"""
+    far_s: float
+    """of one between nodes"""
+
+
+def steps_of(flows: Iterable[Flows], fabric: Fabric, node_size: int, rates: AlphaBeta) -> Steps:
+    """What `flows`, whose bytes all share the links, take on `fabric` with nodes of `node_size` GPUs."""
+    load = fabric.load(flows, node_size, 1.0, 1.0)
+    near_s, far_s = load.near_latency_s, load.far_latency_s
+    if rates.hop_latency_us is not None:
+        near_s = far_s = rates.hop_latency_us * _US
+    return Steps(load.busiest.s_per_byte / rates.efficiency, near_s, far_s)
+
+
+def ring_line(layout: Layout, share: float, fabric: Fabric, node_size: int, rates: AlphaBeta) -> tuple[float, float]:
+    """Latency and seconds per byte of one round of a ring whose ranks pass on `share` of the buffer: (n - 1) steps.
+
+    Of one ring through all ranks and one for each rank of a node over its own NICs, which carry the same bytes between
+    nodes where every GPU has its own, the faster.
+    """
+    ways = [traffic.ring(layout, share)]
+    if layout.per_node > 1 and layout.nodes > 1:
+        ways.append(traffic.rails(layout, share, share))
+    steps = min((steps_of(flows, fabric, node_size, rates) for flows in ways), key=lambda each: each.s_per_byte)
+    far = 0 if layout.nodes == 1 else min(layout.size - 1, layout.nodes)
+    return far * steps.far_s + (layout.size - 1 - far) * steps.near_s, steps.s_per_byte
+
+
+def tree_line(layout: Layout, fabric: Fabric, node_size: int, rates: AlphaBeta) -> tuple[float, float]:
+    """Latency and seconds per byte of an all-reduce in double binary trees: up and down, the bytes in many pieces.
+
+    Over the nodes with a chain inside each; over the ranks of a group inside one node.
+    """
+    if layout.nodes == 1:
+        layout = replace(layout, per_node=1)
+    steps = steps_of(traffic.trees(layout, _CHAIN), fabric, node_size, rates)
+    climb_s = steps.far_s or steps.near_s
+    return 2 * ((layout.per_node - 1) * steps.near_s + ceil(log2(layout.nodes)) * climb_s), steps.s_per_byte

@@ -1,0 +1,147 @@
+"""Topologies by the names that experiments have for them: how nodes are joined, each GPU with its share of their NICs.
+
+Inside a node GPUs have the cluster's own link. Between nodes the GPUs at the same place of each node (a plane) are
+joined by one instance of the topology, as a node's GPUs have NICs of their own. A GPU sends and receives
+`bandwidth_gbit_s` in every topology: where it has several links (ring 2, torus and mesh up to 4) each has a share of
+that, so that topologies differ by what their routes share, not by how many cables they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isqrt
+
+from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.units import GIGA
+from forerun.core.network.nccl import outer_link
+from forerun.core.network.network_file import Network, NetworkDim
+from forerun.core.network.of_cluster import link_dimension
+from forerun.describe.cluster.types import Cluster
+
+CLUSTER = "cluster"
+TOPOLOGY_TYPES = {
+    CLUSTER: "the cluster's own links: switches that never block",
+    "full_mesh": "one hop from any node to any other at full bandwidth: no topology is faster",
+    "fat_tree": "three layers of switches that don't block; more hops the farther away",
+    "rail": "one switch for each place in a node; messages to another place cross their own node first",
+    "tree": "a binary tree of switches whose links are all alike: half of all traffic meets at the root",
+    "ring": "two links, to the nodes on either side",
+    "torus_2d": "four links, to the neighbours in a grid as square as possible that wraps around",
+    "mesh_2d": "the same without wrapping around; the links of nodes at its edge lead nowhere",
+}
+_US_TO_NS = 1e3
+_GBIT_TO_GB = 1 / 8
+
+
+def topology_of(
+    topology_type: str,
+    cluster: Cluster,
+    n_nodes: int,
+    bandwidth_gbit_s: float | None = None,
+    base_latency_us: float | None = None,
+    oversubscription: float = 1,
+    radix: int | None = None,
+) -> Network | None:
+    """The network of `n_nodes` nodes of `cluster`, one of TOPOLOGY_TYPES.
+
+    None where the cluster's own links do: for `cluster`, and for one node, which has no network.
+
+    Args:
+        bandwidth_gbit_s: of a GPU in each direction, Gbit/s; that of the cluster's link between nodes unless given.
+        base_latency_us: from a node to its neighbour: over one direct link, or two links and the switch between; that
+            of the cluster's link between nodes unless given.
+        oversubscription: of `fat_tree`: ports down over ports up of its aggregation switches, a whole number.
+        radix: of `fat_tree`: ports of a switch; of `tree`: children of a switch, 2 unless given.
+
+    Raises:
+        ForerunError: an unknown type, a cluster without a link between nodes, a figure that makes no sense.
+    """
+    kind = topology_type.strip().lower().replace("-", "_")
+    if kind not in TOPOLOGY_TYPES:
+        raise UnknownName("topology_type", topology_type, list(TOPOLOGY_TYPES))
+    options = _options(kind, oversubscription, radix)
+    if kind == CLUSTER or n_nodes == 1:
+        return None
+    link = outer_link(cluster, n_nodes)
+    bandwidth_gb_s = link.bytes_per_s / GIGA if bandwidth_gbit_s is None else bandwidth_gbit_s * _GBIT_TO_GB
+    latency_ns = (link.latency_s * 1e6 if base_latency_us is None else base_latency_us) * _US_TO_NS
+    if not 0 < bandwidth_gb_s < float("inf") or not 0 <= latency_ns < float("inf"):
+        raise ForerunError(
+            f"topology_type {kind}: bandwidth {bandwidth_gbit_s} Gbit/s has to be above 0, base_latency_us"
+            f" {base_latency_us} 0 or more"
+        )
+    if kind == "rail":
+        return Network((_rail(cluster, n_nodes, bandwidth_gb_s, latency_ns),), gib=False)
+    outer = _between_nodes(kind, n_nodes, bandwidth_gb_s, latency_ns, options)
+    _check(outer, kind)
+    return Network((*_inside(cluster), outer), gib=False)
+
+
+def _check(outer: NetworkDim, kind: str) -> None:
+    try:
+        outer.build()
+    except ForerunError as error:
+        raise ForerunError(f"topology_type {kind}: {error}") from None
+
+
+def grid(n_nodes: int) -> tuple[int, int]:
+    """Sides of the squarest grid of exactly `n_nodes`, the longer first; n x 1 of a prime number: a ring or a line."""
+    short = next(side for side in range(isqrt(n_nodes), 0, -1) if n_nodes % side == 0)
+    return n_nodes // short, short
+
+
+def _inside(cluster: Cluster) -> tuple[NetworkDim, ...]:
+    """The links of a node, if it has more than one GPU."""
+    if cluster.node_size < 1:
+        raise ForerunError(f"cluster {cluster.name} is one node of any size: say how many GPUs a node has")
+    if cluster.node_size == 1:
+        return ()
+    name, size, bandwidth_gb_s, latency_ns = link_dimension(cluster.links[0], cluster.node_size)
+    return (NetworkDim(name, (size,), bandwidth_gb_s, latency_ns),)
+
+
+def _rail(cluster: Cluster, n_nodes: int, bandwidth_gb_s: float, latency_ns: float) -> NetworkDim:
+    """A link to a switch takes half of the way to a neighbour, inside a node too."""
+    _inside(cluster)
+    inner = cluster.links[0]
+    options = (
+        ("node_bandwidth_gbps", inner.bytes_per_s / GIGA),
+        ("node_latency_ns", inner.latency_s * 1e9 / 2),
+    )
+    return NetworkDim("Rail", (cluster.node_size, n_nodes), bandwidth_gb_s, latency_ns / 2, options)
+
+
+def _options(kind: str, oversubscription: float, radix: int | None) -> dict[str, int]:
+    """Options of the topology. Raises ForerunError for one that it doesn't have."""
+    if oversubscription != 1 and (kind != "fat_tree" or oversubscription < 1 or oversubscription % 1):
+        raise ForerunError(
+            f"topology_type {kind}: oversubscription is {oversubscription:g}; it goes with fat_tree and is a whole"
+            " number of at least 1"
+        )
+    if radix is not None and kind not in ("fat_tree", "tree"):
+        raise ForerunError(f"topology_type {kind}: radix goes with fat_tree and tree")
+    ports = {} if radix is None else {"radix" if kind == "fat_tree" else "arity": radix}
+    return ports | ({} if oversubscription == 1 else {"oversubscription": int(oversubscription)})
+
+
+def _between_nodes(
+    kind: str, n_nodes: int, bandwidth_gb_s: float, latency_ns: float, options: dict[str, int]
+) -> NetworkDim:
+    """One plane: the topology of the GPUs at the same place of each node."""
+
+    def switched(name: str) -> NetworkDim:
+        return NetworkDim(name, (n_nodes,), bandwidth_gb_s, latency_ns / 2, tuple(options.items()))
+
+    def direct(name: str, *sizes: int) -> NetworkDim:
+        ports = sum(min(side - 1, 2) for side in sizes)
+        return NetworkDim(name, sizes, bandwidth_gb_s / ports, latency_ns)
+
+    made: dict[str, Callable[[], NetworkDim]] = {
+        "full_mesh": lambda: switched("Switch"),
+        "fat_tree": lambda: switched("FatTree"),
+        "tree": lambda: switched("Tree"),
+        "ring": lambda: direct("Ring", n_nodes),
+        "torus_2d": lambda: direct("Torus2D", *grid(n_nodes)),
+        "mesh_2d": lambda: direct("Mesh2D", *grid(n_nodes)),
+    }
+    return made[kind]()

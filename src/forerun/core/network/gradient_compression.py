@@ -1,0 +1,170 @@
+"""Gradients that are sent smaller than they are: as low-rank factors, in 8 bits, or only the largest.
+
+Kernels compress a bucket, collectives exchange what is left, kernels restore it. Kernels are memory-bound: a method
+says how many bytes they move for each byte of gradients. They count as part of the exchange; what they take from
+kernels that run beside it is what any collective takes. Launches of the host, the memory of errors that are fed back,
+and what compression does to convergence are left out.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from forerun.common.errors import ForerunError
+from forerun.core.network.link_load import Busiest
+from forerun.core.network.patterns import CommunicationPattern, Wires, has_all_reduce
+from forerun.core.network.patterns_collectives import AllGather
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import F64
+from forerun.describe.model.matrices import Matrix
+from forerun.describe.plan.plan import Plan
+
+_INDEX_BYTES = 4
+"""of the place of an element that is sent by itself (int32)"""
+_LEAST_SAVING = 2
+"""min_compression_rate of torch's PowerSGDState: matrices that would save less are sent as they are"""
+
+
+class GradientCompression(CommunicationPattern):
+    """A way to send gradients smaller than they are."""
+
+    def check(self, plan: Plan) -> None:
+        """Raise ForerunError where ranks don't all-reduce the gradients of whole parameters."""
+        if not has_all_reduce(plan) or plan.zero_stage:
+            raise ForerunError(
+                f"gradient_compression: with zero_stage {plan.zero_stage} gradients are reduce-scattered, and what is"
+                " compressed is all-reduced; use zero_stage 0"
+            )
+        for axis in ("tp", "ep"):
+            if getattr(plan, axis) > 1:
+                raise ForerunError(
+                    f"gradient_compression: {axis} {getattr(plan, axis)} splits the parameters; use {axis} 1"
+                )
+
+    @abstractmethod
+    def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
+        """Compress, exchange, restore."""
+
+
+@dataclass(frozen=True)
+class PowerSgd(GradientCompression):
+    """PowerSGD (arXiv 1905.13727), as torch's powerSGD_hook runs it: a matrix M of n x m is sent as P = M Q of n x r
+    and Q = M^T P of m x r, hence r (n + m) elements for n m.
+
+    Three all-reduces for each bucket: what is not compressed, all P, all Q. Every bucket is taken to be made of
+    matrices as the whole model is.
+    """
+
+    pattern: CommunicationPattern
+    """what sums the factors"""
+    rank: int
+    plain: float
+    """share of the gradients that is sent as it is: vectors, and matrices that would save too little"""
+    first: float
+    """elements of all P over those of all gradients"""
+    second: float
+    """elements of all Q over those of all gradients"""
+
+    @staticmethod
+    def of(found: Mapping[Matrix, int], parameters: int, rank: int, pattern: CommunicationPattern) -> PowerSgd:
+        """For a model of so many parameters with the matrices `found`."""
+        compressed = first = second = 0
+        for (n, m), count in found.items():
+            r = min(rank, n, m)
+            if r * (n + m) * _LEAST_SAVING < n * m:
+                compressed += count * n * m
+                first, second = first + count * r * n, second + count * r * m
+        return PowerSgd(pattern, rank, 1 - compressed / parameters, first / parameters, second / parameters)
+
+    @property
+    def name(self) -> str:
+        """With its rank, and how many times fewer bytes it sends."""
+        return f"powersgd rank {self.rank} over {self.pattern.name} ({1 / self.share:.3g}x fewer bytes)"
+
+    @property
+    def share(self) -> float:
+        """Bytes on the wire over those of the gradients."""
+        return self.plain + self.first + self.second
+
+    @property
+    def as_nccl(self) -> bool:
+        """As the pattern."""
+        return self.pattern.as_nccl
+
+    def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
+        """The bytes of torch's hook: the error is added (3 passes over the bucket), a copy kept (2), P and Q read M (1
+        each), M is written (1), the new error is its difference to the copy (3); what is plain is copied twice."""
+        packed = (1 - self.plain) * size_bytes
+        kernels = sum(wires.pass_s(times * size_bytes) for times in (3, 2, 3)) + 3 * wires.pass_s(packed)
+        total: F64 = kernels + 2 * wires.pass_s(2 * self.plain * size_bytes) * (self.plain > 0)
+        for share in (self.plain, self.first, self.second):
+            if share > 0:
+                total = total + self.pattern.seconds(share * size_bytes, group, wires)
+        return total
+
+    def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
+        """The pattern's, with fewer bytes."""
+        link = self.pattern.busiest(size_bytes * self.share, group, wires)
+        return None if link is None else replace(link, s_per_byte=link.s_per_byte * self.share)
+
+
+@dataclass(frozen=True)
+class _Gathered(GradientCompression):
+    """Every rank gathers what all ranks send, and sums it itself, as their parts can't be summed on the way."""
+
+    element_bytes: int
+    """of a gradient"""
+
+    @property
+    def as_nccl(self) -> bool:
+        """NCCL's all-gather."""
+        return True
+
+    def gather_s(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
+        """Seconds until every rank has the `size_bytes` of each."""
+        return AllGather().nccl_lines(group, wires).seconds(size_bytes * group.size)
+
+
+@dataclass(frozen=True)
+class Int8(_Gathered):
+    """8 bits an element with one scale for each bucket and rank, as torch's quantization_pertensor_hook runs it."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return "int8 gathered"
+
+    def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
+        """Range (1 pass), scales gathered, quantized (1, and the bytes written), gathered; of each rank restored to the
+        full width and added to the sum (4)."""
+        narrow = size_bytes / self.element_bytes
+        compress = wires.pass_s(size_bytes) + wires.pass_s(size_bytes + narrow)
+        scales = self.gather_s(0 * size_bytes + 2 * 4, group, wires)
+        restore = wires.pass_s(narrow + size_bytes) + wires.pass_s(3 * size_bytes)
+        return compress + scales + self.gather_s(narrow, group, wires) + group.size * restore
+
+
+@dataclass(frozen=True)
+class TopK(_Gathered):
+    """The largest gradients with their places, the rest kept for later steps (arXiv 1704.05021), with torch.topk."""
+
+    density: float = 0.01
+    """share of the gradients that is sent"""
+
+    @property
+    def name(self) -> str:
+        """With the share that is sent."""
+        return f"top {self.density:.3g} of gradients gathered"
+
+    def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
+        """What is left of earlier steps is added (3 passes) and magnitudes taken (2); torch.topk finds the threshold by
+        radix in digits of 8 bits, a pass for each, and collects what exceeds it (1); what is sent leaves the rest.
+        Places of all ranks are read, and their gradients added."""
+        chosen = self.density * size_bytes
+        wire = chosen * (1 + _INDEX_BYTES / self.element_bytes)
+        select = wires.pass_s((3 + 2) * size_bytes) + self.element_bytes * wires.pass_s(size_bytes)
+        collect = wires.pass_s(size_bytes + wire) + wires.pass_s(chosen)
+        restore = wires.pass_s(size_bytes) + group.size * wires.pass_s(wire + 2 * chosen)
+        return select + collect + self.gather_s(wire, group, wires) + restore

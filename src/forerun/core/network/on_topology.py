@@ -1,0 +1,326 @@
+"""Collectives as NCCL runs them, on the links of a topology instead of the two link levels of a cluster.
+
+Rank r is NPU r of the network, so the GPUs of a node are consecutive. All equal groups of a mesh axis work at once: the
+bytes of all their messages are laid on the links of their routes, and the busiest link sets the pace. As the steps of
+a ring or tree are equal messages in lockstep, that is also what max-min fair sharing (`network.flows`) gives the
+slowest of them. Different axes that run at once share links as `cost.link_demand` says, as with a cluster's own links.
+
+What NCCL chooses from:
+* inside a node, rings over all links: one ring through the ranks, or direct shares where that is faster (a full mesh);
+* between nodes, one ring through all ranks or one for each rank of a node over its own rail, and for an all-reduce
+  double binary trees over the nodes; the fastest of them by size;
+* all-to-all: direct. Point to point: every rank of the axis sends to the next at the same time.
+
+Constants that are NCCL's stay as in `network.nccl`: its protocols' base latencies, steps and rates (fabrics.yaml); the
+lines inside a node (cost/profiles) with their latencies and the share of the links' rate that they reach; the share of
+a wire's rate that collectives sustain (by the kind of the cluster's links). Bandwidths of the network are wire rates,
+as those of a cluster. The latency of a hop is that of NCCL's hop, with that of the route in place of that of the link
+that NCCL was measured on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log2
+from pathlib import Path
+from typing import Literal
+
+from forerun.common.errors import ForerunError
+from forerun.core.network import group_traffic as traffic
+from forerun.core.network.constants import NodeCollectives, NodeOp, fabrics
+from forerun.core.network.group_traffic import Flows, Layout
+from forerun.core.network.lines import FREE, Lines
+from forerun.core.network.link_load import Busiest, Load, Watched, fabric_of
+from forerun.core.network.nccl import hop_count, measured_lines, node_constants, node_op, passes, wire_efficiency
+from forerun.core.network.network_file import Network, network_from, parse_topology
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import F64, Collective
+from forerun.describe.cluster.files import read_yaml
+from forerun.describe.cluster.types import Cluster
+
+_US = 1e-6
+Pattern = Literal["ring", "rails", "trees", "direct", "hops"]
+_FILE_SUFFIXES = (".yaml", ".yml", ".json")
+_MESH_PEERS = 7
+"""peers of a GPU in a full mesh of 8; lines with a larger kappa were measured over one, whose links were the limit"""
+_SPREAD = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+"""collectives that rings over all links of a node can speed up"""
+
+
+def load_network(source: Network | str | Path) -> Network:
+    """The network of a file or of a line of text such as `switch:8@450/300ns,fat-tree:16@50/700ns`.
+
+    Bandwidths are in GB/s of 10**9 bytes unless a file's `bandwidth_unit` or the text says otherwise.
+
+    Raises:
+        ForerunError: a file can't be read, or what it says makes no sense.
+    """
+    if isinstance(source, Network):
+        return source
+    text = str(source)
+    if isinstance(source, str) and ":" in text and not text.lower().endswith(_FILE_SUFFIXES):
+        return parse_topology(text)
+    return network_from({"bandwidth_unit": "GB/s", **read_yaml(Path(text))}, text)
+
+
+def network_of(cluster: Cluster, source: Network | str | Path | None) -> Network | None:
+    """The network to communicate over: `source`, or what the cluster's file names; None for the cluster's own links."""
+    chosen = cluster.network if source is None else source
+    return None if chosen is None else load_network(chosen)
+
+
+def check_size(network: Network, n_gpus: int) -> None:
+    """Raise ForerunError if `network` has fewer NPUs than the run has GPUs; of one with more the first are used."""
+    if network.n_npus < n_gpus:
+        raise ForerunError(
+            f"the network joins {network.n_npus:,} NPUs ({describe(network)}), the run has {n_gpus:,} GPUs;"
+            " use a larger network or fewer GPUs"
+        )
+
+
+def describe(network: Network) -> str:
+    """Dimensions from the inside out: `Switch 8 at 450 GB/s, FatTree 16 at 50 GB/s`."""
+    unit = "GiB/s" if network.gib else "GB/s"
+    return ", ".join(f"{dim.build()} at {dim.bandwidth_gbps:g} {unit}" for dim in network.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One algorithm and protocol of a collective: a line, and the link that limits it."""
+
+    latency_s: float
+    s_per_byte: float
+    busiest: Busiest
+    pattern: Pattern = "direct"
+    """whose messages it sends"""
+    rounds: float = 1.0
+    """how often it sends them"""
+
+    @property
+    def tree(self) -> bool:
+        """Whether it is a tree between nodes."""
+        return self.pattern == "trees"
+
+
+@dataclass(frozen=True, slots=True)
+class OnTopology:
+    """Collectives of `n_gpus` GPUs of `cluster` on `network`.
+
+    `measured` holds the constants of the device's own NVLink, from its cost profile (see `nccl.collective_s`).
+    """
+
+    network: Network
+    n_gpus: int
+    cluster: Cluster
+    measured: NodeCollectives | None
+
+    def lines(self, kind: Collective, group: CommGroup) -> Lines:
+        """Lines of a collective in `group` and all its equals at once.
+
+        Raises:
+            ForerunError: the network has too few NPUs.
+        """
+        if group.size == 1 or kind == Collective.NONE:
+            return FREE
+        found = self.ways(kind, group)
+        return Lines(tuple(way.latency_s for way in found), tuple(way.s_per_byte for way in found))
+
+    def busiest_link(self, kind: Collective, group: CommGroup, size_bytes: float) -> Busiest:
+        """The link that limits a collective of `size_bytes` over more than one rank."""
+        return self.way(kind, group, size_bytes).busiest
+
+    def way(self, kind: Collective, group: CommGroup, size_bytes: float) -> Way:
+        """What NCCL chooses for a collective of `size_bytes` over more than one rank."""
+        return min(self.ways(kind, group), key=lambda way: way.latency_s + way.s_per_byte * size_bytes)
+
+    def carried(self, kind: Collective, group: CommGroup, way: Way) -> F64:
+        """(links,) seconds that each link of the network transmits for a byte of a collective, at the rate it sustains.
+
+        Of `group` and all its equals at once, run as `way` says.
+        """
+        layout = Layout.of(group, self.n_gpus)
+        once = _carried(layout, self.cluster, self.measured, self.network, way.pattern, kind == Collective.BROADCAST)
+        return once * way.rounds
+
+    def ways(self, kind: Collective, group: CommGroup) -> tuple[Way, ...]:
+        """What NCCL may choose from for a collective over more than one rank."""
+        check_size(self.network, self.n_gpus)
+        if group.runs:
+            raise ForerunError(
+                f"--network places groups of evenly spaced ranks, and stages of a pipeline around everything else; with"
+                f" this mesh_order {group.axis} is neither, leave it out"
+            )
+        return _ways(kind, Layout.of(group, self.n_gpus), self.cluster, self.measured, self.network)
+
+
+@lru_cache(maxsize=1 << 16)
+def _ways(
+    kind: Collective, layout: Layout, cluster: Cluster, measured: NodeCollectives | None, network: Network
+) -> tuple[Way, ...]:
+    loads = _Loads(layout, cluster, measured, network)
+    if layout.nodes == 1:
+        return _in_node(kind, loads)
+    if kind == Collective.SEND_RECV:
+        load = loads.hops()
+        ends = fabrics().ring[0], fabrics().ring[-1]
+        extra = loads.far_extra_us(load)
+        return tuple(_way(p.base_us + p.net_hop_us + extra, load, "hops", rate=p.rate) for p in ends)
+    if kind == Collective.ALL_TO_ALL:
+        load, constants = loads.direct(), fabrics().all_to_all
+        growth = constants.growth_us * (layout.size / 8) ** constants.power
+        return (_way(constants.base_us + growth + loads.far_extra_us(load), load, "direct"),)
+    return _between_nodes(kind, loads)
+
+
+def _in_node(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
+    """The lines measured over NVLink, at the share of their links' rate that they reach."""
+    constants, _ = node_constants(loads.cluster, loads.measured)
+    op = node_op(kind, constants)
+    ranks = 2 if kind == Collective.SEND_RECV else loads.layout.size
+    pattern: Pattern = "ring"
+    if kind == Collective.SEND_RECV:
+        load, steps, pattern = loads.hops(), 1.0, "hops"
+    elif kind == Collective.ALL_TO_ALL:
+        load, steps, pattern = loads.direct(), 1.0, "direct"
+    else:
+        load, steps = loads.ring(kind), _rounds(kind) * hop_count(ranks)
+        if kind in _SPREAD and loads.direct().s_per_byte < load.s_per_byte:
+            load, pattern = loads.direct(), "direct"
+    extra_us = loads.near_extra_us(load) * steps
+    latency_s = measured_lines(kind, ranks, op, 1.0).latency_s
+    loss = sharing(op, ranks) * constants.link_gb_s
+    return tuple(
+        _way(time_s / _US + extra_us, load, pattern, _rounds(kind), bandwidth / loss)
+        for time_s, bandwidth in zip(latency_s, (op.bw1, op.bw2, op.bw3), strict=True)
+    )
+
+
+def _between_nodes(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
+    """The faster of one ring and a ring for each rail; for an all-reduce also trees."""
+    nodes, ranks = loads.layout.nodes, loads.layout.per_node
+    load, rounds = loads.rails(kind), _rounds(kind)
+    pattern: Pattern = "rails"
+    if ranks > 1 and loads.ring(kind).s_per_byte < load.s_per_byte:
+        load, pattern = loads.ring(kind), "ring"
+    near_us, far_us = loads.near_extra_us(load), loads.far_extra_us(load)
+    found = []
+    for p in fabrics().ring:
+        step = (ranks - 1) * (p.node_hop_us + near_us) + p.net_hop_us + far_us
+        found.append(_way(p.base_us + rounds * nodes * step, load, pattern, rounds, p.rate))
+    if kind == Collective.ALL_REDUCE:
+        load = loads.trees()
+        near_us, far_us = loads.near_extra_us(load), loads.far_extra_us(load)
+        for p in fabrics().tree:
+            climb = (ranks - 1) * (p.node_hop_us + near_us) + log2(nodes) * (p.net_hop_us + far_us)
+            found.append(_way(p.base_us + 2 * climb, load, "trees", 1.0, p.rate))
+    return tuple(found)
+
+
+def _way(latency_us: float, load: Load, pattern: Pattern, rounds: float = 1.0, rate: float = 1.0) -> Way:
+    link = load.busiest
+    busiest = Busiest(link.src, link.dst, link.s_per_byte * rounds)
+    return Way(latency_us * _US, load.s_per_byte * rounds / rate, busiest, pattern, rounds)
+
+
+def _rounds(kind: Collective) -> float:
+    return 2.0 if kind == Collective.ALL_REDUCE else 1.0
+
+
+def sharing(op: NodeOp, ranks: int) -> float:
+    """What a group of `ranks` loses in a node: (r + kappa) / r.
+
+    A kappa beyond the peers of a mesh says how many of its links small groups leave unused; here the topology does.
+    """
+    r = _MESH_PEERS if op.kappa > _MESH_PEERS else ranks - 1
+    return (r + op.kappa) / r
+
+
+def _efficiency(cluster: Cluster, nodes: int = 1) -> float:
+    """`nccl.wire_efficiency` of what joins the nodes of `cluster`."""
+    if len(cluster.links) > 1:
+        return wire_efficiency(cluster.links[-1], nodes)
+    return fabrics().efficiency_other / fabrics().crowding.factor(nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loads:
+    """Loads of the algorithms of one axis, in one direction of an all-reduce (trees: in both)."""
+
+    layout: Layout
+    cluster: Cluster
+    measured: NodeCollectives | None
+    network: Network
+
+    def ring(self, kind: Collective) -> Load:
+        return _load(self, "ring", kind == Collective.BROADCAST)
+
+    def rails(self, kind: Collective) -> Load:
+        return _load(self, "rails", kind == Collective.BROADCAST)
+
+    def trees(self) -> Load:
+        return _load(self, "trees")
+
+    def direct(self) -> Load:
+        return _load(self, "direct")
+
+    def hops(self) -> Load:
+        return _load(self, "hops")
+
+    def far_extra_us(self, load: Load) -> float:
+        """What a hop between nodes takes beyond one of the fabric that was measured."""
+        return (load.far_latency_s or load.near_latency_s) / _US - fabrics().reference_latency_us
+
+    def near_extra_us(self, load: Load) -> float:
+        """What a hop inside a node takes beyond one over the cluster's own link."""
+        return max(0.0, load.near_latency_s - self.cluster.links[0].latency_s) / _US
+
+    def costs(self, pattern: Pattern) -> tuple[float, float]:
+        """Time of messages inside and between nodes over that at the full rate of a link.
+
+        Collectives inside a node have these in their lines.
+        """
+        if self.layout.nodes == 1:
+            return 1.0, 1.0
+        constants, _ = node_constants(self.cluster, self.measured)
+        op = constants.all_to_all if pattern in ("direct", "hops") else constants.all_gather
+        ranks = 2 if pattern == "hops" else max(2, self.layout.per_node)
+        nodes = 1 if pattern in ("direct", "hops") else self.layout.nodes
+        return sharing(op, ranks) * constants.link_gb_s / op.bw3, 1.0 / _efficiency(self.cluster, nodes)
+
+    def flows(self, pattern: Pattern, whole: bool) -> Iterator[Flows]:
+        """The messages of an algorithm; with `whole` all of the buffer passes every rank, as in a broadcast."""
+        layout = self.layout
+        share, node_share = (
+            1.0 if whole else passes(Collective.ALL_GATHER, ranks) for ranks in (layout.nodes, layout.size)
+        )
+        if pattern == "ring":
+            return traffic.ring(layout, node_share)
+        if pattern == "rails":
+            return traffic.rails(layout, share, node_share)
+        if pattern == "trees":
+            return traffic.trees(layout, 2 * node_share)
+        return traffic.direct(layout) if pattern == "direct" else traffic.hops(layout)
+
+
+@lru_cache(maxsize=256)
+def _carried(
+    layout: Layout,
+    cluster: Cluster,
+    measured: NodeCollectives | None,
+    network: Network,
+    pattern: Pattern,
+    whole: bool,
+) -> F64:
+    flows = _Loads(layout, cluster, measured, network).flows(pattern, whole)
+    return fabric_of(network).carried(flows, max(1, cluster.node_size), 1.0 / _efficiency(cluster))
+
+
+@lru_cache(maxsize=1 << 16)
+def _load(loads: _Loads, pattern: Pattern, whole: bool = False) -> Load:
+    watched: Watched = "all"
+    if loads.layout.borders:
+        watched = "near" if loads.layout.nodes == 1 else "far"
+    node_size = max(1, loads.cluster.node_size)
+    return fabric_of(loads.network).load(loads.flows(pattern, whole), node_size, *loads.costs(pattern), watched)

@@ -1,0 +1,287 @@
+"""Patterns made of collectives: NCCL's choice, ring, tree, reduce-scatter and all-gather, all-gather and local sums.
+
+Without `rates` they cost what NCCL's algorithms do: a ring and a tree are subsets of what it chooses from, with its
+protocols, base latencies and the share of the wire that it sustains. With `rates` they cost what textbooks say.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+from forerun.common.errors import ForerunError
+from forerun.core.network.alpha_beta import AlphaBeta, ring_line, tree_line
+from forerun.core.network.group_traffic import Layout
+from forerun.core.network.lines import Lines
+from forerun.core.network.link_load import Busiest
+from forerun.core.network.nccl import collective_lines, passes, ring_lines, tree_lines
+from forerun.core.network.on_topology import OnTopology, Way
+from forerun.core.network.patterns import CommunicationPattern, Wires, has_all_reduce
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import F64, Collective
+from forerun.describe.plan.plan import Plan
+
+_US = 1e-6
+
+
+@dataclass(frozen=True)
+class CollectivePattern(CommunicationPattern):
+    """A pattern of collectives of the whole gradients."""
+
+    rates: AlphaBeta | None = None
+    """textbook rates in place of NCCL's"""
+    kind: ClassVar[Collective] = Collective.ALL_REDUCE
+
+    @property
+    def as_nccl(self) -> bool:
+        """Unless rates are given."""
+        return self.rates is None
+
+    def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
+        """As `lines` say; what cannot be said by lines is added by subclasses."""
+        return self.lines(group, wires).seconds(size_bytes)
+
+    def lines(self, group: CommGroup, wires: Wires) -> Lines:
+        """Latency and seconds per byte of the ways that the pattern may take."""
+        if self.rates is None:
+            return self.nccl_lines(group, wires)
+        latency, slope = zip(*_textbook(self, Layout.of(group, wires.n_gpus), wires), strict=True)
+        return Lines(tuple(time_s + self.rates.base_latency_us * _US for time_s in latency), slope)
+
+    def nccl_lines(self, group: CommGroup, wires: Wires) -> Lines:
+        """Lines with NCCL's constants."""
+        if wires.network is None:
+            return self.on_links(group, wires)
+        found = self.ways(group, wires)
+        return Lines(tuple(way.latency_s for way in found), tuple(way.s_per_byte for way in found))
+
+    def on_links(self, group: CommGroup, wires: Wires) -> Lines:
+        """Those on the cluster's own links: all that NCCL chooses from for `kind`."""
+        return collective_lines(self.kind, group.nodes, group.ranks_per_node, wires.cluster, wires.measured)
+
+    def ways(self, group: CommGroup, wires: Wires) -> tuple[Way, ...]:
+        """The same on a topology."""
+        assert wires.network is not None
+        return OnTopology(wires.network, wires.n_gpus, wires.cluster, wires.measured).ways(self.kind, group)
+
+    def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
+        """The link that the fastest way uses most; as NCCL lays messages with textbook rates, too."""
+        if wires.network is None:
+            return None
+        times = self.buffers(group)
+        link = min(self.ways(group, wires), key=lambda way: way.latency_s + way.s_per_byte * size_bytes).busiest
+        return replace(link, s_per_byte=link.s_per_byte * times)
+
+    def buffers(self, group: CommGroup) -> float:
+        """Bytes of all collectives of `kind` and their counterparts over those of the gradients."""
+        return 1.0
+
+    @abstractmethod
+    def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
+        """(latency, seconds per byte) of each way with textbook rates."""
+
+
+@lru_cache(maxsize=1 << 12)
+def _textbook(pattern: CollectivePattern, layout: Layout, wires: Wires) -> list[tuple[float, float]]:
+    return pattern.textbook(layout, wires, pattern.rates or AlphaBeta())
+
+
+def _ring_round(layout: Layout, wires: Wires, rates: AlphaBeta) -> tuple[float, float]:
+    """A reduce-scatter or an all-gather in a ring."""
+    return ring_line(layout, passes(Collective.ALL_GATHER, layout.size), wires.fabric, wires.node_size, rates)
+
+
+def _ring_all_reduce(layout: Layout, wires: Wires, rates: AlphaBeta) -> tuple[float, float]:
+    latency_s, s_per_byte = _ring_round(layout, wires, rates)
+    return 2 * latency_s, 2 * s_per_byte
+
+
+@dataclass(frozen=True)
+class Nccl(CollectivePattern):
+    """What NCCL chooses by size: rings or trees."""
+
+    name: str = "nccl"
+
+    def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
+        """A ring and a tree."""
+        fabric = wires.fabric
+        return [_ring_all_reduce(layout, wires, rates), tree_line(layout, fabric, wires.node_size, rates)]
+
+    def check(self, plan: Plan) -> None:
+        """It goes with every plan."""
+
+
+@dataclass(frozen=True)
+class RingAllReduce(CollectivePattern):
+    """A reduce-scatter and an all-gather round a ring of all ranks: 2 (n - 1) steps, 2 (n - 1) / n of the bytes.
+
+    It enters and leaves a node over the NICs of all its GPUs, a share of the bytes over each.
+    """
+
+    name: str = "ring_allreduce"
+
+    def on_links(self, group: CommGroup, wires: Wires) -> Lines:
+        """NCCL's rings; inside one node what it was measured with there."""
+        if group.nodes == 1:
+            return super().on_links(group, wires)
+        return ring_lines(self.kind, group.nodes, group.ranks_per_node, wires.cluster, wires.measured)
+
+    def ways(self, group: CommGroup, wires: Wires) -> tuple[Way, ...]:
+        """All but its trees."""
+        return tuple(way for way in super().ways(group, wires) if not way.tree)
+
+    def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
+        """2 (n - 1) alpha + 2 (n - 1) / n bytes beta."""
+        return [_ring_all_reduce(layout, wires, rates)]
+
+
+@dataclass(frozen=True)
+class TreeAllReduce(CollectivePattern):
+    """A reduction up and a broadcast down double binary trees over the nodes: 2 log2(nodes) steps, 2 x the bytes.
+
+    Inside a node the ranks are a chain. With few bytes or many nodes it is faster than a ring, with many bytes slower.
+    """
+
+    name: str = "tree_allreduce"
+
+    def on_links(self, group: CommGroup, wires: Wires) -> Lines:
+        """NCCL's trees; inside one node its chain sends all of the bytes where a ring sends (n - 1) / n of them."""
+        if group.nodes == 1:
+            ring, more = super().on_links(group, wires), group.size / (group.size - 1)
+            return Lines(ring.latency_s, tuple(slope * more for slope in ring.s_per_byte))
+        return tree_lines(group.nodes, group.ranks_per_node, wires.cluster, wires.measured)
+
+    def ways(self, group: CommGroup, wires: Wires) -> tuple[Way, ...]:
+        """Its trees, or its chain inside one node."""
+        found = super().ways(group, wires)
+        if group.nodes > 1:
+            return tuple(way for way in found if way.tree)
+        more = group.size / (group.size - 1)
+        return tuple(
+            replace(
+                way,
+                s_per_byte=way.s_per_byte * more,
+                busiest=replace(way.busiest, s_per_byte=way.busiest.s_per_byte * more),
+            )
+            for way in found
+        )
+
+    def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
+        """2 ceil(log2 n) alpha + 2 bytes beta."""
+        return [tree_line(layout, wires.fabric, wires.node_size, rates)]
+
+
+@dataclass(frozen=True)
+class ReduceScatter(CollectivePattern):
+    """ZeRO: gradients are reduce-scattered, every rank updates its share, and parameters are all-gathered.
+
+    That is a plan with `zero_stage` 1 or more, whose collectives and memory are simulated as they are. What such a step
+    still all-reduces (over replicas, or of a stack that all-reduces all the same) costs both collectives in turn.
+    """
+
+    name: str = "reduce_scatter"
+    kind: ClassVar[Collective] = Collective.REDUCE_SCATTER
+
+    @property
+    def zero_stage(self) -> int:
+        """Optimizer state is sharded."""
+        return 1
+
+    def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
+        """A reduce-scatter, then an all-gather."""
+        if self.rates is not None:
+            return super().seconds(size_bytes, group, wires)
+        gather = AllGather().nccl_lines(group, wires).seconds(size_bytes)
+        return gather + self.nccl_lines(group, wires).seconds(size_bytes)
+
+    def buffers(self, group: CommGroup) -> float:
+        """The all-gather sends what the reduce-scatter does."""
+        return 2.0
+
+    def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
+        """As a ring, with the pattern's base latency twice."""
+        latency_s, s_per_byte = _ring_all_reduce(layout, wires, rates)
+        return [(latency_s + rates.base_latency_us * _US, s_per_byte)]
+
+
+@dataclass(frozen=True)
+class AllGather(CollectivePattern):
+    """Every rank gathers the gradients of all ranks and sums them itself: n - 1 times the bytes, and a pass over them.
+
+    The buffer of n times the gradients is not in the memory that Forerun counts.
+    """
+
+    name: str = "all_gather"
+    kind: ClassVar[Collective] = Collective.ALL_GATHER
+
+    def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
+        """The all-gather, and the sum: n buffers are read, one is written."""
+        gathered = size_bytes * group.size
+        return self.lines(group, wires).seconds(gathered) + wires.pass_s(gathered + size_bytes)
+
+    def buffers(self, group: CommGroup) -> float:
+        """Those of all ranks."""
+        return float(group.size)
+
+    def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
+        """(n - 1) alpha + (n - 1) bytes beta."""
+        return [_ring_round(layout, wires, rates)]
+
+
+@dataclass(frozen=True)
+class Compressed(CommunicationPattern):
+    """Another pattern with `ratio` times fewer bytes on the wire, for a pass over the gradients before and after.
+
+    What is compressed has to be summable as it is (16-bit or 8-bit casts, low-rank factors, a sparse set that all ranks
+    agree on), or be gathered by `AllGather`. What it does to convergence is not simulated.
+    """
+
+    pattern: CommunicationPattern
+    ratio: float
+    """bytes of the gradients over those on the wire"""
+    passes: float = 1.0
+    """how often the gradients are read to compress them, and written to have them back"""
+
+    def __post_init__(self) -> None:
+        """Raise ForerunError for a ratio below 1 or less than no pass."""
+        if not 1 <= self.ratio < float("inf") or not 0 <= self.passes < float("inf"):
+            raise ForerunError(
+                f"gradient compression: ratio {self.ratio:g} has to be 1 or more, passes {self.passes:g} 0 or more"
+            )
+
+    @property
+    def name(self) -> str:
+        """The pattern's, and how much it is compressed."""
+        return f"{self.pattern.name} compressed {self.ratio:g}x"
+
+    @property
+    def zero_stage(self) -> int:
+        """The pattern's."""
+        return self.pattern.zero_stage
+
+    @property
+    def as_nccl(self) -> bool:
+        """As the pattern."""
+        return self.pattern.as_nccl
+
+    def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
+        """Compress, exchange, decompress."""
+        wire_bytes = size_bytes / self.ratio
+        around = wires.pass_s(self.passes * size_bytes + wire_bytes)
+        return self.pattern.seconds(wire_bytes, group, wires) + 2 * around
+
+    def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
+        """The pattern's, with fewer bytes."""
+        link = self.pattern.busiest(size_bytes / self.ratio, group, wires)
+        return None if link is None else replace(link, s_per_byte=link.s_per_byte / self.ratio)
+
+    def check(self, plan: Plan) -> None:
+        """Raise ForerunError where nothing that could be compressed is all-reduced."""
+        self.pattern.check(plan)
+        if not has_all_reduce(plan):
+            raise ForerunError(
+                f"gradient compression: with zero_stage {plan.zero_stage} gradients are reduce-scattered, and what is"
+                " compressed is all-reduced; use zero_stage 0"
+            )

@@ -1,0 +1,37 @@
+"""laid_out: the groups of a Program on the nodes of another cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.origin import Origin
+from forerun.core.program.types import Program
+
+
+def laid_out(program: Program, node_size: int) -> Program:
+    """`program` with its groups placed on nodes of `node_size` ranks.
+
+    By the ranks of `meta["group_ranks"]` where there are any, else by how many ranks apart the members of a group are.
+
+    Raises:
+        ForerunError: `meta` is not what it should be.
+    """
+    origin = Origin.of(program)
+    groups = []
+    for number, group in enumerate(program.groups):
+        ranks = origin.group_ranks[number] if origin.group_ranks is not None else ()
+        groups.append(
+            CommGroup.of_ranks(group.axis, ranks, node_size, group.borders) if ranks else _by_spacing(group, node_size)
+        )
+    return replace(program, groups=tuple(groups))
+
+
+def _by_spacing(group: CommGroup, node_size: int) -> CommGroup:
+    if group.borders:  # two ends of a border: where some share a node, only whoever made the group knows which
+        if group.inner >= node_size:
+            return replace(group, nodes=2, ranks_per_node=1)
+        return replace(group, nodes=1, ranks_per_node=2) if group.inner * (group.borders + 1) <= node_size else group
+    if group.runs:
+        return CommGroup.on_runs(group.axis, group.runs, node_size)
+    return CommGroup.on_mesh(group.axis, group.size, group.inner, node_size)

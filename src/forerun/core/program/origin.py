@@ -1,0 +1,143 @@
+"""Origin: what a Program says about where it comes from, its `meta` in types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from forerun.common.errors import ForerunError
+from forerun.core.program.types import Program
+from forerun.describe.plan.training_loop import TrainingLoop
+
+TRACE = "trace"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Everything that is not in `meta` is None or empty."""
+
+    source: str
+    """`trace` for traced PyTorch, else empty"""
+    name: str
+    world_size: int
+    tokens_per_step: int | None
+    """over all ranks"""
+    group_ranks: tuple[tuple[int, ...], ...] | None
+    """global ranks of one group for each entry of Program.groups"""
+    roles: tuple[int, ...] | None
+    """a global rank of each rank class; copies of these fill the world"""
+    data_parallel: tuple[int, ...] | None
+    """entries of Program.groups over which data parallelism runs"""
+    sharded: tuple[int, ...]
+    """those of them over which parameters, gradients and optimizer state are sharded"""
+    compiled_ops: tuple[int, ...]
+    """ops of torch.compile'd regions"""
+    joint_channels: tuple[int, ...]
+    """channels in which GPUs of several kinds meet for collectives that they share"""
+    part_ops: tuple[int, ...]
+    """first op of each kind of GPUs"""
+    notes: tuple[str, ...]
+    """what the source guessed, one line each"""
+    source_lines: Mapping[str, tuple[str, ...]]
+    """file:line that launches the ops of a name, the most frequent first"""
+    torch: str
+    loop: TrainingLoop
+    """what the training loop does every n steps"""
+    state_tensors: int
+    """parameters and optimizer states of the rank that has most of them; 0 where nobody knows"""
+
+    @staticmethod
+    def of(program: Program) -> Origin:
+        """The origin of `program`. Raises ForerunError for an entry of `meta` that can't be right."""
+        read, n_groups = _Reader(program), len(program.groups)
+        ranks = sum(cls.n_ranks for cls in program.rank_classes)
+        return Origin(
+            source=read.text("source"),
+            name=read.text("name"),
+            world_size=read.count("world_size") or ranks,
+            tokens_per_step=read.count("tokens_per_step"),
+            group_ranks=read.group_ranks(n_groups),
+            roles=read.roles(len(program.rank_classes)),
+            data_parallel=read.numbers("data_parallel", n_groups),
+            sharded=read.numbers("sharded", n_groups) or (),
+            compiled_ops=read.numbers("compiled_ops", len(program.ops)) or (),
+            joint_channels=read.numbers("joint_channels", len(program.channels)) or (),
+            part_ops=read.numbers("part_ops", len(program.ops)) or (),
+            notes=read.lines("notes"),
+            source_lines=read.source_lines(),
+            torch=read.text("torch"),
+            loop=read.loop(),
+            state_tensors=read.count("state_tensors") or 0,
+        )
+
+
+class _Reader:
+    """Typed entries of `meta`."""
+
+    def __init__(self, program: Program) -> None:
+        self._meta = program.meta
+
+    def _wrong(self, key: str, expected: str) -> ForerunError:
+        text = repr(self._meta[key])
+        return ForerunError(f"program: meta {key!r}: expected {expected}, got {text[:60]}; trace the program again")
+
+    def text(self, key: str) -> str:
+        value = self._meta.get(key, "")
+        if not isinstance(value, str):
+            raise self._wrong(key, "text")
+        return value
+
+    def loop(self) -> TrainingLoop:
+        value = self._meta.get("loop") or {}
+        if not isinstance(value, dict):
+            raise self._wrong("loop", "settings of a training loop")
+        return TrainingLoop.of_settings(value)
+
+    def count(self, key: str) -> int | None:
+        value = self._meta.get(key)
+        if value is not None and not (_whole(value) and value > 0):  # type: ignore[operator]
+            raise self._wrong(key, "a whole number above 0")
+        return value  # type: ignore[return-value]
+
+    def numbers(self, key: str, below: int) -> tuple[int, ...] | None:
+        value = self._meta.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(_whole(n) and 0 <= n < below for n in value):
+            raise self._wrong(key, f"a list of whole numbers below {below}")
+        return tuple(value)
+
+    def source_lines(self) -> dict[str, tuple[str, ...]]:
+        value = self._meta.get("source_lines") or {}
+        if not isinstance(value, dict) or not all(isinstance(lines, list) for lines in value.values()):
+            raise self._wrong("source_lines", "names with lists of lines")
+        return {str(name): tuple(map(str, lines)) for name, lines in value.items()}
+
+    def lines(self, key: str) -> tuple[str, ...]:
+        value = self._meta.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(line, str) for line in value):
+            raise self._wrong(key, "a list of texts")
+        return tuple(value)
+
+    def roles(self, n_classes: int) -> tuple[int, ...] | None:
+        value = self._meta.get("roles")
+        if value is None:
+            return None
+        ranks = value.get("ranks") if isinstance(value, dict) else None
+        if not isinstance(ranks, list) or len(ranks) != n_classes or not all(_whole(r) and r >= 0 for r in ranks):
+            raise self._wrong("roles", f"ranks of {n_classes} rank classes")
+        return tuple(ranks)
+
+    def group_ranks(self, n_groups: int) -> tuple[tuple[int, ...], ...] | None:
+        key = "group_ranks"
+        value = self._meta.get(key)
+        if value is None:
+            return None
+        lists = isinstance(value, list) and len(value) == n_groups and all(isinstance(one, list) for one in value)
+        if not lists or not all(_whole(rank) and rank >= 0 for one in value for rank in one):  # type: ignore[attr-defined]
+            raise self._wrong(key, f"{n_groups} lists of ranks")
+        return tuple(tuple(sorted(set(one))) for one in value)  # type: ignore[attr-defined]
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

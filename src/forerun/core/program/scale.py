@@ -1,0 +1,286 @@
+"""scaled: a Program at another number of ranks, of which only data parallelism changes.
+
+A rank is `a + s (i + d b)`: i counts along the data-parallel axis of d ranks, s apart; a and b are its place inside and
+outside of it. At another size the axis has d' ranks, everything else stays. A group that reaches along the whole axis
+grows or shrinks with it, as does one that data parallelism runs over in even steps (what expert parallelism leaves); a
+group that stays at one place of the axis, or fills a part of it (expert parallelism), stays as it is.
+
+Where the axis shards state (FSDP), a rank's share scales by d / d': resident parameters, gradients and optimizer state,
+gradients that a step makes, the optimizer's kernels and their temporaries. The buffers of collectives stay: they hold
+what is gathered or reduced, not a share; so do gradients that wait in full to be scattered. Kernels beside the compute
+stream that read or write just a rank's share of such a buffer (copies into a gather, out of a scatter) scale too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import gcd
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.common.errors import ForerunError
+from forerun.core.program.layout import laid_out
+from forerun.core.program.origin import Origin
+from forerun.core.program.types import Block, Category, Collective, OpKind, OpTable, Phase, Program, RankClass, Stream
+
+_STATE = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER)
+_SCALED_KINDS = (OpKind.MEMORY, OpKind.HOST_COPY)
+_ROUNDING = 1e-3
+"""shares are rounded up to whole elements and aligned"""
+
+Mask = npt.NDArray[np.bool_]
+
+
+def scaled(program: Program, n_ranks: int, node_size: int) -> Program:
+    """`program` on `n_ranks` ranks in nodes of `node_size`.
+
+    Among several data-parallel axes the outermost replicated one is scaled, then the outermost sharded one: with HSDP
+    replicas are added, as a longer run would.
+
+    Raises:
+        ForerunError: the data-parallel groups are not known, not even, or can't have the size that `n_ranks` asks for.
+    """
+    origin = Origin.of(program)
+    if n_ranks == origin.world_size:
+        return laid_out(program, node_size)
+    if n_ranks < 1:
+        raise ForerunError(f"gpus must be at least 1, got {n_ranks}")
+    if not origin.data_parallel:
+        known = "has no data parallelism" if origin.data_parallel is not None else "does not say what is data-parallel"
+        raise ForerunError(
+            f"the Program of {origin.world_size} ranks {known}, so it can't be scaled to {n_ranks} GPUs; make it at"
+            " that size"
+        )
+    ranks = _members(program, origin)
+    axis, is_sharded = _axis(program, origin, ranks, n_ranks)
+    moved = [
+        _moved(axis, ranks[i], i in origin.data_parallel, group.axis) if group.size > 1 else ranks[i]
+        for i, group in enumerate(program.groups)
+    ]
+    meta: dict[str, object] = {**program.meta, "world_size": n_ranks}
+    if origin.group_ranks is not None:
+        meta["group_ranks"] = [list(one) for one in moved]
+    if origin.roles is not None:
+        own = [axis.rank(inside, along % axis.to, outer) for inside, along, outer in map(axis.place, origin.roles)]
+        meta["roles"] = {"ranks": own, "world_size": n_ranks}
+    if origin.tokens_per_step is not None:
+        meta["tokens_per_step"] = max(1, round(origin.tokens_per_step * axis.to / axis.size))
+    out = replace(
+        program,
+        groups=tuple(
+            replace(group, size=len(moved[i]), inner=_step(moved[i])) if group.size > 1 else group
+            for i, group in enumerate(program.groups)
+        ),
+        rank_classes=_class_sizes(program.rank_classes, origin.world_size, n_ranks),
+        meta=meta,
+    )
+    if is_sharded:
+        out = _with_shares(out, origin, _shard_copies(program, origin), axis.size / axis.to)
+    return laid_out(out, node_size)
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """`size` ranks, `inner` apart, that become `to`."""
+
+    inner: int
+    size: int
+    to: int
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """(inside, along, outside)"""
+        outer, rest = divmod(rank, self.inner * self.size)
+        along, inside = divmod(rest, self.inner)
+        return inside, along, outer
+
+    def rank(self, inside: int, along: int, outer: int) -> int:
+        return inside + self.inner * (along + self.to * outer)
+
+
+def _members(program: Program, origin: Origin) -> list[Ranks]:
+    if origin.group_ranks is not None:
+        return [
+            ranks or tuple(range(0, group.inner * group.size, group.inner))
+            for ranks, group in zip(origin.group_ranks, program.groups, strict=True)
+        ]
+    return [tuple(range(0, group.inner * group.size, group.inner)) for group in program.groups]
+
+
+def _spacing(ranks: Ranks) -> int | None:
+    """How far evenly spaced ranks are apart; None for others and for one alone."""
+    steps = {b - a for a, b in pairwise(ranks)}
+    return steps.pop() if len(steps) == 1 else None
+
+
+def _step(ranks: Ranks) -> int:
+    """Ranks between neighbours of a group; of an uneven one, what all its distances are multiples of."""
+    return gcd(*(b - a for a, b in pairwise(ranks))) or 1
+
+
+def _axis(program: Program, origin: Origin, ranks: Sequence[Ranks], n_ranks: int) -> tuple[_Axis, bool]:
+    """The axis that changes, and whether state is sharded over it."""
+    assert origin.data_parallel is not None
+    even = [i for i in origin.data_parallel if _spacing(ranks[i]) is not None]
+    shards = [set(ranks[i]) for i in origin.sharded if len(ranks[i]) > 1]
+    copies = [i for i in even if all(len(shard & set(ranks[i])) <= 1 for shard in shards)]
+    candidates = copies or [i for i in even if i in origin.sharded]
+    if not candidates:
+        names = ", ".join(program.groups[i].axis for i in origin.data_parallel)
+        raise ForerunError(
+            f"data-parallel groups ({names}) have one rank, or uneven ranks, so the Program can't be scaled to"
+            f" {n_ranks} GPUs; make it at that size"
+        )
+    chosen = max(candidates, key=lambda i: ((_spacing(ranks[i]) or 0) * len(ranks[i]), len(ranks[i])))
+    group, size = program.groups[chosen], len(ranks[chosen])
+    if size * n_ranks % origin.world_size:
+        fixed = origin.world_size // size
+        raise ForerunError(
+            f"{n_ranks} GPUs are no multiple of {fixed}: only data parallelism ({group.axis}, {size} of"
+            f" {origin.world_size} ranks) can change without tracing again"
+        )
+    return _Axis(_step(ranks[chosen]), size, size * n_ranks // origin.world_size), chosen not in copies
+
+
+def _moved(axis: _Axis, ranks: Ranks, is_data_parallel: bool, name: str) -> Ranks:
+    """The ranks of a group when the axis has changed."""
+    along: dict[tuple[int, int], list[int]] = {}
+    for rank in ranks:
+        inside, i, outer = axis.place(rank)
+        along.setdefault((inside, outer), []).append(i)
+    out = []
+    for (inside, outer), places in along.items():
+        for i in _places(axis, sorted(places), is_data_parallel, name):
+            out.append(axis.rank(inside, i, outer))
+    return tuple(sorted(out))
+
+
+def _places(axis: _Axis, places: list[int], is_data_parallel: bool, name: str) -> Sequence[int]:
+    """Places along the changed axis of members at `places` of the present one."""
+    if len(places) == axis.size:
+        return range(axis.to)
+    if len(places) == 1:
+        return [places[0] % axis.to]
+    step = _spacing(tuple(places))
+    if is_data_parallel and step is not None and step * len(places) == axis.size:
+        if axis.to % step == 0:
+            return range(places[0] % step, axis.to, step)
+        raise ForerunError(f"group {name}: every {step}th of {axis.to} data-parallel ranks is no even split")
+    span = places[-1] - places[0] + 1
+    if axis.to % span:
+        raise ForerunError(f"group {name} of {span} neighbours does not divide {axis.to} data-parallel ranks")
+    return [i - places[0] for i in places]
+
+
+def _class_sizes(classes: tuple[RankClass, ...], before: int, now: int) -> tuple[RankClass, ...]:
+    """Classes with their share of `now` ranks, at least one each."""
+    sizes = [max(1, round(cls.n_ranks * now / before)) for cls in classes]
+    largest = max(range(len(sizes)), key=lambda i: sizes[i])
+    sizes[largest] = max(1, sizes[largest] + now - sum(sizes))
+    return tuple(replace(cls, n_ranks=size) for cls, size in zip(classes, sizes, strict=True))
+
+
+# -- shares of sharded state -------------------------------------------------------------------------------------------
+
+
+def _with_shares(program: Program, origin: Origin, copies: Mask, share: float) -> Program:
+    """`program` whose sharded state is `share` times as large on each rank; `copies` are ops that move shares."""
+    mine = [_works_on_share(block, program.ops, copies) for block in program.blocks]
+    ops, twin = _with_twins(program, mine, share)
+    whole = _unreduced(program, origin)
+    blocks = tuple(_block(block, nodes, twin, whole, share) for block, nodes in zip(program.blocks, mine, strict=True))
+    classes = tuple(
+        replace(cls, resident_bytes=_times(cls.resident_bytes, _of_state(np.arange(len(cls.resident_bytes))), share))
+        for cls in program.rank_classes
+    )
+    compiled = {*origin.compiled_ops, *(twin[i] for i in origin.compiled_ops if i in twin)}
+    meta = {**program.meta, "compiled_ops": sorted(compiled)} if compiled else program.meta
+    return replace(program, ops=ops, blocks=blocks, rank_classes=classes, meta=meta)
+
+
+def _shard_copies(program: Program, origin: Origin) -> Mask:
+    """Ops that move just one rank's share of a buffer that is gathered or scattered, (n_ops,)."""
+    ops = program.ops
+    over = np.isin(ops.group, origin.sharded) & np.isin(
+        ops.collective, [int(Collective.ALL_GATHER), int(Collective.REDUCE_SCATTER)]
+    )
+    ranks = np.array([program.groups[group].size for group in ops.group[over]], np.float64)
+    shares = np.unique(ops.bytes_comm[over] / ranks)
+    moved = np.stack([ops.bytes_read, ops.bytes_written])
+    near = np.zeros(len(ops), np.bool_)
+    for size in shares[shares > 0]:
+        near |= (np.abs(moved - size) <= _ROUNDING * size).any(axis=0)
+        host = np.minimum(np.abs(ops.bytes_comm - size), np.abs(ops.bytes_comm - 2 * size)) <= _ROUNDING * size
+        near |= host & (ops.kind == OpKind.HOST_COPY)
+    out: Mask = near & np.isin(ops.kind, [int(one) for one in _SCALED_KINDS])
+    return out
+
+
+def _works_on_share(block: Block, ops: OpTable, copies: Mask) -> Mask:
+    """Nodes of `block` that work on a rank's share."""
+    update = (block.phase == Phase.OPTIMIZER) & np.isin(ops.kind[block.op], [int(one) for one in _SCALED_KINDS])
+    out: Mask = update | (copies[block.op] & (block.stream != Stream.COMPUTE))
+    return out
+
+
+def _with_twins(program: Program, mine: Sequence[Mask], share: float) -> tuple[OpTable, dict[int, int]]:
+    """The op table with rows of their own for ops of the nodes in `mine`, one mask a block, and their numbers."""
+    ops = program.ops
+    used = [np.unique(block.op[nodes]) for block, nodes in zip(program.blocks, mine, strict=True)]
+    rows = np.unique(np.concatenate([*used, np.zeros(0, np.int32)])).astype(np.int64)
+    twin = {int(row): len(ops) + i for i, row in enumerate(rows)}
+    chosen = rows.tolist()
+    return replace(
+        ops,
+        name=ops.name + tuple(ops.name[i] for i in chosen),
+        dtype=ops.dtype + tuple(ops.dtype[i] for i in chosen),
+        kind=np.concatenate([ops.kind, ops.kind[rows]]),
+        dims=np.concatenate([ops.dims, ops.dims[rows]]),
+        flops=np.concatenate([ops.flops, ops.flops[rows] * share]),
+        bytes_read=np.concatenate([ops.bytes_read, ops.bytes_read[rows] * share]),
+        bytes_written=np.concatenate([ops.bytes_written, ops.bytes_written[rows] * share]),
+        collective=np.concatenate([ops.collective, ops.collective[rows]]),
+        group=np.concatenate([ops.group, ops.group[rows]]),
+        bytes_comm=np.concatenate([ops.bytes_comm, ops.bytes_comm[rows] * share]),
+        launches=np.concatenate([ops.launches, ops.launches[rows]]),
+    ), twin
+
+
+def _unreduced(program: Program, origin: Origin) -> list[int]:
+    """Sizes of gradients that wait in full to be scattered: those that a block with the scatter frees."""
+    ops, sizes = program.ops, set[int]()
+    scatters = (ops.collective == Collective.REDUCE_SCATTER) & np.isin(ops.group, origin.sharded)
+    for block in program.blocks:
+        if scatters[block.op].any():
+            brought = (block.tensor_alloc < 0) & (block.tensor_free >= 0) & (block.tensor_category == Category.GRADIENT)
+            sizes |= set(block.tensor_bytes[brought].tolist())
+    return sorted(sizes)
+
+
+def _block(block: Block, mine: Mask, twin: dict[int, int], whole: list[int], share: float) -> Block:
+    if mine.any():
+        op = block.op.copy()
+        op[mine] = [twin[int(i)] for i in block.op[mine]]
+    else:
+        op = block.op
+    in_step = (block.tensor_alloc >= 0) & (block.tensor_free >= 0)
+    inside = np.zeros(len(block.tensor_bytes), np.bool_)
+    inside[in_step] = block.phase[np.minimum(block.tensor_alloc[in_step], len(block) - 1)] == Phase.OPTIMIZER
+    state = _of_state(block.tensor_category) & ~np.isin(block.tensor_bytes, whole)
+    work = inside & (block.tensor_category == Category.TEMPORARY)
+    return replace(block, op=op, tensor_bytes=_times(block.tensor_bytes, state | work, share))
+
+
+def _of_state(category: npt.NDArray[np.integer]) -> Mask:
+    return np.isin(category, [int(one) for one in _STATE])
+
+
+def _times(size_bytes: npt.NDArray[np.int64], where: npt.NDArray[np.bool_], share: float) -> npt.NDArray[np.int64]:
+    return np.where(where, np.ceil(size_bytes * share).astype(np.int64), size_bytes)

@@ -1,0 +1,134 @@
+"""check: is a Program well formed? Builders don't look; files and other sources must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.common.errors import ForerunError
+from forerun.core.program.types import (
+    N_CATEGORIES,
+    N_STREAMS,
+    Block,
+    Channel,
+    Collective,
+    OpKind,
+    Phase,
+    Program,
+    RankClass,
+)
+
+_LISTED = 3
+"""how many problems the message of `check` lists"""
+
+
+def check(program: Program) -> None:
+    """Refuse a Program that is not well formed.
+
+    Raises:
+        ForerunError: one line with the first problems; each names the block and node, op, rank class or channel.
+    """
+    found = problems(program)
+    if found:
+        more = f"; and {len(found) - _LISTED} more problems" if len(found) > _LISTED else ""
+        raise ForerunError(f"program: {'; '.join(found[:_LISTED])}{more}")
+
+
+def problems(program: Program) -> list[str]:
+    """What is wrong with `program`, one line each; empty where it is well formed.
+
+    At most one problem per column is reported, the one of the first row.
+    """
+    return [
+        *_op_problems(program),
+        *(p for block in program.blocks for p in _block_problems(block, program)),
+        *(p for rank_class in program.rank_classes for p in _class_problems(rank_class, len(program.blocks))),
+        *(p for channel in program.channels for p in _channel_problems(channel, len(program.rank_classes))),
+    ]
+
+
+def _outside(where: str, row: str, name: str, column: npt.NDArray[Any], low: float, high: float) -> Iterator[str]:
+    """The first entry that is not in [low, high)."""
+    bad = np.flatnonzero(~((column >= low) & (column < high)))
+    if len(bad):
+        allowed = f"{low:g} to {high - 1:g}" if np.isfinite(high) else f"at least {low:g}"
+        yield f"{where} {row} {bad[0]}: {name} is {column[bad[0]]}, allowed: {allowed}"
+
+
+def _unequal(where: str, lengths: dict[str, int], expected: int) -> list[str]:
+    return [f"{where}: column {name} has {n} entries, not {expected}" for name, n in lengths.items() if n != expected]
+
+
+def _op_problems(program: Program) -> Iterator[str]:
+    ops = program.ops
+    columns = ("name", "dtype", "dims", "flops", "bytes_read", "bytes_written", "collective", "group", "bytes_comm")
+    unequal = _unequal("ops", {c: len(getattr(ops, c)) for c in (*columns, "launches")}, len(ops.kind))
+    yield from unequal
+    if unequal:
+        return
+    if ops.dims.shape != (len(ops), 9):
+        yield f"ops: column dims has shape {ops.dims.shape}, not {(len(ops), 9)}"
+    yield from _outside("ops", "row", "kind", ops.kind, 0, len(OpKind))
+    yield from _outside("ops", "row", "collective", ops.collective, 0, len(Collective))
+    yield from _outside("ops", "row", "group", ops.group, -1, len(program.groups))
+    for column in ("flops", "bytes_read", "bytes_written", "bytes_comm", "launches"):
+        yield from _outside("ops", "row", column, getattr(ops, column), 0, np.inf)
+
+
+def _block_problems(block: Block, program: Program) -> Iterator[str]:
+    where, n = f"block {block.name!r}", len(block.op)
+    columns = ("stream", "phase", "module", "record", "channel", "sync")
+    unequal = _unequal(where, {c: len(getattr(block, c)) for c in columns}, n)
+    unequal += _unequal(where, {"pred_ptr": len(block.pred_ptr)}, n + 1)
+    tensor_columns = ("tensor_category", "tensor_alloc", "tensor_free")
+    unequal += _unequal(where, {c: len(getattr(block, c)) for c in tensor_columns}, len(block.tensor_bytes))
+    yield from unequal
+    if unequal:
+        return
+    yield from _outside(where, "node", "op", block.op, 0, len(program.ops))
+    yield from _outside(where, "node", "stream", block.stream, 0, N_STREAMS)
+    yield from _outside(where, "node", "phase", block.phase, 0, len(Phase))
+    yield from _outside(where, "node", "module", block.module, 0, len(program.modules))
+    yield from _outside(where, "node", "record", block.record, -1, np.inf)
+    yield from _outside(where, "node", "channel", block.channel, -1, len(program.channels))
+    yield from _outside(where, "node", "sync", block.sync, 0, 2)
+    yield from _predecessor_problems(where, block)
+    yield from _outside(where, "tensor", "bytes", block.tensor_bytes, 0, np.inf)
+    yield from _outside(where, "tensor", "category", block.tensor_category, 0, N_CATEGORIES)
+    yield from _outside(where, "tensor", "alloc", block.tensor_alloc, -1, n)
+    yield from _outside(where, "tensor", "free", block.tensor_free, -1, n)
+    early = np.flatnonzero((block.tensor_free >= 0) & (block.tensor_free < block.tensor_alloc))
+    if len(early):
+        alloc, free = block.tensor_alloc[early[0]], block.tensor_free[early[0]]
+        yield f"{where} tensor {early[0]}: freed after node {free}, before it is allocated at node {alloc}"
+
+
+def _predecessor_problems(where: str, block: Block) -> Iterator[str]:
+    per_node = np.diff(block.pred_ptr)
+    if block.pred_ptr[0] != 0 or block.pred_ptr[-1] != len(block.pred) or (per_node < 0).any():
+        yield f"{where}: pred_ptr must rise from 0 to the {len(block.pred)} entries of pred"
+        return
+    node = np.repeat(np.arange(len(per_node)), per_node)
+    forward = np.flatnonzero(block.pred >= node)
+    if len(forward):
+        yield f"{where} node {node[forward[0]]}: predecessor {block.pred[forward[0]]} is not an earlier node"
+
+
+def _class_problems(rank_class: RankClass, n_blocks: int) -> Iterator[str]:
+    where = f"rank class {rank_class.name!r}"
+    lengths = {"microbatch": len(rank_class.microbatch), "layer": len(rank_class.layer)}
+    yield from _unequal(where, lengths, len(rank_class.block))
+    yield from _unequal(where, {"resident_bytes": len(rank_class.resident_bytes)}, N_CATEGORIES)
+    yield from _outside(where, "step", "block", rank_class.block, 0, n_blocks)
+    yield from _outside(where, "category", "resident_bytes", rank_class.resident_bytes, 0, np.inf)
+    if rank_class.n_ranks < 1:
+        yield f"{where}: n_ranks is {rank_class.n_ranks}, must be at least 1"
+
+
+def _channel_problems(channel: Channel, n_classes: int) -> Iterator[str]:
+    members = channel.members
+    if not members or len(set(members)) != len(members) or not all(0 <= m < n_classes for m in members):
+        yield f"channel {channel.name!r}: members {members} must be different rank classes from 0 to {n_classes - 1}"

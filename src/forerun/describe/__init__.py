@@ -1,0 +1,1 @@
+"""What a user describes, as frozen types: the model, the plan of its parallel training, and the cluster."""

@@ -1,0 +1,157 @@
+"""YAML files into checked entries: whatever is wrong becomes one line that names the file and the key."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import reprlib
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from forerun.common.errors import ForerunError
+
+
+class Entry(BaseModel):
+    """A mapping of a file: unknown keys are refused, and text is never read as a number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+_KIND_OF_VALUE = re.compile(
+    r"(constrained|function|nullable|lax-or-strict|json-or-python)-?.*|(dict|list|literal)\[.*|str|int|float|bool"
+)
+"""what pydantic puts among the keys where a value may be of several kinds: which of them it tried"""
+EntryType = TypeVar("EntryType", bound=Entry)
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice, which plain YAML would silently let win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if key is not None and key != "<<" and key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+_NO_THOUSANDS = re.compile(r"(?![0-9]{1,3}(?:_[0-9]{3})+$)[0-9]+(?:_[0-9]+)+$")
+"""1_000 is a number; 32_1_2 is text, though YAML 1.1 drops every underscore"""
+_Loader.yaml_implicit_resolvers = {
+    first: [("tag:yaml.org,2002:str", _NO_THOUSANDS), *resolvers] if first in "0123456789" else resolvers
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read_any_yaml(path: Path) -> Any:
+    """What a YAML (or JSON) file holds, a list or a text too. Raises ForerunError as `read_yaml` does."""
+    return _parsed(read_text(path), str(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises ForerunError, naming the file and where possible the line: unreadable file, not UTF-8, not YAML, a key given
+    twice, no mapping at the top.
+    """
+    return parse_yaml(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """What a text file holds. Raises ForerunError, naming the file: unreadable, or not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ForerunError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except (OSError, ValueError) as error:
+        raise ForerunError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+def parse_yaml(text: str, place: str) -> dict[str, Any]:
+    """The mapping in a YAML text; `place` names it in the ForerunError raised as by `read_yaml`."""
+    data = _parsed(text, place)
+    if not isinstance(data, dict):
+        raise ForerunError(f"{place}: expected keys and values, got {_short(data)}")
+    return {str(key): value for key, value in data.items()}
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
+        raise ForerunError(f"{place}{where}: not valid YAML: {' '.join(problem.split())}") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ForerunError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def check(model: type[EntryType], data: dict[str, Any], place: str) -> EntryType:
+    """`data` as a `model`; ForerunError names `place`, the first wrong key, and how many more are wrong."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        first = problems[0]
+        path = [str(part) for part in first["loc"] if not _KIND_OF_VALUE.fullmatch(str(part))]
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ForerunError(f"{place}: {' '.join(_explain(model, path, first).split())}{more}") from None
+
+
+def _explain(model: type[Entry], path: list[str], problem: Any) -> str:
+    key = ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        known = _known_keys(model, path[:-1])
+        close = difflib.get_close_matches(path[-1], known, 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        return f"unknown key {key!r}; {hint}known: {', '.join(known)}"
+    if problem["type"] == "missing":
+        return f"key {key!r} is missing"
+    if problem["type"] == "value_error":
+        message = str(problem["ctx"]["error"])
+        return f"{key}: {message}" if key else message
+    if problem["type"] in ("model_type", "dict_type"):
+        return f"{key}: expected keys and values, got {_short(problem['input'])}"
+    return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, got {_short(problem['input'])}"
+
+
+def _known_keys(model: type[BaseModel], path: list[str]) -> list[str]:
+    """Keys of the mapping at `path`, whose parts are keys and numbers of list entries."""
+    for part in path:
+        if part in model.model_fields:
+            model = next(_models_in(model.model_fields[part].annotation))
+    return sorted(model.model_fields)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
+
+
+_SHORT = 60
+
+
+class _Glance(reprlib.Repr):
+    """repr of the first of everything: an error shows a value without reading all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = 20
+        self.maxstring = self.maxother = 2 * _SHORT
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() <= 8 * _SHORT else f"a number of {x.bit_length()} bits"
+
+
+def _short(value: Any) -> str:
+    text = " ".join(_Glance().repr(value).split())
+    return text if len(text) <= _SHORT else f"{text[: _SHORT - 3]}..."

@@ -1,0 +1,153 @@
+"""What a device and a cluster look like in YAML. Units are part of the keys: GB/s and Gbit/s cannot be confused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from forerun.common.units import GIB, GIGA, TERA
+from forerun.describe.cluster.files import Entry
+from forerun.describe.cluster.types import Device, Link, LinkKind
+
+Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "nvfp4"]
+Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "tpu"]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Name = Annotated[str, Field(min_length=1, max_length=100)]
+
+BITS_PER_BYTE = 8
+US_PER_S = 10**6
+
+
+class LinkEntry(Entry):
+    """One link, for each GPU and direction: `gb_s` in 1e9 bytes a second or `gbit_s_per_gpu` in 1e9 bits a second."""
+
+    kind: LinkKind
+    gb_s: Positive | None = None
+    gbit_s_per_gpu: Positive | None = None
+    latency_us: NotNegative | None = None
+    peer_to_peer: bool | None = None
+    """left out: as in the reference system of the device, where its link is of the same kind, and else true"""
+    host_path_gb_s: Positive | None = None
+    source: str = ""
+
+    @model_validator(mode="after")
+    def _host_path(self) -> LinkEntry:
+        if self.peer_to_peer is False and self.kind != "pcie":
+            raise ValueError(f"peer_to_peer: false is for pcie links between GPUs, and this one is {self.kind}")
+        if self.host_path_gb_s is not None and self.peer_to_peer is not False:
+            raise ValueError("host_path_gb_s is the way of GPUs without peer access: add peer_to_peer: false")
+        return self
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> LinkEntry:
+        if (self.gb_s is None) == (self.gbit_s_per_gpu is None):
+            raise ValueError("give one of gb_s (GB/s for each GPU and direction) and gbit_s_per_gpu (Gbit/s)")
+        return self
+
+    def link(self, name: str, size: int, default_latency_s: float) -> Link:
+        """This link joining `size` members of the level below (0 for as many as there are); latency in seconds."""
+        if self.gb_s is not None:
+            bytes_per_s = self.gb_s * GIGA
+        else:
+            assert self.gbit_s_per_gpu is not None
+            bytes_per_s = self.gbit_s_per_gpu * GIGA / BITS_PER_BYTE
+        latency_s = default_latency_s if self.latency_us is None else self.latency_us / US_PER_S
+        host_path = None if self.host_path_gb_s is None else self.host_path_gb_s * GIGA
+        peers = self.peer_to_peer is not False
+        return Link(name, self.kind, size, bytes_per_s, latency_s, self.source, peers, host_path)
+
+
+class LinkKindEntry(Entry):
+    """What a link of one kind has where its own entry is silent."""
+
+    latency_us: NotNegative
+    source: str
+
+
+class SystemEntry(Entry):
+    """What stands around the devices."""
+
+    gpus_per_node: Count | None = None
+    """GPUs of one NVLink (or PCIe) domain: 72 for an NVL72 rack"""
+    intra_node: LinkEntry | None = None
+    inter_node: LinkEntry | None = None
+    host_gb_s: Positive | None = None
+    """GPU to host memory, for each GPU and direction"""
+    source: dict[str, str] = Field(default_factory=dict)
+    """where each figure comes from, by its key"""
+
+    @field_validator("inter_node")
+    @classmethod
+    def _no_peers_between_nodes(cls, value: LinkEntry | None) -> LinkEntry | None:
+        if value is not None and value.peer_to_peer is not None:
+            raise ValueError("peer_to_peer is for GPUs of one node: put it under intra_node")
+        return value
+
+
+class DeviceEntry(SystemEntry):
+    """One accelerator and the reference system its vendor puts it in."""
+
+    vendor: str = "unknown"
+    architecture: Architecture
+    peak_tflops: Annotated[dict[Dtype, Positive], Field(min_length=1)]
+    """dense, never with sparsity"""
+    memory_gib: Positive | None = None
+    """as torch reports it: 2**30 bytes"""
+    memory_gb: Positive | None = None
+    """1e9 bytes"""
+    memory_gb_s: Positive
+    multiprocessors: Count
+    power_w: Positive
+    cost_profile: Annotated[str, Field(pattern=r"^([a-z0-9_-]+|.+\.ya?ml)$", max_length=4096)] = "generic"
+    """a shipped one, or a profile file (`forerun calibrate` writes one), relative to the file of the cluster"""
+    sustained: Annotated[float, Field(gt=0, le=2)] = 1.0
+
+    @model_validator(mode="after")
+    def _one_memory(self) -> DeviceEntry:
+        if (self.memory_gib is None) == (self.memory_gb is None):
+            raise ValueError("give one of memory_gib (2**30 bytes, as torch reports it) and memory_gb (1e9 bytes)")
+        return self
+
+    def device(self, name: str, sustained: float | None = None) -> Device:
+        """The Device, in bytes and FLOP/s; `sustained` replaces the entry's own."""
+        if self.memory_gib is not None:
+            memory_bytes = round(self.memory_gib * GIB)
+        else:
+            assert self.memory_gb is not None
+            memory_bytes = round(self.memory_gb * GIGA)
+        return Device(
+            name=name,
+            vendor=self.vendor,
+            architecture=self.architecture,
+            peak_flops={dtype: tflops * TERA for dtype, tflops in self.peak_tflops.items()},
+            memory_bytes=memory_bytes,
+            memory_bytes_per_s=self.memory_gb_s * GIGA,
+            multiprocessors=self.multiprocessors,
+            power_w=self.power_w,
+            cost_profile=self.cost_profile,
+            sustained=self.sustained if sustained is None else sustained,
+            source=self.source,
+        )
+
+
+class ClusterEntry(SystemEntry):
+    """A cluster; what is left out is the reference system of its device."""
+
+    name: Name | None = None
+    device: str | dict[str, Any]
+    """a name, or the keys of a DeviceEntry; `like: NAME` among them starts from a known device"""
+    price_per_gpu_hour: NotNegative | None = None
+    mtbf_gpu_hours: Positive | None = None
+    network: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """network file to communicate over, relative to the file of the cluster"""
+    sustained: Annotated[float, Field(gt=0, le=2)] | None = None
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _name_or_keys(cls, value: Any) -> Any:
+        if not isinstance(value, str | dict):
+            raise ValueError(f"expected the name of a device or its keys, got {value!r}")
+        return value

@@ -1,0 +1,149 @@
+"""The catalogue: presets by name, and `load_model`, which takes a name or any of the model files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from forerun.common.errors import ForerunError, UnknownName
+from forerun.describe.model.convolutional import convolutional_names, load_convolutional
+from forerun.describe.model.fields import Fields, read_yaml
+from forerun.describe.model.huggingface import load_huggingface
+from forerun.describe.model.layered import LayeredModel
+from forerun.describe.model.layers_by_hand import load_layers
+from forerun.describe.model.parameters import active_parameter_count, parameter_count
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.model.spec_file import load_spec_file, read_spec
+
+PRESETS = Path(__file__).parent / "presets"
+_YAML = (".yaml", ".yml")
+_SUFFIXES = (".json", *_YAML)
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One preset, for a table. Parameters and widths in elements; a layered model has no width and no heads."""
+
+    name: str
+    parameters: int
+    active_parameters: int
+    layers: int
+    hidden: int | None
+    heads: int | None
+    source: str
+
+
+def load_model(name_or_path: str | Path) -> ModelSpec:
+    """The model behind a preset's name (in any case), a folder with a config.json, a config.json, or a YAML file.
+
+    A name is looked up before the disk is; write `./name` for a folder of the same name.
+    Raises UnknownName for what is neither a preset nor a path, ForerunError for a bad file, both in one line.
+    """
+    name = str(name_or_path).strip()
+    if isinstance(name_or_path, str) and (name.lower() in _entries() or not name):
+        return _preset(name)
+    if isinstance(name_or_path, str) and name.lower() in convolutional_names():
+        raise ForerunError(
+            f"{name} is a model given layer by layer, which `forerun predict` and `forerun experiment` take; here it"
+            " takes a transformer (forerun models)"
+        )
+    path = Path(name).expanduser()
+    if _there(path.is_dir):
+        return load_huggingface(path)
+    if path.suffix in _SUFFIXES:
+        return load_huggingface(path) if path.suffix == ".json" else load_spec_file(path)
+    if _there(path.exists):
+        raise ForerunError(f"{path}: a model file ends in {', '.join(_SUFFIXES)}")
+    if isinstance(name_or_path, Path):
+        raise ForerunError(f"{path}: no such file or folder")
+    raise UnknownName("model or folder", name, model_names())
+
+
+def load_any(name_or_path: str | Path) -> ModelSpec | LayeredModel:
+    """As `load_model`, which knows transformers; and models given layer by layer, by a preset's name or as a YAML file
+    with a list of `layers`."""
+    if isinstance(name_or_path, str):
+        name = name_or_path.strip()
+        if name.lower() in convolutional_names():
+            return load_convolutional(name)
+        if not _is_path(name) and name.lower() not in _entries():
+            raise UnknownName("model or folder", name, [*model_names(), *convolutional_names()])
+    path = Path(name_or_path).expanduser()
+    if path.suffix in _YAML and _there(path.is_file):
+        document = read_yaml(path)
+        if document.present("layers"):
+            return load_layers(document, path.stem)
+    return load_model(name_or_path)
+
+
+def model_names() -> list[str]:
+    """The names of the presets of transformers, by family and size."""
+    return list(_entries())
+
+
+def layered_names() -> list[str]:
+    """The names of the presets of models given layer by layer, by family and size."""
+    return convolutional_names()
+
+
+def model_table() -> list[ModelRow]:
+    """A row for each preset, by family and size; models given layer by layer last."""
+    rows = [_row(_preset(name), entry) for name, entry in _entries().items()]
+    return rows + [_layered_row(load_convolutional(name)) for name in layered_names()]
+
+
+def _layered_row(model: LayeredModel) -> ModelRow:
+    parameters = model.parameter_count
+    return ModelRow(model.name, parameters, parameters, len(model.layers), None, None, model.source)
+
+
+def _is_path(name: str) -> bool:
+    path = Path(name).expanduser()
+    return path.suffix in _SUFFIXES or _there(path.exists)
+
+
+def _row(spec: ModelSpec, entry: Mapping[str, Any]) -> ModelRow:
+    return ModelRow(
+        spec.name,
+        parameter_count(spec),
+        active_parameter_count(spec),
+        spec.n_layers,
+        spec.hidden,
+        spec.n_heads,
+        entry["source"],
+    )
+
+
+def _there(test: Callable[[], bool]) -> bool:
+    """A name too long for the file system is not there."""
+    try:
+        return test()
+    except OSError:
+        return False
+
+
+def _preset(name: str) -> ModelSpec:
+    if name.lower() not in _entries():
+        raise UnknownName("model", name, model_names())
+    return _read_preset(name.lower())
+
+
+@cache
+def _read_preset(name: str) -> ModelSpec:
+    return read_spec(Fields(_entries()[name], f"preset {name}"), name)
+
+
+@cache
+def _entries() -> dict[str, dict[str, Any]]:
+    """Preset entries by name; a file's `common` fields hold for each of its models."""
+    entries: dict[str, dict[str, Any]] = {}
+    for path in sorted(PRESETS.glob("*.yaml")):
+        document = read_yaml(path)
+        common, models = document.mapping("common"), document.mapping("models")
+        document.finish()
+        for name, fields in models.items():
+            entries[name] = {**common, **fields}
+    return entries

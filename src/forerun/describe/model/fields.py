@@ -1,0 +1,230 @@
+"""Fields: the values of one mapping from a file, read once each, with types, bounds and unknown keys checked.
+
+config.json files, preset files and architecture tables all come in through this, so that they fail alike: one line
+that names the place (file and section), the key, and what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from forerun.common.errors import ForerunError
+
+_REQUIRED = -1
+_MOST = 10**9
+"""no count or width of a model comes near; what is larger is a slip, and would overflow further on"""
+_SHOWN_CHARACTERS = 60
+_EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}")
+
+
+def exponent_number(value: Any) -> Any:
+    """A number that YAML 1.1 reads as text because its exponent has no sign or no point (1e9, 1.5e9), as the number
+    that it is; all else as it is."""
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
+class Fields:
+    """The keys of `values`; `place` says where they stand, for error messages."""
+
+    def __init__(self, values: Mapping[str, object], place: str) -> None:
+        self._values = values
+        self._known: set[str] = set()
+        self.place = place
+
+    def error(self, key: str, problem: str) -> ForerunError:
+        """The error to raise about `key`."""
+        return ForerunError(f"{self.place}: {key} {problem}")
+
+    def stated(self, key: str) -> bool:
+        """Whether `key` is there and not null."""
+        self._known.add(key)
+        return self._values.get(key) is not None
+
+    def present(self, key: str) -> bool:
+        """Whether `key` is there, null included."""
+        self._known.add(key)
+        return key in self._values
+
+    def is_text(self, key: str) -> bool:
+        """Whether `key` holds a text, for keys that take either."""
+        return isinstance(self._values.get(key), str)
+
+    def is_whole(self, key: str) -> bool:
+        """Whether `key` holds a whole number, for keys that take either."""
+        value = self._values.get(key)
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    def names(self) -> list[str]:
+        """Every key, all taken as read."""
+        names = [str(key) for key in self._values]
+        self._known.update(names)
+        return names
+
+    def is_list(self, key: str) -> bool:
+        """Whether `key` holds a list, for keys that take either."""
+        return isinstance(self._values.get(key), list)
+
+    def is_zero(self, key: str) -> bool:
+        """Whether `key` holds the number 0, for amounts that can be none."""
+        value = exponent_number(self._values.get(key))
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
+
+    def integer(self, key: str, default: int = _REQUIRED, least: int = 1, most: int = _MOST) -> int:
+        """A whole number from `least` to `most`. A missing key without a default is an error."""
+        if not self.stated(key):
+            if default == _REQUIRED:
+                raise self._missing(key, "a whole number")
+            return default
+        value = self._values[key]
+        if isinstance(value, str):
+            number = exponent_number(value)
+            value = int(number) if isinstance(number, float) and number.is_integer() else value
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(key, "a whole number")
+        if value < least:
+            raise self.error(key, f"must be at least {least}, got {_shown(value)}")
+        if value > most:
+            raise self.error(key, f"must be at most {most}, got {_shown(value)}")
+        return value
+
+    def number(self, key: str) -> float | None:
+        """A positive number, or None where it is not stated."""
+        if not self.stated(key):
+            return None
+        value = exponent_number(self._values[key])
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self._wrong(key, "a number")
+        if not 0 < value < float("inf"):
+            raise self.error(key, f"must be positive, got {value}")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """true or false."""
+        if not self.stated(key):
+            return default
+        value = self._values[key]
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None, choices: Iterable[str] = ()) -> str:
+        """A text, one of `choices` where there are any. A missing key without a default is an error."""
+        if not self.stated(key):
+            if default is None:
+                raise self._missing(key, "a text")
+            return default
+        value = self._values[key]
+        if not isinstance(value, str):
+            raise self._wrong(key, "a text")
+        known = list(choices)
+        if known and value not in known:
+            raise self.error(key, f"{value!r} is not known; known: {', '.join(known)}")
+        return value
+
+    def items(self, key: str) -> list[object]:
+        """A list, empty where it is not stated."""
+        if not self.stated(key):
+            return []
+        value = self._values[key]
+        if not isinstance(value, list | tuple):
+            raise self._wrong(key, "a list")
+        return list(value)
+
+    def section(self, key: str) -> Fields | None:
+        """A mapping inside this one, or None where it is not stated."""
+        if not self.stated(key):
+            return None
+        value = self._values[key]
+        if not isinstance(value, Mapping):
+            raise self._wrong(key, "a mapping")
+        return Fields(value, f"{self.place}, in {key}")
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """The plain mapping under `key`, empty where it is not stated."""
+        section = self.section(key)
+        return dict(section._values) if section else {}
+
+    def expect(self, key: str, *allowed: object) -> None:
+        """Refuse a value that would make another architecture; a key that is not stated passes."""
+        if self.stated(key) and not any(_same(self._values[key], value) for value in allowed):
+            known = " or ".join(json.dumps(value) for value in allowed)
+            raise self.error(key, f"{_shown(self._values[key])} is not supported, only {known}")
+
+    def first_of(self, *keys: str) -> str:
+        """The stated one of several names of the same thing; the first name where none is."""
+        stated = [key for key in keys if self.stated(key)]
+        if any(not _same(self._values[key], self._values[stated[0]]) for key in stated):
+            raise self.error(" and ".join(stated), "mean the same and differ")
+        return stated[0] if stated else keys[0]
+
+    def finish(self, ignored: Iterable[str] = ()) -> None:
+        """Refuse keys that were neither read nor are in `ignored`."""
+        known = self._known | set(ignored)
+        for key in self._values:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), sorted(known), 1)
+                hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(self._known))}"
+                raise ForerunError(f"{self.place}: unknown key {str(key)!r}{hint}")
+
+    def _missing(self, key: str, wanted: str) -> ForerunError:
+        near = difflib.get_close_matches(key, [str(k) for k in self._values if k not in self._known], 1, 0.8)
+        found = f"; found {near[0]!r} instead" if near else ""
+        return ForerunError(f"{self.place}: missing key {key!r} ({wanted}){found}")
+
+    def _wrong(self, key: str, wanted: str) -> ForerunError:
+        value = self._values[key]
+        return self.error(key, f"must be {wanted}, got {_shown(value)} ({type(value).__name__})")
+
+
+def read_json(path: Path) -> Fields:
+    """The object in a JSON file. ForerunError where it can't be read, is cut short, or is not an object."""
+    content = _content(path)
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ForerunError(f"{path}: not valid JSON ({error}); is the file cut short?") from None
+    return _object(value, path, "a JSON object")
+
+
+def read_yaml(path: Path) -> Fields:
+    """The mapping in a YAML file. ForerunError where it can't be read, is not valid, or is not a mapping."""
+    content = _content(path)
+    try:
+        value = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ForerunError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    return _object(value, path, "a YAML mapping")
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ForerunError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ForerunError(f"{path}: can't be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ForerunError(f"{path}: not a text file") from None
+
+
+def _object(value: object, path: Path, wanted: str) -> Fields:
+    if not isinstance(value, Mapping):
+        raise ForerunError(f"{path}: must be {wanted}, got {type(value).__name__}")
+    return Fields(value, str(path))
+
+
+def _same(left: object, right: object) -> bool:
+    """Equality in which true is not 1."""
+    return left == right and isinstance(left, bool) == isinstance(right, bool)
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."

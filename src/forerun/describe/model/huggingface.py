@@ -1,0 +1,114 @@
+"""Hugging Face config.json -> ModelSpec.
+
+A file is read strictly: each family knows the keys that make its architecture and those that can't change it; any
+other key is an error that names it, as is a value that would make an architecture this family doesn't have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.describe.model import huggingface_decoders as decoders
+from forerun.describe.model import huggingface_experts as experts
+from forerun.describe.model import huggingface_gpt as gpt
+from forerun.describe.model.fields import Fields, read_json
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.model.spec_file import build
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to read one `model_type`: the fields of ModelSpec, the classes they hold for, the keys that don't matter."""
+
+    read: Callable[[Fields], dict[str, object]]
+    architectures: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+
+
+FAMILIES = {
+    "bert": Family(gpt.bert, ("BertForMaskedLM", "BertForPreTraining", "BertModel"), gpt.BERT_IGNORED),
+    "bloom": Family(gpt.bloom, ("BloomForCausalLM", "BloomModel"), gpt.BLOOM_IGNORED),
+    "deepseek_v2": Family(experts.deepseek_v2, ("DeepseekV2ForCausalLM",), experts.DEEPSEEK_IGNORED),
+    "deepseek_v3": Family(experts.deepseek_v3, ("DeepseekV3ForCausalLM",), experts.DEEPSEEK_IGNORED),
+    "gemma": Family(decoders.gemma, ("GemmaForCausalLM",)),
+    "gpt2": Family(gpt.gpt2, ("GPT2LMHeadModel",), gpt.GPT2_IGNORED),
+    "llama": Family(decoders.llama, ("LlamaForCausalLM", "LLaMAForCausalLM")),
+    "mistral": Family(decoders.mistral, ("MistralForCausalLM",)),
+    "mixtral": Family(experts.mixtral, ("MixtralForCausalLM",), experts.ROUTING_IGNORED),
+    "mpt": Family(gpt.mpt, ("MPTForCausalLM", "MptForCausalLM"), gpt.MPT_IGNORED),
+    "opt": Family(gpt.opt, ("OPTForCausalLM",), gpt.OPT_IGNORED),
+    "phi3": Family(decoders.phi3, ("Phi3ForCausalLM",)),
+    "qwen2": Family(decoders.qwen2, ("Qwen2ForCausalLM",)),
+    "qwen2_moe": Family(experts.qwen2_moe, ("Qwen2MoeForCausalLM",), experts.ROUTING_IGNORED),
+    "qwen3": Family(decoders.qwen3, ("Qwen3ForCausalLM",)),
+    "qwen3_moe": Family(experts.qwen3_moe, ("Qwen3MoeForCausalLM",), experts.ROUTING_IGNORED),
+}
+
+IGNORED = (
+    # who wrote the file, and with what
+    *("_attn_implementation_autoset", "_commit_hash", "_name_or_path", "auto_map", "is_llama_config", "name_or_path"),
+    *("tokenizer_class", "transformers_version", "unsloth_fixed", "unsloth_version"),
+    # number formats and kernels, which belong to the plan
+    *("_attn_implementation", "_flash_attn_2_enabled", "attn_implementation", "compression_config", "dtype"),
+    *("gradient_checkpointing", "pretraining_tp", "quantization_config", "torch_dtype", "torchscript", "use_bfloat16"),
+    # positions that have no table: rotary, ALiBi
+    *("max_position_embeddings", "original_max_position_embeddings", "partial_rotary_factor", "rope_interleave"),
+    *("rope_interleaved", "rope_parameters", "rope_scaling", "rope_theta"),
+    # scalars of norms, dropout, initialisation and loss
+    *("activation_dropout", "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "classifier_dropout"),
+    *("dropout", "embd_pdrop", "emb_pdrop", "hidden_dropout", "hidden_dropout_prob", "init_std", "initializer_factor"),
+    *("initializer_range", "layer_norm_eps", "layer_norm_epsilon", "resid_pdrop", "rms_norm_eps"),
+    # generation and token numbers
+    *("bad_words_ids", "begin_suppress_tokens", "bos_token_id", "cls_token_id", "decoder_start_token_id"),
+    *("diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id"),
+    *("exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "length_penalty"),
+    *("mask_token_id", "max_length", "max_new_tokens", "min_length", "no_repeat_ngram_size", "num_beam_groups"),
+    *("num_beams", "num_return_sequences", "pad_token_id", "prefix", "remove_invalid_values", "repetition_penalty"),
+    *("sep_token_id", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p", "unk_token_id", "use_cache"),
+    # outputs, and heads for other tasks than language modelling
+    *("chunk_size_feed_forward", "cross_attention_hidden_size", "finetuning_task", "id2label", "is_decoder"),
+    *(
+        "label2id",
+        "num_labels",
+        "output_attentions",
+        "output_hidden_states",
+        "output_scores",
+        "problem_type",
+        "return_dict",
+    ),
+    *("return_dict_in_generate", "task_specific_params", "tf_legacy_loss"),
+)
+"""Keys of any family that can't change what is computed in training, or how large it is."""
+
+
+def load_huggingface(path: str | Path) -> ModelSpec:
+    """The model of a config.json (the file, or the folder that holds it), named by its folder or file.
+
+    ForerunError, in one line that names file and key: the file is missing, cut short or no JSON object; the
+    `model_type` or architecture is unknown; a key is missing, unknown, mistyped or impossible.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / CONFIG
+    name = path.resolve().parent.name if path.name == CONFIG else path.stem
+    return spec_from_config(read_json(path), name)
+
+
+def spec_from_config(config: Fields, name: str) -> ModelSpec:
+    """The model of the fields of a config.json; errors as `load_huggingface`."""
+    family = FAMILIES[config.text("model_type", choices=FAMILIES)]
+    for architecture in config.items("architectures"):
+        if architecture not in family.architectures:
+            known = ", ".join(family.architectures)
+            raise config.error("architectures", f"has {architecture!r}, which is not known; known: {known}")
+    config.expect("is_encoder_decoder", False)
+    config.expect("add_cross_attention", False)
+    config.expect("tie_encoder_decoder", False)
+    config.expect("pruned_heads", {})
+    values = family.read(config)
+    config.finish((*IGNORED, *family.ignored))
+    return build(config.place, lambda: ModelSpec(name=name, **values))  # type: ignore[arg-type]

@@ -1,0 +1,189 @@
+"""config.json of the LayerNorm families with a two-matrix feed-forward: GPT-2, BERT, MPT, BLOOM, OPT.
+
+Each reader returns the fields of ModelSpec but its name. What a key means and what its absence means follow the
+configuration class of that family in Hugging Face transformers.
+"""
+
+from __future__ import annotations
+
+from forerun.describe.model.fields import Fields
+from forerun.describe.model.huggingface_decoders import Values
+from forerun.describe.model.spec_file import even_head_dim
+
+BERT_IGNORED = (
+    *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
+    *("pooler_size_per_head", "pooler_type"),
+)
+BLOOM_IGNORED = (
+    *("apply_residual_connection_post_layernorm", "attention_softmax_in_fp32", "bias_dropout_fusion"),
+    *("masked_softmax_fusion", "offset_alibi", "seq_length", "skip_bias_add", "skip_bias_add_qkv", "slow_but_exact"),
+)
+GPT2_IGNORED = (
+    *("n_ctx", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx", "scale_attn_weights"),
+    *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
+)
+MPT_IGNORED = (
+    "embedding_fraction",
+    "init_config",
+    "init_device",
+    "logit_scale",
+    "max_seq_len",
+    "tokenizer_name",
+    "verbose",
+)
+OPT_IGNORED = ("layerdrop",)
+
+_PLAIN = {
+    **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"), "gelu"),
+    "relu": "relu",
+}
+_BIASES = ("qkv_bias", "out_bias", "mlp_bias", "norm_bias")
+_MPT_NORMS = {
+    "low_precision_layernorm": "layernorm",
+    "layernorm": "layernorm",
+    "low_precision_rmsnorm": "rmsnorm",
+    "rmsnorm": "rmsnorm",
+}
+_MPT_ATTENTION_IGNORED = (
+    *("alibi_bias_max", "attn_impl", "attn_pdrop", "attn_uses_sequence_id", "clip_qkv", "fused_qkv", "softmax_scale"),
+    *("kv_n_heads", "model_type", "rope_dail_config", "rope_hf_config", "rope_impl", "rope_theta"),
+)
+_MPT_ATTENTION_TYPES = ("multihead_attention", "multiquery_attention", "grouped_query_attention")
+_OPT_POSITION_OFFSET = 2
+"""OPT's position table starts with two rows that no position uses (OPTLearnedPositionalEmbedding)"""
+
+
+def gpt2(config: Fields) -> Values:
+    """GPT-2, under its own names of keys or the common ones."""
+    hidden = config.integer(config.first_of("n_embd", "hidden_size"))
+    return _stack(
+        config,
+        n_layers=config.integer(config.first_of("n_layer", "num_hidden_layers")),
+        hidden=hidden,
+        n_heads=config.integer(config.first_of("n_head", "num_attention_heads")),
+        ffn_hidden=config.integer("n_inner", 4 * hidden),
+        mlp=_PLAIN[config.text("activation_function", "gelu_new", _PLAIN)],
+        position="learned",
+        max_positions=config.integer(config.first_of("n_positions", "max_position_embeddings")),
+    )
+
+
+def bloom(config: Fields) -> Values:
+    """BLOOM: ALiBi, and a norm after the embedding. Its feed-forward is always 4 x hidden and GELU."""
+    hidden = config.integer(config.first_of("hidden_size", "n_embed"))
+    config.expect("n_inner", 4 * hidden)
+    return _stack(
+        config,
+        n_layers=config.integer(config.first_of("n_layer", "num_hidden_layers")),
+        hidden=hidden,
+        n_heads=config.integer(config.first_of("n_head", "num_attention_heads")),
+        ffn_hidden=4 * hidden,
+        mlp="gelu",
+        position="alibi",
+        embedding_norm=True,
+    )
+
+
+def opt(config: Fields) -> Values:
+    """OPT with the norm before each half (all sizes but 350m, which also projects its embedding)."""
+    hidden = config.integer("hidden_size")
+    config.expect("word_embed_proj_dim", hidden)
+    config.expect("do_layer_norm_before", True)
+    config.expect("layer_norm_elementwise_affine", True)
+    return _stack(
+        config,
+        biases=config.flag("enable_bias", True),
+        n_layers=config.integer("num_hidden_layers"),
+        hidden=hidden,
+        n_heads=config.integer("num_attention_heads"),
+        ffn_hidden=config.integer("ffn_dim"),
+        mlp=_PLAIN[config.text("activation_function", "relu", _PLAIN)],
+        position="learned",
+        max_positions=config.integer("max_position_embeddings") + _OPT_POSITION_OFFSET,
+        final_norm=not config.flag("_remove_final_layer_norm"),
+        norm_bias=True,
+    )
+
+
+def mpt(config: Fields) -> Values:
+    """MPT: ALiBi or a position table, with or without biases; grouped keys and values in newer files."""
+    n_heads = config.integer("n_heads")
+    hidden = config.integer("d_model")
+    attention = config.section("attn_config") or Fields({}, config.place)
+    alibi = attention.flag("alibi", True)
+    kv_heads = _mpt_kv_heads(attention, n_heads)
+    feed_forward = config.section("ffn_config")
+    if feed_forward:
+        feed_forward.expect("ffn_type", "mptmlp")
+        feed_forward.finish(("fc_type",))
+    learned = config.flag("learned_pos_emb", True) and not alibi
+    ratio = config.number("expansion_ratio") or 4.0
+    if ratio * hidden != int(ratio * hidden):
+        raise config.error("expansion_ratio", f"{ratio} times d_model {hidden} is not a whole width")
+    norm = config.text("norm_type", "low_precision_layernorm", _MPT_NORMS)
+    return _stack(
+        config,
+        biases=not config.flag("no_bias", True),
+        n_layers=config.integer("n_layers"),
+        hidden=hidden,
+        n_heads=n_heads,
+        n_kv_heads=kv_heads,
+        ffn_hidden=int(ratio * hidden),
+        mlp="gelu",
+        norm=_MPT_NORMS[norm],
+        position="alibi" if alibi else "learned" if learned else "none",
+        max_positions=config.integer("max_seq_len") if learned else 0,
+    )
+
+
+def bert(config: Fields) -> Values:
+    """BERT: an encoder with token types; the class says whether it has a pooler and which heads."""
+    config.expect("is_decoder", False)
+    config.expect("position_embedding_type", "absolute")
+    architectures = config.items("architectures")
+    pretraining, masked = "BertForPreTraining" in architectures, "BertForMaskedLM" in architectures
+    return _stack(
+        config,
+        n_layers=config.integer("num_hidden_layers"),
+        hidden=config.integer("hidden_size"),
+        n_heads=config.integer("num_attention_heads"),
+        ffn_hidden=config.integer("intermediate_size"),
+        mlp=_PLAIN[config.text("hidden_act", "gelu", _PLAIN)],
+        position="learned",
+        max_positions=config.integer("max_position_embeddings"),
+        causal=False,
+        embedding_norm=True,
+        final_norm=False,
+        token_types=config.integer("type_vocab_size"),
+        pooler=not masked,
+        pooler_classes=2 if pretraining else 0,
+        head_transform=pretraining or masked,
+        head_bias=pretraining or masked,
+    )
+
+
+def _mpt_kv_heads(attention: Fields, n_heads: int) -> int:
+    attention.expect("prefix_lm", False)
+    attention.expect("qk_ln", False)
+    attention.expect("qk_gn", False)
+    attention.expect("rope", False)
+    attention.expect("sliding_window_size", -1)
+    kind = attention.text("attn_type", "multihead_attention", _MPT_ATTENTION_TYPES)
+    kv_heads = {"multihead_attention": n_heads, "multiquery_attention": 1}.get(kind) or attention.integer("kv_n_heads")
+    attention.finish(_MPT_ATTENTION_IGNORED)
+    return kv_heads
+
+
+def _stack(config: Fields, hidden: int, n_heads: int, biases: bool = True, **values: object) -> Values:
+    """What these families share: as many key/value heads, LayerNorm, biases everywhere or nowhere, a tied embedding."""
+    shared: Values = {
+        "hidden": hidden,
+        "n_heads": n_heads,
+        "n_kv_heads": n_heads,
+        "head_dim": even_head_dim(config, hidden, n_heads),
+        "vocab": config.integer("vocab_size"),
+        "norm": "layernorm",
+        "tied_embeddings": config.flag("tie_word_embeddings", True),
+        **dict.fromkeys(_BIASES, biases),
+    }
+    return shared | values

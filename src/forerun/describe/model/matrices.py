@@ -1,0 +1,76 @@
+"""The matrices among a model's parameters, as PyTorch keeps them: what low-rank compression of gradients works on."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from forerun.describe.model.layered import Layer, LayeredModel
+from forerun.describe.model.spec import MLASpec, ModelSpec
+
+Matrix = tuple[int, int]
+"""rows and columns of a parameter that is viewed as a matrix, its first dimension against all others"""
+
+
+def matrices(model: ModelSpec | LayeredModel) -> Counter[Matrix]:
+    """How many matrices of each shape the model has; queries, keys and values of a layer are one.
+
+    Parameters of custom layers count as vectors, since nothing says their shape.
+    """
+    if isinstance(model, LayeredModel):
+        return Counter(matrix for layer in model.layers for matrix in _of_layer(layer))
+    found = Counter(_outside_layers(model))
+    for layer in range(model.n_layers):
+        found.update(_in_layer(model, layer))
+    return found
+
+
+def _of_layer(layer: Layer) -> list[Matrix]:
+    if not layer.parameters or layer.layer_type not in ("conv2d", "linear", "attention", "embedding"):
+        return []
+    weights = layer.parameters[:2] if layer.layer_type == "attention" else layer.parameters[:1]
+    if layer.layer_type == "conv2d":
+        rows = [layer.output_shape[0]]
+    elif layer.layer_type == "attention":
+        rows = [3 * layer.output_shape[-1], layer.output_shape[-1]]
+    else:
+        rows = [layer.output_shape[-1]]
+    return [(n, size // n) for n, size in zip(rows, weights, strict=False) if size % n == 0]
+
+
+def _outside_layers(spec: ModelSpec) -> list[Matrix]:
+    hidden = spec.hidden
+    found = [(spec.vocab, hidden)] * (1 if spec.tied_embeddings else 2)
+    found += [(spec.max_positions, hidden)] if spec.position == "learned" else []
+    found += [(spec.token_types, hidden)] if spec.token_types else []
+    found += [(hidden, hidden)] * (spec.pooler + spec.head_transform)
+    return found + ([(spec.pooler_classes, hidden)] if spec.pooler_classes else [])
+
+
+def _in_layer(spec: ModelSpec, layer: int) -> list[Matrix]:
+    found = _attention(spec) if spec.n_heads else []
+    if spec.moe is None or not spec.is_moe_layer(layer):
+        return found + _feed_forward(spec, spec.ffn_hidden)
+    moe = spec.moe
+    found += [(moe.n_experts, spec.hidden)] + moe.n_experts * _feed_forward(spec, moe.expert_ffn)
+    found += _feed_forward(spec, moe.shared_ffn) if moe.shared_ffn else []
+    return found + ([(1, spec.hidden)] if moe.shared_gate else [])
+
+
+def _attention(spec: ModelSpec) -> list[Matrix]:
+    hidden = spec.hidden
+    if spec.mla is not None:
+        return _latent_attention(spec, spec.mla)
+    query, key_value = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    return [(query + 2 * key_value, hidden), (hidden, query)]
+
+
+def _latent_attention(spec: ModelSpec, mla: MLASpec) -> list[Matrix]:
+    hidden, query = spec.hidden, spec.n_heads * (mla.qk_nope_dim + mla.qk_rope_dim)
+    rank = mla.q_lora_rank
+    queries = [(query, hidden)] if rank is None else [(rank, hidden), (query, rank)]
+    up = (spec.n_heads * (mla.qk_nope_dim + mla.v_head_dim), mla.kv_lora_rank)
+    return [*queries, (mla.kv_lora_rank + mla.qk_rope_dim, hidden), up, (hidden, spec.n_heads * mla.v_head_dim)]
+
+
+def _feed_forward(spec: ModelSpec, width: int) -> list[Matrix]:
+    return [(width, spec.hidden)] * (2 if spec.gated_mlp else 1) + [(spec.hidden, width)]

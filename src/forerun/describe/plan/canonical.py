@@ -1,0 +1,260 @@
+"""canonical: the one of several plans that stands for all that execute the same step.
+
+A plan has many names. Where nothing is sharded, it makes no difference which data-parallel axis a rank belongs to;
+without tensor parallelism, none whether the sequence is split over it. A `Naming` says where some fields make no
+difference, and the values that stand for all others there. It is arithmetic that a Plan and a table of plans answer
+alike, as the rules of `constraints` are. Two plans with equal canonical forms build equal Programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.constraints import Column, Plans, values_of
+from forerun.describe.plan.plan import DEFAULT_ORDER, MESH_AXES, Plan
+from forerun.describe.plan.stack import Stack, load_stack
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """Fields that make no difference somewhere."""
+
+    fields: tuple[str, ...]
+    where: Callable[[ModelSpec, Plans], Column]
+    """where they make none: a truth value, or an array of them"""
+    values: Callable[[Plans], tuple[Column, ...]]
+    """what stands for every value of the fields there"""
+
+
+def canonical(model: ModelSpec, plan: Plan) -> Plan:
+    """The plan that stands for all plans that execute the same step as `plan` under other names."""
+    for naming in NAMINGS:
+        if naming.where(model, plan):
+            values = (value.item() if isinstance(value, np.generic) else value for value in naming.values(plan))
+            plan = replace(plan, **dict(zip(naming.fields, values, strict=True)))
+    return plan
+
+
+def _no(flag: Column) -> Column:
+    return flag ^ True
+
+
+def _usual(field: str, value: Any, where: Callable[[ModelSpec, Plans], Column]) -> Naming:
+    """A field whose value is `value` where it makes no difference."""
+    return Naming((field,), where, lambda plan: (value,))
+
+
+def _in_stack(plan: Plans, holds: Callable[[Stack], Column]) -> Column:
+    """Where something holds that depends on the software stack."""
+    found: Column = False
+    for name, here in values_of(plan.stack):
+        found |= here & holds(load_stack(name))
+    return found
+
+
+def _alone(model: ModelSpec, plan: Plans) -> Column:
+    """Where nobody shares the weights of a rank."""
+    return plan.dp * plan.cp == 1
+
+
+def _gathers(plan: Plans) -> Column:
+    """Where parameters are gathered, fetched or cast before they are used."""
+    casts = _in_stack(plan, lambda stack: stack.parametrized)
+    return (plan.zero_stage == 3) & ((plan.fsdp > 1) | (plan.offload == "params") | casts)
+
+
+# -- the mesh ------------------------------------------------------------------------------------------------
+
+
+def _least_shard(plan: Plans) -> Column:
+    """The dp_shard that expert parallelism needs beside cp."""
+    return plan.ep // np.gcd(plan.ep, plan.cp)
+
+
+def _replicated(model: ModelSpec, plan: Plans) -> Column:
+    """Where dp_shard shards nothing and lies beside dp_replicate: together they are one axis.
+
+    Experts are cut out of dp_shard x cp, so with expert parallelism the usual order is asked for.
+    """
+    found: Column = False
+    for order, here in values_of(plan.mesh_order):
+        axes = order.split("-")
+        near, far = sorted((axes.index("dp_shard"), axes.index("dp_replicate")))
+        between: Column = 1
+        for axis in axes[near + 1 : far]:
+            between = between * getattr(plan, axis)
+        found |= here & (between == 1) & ((plan.ep == 1) | (order == DEFAULT_ORDER))
+    return found & (plan.zero_stage == 0) & (plan.dp_shard > _least_shard(plan))
+
+
+def _as_replicas(plan: Plans) -> tuple[Column, ...]:
+    least = _least_shard(plan)
+    return least, plan.dp // least
+
+
+def _unsharded(model: ModelSpec, plan: Plans) -> Column:
+    """Where ZeRO-1 and ZeRO-2 have one rank to shard over. Some stacks keep buckets for replicated gradients only."""
+    stages = (plan.zero_stage == 1) | (plan.zero_stage == 2)
+    copies = _in_stack(plan, lambda stack: stack.bucket_copies)
+    return stages & (plan.fsdp == 1) & (_no(copies) | (plan.dp == 1))
+
+
+def _usual_order(model: ModelSpec, plan: Plans) -> Column:
+    """Where the axes of several ranks are in the usual order."""
+    found: Column = False
+    for order, here in values_of(plan.mesh_order):
+        axes = order.split("-")
+        turned: Column = False
+        for number, axis in enumerate(MESH_AXES):
+            for later in MESH_AXES[number + 1 :]:
+                if axes.index(later) < axes.index(axis):
+                    turned |= (getattr(plan, axis) > 1) & (getattr(plan, later) > 1)
+        found |= here & _no(turned)
+    return found
+
+
+# -- data parallelism ----------------------------------------------------------------------------------------
+
+
+def _as_by_default(model: ModelSpec, plan: Plans) -> Column:
+    """Where a reshard policy is what the default is, or has nothing to free."""
+    freed = (plan.reshard_after_forward == "always") & (plan.pp == 1)
+    kept = (plan.reshard_after_forward == "never") & (plan.pp > 1)
+    return freed | kept | _no(_gathers(plan))
+
+
+def _no_prefetch(model: ModelSpec, plan: Plans) -> Column:
+    return _no(_gathers(plan)) | _in_stack(plan, lambda stack: stack.fsdp == "simple")
+
+
+def _whole_parameters(model: ModelSpec, plan: Plans) -> Column:
+    return (plan.zero_stage != 3) | (plan.fsdp == 1)
+
+
+def _no_overlap(model: ModelSpec, plan: Plans) -> Column:
+    """Where it makes no difference whether replicated gradients are reduced beside the backward pass."""
+    return _gathers(plan) | _alone(model, plan) | _in_stack(plan, lambda stack: not stack.grad_reduce_overlap)
+
+
+def _no_bucket(model: ModelSpec, plan: Plans) -> Column:
+    own = _in_stack(plan, lambda stack: plan.ddp_bucket_mib == stack.bucket_mib)
+    return own | _no_overlap(model, plan) | _no(plan.overlap_grad_reduce)
+
+
+_NARROW = ("fp8", "mxfp8", "nvfp4")
+
+
+def _own_reduce_dtype(model: ModelSpec, plan: Plans) -> Column:
+    """Where the dtype of reductions is the stack's own."""
+    found: Column = False
+    for precision, here in values_of(plan.precision):
+        wide = "bf16" if precision in _NARROW else precision
+
+        def own(stack: Stack, wide: str = wide) -> Column:
+            return plan.reduce_dtype == (wide if stack.reduce_dtype == "param" else stack.reduce_dtype)
+
+        found |= here & _in_stack(plan, own)
+    return found
+
+
+# -- tensor, context and expert parallelism ------------------------------------------------------------------
+
+
+def _no_tensor_parallelism(model: ModelSpec, plan: Plans) -> Column:
+    return plan.tp == 1
+
+
+def _no_context_parallelism(model: ModelSpec, plan: Plans) -> Column:
+    return plan.cp == 1
+
+
+def _balanced_ranks(model: ModelSpec, plan: Plans) -> Column:
+    """Where context-parallel ranks have the same work whichever tokens they have."""
+    return (plan.cp == 1) | (plan.cp_method == "ulysses") | (not model.causal)
+
+
+def _balanced_experts(model: ModelSpec, plan: Plans) -> Column:
+    """Where the model has no experts, or pads all of them to a capacity that holds the busiest one's tokens."""
+    if model.moe is None:
+        return True
+    capacity = model.moe.capacity_factor or 1.0
+    found: Column = False
+    for imbalance, here in values_of(plan.expert_imbalance):
+        found |= here & (imbalance <= capacity)
+    return found
+
+
+# -- pipelines -----------------------------------------------------------------------------------------------
+
+
+def _no_schedule(model: ModelSpec, plan: Plans) -> Column:
+    """Where there is nothing to schedule, or one micro batch, which GPipe runs as 1F1B does."""
+    return (plan.pp == 1) | ((plan.pp_schedule == "GPipe") & (plan.n_microbatches == 1))
+
+
+def _one_stage(model: ModelSpec, plan: Plans) -> Column:
+    return plan.n_stages == 1
+
+
+def _ends_are_given(model: ModelSpec, plan: Plans) -> Column:
+    return (plan.n_stages == 1) | (plan.layers_per_stage != None)  # noqa: E711  a column answers for each plan
+
+
+# -- activations, kernels, compilation -----------------------------------------------------------------------
+
+
+def _not_selective(model: ModelSpec, plan: Plans) -> Column:
+    return plan.activation_checkpointing != "selective"
+
+
+def _not_checkpointed(model: ModelSpec, plan: Plans) -> Column:
+    return plan.activation_checkpointing == "none"
+
+
+def _loss_as_it_is(model: ModelSpec, plan: Plans) -> Column:
+    return _no(plan.compile) | _in_stack(plan, lambda stack: not stack.compiles_loss)
+
+
+def _not_compiled(model: ModelSpec, plan: Plans) -> Column:
+    return _no(plan.compile)
+
+
+def _own_attention(model: ModelSpec, plan: Plans) -> Column:
+    return _in_stack(plan, lambda stack: plan.attention == stack.attention)
+
+
+MESH_NAMINGS = (
+    _usual("mesh_order", DEFAULT_ORDER, _usual_order),
+    Naming(("dp_shard", "dp_replicate"), _replicated, _as_replicas),
+    _usual("zero_stage", 0, _unsharded),
+    _usual("mesh_order", DEFAULT_ORDER, _usual_order),
+)
+"""those that depend on the mesh, what is sharded and the software stack alone"""
+NAMINGS = (
+    *MESH_NAMINGS,
+    _usual("reshard_after_forward", "default", _as_by_default),
+    _usual("prefetch", 1, _no_prefetch),
+    _usual("shard_min_mib", 0.0, _whole_parameters),
+    _usual("overlap_grad_reduce", True, _no_overlap),
+    _usual("ddp_bucket_mib", 0.0, _no_bucket),
+    _usual("reduce_dtype", "auto", _own_reduce_dtype),
+    _usual("sequence_parallel", True, _no_tensor_parallelism),
+    _usual("loss_parallel", True, _no_tensor_parallelism),
+    _usual("cp_method", "ring", _no_context_parallelism),
+    _usual("cp_load_balance", "head_tail", _balanced_ranks),
+    _usual("expert_imbalance", 1.0, _balanced_experts),
+    _usual("pp_schedule", "1F1B", _no_schedule),
+    _usual("layers_per_stage", None, _one_stage),
+    _usual("balance_ends", False, _ends_are_given),
+    _usual("selective_policy", "op", _not_selective),
+    _usual("checkpoint_every", 1, _not_checkpointed),
+    _usual("compile_loss", True, _loss_as_it_is),
+    _usual("graph_breaks", False, _not_compiled),
+    _usual("attention", "auto", _own_attention),
+)
+"""in the order in which they are applied: what an earlier one changes, a later one sees"""

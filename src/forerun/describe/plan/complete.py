@@ -1,0 +1,71 @@
+"""complete_plan: a Plan from the degrees that a person gave, the rest from GPUs and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from forerun.common.errors import ForerunError, ImpossiblePlan
+from forerun.describe.plan.plan import Plan
+
+REST = -1
+LAYERED = {"seq_len": 1, "stack": "pytorch-vision"}
+"""fields of the plan of a model given layer by layer, where nobody says otherwise: it takes samples, not tokens"""
+
+
+def complete_plan(values: Mapping[str, Any], n_gpus: int | None = None, global_batch: int | None = None) -> Plan:
+    """The Plan with the given fields.
+
+    With `n_gpus`, a dp_shard or dp_replicate of -1 is what the other axes leave; dp_shard is so when neither is given.
+    With `global_batch` (sequences), n_microbatches follows from it unless given.
+
+    Raises:
+        ImpossiblePlan: the degrees do not multiply to the GPUs, or the batch does not split.
+        ForerunError: seq_len is missing, or a field has a value that it can't take.
+    """
+    fields = dict(values)
+    for name, number in (("gpus", n_gpus), ("global_batch", global_batch)):
+        if number is not None and number < 1:
+            raise ForerunError(f"{name} must be at least 1, got {number}")
+    if "seq_len" not in fields:
+        raise ForerunError("plan: seq_len is missing; give --seq-len or put it in the plan file")
+    _fill_data_parallel(fields, n_gpus)
+    plan = Plan(**fields)
+    if n_gpus is not None and plan.world_size != n_gpus:
+        raise ImpossiblePlan(f"impossible plan: {_product(plan)} = {plan.world_size} GPUs, not {n_gpus}")
+    if global_batch is None or global_batch == plan.global_batch:
+        return plan
+    if "n_microbatches" in fields:
+        raise ImpossiblePlan(
+            f"impossible plan: micro_batch {plan.micro_batch} x n_microbatches {plan.n_microbatches} x {plan.dp}"
+            f" data-parallel ranks = {plan.global_batch} sequences, not the global batch of {global_batch}"
+        )
+    count, rest = divmod(global_batch, plan.micro_batch * plan.dp)
+    if rest:
+        raise ImpossiblePlan(
+            f"impossible plan: global batch {global_batch} is not a multiple of micro_batch {plan.micro_batch} x"
+            f" {plan.dp} data-parallel ranks"
+        )
+    return Plan(**fields, n_microbatches=count)
+
+
+def _fill_data_parallel(fields: dict[str, Any], n_gpus: int | None) -> None:
+    if n_gpus is not None and "dp_shard" not in fields and "dp_replicate" not in fields:
+        fields["dp_shard"] = REST
+    open_axes = [axis for axis in ("dp_replicate", "dp_shard") if fields.get(axis) == REST]
+    if not open_axes:
+        return
+    if n_gpus is None:
+        raise ForerunError(f"plan: {open_axes[0]} -1 is the rest of the GPUs; give --gpus")
+    if len(open_axes) == 2:
+        raise ForerunError("plan: only one of dp_replicate and dp_shard can be -1, the rest")
+    axis = open_axes[0]
+    others = Plan(**{**fields, axis: 1})
+    if n_gpus % others.world_size:
+        raise ImpossiblePlan(f"impossible plan: {_product(others)} = {others.world_size} does not divide {n_gpus} GPUs")
+    fields[axis] = n_gpus // others.world_size
+
+
+def _product(plan: Plan) -> str:
+    axes = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+    return " x ".join(f"{axis} {getattr(plan, axis)}" for axis in axes if getattr(plan, axis) > 1) or "one rank"

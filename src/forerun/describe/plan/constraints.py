@@ -1,0 +1,434 @@
+"""Which plans cannot run, and why.
+
+A rule looks at one concern. It holds in one place for a single Plan and for a table of plans: `broken` is arithmetic
+and comparisons that work on numbers and on columns alike, `reason` says it in words with the plan's own numbers. Plans
+that run badly (tensor parallelism across nodes, fewer micro batches than stages) are possible; only what the software
+or the shapes refuse is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Generic, Protocol, TypeVar
+
+from forerun.common.errors import ForerunError, ImpossiblePlan
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.model.layer_types import SelfAttention
+from forerun.describe.model.layered import LayeredModel
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.fields import FIELD_TYPES, choices
+from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.stack import load_stack
+
+AnyModel = ModelSpec | LayeredModel
+Model = TypeVar("Model", ModelSpec, LayeredModel, contravariant=True)
+Column = Any
+"""a value of one plan, or an array of those of many"""
+Plans = Any
+"""a Plan, or a table with its fields and properties as columns"""
+
+
+class Broken(Protocol[Model]):
+    """Whether a rule is broken: a truth value, or an array of them."""
+
+    def __call__(self, model: Model, plan: Plans, cluster: Cluster, /) -> Column:
+        """True where `plan` can't run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[Model]):
+    """One reason why plans can't run."""
+
+    name: str
+    """in general words"""
+    broken: Broken[Model]
+    reason: Callable[[Model, Plan, Cluster], str]
+    """of a plan that breaks the rule"""
+
+
+def values_of(column: Column) -> Iterator[tuple[Any, Column]]:
+    """Each value of a column with where it stands; of a single plan, its only one, which stands everywhere.
+
+    A column of a table that is not of numbers has a method `each` that answers this.
+    """
+    if hasattr(column, "each"):
+        yield from column.each()
+    else:
+        yield column, True
+
+
+_CHOICES = {name: choices(name) for name in FIELD_TYPES if choices(name)}
+_ATTENTION = ("auto", "naive", "flash1", "flash2", "flash3", "triton", "flex", "flex_uncompiled", "cudnn", "sdpa")
+_UNFUSED = ("naive", "flex_uncompiled")
+"""kernels that make all scores, for which nothing cuts the sequence"""
+_FP8 = ("fp8", "mxfp8", "nvfp4")
+_MICROSCALING = ("mxfp8", "nvfp4")
+_V_SCHEDULES = ("ZBV", "DualPipeV")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a plan cannot run: the rule in general words, and the reason with the plan's own numbers."""
+
+    rule: str
+    reason: str
+
+
+def check_plan(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster) -> None:
+    """Raise ImpossiblePlan with the reason in words if `model` cannot be trained as `plan` says on `cluster`.
+
+    Raises UnknownName for a stack that does not exist, ForerunError for a field with a value that it can't take.
+    """
+    for name, options in _CHOICES.items():
+        if getattr(plan, name) not in options:
+            known = ", ".join(map(str, options))
+            raise ForerunError(f"plan: {name} must be one of {known}, got {getattr(plan, name)!r}")
+    if plan.attention not in _ATTENTION:
+        raise ForerunError(f"plan: attention must be one of {', '.join(_ATTENTION)}, got {plan.attention!r}")
+    load_stack(plan.stack)
+    refusal = refuse(model, plan, cluster)
+    if refusal:
+        raise ImpossiblePlan(f"impossible plan: {refusal.reason}")
+
+
+def refuse(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """The first rule that `plan` breaks; None for a plan that can run."""
+    if isinstance(model, LayeredModel):
+        return _first(LAYERED_RULES, model, plan, cluster)
+    return _first(RULES, model, plan, cluster)
+
+
+def _first(rules: Sequence[Rule[Model]], model: Model, plan: Plan, cluster: Cluster) -> Refusal | None:
+    for rule in rules:
+        if rule.broken(model, plan, cluster):
+            return Refusal(rule.name, rule.reason(model, plan, cluster))
+    return None
+
+
+def _no(flag: Column) -> Column:
+    return flag ^ True
+
+
+# -- GPUs and devices ----------------------------------------------------------------------------------------
+
+
+def _too_many(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
+    return cluster.max_gpus is not None and plan.world_size > cluster.max_gpus
+
+
+def _too_many_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
+    return f"the plan takes {plan.world_size} GPUs, cluster {cluster.name} joins at most {cluster.max_gpus}"
+
+
+def _precision(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
+    broken: Column = False
+    for precision, here in values_of(plan.precision):
+        lacking = _lacks(precision, cluster) is not None
+        scaled = plan.fp8_all_gather | (plan.fp8_recipe != "none")
+        broken |= here & (lacking | (scaled & (precision not in _FP8)))
+    return broken
+
+
+def _precision_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
+    lacks = _lacks(plan.precision, cluster)
+    what = "fp8_all_gather" if plan.fp8_recipe == "none" else f"fp8_recipe {plan.fp8_recipe}"
+    return lacks or f"{what} needs precision fp8 or mxfp8, not {plan.precision}"
+
+
+def _autocast(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
+    other: Column = plan.master_dtype != "fp32"
+    for precision, here in values_of(plan.precision):
+        other |= here & (precision not in ("bf16", "fp16"))
+    return plan.autocast & other
+
+
+def _autocast_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
+    return (
+        "autocast casts weights of master_dtype fp32 to precision bf16 or fp16,"
+        f" not {plan.master_dtype} to {plan.precision}"
+    )
+
+
+def _lacks(precision: str, cluster: Cluster) -> str | None:
+    """Why the device can't compute in `precision`."""
+    device = cluster.device
+    needed = "fp8" if precision == "mxfp8" else precision
+    if needed not in device.peak_flops:
+        return f"device {device.name} has no {precision} matrix unit; it has: {', '.join(device.peak_flops)}"
+    if precision in _MICROSCALING and device.architecture != "blackwell":
+        return f"precision {precision} needs the block scaling of Blackwell, device {device.name} has none"
+    return None
+
+
+# -- tensor parallelism --------------------------------------------------------------------------------------
+
+
+def _heads(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    if not model.n_heads:
+        return False
+    broken = model.n_heads % plan.tp != 0
+    if model.mla:
+        return broken
+    return broken | ((model.n_kv_heads % plan.tp != 0) & (plan.tp % model.n_kv_heads != 0))
+
+
+def _heads_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    if model.n_heads % plan.tp:
+        return f"{model.n_heads} attention heads are not divisible by tp {plan.tp}"
+    return f"{model.n_kv_heads} key-value heads neither divide by tp {plan.tp} nor can be copied to it evenly"
+
+
+def _widths(model: ModelSpec) -> list[tuple[str, int]]:
+    widths = [("ffn_hidden", model.ffn_hidden if model.moe is None or model.moe.n_dense_layers else 0)]
+    return [*widths, ("the shared experts' width", model.moe.shared_ffn)] if model.moe else widths
+
+
+def _feed_forward(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    broken: Column = False
+    for _, width in _widths(model):
+        broken |= width % plan.tp != 0
+    return broken
+
+
+def _feed_forward_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    name, width = next((name, width) for name, width in _widths(model) if width % plan.tp)
+    return f"{name} {width} is not divisible by tp {plan.tp}"
+
+
+def _async_tp(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    return plan.async_tp & ((plan.tp == 1) | _no(plan.sequence_parallel))
+
+
+def _async_tp_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    return f"async_tp needs sequence_parallel and tp above 1, got tp {plan.tp}"
+
+
+# -- sequences and experts -----------------------------------------------------------------------------------
+
+
+def _parts_of_sequence(model: ModelSpec, plan: Plans) -> list[tuple[Column, Column]]:
+    """(where it holds, into how many parts the sequence is cut)."""
+    parts = [(plan.cp > 1, plan.cp)]
+    if model.causal:
+        chunks = (plan.cp > 1) & (plan.cp_method != "ulysses") & (plan.cp_load_balance == "head_tail")
+        parts.append((chunks, 2 * plan.cp))
+    return [*parts, (plan.sequence_parallel & (plan.tp > 1), plan.cp * plan.tp)]
+
+
+def _sequence(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    broken: Column = False
+    if model.position == "learned":
+        broken = plan.seq_len > model.max_positions
+    for here, parts in _parts_of_sequence(model, plan):
+        broken |= here & (plan.seq_len % parts != 0)
+    return broken
+
+
+def _sequence_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    if model.position == "learned" and plan.seq_len > model.max_positions:
+        return f"seq_len {plan.seq_len} is longer than the {model.max_positions} learned positions of {model.name}"
+    parts = next(parts for here, parts in _parts_of_sequence(model, plan) if here and plan.seq_len % parts)
+    if parts == plan.cp:
+        name = f"cp {plan.cp}"
+    elif plan.cp > 1 and parts == 2 * plan.cp and plan.cp_method != "ulysses" and plan.cp_load_balance == "head_tail":
+        name = f"2 x cp {plan.cp} (cp_load_balance head_tail cuts it in two chunks a rank; striped and none don't)"
+    else:
+        name = f"cp {plan.cp} x tp {plan.tp} (sequence_parallel)"
+    return f"seq_len {plan.seq_len} is not divisible by {name}"
+
+
+@cache
+def _kernel(stack: str, attention: str) -> str:
+    """The attention kernel of a plan, apart from what the device chooses."""
+    return load_stack(stack).attention if attention == "auto" else attention
+
+
+def _unfused(plan: Plans) -> Column:
+    """Where attention is composed of matrix products."""
+    found: Column = False
+    for stack, stacked in values_of(plan.stack):
+        for attention, here in values_of(plan.attention):
+            found |= stacked & here & (_kernel(stack, attention) in _UNFUSED)
+    return found
+
+
+def _context(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    ulysses = (plan.cp_method == "ulysses") & (model.n_heads % (plan.cp * plan.tp) != 0)
+    return (plan.cp > 1) & (ulysses | _unfused(plan))
+
+
+def _context_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    if plan.cp_method == "ulysses" and model.n_heads % (plan.cp * plan.tp):
+        return f"ulysses: {model.n_heads} attention heads are not divisible by cp {plan.cp} x tp {plan.tp}"
+    return f"cp {plan.cp} needs a flash attention kernel, not {_kernel(plan.stack, plan.attention)}"
+
+
+def _experts(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    n_experts, cut = model.moe.n_experts if model.moe else 1, plan.ep > 1
+    if cut is False:  # no plan of a table, either
+        return False
+    return cut & ((n_experts % plan.ep != 0) | (plan.fsdp % plan.ep != 0) | _uncut(plan))
+
+
+def _uncut(plan: Plans) -> Column:
+    """Where the innermost `ep` ranks of dp_shard x cp, with axes between these two, are not the same for all groups."""
+    broken: Column = False
+    for order, here in values_of(plan.mesh_order):
+        axes = order.split("-")
+        near, far = sorted(("cp", "dp_shard"), key=axes.index)
+        between: Column = 1
+        for axis in axes[axes.index(near) + 1 : axes.index(far)]:
+            between = between * getattr(plan, axis)
+        degree = getattr(plan, near)
+        broken |= here & (between > 1) & (degree % plan.ep != 0) & (plan.ep % degree != 0)
+    return broken
+
+
+def _experts_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    if model.moe is None:
+        return f"ep {plan.ep} needs a mixture of experts, {model.name} is dense"
+    if model.moe.n_experts % plan.ep:
+        return f"{model.moe.n_experts} experts are not divisible by ep {plan.ep}"
+    if plan.fsdp % plan.ep:
+        return f"ep {plan.ep} does not divide dp_shard {plan.dp_shard} x cp {plan.cp}"
+    return f"ep {plan.ep} can't be cut out of dp_shard {plan.dp_shard} and cp {plan.cp} in mesh_order {plan.mesh_order}"
+
+
+# -- pipelines -----------------------------------------------------------------------------------------------
+
+
+def _stages(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    broken: Column = False
+    for layers, here in values_of(plan.layers_per_stage):
+        if layers is None:
+            fewer = model.n_layers + 2 * (plan.balance_ends & (plan.n_stages > 1)) < plan.n_stages
+        else:
+            fewer = (plan.n_stages != len(layers)) | (_uneven(model, layers) is not None)
+        broken |= here & fewer
+    return broken
+
+
+def _uneven(model: ModelSpec, layers: tuple[int, ...]) -> str | None:
+    """What is wrong with the layers of stages, however many stages there are."""
+    if min(layers, default=0) < 0 or 0 in layers[1:-1]:
+        return f"layers_per_stage {layers}: only the first and the last stage may be without layers"
+    if sum(layers) != model.n_layers:
+        return f"layers_per_stage sums to {sum(layers)}, {model.name} has {model.n_layers} layers"
+    return None
+
+
+def _stages_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    stages, layers = plan.n_stages, plan.layers_per_stage
+    shape = f"pp {plan.pp}" + (f" x virtual_stages {plan.virtual_stages}" if plan.virtual_stages > 1 else "")
+    if layers is None:
+        return f"{model.n_layers} layers are fewer than the {stages} stages of {shape}"
+    if len(layers) != stages:
+        return f"layers_per_stage names {len(layers)} stages, {shape} has {stages}"
+    return str(_uneven(model, layers))
+
+
+def _schedule(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    broken: Column = False
+    for schedule, here in values_of(plan.pp_schedule):
+        if schedule in _V_SCHEDULES:
+            wrong = plan.virtual_stages != 2
+        elif schedule == "Interleaved1F1B":
+            wrong = (plan.virtual_stages < 2) | (plan.n_microbatches % plan.pp != 0)
+        else:
+            wrong = plan.virtual_stages > 1
+        if schedule == "DualPipeV":
+            wrong = wrong | (plan.n_microbatches < 2 * plan.pp)
+        broken |= here & wrong
+    return ((plan.pp == 1) & (plan.virtual_stages > 1)) | ((plan.pp > 1) & broken)
+
+
+def _schedule_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    schedule, virtual = plan.pp_schedule, plan.virtual_stages
+    if plan.pp == 1:
+        return f"virtual_stages {virtual} needs pp above 1"
+    if schedule in _V_SCHEDULES and virtual != 2:
+        return f"schedule {schedule} has 2 virtual_stages a rank, got {virtual}"
+    if schedule == "DualPipeV":
+        return f"schedule DualPipeV needs at least 2 x pp {plan.pp} micro batches, got {plan.n_microbatches}"
+    if schedule != "Interleaved1F1B":
+        return f"schedule {schedule} has one stage a rank, got virtual_stages {virtual}"
+    if virtual < 2:
+        return "schedule Interleaved1F1B needs virtual_stages above 1"
+    return f"schedule Interleaved1F1B: {plan.n_microbatches} micro batches are not divisible by pp {plan.pp}"
+
+
+def _offload(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
+    return (plan.offload == "params") & (plan.zero_stage != 3)
+
+
+def _offload_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
+    return f"offload params needs zero_stage 3 (parameters gathered when used), got {plan.zero_stage}"
+
+
+# -- models given layer by layer -----------------------------------------------------------------------------
+
+
+def _layers_only(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
+    staged = (plan.virtual_stages > 1) | (plan.layers_per_stage != None)  # noqa: E711  a column answers for each plan
+    broken = (plan.tp > 1) | (plan.cp > 1) | (plan.pp > 1) | (plan.ep > 1) | staged | (plan.seq_len != 1)
+    for precision, here in values_of(plan.precision):
+        broken |= here & (precision in _FP8)
+    return broken
+
+
+def _layers_only_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
+    degrees = [f"{axis} {getattr(plan, axis)}" for axis in ("tp", "cp", "pp", "ep") if getattr(plan, axis) > 1]
+    if degrees:
+        return f"{degrees[0]} needs a transformer; {model.name}, given layer by layer, runs on dp_replicate x dp_shard"
+    if plan.virtual_stages > 1 or plan.layers_per_stage is not None:
+        return f"virtual_stages and layers_per_stage need pp above 1, which {model.name}, given layer by layer, has not"
+    if plan.seq_len != 1:
+        return f"seq_len {plan.seq_len}: {model.name} takes whole samples; leave seq_len at 1"
+    return f"precision {plan.precision} needs a transformer; {model.name} is given layer by layer"
+
+
+def _layers_checkpointing(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
+    known = (plan.selective_policy == "op") | (plan.selective_policy == "params")
+    return (plan.activation_checkpointing == "selective") & _no(known)
+
+
+def _layers_checkpointing_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
+    return f"selective_policy {plan.selective_policy} needs a transformer; {model.name} takes op, or full"
+
+
+def _layers_attention(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
+    return any(isinstance(layer, SelfAttention) for layer in model.layers) & _unfused(plan)
+
+
+def _layers_attention_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
+    kernel = _kernel(plan.stack, plan.attention)
+    return f"attention {kernel} needs a transformer; {model.name}, given layer by layer, runs a fused kernel"
+
+
+LAYERED_RULES: tuple[Rule[LayeredModel], ...] = (
+    Rule("more GPUs than the cluster joins", _too_many, _too_many_why),
+    Rule("precision that the device lacks", _precision, _precision_why),
+    Rule("needs a transformer", _layers_only, _layers_only_why),
+    Rule("checkpointing that needs a transformer", _layers_checkpointing, _layers_checkpointing_why),
+    Rule("attention that needs a transformer", _layers_attention, _layers_attention_why),
+    Rule("offload does not fit the sharding", _offload, _offload_why),
+)
+"""rules of models given layer by layer"""
+
+RULES: tuple[Rule[ModelSpec], ...] = (
+    Rule("more GPUs than the cluster joins", _too_many, _too_many_why),
+    Rule("precision that the device lacks", _precision, _precision_why),
+    Rule("autocast of other weights than fp32", _autocast, _autocast_why),
+    Rule("attention heads do not split over tp", _heads, _heads_why),
+    Rule("feed-forward width does not split over tp", _feed_forward, _feed_forward_why),
+    Rule("async_tp without sequence parallelism", _async_tp, _async_tp_why),
+    Rule("sequence does not split over cp and tp", _sequence, _sequence_why),
+    Rule("context parallelism does not fit attention", _context, _context_why),
+    Rule("experts do not split over ep", _experts, _experts_why),
+    Rule("layers do not spread over the stages", _stages, _stages_why),
+    Rule("schedule does not fit stages or micro batches", _schedule, _schedule_why),
+    Rule("offload does not fit the sharding", _offload, _offload_why),
+)
+"""the first that is broken is the reason of a plan"""

@@ -1,0 +1,166 @@
+"""Fields of a Plan from text and from files: types and choices checked, each mistake one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields as dataclass_fields
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from forerun.common.errors import ForerunError
+from forerun.describe.plan.plan import Plan
+
+FIELD_TYPES: dict[str, Any] = {name: hint for name, hint in get_type_hints(Plan).items() if name != "return"}
+FIELD_TYPES = {field.name: FIELD_TYPES[field.name] for field in dataclass_fields(Plan)}
+"""Plan's fields in order, with their types resolved"""
+
+MEANINGS = {
+    "micro_batch": "sequences of one micro batch",
+    "n_microbatches": "micro batches of a data-parallel rank in a step",
+    "dp_replicate": "data-parallel replicas; -1 for the rest",
+    "dp_shard": "ranks that share one copy of the state; -1 for the rest",
+    "cp": "context-parallel degree",
+    "tp": "tensor-parallel degree",
+    "pp": "pipeline-parallel degree",
+    "ep": "expert-parallel degree, carved out of dp_shard x cp",
+    "mesh_order": "axes of the mesh from neighbouring ranks outwards, joined by -",
+    "zero_stage": "what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters (FSDP)",
+    "reshard_after_forward": "free gathered parameters after the forward pass",
+    "shard_min_mib": "parameters of fewer MiB stay whole on every rank",
+    "prefetch": "FSDP units gathered ahead",
+    "ddp_bucket_mib": "size of a bucket of replicated gradients; 0: the stack's own",
+    "reduce_dtype": "dtype in which gradients are reduced",
+    "accumulate_dtype": "dtype of the gradient buffer",
+    "overlap_grad_reduce": "reduce gradients while backward runs",
+    "sequence_parallel": "split the sequence outside tensor-parallel regions",
+    "loss_parallel": "keep the logits split over tp",
+    "async_tp": "overlap tensor-parallel collectives with their products",
+    "pp_schedule": "pipeline schedule",
+    "virtual_stages": "stages of a pipeline rank",
+    "layers_per_stage": "layers of each stage in model order, as 8,8,8,6",
+    "balance_ends": "count embedding and head as a layer each",
+    "cp_method": "how context parallelism exchanges keys and values",
+    "cp_load_balance": "tokens of a causal sequence on a rank: head and tail chunks, stripes, or consecutive ones",
+    "expert_imbalance": "tokens of the busiest expert rank over the mean",
+    "precision": "dtype of the matrix products",
+    "autocast": "torch.autocast: fp32 weights, norms and residual stream, products cast their operands",
+    "master_dtype": "dtype of the weights that the optimizer updates",
+    "fp8_recipe": "scaling of fp8 operands",
+    "fp8_all_gather": "gather parameters in fp8",
+    "activation_checkpointing": "recompute activations in backward",
+    "selective_policy": "what selective checkpointing keeps or recomputes",
+    "checkpoint_every": "checkpoint every n-th layer",
+    "compile": "torch.compile: fused memory-bound kernels",
+    "compile_loss": "what is compiled includes the loss",
+    "graph_breaks": "compiled graphs end at the borders of modules; products and collectives run eagerly",
+    "cuda_graphs": "launch from CUDA graphs",
+    "attention": "attention kernel: naive, flash1, flash2, flash3, triton, flex, flex_uncompiled, cudnn, sdpa",
+    "optimizer": "optimizer",
+    "optimizer_impl": "kernels of the optimizer step",
+    "offload": "what lives in host memory between uses",
+    "activation_offload": "fraction of saved activations kept in host memory",
+    "stack": "software stack (forerun stacks)",
+}
+"""one line for each field but seq_len, which commands have as an option of their own"""
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+def choices(name: str) -> tuple[str | int, ...]:
+    """The values that field `name` may take; empty where they can't be listed."""
+    hint = FIELD_TYPES[name]
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
+def is_flag(name: str) -> bool:
+    """Whether field `name` is a yes or no."""
+    return FIELD_TYPES[name] is bool
+
+
+def is_list(name: str) -> bool:
+    """Whether field `name` holds several whole numbers."""
+    return any(get_origin(part) is tuple for part in get_args(FIELD_TYPES[name]))
+
+
+def from_text(name: str, text: str) -> object:
+    """The value of field `name` that a person wrote as `text`. Raises ForerunError for text of another type."""
+    place = f"--{name.replace('_', '-')}"
+    if is_list(name):
+        return tuple(_whole_number(place, part) for part in text.split(","))
+    hint, options = FIELD_TYPES[name], choices(name)
+    if hint is bool:
+        return _boolean(place, text)
+    if hint is int or (options and isinstance(options[0], int)):
+        return checked(name, _whole_number(place, text), place)
+    if hint is float:
+        try:
+            return checked(name, float(text), place)
+        except ValueError:
+            raise ForerunError(f"{place}: expected a number, got {text!r}") from None
+    return checked(name, _same_case(text, options), place)
+
+
+def checked(name: str, value: object, place: str) -> object:
+    """`value` if field `name` can hold it; lists become tuples, whole numbers may stand for others.
+
+    Raises ForerunError, which starts with `place`.
+    """
+    options = choices(name)
+    if options:
+        if value not in options or isinstance(value, bool):
+            raise ForerunError(f"{place}: expected one of {', '.join(map(str, options))}, got {value!r}")
+        return value
+    for hint in _alternatives(FIELD_TYPES[name]):
+        if hint is NoneType and value is None:
+            return None
+        if get_origin(hint) is tuple and isinstance(value, (list, tuple)) and all(_is_integer(v) for v in value):
+            return tuple(value)
+        if (hint is int and _is_integer(value)) or (hint in (bool, str) and isinstance(value, hint)):
+            return value
+        if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+    raise ForerunError(f"{place}: expected {_description(name)}, got {value!r}")
+
+
+def plan_fields(values: Mapping[str, object], place: str) -> dict[str, object]:
+    """Checked Plan fields of a mapping read from `place`. Raises ForerunError naming a wrong key or value."""
+    for key in values:
+        if key not in FIELD_TYPES:
+            close = difflib.get_close_matches(str(key), FIELD_TYPES, 1)
+            hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(FIELD_TYPES)}"
+            raise ForerunError(f"{place}: unknown key {key!r}{hint}")
+    return {name: checked(name, value, f"{place}: {name}") for name, value in values.items()}
+
+
+def _alternatives(hint: object) -> tuple[object, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _whole_number(place: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ForerunError(f"{place}: expected a whole number, got {text!r}") from None
+
+
+def _boolean(place: str, text: str) -> bool:
+    if text.lower() in _TRUE + _FALSE:
+        return text.lower() in _TRUE
+    raise ForerunError(f"{place}: expected true or false, got {text!r}")
+
+
+def _same_case(text: str, options: tuple[str | int, ...]) -> str:
+    """The option that differs from `text` in case only, or `text`."""
+    return next((option for option in options if isinstance(option, str) and option.lower() == text.lower()), text)
+
+
+def _description(name: str) -> str:
+    if is_list(name):
+        return "a list of whole numbers"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(FIELD_TYPES[name], "another type")

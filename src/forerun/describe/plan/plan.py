@@ -1,0 +1,190 @@
+"""Plan: how a model is trained. Frozen; torchtitan's names for the mesh axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from forerun.common.errors import ForerunError
+
+Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4"]
+Schedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "ZB1P", "ZBV", "DualPipeV"]
+MESH_AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+"""axes of the mesh in the usual order, innermost first (torchtitan, Megatron)"""
+DEFAULT_ORDER = "-".join(MESH_AXES)
+LARGEST_BUCKET_MIB = 1_000_000
+"""more than any GPU holds"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One parallelism configuration of one optimizer step.
+
+    The world is dp_replicate x dp_shard x cp x tp x pp ranks; `ep` is carved out of dp_shard x cp.
+    `n_microbatches` is the number of micro batches of one data-parallel rank in one optimizer step:
+    pipeline micro batches when pp > 1, gradient accumulation steps otherwise.
+    """
+
+    seq_len: int
+    micro_batch: int = 1
+    n_microbatches: int = 1
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    mesh_order: str = DEFAULT_ORDER
+    """axes of the mesh from neighbouring ranks outwards, joined by -: which of them lie inside a node"""
+
+    zero_stage: Literal[0, 1, 2, 3] = 3
+    """what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters (FSDP)"""
+    reshard_after_forward: Literal["default", "always", "never"] = "default"
+    """default: reshard unless pp > 1, as torchtitan does"""
+    shard_min_mib: float = 0.0
+    """parameters of fewer MiB (2**20 bytes, in master_dtype) stay whole on every rank, and their gradients are summed
+    there"""
+    prefetch: int = 1
+    """how many FSDP units are gathered ahead (FSDP2: one); 0 serialises gathers and compute"""
+    ddp_bucket_mib: float = 0.0
+    """size of a bucket in which replicated gradients are reduced; 0 is the stack's habit"""
+    reduce_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """dtype in which gradients are reduced; auto is the stack's habit"""
+    accumulate_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """dtype of the gradient buffer that micro batches add into; auto is the stack's habit"""
+    overlap_grad_reduce: bool = True
+    """reduce gradients while the backward pass still runs"""
+
+    sequence_parallel: bool = True
+    loss_parallel: bool = True
+    async_tp: bool = False
+
+    pp_schedule: Schedule = "1F1B"
+    virtual_stages: int = 1
+    """stages per rank (Megatron's model chunks); above 1 needs an interleaved or V schedule"""
+    layers_per_stage: tuple[int, ...] | None = None
+    """layers of each of the pp x virtual_stages stages in model order; None spreads them evenly"""
+    balance_ends: bool = False
+    """count embedding and head as one layer each when spreading layers over stages"""
+
+    cp_method: Literal["ring", "allgather", "ulysses"] = "ring"
+    cp_load_balance: Literal["head_tail", "striped", "none"] = "head_tail"
+    """which tokens of a causal sequence a context-parallel rank has: a chunk from the head and one from the tail
+    (PyTorch, Megatron), every cp-th token, or consecutive ones; `ulysses` is balanced by itself"""
+    expert_imbalance: float = 1.0
+    """tokens of the busiest expert rank over the mean, at least 1"""
+
+    precision: Precision = "bf16"
+    """dtype of the matrix multiplications"""
+    autocast: bool = False
+    """torch.autocast: weights, norms, the residual stream and the loss are in fp32, products cast their operands to
+    `precision` and keep the casts for the backward pass"""
+    master_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """dtype of the weights that the optimizer updates"""
+    fp8_recipe: Literal["tensorwise", "rowwise", "delayed", "mx", "none"] = "none"
+    fp8_all_gather: bool = False
+
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    selective_policy: Literal[
+        "op", "attention", "attention-block", "mlp", "mlp-act-norm", "attention+mlp", "params"
+    ] = "op"
+    """op: torchtitan's per-operator list; attention: Megatron's core attention; attention-block: attention with its
+    projections; mlp: the feed-forward;
+    mlp-act-norm: feed-forward activation and norms; attention+mlp: the two sub-blocks apart;
+    params: only the gathered or cast parameters"""
+    checkpoint_every: int = 1
+    """checkpoint every n-th layer"""
+    compile: bool = False
+    compile_loss: bool = True
+    """torch.compile covers the loss too, where the stack can"""
+    graph_breaks: bool = False
+    """torch.compile's graphs end at the borders of modules: norms, attention and the loss are compiled each for itself,
+    products and collectives run eagerly between them"""
+    cuda_graphs: bool = False
+    attention: str = "auto"
+    """attention kernel (naive, flash1, flash2, flash3, triton, flex, flex_uncompiled, cudnn, sdpa); auto is the stack's
+    own, flex_uncompiled is flex attention that nothing compiles, which makes all scores in fp32"""
+
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    optimizer_impl: Literal["fused", "foreach", "loop"] = "fused"
+    offload: Literal["none", "optimizer", "params"] = "none"
+    """what lives in host memory between uses"""
+    activation_offload: float = 0.0
+    """fraction of the saved activations kept in host memory until backward"""
+
+    stack: str = "torchtitan"
+    """software stack: which kernels run, what overlaps, what the host costs (`forerun stacks`)"""
+
+    def __post_init__(self) -> None:
+        positive = (
+            "seq_len",
+            "micro_batch",
+            "n_microbatches",
+            "dp_replicate",
+            "dp_shard",
+            "cp",
+            "tp",
+            "pp",
+            "ep",
+            "virtual_stages",
+            "checkpoint_every",
+        )
+        for field in positive:
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ForerunError(f"plan: {field} must be a whole number of at least 1, got {value!r}")
+        if self.prefetch < 0:
+            raise ForerunError(f"plan: prefetch must be at least 0, got {self.prefetch}")
+        if not 0 <= self.ddp_bucket_mib <= LARGEST_BUCKET_MIB:
+            raise ForerunError(
+                f"plan: ddp_bucket_mib must be between 0 and {LARGEST_BUCKET_MIB}, got {self.ddp_bucket_mib}"
+            )
+        if self.shard_min_mib < 0:
+            raise ForerunError(f"plan: shard_min_mib must be at least 0, got {self.shard_min_mib}")
+        if self.expert_imbalance < 1:
+            raise ForerunError(f"plan: expert_imbalance must be at least 1, got {self.expert_imbalance}")
+        if not 0 <= self.activation_offload <= 1:
+            raise ForerunError(f"plan: activation_offload must be between 0 and 1, got {self.activation_offload}")
+        if self.mesh_order != DEFAULT_ORDER and sorted(self.mesh_axes) != sorted(MESH_AXES):
+            raise ForerunError(
+                f"plan: mesh_order must name {', '.join(MESH_AXES)} once each, innermost first and joined by -,"
+                f" got {self.mesh_order!r}"
+            )
+
+    @property
+    def world_size(self) -> int:
+        return self.dp_replicate * self.dp_shard * self.cp * self.tp * self.pp
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel degree: ranks that see different samples."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def fsdp(self) -> int:
+        """Ranks over which state is sharded: context-parallel ranks share weights, so they shard too."""
+        return self.dp_shard * self.cp
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per optimizer step."""
+        return self.micro_batch * self.n_microbatches * self.dp
+
+    @property
+    def mesh_axes(self) -> tuple[str, ...]:
+        """Axes of the mesh, innermost first."""
+        return tuple(self.mesh_order.split("-"))
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.seq_len
+
+    @property
+    def n_stages(self) -> int:
+        return self.pp * self.virtual_stages
+
+    def describe(self) -> str:
+        """The mesh in one short line, axes of degree 1 left out."""
+        axes = [(n, getattr(self, n)) for n in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")]
+        return " ".join(f"{name}{degree}" for name, degree in axes if degree > 1) or "one GPU"

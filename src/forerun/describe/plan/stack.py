@@ -1,0 +1,221 @@
+"""Stack: the habits of a training framework that decide which kernels run and what overlaps.
+
+A stack is a data file in `stacks/`. Structural habits (which kernels are fused, who waits for whom) are facts of
+the code; the few rates in it are fitted, and the file says on what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import pydantic
+import yaml
+
+from forerun.common.errors import ForerunError, UnknownName
+
+Style = Literal["composed", "fused", "compiled"]
+"""composed: one kernel per tensor operation; fused: hand-written kernels; compiled: TorchInductor's"""
+
+_CUDNN_FIRST = frozenset({"blackwell"})
+"""where scaled_dot_product_attention runs cuDNN's kernel before FlashAttention's: from compute capability 10 on in
+torchtitan's models/attention.py, from 2025-05"""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One software stack. Times in microseconds of host or device time; shares between 0 and 1."""
+
+    name: str
+    description: str
+    source: str
+
+    norm: Style = "composed"
+    activation: Style = "composed"
+    rope: Style = "composed"
+    residual: Style = "composed"
+    loss: Style = "composed"
+    loss_in_fp32: bool = True
+    """the loss is computed on an fp32 copy of the logits: a composed one makes it, a fused one keeps it"""
+    compiles_loss: bool = True
+    """torch.compile covers the loss too, not only the layers"""
+    whole_graph: bool = False
+    """torch.compile takes the model and its loss as one graph, where a plan has no graph breaks; else layer by layer"""
+    softmax: Style = "fused"
+    """scale, mask and softmax of unfused attention"""
+    moe: Style = "composed"
+    """routing, permutation and combination of a mixture of experts"""
+    attention: str = "flash2"
+    attention_dropout: bool = False
+    hidden_dropout: bool = False
+    repeat_kv: bool = False
+    """key and value heads are copied to the number of query heads before attention"""
+    qkv_copies: int = 0
+    """layout copies of queries, keys, values and output around the attention kernel"""
+    sequence_first: bool = False
+    """activations are kept by place in the sequence, attention works sample by sample: with several of them in a micro
+    batch its output is copied for the projection, which keeps the copy"""
+    fused_qkv: bool = False
+    """one matrix for queries, keys and values"""
+    fused_bias_grad: bool = False
+    """bias gradients come out of the matrix multiplication"""
+    fp8_cast: Style = "fused"
+    """casts of operands to fp8"""
+    fp8_caches_weights: bool = False
+    """weights that are not sharded are cast to fp8 for the first micro batch of a step and kept (TransformerEngine)"""
+    fp8_params: bool = False
+    """both fp8 layouts of a weight take the place of its 2-byte copy (NeMo's fp8_params), and stand beside it otherwise
+    """
+    fp8_keeps_cast: bool = False
+    """products keep the fp8 cast of their input for the weight's gradient in place of the input (TransformerEngine)"""
+    save_gathered_input: bool = True
+    """sequence parallel: keep the gathered input of a column-parallel layer instead of gathering it again"""
+    padded_vocab_multiple: int = 1
+
+    issue_us: float = 6.0
+    """host time to launch one kernel, eager"""
+    compiled_issue_us: float = 2.5
+    launch_blocking_us: float = 0.0
+    """gap after every kernel when the host waits for each (CUDA_LAUNCH_BLOCKING)"""
+    kernel_gap_us: float = 1.0
+    """idle time of the device between two kernels of one stream"""
+    allocator: str = ""
+    """what the run scripts set in PYTORCH_CUDA_ALLOC_CONF"""
+    allocator_across_nodes: str | None = None
+    """what the script for several nodes sets there, where it is another; None: the same"""
+    lazy_kernels: bool = True
+    """CUDA loads kernels when they are first used: from PyTorch 1.13 on"""
+    communicators: tuple[str, ...] = ()
+    """groups with a communicator beside those that the step's collectives use: `world`, or mesh axes joined by +"""
+    clip_grad: bool = True
+    autocast: bool = False
+    """weights stay fp32 and are cast where they are used (torch.autocast)"""
+    step_us: float = 3000.0
+    """host time of a step outside forward, backward and optimizer"""
+
+    fsdp: Literal["fsdp1", "fsdp2", "simple"] = "fsdp2"
+    fsdp_reduce_every_microbatch: bool = True
+    parametrized: bool = False
+    """each use of a parameter casts and gathers it, and autograd decides how long the result lives (SimpleFSDP)"""
+    parameter_launches: int = 0
+    """host work of handing one sharded parameter to an eager module, or its gradient back, in launches (DTensor's
+    redistribution with its autograd function)"""
+    list_collectives: bool = False
+    """gathers and reductions take a list with one piece of the parameter for each rank, and copy piece by piece"""
+    persistent_elements: int = 0
+    """parameters of at most so many elements stay whole on every rank (stage3_param_persistence_threshold)"""
+    reuse_elements: int = 0
+    """between recomputation and backward pass parameters are kept that are used again within so many elements, others
+    gathered again (stage3_max_reuse_distance); 0 keeps all"""
+    joint_ends: bool = False
+    """embedding, final norm and head are one FSDP unit (the root), gathered from the first layer to the end of backward
+    """
+    grad_reduce: Literal["reduce-scatter", "all-reduce", "owner-reduce"] = "reduce-scatter"
+    """what ZeRO-1 does with gradients before its sharded step"""
+    owner_broadcast_us: float = 0.0
+    """per owning rank, when every rank broadcasts its updated parameters in turn"""
+    grad_reduce_overlap: bool = True
+    bucket_mib: float = 25.0
+    """size of a bucket in which replicated gradients are reduced beside the backward pass"""
+    channels_last: bool = True
+    """images lie in memory as matrix units take them; else convolutions on them copy each operand and result"""
+    broadcast_buffers: bool = False
+    """replicas take over rank 0's buffers (running statistics) before the first forward pass of a step, as DDP does"""
+    bucket_copies: bool = False
+    """buckets are buffers of their own beside the gradients, for good (DDP without gradient_as_bucket_view)"""
+    reduce_dtype: Literal["fp32", "bf16", "fp16", "param"] = "fp32"
+    accumulate_dtype: Literal["fp32", "bf16", "fp16", "param"] = "param"
+    """dtype of the gradient buffer that micro batches add into"""
+    late_accumulation: bool = False
+    """gradients of all units stay in their own dtype until the backward pass ends, and then go into a wider buffer
+    (DeepSpeed's BF16_Optimizer)"""
+    step_elements: int = 0
+    """at the end of a step gradients are reduced, and updated parameters gathered, through flat copies of at most so
+    many elements; 0: where they are"""
+    fused_accumulation: bool = False
+    """weight gradients are added to the buffer inside the matrix multiplication"""
+    dummy_weight_grads: bool = False
+    """fused accumulation hands autograd one empty gradient per distinct weight shape, kept for ever"""
+    overlap_slowdown: float = 0.15
+    """how much slower a kernel runs beside a collective (NCCL takes multiprocessors and memory bandwidth)"""
+
+    tp_forward_overlap: bool = False
+    tp_backward_overlap: bool = False
+    """tensor-parallel collectives of the backward pass run beside the other gradient's matrix multiplication"""
+    tp_copies: int = 0
+    """extra layout copies of the buffer around each tensor-parallel collective"""
+    dtensor: bool = False
+    """as PyTorch's own DTensor code: tensor-parallel ranks sum the gradients of what they hold whole tensor by tensor,
+    and norms of gradients are reduced over one mesh axis after the other"""
+    stages_by_cost: bool = False
+    """pipeline stages are cut where they come to equal shares of the matrices, the head's among them (nanotron)"""
+    pipeline_keeps: bool = False
+    """as torch.distributed.pipelining: buffers for what every micro batch receives, and outputs of a stage until its
+    backward pass has ended"""
+    p2p_overlap: bool = False
+    p2p_scatter: bool = False
+    """tensor-parallel ranks send a share of the activation each and gather it on arrival (Megatron-LM)"""
+    cp_overlap: bool = True
+    cp_merge: Style = "fused"
+    """how the parts of attention under context parallelism are put together. Composed is PyTorch's: piece by piece also
+    where keys and values are gathered at once, with gradients that are passed on in fp32 until they are back"""
+    recompute_early_stop: bool = True
+    op_policy_keeps_cudnn: bool = True
+    """checkpointing by operation knows cuDNN's attention kernel, as it knows FlashAttention's, and keeps its output"""
+    op_policy_keeps_abs: bool = False
+    """checkpointing by operation keeps the absolute values that eager casts to fp8 make of whole operands to find the
+    largest one"""
+    offload_turn: Literal["layer", "pass"] = "layer"
+    """what of offloaded activations is copied at once, and held by the device until the copy's end: a layer's, as
+    TransformerEngine does, or those of a whole pass through a stage"""
+
+    gemm_rate: float = 1.0
+    """sustained matrix-multiplication rate of this stack over the device profile's"""
+    memory_rate: float = 1.0
+    """achieved bandwidth of memory-bound kernels over the device profile's"""
+    attention_rate: float = 1.0
+    attention_backward_rate: float = 1.0
+    """of the backward pass, beside `attention_rate`, which counts in both"""
+    network_rate: float = 1.0
+
+    fitted: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
+    """constant -> how it was fitted and on how many rows"""
+
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+
+    def across(self, nodes: int) -> Stack:
+        """These habits as the script for so many nodes has them."""
+        if nodes == 1 or self.allocator_across_nodes is None:
+            return self
+        return replace(self, allocator=self.allocator_across_nodes)
+
+    def attention_kernel(self, wanted: str, architecture: str) -> str:
+        """What runs on a device of `architecture` where a plan's attention is `wanted`."""
+        kernel = self.attention if wanted == "auto" else wanted
+        return "cudnn" if kernel == "sdpa" and architecture in _CUDNN_FIRST else kernel
+
+
+_ADAPTER = pydantic.TypeAdapter(Stack)
+
+
+def stack_names() -> list[str]:
+    """Names of the shipped stacks, sorted."""
+    folder = resources.files("forerun.describe.plan") / "stacks"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+@cache
+def load_stack(name: str) -> Stack:
+    """The shipped stack `name`; UnknownName lists the known ones."""
+    key = name.lower()
+    if key not in stack_names():
+        raise UnknownName("stack", name, stack_names())
+    text = (resources.files("forerun.describe.plan") / "stacks" / f"{key}.yaml").read_text(encoding="utf-8")
+    try:
+        return _ADAPTER.validate_python({"name": key, **yaml.safe_load(text)})
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ForerunError(f"stack {key}: {place}: {first['msg']}") from None

@@ -1,0 +1,91 @@
+"""TrainingLoop: what a training loop does every n steps beside the step itself. Frozen; torchtitan's names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, get_args
+
+from forerun.common.errors import ForerunError
+
+CheckpointMode = Literal["disabled", "async", "async_with_pinned_mem"]
+"""torchtitan's `checkpoint.async_mode`: save while the loop waits; copy to new host memory while it waits, and save
+beside the next steps; copy beside the next step too, into pinned host memory that stays"""
+CHECKPOINT_MODES: tuple[CheckpointMode, ...] = get_args(CheckpointMode)
+KINDS = ("checkpoint", "profile", "memory_snapshot", "gc", "metrics")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLoop:
+    """Periodic work of a training loop. A number n stands for `every n steps`, 0 for never."""
+
+    checkpoint: int = 0
+    """save the training state (torchtitan's checkpoint.interval)"""
+    profile: int = 0
+    """run torch.profiler and export its trace (profiling.profile_freq)"""
+    memory_snapshot: int = 0
+    """write the allocator's history, which is recorded all the time (profiling.profile_freq)"""
+    gc: int = 0
+    """collect Python's garbage of the youngest two generations, and at no other time (training.gc_freq)"""
+    metrics: int = 0
+    """read the loss on the host, reduce it over all data-parallel ranks and log it (metrics.log_freq)"""
+    checkpoint_mode: CheckpointMode = "disabled"
+    profiler_active: int = 1
+    """steps that one trace covers (profiling.profiler_active)"""
+
+    def __post_init__(self) -> None:
+        for kind in KINDS:
+            _check_count(kind, getattr(self, kind), 0)
+        _check_count("profiler_active", self.profiler_active, 1)
+        if self.checkpoint_mode not in CHECKPOINT_MODES:
+            known = ", ".join(CHECKPOINT_MODES)
+            raise ForerunError(f"training loop: checkpoint_mode must be one of {known}, got {self.checkpoint_mode!r}")
+        if self.profile and self.profiler_active > self.profile:
+            raise ForerunError(
+                f"training loop: a trace of {self.profiler_active} steps does not fit into every {self.profile} steps;"
+                " profile less often, or fewer steps"
+            )
+
+    def __bool__(self) -> bool:
+        """Whether anything is done at all."""
+        return any(getattr(self, kind) for kind in KINDS)
+
+    def with_every(self, text: str) -> TrainingLoop:
+        """The loop with the intervals that a person wrote: `checkpoint=500,gc=50`.
+
+        Raises:
+            ForerunError: an entry is not of the form kind=steps, or names a kind that does not exist.
+        """
+        given: dict[str, int] = {}
+        for part in text.split(","):
+            name, equals, steps = (piece.strip() for piece in part.partition("="))
+            kind = name.replace("-", "_")
+            if kind not in KINDS:
+                near = difflib.get_close_matches(kind, KINDS, 1)
+                hint = f", did you mean {near[0]}?" if near else ";"
+                raise ForerunError(
+                    f"--every {text}: no periodic work is called {name!r}{hint} known: {', '.join(KINDS)}"
+                )
+            if not equals or not steps.isdigit():
+                raise ForerunError(f"--every {text}: expected a number of steps for {name}, as in {name}=100")
+            given[kind] = int(steps)
+        return replace(self, **given)  # type: ignore[arg-type]
+
+    def settings(self) -> dict[str, int | str]:
+        """Everything that is not at its default, as a Program's `meta` keeps it."""
+        plain = TrainingLoop()
+        return {name: value for name, value in asdict(self).items() if value != getattr(plain, name)}
+
+    @staticmethod
+    def of_settings(settings: Mapping[str, object]) -> TrainingLoop:
+        """The loop that `settings` wrote. Raises ForerunError for what no loop has."""
+        try:
+            return TrainingLoop(**settings)  # type: ignore[arg-type]
+        except TypeError:
+            raise ForerunError(f"training loop: unknown settings among {', '.join(map(str, settings))}") from None
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ForerunError(f"training loop: {name} must be a whole number of at least {least}, got {value!r}")

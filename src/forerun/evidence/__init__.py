@@ -1,0 +1,1 @@
+"""How the figures are kept true: microbenchmarks, fitted constants, published measurements."""

@@ -1,0 +1,103 @@
+"""What a user's own measured steps tell about a cluster and a framework: a Bayesian update of rates.
+
+A measured step moves each rate that its own time depends on, in proportion to how uncertain the rate is, so that a
+plan with other shares of computation and communication is corrected differently. The corrected rates are part of the
+Cluster: predictions and the bounds of a search use them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from forerun.answers.analysis.predict import is_worth_folding
+from forerun.answers.analysis.setup import Setup
+from forerun.answers.analysis.simulate_setup import prepare
+from forerun.core.program.types import F64
+from forerun.describe.cluster.types import Cluster, KernelRates
+from forerun.evidence.fitting.constants import What, changed, load_registry
+from forerun.evidence.fitting.posterior import load_posterior
+from forerun.evidence.fitting.update import most_probable, most_telling
+
+_STEP = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A step of the user's own and the seconds that it took."""
+
+    setup: Setup
+    measured_s: float
+
+
+def anchored_rates(anchors: Sequence[Anchor]) -> KernelRates:
+    """Rates over those of the anchors' clusters, most probable after all `anchors`.
+
+    Raises:
+        ImpossiblePlan, ForerunError: as `predict` of an anchor.
+    """
+    registry, known = load_registry(), load_posterior()
+    whats = list(registry.anchor.sigma)
+    # the anchors' stacks may differ, while the cluster's rates are one: what is unsure of them on average
+    covariance = np.mean([known.of_rates(registry, anchor.setup) for anchor in anchors], axis=0)
+    measured = np.log([anchor.measured_s for anchor in anchors])
+
+    times = [_log_times(anchor.setup, whats) for anchor in anchors]
+
+    def errors(x: F64) -> F64:
+        out: F64 = np.array([log_time(x) for log_time in times]) - measured
+        return out
+
+    slopes = np.array([_slopes(log_time, len(whats)) for log_time in times])
+    first = errors(np.zeros(len(whats)))
+    return rates_of(whats, most_probable(errors, first, slopes, covariance, registry.anchor.noise))
+
+
+def best_anchor(setups: Sequence[Setup]) -> int:
+    """Which of `setups`, measured and given as anchor, would tell most about the others.
+
+    Raises:
+        ImpossiblePlan, ForerunError: as `predict` of one of them.
+    """
+    registry, known = load_registry(), load_posterior()
+    whats = list(registry.anchor.sigma)
+    slopes = np.array([_slopes(_log_times(setup, whats), len(whats)) for setup in setups])
+    return most_telling(slopes, [known.of_rates(registry, setup) for setup in setups], registry.anchor.noise)
+
+
+def _log_times(setup: Setup, whats: Sequence[What]) -> Callable[[F64], float]:
+    """Logarithms of rates -> logarithm of the step's time. All runs share one Program."""
+    prepared = prepare(setup)
+
+    def log_time(x: F64) -> float:
+        habits = changed(setup.stack, dict(zip(whats, np.exp(x).tolist(), strict=True)))
+        run = prepared.under(habits).run(is_worth_folding(setup.plan))
+        return float(np.log(run.prediction.step_time_s))
+
+    return log_time
+
+
+def _slopes(log_time: Callable[[F64], float], n_rates: int) -> F64:
+    """d log(time) / d log(rate), (n_rates,)."""
+    first = log_time(np.zeros(n_rates))
+    return np.array([log_time(_STEP * unit) - first for unit in np.eye(n_rates)]) / _STEP
+
+
+def anchored(cluster: Cluster, rates: KernelRates) -> Cluster:
+    """`cluster` with `rates` over its own."""
+    return replace(cluster, rates=cluster.rates.times(rates))
+
+
+def rates_of(whats: Sequence[What], x: F64) -> KernelRates:
+    """Rates of the logarithms `x` of `whats`; a device's clock sets products and attention."""
+    factor = dict(zip(whats, np.exp(x).tolist(), strict=True))
+    clock = factor.get("sustained", 1.0)
+    return KernelRates(
+        gemm=clock,
+        attention=clock * factor.get("attention_forward", 1.0),
+        attention_backward=factor.get("attention_backward", 1.0),
+        memory=factor.get("memory_rate", 1.0),
+        network=factor.get("network_rate", 1.0),
+    )

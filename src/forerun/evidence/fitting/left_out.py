@@ -1,0 +1,113 @@
+"""How well one measured step of a user's own corrects other steps, of stacks that are fitted and of ones left out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.core.program.types import F64
+from forerun.evidence.fitting.fit import StepFit
+from forerun.evidence.fitting.posterior import Posterior
+from forerun.evidence.fitting.steps import Step, StepTimes
+from forerun.evidence.fitting.update import most_probable, most_telling
+
+
+@dataclass(frozen=True, slots=True)
+class AnchoredErrors:
+    """log(predicted / measured) of every step: (n_steps,), or one of each anchor, which may be none."""
+
+    errors: F64
+    """without anchor"""
+    same_cluster: tuple[F64, ...]
+    """after each other step of its source and device as anchor, in turn"""
+    same_run: tuple[F64, ...]
+    """after each of those that are of its model too"""
+    best: tuple[F64, ...]
+    """after the one of those that tells most about the others, without knowing what any took; none for itself"""
+
+
+def fitted_errors(fit: StepFit, times: StepTimes) -> AnchoredErrors:
+    """With constants fitted to all steps."""
+    errors = np.log(fit.fit.fitted_s) - times.log_measured
+    return _anchored_errors(times, fit.slopes, errors, [fit.fit.posterior] * len(errors))
+
+
+def left_out_errors(fit: StepFit, times: StepTimes) -> AnchoredErrors:
+    """With the step's family left out of the fit. Raises ForerunError as the fit does."""
+    errors = np.zeros(len(times.steps))
+    known: list[Posterior] = [fit.fit.posterior] * len(errors)
+    for family in dict.fromkeys(step.family for step in times.steps):
+        found = fit.leave_out(family)
+        for number, time_s in zip(found.numbers, found.seconds, strict=True):
+            errors[number] = np.log(time_s) - times.log_measured[number]
+            known[number] = found.posterior
+    return _anchored_errors(times, fit.slopes, errors, known)
+
+
+def _anchored_errors(times: StepTimes, slopes: F64, errors: F64, known: Sequence[Posterior]) -> AnchoredErrors:
+    """Anchors correct to first order."""
+    registry, noise = times.registry, times.registry.anchor.noise
+    rates = _slopes_of_rates(times, slopes)
+    unsure = [one.of_rates(registry, step.setup) for one, step in zip(known, times.steps, strict=True)]
+    changes = [
+        _change(error, own, covariance, noise) for error, own, covariance in zip(errors, rates, unsure, strict=True)
+    ]
+
+    def after(anchors: Iterable[Sequence[int]]) -> tuple[F64, ...]:
+        return tuple(
+            np.array([errors[own] + rates[own] @ changes[anchor] for anchor in some])
+            for own, some in enumerate(anchors)
+        )
+
+    def best(group: Sequence[int]) -> int:
+        return group[most_telling(rates[list(group)], [unsure[number] for number in group], noise)]
+
+    own_run = _groups(times.steps, lambda step: (*_cluster(step), step.setup.model.name))
+    chosen = [best(group) for group in own_run]
+    return AnchoredErrors(
+        errors,
+        after(_others(_groups(times.steps, _cluster))),
+        after(_others(own_run)),
+        after([one] if one != own else [] for own, one in enumerate(chosen)),
+    )
+
+
+def _cluster(step: Step) -> tuple[str, str]:
+    return step.source, step.setup.cluster.device.name
+
+
+def _groups(steps: Sequence[Step], key: Callable[[Step], Hashable]) -> list[list[int]]:
+    """Of every step, the numbers of all that share its key."""
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for number, step in enumerate(steps):
+        members[key(step)].append(number)
+    return [members[key(step)] for step in steps]
+
+
+def _others(groups: Sequence[Sequence[int]]) -> Iterable[list[int]]:
+    return ([other for other in group if other != own] for own, group in enumerate(groups))
+
+
+def _slopes_of_rates(times: StepTimes, slopes: F64) -> F64:
+    """d log(time) / d log(rate) for the rates that an anchor may change, (n_steps, n_rates)."""
+    whats = list(times.registry.anchor.sigma)
+    out = np.zeros((len(slopes), len(whats)))
+    for number, constants in enumerate(times.constants):
+        for column, what in enumerate(whats):
+            if what in constants:
+                out[number, column] = slopes[number, constants[what][0]]
+    return out
+
+
+def _change(error: float, slopes: F64, covariance: F64, noise: float) -> F64:
+    """Logarithms of the rates that a step with this error makes most probable."""
+    first, row = np.array([error]), slopes[None, :]
+    return most_probable(lambda x: first + row @ x, first, row, covariance, noise)
+
+
+def mean_errors(logarithms: Sequence[F64]) -> F64:
+    """Mean absolute error of each, as a fraction of the measured time; without those that are empty."""
+    return np.array([np.abs(np.exp(each) - 1).mean() for each in logarithms if len(each)])

@@ -1,0 +1,92 @@
+"""What a fit to whole steps leaves unsure: covariances of the logarithms of its constants.
+
+Steps tell sums better than parts (a slower clock with a higher bandwidth predicts most of them alike), so that errors
+of constants go together. A measured step of a user's own has to be read with that in mind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import resources
+from statistics import median
+
+import numpy as np
+import yaml
+
+from forerun.answers.analysis.setup import Setup
+from forerun.core.program.types import F64
+from forerun.evidence.fitting.constants import Registry, What
+
+FILE = "evidence/fitting/posterior.yaml"
+_HEAD = """\
+# What the fit of whole steps leaves unsure of its constants (written by forerun fit --write).
+#   sigma   standard deviation of a constant's logarithm
+#   with    correlations of that error, in %, with those of the constants above it, in their order
+"""
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Covariance of the logarithms of the constants of these names, (n, n)."""
+
+    names: tuple[str, ...]
+    covariance: F64
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.names)}
+
+    def of_rates(self, registry: Registry, setup: Setup) -> F64:
+        """Covariance of the logarithms of the rates that a measured step of `setup` may change, (n_rates, n_rates).
+
+        Beside what the fit leaves unsure it holds how far one cluster lies from others with the device and the stack.
+        A constant that the fit did not know may be as far off as its prior, and a rate that no constant is of as a
+        typical one of its sort.
+        """
+        whats = list(registry.anchor.sigma)
+        out = np.diag([registry.anchor.sigma[what] ** 2 for what in whats])
+        constants = registry.constants_of(setup)
+        known: list[tuple[int, int]] = []
+        for row, what in enumerate(whats):
+            if what not in constants:
+                out[row, row] += _typical_spread(registry, what) ** 2
+                continue
+            constant = registry.constants[constants[what][0]]
+            place = self._places.get(constant.name)
+            if place is None:
+                out[row, row] += registry.spread_of(constant) ** 2
+            else:
+                known.append((row, place))
+        rows, places = [row for row, _ in known], [place for _, place in known]
+        out[np.ix_(rows, rows)] += self.covariance[np.ix_(places, places)]
+        return out
+
+    def as_text(self) -> str:
+        """As the file holds it."""
+        sigma = np.sqrt(np.diag(self.covariance))
+        percent = np.rint(100 * self.covariance / np.outer(sigma, sigma)).astype(int)
+        lines = [
+            f"{name}: {{sigma: {sigma[i]:.3g}, with: {percent[i, :i].tolist()}}}" for i, name in enumerate(self.names)
+        ]
+        return _HEAD + "\n".join(lines) + "\n"
+
+
+def _typical_spread(registry: Registry, what: What) -> float:
+    return median(registry.spread_of(one) for one in registry.constants if one.what == what)
+
+
+def parse_posterior(text: str) -> Posterior:
+    """What `Posterior.as_text` wrote."""
+    entries = yaml.safe_load(text)
+    sigma = np.array([entry["sigma"] for entry in entries.values()])
+    correlation = np.eye(len(sigma))
+    for i, entry in enumerate(entries.values()):
+        correlation[i, :i] = correlation[:i, i] = np.array(entry["with"]) / 100
+    return Posterior(tuple(entries), correlation * np.outer(sigma, sigma))
+
+
+@cache
+def load_posterior() -> Posterior:
+    """That of the shipped constants."""
+    return parse_posterior((resources.files("forerun") / FILE).read_text(encoding="utf-8"))

@@ -1,0 +1,111 @@
+"""Measured steps, and what each constant changes in the time that is predicted for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from forerun.answers.analysis.predict import is_worth_folding, predict_setup
+from forerun.answers.analysis.setup import Setup
+from forerun.answers.analysis.simulate_setup import Prepared, prepare
+from forerun.common.errors import ForerunError
+from forerun.core.program.types import F64
+from forerun.describe.model.spec import ModelSpec
+from forerun.evidence.fitting.constants import IN_PROGRAM, Registry, What, changed
+from forerun.evidence.validation.hardware import Hardware
+from forerun.evidence.validation.mapping import map_row
+from forerun.evidence.validation.metrics import measured_time_s
+from forerun.evidence.validation.plan_mapping import Inexpressible
+from forerun.evidence.validation.rows import Measurement
+
+TIER = "A"
+"""rows that state everything that a simulation needs"""
+_STEP = 0.02
+"""of the logarithm of a constant, for its derivative"""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One measured step. Rows of one `source` are measured alike; `family` is its stack's."""
+
+    name: str
+    source: str
+    family: str
+    setup: Setup
+    measured_s: float
+
+
+def steps_of(
+    rows: Iterable[Measurement], models: Mapping[str, ModelSpec], hardware: Hardware, registry: Registry
+) -> list[Step]:
+    """The rows of TIER with a measured time that can be expressed.
+
+    Raises:
+        ForerunError: there is none.
+    """
+    steps = []
+    for row in rows:
+        time_s = measured_time_s(row)
+        if row.tier != TIER or time_s is None:
+            continue
+        try:
+            inputs = map_row(row, models, hardware)
+        except Inexpressible:
+            continue
+        setup = Setup(inputs.model, inputs.plan, inputs.cluster)
+        steps.append(Step(row.id, row.source_id, registry.family_of(setup.stack.name), setup, time_s))
+    if not steps:
+        raise ForerunError(f"nothing to fit: no row of tier {TIER} with a measured time can be expressed")
+    return steps
+
+
+class StepTimes:
+    """Predicted times of steps as a function of the constants of a registry."""
+
+    def __init__(self, steps: Sequence[Step], registry: Registry, progress: Callable[[], object] = lambda: None):
+        self.steps = tuple(steps)
+        self.registry = registry
+        self._progress = progress
+        self._prepared: list[Prepared | None] = [None] * len(self.steps)
+        """Programs, which most constants leave as they are"""
+        self.constants = [registry.constants_of(step.setup) for step in steps]
+        """of each step: what its time depends on -> number of the constant, and its place"""
+        self.shipped = np.log([constant.shipped for constant in registry.constants])
+        """logarithms of the values in force, (n_constants,)"""
+        self.log_measured = np.log([step.measured_s for step in steps])
+
+    def seconds(self, values: F64) -> F64:
+        """Predicted seconds with constants of these logarithms, (n_steps,)."""
+        return np.array([self._seconds(number, values) for number in range(len(self.steps))])
+
+    def errors(self, values: F64) -> F64:
+        """log(predicted / measured), (n_steps,)."""
+        out: F64 = np.log(self.seconds(values)) - self.log_measured
+        return out
+
+    def slopes(self, values: F64, seconds: F64) -> F64:
+        """d log(predicted) / d log(constant) at `values`, where the times are `seconds`; (n_steps, n_constants)."""
+        out = np.zeros((len(self.steps), len(values)))
+        for number, constants in enumerate(self.constants):
+            for what, (constant, _) in constants.items():
+                time_s = self._seconds(number, values, {what: float(np.exp(_STEP))})
+                out[number, constant] = np.log(time_s / seconds[number]) / _STEP
+        return out
+
+    def _seconds(self, number: int, values: F64, further: Mapping[What, float] | None = None) -> float:
+        setup = self.steps[number].setup
+        moved = values - self.shipped
+        factors = {what: float(np.exp(moved[constant])) for what, (constant, _) in self.constants[number].items()}
+        for what, factor in (further or {}).items():
+            factors[what] = factors.get(what, 1.0) * factor
+        self._progress()
+        habits = changed(setup.stack, factors)
+        if not IN_PROGRAM.isdisjoint(factors):
+            return predict_setup(replace(setup, habits=habits)).step_time_s
+        if self._prepared[number] is None:
+            self._prepared[number] = prepare(setup)
+        prepared = self._prepared[number]
+        assert prepared is not None
+        return prepared.under(habits).run(is_worth_folding(setup.plan)).prediction.step_time_s

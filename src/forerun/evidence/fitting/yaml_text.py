@@ -1,0 +1,84 @@
+"""One value of a YAML text changed and everything else left as it is, comments included."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from forerun.common.errors import ForerunError
+
+_SCALAR = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[^\s#{}\[\],"'][^#{}\[\],]*?)"""
+
+
+def with_value(text: str, path: Sequence[str], value: str, place: str) -> str:
+    """`text` with the scalar at `path` replaced by `value`, as YAML writes it.
+
+    A missing last key is added after the scalars of its mapping, a missing mapping at the end of the text.
+
+    Raises:
+        ForerunError: `place` and the key that is missing on the way, or holds no scalar.
+    """
+    lines = text.splitlines()
+    start, end, pad = 0, len(lines), ""
+    for depth, key in enumerate(path):
+        last = depth == len(path) - 1
+        number = _line_of(lines, start, end, pad, key)
+        if number is None:
+            if not last and depth:
+                raise ForerunError(f"{place}: there is no {'.'.join(path[: depth + 1])}")
+            at = _first_mapping(lines, start, end, pad) if last else end
+            return _text([*lines[:at], *_entry(path[depth:], value, pad), *lines[at:]])
+        rest = lines[number].removeprefix(f"{pad}{key}:").strip()
+        if last:
+            lines[number] = _replaced(lines[number], rf"^({re.escape(pad + key)}:\s+)", value, place, path)
+            return _text(lines)
+        if rest.startswith("{"):
+            inner = path[-1]
+            if depth != len(path) - 2:
+                raise ForerunError(f"{place}: {'.'.join(path)} lies too deep in a line")
+            lines[number] = _replaced(lines[number], rf"^(.*?[{{,]\s*{re.escape(inner)}:\s+)", value, place, path)
+            return _text(lines)
+        start, end = number + 1, _end_of(lines, number, end, pad)
+        pad = _indentation(lines[start]) if start < end else pad + "  "
+    raise ForerunError(f"{place}: no key given")
+
+
+def _line_of(lines: Sequence[str], start: int, end: int, pad: str, key: str) -> int | None:
+    return next((i for i in range(start, end) if re.match(rf"{re.escape(pad + key)}:(\s|$)", lines[i])), None)
+
+
+def _first_mapping(lines: Sequence[str], start: int, end: int, pad: str) -> int:
+    """The first line that opens a mapping; `end` where none does."""
+    return next((i for i in range(start, end) if re.match(rf"{re.escape(pad)}[^\s#].*:$", lines[i])), end)
+
+
+def _end_of(lines: Sequence[str], number: int, end: int, pad: str) -> int:
+    """First line after the mapping that line `number` opens; blank lines and comments after it are not its own."""
+    after = number + 1
+    for i in range(number + 1, end):
+        if not lines[i].strip() or lines[i].lstrip().startswith("#"):
+            continue
+        if len(_indentation(lines[i])) <= len(pad):
+            break
+        after = i + 1
+    return after
+
+
+def _indentation(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _entry(path: Sequence[str], value: str, pad: str) -> list[str]:
+    keys = [f"{pad}{'  ' * depth}{key}:" for depth, key in enumerate(path)]
+    return [*keys[:-1], f"{keys[-1]} {value}"]
+
+
+def _replaced(line: str, before: str, value: str, place: str, path: Sequence[str]) -> str:
+    found = re.match(before + rf"({_SCALAR})(?=\s*(?:[,}}]|#|$))", line)
+    if found is None:
+        raise ForerunError(f"{place}: {'.'.join(path)} is missing or not a plain value")
+    return f"{found[1]}{value}{line[found.end() :]}"
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,314 @@
+"""Fit the constants of a cost profile to measured kernel times.
+
+Every function takes columns (a pandas DataFrame, or a mapping of names to arrays) and returns the entry of a profile
+(`cost/profiles/*.yaml`). Fits minimise a soft-L1 of log(predicted / measured), so a few stray measurements do not
+steer them, over the logarithms of positive constants. Needs scipy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.common.errors import ForerunError
+from forerun.common.units import GIGA, TERA
+from forerun.core.cost.attention import AttentionRates, attention_s
+from forerun.core.cost.gemm import GemmRates, gemm_s
+from forerun.core.cost.profile import AttentionEntry, GemmEntry
+from forerun.core.network.constants import NodeOp
+from forerun.core.network.lines import smooth_minimum_s
+from forerun.core.network.nccl import measured_lines
+from forerun.core.program.types import F64, Collective
+
+Columns = Mapping[str, npt.ArrayLike]
+_US = 1e-6
+_SCALE = 0.1
+"""log error beyond which a measurement loses weight"""
+_SHARE = 0.8
+"""share of the HBM peak that attention streams at"""
+LEAST_ROWS = {"gemm": 10, "attention": 7, "bytes": 4, "collectives": 9}
+"""measurements without which a fit is refused"""
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Datasheet figures of the device that was measured."""
+
+    tflops: float
+    """dense, in the dtype of the measurements"""
+    hbm_gb_s: float
+    multiprocessors: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """One constant and its range; it is fitted as log(value + shift), so a range may touch zero."""
+
+    start: float
+    low: float
+    high: float
+    shift: float = 0.0
+    prior: float = 0.0
+    """pull towards `start`, in residuals a unit of the logarithm: for constants that few measurements tell apart"""
+
+
+def mape(predicted_s: F64, measured_s: F64) -> float:
+    """Mean absolute error in percent of the measured time."""
+    return float(np.mean(np.abs(predicted_s / measured_s - 1.0)) * 100)
+
+
+def _columns(data: Columns, names: Sequence[str], least: int) -> list[F64]:
+    missing = [name for name in names if name not in data]
+    if missing:
+        raise ForerunError(f"measurements: column {missing[0]!r} is missing; needed: {', '.join(names)}")
+    found = [np.asarray(data[name], np.float64) for name in names]
+    if len(found[0]) < least:
+        raise ForerunError(f"measurements: {len(found[0])} rows are too few to fit {least} constants; measure more")
+    if any(not (np.isfinite(column) & (column > 0)).all() for column in found):
+        raise ForerunError(f"measurements: every value of {', '.join(names)} must be a positive number")
+    return found
+
+
+def _optional(data: Columns, name: str, default: F64) -> F64:
+    return np.asarray(data[name], np.float64) if name in data else default
+
+
+def _fit(
+    parameters: Sequence[_Parameter], model_s: Callable[[F64], F64], measured_s: F64, weight: F64
+) -> tuple[F64, float]:
+    """Constants that explain `measured_s` best, and their mean absolute error in percent."""
+    try:
+        import scipy.optimize as optimize
+    except ImportError:
+        raise ForerunError("fitting constants needs scipy: pip install 'forerun[measure]'") from None
+    shift, prior = (np.array([getattr(p, key) for p in parameters]) for key in ("shift", "prior"))
+
+    def residual(x: F64) -> F64:
+        error = np.sqrt(weight) * np.log(model_s(np.exp(x) - shift) / measured_s)
+        return np.concatenate([error, prior * (x - start)])
+
+    low, high, start = (
+        np.log(np.array([getattr(p, key) for p in parameters]) + shift) for key in ("low", "high", "start")
+    )
+    solution = optimize.least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=_SCALE, x_scale=0.1)
+    best: F64 = np.exp(solution.x) - shift
+    return best, mape(model_s(best), measured_s)
+
+
+# -- matrix multiplication ---------------------------------------------------------------------------------------
+
+
+def gemm_constants(entry: GemmEntry, peaks: Peaks, input_bytes: float = 2.0, output_bytes: float = 2.0) -> GemmRates:
+    """`entry` as the forward constants of the measured device itself."""
+    return GemmRates(
+        flops_per_s=entry.p_tflops * TERA,
+        peak_flops_per_s=peaks.tflops * TERA,
+        bytes_per_s=entry.hbm_gb_s * GIGA,
+        launch_s=entry.launch_us * _US,
+        wave_outputs=entry.wave_fraction * 128 * 128 * peaks.multiprocessors,
+        depth_pad=entry.depth_pad,
+        slowdown=entry.slowdown,
+        slowdown_tau_s=entry.slowdown_tau_us * _US,
+        overlap=entry.overlap,
+        odd_rows=entry.odd_rows,
+        quant_passes=entry.quant_passes,
+        input_bytes=input_bytes,
+        output_bytes=output_bytes,
+        dgrad_rate=1.0,
+        wgrad_rate=1.0,
+        accumulate_exposed=1.0,
+    )
+
+
+def gemm_weights(m: F64, n: F64, k: F64) -> F64:
+    """Training shapes (m >= 2048, n and k >= 1024) count three times, other large ones 1.5, the rest half."""
+    large = np.minimum(np.minimum(m, n), k) >= 512
+    training = (m >= 2048) & (np.minimum(n, k) >= 1024)
+    return np.where(training, 3.0, np.where(large, 1.5, 0.5))
+
+
+def fit_gemm(
+    data: Columns,
+    peaks: Peaks,
+    source: str,
+    input_bytes: float = 2.0,
+    quantises: bool = False,
+    output_bytes: float = 2.0,
+) -> tuple[GemmEntry, float]:
+    """Constants of forward products (columns m, n, k, latency_us) and their mean absolute error in percent.
+
+    A column `batch` may say how many products a kernel runs. `quantises`: the measured kernels cast the first operand
+    inside the timing, and pad it to 16 rows.
+    """
+    m, n, k, latency_us = _columns(data, ("m", "n", "k", "latency_us"), LEAST_ROWS["gemm"])
+    batch = _optional(data, "batch", np.ones_like(m))
+    parameters = [
+        _Parameter(0.8 * peaks.tflops, 0.05 * peaks.tflops, peaks.tflops),
+        _Parameter(0.8 * peaks.hbm_gb_s, 0.2 * peaks.hbm_gb_s, peaks.hbm_gb_s),
+        _Parameter(3.0, 0.1, 100.0),
+        _Parameter(0.1, 0.0, 1.0, 0.02),
+        _Parameter(100.0, 1.0, 2000.0),
+        _Parameter(0.15, 0.0, 1.0, 0.1),
+        _Parameter(1000.0, 50.0, 20000.0),
+        _Parameter(3.0, 1.0, 8.0),
+        *([_Parameter(1.5, 0.0, 5.0, 0.5), _Parameter(0.05, 0.0, 1.0, 0.1)] if quantises else []),
+    ]
+
+    def entry(x: F64) -> GemmEntry:
+        p, bandwidth, launch, wave, depth, slow, tau, overlap, *rest = (float(value) for value in x)
+        passes, odd_rows = rest or (0.0, 0.0)
+        return GemmEntry(
+            p, bandwidth, launch, wave, depth, slow, tau, source, overlap, odd_rows=odd_rows, quant_passes=passes
+        )
+
+    def model_s(x: F64) -> F64:
+        return gemm_s(m, n, k, gemm_constants(entry(x), peaks, input_bytes, output_bytes), batch)
+
+    best, error = _fit(parameters, model_s, latency_us * _US, gemm_weights(m, n, k))
+    return entry(best), error
+
+
+def fit_rate(model_s: Callable[[float], F64], measured_s: F64) -> tuple[float, float]:
+    """The rate, 1 for the forward kernel's, at which `model_s` explains `measured_s`; and the error in percent."""
+    best, error = _fit(
+        [_Parameter(0.9, 0.05, 3.0)], lambda x: model_s(float(x[0])), measured_s, np.ones_like(measured_s)
+    )
+    return float(best[0]), error
+
+
+# -- attention ---------------------------------------------------------------------------------------------------
+
+
+def attention_constants(entry: AttentionEntry, peaks: Peaks) -> AttentionRates:
+    """`entry` as the constants of the measured device and kernel themselves."""
+    return AttentionRates(
+        flops_per_s=entry.p_tflops * TERA,
+        peak_flops_per_s=peaks.tflops * TERA,
+        backward_rate=1.0,
+        extra_keys=entry.extra_keys,
+        launch_s=entry.launch_us * _US,
+        tail_rows=entry.tail * 128 * peaks.multiprocessors,
+        slowdown=entry.slowdown,
+        slowdown_tau_s=entry.slowdown_tau_us * _US,
+        bytes_per_s=_SHARE * peaks.hbm_gb_s * GIGA,
+        padded=1.0,
+        calibrated=True,
+    )
+
+
+def attention_dims(data: Columns) -> F64:
+    """Dims (9, rows) as OpTable has them.
+
+    Of causal forward kernels, unless columns seq_kv, causal, backward or v_head_dim say otherwise.
+    """
+    batch, seq, heads, kv_heads, head_dim = _columns(data, ("batch", "seq", "heads", "kv_heads", "head_dim"), 1)
+    causal, backward = _optional(data, "causal", np.ones_like(seq)), _optional(data, "backward", np.zeros_like(seq))
+    seq_kv, width = _optional(data, "seq_kv", seq), _optional(data, "v_head_dim", head_dim)
+    return np.array([batch, heads, kv_heads, seq, seq_kv, head_dim, causal, backward, width])
+
+
+def cache_pass_s(dims: F64, peaks: Peaks) -> F64:
+    """Seconds of one pass over keys and values, as filling a serving cache takes."""
+    return np.asarray(4.0 * dims[0] * dims[3] * dims[2] * dims[5] / (peaks.hbm_gb_s * GIGA), np.float64)
+
+
+def fit_attention(data: Columns, peaks: Peaks, kv_cache: bool = False) -> tuple[AttentionEntry, float, float]:
+    """Constants of forward kernels of one head size, passes over a serving cache, mean absolute error in percent.
+
+    Columns: batch, seq, heads, kv_heads, head_dim, latency_us, those of `attention_dims`, and `speed`: the rate of a
+    row's kernel over that of the constants, 1 unless given. `kv_cache`: the measured kernels make passes over keys
+    and values for a serving cache, which are fitted beside the constants and left out of them.
+    """
+    (latency_us,) = _columns(data, ("latency_us",), LEAST_ROWS["attention"])
+    dims = attention_dims(data)
+    speed = _optional(data, "speed", np.ones_like(latency_us))
+    if len(np.unique(dims[5])) > 1:
+        raise ForerunError("measurements: fit one head_dim at a time")
+    cache_s = cache_pass_s(dims, peaks)
+    parameters = [
+        _Parameter(0.6 * peaks.tflops, 0.02 * peaks.tflops, peaks.tflops),
+        _Parameter(300.0, 1.0, 3000.0),
+        _Parameter(8.0, 2.0, 100.0),
+        _Parameter(0.4, 0.0, 3.0, 0.1),
+        _Parameter(0.15, 0.0, 1.0, 0.1),
+        _Parameter(3000.0, 50.0, 20000.0),
+        *([_Parameter(2.0, 0.0, 20.0, 0.5)] if kv_cache else []),
+    ]
+
+    def entry(x: F64) -> AttentionEntry:
+        return AttentionEntry(*(float(value) for value in x[:6]))
+
+    def passes(x: F64) -> float:
+        return float(x[6]) if kv_cache else 0.0
+
+    def model_s(x: F64) -> F64:
+        kernel_s = attention_s(dims, attention_constants(entry(x), peaks), speed)
+        return np.asarray(kernel_s + passes(x) * cache_s, np.float64)
+
+    training = (dims[3] >= 2048) & (dims[0] * dims[1] >= 16)
+    weight = np.where(training, 3.0, np.where(dims[3] >= 1024, 1.5, 0.5))
+    best, error = _fit(parameters, model_s, latency_us * _US, weight)
+    return entry(best), passes(best), error
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------
+
+
+def fit_bytes(data: Columns, peak_gb_s: float) -> tuple[float, float, float]:
+    """Launch in microseconds and share of `peak_gb_s` of what moves bytes, and the mean absolute error in percent.
+
+    Columns: bytes, latency_us. Of memory-bound kernels and of copies to the host.
+    """
+    size, latency_us = _columns(data, ("bytes", "latency_us"), LEAST_ROWS["bytes"])
+    parameters = [_Parameter(2.0, 0.05, 200.0), _Parameter(0.8, 0.02, 1.0)]
+    slope = 1.0 / (peak_gb_s * GIGA)
+
+    def model_s(x: F64) -> F64:
+        return np.asarray(x[0] * _US + size * slope / x[1], np.float64)
+
+    best, error = _fit(parameters, model_s, latency_us * _US, np.ones_like(size))
+    return float(best[0]), float(best[1]), error
+
+
+# -- collectives -------------------------------------------------------------------------------------------------
+
+
+def collective_s(kind: Collective, op: NodeOp, ranks: F64, size_bytes: F64) -> F64:
+    """Seconds of collectives inside a node under `op`, for columns of ranks and sizes."""
+    latency = np.empty((len(ranks), 6))
+    slope = np.empty_like(latency)
+    for count in np.unique(ranks).tolist():
+        first, second = measured_lines(kind, int(count), op, 1.0).columns()
+        latency[ranks == count], slope[ranks == count] = first, second
+    return smooth_minimum_s(latency, slope, size_bytes)
+
+
+def fit_collective(kind: Collective, data: Columns, link_gb_s: float) -> tuple[NodeOp, float]:
+    """Constants of one collective inside a node, all group sizes together, and their mean absolute error in percent.
+
+    Columns: num_gpus, message_bytes, latency_us. `link_gb_s` is the rate of a GPU's links, one direction, which
+    bounds the bandwidths. Weak priors (what the fits of five devices have in common) hold constants that a few dozen
+    points do not tell apart.
+    """
+    ranks, size, latency_us = _columns(data, ("num_gpus", "message_bytes", "latency_us"), LEAST_ROWS["collectives"])
+    hop_us = 0.25 if kind == Collective.ALL_TO_ALL else 1.0
+    parameters = [
+        _Parameter(6.0, 0.5, 100.0, prior=0.17),
+        _Parameter(hop_us, 0.01, 50.0, prior=0.07),
+        _Parameter(0.02 * link_gb_s, 1e-3 * link_gb_s, link_gb_s, prior=0.07),
+        _Parameter(2.0, 0.05, 50.0, prior=0.05),
+        _Parameter(0.4 * link_gb_s, 0.02 * link_gb_s, 1.5 * link_gb_s, prior=0.13),
+        _Parameter(15.0, 0.05, 200.0, prior=0.1),
+        _Parameter(2.0, 0.0, 50.0, 0.5, prior=0.05),
+        _Parameter(0.8 * link_gb_s, 0.05 * link_gb_s, 1.5 * link_gb_s, prior=0.33),
+        _Parameter(0.5, 0.0, 2.0, 0.1, prior=0.1),
+    ]
+
+    def model_s(x: F64) -> F64:
+        return collective_s(kind, NodeOp(*(float(value) for value in x)), ranks, size)
+
+    best, error = _fit(parameters, model_s, latency_us * _US, np.where(size >= 2**20, 2.0, 1.0))
+    return NodeOp(*(float(value) for value in best)), error

@@ -1,0 +1,193 @@
+"""A profile stated at another device's peaks, and one with fitted constants in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from forerun.common.units import GIGA, TERA
+from forerun.core.cost.profile import (
+    AttentionEntry,
+    GemmEntry,
+    GemmRoles,
+    HostCopyEntry,
+    MemoryEntry,
+    Profile,
+    Reference,
+)
+from forerun.core.network.constants import NodeCollectives, NodeOp
+from forerun.core.network.nccl import node_constants, node_op
+from forerun.describe.cluster.types import Cluster
+from forerun.evidence.measure.samples import OPS, Samples
+
+LINKS = ("nvlink", "nvswitch")
+"""kinds of links that a profile's collectives hold on"""
+_NOTHING = 1e-6
+"""fits that end at a bound of 0 stop a little above it"""
+Entry = TypeVar("Entry", GemmEntry, AttentionEntry, NodeOp)
+
+
+@dataclass(frozen=True)
+class NewPart:
+    """Constants of one part of a profile, and on what they stand."""
+
+    section: str
+    """gemm.DTYPE, attention.head_dim.SIZE, memory_bound, host_copy, collectives.NAME"""
+    entry: Any
+    """GemmEntry, AttentionEntry, NodeOp, or launch in microseconds and share of the peak bandwidth"""
+    rows: int
+    error_percent: float
+    """in sample"""
+    left_out_percent: float | None
+
+    def figures(self) -> str:
+        """How well the constants explain the rows."""
+        unseen = "" if self.left_out_percent is None else f", {self.left_out_percent:.1f} % on shapes left out"
+        return f"{self.rows} rows, mean error {self.error_percent:.1f} % in sample{unseen}"
+
+
+def at_device(profile: Profile, cluster: Cluster) -> Profile:
+    """The same profile, its rates stated at the peaks of the cluster's device and not of the one that was measured."""
+    device, reference = cluster.device, profile.reference
+    own = {dtype: rounded(flops / TERA, 6) for dtype, flops in device.peak_flops.items()}
+    if "bf16" not in own and "fp16" in own:
+        own["bf16"] = own["fp16"]
+    peaks = {dtype: own.get(dtype, peak) for dtype, peak in reference.peak_tflops.items()}
+    hbm_gb_s = rounded(device.memory_bytes_per_s / GIGA, 6)
+    gemm = {
+        dtype: replace(
+            entry,
+            p_tflops=_scaled(entry.p_tflops, peaks[dtype], reference.peak_tflops[dtype]),
+            hbm_gb_s=_scaled(entry.hbm_gb_s, hbm_gb_s, reference.hbm_gb_s),
+        )
+        for dtype, entry in profile.gemm.items()
+    }
+    heads = {
+        size: replace(entry, p_tflops=_scaled(entry.p_tflops, peaks["bf16"], reference.peak_tflops["bf16"]))
+        for size, entry in profile.attention.head_dim.items()
+    }
+    return replace(
+        profile,
+        name=device.name,
+        reference=Reference(peaks, hbm_gb_s),
+        gemm=gemm,
+        attention=replace(profile.attention, head_dim=heads),
+        collectives=_at_link(profile, cluster),
+    )
+
+
+def _at_link(profile: Profile, cluster: Cluster) -> NodeCollectives | None:
+    """Constants of collectives stated at the rate of the cluster's links; as they are where those are no NVLink."""
+    if cluster.links[0].kind not in LINKS:
+        return profile.collectives
+    found, speed = node_constants(cluster, profile.collectives)
+    if speed == 1.0:
+        return found
+    scaled = {
+        name: replace(op, **{key: rounded(getattr(op, key) * speed) for key in ("bw1", "bw2", "bw3")})
+        for name, op in ((name, node_op(kind, found)) for name, kind in OPS.items())
+    }
+    return NodeCollectives(link_gb_s=rounded(cluster.links[0].bytes_per_s / GIGA, 6), source=found.source, **scaled)
+
+
+def _scaled(value: float, peak: float, old_peak: float) -> float:
+    return value if peak == old_peak else min(rounded(value * peak / old_peak), peak)
+
+
+def with_parts(old: Profile, parts: Iterable[NewPart], samples: Samples, cluster: Cluster) -> Profile:
+    """`old`, stated at the peaks of the cluster's device, with the constants of `parts` in place of its own."""
+    by_kind: dict[str, dict[str, NewPart]] = {}
+    for part in parts:
+        by_kind.setdefault(part.section.partition(".")[0], {})[part.section.rpartition(".")[2]] = part
+    profile = _with_gemm(old, by_kind.get("gemm", {}), samples, cluster)
+    profile = _with_heads(profile, by_kind.get("attention", {}), samples)
+    profile = _with_collectives(profile, by_kind.get("collectives", {}), samples)
+    for part in by_kind.get("memory_bound", {}).values():
+        launch_us, share = (rounded(value) for value in part.entry)
+        profile = replace(
+            profile, memory_bound=MemoryEntry(share, launch_us, fitted_on(samples.of_kernels, part.figures()))
+        )
+    for part in by_kind.get("host_copy", {}).values():
+        launch_us, share = (rounded(value) for value in part.entry)
+        profile = replace(
+            profile, host_copy=HostCopyEntry(share, launch_us, fitted_on(samples.of_kernels, part.figures()))
+        )
+    files = ", ".join(name for name in (samples.of_kernels, samples.of_network) if name)
+    named = Path(cluster.device.cost_profile).name
+    source = f"forerun calibrate on {files}; what they do not tell about is of cost profile {named}"
+    return replace(profile, source=source, calibrated=old.calibrated or "bf16" in by_kind.get("gemm", {}))
+
+
+def with_roles(profile: Profile, rates: Mapping[str, float], words: str) -> Profile:
+    """`profile` with rates of dgrad and wgrad (by these names) in place of its own, and what is said of them."""
+    if not rates:
+        return profile
+    own = profile.gemm_roles
+    return replace(
+        profile,
+        gemm_roles=GemmRoles(
+            dgrad_rate=rounded(rates.get("dgrad", own.dgrad_rate)),
+            wgrad_rate=rounded(rates.get("wgrad", own.wgrad_rate)),
+            accumulate_exposed=own.accumulate_exposed,
+            source=f"{words}; what it does not name: {own.source}",
+        ),
+    )
+
+
+def _with_gemm(old: Profile, parts: Mapping[str, NewPart], samples: Samples, cluster: Cluster) -> Profile:
+    peaks, gemm, hbm_gb_s = dict(old.reference.peak_tflops), dict(old.gemm), old.reference.hbm_gb_s
+    for dtype, part in parts.items():
+        peaks[dtype] = rounded(cluster.device.peak(dtype) / TERA, 6)
+        entry: GemmEntry = rounded_entry(part.entry)
+        gemm[dtype] = replace(
+            entry,
+            p_tflops=min(entry.p_tflops, peaks[dtype]),
+            hbm_gb_s=min(entry.hbm_gb_s, hbm_gb_s),
+            source=fitted_on(samples.of_kernels, part.figures()),
+        )
+    return replace(old, reference=Reference(peaks, hbm_gb_s), gemm=gemm)
+
+
+def _with_heads(old: Profile, parts: Mapping[str, NewPart], samples: Samples) -> Profile:
+    if not parts:
+        return old
+    peak, heads = old.reference.peak_tflops["bf16"], dict(old.attention.head_dim)
+    for size, part in parts.items():
+        entry: AttentionEntry = rounded_entry(part.entry)
+        heads[int(size)] = replace(entry, p_tflops=min(entry.p_tflops, peak))
+    source = _of_several(parts, {str(size) for size in heads}, samples.of_kernels, old.attention.source)
+    return replace(old, attention=replace(old.attention, head_dim=heads, source=source))
+
+
+def _with_collectives(old: Profile, parts: Mapping[str, NewPart], samples: Samples) -> Profile:
+    if not parts or old.collectives is None:
+        return old
+    source = _of_several(parts, set(OPS), samples.of_network, old.collectives.source)
+    ops = {name: rounded_entry(part.entry) for name, part in parts.items()}
+    return replace(old, collectives=replace(old.collectives, **ops, source=source))
+
+
+def _of_several(parts: Mapping[str, NewPart], every: set[str], files: str, old_source: str) -> str:
+    """The source of entries that share one."""
+    found = fitted_on(files, "; ".join(f"{name}: {part.figures()}" for name, part in parts.items()))
+    return found if every <= set(parts) else f"{found}; others: {old_source}"
+
+
+def fitted_on(files: str, figures: str) -> str:
+    """The source of constants that were fitted here."""
+    return f"forerun calibrate on {files}: {figures}"
+
+
+def rounded_entry(entry: Entry) -> Entry:
+    """Fitted constants to four digits: the fifth is noise, and a diff would show it."""
+    changed: dict[str, Any] = {
+        name: rounded(value) for name, value in asdict(entry).items() if not isinstance(value, str)
+    }
+    return replace(entry, **changed)
+
+
+def rounded(value: float, digits: int = 4) -> float:
+    """`value` to so many digits, and nothing where it is as good as that."""
+    return 0.0 if abs(value) < _NOTHING else float(f"{value:.{digits}g}")

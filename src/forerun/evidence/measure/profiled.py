@@ -1,0 +1,82 @@
+"""One optimizer step of a training script under torch.profiler, on the GPU of this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.profiler import ProfilerActivity, profile
+
+from forerun.common.errors import ForerunError
+from forerun.evidence.measure.kernels import Kernel, kernels_of
+
+
+class _StepDone(BaseException):
+    """Ends the script once its step is profiled; no exception that a script would catch."""
+
+
+class _Profiler:
+    """Counts the steps of the optimizer that steps first, as a trace does, and profiles step number `wanted`."""
+
+    def __init__(self, wanted: int, path: Path) -> None:
+        self.wanted, self.path = wanted, path
+        self.done, self.peak_bytes = 0, -1
+        self._first: Any = None
+        self._profile: Any = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+        if wanted == 1:
+            self._start()
+
+    def _start(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        self._profile.start()
+
+    def stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """An optimizer has stepped."""
+        self._first = self._first or optimizer
+        if optimizer is not self._first:
+            return
+        self.done += 1
+        if self.done == self.wanted:
+            torch.cuda.synchronize()
+            self._profile.stop()
+            self.peak_bytes = torch.cuda.max_memory_allocated()
+            self._profile.export_chrome_trace(str(self.path))
+            raise _StepDone
+        if self.done == self.wanted - 1:
+            self._start()
+
+
+def profiled_step(script: str, arguments: Sequence[str], step: int) -> tuple[list[Kernel], int]:
+    """Kernels of optimizer step number `step` (from 1) of a script, and the most bytes allocated in it.
+
+    Raises:
+        ForerunError: the script ended before that step.
+    """
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in (alone | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}).items():
+        os.environ.setdefault(name, value)
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    kept = sys.argv, sys.path[0]
+    with tempfile.TemporaryDirectory(prefix="forerun-profile-") as folder:
+        profiler = _Profiler(step, Path(folder) / "trace.json")
+        hook = register_optimizer_step_post_hook(profiler.stepped)
+        sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except _StepDone:
+            return kernels_of(json.loads(profiler.path.read_text(encoding="utf-8"))), profiler.peak_bytes
+        finally:
+            hook.remove()
+            sys.argv, sys.path[0] = kept
+    raise ForerunError(
+        f"{script}: ended after {profiler.done} optimizer steps; step {step} was to be profiled (--steps)"
+    )

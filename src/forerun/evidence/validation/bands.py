@@ -1,0 +1,98 @@
+"""How many measured figures lie in the bands of their predictions, and what bands the rows themselves would give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from forerun.answers.analysis.uncertainty import Quantiles, group_of, is_fitted, residuals, widening
+from forerun.describe.plan.stack import load_stack
+from forerun.evidence.validation.metrics import COMPARED_MEMORY, mean, measured_memory_gib, measured_time_s
+from forerun.evidence.validation.run import RowResult
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Measured figures against bands, as shares of the rows; nan for no rows."""
+
+    rows: int
+    inside: float
+    below: float
+    """measured less than the band: faster, smaller"""
+    above: float
+    width: float
+    """upper end over lower end - 1, mean"""
+
+
+def time_held(results: Iterable[RowResult]) -> Held:
+    """Measured step times against their bands."""
+    return _held(
+        (time, p.step_time_low_s, p.step_time_high_s)
+        for result in results
+        if (p := result.prediction) is not None and (time := measured_time_s(result.row)) is not None
+    )
+
+
+def reserved_held(results: Iterable[RowResult]) -> Held:
+    """Reserved peaks against their bands."""
+    return _held(
+        (memory, p.peak_reserved_low_gib, p.peak_reserved_high_gib)
+        for result in results
+        if (p := result.prediction) is not None
+        and result.row.peak_mem_kind == "reserved"
+        and (memory := measured_memory_gib(result.row)) is not None
+    )
+
+
+def _held(triples: Iterable[tuple[float, float, float]]) -> Held:
+    rows = list(triples)
+    below = mean([float(measured < low) for measured, low, _ in rows])
+    above = mean([float(measured > high) for measured, _, high in rows])
+    return Held(len(rows), 1 - below - above, below, above, mean([high / low - 1 for _, low, high in rows]))
+
+
+def stack_group(result: RowResult) -> str:
+    """`fitted` or `unfitted` stack, or `not expressed`."""
+    return "not expressed" if result.inputs is None else group_of(load_stack(result.inputs.plan.stack))
+
+
+def time_quantiles(results: Iterable[RowResult]) -> dict[str, Quantiles]:
+    """What `time` of uncertainty.yaml would be on these rows, by group of stacks."""
+    return {name: conformal(scores, residuals().share) for name, scores in sorted(time_scores(results).items())}
+
+
+def time_scores(results: Iterable[RowResult]) -> dict[str, list[float]]:
+    """ln(measured / predicted) over the widening, by group of stacks.
+
+    Rows on devices whose clock was not fitted are left out, as their bands have a part of their own.
+    """
+    scores: dict[str, list[float]] = {}
+    for result in results:
+        time, p = measured_time_s(result.row), result.prediction
+        if p is None or time is None or result.inputs is None or not is_fitted(result.inputs.cluster.device):
+            continue
+        wider = widening(p.coverage, p.exposed_comm_s / p.step_time_s)
+        scores.setdefault(stack_group(result), []).append(math.log(time / p.step_time_s) / wider)
+    return scores
+
+
+def memory_quantiles(results: Iterable[RowResult], kind: str) -> dict[str, Quantiles]:
+    """What `allocated` or `reserved` of uncertainty.yaml would be on these rows, by group of stacks."""
+    scores: dict[str, list[float]] = {}
+    for result in results:
+        memory, p = measured_memory_gib(result.row), result.prediction
+        if p is not None and memory is not None and result.row.peak_mem_kind == kind:
+            predicted: float = getattr(p, COMPARED_MEMORY[kind])
+            scores.setdefault(stack_group(result), []).append(math.log(memory / predicted))
+    return {name: conformal(of_group, residuals().share) for name, of_group in sorted(scores.items())}
+
+
+def conformal(scores: Sequence[float], share: float) -> Quantiles:
+    """Both ends of the band that holds at least `share` of further scores that are exchangeable with these.
+
+    The ceil((n + 1) (1 + share) / 2)-th smallest and largest; of few scores the extremes, which then promise less.
+    """
+    ordered = sorted(scores)
+    rank = min(len(ordered), math.ceil((len(ordered) + 1) * (1 + share) / 2))
+    return Quantiles(ordered[-rank], ordered[rank - 1], len(ordered))

@@ -1,0 +1,322 @@
+"""The plan that a measured row describes, one function per concern; what had to be assumed goes to the notes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from forerun.common.errors import ForerunError
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.stack import load_stack
+from forerun.evidence.validation import wording
+from forerun.evidence.validation.rows import Measurement
+from forerun.evidence.validation.wording import says
+
+FULL_RECOMPUTE_SHARE = 1 / 3
+"""extra FLOPs of recomputing every block over model FLOPs: one forward of forward + backward's three"""
+
+NOT_STATED = "activation_checkpointing not stated: taken as none"
+"""the note of a row that leaves it open"""
+
+Fields = dict[str, Any]
+
+
+class Inexpressible(ForerunError):
+    """A row that no plan, model or cluster can stand for; the message is the reason."""
+
+
+def plan_of(row: Measurement, model: ModelSpec, notes: list[str]) -> Plan:
+    """The Plan of a row. Raises Inexpressible with the reason; appends each assumption to `notes`."""
+    stack = wording.stack_name(row)
+    if not wording.names_a_stack(row):
+        notes.append(f"software {row.framework or 'not stated'}: taken as {stack}")
+    mesh = _mesh(row, stack, notes)
+    fields: Fields = {"seq_len": _stated(row.seq_len, "seq_len"), "stack": stack, **mesh}
+    fields |= _batch(row, stack, mesh, notes)
+    fields |= _pipeline(row, model, mesh["pp"], notes)
+    fields |= _tensor_and_context(row, stack, notes)
+    fields |= _precision(row, stack, notes)
+    fields |= _checkpointing(row, stack, notes)
+    fields |= _kernels(row, stack, notes)
+    fields |= _offload(row, model, notes)
+    try:
+        return Plan(**fields)
+    except ForerunError as error:
+        raise Inexpressible(str(error)) from None
+
+
+def _stated(value: int | None, column: str) -> int:
+    if not value:
+        raise Inexpressible(f"{column} is not stated")
+    return value
+
+
+def _mesh(row: Measurement, stack: str, notes: list[str]) -> Fields:
+    """Degrees of the mesh and what the shard axis shards."""
+    mesh = {axis: getattr(row, axis) or 1 for axis in ("dp_replicate", "cp", "tp", "pp", "ep")}
+    n_gpus = _stated(row.n_gpus, "n_gpus")
+    known = mesh["dp_replicate"] * mesh["cp"] * mesh["tp"] * mesh["pp"]
+    dp_shard = row.dp_shard or max(n_gpus // known, 1)
+    if known * dp_shard != n_gpus:
+        degrees = f"{mesh['dp_replicate']} x {dp_shard} x {mesh['cp']} x {mesh['tp']} x {mesh['pp']}"
+        raise Inexpressible(
+            f"dp_replicate x dp_shard x cp x tp x pp = {degrees} = {known * dp_shard}, but n_gpus is {n_gpus}"
+        )
+    zero_stage = row.zero_stage
+    if zero_stage is None:
+        zero_stage = 1 if dp_shard > 1 else 0
+        notes.append(f"zero_stage not stated: taken as {zero_stage}")
+    if zero_stage == 0 and dp_shard > 1:
+        mesh["dp_replicate"], dp_shard = mesh["dp_replicate"] * dp_shard, 1
+    if (dp_shard * mesh["cp"]) % mesh["ep"]:
+        raise Inexpressible(f"ep {mesh['ep']} does not divide dp_shard x cp = {dp_shard * mesh['cp']}")
+    return {**mesh, "dp_shard": dp_shard, **_sharding(row, stack, zero_stage)}
+
+
+def _sharding(row: Measurement, stack: str, zero_stage: int) -> Fields:
+    """ZeRO stage and reshard policy: FSDP's "stage 2" still shards parameters between steps."""
+    fields: Fields = {"zero_stage": zero_stage}
+    if zero_stage == 2 and stack in wording.FSDP_FAMILY:
+        fields = {"zero_stage": 3, "reshard_after_forward": "never"}
+    stated = re.search(wording.RESHARD, row.notes, re.IGNORECASE)
+    if stated:
+        fields["reshard_after_forward"] = stated[1].lower()
+    if load_stack(stack).parametrized and says(row.ac_detail, wording.KEEPS_GATHERED):
+        fields["reshard_after_forward"] = "never"
+    if says(row.notes, wording.NO_GRADIENT_OVERLAP):
+        fields["overlap_grad_reduce"] = False
+    return fields
+
+
+def _batch(row: Measurement, stack: str, mesh: Fields, notes: list[str]) -> Fields:
+    """Micro batch and number of micro batches of one data-parallel rank."""
+    dp = mesh["dp_replicate"] * mesh["dp_shard"]
+    micro, count = row.micro_batch, row.n_microbatches
+    if count is None and mesh["pp"] == 1:
+        count = row.grad_accum
+    if micro and count:
+        _check_batch(row, micro * count * dp, micro * dp, notes)
+        return {"micro_batch": micro, "n_microbatches": count}
+    local = _local_batch(row, dp)
+    if local is None:
+        if not micro:
+            raise Inexpressible("neither micro_batch nor global_batch_seqs is stated")
+        notes.append("global_batch_seqs not stated: one micro batch per step")
+        return {"micro_batch": micro, "n_microbatches": 1}
+    if not micro and not count:
+        # torchtitan's default splits the local batch into one micro batch per stage
+        count = mesh["pp"] if stack.startswith(("torchtitan", "simple-fsdp")) and local % mesh["pp"] == 0 else local
+    micro = micro or local // (count or 1)
+    count = count or local // micro
+    if micro * count != local:
+        raise Inexpressible(f"{local} sequences per data-parallel rank do not split into micro batches of {micro}")
+    if row.micro_batch is None:
+        notes.append(f"micro_batch not stated: taken as {micro}")
+    return {"micro_batch": micro, "n_microbatches": count}
+
+
+def _local_batch(row: Measurement, dp: int) -> int | None:
+    """Sequences of one data-parallel rank in one step."""
+    if not row.global_batch_seqs:
+        return None
+    if row.global_batch_seqs % dp:
+        raise Inexpressible(f"global_batch_seqs {row.global_batch_seqs} is not a multiple of {dp} data-parallel ranks")
+    return row.global_batch_seqs // dp
+
+
+def _check_batch(row: Measurement, product: int, per_microbatch: int, notes: list[str]) -> None:
+    """A trainer may end a step with a smaller micro batch; anything else is a contradiction."""
+    stated = row.global_batch_seqs
+    if not stated or stated == product:
+        return
+    if not product - per_microbatch < stated < product:
+        raise Inexpressible(
+            f"micro_batch x n_microbatches x data-parallel ranks = {product}, but global_batch_seqs is {stated}"
+        )
+    notes.append(f"the last micro batch is smaller ({stated} of {product} sequences): taken as full")
+
+
+def _pipeline(row: Measurement, model: ModelSpec, pp: int, notes: list[str]) -> Fields:
+    """Schedule, stages per rank and the layers of each stage."""
+    if pp == 1:
+        return {}
+    chunks, interleaved = row.pp_virtual_stages or 0, says(row.pp_schedule, "interleaved")
+    if interleaved and not chunks:
+        chunks = _usual_chunks(model.n_layers, pp)
+        notes.append(f"pp_virtual_stages not stated: taken as {chunks}")
+    elif not chunks:
+        chunks = 1
+        notes.append("pp_virtual_stages not stated: taken as 1")
+    if not row.pp_schedule:
+        notes.append("pp_schedule not stated: taken as 1F1B")
+    if row.pp_schedule.lower() not in ("", "none", "1f1b", "gpipe", "interleaved_1f1b"):
+        raise Inexpressible(f"pp_schedule {row.pp_schedule!r} is not known")
+    schedule = "GPipe" if says(row.pp_schedule, "gpipe") else "Interleaved1F1B" if chunks > 1 else "1F1B"
+    return {"pp_schedule": schedule, "virtual_stages": chunks, **_stages(row, model, pp * chunks, notes)}
+
+
+def _usual_chunks(n_layers: int, pp: int) -> int:
+    """The least number of chunks above one that splits the layers evenly, 2 where none does."""
+    for layers in (n_layers, n_layers + 2):
+        if layers % pp == 0:
+            return next((chunks for chunks in range(2, layers // pp + 1) if (layers // pp) % chunks == 0), 2)
+    return 2
+
+
+def _stages(row: Measurement, model: ModelSpec, stages: int, notes: list[str]) -> Fields:
+    """How layers spread: as the source says, else with the ends counted if only that comes out even."""
+    layers = model.n_layers
+    full = -(-layers // stages)
+    last = layers - full * (stages - 1)
+    if says(row.notes, wording.SHORT_LAST_STAGE) and last > 0:
+        return {"layers_per_stage": (full,) * (stages - 1) + (last,)}
+    if says(row.notes, wording.BALANCED_ENDS):
+        return {"balance_ends": True}
+    if layers % stages and (layers + 2) % stages == 0:
+        notes.append("layers divide over the stages only with embedding and head counted as layers: taken so")
+        return {"balance_ends": True}
+    return {}
+
+
+def _tensor_and_context(row: Measurement, stack: str, notes: list[str]) -> Fields:
+    fields: Fields = {"sequence_parallel": bool(row.sp), "async_tp": bool(row.async_tp)}
+    if row.sp is None and (row.tp or 1) > 1:
+        fields["sequence_parallel"] = stack in wording.FSDP_FAMILY
+        notes.append(f"sp not stated: taken as {'yes' if fields['sequence_parallel'] else 'no'}")
+    if (row.cp or 1) > 1:
+        if says(row.notes, wording.ALL_TO_ALL_CP):
+            fields["cp_method"] = "ulysses"
+        elif says(row.notes, wording.RING_CP) or stack not in wording.GATHER_CP_FAMILY:
+            fields["cp_method"] = "ring"
+        else:
+            fields["cp_method"] = "allgather"
+    return fields
+
+
+def _precision(row: Measurement, stack: str, notes: list[str]) -> Fields:
+    """Dtypes of matrix multiplications, reductions and gradient buffers. Master weights are fp32 in every source."""
+    precision = wording.PRECISIONS.get(row.precision.lower())
+    if precision is None:
+        known = ", ".join(wording.PRECISIONS)
+        raise Inexpressible(f"precision {row.precision!r} is not known; known: {known}")
+    fields: Fields = {"precision": precision, "master_dtype": "fp32"}
+    if row.param_dtype == "fp32" and precision not in ("fp32", "tf32") and (row.dp_shard or 1) > 1:
+        notes.append("weights are gathered in fp32 and cast for each use: gathers taken in the compute dtype")
+    if says(row.precision, wording.AUTOCAST) and row.param_dtype == "fp32" and not row.zero_stage:
+        fields["autocast"] = precision in ("bf16", "fp16")
+    fields |= _gradient_dtypes(row, stack, precision, notes)
+    if precision in ("fp8", "mxfp8", "nvfp4"):
+        recipe = "mx" if precision != "fp8" else wording.first_match(wording.FP8_RECIPES, row.fp8_recipe)
+        if recipe is None:
+            recipe = "tensorwise"
+            notes.append(f"fp8 scaling {row.fp8_recipe or 'not stated'}: taken as tensorwise")
+        fields |= {"fp8_recipe": recipe, "fp8_all_gather": says(row.fp8_recipe, wording.FP8_ALL_GATHER)}
+    return fields
+
+
+def _gradient_dtypes(row: Measurement, stack: str, precision: str, notes: list[str]) -> Fields:
+    reduce = row.grad_reduce_dtype.lower()
+    fields: Fields = {}
+    if reduce not in ("fp32", "bf16", "fp16"):
+        half = precision if precision in ("bf16", "fp16") else "fp32"
+        fp32_buffers = stack == "megatron-lm" and precision == "bf16"
+        reduce = half if stack in wording.HALF_GRADIENT_STACKS and not fp32_buffers else "fp32"
+        if fp32_buffers:  # bf16 sets --accumulate-allreduce-grads-in-fp32 (megatron/arguments.py)
+            fields["accumulate_dtype"] = "fp32"
+        notes.append(f"grad_reduce_dtype not stated: taken as {reduce}")
+    elif stack in wording.MEGATRON_FAMILY:
+        # Megatron reduces the very buffer that micro batches add into
+        fields["accumulate_dtype"] = reduce
+    if says(row.notes, wording.FP32_ACCUMULATION):
+        fields["accumulate_dtype"] = "fp32"
+    elif says(row.notes, wording.FP16_GRADIENTS):
+        fields["accumulate_dtype"] = "fp16"
+    return {"reduce_dtype": reduce, **fields}
+
+
+def _checkpointing(row: Measurement, stack: str, notes: list[str]) -> Fields:
+    """What backward computes again. The detail, where a source gives one, is more exact than the mode."""
+    mode, detail = row.activation_checkpointing.lower(), row.ac_detail
+    if mode not in ("", "none", "full", "selective"):
+        raise Inexpressible(f"activation_checkpointing {row.activation_checkpointing!r} is not known")
+    for pattern, (level, policy) in wording.CHECKPOINTING:
+        if says(detail, pattern):
+            return {"activation_checkpointing": level, "selective_policy": policy}
+    if mode == "selective":
+        return _selective(row, detail, stack, notes)
+    if not mode:
+        notes.append(NOT_STATED)
+    every = re.search(wording.EVERY_NTH_LAYER, detail, re.IGNORECASE)
+    return {"activation_checkpointing": mode or "none", "checkpoint_every": int(every[1]) if every else 1}
+
+
+def _selective(row: Measurement, detail: str, stack: str, notes: list[str]) -> Fields:
+    every = re.search(wording.EVERY_NTH_LAYER, detail, re.IGNORECASE)
+    if every:
+        return {"activation_checkpointing": "full", "checkpoint_every": int(every[1])}
+    if says(detail, wording.UNSTATED_FRACTION):
+        return _recomputed_fraction(row, notes)
+    policy = "attention" if stack in wording.MEGATRON_FAMILY else "op"
+    notes.append(f"what selective checkpointing keeps is not stated: taken as policy {policy}")
+    return {"activation_checkpointing": "selective", "selective_policy": policy}
+
+
+def _recomputed_fraction(row: Measurement, notes: list[str]) -> Fields:
+    """Whole blocks, every n-th: HFU over MFU says how many, as the recomputed forward is a third of the model FLOPs."""
+    every = 2
+    if row.hfu_pct and row.mfu_pct and row.hfu_pct > row.mfu_pct:
+        share = min((row.hfu_pct / row.mfu_pct - 1) / FULL_RECOMPUTE_SHARE, 1.0)
+        every = max(round(1 / share), 1)
+    notes.append(f"fraction of checkpointed blocks not stated: taken as one in {every}")
+    return {"activation_checkpointing": "full", "checkpoint_every": every}
+
+
+def _kernels(row: Measurement, stack: str, notes: list[str]) -> Fields:
+    """Compilation, attention kernel and optimizer."""
+    compiled = row.torch_compile.lower()
+    attention = wording.first_match(wording.ATTENTION, row.attention_kernel)
+    if attention is None:
+        notes.append(f"attention kernel {row.attention_kernel or 'not stated'}: taken as the stack's own")
+    optimizer = wording.first_match(wording.OPTIMIZERS, row.optimizer)
+    if optimizer is None:
+        notes.append(f"optimizer {row.optimizer or 'not stated'}: taken as adamw")
+    kernels = wording.first_match(wording.OPTIMIZER_KERNELS, row.optimizer)
+    if kernels is None:
+        kernels = "fused" if stack in wording.MEGATRON_FAMILY else "foreach"
+    if kernels == "foreach" and says(compiled, wording.COMPILED_STEP):
+        kernels = "fused"  # the compiler makes one pass of the optimizer's
+    return {
+        "compile": says(compiled, r"^(yes|aot)"),
+        "compile_loss": not says(compiled, r"\(model\b"),
+        "graph_breaks": load_stack(stack).whole_graph and _breaks_graphs(row),
+        "cuda_graphs": says(compiled, r"cuda ?graphs"),
+        "attention": attention or "auto",
+        "optimizer": optimizer or "adamw",
+        "optimizer_impl": kernels,
+    }
+
+
+def _breaks_graphs(row: Measurement) -> bool:
+    """Whether something inside of what is compiled ends its graphs."""
+    apart = says(row.attention_kernel, wording.COMPILED_APART)
+    return row.torch_compile.lower().startswith("yes") and (apart or says(row.ac_detail, wording.GRAPH_BREAKS))
+
+
+def _offload(row: Measurement, model: ModelSpec, notes: list[str]) -> Fields:
+    text = row.cpu_offload.lower()
+    if text in ("", "none", "no"):
+        return {}
+    if says(text, r"^optimizer"):
+        return {"offload": "optimizer"}
+    if says(text, r"^param"):
+        return {"offload": "params"}
+    fraction = re.search(r"activations: fraction (\d*\.?\d+)", text)
+    if fraction:
+        return {"activation_offload": float(fraction[1])}
+    layers = re.search(r"activations \((\d+)(?:-(\d+))? layers", text)
+    if layers:
+        count = (int(layers[1]) + int(layers[2] or layers[1])) / 2
+        notes.append(f"activations of {count:g} of {model.n_layers} layers taken as offloaded")
+        return {"activation_offload": min(count / model.n_layers, 1.0)}
+    raise Inexpressible(f"cpu_offload {row.cpu_offload!r} is not known")

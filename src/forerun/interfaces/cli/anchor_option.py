@@ -1,0 +1,36 @@
+"""`--anchor`: measured steps of the user's own that correct what is predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.model.layered import LayeredModel
+from forerun.describe.model.spec import ModelSpec
+from forerun.evidence.fitting.anchor_file import anchored_by_file
+
+Anchor = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="YAML file of your own measured step(s): plan fields and step_time_s."),
+]
+SuggestAnchor = Annotated[
+    bool,
+    typer.Option("--suggest-anchor", help="Say which of the listed plans, measured, tells most about the others."),
+]
+
+
+def with_anchor(
+    anchor: Path | None, model: ModelSpec | LayeredModel, cluster: Cluster, fields: Mapping[str, Any]
+) -> Cluster:
+    """`cluster` corrected by the steps in `anchor`, where there is one; `fields` are those given for the plan.
+
+    Raises ForerunError as `anchored_by_file`.
+    """
+    if anchor is None:
+        return cluster
+    stack = fields.get("stack")
+    return anchored_by_file(anchor, model, cluster, stack if isinstance(stack, str) else None)

@@ -1,0 +1,191 @@
+"""`forerun astra`: replay Chakra traces as ASTRA-sim does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forerun.astrasim.astra.case import read_case
+from forerun.astrasim.astra.hot_links import HotLink, hottest_links
+from forerun.astrasim.astra.lower import IssueOrder
+from forerun.astrasim.astra.release import DEFAULT_RELEASE, Release, release_named
+from forerun.astrasim.astra.remote_memory import read_remote_memory
+from forerun.astrasim.astra.replay import Machine, replay
+from forerun.astrasim.astra.rings import DimensionRing, GroupRing, rings_of_groups, rings_of_rank_0
+from forerun.astrasim.astra.statistics import RankStatistics
+from forerun.astrasim.astra.stdout import output_lines
+from forerun.astrasim.astra.streams import replay_streams
+from forerun.astrasim.astra.system import read_system
+from forerun.astrasim.chakra.groups import read_comm_groups, resolve_groups
+from forerun.astrasim.chakra.trace import CommGroups, RankTrace
+from forerun.astrasim.chakra.traces import open_traces
+from forerun.common.errors import ForerunError
+from forerun.core.network.network_file import read_network
+from forerun.interfaces.cli.issue_order_option import Order
+from forerun.interfaces.report.records import to_json
+
+_NO_GROUPS = "empty"
+"""ASTRA-sim's word for no communicator group file"""
+RELEASE_VARIABLE = "FORERUN_ASTRA_RELEASE"
+
+
+class Backend(str, Enum):
+    UNAWARE = "unaware"
+    AWARE = "aware"
+
+
+class Semantics(str, Enum):
+    SLOTS = "slots"
+    STREAMS = "streams"
+
+
+def astra(
+    workload_configuration: Annotated[
+        str | None, typer.Option(help="Prefix of the traces: <prefix>.<rank>.et, also .gz or .zst.")
+    ] = None,
+    comm_group_configuration: Annotated[
+        str, typer.Option(help="JSON file of communicator groups, or empty.")
+    ] = _NO_GROUPS,
+    system_configuration: Annotated[Path | None, typer.Option(help="System file (JSON).")] = None,
+    network_configuration: Annotated[Path | None, typer.Option(help="Network file (YAML).")] = None,
+    remote_memory_configuration: Annotated[Path | None, typer.Option(help="Remote memory file (JSON).")] = None,
+    case: Annotated[Path | None, typer.Option(help="Replay a case folder instead: traces, systems and all.")] = None,
+    backend: Annotated[
+        Backend | None, typer.Option(help="Congestion-unaware (closed form, the default) or -aware (links queue).")
+    ] = None,
+    release: Annotated[
+        str,
+        typer.Option(
+            envvar=RELEASE_VARIABLE, help="Build of ASTRA-sim whose results and lines are wanted, as 2025-03."
+        ),
+    ] = DEFAULT_RELEASE,
+    issue_order: Annotated[
+        Order | None,
+        typer.Option(
+            help="Order in which ready nodes are issued, in place of the release's: by node number, or hashed."
+        ),
+    ] = None,
+    semantics: Annotated[
+        Semantics, typer.Option(help="Hardware slots, as ASTRA-sim, or CUDA streams, for traces of real training.")
+    ] = Semantics.SLOTS,
+    num_queues_per_dim: Annotated[int, typer.Option(min=1, help="Queues of each dimension.")] = 1,
+    injection_scale: Annotated[float, typer.Option(min=0, help="Factor on the endpoint delay.")] = 1.0,
+    comm_scale: Annotated[float, typer.Option(help="Accepted; without effect, as in ASTRA-sim.", hidden=True)] = 1.0,
+    compute_scale: Annotated[float, typer.Option(help="Accepted; without effect, as in ASTRA-sim.", hidden=True)] = 1.0,
+    rendezvous_protocol: Annotated[
+        str, typer.Option(help="Not simulated: only false is accepted.", hidden=True)
+    ] = "false",
+    logging_configuration: Annotated[str, typer.Option(help="Accepted; nothing is logged.", hidden=True)] = _NO_GROUPS,
+    logging_folder: Annotated[str, typer.Option(help="Accepted; nothing is logged.", hidden=True)] = "log",
+    hottest: Annotated[int, typer.Option(min=0, help="Also list this many of the busiest links (aware).")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of ASTRA-sim's lines.")
+    ] = False,
+) -> None:
+    """Replay execution traces on a network, with ASTRA-sim's results."""
+    if rendezvous_protocol.lower() not in ("false", "0"):
+        raise ForerunError("--rendezvous-protocol is not simulated; leave it out")
+    aware = None if backend is None else backend is Backend.AWARE
+    build = release_named(release)
+    order = build.order(issue_order.policy if issue_order else None)
+    if case is not None:
+        if workload_configuration or system_configuration or network_configuration:
+            raise ForerunError("--case brings its own traces, system and network; leave the configuration options out")
+        _replay_case(case, aware, semantics, build, order, hottest, as_json)
+        return
+    if workload_configuration is None or system_configuration is None or network_configuration is None:
+        raise ForerunError(
+            "give --workload-configuration, --system-configuration and --network-configuration, or a folder with --case"
+        )
+    machine = Machine(
+        read_system(system_configuration),
+        read_network(network_configuration),
+        read_remote_memory(remote_memory_configuration),
+        bool(aware),
+        num_queues_per_dim,
+        injection_scale,
+    )
+    groups: CommGroups = {} if _NO_GROUPS in comm_group_configuration else read_comm_groups(comm_group_configuration)
+    n_ranks = machine.network.n_npus
+    found = open_traces(
+        workload_configuration,
+        n_ranks,
+        tensors=machine.system.track_local_mem,
+        lenient=semantics is Semantics.STREAMS,
+    )
+    traces, groups = resolve_groups([found[rank] for rank in range(n_ranks)], groups)
+    outcome = _replayed(traces, groups, machine, semantics, order, hottest)
+    if as_json:
+        print(to_json(outcome.record()))
+    else:
+        outcome.print_lines(build)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    statistics: tuple[RankStatistics, ...]
+    links: tuple[HotLink, ...] = ()
+    rings_of_rank_0: tuple[DimensionRing, ...] = ()
+    group_rings: tuple[GroupRing, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        ranks = {
+            str(rank): {name: value for name, value in asdict(of_rank).items() if value is not None}
+            for rank, of_rank in enumerate(self.statistics)
+        }
+        return {"per_rank": ranks, **({"hottest_links": [asdict(link) for link in self.links]} if self.links else {})}
+
+    def print_lines(self, release: Release) -> None:
+        now = datetime.now()
+        print("\n".join(output_lines(release, self.statistics, now, self.rings_of_rank_0, self.group_rings)))
+        for link in self.links:
+            print(f"link {link.source} -> {link.target}: busy {link.busy:.1%}, {link.size_bytes} bytes")
+
+
+def _replayed(
+    traces: Sequence[RankTrace], groups: CommGroups, machine: Machine, semantics: Semantics, order: IssueOrder,
+    hottest: int,
+) -> _Outcome:  # fmt: skip
+    if hottest and not machine.aware:
+        raise ForerunError("--hottest needs --backend aware: without congestion no link is busy")
+    if semantics is Semantics.STREAMS:
+        if machine.aware or order != "ascending":
+            raise ForerunError(
+                "--semantics streams has neither --backend aware nor the issue order of another build; leave them out"
+            )
+        return _Outcome(replay_streams(traces, groups, machine))
+    result = replay(traces, groups, machine, order)
+    return _Outcome(
+        result.statistics,
+        hottest_links(machine.network, result.run, result.wall_ns, hottest) if hottest else (),
+        tuple(rings_of_rank_0(machine.system, machine.network)),
+        tuple(rings_of_groups(result, traces, groups)),
+    )
+
+
+def _replay_case(
+    folder: Path, aware: bool | None, semantics: Semantics, release: Release, order: IssueOrder, hottest: int,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Replay every system of a case; one that can't be simulated doesn't stop the others."""
+    case = read_case(folder, aware)
+    systems: dict[str, Any] = {}
+    for name, machine in case.machines.items():
+        try:
+            outcome = _replayed(case.traces, case.comm_groups, machine, semantics, order, hottest)
+        except ForerunError as error:
+            systems[name] = {"ok": False, "error": str(error), "per_rank": {}}
+        else:
+            systems[name] = {"ok": True, **outcome.record()}
+        if not as_json:
+            print(f"# {name}: {systems[name].get('error', 'finished')}")
+            if systems[name]["ok"]:
+                outcome.print_lines(release)
+    if as_json:
+        print(to_json({"systems": systems}))

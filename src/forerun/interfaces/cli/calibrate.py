@@ -1,0 +1,69 @@
+"""`forerun calibrate`: a device's cost profile refitted to measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.common.errors import ForerunError
+from forerun.common.files import whole_file
+from forerun.core.cost.profile_text import header_of
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.evidence.measure.calibrate import calibrate as fit
+from forerun.evidence.measure.nccl_tests import network_csv
+from forerun.evidence.measure.samples import network_times, of_source, read_samples, read_tables
+from forerun.interfaces.report.calibration_table import calibration_record, print_calibration
+from forerun.interfaces.report.console import console
+
+
+def calibrate(
+    device: Annotated[str, typer.Argument(help="Device or cluster by name, or a cluster file.")],
+    kernels: Annotated[
+        list[Path] | None, typer.Option(help="CSV file of kernels, as --kernel-profile takes; may be given again.")
+    ] = None,
+    network: Annotated[
+        list[Path] | None,
+        typer.Option(help="CSV file of collectives, as --network-profile takes, or a log of nccl-tests; repeatable."),
+    ] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="Folder of gemm.parquet, attention_forward.parquet and nccl.parquet.")
+    ] = None,
+    table_device: Annotated[str | None, typer.Option(help="The device's name in these tables.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Where the measurements come from, for the profile to say.")
+    ] = None,
+    profile_out: Annotated[Path | None, typer.Option(help="Write the profile to this YAML file.")] = None,
+    network_out: Annotated[
+        Path | None, typer.Option(help="Write the collectives of --network to this CSV file, for --network-profile.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Fit a device's kernel constants to measurements.
+
+    Prints constants old and new, and the errors before, after, and on shapes that were left out of the fit.
+    """
+    cluster = load_cluster(device)
+    if tables is not None and not kernels and not network and table_device is not None:
+        samples = read_tables(tables, table_device)
+    elif tables is None and table_device is None and (kernels or network):
+        samples = read_samples(kernels or [], network or [], cluster.node_size)
+    else:
+        raise ForerunError("give measurements: --kernels and --network, or --tables with --table-device")
+    if profile_out is not None and profile_out.suffix not in (".yaml", ".yml"):
+        raise ForerunError(f"{profile_out}: a profile's file ends in .yaml")
+    found = fit(cluster, samples if source is None else of_source(samples, source))
+    if profile_out is not None:
+        text = found.text(header_of(profile_out, cluster.device.name))
+        with whole_file(profile_out) as file:
+            file.write(text.encode())
+    if network_out is not None:
+        text = network_csv(network_times(network or []))
+        with whole_file(network_out) as file:
+            file.write(text.encode())
+    if as_json:
+        print(json.dumps(calibration_record(found), indent=2))
+    else:
+        print_calibration(console(), found, profile_out)

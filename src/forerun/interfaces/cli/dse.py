@@ -1,0 +1,69 @@
+"""`forerun dse`: explore a design space."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.astrasim.dse.definition import read_exploration
+from forerun.astrasim.dse.explore import explore
+from forerun.astrasim.dse.tables import CSV_NAME, PARQUET_NAME, metrics_name, parquet_is_possible
+from forerun.common.errors import ForerunError
+from forerun.interfaces.cli.exit_codes import NOTHING_FITS
+from forerun.interfaces.cli.issue_order_option import Order
+from forerun.interfaces.report.console import console
+from forerun.interfaces.report.exploration import exploration_record, print_exploration
+from forerun.interfaces.report.pareto_plot import plot_is_possible, write_pareto_plot
+from forerun.interfaces.report.progress import progress_bar
+from forerun.interfaces.report.records import to_json
+
+PLOT_NAME = "pareto.png"
+
+
+def dse(
+    file: Annotated[Path, typer.Argument(help="YAML file: workloads, systems, plan, sampling.", metavar="FILE.yaml")],
+    out: Annotated[Path, typer.Option(help="Folder for the results; a later run goes on from what is in it.")],
+    points: Annotated[
+        Path | None,
+        typer.Option(help="Points to explore in place of the file's plan: keys dp_tp_sp_pp_ar, as text, YAML or JSON."),
+    ] = None,
+    release: Annotated[
+        str | None, typer.Option(help="Build of ASTRA-sim whose issue order is wanted, as 2025-03; before the file's.")
+    ] = None,
+    issue_order: Annotated[
+        Order | None, typer.Option(help="Order in which ready nodes are issued; before the release's and the file's.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes (default: one for each CPU).")] = None,
+    top: Annotated[int, typer.Option(help="Best points to show.", min=1)] = 5,
+    plot: Annotated[
+        bool | None, typer.Option("--plot/--no-plot", help="Write pareto.png (default: if matplotlib is installed).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Explore a design space: every workload on every system with every strategy, or a sample of them.
+
+    Traces are generated as STAGE does and replayed as ASTRA-sim does, without writing them. Points that are in the
+    folder already are not simulated again. Exits with 3 if no point works, or none fits in the memory limit.
+    """
+    exploration = read_exploration(file, points, release, issue_order.policy if issue_order else None)
+    if plot and not plot_is_possible():
+        raise ForerunError("--plot needs matplotlib: pip install 'forerun[plot]'")
+    with progress_bar("simulating") as advance:
+        explored = explore(exploration, out, jobs, advance)
+    with_plot = plot_is_possible() if plot is None else plot
+    if with_plot:
+        write_pareto_plot(out / PLOT_NAME, explored)
+    if as_json:
+        print(to_json(exploration_record(explored, top)))
+    else:
+        screen = console()
+        print_exploration(screen, explored, top)
+        metrics = [metrics_name(pair.workload, pair.system) for pair in explored.pairs]
+        written = [CSV_NAME, *metrics, *[PARQUET_NAME] * parquet_is_possible(), *[PLOT_NAME] * with_plot]
+        screen.print(f"{out}: {', '.join(written)}", soft_wrap=True)
+        if not parquet_is_possible():
+            screen.print(f"no {PARQUET_NAME}: pip install 'forerun[data]'")
+    if not any(pair.ranked_within_limit for pair in explored.pairs):
+        raise typer.Exit(NOTHING_FITS)

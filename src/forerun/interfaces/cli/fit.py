@@ -1,0 +1,57 @@
+"""`forerun fit`: the constants that only whole training steps tell, refitted to published ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+from forerun.common.files import whole_file
+from forerun.describe.model.architecture_table import load_architectures
+from forerun.evidence.fitting.constants import load_registry
+from forerun.evidence.fitting.fit import StepFit
+from forerun.evidence.fitting.left_out import fitted_errors, left_out_errors
+from forerun.evidence.fitting.steps import StepTimes, steps_of
+from forerun.evidence.fitting.write import write_constants
+from forerun.evidence.validation.hardware import read_hardware
+from forerun.evidence.validation.rows import read_measurements
+from forerun.interfaces.report.console import console
+from forerun.interfaces.report.step_fit_table import Anchored, print_step_fit, step_fit_csv, step_fit_record
+
+
+def fit(
+    measurements: Annotated[Path, typer.Argument(help="CSV file of measured configurations; tier A is used.")],
+    models: Annotated[Path, typer.Option(help="YAML file of the architectures that the rows name.")],
+    hardware: Annotated[Path, typer.Option(help="YAML file of the clusters that the rows name.")],
+    leave_out: Annotated[
+        bool, typer.Option("--leave-out", help="Also predict each family of stacks by a fit to the others.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write measured and predicted times, row by row, to this CSV.")
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Put the fitted constants into Forerun's files.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Fit clocks, attention kernels and stacks to whole measured steps.
+
+    Prints every constant with its prior, what it was and is, and how many rows inform it. `forerun calibrate` refits
+    kernels and collectives.
+    """
+    registry = load_registry()
+    steps = steps_of(read_measurements(measurements), load_architectures(models), read_hardware(hardware), registry)
+    with Progress(console=console(stderr=True), transient=True, disable=as_json) as bar:
+        task = bar.add_task(f"predicting {len(steps)} steps under many constants", total=None)
+        times = StepTimes(steps, registry, lambda: bar.advance(task))
+        found = StepFit(times)
+        anchored = Anchored(fitted_errors(found, times), left_out_errors(found, times)) if leave_out else None
+    if out is not None:
+        with whole_file(out) as file:
+            file.write(step_fit_csv(found.fit, anchored).encode())
+    written = write_constants(found.fit.constants, found.fit.posterior) if write else None
+    if as_json:
+        print(json.dumps(step_fit_record(found.fit, anchored), indent=2))
+    else:
+        print_step_fit(console(), found.fit, anchored, written)

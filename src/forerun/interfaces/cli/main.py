@@ -1,0 +1,100 @@
+"""The console command: names of the subcommands, and errors as one line.
+
+Only the module of the subcommand that is asked for is imported, so that help comes at once.
+Exit codes are in `exit_codes.py`; bad input is one line `error: ...` on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+import typer
+
+from forerun.common.errors import ForerunError
+from forerun.interfaces.cli.exit_codes import BAD_INPUT, INTERRUPTED
+
+COMMANDS = {
+    "plan": "Find the fastest parallelism plan that fits.",
+    "predict": "Predict one plan: time, memory, where both go.",
+    "simulate": "Run a saved program: kernels, streams and modules by time.",
+    "trace": "Record a real PyTorch training step without a GPU.",
+    "experiment": "Study a cluster from one file: scaling, what-if, cost.",
+    "validate": "Compare predictions with published measurements.",
+    "measure": "Time kernels and collectives of the machine at hand.",
+    "calibrate": "Refit a device's cost profile to measurements.",
+    "fit": "Refit what whole steps tell to published ones.",
+    "models": "List the model presets.",
+    "clusters": "List the cluster presets.",
+    "stacks": "List the software stacks.",
+    "astra": "Replay Chakra traces on a network, as ASTRA-sim does.",
+    "chakra": "Check, describe and convert Chakra traces.",
+    "collective": "Time a collective on a network, by size and algorithm.",
+    "stage": "Generate Chakra traces of a transformer from the flags of STAGE.",
+    "traffic": "Deliver message patterns over a network.",
+    "dse": "Explore a design space of workloads, systems and strategies.",
+    "version": "Print the version.",
+}
+# Typer brings its own copy of click from some version on; its errors are reached through their common descendant.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line `arguments` and answer its exit code."""
+    try:
+        code = _app(arguments)(arguments or ["--help"], prog_name="forerun", standalone_mode=False, obj=arguments)
+        sys.stdout.flush()
+        if code == INTERRUPTED:  # some versions of Typer answer Ctrl-C by this code, others raise Abort
+            return _fail("interrupted", INTERRUPTED)
+        return code if isinstance(code, int) else 0
+    except ForerunError as error:
+        return _fail(str(error))
+    except _UsageError as error:
+        where = getattr(getattr(error, "ctx", None), "command_path", "forerun")
+        message = getattr(error, "format_message", error.__str__)()
+        return _fail(f"{message.rstrip('.')}; see {where} --help")
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _fail(message: str, code: int = BAD_INPUT) -> int:
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _app(arguments: list[str]) -> typer.Typer:
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=_HELP, rich_markup_mode=None)
+    app.callback()(_forerun)
+    for name, summary in COMMANDS.items():
+        command = _load(name) if arguments[:1] == [name] else _not_asked_for
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, short_help=summary)
+            continue
+        app.command(name, short_help=summary, help=None if arguments[:1] == [name] else summary)(command)
+    return app
+
+
+_HELP = "Predict step time, memory and cost of a distributed PyTorch training run, and find its best parallelism."
+
+
+def _forerun() -> None:
+    pass
+
+
+def _not_asked_for() -> None:
+    """Stands for the other commands in the list of commands."""
+
+
+def _load(name: str) -> Callable[..., None] | typer.Typer:
+    command: Callable[..., None] | typer.Typer = getattr(import_module(f"forerun.interfaces.cli.{name}"), name)
+    return command

@@ -1,0 +1,51 @@
+"""`forerun measure`: kernels and collectives of the machine at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+from forerun.evidence.measure.bench_kernels import Sizes, kernel_cases
+from forerun.evidence.measure.microbench import (
+    gpu_timer,
+    import_torch,
+    is_distributed,
+    machine_words,
+    measure_collectives,
+    measure_kernels,
+    write_kernels,
+    write_network,
+)
+from forerun.interfaces.report.console import console
+
+
+def measure(
+    out: Annotated[Path, typer.Option(help="Folder to write kernels.csv, or under torchrun network.csv, into.")],
+) -> None:
+    """Time kernels on this machine's GPU, or collectives inside the node where torchrun started this.
+
+    The files are what --kernel-profile, --network-profile and forerun calibrate take. Collectives:
+    torchrun --nproc-per-node 8 --no-python forerun measure --out FOLDER
+    """
+    torch = import_torch()
+    timer = gpu_timer(torch)
+    if is_distributed():
+        torch.distributed.init_process_group("nccl")
+        found = measure_collectives(timer, torch)
+        if torch.distributed.get_rank() == 0:
+            print(f"wrote {write_network(out, found, machine_words(torch, timer))}")
+        torch.distributed.destroy_process_group()
+        return
+    sizes = Sizes()
+    total = sum(1 for _ in kernel_cases(sizes, torch, timer.device))
+    with Progress(console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task("measuring", total=total)
+        kernels = measure_kernels(timer, torch, sizes, lambda done: progress.update(task, completed=done))
+    print(f"wrote {write_kernels(out, kernels, machine_words(torch, timer))}: {len(kernels.rows):,} kernels")
+    print(f"the host takes {kernels.issue_us:.2f} us to issue an eager kernel (issue_us of a software stack)")
+    for line in kernels.failed:
+        print(f"not measured: {line}")
+    print(f"next: forerun calibrate DEVICE --kernels {out / 'kernels.csv'} --profile-out PROFILE.yaml")

@@ -1,0 +1,34 @@
+"""`forerun models`: the model presets, or one model part by part."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from forerun.describe.model.catalog import load_any, model_table
+from forerun.interfaces.report.console import console, print_models
+from forerun.interfaces.report.layer_table import model_record, print_model
+from forerun.interfaces.report.records import to_json
+
+
+def models(
+    model: Annotated[
+        str | None, typer.Argument(help="One model, part by part: a preset, config.json, its folder, or a YAML file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """List the model presets, or one model's layers with what they hold, compute and keep."""
+    if model is not None:
+        one = load_any(model)
+        if as_json:
+            print(to_json(model_record(one)))
+        else:
+            print_model(console(), one)
+        return
+    rows = model_table()
+    if as_json:
+        print(to_json({"models": [asdict(row) for row in rows]}))
+    else:
+        print_models(console(), rows)

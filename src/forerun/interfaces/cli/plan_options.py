@@ -1,0 +1,119 @@
+"""Every field of a Plan as an option of a command; `--plan-file` for those that come from a file."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from forerun.answers.search.why import FOLLOWING
+from forerun.common.errors import ForerunError
+from forerun.describe.cluster.files import read_yaml
+from forerun.describe.plan.fields import FIELD_TYPES, MEANINGS, choices, from_text, is_flag, is_list, plan_fields
+from forerun.describe.plan.plan import Plan
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+_SEARCHED = (
+    *("micro_batch", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "zero_stage", "reshard_after_forward"),
+    *("pp_schedule", "virtual_stages", "cp_method", "activation_checkpointing", "selective_policy"),
+)
+"""fields whose default a search does not use"""
+
+
+def with_plan_options(several: bool) -> Callable[[Command], Command]:
+    """Give a command an option for each field of Plan; it receives those given as `fields`, name -> text or flag.
+
+    With `several`, options take a list of values, as --tp 1,2,4.
+    """
+
+    def decorate(command: Command) -> Command:
+        # With several plans, micro batches follow from the global batch.
+        names = [name for name in MEANINGS if not (several and name == "n_microbatches")]
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "fields"]
+
+        def wrapped(**values: Any) -> None:
+            given = {name: values.pop(name) for name in names}
+            command(**values, fields={name: value for name, value in given.items() if value is not None})
+
+        parameters = own + [_option(name, several) for name in names]
+        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+        keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+        wrapped.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in keyword}
+        return wrapped  # type: ignore[return-value]
+
+    return decorate
+
+
+def parse(fields: Mapping[str, str | bool], plan_file: Path | None, *, several: bool) -> dict[str, Any]:
+    """Plan fields of a file and, over them, of options. With `several`, options with commas become lists.
+
+    Raises ForerunError for a file or value that is wrong.
+    """
+    values = dict(plan_fields(read_yaml(plan_file), str(plan_file))) if plan_file else {}
+    for name, given in fields.items():
+        if isinstance(given, bool):
+            values[name] = given
+        elif several and not is_list(name) and "," in given:
+            values[name] = [from_text(name, part.strip()) for part in given.split(",")]
+        else:
+            values[name] = from_text(name, given)
+    return values
+
+
+def plan_asked_about(text: str, seq_len: int) -> dict[str, Any]:
+    """Plan fields that a person asks about: `tp=16,pp=3`, or the YAML file of a plan.
+
+    What follows from a search's question is left out. Raises ForerunError for a field or value that is wrong, and for
+    sequences of another length than `seq_len`.
+    """
+    if "=" in text:
+        parts = [part.partition("=") for part in re.split(r",(?=\s*\w+=)", text)]
+        given = {name.strip().replace("-", "_"): value.strip() for name, _, value in parts}
+        unknown = next((name for name in given if name not in FIELD_TYPES), None)
+        if unknown is not None:
+            raise ForerunError(f"--why {text}: a plan has no field {unknown!r}; it has: {', '.join(FIELD_TYPES)}")
+        values = {name: from_text(name, value) for name, value in given.items()}
+    else:
+        values = dict(plan_fields(read_yaml(Path(text)), text))
+    if values.get("seq_len", seq_len) != seq_len:
+        raise ForerunError(f"--why {text}: seq_len is {values['seq_len']}, the search is about {seq_len}")
+    asked = {name: value for name, value in values.items() if name not in FOLLOWING}
+    if not asked:
+        raise ForerunError(f"--why {text}: expected fields of a plan, as tp=16,pp=3")
+    return asked
+
+
+def _option(name: str, several: bool) -> inspect.Parameter:
+    option = "--" + name.replace("_", "-")
+    if is_flag(name):
+        kind: Any = bool | None
+        declaration = typer.Option(f"{option}/--no-{name.replace('_', '-')}", help=_help(name, several))
+    else:
+        kind = str | None
+        metavar = "|".join(map(str, choices(name))) or _metavar(name)
+        metavar += ",..." if several and not is_list(name) else ""
+        declaration = typer.Option(option, help=_help(name, several), metavar=metavar)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, declaration]
+    )
+
+
+def _help(name: str, several: bool) -> str:
+    default = Plan.__dataclass_fields__[name].default
+    quiet = default is None or default is False or (several and name in _SEARCHED)
+    shown = "" if quiet else f" (default {_plain(default)})"
+    return MEANINGS[name][0].upper() + MEANINGS[name][1:] + shown + "."
+
+
+def _plain(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _metavar(name: str) -> str:
+    return {int: "N", float: "X", str: "NAME"}.get(FIELD_TYPES[name], "N,N,...")

@@ -1,0 +1,235 @@
+"""What `forerun plan` does with a model: one search or a range of them, and everything that is shown of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.analysis.reading import Simulation
+from forerun.answers.analysis.setup import Setup
+from forerun.answers.analysis.simulate_setup import simulate_setup
+from forerun.answers.analysis.what_if import WhatIf, sensitivities
+from forerun.answers.search.heat import DATA_PARALLEL, HeatMap, heat_map, telling_maps
+from forerun.answers.search.result import SearchResult
+from forerun.answers.search.search import limited, search
+from forerun.answers.search.space import make_space
+from forerun.answers.search.sweep import sweep
+from forerun.answers.search.why import Verdict, why
+from forerun.common.errors import ForerunError
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.model.parameters import model_flops_per_token
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.fields import FIELD_TYPES
+from forerun.evidence.fitting.anchor import best_anchor
+from forerun.interfaces.cli.launch_option import write_launch_files
+from forerun.interfaces.cli.plan_options import plan_asked_about
+from forerun.interfaces.report.console import console
+from forerun.interfaces.report.documents import MAPS, search_document
+from forerun.interfaces.report.drawing import drawing_is_possible
+from forerun.interfaces.report.page import write_page
+from forerun.interfaces.report.pictures_of_searches import write_search_pictures, write_sweep_pictures
+from forerun.interfaces.report.progress import progress_bar
+from forerun.interfaces.report.records import (
+    search_record,
+    sweep_record,
+    to_json,
+    verdict_record,
+    write_csv,
+    write_rows,
+)
+from forerun.interfaces.report.search_console import print_search, print_sweep, print_verdict
+from forerun.interfaces.report.sweep_document import sweep_document
+from forerun.interfaces.report.wording import command_line, plan_words
+
+TOP = 10
+"""plans to list unless somebody says how many"""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is searched for."""
+
+    model: ModelSpec
+    where: Cluster
+    gpus: tuple[int, ...]
+    seq_len: int
+    batches: tuple[int, ...]
+    options: Mapping[str, Any]
+    """of `search`"""
+    names: tuple[str, str]
+    """what the user called model and cluster"""
+    place: str
+    """options of the command that change what is predicted"""
+
+    @property
+    def is_range(self) -> bool:
+        """Whether it takes more than one search."""
+        return len(self.gpus) * len(self.batches) > 1
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What becomes of the result."""
+
+    top: int | None
+    command: str
+    """what was typed"""
+    csv: Path | None
+    report: Path | None
+    pictures: Path | None
+    heat: tuple[str, ...]
+    asked: str | None
+    """plans that --why is about"""
+    suggest_anchor: bool
+    launch: str | None
+    launch_out: Path | None
+    as_json: bool
+
+
+def check_shown(shown: Shown) -> None:
+    """Raise ForerunError for what could not be written after all the work."""
+    if shown.pictures is not None and not drawing_is_possible():
+        raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
+    if shown.heat and not (shown.report or shown.pictures):
+        raise ForerunError("--heat: give --report or --pictures, where the maps go")
+
+
+def check_heat(shown: Shown, fixed: Mapping[str, object]) -> None:
+    """Raise ForerunError for heat maps of something else than two axes that may differ."""
+    for text in shown.heat:
+        axes = _axes(text)
+        for axis in axes:
+            if axis not in (*FIELD_TYPES, DATA_PARALLEL):
+                raise ForerunError(f"--heat {text}: a plan has no {axis!r}")
+            if axis in fixed and not isinstance(fixed[axis], list):
+                raise ForerunError(
+                    f"--heat {text}: {axis} is fixed to {fixed[axis]}, so there is nothing to tell apart"
+                )
+
+
+def single_search(question: Question, shown: Shown) -> bool:
+    """Search, and show what was found. Whether anything fits. Raises ForerunError."""
+    top = shown.top or TOP
+    n_gpus, batch, model, options = question.gpus[0], question.batches[0], question.model, question.options
+    place = (model, question.where, n_gpus, question.seq_len, batch)
+    asked = None if shown.asked is None else plan_asked_about(shown.asked, question.seq_len)
+    alone = None
+    if asked is not None:
+        fixed, on_network = {**options["fixed"], **asked}, options["network"] is not None
+        alone = make_space(*place, fixed, options["limits"], options["space"], on_network)
+    with progress_bar("simulating") as advance:
+        result = search(*place, keep=top, progress=advance, **options)
+    verdict = None if asked is None or alone is None else why(result, asked, alone)
+    suggested = _suggested(question, result, top) if shown.suggest_anchor else None
+    if shown.csv is not None:
+        write_csv(shown.csv, result)
+    if shown.as_json:
+        more: dict[str, Any] = {} if verdict is None else {"why": verdict_record(verdict)}
+        more |= {} if suggested is None else {"suggested_anchor": suggested + 1}
+        print(to_json(search_record(result, top) | more))
+    else:
+        _print_search(question, shown, result, top, verdict)
+        if suggested is not None:
+            words = f"Measured and given as --anchor, place {suggested + 1} tells most about the other places: "
+            console().print(words + plan_words(result.ranked[suggested].own_plan()), soft_wrap=True)
+    maps = _maps(shown, result)
+    if shown.report is not None:
+        found = _whole(question, result.best)
+        write_page(
+            shown.report, search_document(result, top, found, shown.command, _again(question, result.best), maps)
+        )
+    if shown.pictures is not None:
+        write_search_pictures(shown.pictures, result, maps)
+    if result.best is not None:
+        write_launch_files(shown.launch, shown.launch_out, result.best.own_plan(), model, question.where)
+    return result.best is not None
+
+
+def range_of_searches(question: Question, shown: Shown) -> bool:
+    """Search for each number of GPUs and each batch, and show what was found. Whether anything fits.
+
+    Raises ForerunError, also for what is about one search only.
+    """
+    about_one = {
+        "--top": shown.top,
+        "--why": shown.asked,
+        "--heat": shown.heat,
+        "--suggest-anchor": shown.suggest_anchor,
+    }
+    for name, given in about_one.items():
+        if given:
+            raise ForerunError(f"{name}: about one search; leave it out, or give one number of GPUs and one batch")
+    with progress_bar("searches") as advance:
+        found = sweep(
+            *(question.model, question.where, question.gpus, question.seq_len, question.batches),
+            progress=advance,
+            **question.options,
+        )
+    if shown.csv is not None:
+        write_rows(shown.csv, found.to_rows())
+    best = None if found.best is None else found.best.best
+    if shown.as_json:
+        print(to_json(sweep_record(found)))
+    else:
+        flops = model_flops_per_token(question.model, question.seq_len)
+        print_sweep(console(), found, flops, _again(question, best))
+    if shown.report is not None:
+        write_page(shown.report, sweep_document(found, _whole(question, best), shown.command, _again(question, best)))
+    if shown.pictures is not None:
+        write_sweep_pictures(shown.pictures, found)
+    if best is not None:
+        write_launch_files(shown.launch, shown.launch_out, best.own_plan(), question.model, question.where)
+    return best is not None
+
+
+def _print_search(question: Question, shown: Shown, result: SearchResult, top: int, verdict: Verdict | None) -> None:
+    out = console()
+    flops = model_flops_per_token(question.model, question.seq_len)
+    print_search(out, result, top, flops, _again(question, result.best))
+    if verdict is not None and shown.asked is not None:
+        out.print()
+        print_verdict(out, shown.asked, verdict)
+
+
+def _suggested(question: Question, result: SearchResult, top: int) -> int | None:
+    """The place, from 0, whose measured step tells most about the others that are listed; None with fewer than two."""
+    plans = [place.own_plan() for place in result.top(top)]
+    if len(plans) < 2:
+        return None
+    network, measured = question.options["network"], question.options["measured"]
+    return best_anchor([Setup(question.model, plan, question.where, network, measured) for plan in plans])
+
+
+def _maps(shown: Shown, result: SearchResult) -> list[HeatMap]:
+    """The heat maps that were asked for, or those that say most."""
+    if shown.heat:
+        return [heat_map(result, *_axes(text)) for text in shown.heat]
+    return telling_maps(result, MAPS) if shown.report or shown.pictures else []
+
+
+def _axes(text: str) -> tuple[str, str]:
+    axes = [part.strip().replace("-", "_") for part in text.split(",")]
+    if len(axes) != 2 or axes[0] == axes[1]:
+        raise ForerunError(f"--heat {text}: expected two axes, as tp,pp")
+    return axes[0], axes[1]
+
+
+def _whole(question: Question, best: Prediction | None) -> tuple[Simulation, tuple[WhatIf, ...]] | None:
+    """The best plan simulated whole, and what a better machine would gain; None where nothing fits."""
+    if best is None:
+        return None
+    options = question.options
+    where = limited(question.where, options["memory_limit_gib"])
+    setup = Setup(question.model, best.own_plan(), where, options["network"], options["measured"], replays=True)
+    simulation = simulate_setup(setup)
+    return simulation, sensitivities(setup, simulation)
+
+
+def _again(question: Question, best: Prediction | None) -> str:
+    """The command that predicts the best plan, empty for none."""
+    if best is None:
+        return ""
+    return f"{command_line(best.own_plan(), *question.names)}{question.place}"

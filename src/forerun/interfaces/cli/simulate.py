@@ -1,0 +1,73 @@
+"""`forerun simulate`: the timeline of a saved program in tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.common.errors import ForerunError
+from forerun.core.program.types import Program
+from forerun.interfaces.cli.program_options import (
+    KernelProfile,
+    MemoryLimit,
+    Network,
+    NetworkProfile,
+    TokensPerStep,
+    simulate_file,
+)
+from forerun.interfaces.report.console import console
+from forerun.interfaces.report.perfetto import write_trace
+from forerun.interfaces.report.records import to_json
+from forerun.interfaces.report.timeline import print_timeline, timeline_record
+
+
+def simulate(
+    program: Annotated[Path, typer.Option(metavar="FILE", help="A saved program (forerun trace).")],
+    cluster: Annotated[str, typer.Option(help="Preset (forerun clusters) or a YAML file.")],
+    gpus: Annotated[
+        int | None, typer.Option(help="GPUs of the run; the program's unless given. Scales data parallelism.")
+    ] = None,
+    memory_limit: MemoryLimit = None,
+    network: Network = None,
+    kernel_profile: KernelProfile = None,
+    network_profile: NetworkProfile = None,
+    tokens_per_step: TokensPerStep = None,
+    rank_class: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Ranks to show: name or number of a class (default: the slowest)."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many kernels and modules to list.")] = 20,
+    depth: Annotated[int, typer.Option(min=1, help="Parts of a module's path to tell apart.")] = 2,
+    trace: Annotated[Path | None, typer.Option(help="Write the step as a Perfetto / Chrome trace.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Run a saved program: its kernels, streams and modules by time."""
+    simulation = simulate_file(
+        program,
+        cluster,
+        gpus=gpus,
+        memory_limit=memory_limit,
+        network=network,
+        kernel_profile=kernel_profile,
+        network_profile=network_profile,
+        tokens_per_step=tokens_per_step,
+        whole_timeline=True,
+    )
+    number = simulation.slowest if rank_class is None else _number(simulation.program, rank_class)
+    if trace is not None:
+        write_trace(trace, simulation.program, simulation.flat, simulation.timeline, simulation.costs.issue_ps)
+    if as_json:
+        print(to_json(timeline_record(simulation, number, depth)))
+    else:
+        print_timeline(console(), simulation, number, top, depth)
+
+
+def _number(program: Program, asked: str) -> int:
+    names = [cls.name for cls in program.rank_classes]
+    if asked in names:
+        return names.index(asked)
+    if asked.isdecimal() and int(asked) < len(names):
+        return int(asked)
+    raise ForerunError(f"rank class {asked!r}: expected a number below {len(names)} or one of {', '.join(names)}")

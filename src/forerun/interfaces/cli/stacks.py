@@ -1,0 +1,23 @@
+"""`forerun stacks`: the software stacks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from forerun.describe.plan.stack import load_stack, stack_names
+from forerun.interfaces.report.console import console, print_stacks
+from forerun.interfaces.report.records import to_json
+
+
+def stacks(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """List the software stacks."""
+    found = [load_stack(name) for name in stack_names()]
+    if as_json:
+        print(to_json({"stacks": [asdict(stack) for stack in found]}))
+    else:
+        print_stacks(console(), found)

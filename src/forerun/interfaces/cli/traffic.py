@@ -1,0 +1,42 @@
+"""`forerun traffic`: when the messages of a pattern arrive."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.astrasim.messages.traffic import read_cases, run_cases
+from forerun.core.network.network_file import read_network
+
+
+class Model(str, Enum):
+    """How messages share links."""
+
+    links = "links"
+    flows = "flows"
+
+
+def traffic(
+    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="A case, a list of cases, or cases by name.")],
+    model: Annotated[
+        Model, typer.Option(help="links: first come, first served at every link; flows: max-min fair shares.")
+    ] = Model.links,
+    hottest: Annotated[int, typer.Option(min=0, help="Also list this many of the busiest links.")] = 0,
+    network: Annotated[
+        Path | None, typer.Option(help="Network file to use in place of the topologies of the cases.")
+    ] = None,
+) -> None:
+    """Deliver patterns of messages over a network; print a JSON line for each case.
+
+    A case has messages (start_ns, src, dst, bytes), a topology such as ["Mesh2D", 4, 4], bandwidth_GBps (of 2**30
+    bytes, as ASTRA-sim's, unless bandwidth_unit is GB/s) and latency_ns. Its line has finish_ns and arrival_ns, in the
+    order of the messages, or error.
+    """
+    cases = read_cases(file)
+    chosen = None if network is None else read_network(network)
+    for record in run_cases(cases, model.value, hottest, chosen):
+        print(json.dumps(record, allow_nan=False))

@@ -1,0 +1,100 @@
+"""`forerun validate`: predictions against published measurements."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from forerun.answers.analysis.predict import predict
+from forerun.common.errors import ForerunError
+from forerun.describe.model.architecture_table import load_architectures
+from forerun.evidence.fitting.own_runs import CHOICES, Choice, run_with_anchors
+from forerun.evidence.validation.hardware import read_hardware
+from forerun.evidence.validation.left_out import left_out as judge_left_out
+from forerun.evidence.validation.left_out import read_left_out
+from forerun.evidence.validation.report import build_report
+from forerun.evidence.validation.rows import read_measurements
+from forerun.evidence.validation.run import run, write_predictions
+from forerun.evidence.validation.tables import print_report
+from forerun.interfaces.report.pictures_of_validation import write_validation_pictures
+
+PIPED_WIDTH = 160
+"""columns when the output is no terminal: names must not be cut"""
+
+
+def validate(
+    measurements: Annotated[Path, typer.Argument(help="CSV file of measured configurations.")],
+    models: Annotated[Path, typer.Option(help="YAML file of the architectures that the rows name.")],
+    hardware: Annotated[Path, typer.Option(help="YAML file of the clusters that the rows name.")],
+    out: Annotated[Path | None, typer.Option(help="Write one prediction per row to this CSV file.")] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Draw predicted against measured, and the errors, as PNG files."),
+    ] = None,
+    left_out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Judge these times too: what forerun fit --leave-out --out writes."),
+    ] = None,
+    with_anchor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="first|best",
+            help="Judge rows after one measured step of their source, device and model, which is not judged: the first"
+            " in the file, or the one that tells most about the others.",
+        ),
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
+    worst: Annotated[int, typer.Option(min=0, help="List this many of the largest errors.")] = 0,
+    verbose: Annotated[bool, typer.Option("--verbose", help="List every assumption made for silent sources.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Predict every measured configuration and print how far the predictions are off."""
+    rows = read_measurements(measurements)
+    if split is not None:
+        rows = [row for row in rows if row.split == split]
+        if not rows:
+            raise ForerunError(f"{measurements}: no row of split {split!r}")
+    if with_anchor is not None and left_out is not None:
+        raise ForerunError("--left-out has times without anchors; leave it out beside --with-anchor")
+    choice = None if with_anchor is None else _choice(with_anchor)
+    apart = None if left_out is None else read_left_out(left_out)
+    architectures, hosts = load_architectures(models), read_hardware(hardware)
+    with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:
+        task = progress.add_task("predicting", total=len(rows))
+        if choice is None:
+            results = run(rows, architectures, hosts, predict, lambda result: progress.advance(task))
+        else:
+            results = run_with_anchors(
+                rows, architectures, hosts, predict, choice, lambda result: progress.advance(task)
+            )
+    if not results:
+        raise ForerunError(f"--with-anchor: {measurements} has no two rows of the same source, device and model")
+    if out is not None:
+        write_predictions(out, results)
+    if plots is not None:
+        write_validation_pictures(plots, results)
+    report = build_report(results, None if apart is None else judge_left_out(results, apart))
+    if choice is not None:
+        report["anchors"] = choice
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        if choice is not None:
+            print(f"Judged after one measured step of the same source, device and model ({choice}), which is left out:")
+        width = None if sys.stdout.isatty() else PIPED_WIDTH
+        print_report(report, Console(width=width, markup=False, highlight=False), worst=worst, verbose=verbose)
+    if report["rows"]["faults"]:
+        raise typer.Exit(1)
+
+
+def _choice(name: str) -> Choice:
+    for choice in CHOICES:
+        if name == choice:
+            return choice
+    raise ForerunError(f"--with-anchor {name}: expected {' or '.join(CHOICES)}")

@@ -1,0 +1,185 @@
+"""The Python interface of experiments: `forerun.Experiment`, and what its runs and studies answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerun.answers.analysis.history import Event, History
+from forerun.answers.experiment.answers import Answers, answers_of
+from forerun.answers.experiment.comparison import compare
+from forerun.answers.experiment.description.read import changed, preset_names, read_experiment
+from forerun.answers.experiment.other_reading import OtherReading, other_reading
+from forerun.answers.experiment.request import Request
+from forerun.answers.experiment.result import Comparison, RunResult, ScalingStudy, StragglerStudy
+from forerun.answers.experiment.run import run
+from forerun.answers.experiment.run_history import RunHistory, run_history
+from forerun.answers.experiment.scaling import scale
+from forerun.answers.experiment.stragglers import study
+from forerun.interfaces.report.experiment_files import export, write_pictures
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment: hardware, model, training and network.
+
+    >>> experiment = forerun.Experiment.from_preset("resnet50-a100")
+    >>> experiment.run().summary()["step_time_s"]
+    """
+
+    request: Request
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Experiment:
+        """The experiment in a YAML or JSON file. Raises ForerunError, naming the file and the key."""
+        return cls(read_experiment(Path(path)))
+
+    @classmethod
+    def from_preset(cls, name: str) -> Experiment:
+        """One of the experiments that come with Forerun. Raises UnknownName, which lists them."""
+        return cls(read_experiment(name))
+
+    @classmethod
+    def from_dict(cls, sections: Mapping[str, Any]) -> Experiment:
+        """The experiment in a mapping of sections, which may hold Python objects (docs/experiments.md)."""
+        return cls(read_experiment(sections))
+
+    @staticmethod
+    def presets() -> tuple[str, ...]:
+        """Names of the experiments that come with Forerun."""
+        return preset_names()
+
+    def changed(self, changes: Mapping[str, Any]) -> Experiment:
+        """This experiment with other values of keys: {"training.num_nodes": 8}."""
+        return Experiment(changed(self.request, changes))
+
+    def run(self) -> Run:
+        """Simulate the run."""
+        return Run(run(self.request))
+
+    def scale(self, nodes: Sequence[int], *, strong: bool = False, folder: str | Path | None = None) -> Study:
+        """The experiment on so many nodes; with `folder` the study can be broken off and goes on from there."""
+        return Study(scale(self.request, nodes, strong, folder=_path(folder)))
+
+    def compare(
+        self,
+        *,
+        patterns: Sequence[str] = (),
+        topologies: Sequence[str] = (),
+        devices: Sequence[str] = (),
+        precisions: Sequence[str] = (),
+        grid: bool = False,
+        folder: str | Path | None = None,
+    ) -> Study:
+        """Variants of the experiment side by side, one change at a time, or all combinations with `grid`."""
+        return Study(
+            compare(
+                self.request,
+                patterns=patterns,
+                topologies=topologies,
+                devices=devices,
+                precisions=precisions,
+                grid=grid,
+                folder=_path(folder),
+            )
+        )
+
+    def stragglers(self, *, folder: str | Path | None = None) -> Study:
+        """Step times under the experiment's disturbances, and what the slowest rank costs."""
+        return Study(study(self.request, folder=_path(folder)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was simulated."""
+
+    result: RunResult
+
+    def summary(self) -> dict[str, Any]:
+        """Its figures; units are in the keys."""
+        return self.result.summary()
+
+    def other_reading(self) -> OtherReading | None:
+        """The step where a network bandwidth without a unit counts bytes and not bits; None where nothing depends on
+        that."""
+        return other_reading(self.result.request)
+
+    @cached_property
+    def _answers(self) -> Answers:
+        return answers_of(self.result)
+
+    def analyze(self) -> Answers:
+        """Bottlenecks, critical path, sensitivities and advice; each of the last two simulated."""
+        return self._answers
+
+    def to_dataframe(self) -> DataFrame:
+        """A row for each iteration, or for equal ones together. Needs pandas."""
+        return self.result.to_dataframe()
+
+    @cached_property
+    def _history(self) -> RunHistory:
+        return run_history(self.result)
+
+    @cached_property
+    def event_history(self) -> DataFrame:
+        """Every start and end of a kernel, collective, copy or launch, in the order of time. Needs pandas.
+
+        It has the rows and columns of the events.csv that `export(history=True)` writes: whole iterations from the
+        first on, up to 40,000 nodes. `attrs["note"]` says which, where they are not all.
+        """
+        frame = History(self._history.iterations).to_dataframe()
+        if self._history.note:
+            frame.attrs["note"] = self._history.note
+        return frame
+
+    def events(self, kind: str | None = None) -> Iterator[Event]:
+        """The same one by one, as objects with `event_type`, `timestamp` (seconds) and the columns of the table.
+
+        Args:
+            kind: compute, communication, copy, delay or host; or one of their starts or ends: communication_start.
+
+        Raises:
+            UnknownName: there is no such kind.
+        """
+        return History(self._history.iterations).events(kind)
+
+    def plot(self, folder: str | Path) -> list[Path]:
+        """Write the pictures; needs matplotlib. Returns their paths."""
+        return write_pictures(self.result, Path(folder), self.analyze())
+
+    def export(self, folder: str | Path, *, history: bool = False) -> list[Path]:
+        """Write configuration, results, pictures and the page, all or none; with `history` every event too."""
+        return export(self.result, Path(folder), self.analyze(), history=history).paths
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study that was simulated."""
+
+    result: ScalingStudy | Comparison | StragglerStudy
+
+    def summary(self) -> dict[str, Any]:
+        """Its figures; units are in the keys."""
+        return self.result.summary()
+
+    def to_dataframe(self) -> DataFrame:
+        """A row for each point. Needs pandas."""
+        return self.result.to_dataframe()
+
+    def plot(self, folder: str | Path) -> list[Path]:
+        """Write the pictures; needs matplotlib. Returns their paths."""
+        return write_pictures(self.result, Path(folder))
+
+    def export(self, folder: str | Path) -> list[Path]:
+        """Write configuration, results, pictures and the page, all or none."""
+        return export(self.result, Path(folder)).paths
+
+
+def _path(folder: str | Path | None) -> Path | None:
+    return None if folder is None else Path(folder)

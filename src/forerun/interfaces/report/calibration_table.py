@@ -1,0 +1,64 @@
+"""What a calibration changed and how well it explains the measurements, as tables and as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from forerun.describe.cluster.catalog import device_names
+from forerun.evidence.measure.calibrate import Calibration, Change
+from forerun.interfaces.report.console import make_table
+
+_FIGURES = ("rows", "before", "after", "left out")
+
+
+def print_calibration(out: Console, found: Calibration, written: Path | None) -> None:
+    """Constants old and new, errors before and after, notes, and how to use the profile."""
+    out.print(Text(f"Cost profile of {found.profile.name}", style="bold"))
+    table = make_table(("constant", "left"), *((name, "right") for name in ("old", "new", "change")))
+    for change in found.changes:
+        table.add_row(change.path, _number(change.old), _number(change.new), _change(change))
+    out.print(table if found.changes else "No constant changed.")
+    out.print()
+    out.print(Text("Mean absolute error of the measured time, %", style="bold"))
+    table = make_table(*(("part", "left"), ("of", "left")), *((name, "right") for name in _FIGURES))
+    for row in found.errors:
+        left_out = "-" if row.left_out is None else f"{row.left_out:.1f}"
+        section = row.section if row.kept else f"{row.section} *"
+        table.add_row(section, row.rows_class, f"{row.rows:,}", f"{row.before:.1f}", f"{row.after:.1f}", left_out)
+    out.print(table)
+    out.print("left out: on shapes that the fit did not see, five fits")
+    if not all(row.kept for row in found.errors):
+        out.print("*: fitted, but not taken into the profile")
+    for note in found.notes:
+        out.print(f"- {note}")
+    out.print()
+    if written is None:
+        out.print("Not written; --profile-out FILE.yaml writes the profile.")
+        return
+    like = f"like: {found.profile.name}, " if found.profile.name in device_names() else ""
+    out.print(f"To use it, name it in a cluster file: device: {{{like}cost_profile: {written}}}", soft_wrap=True)
+
+
+def calibration_record(found: Calibration) -> dict[str, Any]:
+    """The same as one object."""
+    return {
+        "device": found.profile.name,
+        "changes": [asdict(change) for change in found.changes],
+        "errors": [asdict(row) for row in found.errors],
+        "notes": list(found.notes),
+    }
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _change(change: Change) -> str:
+    if change.old is None:
+        return "new"
+    return f"{(change.new / change.old - 1) * 100:+.1f} %" if change.old else ""

@@ -1,0 +1,247 @@
+"""Predictions and catalogues as text. Readable at 80 columns and without colour; bars are plain '#'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from forerun.answers.analysis.loop_time import LoopTime
+from forerun.answers.analysis.prediction import Prediction
+from forerun.describe.cluster.catalog import ClusterRow
+from forerun.describe.model.catalog import ModelRow
+from forerun.describe.plan.stack import Stack
+from forerun.interfaces.report import bands
+from forerun.interfaces.report.around_step import (
+    INIT,
+    INIT_COLUMNS,
+    LOOP,
+    LOOP_COLUMNS,
+    checkpoint_words,
+    init_rows,
+    loop_rows,
+    mean_step,
+)
+from forerun.interfaces.report.histogram import Bin, bar
+from forerun.interfaces.report.wording import log_line, percent, plan_words, seconds
+
+_BAR_WIDTH = 40
+_LISTED = 10
+"""what measurements lack, most time first"""
+_SHORT = 0.001
+"""shares of the step below this are summed up as 'other'"""
+
+
+def console(stderr: bool = False) -> Console:
+    """A console that prints text as it stands; colours only where the terminal wants them."""
+    return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=False)
+
+
+def print_prediction(out: Console, prediction: Prediction, flops_per_token: float | None, *, explain: bool) -> None:
+    """One prediction: figures, breakdown, memory, and with `explain` where each figure comes from."""
+    print_heading(out, prediction)
+    out.print()
+    print_figures(out, prediction)
+    out.print()
+    out.print(log_line(prediction, flops_per_token))
+    print_missing(out, prediction)
+    if prediction.loop is not None:
+        print_loop(out, prediction.loop)
+    if explain:
+        if prediction.init:
+            _print_rows(out, INIT, INIT_COLUMNS, init_rows(prediction.init), 2)
+        out.print()
+        out.print(Text("Where the figures come from", style="bold"))
+        for line in prediction.explain:
+            out.print(f"  {line}")
+
+
+def print_heading(out: Console, prediction: Prediction) -> None:
+    """What was predicted, on what."""
+    plan = prediction.plan
+    out.print(Text(f"{prediction.model} on {prediction.n_gpus} x {prediction.cluster}", style="bold"))
+    if plan is None:
+        out.print("a saved program")
+    elif prediction.sample is not None:
+        out.print(f"{plan_words(plan)}, global batch {plan.global_batch} {prediction.sample}s, stack {plan.stack}")
+    else:
+        out.print(f"{plan_words(plan)}, seq {plan.seq_len}, global batch {plan.global_batch}, stack {plan.stack}")
+
+
+def print_missing(out: Console, prediction: Prediction) -> None:
+    """What the user's own measurements lack, where some were given."""
+    if prediction.missing is None:
+        return
+    out.print()
+    if not prediction.missing:
+        out.print("The measurements given hold everything that the step runs.")
+        return
+    out.print(Text("Not in the measurements given, so from the shipped model or extrapolated", style="bold"))
+    for line in prediction.missing[:_LISTED]:
+        out.print(f"  {line}")
+    if len(prediction.missing) > _LISTED:
+        out.print(f"  and {len(prediction.missing) - _LISTED} more (--json lists them)")
+
+
+def print_loop(out: Console, loop: LoopTime) -> None:
+    """What the periodic work of the training loop adds to a step."""
+    _print_rows(out, LOOP, ("", *LOOP_COLUMNS[1:]), loop_rows(loop), 1)
+    out.print(f"  {mean_step(loop)}")
+    if loop.checkpoint is not None:
+        out.print(f"  {checkpoint_words(loop.checkpoint)}")
+
+
+def _print_rows(out: Console, title: str, columns: Sequence[str], rows: Sequence[tuple[str, ...]], words: int) -> None:
+    """A titled table whose first `words` columns are text, and the others numbers."""
+    out.print()
+    out.print(Text(title, style="bold"))
+    table = make_table(*((name, "left" if i < words else "right") for i, name in enumerate(columns)))
+    for first, *others in rows:
+        table.add_row(f"  {first}", *others)
+    out.print(table)
+
+
+def print_models(out: Console, rows: Sequence[ModelRow]) -> None:
+    """The model presets."""
+    table = make_table(
+        ("model", "left"), ("parameters", "right"), ("active", "right"), ("layers", "right"), ("hidden", "right")
+    )
+    for row in rows:
+        active = "" if row.active_parameters == row.parameters else f"{row.active_parameters:,}"
+        table.add_row(row.name, f"{row.parameters:,}", active, str(row.layers), str(row.hidden or ""))
+    out.print(table)
+
+
+def print_clusters(out: Console, rows: Sequence[ClusterRow]) -> None:
+    """The cluster presets; rates for each GPU and direction."""
+    table = make_table(
+        ("cluster", "left"),
+        ("memory\nGiB", "right"),
+        ("bf16\nTFLOP/s", "right"),
+        ("GPUs in\na node", "right"),
+        ("in a node\nGB/s", "right"),
+        ("between nodes\nGbit/s", "right"),
+    )
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.memory_gib:.0f}",
+            "" if row.bf16_tflops is None else f"{row.bf16_tflops:.0f}",
+            str(row.gpus_per_node or ""),
+            f"{row.intra_node} {row.intra_node_gb_s:.0f}",
+            "" if row.inter_node is None else f"{row.inter_node} {row.inter_node_gbit_s:.0f}",
+        )
+    out.print(table)
+
+
+def print_stacks(out: Console, stacks: Sequence[Stack]) -> None:
+    """The software stacks."""
+    table = make_table(("stack", "left"), ("what it is", "left"))
+    for stack in stacks:
+        table.add_row(stack.name, stack.description)
+    out.print(table)
+
+
+def make_table(*columns: tuple[str, str]) -> Table:
+    """A table without lines; `columns` are (heading, `left` or `right`)."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    for name, justify in columns:
+        table.add_column(name, justify="right" if justify == "right" else "left", vertical="top")
+    return table
+
+
+def print_histogram(out: Console, bins: Sequence[Bin]) -> None:
+    """How step times spread."""
+    most = max(each.simulated + each.bounded for each in bins)
+    bounded = any(each.bounded for each in bins)
+    note = "# simulated" + (", . not simulated, at the least they take" if bounded else "")
+    out.print(Text(f"Step times ({note})", style="bold"))
+    table = make_table(("", "right"), ("", "left"), ("", "right"), ("", "left"))
+    table.show_header = False
+    for each in bins:
+        count = each.simulated + each.bounded
+        times = (seconds(each.low_s), f"to {seconds(each.high_s)}")
+        table.add_row(*times, f"{count:,}", bar(each.simulated, each.bounded, most, _BAR_WIDTH))
+    out.print(table)
+
+
+def print_figures(out: Console, prediction: Prediction) -> None:
+    """The figures, where the step goes, and memory."""
+    out.print(_figures(prediction))
+    out.print()
+    _print_breakdown(out, prediction)
+    out.print()
+    _print_memory(out, prediction)
+    _print_network(out, prediction)
+
+
+def _pace(prediction: Prediction) -> tuple[str, str]:
+    if prediction.sample is not None:
+        return f"{prediction.sample}s/s/GPU", bands.rate_in_band(prediction, prediction.samples_per_s_per_gpu)
+    return "tokens/s/GPU", bands.rate_in_band(prediction, prediction.tokens_per_s_per_gpu)
+
+
+def _figures(prediction: Prediction) -> Table:
+    step = prediction.step_time_s
+    limit = prediction.memory_limit_gib
+    table = make_table(("", "left"), ("", "left"))
+    table.show_header = False
+    rows = [
+        ("step time", bands.step_time(prediction)),
+        _pace(prediction),
+        ("MFU, HFU", f"{bands.mfu(prediction)}, {percent(prediction.hfu)}"),
+        (
+            "peak memory",
+            f"{prediction.peak_allocated_gib:.1f} GiB allocated, {bands.reserved(prediction)}"
+            f" of {limit:.1f}: {bands.fits(prediction)}",
+        ),
+        ("nvidia-smi shows", f"{prediction.device_gib:.1f} GiB, with CUDA's context and NCCL's buffers"),
+        ("exposed comm", f"{seconds(prediction.exposed_comm_s)} ({percent(prediction.exposed_comm_s / step)})"),
+        ("bubble", f"{seconds(prediction.bubble_s)} ({percent(prediction.bubble_s / step)})"),
+        ("bottleneck", prediction.bottleneck.replace("_", " ")),
+    ]
+    if prediction.dollars_per_billion_tokens is not None:
+        rows.append(("cost", f"{prediction.dollars_per_billion_tokens:,.2f} dollars per billion tokens"))
+    rows += [("warning", text) for text in prediction.warnings]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _print_breakdown(out: Console, prediction: Prediction) -> None:
+    out.print(Text("Where the step goes (slowest rank)", style="bold"))
+    step = prediction.step_time_s
+    causes = sorted(prediction.breakdown.items(), key=lambda item: -item[1])
+    shown = {name.replace("_", " "): time for name, time in causes if time / step >= _SHORT}
+    other = step - sum(shown.values())
+    if other / step >= _SHORT:
+        shown["other"] = other
+    bars(out, {name: (seconds(time), time / step) for name, time in shown.items()})
+
+
+def _print_memory(out: Console, prediction: Prediction) -> None:
+    out.print(Text(f"Memory at the peak ({prediction.peak_rank_class}, {prediction.peak_owner})", style="bold"))
+    parts = sorted(prediction.memory_by_category_gib.items(), key=lambda item: -item[1])
+    total = prediction.peak_allocated_gib
+    bars(out, {name: (f"{size:.2f} GiB", size / total) for name, size in parts if size / total >= _SHORT})
+
+
+def _print_network(out: Console, prediction: Prediction) -> None:
+    use = prediction.network
+    if use is None:
+        return
+    out.print()
+    out.print(Text(f"Busiest links of {use.topology}", style="bold"))
+    rows = {f"{axis.axis}: {axis.busiest_link}": axis for axis in use.axes}
+    bars(out, {name: (seconds(axis.busy_s), axis.utilisation) for name, axis in rows.items()})
+
+
+def bars(out: Console, rows: Mapping[str, tuple[str, float]]) -> None:
+    """Name -> (figure, share of 1), a bar for each."""
+    table = make_table(("", "left"), ("", "right"), ("", "right"), ("", "left"))
+    table.show_header = False
+    for name, (text, share) in rows.items():
+        table.add_row(f"  {name}", text, percent(share), "#" * round(_BAR_WIDTH * max(0.0, min(1.0, share))))
+    out.print(table)

@@ -1,0 +1,237 @@
+"""Experiments as text: a run, a scaling study, a comparison, stragglers. Readable at 80 columns and without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from forerun.answers.experiment.answers import Answers
+from forerun.answers.experiment.result import (
+    Bill,
+    Comparison,
+    RunResult,
+    ScalePoint,
+    ScalingStudy,
+    StragglerStudy,
+    Variant,
+)
+from forerun.interfaces.report import bands
+from forerun.interfaces.report.console import bars, make_table
+from forerun.interfaces.report.histogram import histogram
+from forerun.interfaces.report.wording import percent, plan_words, rate, seconds
+
+_LISTED = 6
+"""sensitivities, recommendations, blamed ranks"""
+_BAR_WIDTH = 40
+
+
+def print_run(out: Console, result: RunResult, answers: Answers | None) -> None:
+    """A run: figures, bottlenecks, what-if, advice (the last three with `answers`)."""
+    _heading(out, result.request.name, result)
+    out.print(_facts(_run_facts(result)))
+    for line in result.prediction.warnings:
+        out.print(f"warning: {line}", soft_wrap=True)
+    out.print()
+    _title(out, "Where the time goes (the rank that sets the pace)")
+    bars(out, _shares(result.breakdown_s))
+    if answers is None:
+        return
+    out.print()
+    _title(out, "Bottlenecks")
+    table = _plain(("", "left"), ("", "left"), ("", "right"), ("", "right"), ("", "left"))
+    for usage in answers.bottlenecks.usages:
+        mark = "!" if usage.is_bottleneck else " "
+        table.add_row(mark, usage.name, percent(usage.value), f"of {usage.threshold:.0%}", usage.text)
+    out.print(table)
+    out.print()
+    _title(out, "Simulated again with")
+    table = _plain(("", "right"), ("", "left"))
+    for row in answers.sensitivities[:_LISTED]:
+        table.add_row(f"  {row.change:+.1%}", row.label)
+    out.print(table)
+    out.print()
+    _title(out, "Recommended (each simulated)")
+    table = _plain(("", "right"), ("", "left"))
+    for advice in answers.advice[:_LISTED]:
+        table.add_row(f"  {advice.gain:+.1%}", advice.text)
+    out.print(table)
+    if not answers.advice:
+        out.print("  nothing that was tried is better")
+
+
+def print_scaling(out: Console, study: ScalingStudy) -> None:
+    """A scaling study, a line for each scale."""
+    kind = "strong scaling (the batch of all GPUs stays)" if study.strong else "weak scaling (the batch of a GPU stays)"
+    _title(out, f"{study.request.name}: {kind}")
+    names = (f"{study.request.sample}s/s", "efficiency", "GiB", "comm", "$/M " + study.request.sample + "s")
+    table = make_table(
+        ("nodes", "right"), ("GPUs", "right"), ("step", "right"), *((n, "right") for n in names), ("", "")
+    )
+    for point in study.points:
+        table.add_row(str(point.num_nodes), f"{point.n_gpus:,}", *_scale_cells(point))
+    out.print(table)
+    out.print()
+    for line in scaling_words(study):
+        out.print(line)
+
+
+def scaling_words(study: ScalingStudy) -> list[str]:
+    """What a scaling study found, in a few lines."""
+    limit = study.request.thresholds.efficiency
+    if study.break_down is None:
+        lines = [f"efficiency stays above {percent(limit)}"]
+    else:
+        lines = [f"efficiency falls below {percent(limit)} at {study.break_down} nodes: {study.cause}"]
+    best = (
+        ("fastest", study.best_by_time),
+        ("most efficient", study.best_by_efficiency),
+        ("cheapest", study.best_by_cost),
+    )
+    found = [f"{words}: {nodes} node{'s' * (nodes != 1)}" for words, nodes in best if nodes is not None]
+    return [*lines, "; ".join(found) if found else "nothing fits in memory"]
+
+
+def print_comparison(out: Console, comparison: Comparison) -> None:
+    """Variants side by side; changes are against the first."""
+    _title(out, f"{comparison.request.name}: side by side")
+    sample = comparison.request.sample
+    table = make_table(
+        ("", "left"), ("step", "right"), (f"{sample}s/s", "right"), ("", "right"), ("MFU", "right"), ("GiB", "right"),
+        ("comm", "right"), (f"$/M {sample}s", "right"),
+    )  # fmt: skip
+    base = comparison.variants[0].samples_per_s
+    for variant in comparison.variants:
+        table.add_row(variant.label, *_variant_cells(variant, base))
+    out.print(table)
+
+
+def print_stragglers(out: Console, study: StragglerStudy) -> None:
+    """How step times spread, and what waiting for the slowest rank costs."""
+    _title(out, f"{study.request.name}: {len(study.steps_s):,} iterations under disturbances")
+    lost = "" if study.lost_dollars is None else f", {study.lost_dollars:,.2f} dollars of the run"
+    facts = {
+        "undisturbed": seconds(study.undisturbed_s),
+        "mean, p50, p99": f"{seconds(study.mean_s)}, {seconds(study.p50_s)}, {seconds(study.p99_s)}",
+        "slowest rank costs": f"{percent(study.lost_share)} of the time{lost}",
+    }
+    if study.blame:
+        worst = ", ".join(f"rank {rank} ({count:,}x)" for rank, count in study.blame[:_LISTED])
+        facts["most often slowest"] = worst
+    out.print(_facts(facts))
+    out.print()
+    bins = histogram(study.steps_s)
+    most = max(each.simulated for each in bins)
+    table = make_table(("step time", "left"), ("iterations", "right"), ("", "left"))
+    for each in bins:
+        width = -(-_BAR_WIDTH * each.simulated // most)
+        table.add_row(f"{seconds(each.low_s)} to {seconds(each.high_s)}", f"{each.simulated:,}", "#" * width)
+    out.print(table)
+
+
+def _heading(out: Console, name: str, result: RunResult) -> None:
+    setup, request = result.request.setup, result.request
+    prediction = result.prediction
+    _title(out, f"{name}: {prediction.model} on {prediction.n_gpus:,} x {prediction.cluster}")
+    plan = setup.plan
+    words = [plan_words(plan), f"{setup.samples_per_step:,} {request.sample}s a step", f"stack {plan.stack}"]
+    if setup.pattern is not None:
+        words.append(setup.pattern.name)
+    out.print(", ".join(words))
+    for line in request.echo:
+        out.print(f"  {line}", soft_wrap=True)
+    out.print()
+
+
+def _run_facts(result: RunResult) -> dict[str, str]:
+    prediction, request = result.prediction, result.request
+    facts = {
+        "iterations": f"{request.num_iterations:,} in {seconds(result.total_s)}",
+        "step time": f"{seconds(result.mean_s)} (p50 {seconds(result.p50_s)}, p99 {seconds(result.p99_s)})",
+        f"{request.sample}s/s": rate(result.samples_per_s),
+    }
+    if result.tokens_per_s is not None:
+        facts["tokens/s"] = rate(result.tokens_per_s)
+    facts["undisturbed step"] = bands.step_time(prediction)
+    facts["MFU, HFU"] = f"{bands.mfu(prediction)}, {percent(prediction.hfu)}"
+    facts["peak memory"] = (
+        f"{prediction.peak_allocated_gib:.1f} GiB allocated, {bands.reserved(prediction)} of"
+        f" {prediction.memory_limit_gib:.1f}: {bands.fits(prediction)}"
+    )
+    facts |= bill_facts(result.bill, request.sample)
+    return facts
+
+
+def bill_facts(bill: Bill, sample: str) -> dict[str, str]:
+    """What a run costs, in words."""
+    facts = {"GPU hours": f"{bill.gpu_hours:,.2f}, {bill.energy_kwh:,.1f} kWh"}
+    if bill.dollars is not None and bill.dollars_per_hour is not None:
+        parts = [f"{bill.dollars:,.2f} dollars ({bill.dollars_per_hour:,.2f} an hour)"]
+        if bill.dollars_per_billion_tokens is not None:
+            parts.append(f"{bill.dollars_per_billion_tokens:,.2f} a billion tokens")
+        if bill.dollars_per_million_samples is not None:
+            parts.append(f"{bill.dollars_per_million_samples:,.2f} a million {sample}s")
+        facts["cost"] = ", ".join(parts)
+    return facts
+
+
+def _shares(breakdown_s: Mapping[str, float]) -> dict[str, tuple[str, float]]:
+    total = sum(breakdown_s.values())
+    return {cause: (seconds(time), time / total) for cause, time in breakdown_s.items() if time > 0}
+
+
+def _scale_cells(point: ScalePoint) -> Sequence[str]:
+    if point.error:
+        return ["", "", "", "", "", "", point.error]
+    share = point.breakdown_s.get("communication", 0.0) / point.step_time_s
+    return [
+        seconds(point.step_time_s),
+        rate(point.samples_per_s),
+        percent(point.efficiency),
+        f"{point.peak_reserved_gib:.1f}{'' if point.fits else '!'}",
+        percent(share),
+        _dollars(point.bill),
+        "" if point.fits else "does not fit",
+    ]
+
+
+def _variant_cells(variant: Variant, base: float) -> Sequence[str]:
+    prediction = variant.prediction
+    if prediction is None:
+        return [variant.error]
+    return [
+        seconds(prediction.step_time_s),
+        rate(variant.samples_per_s),
+        f"{variant.samples_per_s / base - 1:+.1%}" if base else "",
+        percent(prediction.mfu),
+        f"{prediction.peak_reserved_gib:.1f}{'' if prediction.fits else '!'}",
+        percent(prediction.exposed_comm_s / prediction.step_time_s),
+        _dollars(variant.bill),
+    ]
+
+
+def _dollars(bill: Bill | None) -> str:
+    known = None if bill is None else bill.dollars_per_million_samples
+    return "" if known is None else f"{known:,.2f}"
+
+
+def _title(out: Console, text: str) -> None:
+    out.print(Text(text, style="bold"))
+
+
+def _facts(facts: Mapping[str, str]) -> Table:
+    table = _plain(("", "left"), ("", "left"))
+    for row in facts.items():
+        table.add_row(*row)
+    return table
+
+
+def _plain(*columns: tuple[str, str]) -> Table:
+    """A table without a heading; figures stay on one line."""
+    table = make_table(*columns)
+    table.show_header = False
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    return table

@@ -1,0 +1,231 @@
+"""The files of a run or a study: configuration, results, tables, pictures and the page; all of them or none.
+
+Files are written into a folder of their own first and take their places only when all are there, so that a full disk
+leaves earlier results as they were. The same result gives the same files.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from forerun.answers.analysis.history import COLUMNS, History
+from forerun.answers.experiment.answers import Answers
+from forerun.answers.experiment.records import plain, study_record
+from forerun.answers.experiment.result import Comparison, RunResult, ScalingStudy, StragglerStudy
+from forerun.answers.experiment.run_history import run_history
+from forerun.common.errors import ForerunError
+from forerun.interfaces.report import pictures, pictures_of_studies
+from forerun.interfaces.report.documents_of_runs import bottlenecks_of, run_document
+from forerun.interfaces.report.documents_of_studies import comparison_document, scaling_document, straggler_document
+from forerun.interfaces.report.drawing import drawing_is_possible
+from forerun.interfaces.report.page import Document, page, pages_are_possible
+from forerun.interfaces.report.perfetto import write_run_trace
+from forerun.interfaces.report.records import to_json, write_rows
+
+Result: TypeAlias = RunResult | ScalingStudy | Comparison | StragglerStudy
+Picture: TypeAlias = tuple[str, Callable[[], bytes]]
+PAGE = "report.html"
+_STAGE = ".export.tmp"
+_LONGEST_NAME = 100
+_PIECES = 100
+"""pieces of the critical path that are written"""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    paths: list[Path]
+    notes: tuple[str, ...]
+    """what is missing and why, one line each"""
+
+
+def export(
+    result: Result, folder: str | Path, answers: Answers | None = None, *, history: bool = False, command: str = ""
+) -> Exported:
+    """Write the files of `result` into `folder`, which is made where it is not there.
+
+    `{name}_config.yaml`, `{name}_results.json`, a CSV table, pictures and report.html; of a run with `answers` also
+    `{name}_bottlenecks.json`, with `history` every event of its first iterations as CSV and as a Perfetto trace.
+    Without matplotlib there are no pictures and without plotly there is no page; `notes` say so.
+
+    Args:
+        command: what repeats the study, for the page.
+
+    Raises:
+        ForerunError: the files can't be written; those that were there are as they were.
+    """
+    place, name = Path(folder), file_name(result.request.name)
+    with _stage(place) as stage:
+        _tables(stage, name, result, answers)
+        notes = tuple(_shown(stage, result, answers, command))
+        if history and isinstance(result, RunResult):
+            notes += _history(stage, name, result)
+        return Exported(place, _move(stage, place), notes)
+
+
+def write_pictures(result: Result, folder: str | Path, answers: Answers | None = None) -> list[Path]:
+    """Write the pictures of `result` into `folder`, all or none; returns their paths.
+
+    Raises:
+        ForerunError: matplotlib is not installed, or the files can't be written.
+    """
+    if not drawing_is_possible():
+        raise ForerunError("pictures need matplotlib: pip install 'forerun[plot]'")
+    place = Path(folder)
+    with _stage(place) as stage:
+        for name, draw in _pictures(result, answers):
+            (stage / name).write_bytes(draw())
+        return _move(stage, place)
+
+
+def file_name(name: str) -> str:
+    """`name` for the beginning of a file's name: letters, digits, `-`, `_` and `.`, everything else as `_`."""
+    kept = "".join(each if each.isalnum() or each in "-_." else "_" for each in name).lstrip(".")
+    short = kept.encode()[:_LONGEST_NAME].decode(errors="ignore")
+    return short or "experiment"
+
+
+def document_of(result: Result, answers: Answers | None = None, command: str = "") -> Document:
+    """What the page of a run or a study says."""
+    if isinstance(result, RunResult):
+        return run_document(result, answers, command)
+    if isinstance(result, ScalingStudy):
+        return scaling_document(result, command)
+    return (
+        comparison_document(result, command) if isinstance(result, Comparison) else straggler_document(result, command)
+    )
+
+
+# -- what is written ---------------------------------------------------------------------------------------------------
+
+
+def _tables(stage: Path, name: str, result: Result, answers: Answers | None) -> None:
+    """Configuration, results and rows, for programs."""
+    config = yaml.safe_dump(result.request.config, sort_keys=False, allow_unicode=True, width=100)
+    (stage / f"{name}_config.yaml").write_text(config, encoding="utf-8")
+    (stage / f"{name}_results.json").write_text(to_json(study_record(result)) + "\n", encoding="utf-8")
+    write_rows(stage / f"{name}_{_rows_are(result)}.csv", result.to_rows())
+    if answers is not None:
+        (stage / f"{name}_bottlenecks.json").write_text(to_json(answers_record(answers)) + "\n", encoding="utf-8")
+
+
+def _rows_are(result: Result) -> str:
+    if isinstance(result, ScalingStudy):
+        return "scales"
+    return "variants" if isinstance(result, Comparison) else "iterations"
+
+
+def answers_record(answers: Answers) -> dict[str, Any]:
+    """Bottlenecks, critical path, sensitivities and advice as plain data."""
+    path = answers.path
+    return {
+        "bottlenecks": [usage.name for usage in answers.bottlenecks.found],
+        **plain(answers.bottlenecks),
+        "critical_path": {
+            "step_ps": path.step_ps,
+            "by_cause_ps": path.by_cause_ps,
+            "by_class_ps": path.by_class_ps,
+            "contributors": plain(path.contributors[:_PIECES]),
+        },
+        "sensitivities": plain(answers.sensitivities),
+        "advice": [
+            {
+                "kind": each.kind,
+                "aim": each.aim,
+                "title": each.title,
+                "text": each.text,
+                "change": plain(each.change),
+                "gain": each.gain,
+                "before": plain(each.before),
+                "after": plain(each.after),
+                "caveat": each.caveat,
+            }
+            for each in answers.advice
+        ],
+    }
+
+
+def _shown(stage: Path, result: Result, answers: Answers | None, command: str) -> Iterator[str]:
+    """Pictures and page, for people. What can't be made is said."""
+    if drawing_is_possible():
+        for picture, draw in _pictures(result, answers):
+            (stage / picture).write_bytes(draw())
+    else:
+        yield "no pictures: they need matplotlib; pip install 'forerun[plot]'"
+    if pages_are_possible():
+        (stage / PAGE).write_bytes(page(document_of(result, answers, command)))
+    else:
+        yield f"no {PAGE}: it needs plotly; pip install 'forerun[plot]'"
+
+
+def _pictures(result: Result, answers: Answers | None) -> list[Picture]:
+    """Name and maker of each picture."""
+    if isinstance(result, ScalingStudy):
+        return [("scaling_efficiency.png", lambda: pictures_of_studies.scaling_efficiency(result))]
+    if isinstance(result, Comparison):
+        return [("comparison.png", lambda: pictures_of_studies.comparison_bars(result))]
+    if isinstance(result, StragglerStudy):
+        return [("straggler_distribution.png", lambda: pictures_of_studies.straggler_distribution(result))]
+    name, usages = result.request.name, bottlenecks_of(result, answers).usages
+    return [
+        ("iteration_breakdown.png", lambda: pictures.iteration_breakdown(result)),
+        ("resource_utilization.png", lambda: pictures.resource_utilization(name, usages)),
+        ("memory_over_time.png", lambda: pictures.memory_over_time(result.simulation)),
+        ("timeline.png", lambda: pictures.timeline(result.simulation)),
+    ]
+
+
+def _history(stage: Path, name: str, result: RunResult) -> tuple[str, ...]:
+    """Every event, as a table and as a trace. Answers what is missing."""
+    history = run_history(result)
+    with (stage / f"{name}_events.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(History(history.iterations).rows())
+    trace = stage / f"{name}_events.perfetto.json"
+    write_run_trace(trace, history.iterations, result.simulation.program.meta)
+    return (history.note,) if history.note else ()
+
+
+# -- all or none -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _stage(folder: Path) -> Iterator[Path]:
+    """An empty folder inside `folder`, which is gone afterwards. What can't be written becomes one ForerunError."""
+    stage, is_new = folder / _STAGE, not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(stage, ignore_errors=True)  # of an export that was killed
+        stage.mkdir()
+        yield stage
+    except OSError as error:
+        raise ForerunError(f"{folder}: can't be written: {error.strerror or error}") from None
+    except ForerunError as error:
+        raise ForerunError(str(error).replace(f"{stage}/", f"{folder}/")) from None
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):  # something is in it
+                folder.rmdir()
+
+
+def _move(stage: Path, folder: Path) -> list[Path]:
+    """Put what is in `stage` into `folder`."""
+    names: Sequence[str] = sorted(path.name for path in stage.iterdir())
+    for name in names:
+        if (folder / name).is_dir():
+            raise ForerunError(f"{folder / name}: can't be written: it is a folder")
+    for name in names:
+        (stage / name).replace(folder / name)
+    return [folder / name for name in names]

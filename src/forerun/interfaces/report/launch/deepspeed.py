@@ -1,0 +1,188 @@
+"""DeepSpeed: ds_config.json for a training script of the user's.
+
+Source of the keys: deepspeedai/DeepSpeed v0.19, deepspeed/runtime/config.py, runtime/zero/config.py,
+runtime/precision_config.py, runtime/tensor_parallel/config.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from forerun.describe.model.spec import ModelSpec
+from forerun.interfaces.report.launch.torchrun import script
+from forerun.interfaces.report.launch.translation import Launch, Translation
+
+CONFIG = "ds_config.json"
+OWN_STACKS = ("deepspeed", "megatron-deepspeed")
+_OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
+_SWITCHES = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}
+_MIB = 2**20
+_DTYPES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
+
+
+def deepspeed(t: Translation) -> Launch:
+    """Files of DeepSpeed. Raises ForerunError for a plan that it would train differently."""
+    config = deepspeed_config(t)
+    words = ['"${SCRIPT:?your training script}"', "--deepspeed", f'--deepspeed_config "$HERE/{CONFIG}"']
+    return t.finish({CONFIG: json_text(config), "launch.sh": script(t, words, shape_lines(t))})
+
+
+def json_text(config: dict[str, Any]) -> str:
+    """`config` as JSON, two spaces deep."""
+    return json.dumps(config, indent=2) + "\n"
+
+
+def shape_lines(t: Translation) -> list[str]:
+    """What the user's script has to build, in its environment, and a remark that it must."""
+    t.remark(f"your script builds the model ({model_words(t.model)}) and reads SEQ_LEN")
+    return [f"export SEQ_LEN={t.give('seq_len')}"]
+
+
+def model_words(model: ModelSpec) -> str:
+    """Name and dimensions in one line."""
+    experts = (
+        f", {model.moe.n_experts} experts of {model.moe.expert_ffn}, {model.moe.top_k} a token" if model.moe else ""
+    )
+    heads = f"{model.n_heads} heads of {model.head_dim}, {model.n_kv_heads} of keys and values"
+    widths = f"hidden {model.hidden}, feed-forward {model.ffn_hidden}, vocabulary {model.vocab}"
+    return f"{model.name}: {model.n_layers} layers, {widths}, {heads}{experts}"
+
+
+def deepspeed_config(t: Translation) -> dict[str, Any]:
+    """The contents of ds_config.json."""
+    plan = t.plan
+    config: dict[str, Any] = {
+        "train_batch_size": plan.global_batch,
+        "train_micro_batch_size_per_gpu": t.give("micro_batch"),
+        "gradient_accumulation_steps": t.give("n_microbatches"),
+        "gradient_clipping": 1.0,
+    }
+    config["zero_optimization"] = _zero(t)
+    config |= _precision(t) | _axes(t) | _optimizer(t) | _checkpointing(t)
+    t.habit_unless(not plan.compile, "compile", "call engine.compile() after deepspeed.initialize")
+    t.habit_unless(not plan.compile or plan.compile_loss, "compile_loss", "compile the loss in your script, or not")
+    t.habit_unless(not plan.cuda_graphs, "cuda_graphs", "DeepSpeed launches each kernel")
+    t.habit_unless(plan.attention == "auto", "attention", "your model chooses its attention kernel")
+    t.habit_unless(plan.activation_offload == 0, "activation_offload", "activations stay on the GPU")
+    t.stack(*OWN_STACKS)
+    return config
+
+
+def _zero(t: Translation) -> dict[str, Any]:
+    plan = t.plan
+    replicas, shards, stage = t.give("dp_replicate"), t.give("dp_shard"), t.give("zero_stage")
+    if plan.fsdp == 1:
+        stage = 0
+    if stage and replicas > 1:
+        t.note("dp_replicate", f"DeepSpeed shards over all {replicas * shards} data-parallel ranks, without replicas")
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": t.give("overlap_grad_reduce")}
+    if t.give("ddp_bucket_mib"):
+        width = 4 if plan.reduce_dtype == "fp32" else 2
+        zero["reduce_bucket_size"] = max(1, round(plan.ddp_bucket_mib * _MIB / width))
+    if stage == 3:
+        t.habit_unless(plan.reshard_after_forward != "never", "reshard_after_forward", "see stage3_max_reuse_distance")
+        t.habit_unless(plan.prefetch == 1, "prefetch", "DeepSpeed gathers by bytes ahead (stage3_prefetch_bucket_size)")
+        if plan.prefetch == 0:
+            zero["stage3_prefetch_bucket_size"] = 0
+    t.habit("reshard_after_forward", "prefetch")
+    _offload(t, zero, stage)
+    return zero
+
+
+def _offload(t: Translation, zero: dict[str, Any], stage: int) -> None:
+    place = {"device": "cpu", "pin_memory": True}
+    if t.plan.offload == "none" or stage:
+        t.give("offload")
+    else:
+        t.note("offload", "DeepSpeed offloads sharded state only (zero_stage 1 to 3)")
+        return
+    if t.plan.offload != "none":
+        zero["offload_optimizer"] = place
+        t.remark("offload: DeepSpeed updates what lives in host memory on the host (DeepSpeedCPUAdam)")
+    if t.plan.offload == "params":
+        zero["offload_param"] = dict(place)
+
+
+def _precision(t: Translation) -> dict[str, Any]:
+    plan = t.plan
+    precision, master = t.give("precision"), t.give("master_dtype")
+    if precision in ("fp8", "mxfp8", "nvfp4"):
+        t.refuse("precision", "DeepSpeed has no such matrix products; use bf16, or your model's Transformer Engine")
+    if master not in ("fp32", "bf16") or (master == "bf16" and precision != "bf16"):
+        t.refuse("master_dtype", "DeepSpeed keeps master weights in fp32, or with bf16 products in bf16")
+    if master == "bf16" and (plan.fsdp == 1 or plan.zero_stage == 0):
+        t.refuse("master_dtype", "DeepSpeed keeps them in bf16 only with zero_stage 1 to 3 and dp_shard above 1")
+    t.habit("fp8_recipe", "fp8_all_gather")
+    config: dict[str, Any] = {}
+    if precision in ("bf16", "fp16"):
+        config[precision] = {"enabled": True}
+    if master == "bf16":
+        config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    if precision == "tf32":
+        t.remark("precision tf32: call torch.set_float32_matmul_precision('high') before training")
+    if t.give("reduce_dtype") != "auto":
+        config["communication_data_type"] = _DTYPES[plan.reduce_dtype]
+    if t.give("accumulate_dtype") != "auto":
+        config["data_types"] = {"grad_accum_dtype": _DTYPES[plan.accumulate_dtype]}
+    return config
+
+
+def _axes(t: Translation) -> dict[str, Any]:
+    plan, config = t.plan, dict[str, Any]()
+    if t.give("tp") > 1:
+        config["tensor_parallel"] = {"autotp_size": plan.tp, "tp_overlap_comm": t.give("async_tp")}
+        t.habit_unless(not plan.sequence_parallel, "sequence_parallel", "AutoTP keeps whole sequences on every rank")
+        t.habit_unless(not plan.loss_parallel, "loss_parallel", "set vocab_parallel_lm_head for it")
+        if plan.zero_stage == 3 and plan.fsdp > 1:
+            t.refuse("zero_stage", "AutoTP goes with zero_stage 0 to 2")
+    if t.give("cp") > 1:
+        config["sequence_parallel_size"] = plan.cp
+        if plan.cp_method == "ulysses":
+            t.give("cp_method")
+        elif t.model.n_heads % plan.cp:
+            t.refuse("cp_method", f"DeepSpeed has ulysses, and {t.model.n_heads} heads don't split over cp {plan.cp}")
+        else:
+            t.note("cp_method", "DeepSpeed has ulysses, which exchanges heads")
+    if t.give("ep") > 1:
+        t.remark(f"ep {plan.ep}: build the experts as deepspeed.moe.layer.MoE(..., ep_size={plan.ep})")
+    if t.give("pp") > 1:
+        _pipeline(t)
+    return config
+
+
+def _pipeline(t: Translation) -> None:
+    plan = t.plan
+    if plan.zero_stage > 1 and plan.fsdp > 1:
+        t.refuse("zero_stage", "DeepSpeed's pipelines go with zero_stage 0 or 1")
+    if plan.pp_schedule != "1F1B":
+        t.refuse("pp_schedule", "DeepSpeed's pipelines run 1F1B")
+    t.habit("pp_schedule", "virtual_stages")
+    t.remark(
+        f"pp {plan.pp}: your script wraps the layers in deepspeed.pipe.PipelineModule(layers, num_stages={plan.pp})"
+    )
+    for name in ("layers_per_stage", "balance_ends"):
+        t.habit_unless(not getattr(plan, name), name, "PipelineModule spreads layers by its partition_method")
+
+
+def _optimizer(t: Translation) -> dict[str, Any]:
+    name = t.give("optimizer")
+    parameters: dict[str, Any] = {"lr": 3e-4}
+    if name == "sgd":  # torch.optim.SGD, which takes these switches
+        parameters |= _SWITCHES[t.give("optimizer_impl")]
+    else:
+        t.habit_unless(t.plan.optimizer_impl == "fused", "optimizer_impl", "DeepSpeed runs its FusedAdam")
+        parameters |= {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1 if name == "adamw" else 0.0}
+    t.remark("optimizer: learning rate and its schedule are yours; lr 3e-4 is a placeholder")
+    return {"optimizer": {"type": _OPTIMIZERS[name], "params": parameters}}
+
+
+def _checkpointing(t: Translation) -> dict[str, Any]:
+    mode = t.give("activation_checkpointing")
+    if mode == "none":
+        return {}
+    t.remark(f"activation_checkpointing {mode}: your model calls deepspeed.checkpointing.checkpoint on its layers")
+    if mode == "selective":
+        t.note("selective_policy", "what is recomputed is what your model checkpoints")
+    t.habit_unless(t.plan.checkpoint_every == 1, "checkpoint_every", "checkpoint every n-th layer in your model")
+    return {"activation_checkpointing": {"partition_activations": False, "contiguous_memory_optimization": False}}

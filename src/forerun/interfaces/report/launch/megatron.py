@@ -1,0 +1,267 @@
+"""Megatron-LM: a shell script with the arguments of pretrain_gpt.py.
+
+Source of the names: NVIDIA/Megatron-LM core r0.16, megatron/training/arguments.py and the configuration classes of
+megatron/core, whose fields are arguments.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from forerun.interfaces.report.launch.megatron_model import model_arguments
+from forerun.interfaces.report.launch.torchrun import script
+from forerun.interfaces.report.launch.translation import Launch, Translation
+from forerun.sources.symbolic.schedule import layers_of_stages
+
+OWN_STACKS = ("megatron-core", "megatron-lm", "megatron-kwai", "nemo", "megatron-deepspeed")
+_SCHEDULES = ("1F1B", "Interleaved1F1B")
+_PIPELINE_INSIDE = "tp-cp-pp-dp_shard-dp_replicate"
+"""mesh_order that --use-tp-pp-dp-mapping makes"""
+_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+_FP8_RECIPES = {"delayed": "delayed", "none": "delayed", "tensorwise": "tensorwise"}
+_BACKENDS = {"flash1": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused", "naive": "unfused"}
+_RECOMPUTED = {"attention": ("core_attn",), "mlp": ("mlp",), "attention+mlp": ("core_attn", "mlp")}
+"""policy -> --recompute-modules that are the same"""
+
+
+def megatron(t: Translation) -> Launch:
+    """Files of Megatron-LM (core 0.16). Raises ForerunError for a plan or model that it would train differently."""
+    groups = {
+        "MODEL": model_arguments(t),
+        "BATCH": _batch(t),
+        "PARALLEL": _mesh(t) + _pipeline(t) + _data_parallel(t),
+        "PRECISION": _precision(t),
+        "MEMORY": _checkpointing(t) + _offload(t),
+        "KERNELS": _kernels(t) + _optimizer(t),
+    }
+    t.stack(*OWN_STACKS)
+    t.remark("data, learning rate, --train-iters and checkpoints are yours: launch.sh passes its own arguments on")
+    arrays = [_array(name, arguments) for name, arguments in groups.items()]
+    words = ['"${MEGATRON:?the folder of Megatron-LM}/pretrain_gpt.py"', *(f'"${{{name}[@]}}"' for name in groups)]
+    return t.finish({"launch.sh": script(t, words, [*_environment(t), *arrays])})
+
+
+def _array(name: str, arguments: list[str]) -> str:
+    lines = [shlex.join(argument.split(" ")) for argument in arguments]
+    return "\n    ".join([f"{name}=(", *lines]) + "\n)"
+
+
+def _sharded(t: Translation) -> bool:
+    """Whether Megatron-FSDP runs: gradients or parameters are sharded too."""
+    return t.plan.fsdp > 1 and t.plan.zero_stage >= 2
+
+
+def _environment(t: Translation) -> list[str]:
+    ordered = t.plan.tp * t.plan.cp > 1 and not _sharded(t)
+    return ["export CUDA_DEVICE_MAX_CONNECTIONS=1"] if ordered else ["unset CUDA_DEVICE_MAX_CONNECTIONS"]
+
+
+def _batch(t: Translation) -> list[str]:
+    t.give("n_microbatches")
+    return [
+        f"--seq-length {t.give('seq_len')}",
+        f"--micro-batch-size {t.give('micro_batch')}",
+        f"--global-batch-size {t.plan.global_batch}",
+    ]
+
+
+def _mesh(t: Translation) -> list[str]:
+    plan = t.plan
+    lines = [
+        f"--tensor-model-parallel-size {t.give('tp')}",
+        f"--pipeline-model-parallel-size {t.give('pp')}",
+        f"--context-parallel-size {t.give('cp')}",
+    ]
+    if plan.tp > 1:
+        lines += ["--sequence-parallel"] if t.give("sequence_parallel") else []
+        t.habit_unless(plan.loss_parallel, "loss_parallel", "Megatron-LM keeps the logits split over tp")
+        lines += ["--tp-comm-overlap"] if t.give("async_tp") else []
+    if plan.cp > 1:
+        if plan.seq_len % (2 * plan.cp):
+            t.refuse("seq_len", f"Megatron-LM needs a multiple of 2 x cp {plan.cp}")
+        method = {"ring": "p2p", "allgather": "all_gather", "ulysses": "a2a"}[t.give("cp_method")]
+        lines.append(f"--cp-comm-type {method}")
+    ep = t.give("ep")
+    if t.model.moe:
+        lines += [f"--expert-model-parallel-size {ep}", "--expert-tensor-parallel-size 1"]
+        if plan.tp > 1 and not plan.sequence_parallel:
+            t.refuse("sequence_parallel", "Megatron-LM trains experts under tp only with it")
+    return lines
+
+
+def _pipeline(t: Translation) -> list[str]:
+    plan = t.plan
+    if plan.pp == 1:
+        return []
+    if t.give("pp_schedule") not in _SCHEDULES:
+        t.refuse("pp_schedule", f"Megatron-LM has {' and '.join(_SCHEDULES)}")
+    virtual = t.give("virtual_stages")
+    t.give("layers_per_stage")
+    t.give("balance_ends")
+    places = []
+    if t.open("mesh_order") and t.places_as(_PIPELINE_INSIDE):
+        t.give("mesh_order")
+        places = ["--use-tp-pp-dp-mapping"]
+    layers = layers_of_stages(t.model.n_layers, plan)
+    if len(set(layers)) > 1:
+        stages = [f"t*{count}" if count else "" for count in layers]
+        stages[0], stages[-1] = f"E{',' if stages[0] else ''}{stages[0]}", f"{stages[-1]}{',' if stages[-1] else ''}L"
+        return [*places, f"--pipeline-model-parallel-layout {'|'.join(stages)}"]
+    return [*places, f"--num-virtual-stages-per-pipeline-rank {virtual}"] if virtual > 1 else places
+
+
+def _data_parallel(t: Translation) -> list[str]:
+    plan = t.plan
+    replicas, stage = t.give("dp_replicate"), t.give("zero_stage")
+    t.give("dp_shard")
+    lines: list[str] = []
+    if t.give("overlap_grad_reduce") and plan.dp * plan.cp > 1:
+        lines.append("--overlap-grad-reduce")
+    if plan.fsdp > 1 and stage > 0:
+        lines.append("--use-distributed-optimizer")
+        lines += ["--overlap-param-gather"] if plan.overlap_grad_reduce else []
+        lines += [f"--num-distributed-optimizer-instances {replicas}"] if replicas > 1 else []
+    if _sharded(t):
+        strategy = {2: "optim_grads", 3: "optim_grads_params"}[stage]
+        lines += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {strategy}"]
+        lines += ["--no-gradient-accumulation-fusion", "--ckpt-format fsdp_dtensor"]
+        if plan.reshard_after_forward != "default" and t.open("reshard_after_forward"):
+            t.note("reshard_after_forward", "Megatron-FSDP frees gathered parameters after each use")
+        t.habit_unless(
+            plan.prefetch == 1 or not t.open("prefetch"), "prefetch", "see --suggested-communication-unit-size"
+        )
+    t.habit("reshard_after_forward", "prefetch")
+    if t.give("ddp_bucket_mib"):
+        size = round(plan.ddp_bucket_mib * 2**20 / _BYTES[_gradient_dtype(t)])
+        lines.append(f"--ddp-bucket-size {size}")
+    return lines
+
+
+def _gradient_dtype(t: Translation) -> str:
+    """Gradients add up and are reduced in one dtype: fp32, unless that of the training is asked for."""
+    plan = t.plan
+    asked = {getattr(plan, name) for name in ("reduce_dtype", "accumulate_dtype") if t.open(name)} - {"auto"}
+    narrow = {"fp16": "fp16", "fp32": "fp32", "tf32": "fp32"}.get(plan.precision, "bf16")
+    if len(asked) > 1 or not asked <= {"fp32", narrow}:
+        t.refuse("reduce_dtype", f"Megatron-LM adds gradients up and reduces them in one dtype, fp32 or {narrow}")
+    return str(asked.pop()) if asked else "fp32"
+
+
+def _precision(t: Translation) -> list[str]:
+    plan = t.plan
+    if t.give("master_dtype") != "fp32":
+        t.refuse("master_dtype", "Megatron-LM keeps master weights in fp32")
+    dtype = _gradient_dtype(t)
+    t.give("reduce_dtype")
+    t.give("accumulate_dtype")
+    lines = {"fp16": ["--fp16"], "fp32": [], "tf32": []}.get(t.give("precision"), ["--bf16"])
+    lines += {"bf16": ["--grad-reduce-in-bf16"], "fp16": []}.get(dtype, ["--accumulate-allreduce-grads-in-fp32"])
+    if plan.precision == "tf32":
+        t.remark("precision tf32: set NVIDIA_TF32_OVERRIDE=1, or allow TF32 in PyTorch")
+    if plan.precision == "fp8":
+        recipe = t.give("fp8_recipe")
+        if recipe not in _FP8_RECIPES:
+            t.refuse("fp8_recipe", "Megatron-LM scales fp8 tensorwise or delayed")
+        if recipe == "none":
+            t.remark("fp8_recipe none: delayed is written")
+        lines += ["--fp8-format hybrid", f"--fp8-recipe {_FP8_RECIPES[recipe]}"]
+    elif plan.precision in ("mxfp8", "nvfp4"):
+        t.scaled_in_blocks()
+    else:
+        t.habit("fp8_recipe")
+    if plan.precision == "mxfp8":
+        lines += ["--fp8-format e4m3", "--fp8-recipe mxfp8"]
+    elif plan.precision == "nvfp4":
+        lines += ["--fp4-format e2m1", "--fp4-recipe nvfp4"]
+    return lines + _low_precision_gather(t)
+
+
+def _low_precision_gather(t: Translation) -> list[str]:
+    plan = t.plan
+    if not plan.fp8_all_gather:
+        t.habit("fp8_all_gather")
+        return []
+    if plan.precision == "nvfp4" or plan.fsdp == 1 or plan.zero_stage == 0:
+        t.note("fp8_all_gather", "Megatron-LM gathers fp8 parameters with its distributed optimizer only")
+        return []
+    t.give("fp8_all_gather")
+    return ["--fp8-param-gather"]
+
+
+def _checkpointing(t: Translation) -> list[str]:
+    plan = t.plan
+    mode, every = t.give("activation_checkpointing"), plan.checkpoint_every
+    if mode == "full" and every > 1:
+        layers = max(1, max(layers_of_stages(t.model.n_layers, plan)) // every)
+        t.note("checkpoint_every", f"Megatron-LM recomputes the first {layers} layers of a stage instead")
+        return ["--recompute-granularity full", "--recompute-method block", f"--recompute-num-layers {layers}"]
+    t.habit_unless(every == 1 or mode == "none", "checkpoint_every", "Megatron-LM recomputes in every layer")
+    if mode == "full":
+        return ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
+    if mode == "none":
+        return []
+    return _selective(t)
+
+
+def _selective(t: Translation) -> list[str]:
+    policy = t.plan.selective_policy
+    if policy in _RECOMPUTED:
+        t.give("selective_policy")
+        modules = _RECOMPUTED[policy]
+    elif policy == "mlp-act-norm":
+        grouped = ("moe_act",) if t.model.moe else ()
+        modules = ("layernorm", *grouped)
+        t.note("selective_policy", f"Megatron-LM recomputes {' and '.join(modules)}")
+    elif policy == "params":
+        t.note("selective_policy", "Megatron-LM keeps activations; nothing is recomputed")
+        return []
+    else:
+        modules = ("core_attn",)
+        t.note("selective_policy", "Megatron-LM recomputes the attention core (core_attn), which it is closest to")
+    return ["--recompute-granularity selective", f"--recompute-modules {' '.join(modules)}"]
+
+
+def _offload(t: Translation) -> list[str]:
+    plan, lines = t.plan, list[str]()
+    if plan.offload == "optimizer" and plan.fsdp > 1 and plan.zero_stage == 1:
+        t.give("offload")
+        lines += ["--offload-optimizer-states"]
+    else:
+        t.habit_unless(plan.offload == "none", "offload", "Megatron-LM offloads the optimizer's state at zero_stage 1")
+    layers = round(plan.activation_offload * t.model.n_layers)
+    if not plan.activation_offload:
+        t.habit("activation_offload")
+    elif plan.pp == 1 and plan.activation_checkpointing == "none" and 0 < layers < t.model.n_layers:
+        t.give("activation_offload")
+        t.remark(f"activation_offload {plan.activation_offload}: of whole layers, {layers}")
+        lines.append(f"--cpu-offloading-num-layers {layers}")
+    else:
+        t.note("activation_offload", "Megatron-LM offloads some layers of one stage without recomputation; none here")
+    return lines
+
+
+def _kernels(t: Translation) -> list[str]:
+    plan, lines = t.plan, list[str]()
+    t.habit_unless(not plan.compile, "compile", "Megatron-LM has fused kernels in place of torch.compile")
+    t.habit_unless(not plan.compile or plan.compile_loss, "compile_loss", "the loss is a fused kernel")
+    if plan.cuda_graphs and t.model.moe:
+        t.note("cuda_graphs", "Megatron-LM captures no layers whose experts take as many tokens as are routed to them")
+    else:
+        lines += ["--cuda-graph-impl local"] if t.give("cuda_graphs") else []
+    kernel = t.give("attention")
+    if kernel in _BACKENDS:
+        lines.append(f"--attention-backend {_BACKENDS[kernel]}")
+        if _BACKENDS[kernel] == "flash":
+            t.remark(f"attention {kernel}: Transformer Engine runs the newest FlashAttention that is installed")
+    elif kernel != "auto":
+        t.note("attention", "Transformer Engine chooses among FlashAttention and cuDNN")
+    return lines
+
+
+def _optimizer(t: Translation) -> list[str]:
+    plan = t.plan
+    name = t.give("optimizer")
+    t.habit_unless(plan.optimizer_impl == "fused", "optimizer_impl", "Megatron-LM runs a fused, multi-tensor optimizer")
+    if name == "adam":
+        return ["--optimizer adam", "--weight-decay 0.0"]
+    return [f"--optimizer {'sgd' if name == 'sgd' else 'adam'}"]

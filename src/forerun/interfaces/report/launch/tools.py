@@ -1,0 +1,79 @@
+"""Launch configurations: a plan as the files of the tool that is to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.files import whole_file
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.model.layered import LayeredModel
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.constraints import check_plan
+from forerun.describe.plan.plan import Plan
+from forerun.interfaces.report.launch.accelerate import accelerate_deepspeed, accelerate_fsdp
+from forerun.interfaces.report.launch.deepspeed import deepspeed
+from forerun.interfaces.report.launch.megatron import megatron
+from forerun.interfaces.report.launch.torchtitan_registry import torchtitan_registry
+from forerun.interfaces.report.launch.torchtitan_toml import torchtitan_toml
+from forerun.interfaces.report.launch.translation import Launch, Translation
+
+NOTES = "notes.txt"
+_WRITERS: dict[str, Callable[[Translation], Launch]] = {
+    "torchtitan-0.2": torchtitan_toml,
+    "torchtitan": torchtitan_registry,
+    "megatron-lm": megatron,
+    "deepspeed": deepspeed,
+    "accelerate": accelerate_fsdp,
+    "accelerate-deepspeed": accelerate_deepspeed,
+}
+TOOLS = tuple(_WRITERS)
+
+
+def launch(plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster, tool: str) -> Launch:
+    """`plan` for `tool`, with notes of what the tool does otherwise.
+
+    Raises:
+        UnknownName: there is no such tool.
+        ImpossiblePlan: the plan can't run.
+        ForerunError: the tool can't run the plan or the model, or would train something else.
+    """
+    check_tool(tool)
+    if isinstance(model, LayeredModel):
+        raise ForerunError(f"--launch {tool}: {model.name} is given layer by layer; launch files need a transformer")
+    check_plan(model, plan, cluster)
+    translation = Translation(tool, plan, model, cluster)
+    translation.without_effect_here()
+    return _WRITERS[tool](translation)
+
+
+def check_tool(tool: str) -> None:
+    """Raise UnknownName for a tool that nothing is written for."""
+    if tool not in TOOLS:
+        raise UnknownName("tool", tool, list(TOOLS))
+
+
+def launch_files(plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster, tool: str) -> dict[str, str]:
+    """File name -> text of everything that `tool` needs to run `plan`, and notes.txt. Raises as `launch` does."""
+    made = launch(plan, model, cluster, tool)
+    return {**made.files, NOTES: _notes_text(made, plan, model)}
+
+
+def write_launch(folder: Path, files: dict[str, str]) -> None:
+    """Write `files` into `folder`, which is made where it isn't there; scripts are executable. Raises ForerunError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ForerunError(f"{folder}: can't be made: {error.strerror or error}") from error
+    for name, text in files.items():
+        with whole_file(folder / name) as file:
+            file.write(text.encode())
+        if name.endswith(".sh"):
+            (folder / name).chmod(0o755)
+
+
+def _notes_text(made: Launch, plan: Plan, model: ModelSpec | LayeredModel) -> str:
+    lines = [f"{model.name}, {plan.describe()}, {plan.world_size} GPUs, for {made.tool}.", ""]
+    lines += ["What differs from the plan, or is left to you:"] if made.notes else ["Everything is as planned."]
+    return "\n".join([*lines, *(f"* {note}" for note in made.notes)]) + "\n"

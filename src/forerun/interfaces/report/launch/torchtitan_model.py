@@ -1,0 +1,84 @@
+"""Which of torchtitan's model families an architecture is, and its dimensions in that family's words."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from forerun.describe.model.spec import ModelSpec
+from forerun.interfaces.report.launch.translation import Translation
+
+Family = Literal["llama3", "qwen3", "deepseek_v3"]
+_ROPE_THETA = {"llama3": 500_000.0, "qwen3": 1_000_000.0, "deepseek_v3": 10_000.0}
+"""base of the rotary embedding of each family's own configurations. Source: torchtitan 0.2.2 and 0.3.0, models/*"""
+
+
+def rope_theta(t: Translation, family: Family) -> float:
+    """The base of rotary embeddings, which a ModelSpec does not have: the family's own, with a remark."""
+    theta = _ROPE_THETA[family]
+    t.remark(f"rotary base {theta:g}: {family}'s own, as the model has none here; it changes no time and no memory")
+    return theta
+
+
+def family_of(t: Translation) -> Family:
+    """torchtitan's family of the model. Raises ForerunError where it has none."""
+    model = t.model
+    for wrong, what in _unlike_all(model):
+        if wrong:
+            t.refuse_model(
+                f"torchtitan's language models have no {what}; use its transformers backend or your own model"
+            )
+    if model.mla:
+        if model.moe is None:
+            t.refuse_model("torchtitan's deepseek_v3 has experts; latent attention without them is not there")
+        if model.qk_norm or model.tied_embeddings or model.moe.shared_ffn % model.moe.expert_ffn:
+            t.refuse_model(
+                "torchtitan's deepseek_v3 has no qk_norm, no tied embeddings, and shared experts as wide as others"
+            )
+        return "deepseek_v3"
+    if model.moe:
+        if model.moe.n_dense_layers or model.moe.shared_ffn:
+            t.refuse_model("torchtitan's qwen3 has experts in every layer and no shared expert")
+        if not model.qk_norm:
+            t.refuse_model("torchtitan has experts without qk_norm in no family (qwen3 norms queries and keys)")
+        return "qwen3"
+    plain = not model.qk_norm and model.head_dim * model.n_heads == model.hidden
+    return "llama3" if plain else "qwen3"
+
+
+def _unlike_all(model: ModelSpec) -> list[tuple[bool, str]]:
+    biases = model.qkv_bias or model.out_bias or model.mlp_bias or model.head_bias
+    extra = model.embedding_norm or model.token_types or model.pooler or model.head_transform
+    moe = model.moe
+    return [
+        (model.n_heads == 0, "stack without attention"),
+        (model.mlp != "swiglu", f"{model.mlp} feed-forward (they have swiglu)"),
+        (model.norm != "rmsnorm", f"{model.norm} (they have rmsnorm)"),
+        (model.position != "rope", f"{model.position} positions (they have rope)"),
+        (not model.causal, "attention without a causal mask"),
+        (biases, "biases"),
+        (bool(extra), "norms, types or heads of BERT"),
+        (not (model.block_norms and model.final_norm), "layers without norms"),
+        (model.sliding_window is not None, "sliding window"),
+        (bool(moe and moe.shared_gate), "gate on shared experts"),
+        (bool(moe and moe.capacity_factor), "capacity of experts (they drop no tokens)"),
+    ]
+
+
+def dense_args(t: Translation, family: Family) -> dict[str, Any]:
+    """What llama3 and qwen3 have in common, in version 0.2's words."""
+    model = t.model
+    return {
+        "dim": model.hidden,
+        "n_layers": model.n_layers,
+        "n_heads": model.n_heads,
+        "n_kv_heads": model.n_kv_heads,
+        "vocab_size": model.vocab,
+        "max_seq_len": t.plan.seq_len,
+        "rope_theta": rope_theta(t, family),
+    }
+
+
+def shared_experts(model: ModelSpec) -> int:
+    """How many shared experts of an expert's width."""
+    assert model.moe is not None
+    return model.moe.shared_ffn // model.moe.expert_ffn

@@ -1,0 +1,151 @@
+"""The settings of a plan that torchtitan 0.2 and 0.3 have in common, by section; each version's module adds its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun.interfaces.report.launch.torchtitan_model import Family
+from forerun.interfaces.report.launch.translation import Translation
+from forerun.sources.symbolic.schedule import layers_of_stages
+
+Settings = dict[str, dict[str, Any]]
+_SCHEDULES = {
+    "1F1B": "1F1B",
+    "GPipe": "GPipe",
+    "Interleaved1F1B": "Interleaved1F1B",
+    "ZB1P": "InterleavedZeroBubble",
+    "ZBV": "ZBVZeroBubble",
+    "DualPipeV": "DualPipeV",
+}
+"""torch.distributed.pipelining's names. Source: torch 2.13, distributed/pipelining/schedules.py, get_schedule_class"""
+_DDP_BUCKET_MIB = 100
+"""bucket_cap_mb of torchtitan's DDP. Source: torchtitan 0.2.2, models/llama3/infra/parallelize.py"""
+OWN_STACKS = (
+    "torchtitan",
+    "torchtitan-0.2",
+    "torchtitan-0.1",
+    "torchtitan-2024",
+    "torchtitan-simple-fsdp",
+    "simple-fsdp",
+)
+
+
+def common_settings(t: Translation, family: Family, head: str) -> Settings:
+    """Sections training, parallelism and compile. `head` is the module name of the output layer."""
+    _refuse_state(t)
+    plan = t.plan
+    settings: Settings = {"training": _training(t), "parallelism": _mesh(t) | _pipeline(t, head)}
+    settings["compile"] = {"enable": t.give("compile")}
+    if plan.compile:
+        settings["compile"]["components"] = ["model", "loss"] if t.give("compile_loss") else ["model"]
+    if family == "llama3" and plan.ep > 1:
+        t.refuse("ep", "the model has no experts")
+    _habits(t)
+    return settings
+
+
+def _refuse_state(t: Translation) -> None:
+    plan = t.plan
+    if plan.fsdp > 1 and plan.zero_stage not in (0, 3):
+        t.refuse("zero_stage", "torchtitan shards parameters, gradients and optimizer state (3) or nothing (0)")
+    if plan.zero_stage == 0 and plan.dp_shard > 1 and plan.cp * plan.tp * plan.pp > 1:
+        t.refuse("zero_stage", "torchtitan replicates only where no other axis is above 1; use zero_stage 3")
+    if plan.zero_stage == 0 and plan.cp > 1:
+        t.refuse("zero_stage", "torchtitan shards parameters over context-parallel ranks; use zero_stage 3")
+    if plan.precision == "fp16" or plan.master_dtype == "fp16":
+        t.refuse("precision" if plan.precision == "fp16" else "master_dtype", "torchtitan has no fp16; use bf16")
+    if plan.reduce_dtype not in ("auto", "fp32") and t.open("reduce_dtype"):
+        t.refuse("reduce_dtype", "torchtitan reduces gradients in fp32")
+    if plan.accumulate_dtype not in ("auto", plan.master_dtype) and t.open("accumulate_dtype"):
+        t.refuse("accumulate_dtype", f"torchtitan adds gradients up in the parameters' dtype, {plan.master_dtype}")
+    if plan.cp > 1 and plan.seq_len % (2 * plan.cp * plan.tp):
+        t.refuse("seq_len", f"torchtitan needs a multiple of 2 x cp {plan.cp} x tp {plan.tp}")
+
+
+def _training(t: Translation) -> dict[str, Any]:
+    plan = t.plan
+    micro, count = t.give("micro_batch"), t.give("n_microbatches")
+    settings = {
+        "seq_len": t.give("seq_len"),
+        "local_batch_size": micro * count if plan.pp > 1 else micro,
+        "global_batch_size": plan.global_batch,
+        "dtype": {"fp32": "float32", "bf16": "bfloat16"}[t.give("master_dtype")],
+        "mixed_precision_param": "float32" if t.give("precision") in ("fp32", "tf32") else "bfloat16",
+        "mixed_precision_reduce": "float32",
+        "enable_cpu_offload": plan.offload == "params",
+    }
+    if plan.precision == "tf32":
+        t.remark("precision tf32: call torch.set_float32_matmul_precision('high') before training")
+    t.habit("reduce_dtype", "accumulate_dtype")
+    if plan.offload == "optimizer":
+        t.note("offload", "torchtitan offloads parameters with the optimizer state, or nothing; it stays on the GPU")
+    else:
+        t.give("offload")
+    return settings
+
+
+def _mesh(t: Translation) -> dict[str, Any]:
+    plan = t.plan
+    replicate, shard = t.give("dp_replicate"), t.give("dp_shard")
+    if plan.zero_stage == 0:
+        replicate, shard = replicate * shard, 1
+    t.give("zero_stage")
+    settings = {
+        "data_parallel_replicate_degree": replicate,
+        "data_parallel_shard_degree": shard,
+        "fsdp_reshard_after_forward": t.give("reshard_after_forward"),
+        "context_parallel_degree": t.give("cp"),
+        "tensor_parallel_degree": t.give("tp"),
+        "pipeline_parallel_degree": t.give("pp"),
+        "expert_parallel_degree": t.give("ep"),
+    }
+    return settings
+
+
+def _pipeline(t: Translation, head: str) -> dict[str, Any]:
+    plan = t.plan
+    if plan.pp == 1:
+        return {}
+    for name in ("virtual_stages", "layers_per_stage", "balance_ends"):
+        t.give(name)
+    return {
+        "pipeline_parallel_schedule": _SCHEDULES[t.give("pp_schedule")],
+        "pipeline_parallel_microbatch_size": plan.micro_batch,
+        "module_fqns_per_model_part": stage_modules(layers_of_stages(t.model.n_layers, plan), head),
+    }
+
+
+def stage_modules(layers: list[int], head: str) -> list[list[str]]:
+    """Modules of each stage in model order: embedding with the first, norm and head with the last."""
+    parts, first = [], 0
+    for count in layers:
+        parts.append([f"layers.{number}" for number in range(first, first + count)])
+        first += count
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", head]
+    return parts
+
+
+def _habits(t: Translation) -> None:
+    plan = t.plan
+    t.habit_unless(plan.prefetch == 1 or not t.open("prefetch"), "prefetch", "FSDP2 gathers one unit ahead")
+    replicated = plan.dp_replicate > 1 and (plan.zero_stage == 0 or plan.fsdp == 1)
+    t.habit_unless(
+        plan.ddp_bucket_mib in (0, _DDP_BUCKET_MIB) or not replicated, "ddp_bucket_mib", f"is {_DDP_BUCKET_MIB} MiB"
+    )
+    t.habit_unless(
+        plan.overlap_grad_reduce or not t.open("overlap_grad_reduce"),
+        "overlap_grad_reduce",
+        "gradients are reduced while the backward pass runs",
+    )
+    t.habit_unless(plan.activation_offload == 0, "activation_offload", "torchtitan keeps activations on the GPU")
+    t.stack(*OWN_STACKS)
+
+
+def coarser_checkpointing(t: Translation) -> None:
+    """Note selective policies that torchtitan lacks: whole layers are recomputed, which needs less memory."""
+    plan = t.plan
+    if plan.selective_policy == "params":
+        t.note("selective_policy", "FSDP's reshard policy frees gathered parameters; nothing else is recomputed")
+    else:
+        t.note("selective_policy", "torchtitan knows the policy op, or whole layers, which are recomputed here")

@@ -1,0 +1,124 @@
+"""One model, part by part: what each layer holds, computes and keeps for its backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from forerun.describe.model.layered import MB, LayeredModel
+from forerun.describe.model.parameters import layer_parameters, outer_parameters, parameter_count
+from forerun.describe.model.spec import ModelSpec
+from forerun.interfaces.report.console import make_table
+
+_KEPT_BYTES = 2
+"""of an activation's element: mixed precision"""
+_GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer of a LayeredModel. FLOPs count 2 for a multiply-add."""
+
+    layer_id: str
+    layer_type: str
+    output_shape: tuple[int, ...]
+    """without the batch"""
+    num_parameters: int
+    forward_flops: float
+    """of one sample"""
+    backward_flops: float
+    activation_memory_mb: float
+    """what is kept of its output until the backward pass, of one sample in 16 bits; 10**6 bytes"""
+
+
+@dataclass(frozen=True)
+class PartRow:
+    """A part of a transformer that stands in it `count` times."""
+
+    part: str
+    count: int
+    num_parameters: int
+    """of one"""
+
+
+def layer_rows(model: LayeredModel) -> list[LayerRow]:
+    """A row for each layer, in the order in which they run."""
+    kept = model.kept_of(_KEPT_BYTES)
+    rows = []
+    for layer, wanted in zip(model.layers, model.input_gradients, strict=True):
+        memory_mb = kept[layer.layer_id] / MB
+        row = LayerRow(
+            layer.layer_id,
+            layer.layer_type,
+            layer.output_shape,
+            layer.num_parameters,
+            layer.forward_flops,
+            layer.gradient_flops(wanted),
+            memory_mb,
+        )
+        rows.append(row)
+    return rows
+
+
+def part_rows(spec: ModelSpec) -> list[PartRow]:
+    """Rows of what stands outside the layers, and of the parts of each kind of layer."""
+    return [PartRow(part, 1, count) for part, count in outer_parameters(spec).items()] + list(_layer_parts(spec))
+
+
+def _layer_parts(spec: ModelSpec) -> Iterator[PartRow]:
+    dense = spec.moe.n_dense_layers if spec.moe else spec.n_layers
+    kinds = (("layer", 0, dense), ("moe layer", spec.n_layers - 1, spec.n_layers - dense))
+    for name, layer, count in kinds:
+        if count:
+            for part, number in layer_parameters(spec, layer).items():
+                yield PartRow(f"{name}: {part}", count, number)
+
+
+def model_record(model: ModelSpec | LayeredModel) -> dict[str, object]:
+    """The same as plain data."""
+    if isinstance(model, ModelSpec):
+        rows: list[LayerRow] | list[PartRow] = part_rows(model)
+        return {"model": model.name, "parameters": parameter_count(model), "parts": [asdict(row) for row in rows]}
+    return {
+        "model": model.name,
+        "parameters": model.parameter_count,
+        "forward_flops": model.forward_flops,
+        "backward_flops": model.backward_flops,
+        "activation_memory_mb": model.activation_bytes(_KEPT_BYTES) / MB,
+        "layers": [asdict(row) for row in layer_rows(model)],
+        "notes": list(model.notes),
+    }
+
+
+def print_model(out: Console, model: ModelSpec | LayeredModel) -> None:
+    """A model as a table."""
+    if isinstance(model, ModelSpec):
+        out.print(Text(f"{model.name}: {parameter_count(model):,} parameters", style="bold"))
+        table = make_table(("part", "left"), ("times", "right"), ("parameters of one", "right"))
+        for part in part_rows(model):
+            table.add_row(part.part.replace("_", " "), f"{part.count:,}", f"{part.num_parameters:,}")
+        out.print(table)
+        return
+    totals = (
+        f"{model.parameter_count:,} parameters, forward {model.forward_flops / _GIGA:.2f} GFLOPs,"
+        f" kept {model.activation_bytes(_KEPT_BYTES) / MB:.1f} MB"
+    )
+    out.print(Text(f"{model.name}, of one {model.sample}: {totals}", style="bold"))
+    columns = (("parameters", "right"), ("forward\nGFLOPs", "right"), ("backward\nGFLOPs", "right"))
+    table = make_table(("layer", "left"), ("type", "left"), ("output", "left"), *columns, ("kept\nMB", "right"))
+    for row in layer_rows(model):
+        table.add_row(
+            row.layer_id,
+            row.layer_type,
+            "x".join(map(str, row.output_shape)),
+            f"{row.num_parameters:,}" if row.num_parameters else "",
+            f"{row.forward_flops / _GIGA:.3f}",
+            f"{row.backward_flops / _GIGA:.3f}",
+            f"{row.activation_memory_mb:.2f}",
+        )
+    out.print(table)
+    for note in model.notes:
+        out.print(Text(note), soft_wrap=True)

@@ -1,0 +1,272 @@
+"""A page: one HTML file that holds everything it shows, opens offline and asks nobody for anything.
+
+Pages are lists of typed parts. All text is escaped here; plots are plotly figures as plain data, drawn by plotly.js,
+which is inside the page. A policy in the page (Content-Security-Policy) forbids every request, and every script but the
+two that are in it, which it knows by their hashes. The same parts give the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from forerun.common.errors import ForerunError
+from forerun.common.files import whole_file
+
+MOST_ROWS = 60
+"""rows that a table shows of its own accord"""
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """Opens a section, which the list of contents names."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph; `kind` is note (smaller), hint (for the screen only), warning or good (they stand out)."""
+
+    text: str
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Short lines, one under the other."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures that matter most: (name, value with its unit, remark)."""
+
+    entries: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under column names; numbers stand on the right. Of more than `most` rows the first are shown."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+    numeric: frozenset[int] = frozenset()
+    """columns of numbers"""
+    most: int = MOST_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A plotly figure. `about` says in words what it shows, for those who can't see it."""
+
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    about: str
+    height_px: int = 380
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Text as it stands: a configuration, a command."""
+
+    text: str
+    caption: str = ""
+
+
+Part: TypeAlias = Heading | Text | Listing | Figures | Table | Plot | Code
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a page says."""
+
+    title: str
+    subtitle: str
+    parts: tuple[Part, ...]
+
+
+def pages_are_possible() -> bool:
+    """Whether plotly is installed."""
+    return find_spec("plotly") is not None
+
+
+def needs_plotly() -> None:
+    """Raise ForerunError where plotly is not installed."""
+    if not pages_are_possible():
+        raise ForerunError("a report as a page needs plotly: pip install 'forerun[plot]'")
+
+
+def write_page(path: str | Path, document: Document) -> None:
+    """Write a page. The file appears whole or not at all.
+
+    Raises:
+        ForerunError: plotly is not installed, or the file can't be written.
+    """
+    content = page(document)
+    with whole_file(path) as file:
+        file.write(content)
+
+
+def page(document: Document) -> bytes:
+    """The page as UTF-8. Raises ForerunError where plotly is not installed."""
+    title, parts = document.title, document.parts
+    scripts = (_plotly(), _shipped("page.js"))
+    figures = [{"data": part.data, "layout": part.layout} for part in parts if isinstance(part, Plot)]
+    out = [
+        "<!DOCTYPE html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="referrer" content="no-referrer">',
+        f"<title>{_text(title)}</title>",
+        '<link rel="icon" href="data:,">',
+        f"<style>\n{_shipped('page.css')}</style>",
+        "</head>",
+        "<body>",
+        "<header>",
+        f"<h1>{_text(title)}</h1>",
+        f"<p>{_text(document.subtitle)}</p>",
+        *_contents(parts),
+        "</header>",
+        "<main>",
+        "<noscript><p class='warning'>The plots need JavaScript; tables and text don't.</p></noscript>",
+        *_sections(parts),
+        "</main>",
+        f'<script type="application/json" id="figures">{_data(figures)}</script>',
+        *(f"<script>{script}</script>" for script in scripts),
+        "</body>",
+        "</html>",
+        "",
+    ]
+    return "\n".join(out).encode()
+
+
+def plot_text(text: str) -> str:
+    """Text of a user for a plot: plotly reads a little HTML in names, which is not meant here."""
+    return html.escape(text, quote=False)
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'" for each in scripts
+    )
+    own = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
+    return f"{own}; base-uri 'none'; form-action 'none'"
+
+
+@lru_cache(maxsize=1)
+def _plotly() -> str:
+    """plotly.js as the plotly package ships it."""
+    needs_plotly()
+    import plotly.offline
+
+    script: str = plotly.offline.get_plotlyjs()
+    return _for_a_script(script.replace("\r\n", "\n"))
+
+
+@lru_cache(maxsize=4)
+def _shipped(name: str) -> str:
+    text = (resources.files("forerun.interfaces.report") / name).read_text(encoding="utf-8")
+    return _for_a_script(text)
+
+
+def _for_a_script(text: str) -> str:
+    """`text`, which may stand inside a script or style element as it is."""
+    for end in ("</script", "</style", "<!--"):
+        if end in text.lower():
+            raise ForerunError(f"{end} inside a script of a page; plotly.js of this version can't be put into a page")
+    return text
+
+
+def _data(figures: list[dict[str, Any]]) -> str:
+    text = json.dumps(figures, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _text(text: str) -> str:
+    return html.escape(text, quote=True)
+
+
+def _contents(parts: Sequence[Part]) -> list[str]:
+    headings = [part for part in parts if isinstance(part, Heading)]
+    links = [f'<li><a href="#section-{i}">{_text(each.text)}</a></li>' for i, each in enumerate(headings, 1)]
+    return ['<nav aria-label="contents"><ul>', *links, "</ul></nav>"] if len(links) > 2 else []
+
+
+def _sections(parts: Sequence[Part]) -> list[str]:
+    """Every part as HTML; a Heading closes the section before it and opens its own."""
+    out: list[str] = []
+    n_sections = n_plots = 0
+    for part in parts:
+        if isinstance(part, Heading):
+            n_sections += 1
+            out += ["</section>"] if n_sections > 1 else []
+            out += [f'<section id="section-{n_sections}">', f"<h2>{_text(part.text)}</h2>"]
+        elif isinstance(part, Plot):
+            out.append(_plot(part, n_plots))
+            n_plots += 1
+        else:
+            out += _plain(part)
+    return [*out, "</section>"] if n_sections else out
+
+
+def _plot(part: Plot, number: int) -> str:
+    style = f"height:{part.height_px}px"
+    return f'<div class="plot" id="plot-{number}" role="img" aria-label="{_text(part.about)}" style="{style}"></div>'
+
+
+def _plain(part: Text | Listing | Figures | Table | Code) -> list[str]:
+    if isinstance(part, Text):
+        kind = f' class="{_text(part.kind)}"' if part.kind else ""
+        return [f"<p{kind}>{_text(part.text)}</p>"]
+    if isinstance(part, Listing):
+        return ["<ul class='lines'>", *(f"<li>{_text(line)}</li>" for line in part.lines), "</ul>"]
+    if isinstance(part, Figures):
+        return [
+            '<dl class="figures">',
+            *(
+                f"<div><dt>{_text(name)}</dt><dd>{_text(value)}<small>{_text(remark)}</small></dd></div>"
+                for name, value, remark in part.entries
+            ),
+            "</dl>",
+        ]
+    if isinstance(part, Code):
+        caption = [f'<p class="note">{_text(part.caption)}</p>'] if part.caption else []
+        return [*caption, f'<pre tabindex="0">{_text(part.text)}</pre>']
+    return _table(part)
+
+
+def _table(part: Table) -> list[str]:
+    def cells(row: Sequence[str], tag: str) -> str:
+        kinds = (' class="number"' if i in part.numeric else "" for i in range(len(row)))
+        return "".join(f"<{tag}{kind}>{_text(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
+
+    caption = [f"<caption>{_text(part.caption)}</caption>"] if part.caption else []
+    rows = [f"<tr>{cells(row, 'td')}</tr>" for row in part.rows[: part.most]]
+    left_out = len(part.rows) - len(rows)
+    note = [f'<p class="note">The first {len(rows):,} of {len(part.rows):,} rows.</p>'] if left_out else []
+    head = f"<thead><tr>{cells(part.columns, 'th')}</tr></thead>"
+    return [
+        '<div class="table" tabindex="0">',
+        "<table>",
+        *caption,
+        head,
+        "<tbody>",
+        *rows,
+        "</tbody></table></div>",
+        *note,
+    ]

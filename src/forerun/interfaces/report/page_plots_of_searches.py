@@ -1,0 +1,185 @@
+"""Plots of pages: how the plans of a search spread, and the best for each pair of values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+from forerun.answers.search.front import Front
+from forerun.answers.search.heat import HeatMap
+from forerun.answers.search.result import SearchResult
+from forerun.answers.search.sweep import Sweep
+from forerun.interfaces.report.heat_cells import LOOKS, Cell, axis_name, heat_cells, heat_title, label_lines
+from forerun.interfaces.report.histogram import Bin
+from forerun.interfaces.report.page import Plot, plot_text
+from forerun.interfaces.report.page_plots import axis, far_apart, hatch, layout, rounded
+from forerun.interfaces.report.page_plots_of_studies import line
+from forerun.interfaces.report.series import found_too_large, time_unit
+from forerun.interfaces.report.style import BLACK, BLUE, GREEN, GREY, VERMILLION, Look
+from forerun.interfaces.report.sweep_series import LINE_LOOKS, Panel, hover, lines, x_name
+from forerun.interfaces.report.wording import plan_words, seconds
+
+_MOST_POINTS = 1500
+"""plans that are drawn; of more, the best and every n-th of the others"""
+_ROW_PX = 34
+_FAINT = 0.4
+"""of hatches under words, 1 being opaque"""
+_GAP = 0.05
+"""between cells, of a cell"""
+
+
+def runtimes_plot(bins: Sequence[Bin]) -> Plot:
+    """How the step times of a search spread."""
+    unit, size = time_unit(max(each.high_s for each in bins))
+    names = [f"{each.low_s / size:.3g} to {each.high_s / size:.3g}" for each in bins]
+    parts = (
+        ("simulated", [each.simulated for each in bins], {"color": BLUE}),
+        (
+            "not simulated, at the least they take",
+            [each.bounded for each in bins],
+            {"color": GREY, "pattern": hatch("/")},
+        ),
+    )
+    data = [
+        {
+            "type": "bar",
+            "name": name,
+            "x": names,
+            "y": counts,
+            "marker": look,
+            "hovertemplate": f"%{{y}} plans, %{{x}} {unit}",
+        }
+        for name, counts, look in parts
+        if any(counts)
+    ]
+    about = f"Step times from {seconds(bins[0].low_s)} to {seconds(bins[-1].high_s)}"
+    x = axis(f"time of a step, {unit} (bins of equal ratio)", type="category", fixedrange=True)
+    return Plot(data, layout(x, axis("plans, number"), barmode="stack", showlegend=True), about)
+
+
+def plans_plot(result: SearchResult) -> Plot:
+    """Time and memory of every plan that was simulated."""
+    fitting = [(each.own_plan(), each) for each in _some(result.ranked)]
+    too_large = [(each.own_plan(), each) for each in _some(found_too_large(result))]
+    shown = [each for _, each in (*fitting, *too_large)]
+    unit, size = time_unit(max((each.step_time_s for each in shown), default=1.0))
+    looks = (
+        ("fits", fitting, {"color": BLUE, "size": 8, "opacity": 0.7}),
+        ("does not fit", too_large, {"color": VERMILLION, "size": 8, "symbol": "x", "opacity": 0.7}),
+        (f"best by {result.objective}", fitting[:1], {"color": BLACK, "size": 16, "symbol": "star"}),
+    )
+    data: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": name,
+            "x": rounded([each.peak_reserved_gib for _, each in rows]),
+            "y": rounded([each.step_time_s / size for _, each in rows]),
+            "text": [plot_text(plan_words(plan)) for plan, _ in rows],
+            "hovertemplate": f"%{{text}}<br>%{{y:.4~g}} {unit}, %{{x:.4~g}} GiB",
+            "marker": look,
+        }
+        for name, rows, look in looks
+        if rows
+    ]
+    data += [] if result.front is None else [_front(result.front, size)]
+    times = [each.step_time_s / size for each in shown] or [1.0]
+    limit = result.memory_limit_gib
+    data.append(
+        line(f"limit of memory, {limit:.1f} GiB", [limit] * 2, rounded([min(times), max(times)]), BLACK, "dash")
+    )
+    x = axis("peak of reserved memory, GiB", rangemode="tozero")
+    y = far_apart(f"time of a step, {unit}", times)
+    about = f"Time and memory of {len(shown)} plans that were simulated"
+    return Plot(data, layout(x, y, hovermode="closest"), about, 460)
+
+
+def _some(rows: Sequence[Any]) -> Sequence[Any]:
+    """The first, and every n-th of the rest where there are many."""
+    if len(rows) <= _MOST_POINTS:
+        return rows
+    first = _MOST_POINTS // 3
+    return (*rows[:first], *rows[first :: -(-(len(rows) - first) // (_MOST_POINTS - first))])
+
+
+def _front(front: Front, size: float) -> dict[str, Any]:
+    """The Pareto front as steps; `size` is seconds of a unit of the axis."""
+    x = rounded([each.peak_reserved_gib for each in front.places])
+    y = rounded([each.step_time_s / size for each in front.places])
+    steps = line("Pareto front", x, y, GREEN, "solid")
+    return (
+        steps
+        | {"mode": "lines+markers", "line": {"color": GREEN, "width": 2.5, "shape": "vh"}}
+        | {"marker": {"symbol": "circle-open", "size": 13, "color": GREEN, "line": {"width": 2.5}}}
+    )
+
+
+def sweep_plot(sweep: Sweep, panel: Panel) -> Plot:
+    """One figure of the best plan of every point of a sweep."""
+    shown = lines(sweep)
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": each.label,
+            "x": each.x,
+            "y": rounded([panel.value(point) for point in each.points]),
+            "marker": {"size": 10, "color": look.colour, "symbol": look.symbol},
+            "line": {"color": look.colour, "width": 2, "dash": look.dash},
+            "customdata": [plot_text(hover(point)) for point in each.points],
+            "hovertemplate": "%{customdata}<extra></extra>",
+        }
+        for each, look in zip(shown, cycle(LINE_LOOKS), strict=False)
+    ]
+    values = [panel.value(point) for each in shown for point in each.points]
+    ticks = sorted({x for each in shown for x in each.x})
+    x = axis(f"{x_name(sweep)} (logarithmic)", type="log", tickvals=ticks, ticktext=[f"{n:,}" for n in ticks])
+    about = f"{panel.title} over {x_name(sweep)}: {len(shown)} lines of {len(values)} points"
+    return Plot(data, layout(x, far_apart(panel.title, values), showlegend=True, hovermode="closest"), about)
+
+
+def heat_plot(shown: HeatMap) -> Plot:
+    """The best plan for each pair of values. Cells are bars, which can have hatches."""
+    cells = sorted(heat_cells(shown), key=lambda cell: cell.winner)  # the legend shows the first one
+    by_kind = {known: [cell for cell in cells if cell.known == known] for known in LOOKS}
+    data = [_cells(LOOKS[known], some) for known, some in by_kind.items() if some]
+    columns, rows = len(shown.x_values), len(shown.y_values)
+    more = {"fixedrange": True, "showgrid": False, "type": "linear"}
+    x = axis(axis_name(shown.x), tickvals=list(range(columns)), ticktext=_texts(shown.x_values), **more)
+    y = axis(axis_name(shown.y), tickvals=[i + 0.5 for i in range(rows)], ticktext=_texts(shown.y_values), **more)
+    ranges = {"xaxis": x | {"range": [-0.5, columns - 0.5]}, "yaxis": y | {"range": [0, rows]}}
+    title = heat_title(shown)
+    found = [cell.hover for cell in cells if cell.winner][:1]
+    about = f"{title}: {len(cells)} cells" + "".join(f"; the best is {words}" for words in found)
+    plot_layout = layout(x, y, barmode="overlay", bargap=_GAP, showlegend=True, hovermode="closest") | ranges
+    return Plot(data, plot_layout, about, 150 + _ROW_PX * rows)
+
+
+def _cells(look: Look, cells: Sequence[Cell]) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "name": look.label,
+        "x": [cell.column for cell in cells],
+        "base": [cell.row + _GAP / 2 for cell in cells],
+        "y": [1 - _GAP] * len(cells),
+        "text": [plot_text(cell.words) for cell in cells],
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "insidetextfont": {"color": ["#ffffff" if cell.dark else BLACK for cell in cells]},
+        "customdata": [plot_text(cell.hover) for cell in cells],
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "marker": {
+            "color": [cell.colour for cell in cells],
+            "pattern": hatch(look.hatch) | {"fgopacity": _FAINT},
+            "line": {
+                "color": [VERMILLION if cell.winner else GREY for cell in cells],
+                "width": [3 if cell.winner else 0.5 for cell in cells],
+            },
+        },
+    }
+
+
+def _texts(values: Sequence[str]) -> list[str]:
+    return ["<br>".join(map(plot_text, label_lines(value))) for value in values]

@@ -1,0 +1,164 @@
+"""write_trace: a step, or a run of several, as Chrome trace JSON for ui.perfetto.dev or chrome://tracing."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import TextIO
+
+from forerun.answers.analysis.history import RunIteration
+from forerun.common.files import whole_file
+from forerun.core.engine.simulate import Timeline
+from forerun.core.program.types import I64, N_STREAMS, Collective, FlatProgram, OpKind, Phase, Program, Stream
+
+_HOST_TID = N_STREAMS
+"""the host's thread comes after the streams"""
+_RUN_PID = 1_000_000
+"""beyond the number of any rank class"""
+
+
+def write_trace(path: str | Path, program: Program, flat: FlatProgram, timeline: Timeline, issue_ps: I64) -> None:
+    """Write the trace of one step to `path`.
+
+    One process per rank class; one thread per stream that has nodes, and one for the host that launches kernels
+    (`issue_ps` is the host's time per op, as given to `engine.simulate`). Slices are in order of their start, and
+    never overlap on a thread. Times are microseconds with six digits, so picoseconds are exact. The file appears
+    whole or not at all.
+
+    Raises:
+        ForerunError: the file can't be written.
+    """
+    iteration = RunIteration(0, program, flat, timeline, issue_ps)
+    with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8") as file:
+        _write_events(file, _events([iteration]), program.meta)
+
+
+def write_run_trace(path: str | Path, iterations: Iterable[RunIteration], meta: dict[str, object]) -> None:
+    """Write the trace of iterations that follow each other to `path`, as `write_trace` does for one.
+
+    Rank class k of every iteration is process k. One more process, `run`, has a slice for each iteration. `iterations`
+    are taken one by one and go to the disk slice by slice. `meta` is what the trace says of itself.
+
+    Raises:
+        ForerunError: the file can't be written.
+    """
+    marks = [
+        _metadata(_RUN_PID, 0, "process_name", "name", "run"),
+        _metadata(_RUN_PID, 0, "process_sort_index", "sort_index", -1),
+        _metadata(_RUN_PID, 0, "thread_name", "name", "iterations"),
+    ]
+    with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8") as file:
+        _write_events(file, chain(_events(_marked(iterations, marks)), marks), meta)
+
+
+def _write_events(file: TextIO, events: Iterator[str], meta: dict[str, object]) -> None:
+    file.write('{"displayTimeUnit": "ms", "otherData": ')
+    file.write(json.dumps({key: str(value) for key, value in meta.items()}))
+    file.write(', "traceEvents": [\n')
+    for number, event in enumerate(events):
+        file.write(event if number == 0 else ",\n" + event)
+    file.write("\n]}\n")
+
+
+def _events(iterations: Iterable[RunIteration]) -> Iterator[str]:
+    """Slices of one iteration after the other; processes and threads are named before their first slice."""
+    told: set[str] = set()
+    for iteration in iterations:
+        op_texts = _op_texts(iteration.program)
+        for number in range(len(iteration.program.rank_classes)):
+            for text in _names(iteration, number):
+                if text not in told:
+                    told.add(text)
+                    yield text
+            yield from _slices(iteration, number, op_texts)
+
+
+def _names(iteration: RunIteration, number: int) -> Iterator[str]:
+    """What the process of a rank class and its threads are called, and their order."""
+    rank_class, flat = iteration.program.rank_classes[number], iteration.flat
+    name = f"{rank_class.name} ({rank_class.n_ranks} ranks)" if rank_class.n_ranks > 1 else rank_class.name
+    yield _metadata(number, 0, "process_name", "name", name)
+    yield _metadata(number, 0, "process_sort_index", "sort_index", number)
+    streams = set(flat.stream[flat.class_ptr[number] : flat.class_ptr[number + 1]].tolist())
+    for tid, thread in [*((s, Stream(s).name.lower()) for s in sorted(streams)), (_HOST_TID, "host")]:
+        yield _metadata(number, tid, "thread_name", "name", thread)
+        yield _metadata(number, tid, "thread_sort_index", "sort_index", tid)
+
+
+def _slices(iteration: RunIteration, number: int, op_texts: list[tuple[str, str]]) -> Iterator[str]:
+    """The slices of a rank class in order of their start."""
+    program, flat, timeline, issue_ps = iteration.program, iteration.flat, iteration.timeline, iteration.issue_ps
+    nodes = range(int(flat.class_ptr[number]), int(flat.class_ptr[number + 1]))
+    slices = [(int(timeline.start_ps[i]), int(timeline.end_ps[i]), int(flat.stream[i]), i) for i in nodes]
+    for i in nodes:
+        end = int(timeline.issue_end_ps[i])
+        slices.append((end - int(issue_ps[flat.op[i]]), end, _HOST_TID, i))
+    slices.sort()
+    for start, end, tid, i in slices:
+        if end == start and tid == _HOST_TID:
+            continue
+        when = f'"ts": {_us(iteration.start_ps + start)}, "dur": {_us(end - start)}'
+        timing = f'"ph": "X", "pid": {number}, "tid": {tid}, {when}'
+        op_name, op_args = op_texts[flat.op[i]]
+        if tid == _HOST_TID:
+            yield f'{{"name": {op_name}, "cat": "host", {timing}}}'
+        else:
+            category = json.dumps(Phase(flat.phase[i]).name.lower())
+            args = f"{op_args}, {_node_args(program, flat, number, i)}"
+            yield f'{{"name": {op_name}, "cat": {category}, {timing}, "args": {{{args}}}}}'
+
+
+def _marked(iterations: Iterable[RunIteration], marks: list[str]) -> Iterator[RunIteration]:
+    """The same iterations; `marks` gets a slice for each on the run's own thread."""
+    for number, iteration in enumerate(iterations):
+        when = f'"ts": {_us(iteration.start_ps)}, "dur": {_us(iteration.timeline.end_of_step_ps)}'
+        timing = f'"ph": "X", "pid": {_RUN_PID}, "tid": 0, {when}'
+        marks.append(f'{{"name": "iteration {number}", "cat": "iteration", {timing}}}')
+        yield iteration
+
+
+def _metadata(pid: int, tid: int, kind: str, key: str, value: str | int) -> str:
+    return json.dumps({"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {key: value}})
+
+
+def _us(time_ps: int) -> str:
+    """Picoseconds as a decimal number of microseconds, exactly."""
+    return f"{time_ps // 10**6}.{time_ps % 10**6:06d}"
+
+
+def _op_texts(program: Program) -> list[tuple[str, str]]:
+    """Name and arguments of every op as JSON: written many times, encoded once."""
+    ops = program.ops
+    texts = []
+    for i, name in enumerate(ops.name):
+        args: dict[str, object] = {"kind": OpKind(ops.kind[i]).name.lower(), "dtype": ops.dtype[i]}
+        for column in ("flops", "bytes_read", "bytes_written", "bytes_comm"):
+            if getattr(ops, column)[i]:
+                args[column] = float(getattr(ops, column)[i])
+        if ops.collective[i]:
+            args["collective"] = Collective(ops.collective[i]).name.lower()
+        if ops.group[i] >= 0:
+            group = program.groups[ops.group[i]]
+            args["group"] = f"{group.axis} of {group.size}: {group.nodes} nodes x {group.ranks_per_node}"
+        if ops.dims[i].any():
+            args["dims"] = ops.dims[i].tolist()
+        texts.append((json.dumps(name), json.dumps(args)[1:-1]))
+    return texts
+
+
+def _node_args(program: Program, flat: FlatProgram, number: int, i: int) -> str:
+    rank_class = program.rank_classes[number]
+    step = int(flat.step[i])
+    args = {
+        "phase": Phase(flat.phase[i]).name.lower(),
+        "micro_batch": int(rank_class.microbatch[step]),
+        "layer": int(rank_class.layer[step]),
+        "block": program.blocks[rank_class.block[step]].name,
+        "module": program.modules[flat.module[i]] if flat.module[i] < len(program.modules) else "",
+    }
+    if flat.meeting[i] >= 0:
+        args["channel"] = program.channels[flat.meeting_channel[flat.meeting[i]]].name
+    return json.dumps(args)[1:-1]

@@ -1,0 +1,247 @@
+"""Searches as text: the best plans, how times spread, what was left out and why; a range of searches; one plan's fate.
+
+Readable at 80 columns and without colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.search.front import Front
+from forerun.answers.search.result import SearchResult
+from forerun.answers.search.sweep import Sweep, SweepPoint, tokens_per_s
+from forerun.answers.search.why import Verdict
+from forerun.interfaces.report.console import make_table, print_figures, print_histogram, print_missing
+from forerun.interfaces.report.histogram import runtime_histogram
+from forerun.interfaces.report.wording import (
+    RENAMED,
+    SAME,
+    dollars,
+    log_line,
+    mark,
+    notes_on,
+    percent,
+    plan_words,
+    rate,
+    seconds,
+)
+
+
+def print_search(
+    out: Console,
+    result: SearchResult,
+    top: int,
+    flops_per_token: float,
+    again: str,
+) -> None:
+    """A search: the best plans, how the times spread, what was left out and why, the winner in detail.
+
+    `again` is the command that predicts the best plan.
+    """
+    question = f"{result.model} on {result.n_gpus} x {result.cluster}"
+    out.print(Text(f"{question}: seq {result.seq_len}, global batch {result.global_batch}", style="bold"))
+    out.print()
+    if result.ranked:
+        out.print(_ranking(result, top))
+        for note in notes_on(result.top(top)):
+            out.print(note)
+        out.print()
+        print_histogram(out, runtime_histogram(result))
+        out.print()
+    _print_counts(out, result)
+    best = result.best
+    if best is None:
+        out.print()
+        out.print(f"Nothing fits. The nearest miss: {plan_words(result.too_large[0].plan)}")
+        out.print(f"  {result.too_large[0].reason}")
+        return
+    if result.front is not None:
+        out.print()
+        _print_front(out, result.front)
+    out.print()
+    out.print(Text(f"Best by {result.objective}: {plan_words(best.own_plan())}", style="bold"))
+    _print_best(out, best, flops_per_token, again)
+
+
+def print_verdict(out: Console, asked: str, verdict: Verdict) -> None:
+    """What became of the plans that somebody asked about, in one line."""
+    plan = "" if verdict.plan is None else f" ({plan_words(verdict.plan)})"
+    out.print(f"{asked}: {verdict.text}{plan}", soft_wrap=True)
+
+
+def print_sweep(
+    out: Console,
+    sweep: Sweep,
+    flops_per_token: float,
+    again: str,
+) -> None:
+    """A sweep: the best of each point, their plans or why there is none, the best of all in detail.
+
+    `again` is the command that predicts the best plan.
+    """
+    out.print(
+        Text(f"{sweep.model} on {sweep.cluster}: seq {sweep.seq_len}, {len(sweep.points)} searches", style="bold")
+    )
+    out.print()
+    front = {id(point) for point, _ in sweep.front}
+    out.print(_points(sweep, front))
+    if sweep.best is not None:
+        out.print(f"*: best by {sweep.objective}")
+    if front:
+        out.print(f"P: on the Pareto front, no other plan has {sweep.wishes}, or as much of all")
+    out.print()
+    out.print(Text("Their plans", style="bold"))
+    for point in sweep.points:
+        out.print(Padding(f"{_question(point)}: {_plan_or_reason(point)}", (0, 0, 0, 2)))
+    if sweep.with_memory:
+        out.print()
+        _print_front_of_sweep(out, sweep)
+    best = sweep.best
+    out.print()
+    if best is None or best.best is None:
+        out.print("Nothing fits anywhere.")
+        return
+    words = f"{_question(best)}: {plan_words(best.best.own_plan())}"
+    out.print(Text(f"Best by {sweep.objective}: {words}", style="bold"))
+    _print_best(out, best.best, flops_per_token, again)
+
+
+def _print_best(out: Console, best: Prediction, flops_per_token: float, again: str) -> None:
+    out.print()
+    print_figures(out, best)
+    out.print()
+    out.print(log_line(best, flops_per_token))
+    print_missing(out, best)
+    out.print()
+    out.print("In detail:")
+    out.print(f"  {again} --explain", soft_wrap=True)
+
+
+def _points(sweep: Sweep, front: Container[int]) -> Table:
+    table = make_table(
+        ("", "left"),
+        ("GPUs", "right"),
+        ("batch", "right"),
+        ("step\ntime", "right"),
+        ("tok/s", "right"),
+        ("tok/s\n/GPU", "right"),
+        ("MFU", "right"),
+        ("effi-\nciency", "right"),
+        ("$ per 10^9\ntokens", "right"),
+        ("peak\nGiB", "right"),
+    )
+    for point in sweep.points:
+        best = point.best
+        mark = ("*" if point is sweep.best else "") + ("P" if id(point) in front else "")
+        figures = ["" for _ in range(7)]
+        if best is not None:
+            figures = [
+                seconds(best.step_time_s),
+                rate(point.tokens_per_s),
+                rate(best.tokens_per_s_per_gpu),
+                percent(best.mfu),
+                percent(sweep.efficiency(point)),
+                dollars(best.dollars_per_billion_tokens),
+                f"{best.peak_reserved_gib:.1f}",
+            ]
+        table.add_row(mark, f"{point.n_gpus:,}", f"{point.global_batch:,}", *figures)
+    return table
+
+
+def _question(point: SweepPoint) -> str:
+    return f"{point.n_gpus:,} GPUs, batch {point.global_batch:,}"
+
+
+def _plan_or_reason(point: SweepPoint) -> str:
+    return point.reason if point.best is None else plan_words(point.best.own_plan())
+
+
+def _print_front(out: Console, front: Front) -> None:
+    """Plans that none beats in both time and memory, and how far that is certain."""
+    out.print(Text("Pareto front of step time and memory", style="bold"))
+    table = make_table(("step\ntime", "right"), ("tok/s\n/GPU", "right"), ("peak\nGiB", "right"), ("plan", "left"))
+    for each in front.places:
+        figures = (seconds(each.step_time_s), rate(each.tokens_per_s_per_gpu), f"{each.peak_reserved_gib:.1f}")
+        table.add_row(*figures, plan_words(each.own_plan()))
+    out.print(table)
+    out.print(f"The front is {front.certainty}.")
+
+
+def _print_front_of_sweep(out: Console, sweep: Sweep) -> None:
+    out.print(Text(f"Pareto front: no other plan has {sweep.wishes}, or as much of all", style="bold"))
+    table = make_table(
+        ("GPUs", "right"),
+        ("batch", "right"),
+        ("tok/s", "right"),
+        ("$ per 10^9\ntokens", "right"),
+        ("peak\nGiB", "right"),
+        ("plan", "left"),
+    )
+    for point, plan in sweep.front:
+        figures = (rate(tokens_per_s(plan)), dollars(plan.dollars_per_billion_tokens), f"{plan.peak_reserved_gib:.1f}")
+        table.add_row(f"{point.n_gpus:,}", f"{point.global_batch:,}", *figures, plan_words(plan.own_plan()))
+    out.print(table)
+    for point in sweep.points:
+        if point.uncertain:
+            out.print(f"{_question(point)}: the front is {point.uncertain}.")
+
+
+def _ranking(result: SearchResult, top: int) -> Table:
+    table = make_table(
+        ("#", "right"),
+        ("plan", "left"),
+        ("step\ntime", "right"),
+        ("tok/s\n/GPU", "right"),
+        ("MFU", "right"),
+        ("HFU", "right"),
+        ("peak\nGiB", "right"),
+        ("expos.\ncomm", "right"),
+        ("bubble", "right"),
+    )
+    for column in table.columns:
+        column.no_wrap = column.header != "plan"
+    for rank, prediction in enumerate(result.top(top), 1):
+        table.add_row(
+            str(rank),
+            plan_words(prediction.own_plan()),
+            seconds(prediction.step_time_s),
+            rate(prediction.tokens_per_s_per_gpu),
+            percent(prediction.mfu),
+            percent(prediction.hfu),
+            f"{prediction.peak_reserved_gib:.1f}{mark(prediction)}",
+            percent(prediction.exposed_comm_s / prediction.step_time_s),
+            percent(prediction.bubble_s / prediction.step_time_s),
+        )
+    return table
+
+
+def _print_counts(out: Console, result: SearchResult) -> None:
+    counts = result.counts
+    same, renamed = counts.get("same", 0), counts.get("renamed", 0)
+    valid = counts["considered"] - counts["impossible"] - same - renamed
+    out.print(Text(f"{counts['considered']:,} configurations, {valid:,} of them valid", style="bold"))
+    _print_shares(out, "fit", counts["ok"], {})
+    by_cause = {f"{cause} is the largest part": n for cause, n in result.out_of_memory.items()}
+    _print_shares(out, f"run out of {result.memory_limit_gib:.1f} GiB", counts["out_of_memory"], by_cause)
+    if result.too_large:
+        out.print(Padding(f"nearest miss {result.too_large[0].reason}", (0, 0, 0, 12)))
+    worse = "larger" if result.objective == "memory" else "slower"
+    _print_shares(out, f"not simulated: a bound shows they are {worse}", counts["skipped"], {})
+    _print_shares(out, SAME, same, {})
+    _print_shares(out, RENAMED, renamed, {})
+    _print_shares(out, "impossible", counts["impossible"], result.impossible)
+    out.print(f"{result.proof[0].upper()}{result.proof[1:]}")
+
+
+def _print_shares(out: Console, what: str, count: int, parts: Mapping[str, int]) -> None:
+    if not count:
+        return
+    out.print(f"  {count:>8,}  {what}")
+    for name, n in parts.items():
+        out.print(f"  {'':8}  {n:>8,}  {name}")

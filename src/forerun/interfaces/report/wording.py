@@ -1,0 +1,118 @@
+"""Plans and figures in words, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.analysis.reading import TIGHT
+from forerun.describe.plan.plan import DEFAULT_ORDER, Plan
+
+_SHARDING = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP"}
+SAME = "placed on the nodes as another order of the mesh axes"
+"""plans that another one stands for"""
+RENAMED = "named otherwise by another plan, which executes the same step"
+"""other plans that another one stands for"""
+_ALWAYS_SHOWN = ("seq_len", "micro_batch", "n_microbatches")
+
+
+def seconds(time_s: float) -> str:
+    """Three digits, in s, ms or us."""
+    unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if time_s >= s), ("us", 1e-6))
+    value = time_s / size
+    return "0 s" if value == 0 else f"{three_digits(value)} {unit}"
+
+
+def three_digits(value: float) -> str:
+    """A number of at least 1 to three digits; all digits of a longer one before the point."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage of one digit after the point."""
+    return "unknown" if share is None else f"{share:.1%}"
+
+
+def dollars(amount: float | None) -> str:
+    """An amount of money to the cent."""
+    return "unknown" if amount is None else f"{amount:,.2f}"
+
+
+def rate(per_s: float | None) -> str:
+    """A number per second: to the whole, three digits of small ones."""
+    if per_s is None:
+        return "unknown"
+    return f"{per_s:,.0f}" if per_s >= 100 or per_s == 0 else f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2f}"
+
+
+def mark(prediction: Prediction) -> str:
+    """What a ranking puts after a plan that only fits with what TIGHT says."""
+    return "!" if TIGHT in prediction.warnings else ""
+
+
+def notes_on(places: Iterable[Prediction]) -> list[str]:
+    """Warnings of the plans of a ranking, each once; the one that `mark` stands for starts with it."""
+    found = dict.fromkeys(line for place in places for line in place.warnings)
+    return [f"! {line}" if line == TIGHT else line for line in found]
+
+
+def plan_words(plan: Plan) -> str:
+    """What sets a plan apart, in one short line: mesh, sharding, schedule, checkpointing.
+
+    mb=2x8 is 8 micro batches of 2 sequences, Interleaved1F1Bx4 has 4 stages a rank.
+    """
+    words = [plan.describe()]
+    if plan.mesh_order != DEFAULT_ORDER:
+        degrees = [axis for axis in plan.mesh_axes if getattr(plan, axis) > 1]
+        words.append(f"order {'-'.join(degrees)}")
+    if plan.fsdp * plan.dp_replicate > 1:
+        hybrid = plan.zero_stage == 3 and plan.dp_replicate > 1 and plan.fsdp > 1
+        words.append("HSDP" if hybrid else _SHARDING[plan.zero_stage])
+    if plan.zero_stage == 3 and plan.fsdp > 1 and plan.reshard_after_forward != "default":
+        words.append({"always": "reshard", "never": "no reshard"}[plan.reshard_after_forward])
+    if plan.pp > 1:
+        words.append(plan.pp_schedule + (f"x{plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
+    words.append(f"mb={plan.micro_batch}x{plan.n_microbatches}")
+    if plan.activation_checkpointing != "none":
+        words.append(f"AC={plan.activation_checkpointing}")
+    if plan.tp > 1 and not plan.sequence_parallel:
+        words.append("no SP")
+    if plan.offload != "none":
+        words.append(f"{plan.offload} offloaded")
+    return ", ".join(words)
+
+
+def log_line(prediction: Prediction, model_flops_per_token: float | None) -> str:
+    """The figures as torchtitan's training log prints them, to lay beside a real run; what is not known is left out.
+
+    memory is reserved memory and its share of the GPU, tps is tokens/s of one GPU, tflops are model TFLOP/s of one GPU.
+    """
+    share, tps = prediction.peak_reserved_gib / prediction.memory_limit_gib, prediction.tokens_per_s_per_gpu
+    parts = [f"memory: {prediction.peak_reserved_gib:5.2f}GiB({share:.2%})"]
+    if tps is not None:
+        parts.append(f"tps: {round(tps):,}")
+    if prediction.samples_per_s_per_gpu is not None:
+        parts.append(f"{prediction.sample}s/s: {round(prediction.samples_per_s_per_gpu):,}")
+    if tps is not None and model_flops_per_token is not None:
+        parts.append(f"tflops: {model_flops_per_token * tps / 1e12:,.2f}")
+    if prediction.mfu is not None:
+        parts.append(f"mfu: {prediction.mfu:.2%}")
+    return "  ".join(parts)
+
+
+def command_line(plan: Plan, model: str, cluster: str) -> str:
+    """The `forerun predict` command of a plan: every field that is not the default."""
+    default = Plan(seq_len=plan.seq_len)
+    parts = [f"forerun predict {model} --cluster {cluster} --seq-len {plan.seq_len}"]
+    for name in Plan.__dataclass_fields__:
+        value = getattr(plan, name)
+        if name == "seq_len" or (value == getattr(default, name) and name not in _ALWAYS_SHOWN):
+            continue
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            parts.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, tuple):
+            parts.append(f"--{option} {','.join(map(str, value))}")
+        else:
+            parts.append(f"--{option} {value}")
+    return " ".join(parts)

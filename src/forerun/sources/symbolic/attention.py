@@ -1,0 +1,386 @@
+"""Attention: projections, rotary embedding, the kernel itself, context parallelism."""
+
+from __future__ import annotations
+
+from forerun.core.program.types import Collective, Stream
+from forerun.sources.symbolic.linear import Section
+from forerun.sources.symbolic.ring import Piece, far_piece, gathered_piece
+from forerun.sources.symbolic.tape import Stage, TapeOp, on_compute
+from forerun.sources.symbolic.unfused_flex import Sizes, unfused_flex
+
+
+def attention(section: Section, x: str, y: str, module: int) -> None:
+    """Self-attention from the normed input `x` to the branch output `y`."""
+    if section.kit.model.mla:
+        _latent_projections(section, x, module)
+    else:
+        _projections(section, x, module)
+    _rope_and_norms(section, module)
+    _repeat_kv(section, module)
+    _copies(section, "layout_in", module)
+    context = section.kit.plan.cp
+    if kernel_name(section) == "naive":
+        _naive(section, module)
+    elif kernel_name(section) == "flex_uncompiled":
+        _unfused_flex(section, module)
+    elif context == 1:
+        _fused(section, module)
+    else:
+        _context_parallel(section, module)
+    kit, shapes = section.kit, section.kit.shapes
+    rows = "o"
+    if kit.stack.sequence_first and kit.plan.micro_batch > 1:
+        rows, (_, _, size) = "o.rows", _sizes(section)
+        elements = size // shapes.act_bytes
+        section.pointwise("attention.layout_out", "copy", elements, "fused", ("o",), ((rows, size),), module=module)
+    section.row("attention.out", rows, y, shapes.heads * shapes.v_head_dim, shapes.hidden, kit.model.out_bias, module)
+
+
+def kernel_name(section: Section) -> str:
+    """The attention kernel of the plan, or the stack's own."""
+    kit = section.kit
+    return kit.stack.attention_kernel(kit.plan.attention, kit.architecture)
+
+
+def _kind(section: Section) -> str:
+    """Kind of the fused kernel: `attention`, or `core` where checkpointing by operation does not know it."""
+    unknown = kernel_name(section) == "cudnn" and not section.kit.stack.op_policy_keeps_cudnn
+    return "core" if unknown else "attention"
+
+
+def _sizes(section: Section) -> tuple[int, int, int]:
+    """Bytes of queries, of keys (or of values of equal width), and of the attention output."""
+    s = section.kit.shapes
+    return (
+        s.tokens * s.heads * s.head_dim * s.act_bytes,
+        s.tokens * s.kv_heads * s.head_dim * s.act_bytes,
+        s.tokens * s.heads * s.v_head_dim * s.act_bytes,
+    )
+
+
+def _projections(section: Section, x: str, module: int) -> None:
+    kit, s = section.kit, section.kit.shapes
+    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    if kit.stack.fused_qkv:
+        section.column("attention.qkv", x, s.hidden, [("attention.qkv", "q", q + 2 * kv)], kit.model.qkv_bias, module)
+    else:
+        outs = [("attention.q", "q", q), ("attention.k", "k", kv), ("attention.v", "v", kv)]
+        section.column("attention.qkv", x, s.hidden, outs, kit.model.qkv_bias, module)
+
+
+def _latent_projections(section: Section, x: str, module: int) -> None:
+    """Multi-head latent attention: low-rank down projections (replicated over tp), norms, up projections."""
+    s, mla = section.kit.shapes, section.kit.model.mla
+    assert mla is not None
+    tokens = s.tokens_sp
+    query = x
+    section.fan_out("attention.down", x, tokens * s.hidden, 2, module)
+    if mla.q_lora_rank:
+        section.weights.matrices.append(s.hidden * mla.q_lora_rank)
+        section.linear("attention.q_down", x, "q_low", tokens, s.hidden, mla.q_lora_rank, False, module)
+        section.norm("attention.q_norm", "q_low", "q_normed", tokens, module, mla.q_lora_rank)
+        query = "q_normed"
+    section.column(
+        "attention.q_up",
+        query,
+        mla.q_lora_rank or s.hidden,
+        [("attention.q_up", "q", s.heads * s.head_dim)],
+        False,
+        module,
+    )
+    width = mla.kv_lora_rank + mla.qk_rope_dim
+    section.weights.matrices.append(s.hidden * width)
+    section.linear("attention.kv_down", x, "kv_low", tokens, s.hidden, width, False, module)
+    section.norm("attention.kv_norm", "kv_low", "kv_normed", tokens, module, mla.kv_lora_rank)
+    up = s.heads * (mla.qk_nope_dim + mla.v_head_dim)
+    section.column("attention.kv_up", "kv_normed", mla.kv_lora_rank, [("attention.kv_up", "kv", up)], False, module)
+    keys = s.tokens * s.heads * s.head_dim * s.act_bytes
+    values = s.tokens * s.heads * s.v_head_dim * s.act_bytes
+    elements = s.tokens * s.heads * (s.head_dim + s.v_head_dim)
+    section.pointwise(
+        "attention.assemble", "copy", elements, "fused", ("kv",), (("k", keys), ("v", values)), module=module
+    )
+
+
+def _rope_and_norms(section: Section, module: int) -> None:
+    kit, s = section.kit, section.kit.shapes
+    q, kv, _ = _sizes(section)
+    elements = s.tokens * s.head_dim * (s.heads + s.kv_heads)
+    makes: tuple[tuple[str, int], ...] = (("q.normed", q), ("k.normed", kv))
+    fused = kit.stack.fused_qkv and not kit.model.mla
+    reads: tuple[str, ...] = ("q",) if fused else ("q", "k")
+    if kit.model.qk_norm:
+        section.weights.vectors += [s.head_dim, s.head_dim]
+        section.pointwise("attention.qk_norm", kit.model.norm, elements, kit.stack.norm, reads, makes, reads, module)
+        reads = ("q.normed", "k.normed")
+    makes = (("q.rotated", q), ("k.rotated", kv))
+    if fused:  # what rotation leaves of the fused projection are the values
+        makes = (*makes, ("v", kv))
+    if kit.model.position == "rope":
+        if kit.model.mla:
+            elements = s.tokens * kit.model.mla.qk_rope_dim * (s.heads + s.kv_heads)
+        section.pointwise("attention.rope", "rope", elements, kit.stack.rope, reads, makes, module=module)
+    else:
+        section.tape.add(TapeOp("attention.split", "view", module, [], [], reads=reads, makes=()))
+
+
+def _query_names(section: Section) -> tuple[str, str, str]:
+    """Tensors that go into the attention kernel: queries, keys, values."""
+    query, key, value = _projected_names(section)
+    return (query, "k.repeated", "v.repeated") if _repeats_kv(section) else (query, key, value)
+
+
+def _projected_names(section: Section) -> tuple[str, str, str]:
+    """Queries, keys and values before key and value heads are repeated."""
+    kit = section.kit
+    fused = kit.stack.fused_qkv and not kit.model.mla
+    if kit.model.position == "rope":
+        return "q.rotated", "k.rotated", "v"
+    if kit.model.qk_norm:
+        return "q.normed", "k.normed", "q" if fused else "v"
+    return ("q", "q", "q") if fused else ("q", "k", "v")
+
+
+def _repeats_kv(section: Section) -> bool:
+    """Whether key and value heads are copied to the number of query heads; a compiler fuses the copies away."""
+    kit, s = section.kit, section.kit.shapes
+    return kit.stack.repeat_kv and s.heads != s.kv_heads and not kit.model.mla and not kit.plan.compile
+
+
+def _repeat_kv(section: Section, module: int) -> None:
+    """The copies are what the kernel keeps for backward."""
+    if not _repeats_kv(section):
+        return
+    kit, s = section.kit, section.kit.shapes
+    keys, values = s.tokens * s.heads * s.head_dim, s.tokens * s.heads * s.v_head_dim
+    forward, backward = kit.pattern("copy", keys + values, "composed")
+    makes = (("k.repeated", keys * s.act_bytes), ("v.repeated", values * s.act_bytes))
+    reads = tuple(dict.fromkeys(_projected_names(section)[1:]))
+    section.tape.add(TapeOp("attention.repeat_kv", "pointwise", module, forward, backward, reads=reads, makes=makes))
+
+
+def _copies(section: Section, name: str, module: int) -> None:
+    kit, s = section.kit, section.kit.shapes
+    copies = kit.stack.qkv_copies
+    if not copies:
+        return
+    forward, backward = kit.pattern("copy", copies * s.tokens * s.heads * s.head_dim, "fused")
+    section.tape.add(TapeOp("attention." + name, "pointwise", module, forward, backward))
+
+
+def _kernel_op(
+    section: Section, seq_q: int, seq_kv: int, causal: bool, heads: int, kv_heads: int, share: float = 1.0
+) -> tuple[int, int]:
+    """Forward and backward kernel of a rank; ranks execute `share` of its FLOPs in the mean."""
+    kit, s = section.kit, section.kit.shapes
+    kernel = kernel_name(section)
+    add = kit.ops.attention
+    window = kit.model.sliding_window
+    if window and window < seq_kv and causal:
+        seq_kv, causal = window, False
+    args = (kit.plan.micro_batch, heads, kv_heads, seq_q, seq_kv, s.head_dim, causal)
+    return (
+        add("attention.kernel", *args, False, s.v_head_dim, kernel, share=share),
+        add("attention.kernel.backward", *args, True, s.v_head_dim, kernel, share=share),
+    )
+
+
+def _piece_op(section: Section, piece: Piece) -> tuple[int, int]:
+    """The kernels of a piece of the attention of a context-parallel rank."""
+    s = section.kit.shapes
+    return _kernel_op(section, piece.queries, piece.keys, piece.causal, s.heads, s.kv_heads, piece.share)
+
+
+def _saved(section: Section) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
+    """What the kernel reads and keeps, and what it makes: output and the log-sum-exp per query (fp32)."""
+    s = section.kit.shapes
+    _, _, out = _sizes(section)
+    reads = tuple(dict.fromkeys(_query_names(section)))
+    return reads, (("o", out), ("lse", s.tokens * s.heads * 4))
+
+
+def _fused(section: Section, module: int) -> None:
+    kit, s = section.kit, section.kit.shapes
+    forward, backward = _kernel_op(section, kit.plan.seq_len, kit.plan.seq_len, kit.model.causal, s.heads, s.kv_heads)
+    reads, makes = _saved(section)
+    section.tape.add(
+        TapeOp(
+            "attention.kernel",
+            _kind(section),
+            module,
+            on_compute(forward),
+            on_compute(backward),
+            reads=reads,
+            saves=(*reads, "o", "lse"),
+            makes=makes,
+        )
+    )
+
+
+def _unfused_flex(section: Section, module: int) -> None:
+    """Flex attention outside of compiled code; it also keeps the largest score of each query (fp32)."""
+    kit, s, plan = section.kit, section.kit.shapes, section.kit.plan
+    reads, makes = _saved(section)
+    kv_heads = s.heads if _repeats_kv(section) else s.kv_heads
+    sizes = Sizes(plan.micro_batch, s.heads, kv_heads, s.seq, s.seq, s.head_dim, s.v_head_dim)
+    section.tape.add(unfused_flex(kit, sizes, reads, (*makes, ("max", s.tokens * s.heads * 4)), module))
+
+
+def _context_parallel(section: Section, module: int) -> None:
+    """Attention over a sequence cut in cp parts, of which `symbolic.ring` says what the slowest rank computes.
+
+    ring: keys and values go round, each hop beside the attention over the part that has arrived;
+    allgather: keys and values are gathered first; ulysses: all-to-all from sequence to head shards and back.
+    """
+    kit, s, plan = section.kit, section.kit.shapes, section.kit.plan
+    q, kv, out = _sizes(section)
+    if kit.stack.repeat_kv and not kit.model.mla:  # also where a compiler would fuse the copies: they are sent
+        kv = q
+    reads, makes = _saved(section)
+    forward: list[Stage]
+    backward: list[Stage]
+    if plan.cp_method == "ulysses":
+        heads, kv_heads = max(1, s.heads // plan.cp), max(1, s.kv_heads // plan.cp)
+        f, b = _kernel_op(section, plan.seq_len, plan.seq_len, kit.model.causal, heads, kv_heads)
+        into = kit.collective("cp.qkv", Collective.ALL_TO_ALL, "cp", q + 2 * kv, Stream.CP)
+        back = kit.collective("cp.out", Collective.ALL_TO_ALL, "cp", out, Stream.CP)
+        forward, backward = [*into, *on_compute(f), *back], [*back, *on_compute(b), *into]
+    elif plan.cp_method == "allgather" and kit.stack.cp_merge == "fused":
+        gather = kit.collective("cp.gather", Collective.ALL_GATHER, "cp", 2 * kv * plan.cp, Stream.CP)
+        scatter = kit.collective("cp.scatter", Collective.REDUCE_SCATTER, "cp", 2 * kv * plan.cp, Stream.CP)
+        whole = Piece(s.seq, plan.seq_len, causal=False)
+        f, b = _piece_op(section, gathered_piece(plan.cp_load_balance, plan.cp, s.seq) if kit.model.causal else whole)
+        forward, backward = [*gather, *on_compute(f)], [*gather, *on_compute(b), *scatter]
+    else:
+        forward, backward = _pieces(section, 2 * kv)
+    section.tape.add(
+        TapeOp(
+            "attention.kernel",
+            _kind(section),
+            module,
+            forward,
+            backward,
+            reads=reads,
+            saves=(*reads, "o", "lse"),
+            makes=makes,
+        )
+    )
+
+
+def _pieces(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
+    """Attention piece by piece: what moves the next keys and values stands beside the piece before it.
+
+    A ring passes them on, and their gradients with them; PyTorch can also gather them all beside the first piece, and
+    passes gradients on until they are back where they belong. Compiled, its collectives are waited for where they stand
+    (`wait_tensor` follows each in a traced graph, torch/distributed/_functional_collectives.py).
+    """
+    kit, s, plan = section.kit, section.kit.shapes, section.kit.plan
+    own_f, own_b = _kernel_op(section, s.seq, s.seq, kit.model.causal, s.heads, s.kv_heads)
+    whole = Piece(s.seq, s.seq, causal=False)
+    far_f, far_b = _piece_op(section, far_piece(plan.cp_load_balance, s.seq) if kit.model.causal else whole)
+    by_pytorch = kit.stack.cp_merge != "fused"
+    beside = kit.stack.cp_overlap and not (by_pytorch and plan.compile)
+    gradients = kv_bytes // s.act_bytes * 4 if by_pytorch else kv_bytes
+    home = (kit.p2p("cp.hop.gradients", "cp", gradients), Stream.CP)
+    last = plan.cp - 1
+    there: list[Stage]
+    back: list[Stage]
+    if plan.cp_method == "allgather":
+        gather = kit.collective("cp.gather", Collective.ALL_GATHER, "cp", kv_bytes * plan.cp, Stream.CP)
+        there, back = [*gather, *[()] * last], [*gather, *[(home,)] * last]
+    else:
+        hop = (kit.p2p("cp.hop", "cp", kv_bytes), Stream.CP)
+        there, back = [*[(hop,)] * last, ()], [*[(hop, home)] * last, ()]
+    merge_f, merge_b = kit.pattern("cp_merge", s.tokens * s.heads * s.v_head_dim, kit.stack.cp_merge)
+
+    def stages(own: int, far: int, wires: list[Stage], merge: list[Stage]) -> list[Stage]:
+        out: list[Stage] = []
+        for i, wire in enumerate(wires):
+            work = on_compute(own if i == 0 else far)
+            if beside or not wire:
+                out.append((*wire, *work[0]))
+            else:
+                out += [*work, wire]
+            out += merge if i else []
+        return out
+
+    backward = stages(own_b, far_b, back, merge_b)
+    if by_pytorch:  # gradients go on until they are back where they belong
+        backward.append((home,))
+    return stages(own_f, far_f, there, merge_f), backward
+
+
+def _naive(section: Section, module: int) -> None:
+    """Two batched matrix products around a materialised softmax (no flash kernel)."""
+    kit, s, stack, plan = section.kit, section.kit.shapes, section.kit.stack, section.kit.plan
+    batch = plan.micro_batch * s.heads
+    keys = plan.seq_len
+    scores = batch * s.seq * keys
+    score_bytes = scores * s.act_bytes
+    reads = tuple(dict.fromkeys(_query_names(section)))
+    gemm = kit.ops.gemm
+    dtype = kit.wide_dtype
+
+    def product(name: str, n: int, k: int) -> int:
+        return gemm(name, s.seq, n, k, batch, 0, dtype)
+
+    qk, pv = product("attention.qk", keys, s.head_dim), product("attention.pv", s.head_dim, keys)
+    qk_back = [product("attention.dk", s.head_dim, keys), product("attention.dq", s.head_dim, keys)]
+    pv_back = [product("attention.dv", s.head_dim, keys), product("attention.dp", keys, s.head_dim)]
+    soft_f, soft_b = kit.pattern("softmax", scores, stack.softmax)
+    value = reads[-1]
+    add = section.tape.add
+    add(
+        TapeOp(
+            "attention.qk",
+            "core",
+            module,
+            on_compute(qk),
+            on_compute(*qk_back),
+            reads=reads[:2],
+            saves=reads[:2],
+            makes=(("scores", score_bytes),),
+        )
+    )
+    add(
+        TapeOp(
+            "attention.softmax",
+            "core",
+            module,
+            soft_f,
+            soft_b,
+            reads=("scores",),
+            saves=("probs",),
+            makes=(("probs", score_bytes),),
+        )
+    )
+    probs = "probs"
+    if stack.attention_dropout:
+        drop_f, drop_b = kit.pattern("score_dropout", scores, stack.softmax)
+        makes = (("dropped", score_bytes), ("score.mask", scores))
+        add(
+            TapeOp(
+                "attention.dropout",
+                "core",
+                module,
+                drop_f,
+                drop_b,
+                reads=("probs",),
+                saves=("score.mask",),
+                makes=makes,
+            )
+        )
+        probs = "dropped"
+    out = s.tokens * s.heads * s.v_head_dim * s.act_bytes
+    add(
+        TapeOp(
+            "attention.pv",
+            "core",
+            module,
+            on_compute(pv),
+            on_compute(*pv_back),
+            reads=(probs, value),
+            saves=(probs, value),
+            makes=(("o", out),),
+        )
+    )

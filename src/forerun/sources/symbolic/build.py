@@ -1,0 +1,390 @@
+"""build: model x plan on a cluster -> Program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from forerun.core.program.builder import BlockBuilder
+from forerun.core.program.types import I64, Block, Category, Channel, Collective, Phase, Program, RankClass, Stream
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.model.layered import LayeredModel
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.stack import Stack, load_stack
+from forerun.sources.symbolic import data_parallel
+from forerun.sources.symbolic.data_parallel import REDUCED, DataParallel, sharded
+from forerun.sources.symbolic.kernels import Kit
+from forerun.sources.symbolic.layered import staged_layers
+from forerun.sources.symbolic.mesh import groups_of
+from forerun.sources.symbolic.optimizer import optimizer_block, resident_bytes
+from forerun.sources.symbolic.pipeline import Wires
+from forerun.sources.symbolic.schedule import SPLIT, Action, actions, rank_stages, stage_rank
+from forerun.sources.symbolic.shapes import DTYPE_BYTES
+from forerun.sources.symbolic.steps import Around, Part, Steps
+from forerun.sources.symbolic.transit import Transit
+from forerun.sources.symbolic.units import Staged, Unit, staged_transformer
+from forerun.sources.symbolic.weights import Weights
+
+
+def build(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack | None = None) -> Program:
+    """The Program of one optimizer step of `model` under `plan`, with the habits of `stack` (None: the plan's).
+
+    Raises ImpossiblePlan for an impossible schedule.
+    """
+    return _Builder(staged_model(model, plan, cluster, stack)).program()
+
+
+def staged_model(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack | None = None) -> Staged:
+    """The units of `model` on each stage of `plan`, with the kernels that they run."""
+    habits, groups = stack or load_stack(plan.stack), groups_of(plan, cluster.node_size)
+    architecture = cluster.device.architecture
+    if isinstance(model, LayeredModel):
+        return staged_layers(model, plan, habits, groups, architecture)
+    kit = Kit(model, plan, habits, groups, architecture)
+    return staged_transformer(kit, plan.pp > 1 and plan.pp_schedule in SPLIT)
+
+
+class _Builder:
+    def __init__(self, staged: Staged) -> None:
+        self.staged, self.kit, self.plan = staged, staged.kit, staged.kit.plan
+        plan, stack = self.plan, self.kit.stack
+        self.parallel = DataParallel(self.kit)
+        self.blocks: list[Block] = []
+        self.split = plan.pp > 1 and plan.pp_schedule in SPLIT
+        self.first, self.last = staged.stages[0][0][0], staged.stages[-1][-1][0]
+        self._parts: dict[int, Part] = {}
+        self._buckets: dict[tuple[int, ...], int] = {}
+        self._forgotten: dict[int, int] = {}
+        """blocks that free a buffer of so many bytes"""
+        self.wires = Wires(self.kit, self._add)
+        self.reshard = plan.zero_stage == 3 and (
+            plan.reshard_after_forward == "always" or (plan.reshard_after_forward == "default" and plan.pp == 1)
+        )
+        self.gather_once = plan.pp > 1 and not self.reshard
+        self.gather_again = stack.reuse_elements > 0 and plan.activation_checkpointing == "full"
+        wider = DTYPE_BYTES[self.kit.accumulate_dtype] > self.kit.grad_bytes
+        self.late = stack.late_accumulation and wider and not self.parallel.fsdp
+        self.root = self._root() if stack.joint_ends and self.parallel.fsdp and plan.pp == 1 else None
+        self.reduce_last = plan.pp > 1 or not stack.fsdp_reduce_every_microbatch or plan.zero_stage < 3
+        self.overlap_reduce = plan.overlap_grad_reduce and stack.grad_reduce_overlap
+
+    def _add(self, block: Block | None) -> int:
+        if block is None:
+            return -1
+        self.blocks.append(block)
+        return len(self.blocks) - 1
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _part(self, unit: Unit, layer: int) -> Part:
+        found = self._parts.get(id(unit))
+        if found is None:
+            weights = self._add(unit.weight_backward)
+            passes = (self._add(unit.forward), self._add(unit.backward), weights)
+            moved = (self._add(unit.leaving), self._add(unit.returning))
+            whole, gone, again, there = self._arounds(unit)
+            found = Part(unit, -1, *passes, *moved, whole, gone, again, there)
+            self._parts[id(unit)] = found
+        return replace(found, layer=layer)
+
+    def _arounds(self, unit: Unit) -> tuple[Around, Around, Around | None, Around | None]:
+        """Actions around weights of a unit: all, what goes after the forward pass, is gathered again, goes at last."""
+        whole = Around(self.parallel, self._add, unit.name, unit.weights, unit.gradient_bytes)
+        if unit.gathering is None:
+            return whole, whole, whole, whole
+        held, again, once = unit.gathering.held, unit.gathering.again, unit.gathering.once
+        gone = Weights.joined((again, once) if self.reshard else (once,))
+        there = Weights.joined((held, again))
+
+        def around(weights: Weights) -> Around:
+            return Around(self.parallel, self._add, unit.name, weights, 0)
+
+        return whole, around(gone), around(again) if again.total else None, around(there) if there.total else None
+
+    def _root(self) -> Part:
+        """First and last unit as one for data parallelism, gathered from the first layer to the end of backward."""
+        first, last = self.first, self.last
+        weights = Weights.joined((first.weights, last.weights))
+        if self.staged.tied:
+            weights.matrices.pop()
+        around = Around(self.parallel, self._add, "root", weights, first.gradient_bytes + last.gradient_bytes)
+        return Part(replace(last, name="root", weights=weights), -1, -1, -1, -1, -1, -1, around, around, around, around)
+
+    def _alone(self, part: Part) -> bool:
+        """Whether a unit is gathered and reduced by itself."""
+        return self.root is None or not (part.unit is self.first or part.unit is self.last)
+
+    # -- steps of one rank -------------------------------------------------------------------------------------
+
+    def program(self) -> Program:
+        stages = [[self._part(unit, layer) for unit, layer in stage] for stage in self.staged.stages]
+        classes = []
+        for rank, order in enumerate(actions(self.plan)):
+            mine = rank_stages(self.plan, rank)
+            parts = [part for stage in mine for part in stages[stage]]
+            steps = self._steps(rank, order, stages)
+            weights = self._weights(parts, rank)
+            self._finish(steps, parts, weights, rank)
+            classes.append(
+                RankClass(
+                    name=f"stage {', '.join(map(str, mine))}" if self.plan.pp > 1 else "every rank",
+                    n_ranks=self.plan.world_size // self.plan.pp,
+                    block=np.array(steps.block, np.int32),
+                    microbatch=np.array(steps.microbatch, np.int32),
+                    layer=np.array(steps.layer, np.int32),
+                    resident_bytes=self._resident(weights, mine),
+                )
+            )
+        return Program(
+            ops=self.kit.ops.build(),
+            blocks=tuple(self.blocks),
+            rank_classes=tuple(classes),
+            groups=self.kit.groups,
+            channels=tuple(self.wires.channels),
+            modules=self.kit.modules,
+        )
+
+    def _resident(self, weights: Weights, stages: list[int]) -> I64:
+        resident = np.array(resident_bytes(self.kit, weights), np.int64)
+        resident[Category.COMMUNICATION] += self.wires.buffer_bytes(stages)
+        return resident
+
+    def _weights(self, parts: list[Part], rank: int) -> Weights:
+        """All parameters of a rank; a tied head shares the embedding's matrix where both are on the rank."""
+        weights = Weights()
+        both = self.staged.tied and any(part.unit is self.first for part in parts)
+        for part in parts:
+            matrices, wide = part.unit.weights.matrices, part.unit.weights.wide
+            if both and part.unit is self.last:
+                matrices, wide = matrices[:-1], wide - matrices[-1]
+            weights.matrices += matrices
+            weights.wide += wide
+            weights.vectors += part.unit.weights.vectors
+            weights.experts += part.unit.weights.experts
+            weights.shared += part.unit.weights.shared
+            weights.surplus += part.unit.weights.surplus
+        return weights
+
+    def _steps(self, rank: int, order: list[Action], stages: list[list[Part]]) -> Steps:
+        steps, plan = Steps(), self.plan
+        steps.add(self._add(self.staged.opening))
+        if plan.activation_offload:
+            whole = self.kit.stack.offload_turn == "pass"
+            steps.transit = Transit(order, [len(parts) for parts in stages], whole)
+            steps.stages = stages
+        last_stage = plan.n_stages - 1
+        blocking = plan.pp > 1 and not self.kit.stack.p2p_overlap
+        for i, action in enumerate(order):
+            steps.now = action.microbatch
+            first, last = action.microbatch == 0, action.microbatch == plan.n_microbatches - 1
+            self._receive(steps, order, i, blocking)
+            parts = stages[action.stage]
+            if action.kind == "F":
+                self._forward(steps, parts, first)
+                if action.stage < last_stage and self.wires.crosses(action.stage):
+                    steps.add(self.wires.block("send", "activations", action.stage))
+            elif action.kind == "B":
+                self._backward(steps, parts, first, last)
+                if self.kit.stack.pipeline_keeps and action.stage < last_stage and self.wires.crosses(action.stage):
+                    steps.add(self.wires.forget())
+                if action.stage > 0 and self.wires.crosses(action.stage - 1):
+                    steps.add(self.wires.block("send", "gradients", action.stage - 1))
+            else:
+                for part in reversed(parts):
+                    steps.add(part.weights, part.layer)
+                    self._gradients(steps, part, first, last)
+                self._let_go(steps)
+        return steps
+
+    def _receive(self, steps: Steps, order: list[Action], i: int, blocking: bool) -> None:
+        """Post what this action needs (and, with overlap, what the next one needs), then wait for this action's."""
+        if self.plan.pp == 1:
+            return
+        if blocking or i == 0:
+            self._post(steps, order[i])
+        needs = self._needs(order[i])
+        forward, backward = needs == "activations", needs == "gradients"
+        # interleaved receivers take an output long before they use it; zero-bubble runtimes do not wait for sends
+        sent = blocking and self.plan.virtual_stages == 1 and not self.split
+        if forward or backward or sent:
+            steps.add(self.wires.wait(forward, backward, sent))
+        if not blocking and i + 1 < len(order):
+            self._post(steps, order[i + 1])
+
+    def _needs(self, action: Action) -> str:
+        if action.kind == "F" and action.stage > 0 and self.wires.crosses(action.stage - 1):
+            return "activations"
+        if action.kind == "B" and action.stage < self.plan.n_stages - 1 and self.wires.crosses(action.stage):
+            return "gradients"
+        return ""
+
+    def _post(self, steps: Steps, action: Action) -> None:
+        needs = self._needs(action)
+        if needs:
+            border = action.stage - 1 if needs == "activations" else action.stage
+            steps.add(self.wires.block("recv", needs, border))
+
+    def _forward(self, steps: Steps, parts: list[Part], first: bool) -> None:
+        gathers = self.parallel.fsdp and (first or not self.gather_once)
+        apart = [part for part in parts if self._alone(part)]
+        if gathers and self.root is not None:
+            self._gather(steps, self.root)
+            self._open(steps, self.root, "open")
+        for part in parts:
+            alone = gathers and self._alone(part)
+            if alone:
+                self._gather(steps, part)
+                self._open(steps, part, "open" if part is not apart[-1] else "open_last")
+            steps.run(part.forward, part.layer)
+            kept = part.unit is self.last  # the last unit is needed again at once
+            if alone and not kept and (self.reshard or part.unit.gathering is not None):
+                steps.add(part.after_forward["close", 0, 0], part.layer)
+
+    def _gather(self, steps: Steps, part: Part) -> None:
+        self._gather_of(steps, part.parallel, part.layer)
+
+    def _gather_again(self, steps: Steps, part: Part) -> None:
+        assert part.again is not None
+        self._gather_of(steps, part.again, part.layer)
+
+    def _gather_of(self, steps: Steps, around: Around, layer: int) -> None:
+        steps.add(around["gather", steps.gathers % self.parallel.depth, 0], layer)
+        steps.gathers += 1
+
+    def _open(self, steps: Steps, part: Part, action: data_parallel.Action) -> None:
+        """Gathers are opened in the order in which they were issued."""
+        around = part.again if action == "reopen" and part.again is not None else part.parallel
+        steps.add(around[action, steps.opens % self.parallel.depth, steps.gathered], part.layer)
+        steps.opens += 1
+        kept = self.parallel.buffers and action == "open"
+        steps.gathered = self.parallel.gathered_bytes(part.unit.weights) if kept else 0
+
+    def _backward(self, steps: Steps, parts: list[Part], first: bool, last: bool) -> None:
+        regather = self.parallel.fsdp and self.reshard
+        backward = parts[::-1]
+        held = bool(backward) and backward[0].unit is self.last  # still there from the forward pass
+        waiting = [part for part in backward[held:] if self._alone(part) and part.again is not None] if regather else []
+        for i, part in enumerate(backward):
+            loss = held and i == 0  # nothing is gathered before the loss has its gradient
+            alone = self._alone(part)
+            if regather and alone and not loss and part.again is not None:
+                if steps.gathers == steps.opens:  # nothing was gathered ahead
+                    self._gather_again(steps, waiting.pop(0))
+                self._open(steps, part, "reopen")
+                if self.gather_again:
+                    steps.add(part.parallel["gather_again", 0, 0], part.layer)
+                self._gather_ahead(steps, waiting)
+            steps.run(part.backward, part.layer)
+            if loss:
+                self._gather_ahead(steps, waiting)
+            if alone and not self.late:
+                self._done(steps, part, first, last)
+        for part in backward if self.late else [self.root] if self.root is not None else []:
+            self._done(steps, part, first, last)
+        self._let_go(steps)
+
+    def _done(self, steps: Steps, part: Part, first: bool, last: bool) -> None:
+        """After its backward pass a unit's parameters go, and its gradients are reduced."""
+        if self.parallel.fsdp and (self.reshard or last):
+            last_use = part.parallel if part.unit is self.last else part.after_backward
+            if last_use is not None:
+                steps.add(last_use["close", 0, 0], part.layer)
+        if not self.split:
+            self._gradients(steps, part, first, last)
+
+    def _gather_ahead(self, steps: Steps, waiting: list[Part]) -> None:
+        while waiting and steps.gathers - steps.opens < self.parallel.ahead:
+            self._gather_again(steps, waiting.pop(0))
+
+    def _gradients(self, steps: Steps, part: Part, first: bool, last: bool) -> None:
+        around = part.parallel
+        if self.parallel.fsdp and not self.reduce_last:
+            self._reduce(steps, part, "reduce_first" if first else "reduce")
+            return
+        if not self.parallel.fsdp:
+            steps.add(around["accumulate_first" if first else "accumulate", 0, 0], part.layer)
+            if last and self.overlap_reduce:
+                self._bucket(steps, part)
+        elif self.plan.n_microbatches == 1:
+            self._reduce(steps, part, "reduce_first")
+        else:
+            steps.add(around["accumulate_first" if first else "accumulate", 0, 0], part.layer)
+            if last:
+                self._reduce(steps, part, "reduce_accumulated")
+
+    def _reduce(self, steps: Steps, part: Part, action: data_parallel.Action) -> None:
+        steps.add(part.parallel[action, 0, steps.reducing], part.layer)
+        if self.parallel.buffers:
+            steps.reducing = part.unit.weights.gradients * self.parallel.reduce_bytes
+
+    def _let_go(self, steps: Steps) -> None:
+        """The backward pass ends with its reductions: the last buffer goes."""
+        if not steps.reducing:
+            return
+        if steps.reducing not in self._forgotten:
+            self._forgotten[steps.reducing] = self._add(self.parallel.let_go(steps.reducing))
+        steps.add(self._forgotten[steps.reducing])
+        steps.reducing = 0
+
+    def _bucket(self, steps: Steps, part: Part) -> None:
+        """Fill the bucket; reduce it when it is full."""
+        steps.bucket.append(part.unit)
+        size = sum(unit.weights.gradients for unit in steps.bucket) * self.parallel.reduce_bytes
+        if size >= self.parallel.bucket_bytes:
+            self._reduce_bucket(steps)
+
+    def _reduce_bucket(self, steps: Steps) -> None:
+        key = tuple(id(unit) for unit in steps.bucket)
+        if key not in self._buckets:
+            name = "reduce " + ", ".join(dict.fromkeys(unit.name for unit in steps.bucket))
+            weights = Weights.joined(unit.weights for unit in steps.bucket)
+            self._buckets[key] = self._add(self.parallel.reduce_replicated(name, weights, self.parallel.bucket_bytes))
+        steps.add(self._buckets[key])
+        steps.bucket.clear()
+
+    # -- end of the step -----------------------------------------------------------------------------------------
+
+    def _finish(self, steps: Steps, parts: list[Part], weights: Weights, rank: int) -> None:
+        """Reductions that waited for the end, tied embeddings, the optimizer."""
+        plan, kit = self.plan, self.kit
+        steps.now = plan.n_microbatches
+        if steps.bucket:
+            self._reduce_bucket(steps)
+        if not self.parallel.fsdp and not self.overlap_reduce:
+            steps.add(self._add(self.parallel.reduce_replicated("reduce at the end", weights)))
+        ends = {stage_rank(plan, 0), stage_rank(plan, plan.n_stages - 1)}
+        if self.staged.tied and len(ends) == 2 and rank in ends:
+            steps.add(self._add(self._tied_embedding_reduction(tuple(sorted(ends)))))
+        steps.add(self._add(optimizer_block(kit, self.parallel, weights, self._gradient_bytes(steps))))
+
+    def _tied_embedding_reduction(self, ends: tuple[int, ...]) -> Block:
+        """First and last stage sum the gradients of their copies of the embedding."""
+        kit = self.kit
+        name = "tied embedding gradients"
+        number = next((i for i, c in enumerate(self.wires.channels) if c.name == name), None)
+        if number is None:
+            number = len(self.wires.channels)
+            self.wires.channels.append(Channel(name, ends))
+        elements = kit.tied_elements
+        if self.plan.zero_stage >= 2:
+            elements = sharded(elements, self.plan.fsdp)
+        size = elements * self.parallel.reduce_bytes
+        op = kit.collective_op("embedding.tied", Collective.ALL_REDUCE, "pp_far", size, self.kit.reduce_dtype)
+        block = BlockBuilder()
+        start = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, wait=(REDUCED,))
+        block.node(op, Stream.REDUCE, Phase.BACKWARD, after=(start,), record=REDUCED, channel=number)
+        return block.build(name)
+
+    def _gradient_bytes(self, steps: Steps) -> int:
+        """Bytes of gradients that the steps have allocated and nothing has freed."""
+        total = 0
+        counts = np.bincount(np.array(steps.block, np.int64), minlength=len(self.blocks))
+        for number in np.nonzero(counts)[0]:
+            block = self.blocks[number]
+            mine = block.tensor_category == Category.GRADIENT
+            kept = mine & (block.tensor_free < 0)
+            gone = mine & (block.tensor_alloc < 0)
+            total += int(counts[number]) * int(block.tensor_bytes[kept].sum() - block.tensor_bytes[gone].sum())
+        return total

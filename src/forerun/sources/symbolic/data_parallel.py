@@ -1,0 +1,400 @@
+"""Data parallelism around a unit: gather and free its parameters, reduce its gradients.
+
+Every action is a small block of its own, so that the order of blocks alone says what is prefetched:
+
+* `gather` starts the all-gather of a unit's parameters once the unit before it has its own (one unit ahead, as FSDP's
+  rate limiter and FSDP2's buffers allow), or once compute reaches it when nothing is prefetched, as in compiled code,
+  which waits for a gather where it stands. FSDP1 gathers into the parameters themselves, FSDP2 into a buffer;
+* `open` makes compute wait for the gathered parameters and copies them out. In the forward pass FSDP2 keeps a unit's
+  buffer until the next unit has its own, in the backward pass it lets go of it at once;
+* `close` frees them;
+* `reduce` reduces the unit's gradients after its backward pass, `accumulate` adds them to a buffer. FSDP2 keeps what it
+  reduces until the next unit has gradients.
+
+Gathers and reductions of one process group run in issue order on one stream, as NCCL's communicator makes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Literal
+
+from forerun.common.units import MIB
+from forerun.core.program.builder import BlockBuilder
+from forerun.core.program.types import Block, Category, Collective, Phase, Stream
+from forerun.describe.plan.plan import Plan
+from forerun.sources.symbolic.kernels import PlanKit
+from forerun.sources.symbolic.shapes import DTYPE_BYTES, ceil_div
+from forerun.sources.symbolic.weights import Weights
+
+REDUCED = 2
+"""event slot; gathers take turns with slots of their own"""
+
+
+def gathered_slot(turn: int) -> int:
+    """Event slot that the gather of this turn records."""
+    return 8 + 2 * turn
+
+
+def opened_slot(turn: int) -> int:
+    """Event slot that says that compute has taken the parameters of this turn."""
+    return 9 + 2 * turn
+
+
+Action = Literal[
+    "gather",
+    "open",
+    "open_last",  # `open` of the last unit: nobody comes to let go of its buffer
+    "reopen",  # `open` in the backward pass
+    "gather_again",  # between the recomputation and its backward pass, what has been let go of
+    "close",
+    "reduce_first",  # reduction in the first micro batch: it allocates the sharded gradients
+    "reduce",
+    "reduce_accumulated",  # reduction of the buffer that micro batches were added into
+    "accumulate_first",
+    "accumulate",  # add this micro batch's gradients to the buffer
+]
+
+
+def sharded(elements: int, ranks: int) -> int:
+    return ceil_div(elements, ranks)
+
+
+def shard_elements(plan: Plan, weights: Weights) -> int:
+    """Elements of `weights` in one rank's shard, with those that stay whole; experts are sharded over the ranks that
+    expert parallelism leaves.
+    """
+    experts = sharded(weights.expert, max(1, plan.fsdp // plan.ep)) if weights.experts else 0
+    whole = sum(whole_tensors(plan, weights))
+    return sharded(weights.dense - whole, plan.fsdp) + whole + experts
+
+
+def whole_tensors(plan: Plan, weights: Weights) -> list[int]:
+    """Elements of the parameters that ZeRO-3 leaves whole because they are small; it always shards experts."""
+    if plan.zero_stage != 3:
+        return []
+    least = plan.shard_min_mib * MIB / DTYPE_BYTES[plan.master_dtype]
+    return [size for size in (*weights.matrices, *weights.vectors) if size < least]
+
+
+class DataParallel:
+    """Writes the blocks of one plan."""
+
+    def __init__(self, kit: PlanKit) -> None:
+        self.kit = kit
+        plan = kit.plan
+        self.simple = kit.stack.fsdp == "simple"
+        # a parametrisation that has nothing to gather still casts a parameter at each use
+        casts = kit.stack.parametrized and DTYPE_BYTES[plan.master_dtype] != kit.weight_bytes
+        self.fsdp = plan.zero_stage == 3 and (plan.fsdp > 1 or plan.offload == "params" or casts)
+        self.by_module = kit.stack.parametrized and not kit.whole_graph
+        """eager modules ask for their parameters one by one"""
+        self.buffers = kit.stack.fsdp == "fsdp2"
+        """whether gathers and reductions have buffers of their own"""
+        self.reduce_bytes = DTYPE_BYTES[kit.reduce_dtype]
+        self.param_bytes = kit.weight_bytes
+        self.master_bytes = DTYPE_BYTES[plan.master_dtype]
+        self.expert_axis = "dp_expert"
+        self.ahead = 0 if self.simple else plan.prefetch
+        """units that are gathered before compute reaches them"""
+        self.depth = max(1, self.ahead)
+        """gathers whose events differ"""
+        self.fetched: set[int] = set()
+        """ops that end a gather for which the host waits"""
+
+    def block(self, action: Action, turn: int, name: str, weights: Weights, made: int, before: int) -> Block | None:
+        """The block of one action around a unit whose backward pass leaves `made` bytes of gradients.
+
+        `turn` counts gathers modulo the prefetch depth, `before` are the bytes of the buffer that the unit before has
+        kept. None where there is nothing to do.
+        """
+        if action == "gather":
+            return self._gather(name, weights, turn)
+        if action in ("open", "open_last", "reopen"):
+            return self._open(name, self.gathered_bytes(weights), turn, action, before)
+        if action == "gather_again":
+            return self._gather_again(name, weights)
+        if action == "close":
+            return self._free(name, self.gathered_bytes(weights))
+        if action.startswith("accumulate"):
+            return self._accumulate(name, weights, made, first=action == "accumulate_first")
+        if action == "reduce_accumulated":
+            return self._reduce_scatter(name, weights, -1, True, before)
+        return self._reduce_scatter(name, weights, made, action == "reduce_first", before)
+
+    def gathered_bytes(self, weights: Weights) -> int:
+        """Bytes of a unit's gathered parameters."""
+        return self._gathered_dense(weights) + weights.expert * self.param_bytes
+
+    def _gathered_dense(self, weights: Weights) -> int:
+        """Bytes of those that are no experts': gathered in fp8, matrices of fp8 products have a byte an element."""
+        narrow = sum(weights.matrices) - weights.wide if self.kit.plan.fp8_all_gather else 0
+        return weights.dense * self.param_bytes - narrow * (self.param_bytes - 1)
+
+    # -- fully sharded -------------------------------------------------------------------------------------
+
+    def _parts(self, weights: Weights) -> list[tuple[str, list[int]]]:
+        """(mesh axis, tensors) that are gathered together."""
+        dense = [*weights.matrices, *weights.vectors]
+        parts = [("dp_shard", dense)]
+        if weights.experts:
+            parts.append((self.expert_axis if self.kit.plan.ep > 1 else "dp_shard", weights.experts))
+        return parts
+
+    def _collectives(
+        self, name: str, kind: Collective, weights: Weights, dense_bytes: float, expert_bytes: float, dtype: str
+    ) -> list[int]:
+        """One collective for each part, or tensor; so many bytes for an element of dense weights and of experts."""
+        ops = []
+        for (axis, tensors), element in zip(self._parts(weights), (dense_bytes, expert_bytes), strict=False):
+            if self.kit.group_size.get(axis, 1) == 1:
+                continue
+            for size in tensors if self.simple else [sum(tensors)]:
+                if size:
+                    op = self.kit.collective_op(name, kind, axis, size * element, dtype)
+                    ops += self._of_list(name, kind, op, size * element, self.kit.group_size[axis])
+        return ops
+
+    def _of_list(self, name: str, kind: Collective, op: int, size_bytes: float, ranks: int) -> list[int]:
+        """The collective `op` with what a list of pieces costs: the host cuts it, which takes it about as long as a
+        launch for each, and copies them one by one between the list and what NCCL moves (ProcessGroupNCCL's lists).
+        """
+        if not self.kit.stack.list_collectives:
+            return [op]
+        cut = self.kit.ops.delay(name + ".cut", 0, ranks)
+        copy = self.kit.ops.memory(name + ".pieces", size_bytes, size_bytes, ranks)
+        if kind != Collective.ALL_GATHER:
+            return [cut, copy, op]
+        self.fetched.add(copy)
+        return [cut, op, copy]
+
+    def _apart(self, weights: Weights) -> Weights:
+        """Those of `weights` that are sharded between passes: small ones may stay whole on every rank."""
+        least, whole = self.kit.stack.persistent_elements, set(whole_tensors(self.kit.plan, weights))
+        matrices, vectors = (
+            [size for size in sizes if size > least and size not in whole]
+            for sizes in (weights.matrices, weights.vectors)
+        )
+        return replace(weights, matrices=matrices, vectors=vectors)
+
+    def _gather_again(self, name: str, weights: Weights) -> Block | None:
+        """Gather, after a recomputation, what its backward pass uses only later than the stack keeps parameters."""
+        kit, block = self.kit, BlockBuilder()
+        matrices = self._apart(weights).matrices
+        later = [2 * sum(matrices[i + 1 :]) for i in range(len(matrices))]
+        far = [size for size, distance in zip(matrices, later, strict=True) if distance > kit.stack.reuse_elements]
+        size = self.param_bytes
+        ops = self._collectives(name + ".gather", Collective.ALL_GATHER, Weights(far), size, size, kit.wide_dtype)
+        if not ops:
+            return None
+        node = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD)
+        for op in ops:
+            node = block.node(op, Stream.GATHER, Phase.BACKWARD, after=(node,), sync=op in self.fetched)
+        block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))
+        return block.build(name + ".gather_again")
+
+    def _gather(self, name: str, weights: Weights, turn: int) -> Block:
+        """Fetch, cast, gather: one after the other, from the moment the unit before has its parameters."""
+        kit, block = self.kit, BlockBuilder()
+        serial = self.ahead == 0
+        shard = shard_elements(kit.plan, weights)
+        chain: list[tuple[int, Stream]] = []
+        if kit.plan.offload == "params":  # the sharded master weights come from host memory
+            chain.append((kit.ops.host_copy(name + ".fetch", shard * self.master_bytes), Stream.COPY))
+        if self.master_bytes != self.param_bytes or kit.stack.fsdp == "fsdp2":  # cast and copy in the local shard
+            op = kit.ops.memory(name + ".copy_in", shard * self.master_bytes, shard * self.param_bytes)
+            chain.append((op, Stream.COMPUTE if serial else Stream.GATHER))
+        chain = self._hand_out(name, weights) + chain
+        sizes = self._gathered_dense(weights) / max(1, weights.dense), self.param_bytes
+        apart = self._apart(weights)
+        ops = self._collectives(name + ".gather", Collective.ALL_GATHER, apart, *sizes, kit.wide_dtype)
+        chain += [(op, Stream.GATHER) for op in ops]
+        after: tuple[int, ...] = (block.node(kit.marker),) if serial else ()
+        for i, (op, stream) in enumerate(chain):
+            record = gathered_slot(turn) if i == len(chain) - 1 else -1
+            wait = () if serial else (opened_slot(turn),)
+            after = (block.node(op, stream, after=after, wait=wait, record=record, sync=op in self.fetched),)
+        if not self.simple:
+            category = Category.COMMUNICATION if self.buffers else Category.UNSHARDED
+            block.tensor(self.gathered_bytes(weights), category, 0, -1)
+        return block.build(name + ".gather")
+
+    def _hand_out(self, name: str, weights: Weights) -> list[tuple[int, Stream]]:
+        """What the host does for each parameter of an eager module, in either direction."""
+        launches = len(weights.tensors) * self.kit.stack.parameter_launches
+        if not self.by_module or not launches:
+            return []
+        return [(self.kit.ops.delay(name + ".hand_out", 0, launches), Stream.COMPUTE)]
+
+    def _open(self, name: str, gathered: int, turn: int, action: Action, before: int) -> Block:
+        kit, block = self.kit, BlockBuilder()
+        if not self.buffers:
+            block.node(kit.marker, wait=(gathered_slot(turn),), record=opened_slot(turn))
+            if self.simple:
+                block.tensor(gathered, Category.UNSHARDED, 0, -1)
+            return block.build(f"{name}.{action}")
+        op = kit.ops.memory(name + ".copy_out", gathered, gathered)
+        node = block.node(op, wait=(gathered_slot(turn),), record=opened_slot(turn))
+        block.tensor(gathered, Category.UNSHARDED, node, -1)
+        for buffer in (before, 0 if action == "open" else gathered):
+            if buffer:
+                block.tensor(buffer, Category.COMMUNICATION, -1, node)
+        return block.build(f"{name}.{action}")
+
+    def _free(self, name: str, gathered: int) -> Block:
+        block = BlockBuilder()
+        block.node(self.kit.marker)
+        block.tensor(gathered, Category.UNSHARDED, -1, 0)
+        return block.build(name + ".close")
+
+    def let_go(self, buffer: int) -> Block:
+        """Free the buffer of the last reduction of a backward pass."""
+        block = BlockBuilder()
+        block.tensor(buffer, Category.COMMUNICATION, -1, block.node(self.kit.marker, Stream.COMPUTE, Phase.BACKWARD))
+        return block.build("reduced")
+
+    def _reduce_scatter(self, name: str, weights: Weights, made: int, first: bool, before: int) -> Block:
+        """Copy gradients into one buffer of the reduction's dtype, reduce-scatter it, all-reduce over replicas.
+
+        `made` is what the backward pass left, -1 where it was added into a buffer; `before` is the buffer of the unit
+        before, which has been reduced.
+        """
+        kit, block, plan = self.kit, BlockBuilder(), self.kit.plan
+        total = weights.gradients
+        wire = total * self.reduce_bytes
+        if kit.stack.dtensor:
+            self._sum_over_tp(block, name, weights, kit.wide_dtype if made >= 0 else kit.accumulate_dtype)
+        if before:
+            block.tensor(before, Category.COMMUNICATION, -1, block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD))
+        for op, stream in self._hand_out(name, weights):
+            block.node(op, stream, Phase.BACKWARD)
+        node = block.node(self._join_gradients(name, total, wire), Stream.COMPUTE, Phase.BACKWARD)
+        block.tensor(wire, Category.COMMUNICATION, node, -1 if self.buffers else node)
+        if made >= 0:
+            block.tensor(made, Category.UNSHARDED, -1, node)
+        elif not persistent_gradients(kit):
+            held = total + weights.beyond
+            block.tensor(held * DTYPE_BYTES[kit.accumulate_dtype], Category.GRADIENT, -1, node)
+        dtype = kit.reduce_dtype
+        for op in self._reductions(name + ".reduce", weights):
+            node = block.node(op, Stream.GATHER, Phase.BACKWARD, after=(node,), record=REDUCED)
+        if self.simple:  # compiled collectives are waited for where they stand
+            node = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))
+        shard = round(shard_elements(plan, weights) * weights.gradient_ratio)
+        if plan.dp_replicate > 1:
+            op = kit.collective_op(
+                name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", shard * self.reduce_bytes, dtype
+            )
+            node = block.node(op, Stream.REDUCE, Phase.BACKWARD, after=(node,), record=REDUCED)
+        if plan.offload == "params":
+            op = kit.ops.host_copy(name + ".grads_out", shard * self.reduce_bytes)
+            block.node(op, Stream.COPY, Phase.BACKWARD, after=(node,), record=REDUCED)
+        elif first:
+            block.tensor(shard * self.master_bytes, Category.GRADIENT, 0, -1)
+        return block.build(name + ".reduce")
+
+    def _reductions(self, name: str, weights: Weights) -> list[int]:
+        """Collectives that sum the gradients of `weights`: into shards, and whole where parameters are."""
+        size, dtype = self.reduce_bytes * weights.gradient_ratio, self.kit.reduce_dtype
+        whole = whole_tensors(self.kit.plan, weights)
+        if not whole:
+            return self._collectives(name, Collective.REDUCE_SCATTER, weights, size, size, dtype)
+        small = set(whole)
+        matrices, vectors = (
+            [elements for elements in sizes if elements not in small] for sizes in (weights.matrices, weights.vectors)
+        )
+        apart = replace(weights, matrices=matrices, vectors=vectors)
+        return self._collectives(name, Collective.REDUCE_SCATTER, apart, size, size, dtype) + self._collectives(
+            name + ".whole", Collective.ALL_REDUCE, Weights(vectors=whole), size, size, dtype
+        )
+
+    def _join_gradients(self, name: str, total: int, wire: int) -> int:
+        """The op that brings `total` gradients into the `wire` bytes of the buffer that is reduced.
+
+        FSDP2 joins and casts at once; in FSDP1 autograd joins what it had split (a copy), then a cast follows; compiled
+        code reduces each tensor where it is, after a cast.
+        """
+        kit, made = self.kit, total * self.kit.grad_bytes
+        cast = made + wire if self.reduce_bytes != kit.grad_bytes else 0
+        if self.simple and not cast:
+            return kit.marker
+        if kit.stack.fsdp == "fsdp1":
+            return kit.ops.memory(name + ".grad_copy_in", made + cast / 2, made + cast / 2, 2 if cast else 1)
+        return kit.ops.memory(name + ".grad_copy_in", made, wire)
+
+    def _sum_over_tp(self, block: BlockBuilder, name: str, weights: Weights, dtype: str) -> None:
+        """Sum the gradients of what every tensor-parallel rank used for a part of the tokens."""
+        for size in weights.shared:
+            start = block.node(self.kit.marker, Stream.COMPUTE, Phase.BACKWARD)
+            op = self.kit.collective_op(name + ".shared", Collective.ALL_REDUCE, "tp", size * DTYPE_BYTES[dtype], dtype)
+            end = block.node(op, Stream.TP, Phase.BACKWARD, after=(start,))
+            block.node(self.kit.marker, Stream.COMPUTE, Phase.BACKWARD, after=(end,))
+
+    # -- replicated or optimizer-sharded -------------------------------------------------------------------
+
+    def _accumulate(self, name: str, weights: Weights, made: int, first: bool) -> Block | None:
+        """Add a micro batch's gradients to the buffer; plain PyTorch keeps the first micro batch's as the buffer."""
+        kit = self.kit
+        if kit.stack.fused_accumulation:
+            return None
+        block, total = BlockBuilder(), weights.gradients
+        buffer = DTYPE_BYTES[kit.accumulate_dtype]
+        persistent = persistent_gradients(kit)
+        if first and not persistent:
+            block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD)
+            block.tensor(made, Category.UNSHARDED, -1, 0)
+            block.tensor((total + weights.beyond) * buffer, Category.GRADIENT, 0, -1)
+        else:
+            op = kit.ops.memory(name + ".accumulate", total * (kit.grad_bytes + buffer), total * buffer)
+            block.node(op, Stream.COMPUTE, Phase.BACKWARD)
+            block.tensor(made, Category.UNSHARDED, -1, 0)
+        return block.build(name + (".accumulate_first" if first else ".accumulate"))
+
+    @property
+    def bucket_bytes(self) -> float:
+        """Bytes of gradients that are reduced together while the backward pass goes on."""
+        return (self.kit.plan.ddp_bucket_mib or self.kit.stack.bucket_mib) * MIB
+
+    def reduce_replicated(self, name: str, weights: Weights, bucket_bytes: float = inf) -> Block | None:
+        """Reduction of replicated gradients of `weights`, in buckets; None where nobody shares them."""
+        block = BlockBuilder()
+        start = block.node(self.kit.marker, Stream.COMPUTE, Phase.BACKWARD)
+        buckets = max(1, round(weights.gradients * self.reduce_bytes / bucket_bytes))
+        for _ in range(buckets):
+            self._reduce_bucket(block, name, weights, 1 / buckets, [start])
+        if bucket_bytes == inf and self.kit.stack.step_elements:
+            copied = min(weights.gradients, self.kit.stack.step_elements)
+            for dtype in dict.fromkeys((self.kit.accumulate_dtype, self.kit.reduce_dtype)):
+                block.tensor(copied * DTYPE_BYTES[dtype], Category.COMMUNICATION, start, len(block) - 1)
+        return block.build(name) if len(block) > 1 else None
+
+    def _reduce_bucket(self, block: BlockBuilder, name: str, weights: Weights, share: float, after: list[int]) -> None:
+        """Append the collectives of one bucket that holds `share` of the gradients."""
+        kit, plan = self.kit, self.kit.plan
+        dtype = kit.reduce_dtype
+        size = self.reduce_bytes * weights.gradient_ratio * share
+        sharded_state = plan.zero_stage >= 1 and plan.fsdp > 1
+        scatter = sharded_state and kit.stack.grad_reduce == "reduce-scatter"
+        for axis, tensors in self._parts(weights):
+            elements = sum(tensors)
+            if not elements:
+                continue
+            if not scatter:  # one all-reduce over every rank that holds these weights
+                everyone = "dp_expert_all" if axis == self.expert_axis else "dp_all"
+                if kit.group_size[everyone] > 1:
+                    op = kit.collective_op(name + ".grads", Collective.ALL_REDUCE, everyone, elements * size, dtype)
+                    after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
+                continue
+            if kit.group_size.get(axis, 1) > 1:
+                op = kit.collective_op(name + ".grads", Collective.REDUCE_SCATTER, axis, elements * size, dtype)
+                after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
+            if plan.dp_replicate > 1:
+                part = sharded(elements, kit.group_size[axis]) * size
+                op = kit.collective_op(name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", part, dtype)
+                after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
+
+
+def persistent_gradients(kit: PlanKit) -> bool:
+    """Whether the gradient buffer lives through the whole step (Megatron's main_grad)."""
+    return kit.stack.fused_accumulation or kit.stack.accumulate_dtype != "param"

@@ -1,0 +1,149 @@
+"""Mixture of experts: router, dispatch over the expert-parallel group, grouped matrix products, combination."""
+
+from __future__ import annotations
+
+from forerun.core.program.types import Collective, Stream
+from forerun.sources.symbolic.feed_forward import feed_forward
+from forerun.sources.symbolic.linear import Casts, Section
+from forerun.sources.symbolic.shapes import ceil_div
+from forerun.sources.symbolic.tape import TapeOp, on_compute
+
+
+def experts(section: Section, x: str, y: str, module: int) -> None:
+    """Routed experts (and the shared ones) from the normed `x` to the branch output `y`."""
+    kit, s, moe = section.kit, section.kit.shapes, section.kit.model.moe
+    assert moe is not None
+    plan = kit.plan
+    tokens = s.tokens_sp  # routing works on this rank's own tokens
+    copies = tokens * moe.top_k
+    busiest = max(plan.expert_imbalance, moe.capacity_factor or 1.0)
+    arrived = round(copies * busiest)
+    local = max(1, moe.n_experts // plan.ep)
+    width = moe.expert_ffn
+    row = s.hidden * s.act_bytes
+
+    section.weights.matrices.append(s.hidden * moe.n_experts)
+    if moe.router_bias:
+        section.weights.vectors.append(moe.n_experts)
+    section.fan_out("ffn", x, tokens * s.hidden, 3 if moe.shared_ffn else 2, module)
+    section.linear("ffn.router", x, "scores", tokens, s.hidden, moe.n_experts, False, module, keeps_input=True)
+    style = kit.stack.moe
+    section.pointwise(
+        "ffn.route",
+        "router",
+        tokens * moe.n_experts,
+        style,
+        ("scores",),
+        (("weights", tokens * moe.top_k * 8),),
+        ("scores",),
+        module,
+    )
+    section.pointwise(
+        "ffn.permute", "permute", copies * s.hidden, style, (x,), (("sent", copies * row),), module=module
+    )
+    if kit.stack.dtensor:
+        counts = kit.collective("ffn.counts", Collective.ALL_TO_ALL, "ep", moe.n_experts * 8, Stream.EP)
+        section.tape.add(TapeOp("ffn.counts", "view", module, counts, []))
+    inside = _exchange(section, "ffn.dispatch", "sent", "arrived", copies * row, arrived * row, module)
+    inside = _sorted(section, "ffn.sort", inside, "sorted", arrived, local, module)
+    _grouped(section, inside, arrived, local, width, module)
+    leaving = _sorted(section, "ffn.unsort", "expert.y", "unsorted", arrived, local, module)
+    back = _exchange(section, "ffn.combine_exchange", leaving, "returned", copies * row, copies * row, module)
+    size = tokens * row
+    routed = "routed" if moe.shared_ffn else y
+    makes, saves = [(routed, size)], (back, "weights")
+    if kit.stack.dtensor and kit.style(style) == "composed":  # weighted in fp32
+        makes.append((back + ".float", copies * s.hidden * 4))
+        saves = (back + ".float", "weights")
+    section.pointwise(
+        "ffn.combine", "combine", copies * s.hidden, style, (back, "weights"), tuple(makes), saves, module
+    )
+    if moe.shared_ffn:
+        from_shared = "shared.y"
+        _shared(section, x, from_shared, module)
+        forward, backward = kit.pattern("residual", tokens * s.hidden, kit.stack.residual)
+        section.tape.add(
+            TapeOp("ffn.sum", "pointwise", module, forward, backward, reads=(routed, from_shared), makes=((y, size),))
+        )
+
+
+def _exchange(section: Section, name: str, x: str, y: str, sent: float, arrived: float, module: int) -> str:
+    """All-to-all over the expert-parallel group; `arrived` bytes come in at the busiest rank."""
+    kit = section.kit
+    if kit.plan.ep == 1:
+        return x
+    size = max(sent, arrived)
+    forward = kit.collective(name, Collective.ALL_TO_ALL, "ep", size, Stream.EP)
+    backward = kit.collective(name + ".backward", Collective.ALL_TO_ALL, "ep", size, Stream.EP)
+    section.tape.add(TapeOp(name, "exchange", module, forward, backward, reads=(x,), makes=((y, int(arrived)),)))
+    return y
+
+
+def _sorted(section: Section, name: str, x: str, y: str, tokens: int, local: int, module: int) -> str:
+    """Tokens that come by sending rank are copied into the order of the local experts, and back again."""
+    kit, s = section.kit, section.kit.shapes
+    if kit.plan.ep == 1 or local == 1:
+        return x
+    size = tokens * s.hidden * s.act_bytes
+    section.pointwise(name, "copy", tokens * s.hidden, "fused", (x,), ((y, size),), module=module)
+    return y
+
+
+def _grouped(section: Section, x: str, tokens: int, local: int, width: int, module: int) -> None:
+    """Grouped products of the local experts over `tokens` routed tokens."""
+    kit, s = section.kit, section.kit.shapes
+    each = max(1, ceil_div(tokens, local))
+    gated = kit.model.gated_mlp
+    up = (2 if gated else 1) * width
+    kit_fwd = kit.gemms("ffn.expert_up", each, s.hidden, up, local)
+    act_size = tokens * width * s.act_bytes
+    one = local * s.hidden * width
+    section.weights.experts += [one] * (3 if gated else 2)
+
+    def add(
+        name: str, ops: tuple[int, int, int], reads: str, makes: tuple[str, int], elements: int, weights: int
+    ) -> None:
+        cast_in, cast_out = section.fp8_casts(name, Casts(elements, elements, makes[1] / s.act_bytes), weights)
+        kept, made = section.kept_input(reads, elements)
+        section.tape.add(
+            TapeOp(
+                name,
+                "matmul",
+                module,
+                cast_in + on_compute(ops[0]),
+                cast_out + on_compute(ops[1]),
+                on_compute(ops[2]),
+                reads=(reads,),
+                saves=(kept,),
+                makes=(makes, *made),
+                weight_grad_bytes=section.weight_grad_bytes(weights),
+            )
+        )
+
+    add("ffn.expert_up", kit_fwd, x, ("expert.u", tokens * up * s.act_bytes), tokens * s.hidden, local * s.hidden * up)
+    pattern = "swiglu" if gated else "gelu"
+    saves: tuple[str, ...] = ("expert.u",)
+    makes = [("expert.act", act_size)]
+    if gated and kit.style(kit.stack.activation) == "composed":  # the product needs silu(gate) again
+        makes.append(("expert.silu", act_size))
+        saves = ("expert.u", "expert.silu")
+    section.pointwise(
+        "ffn.expert.act",
+        pattern,
+        tokens * width,
+        kit.stack.activation,
+        ("expert.u",),
+        tuple(makes),
+        saves,
+        module,
+    )
+    down = kit.gemms("ffn.expert_down", each, width, s.hidden, local)
+    add("ffn.expert_down", down, "expert.act", ("expert.y", tokens * s.hidden * s.act_bytes), tokens * width, one)
+
+
+def _shared(section: Section, x: str, y: str, module: int) -> None:
+    moe = section.kit.model.moe
+    assert moe is not None
+    feed_forward(section, x, y, module, ceil_div(moe.shared_ffn, section.tp), "shared")
+    if moe.shared_gate:
+        section.weights.matrices.append(section.kit.shapes.hidden)

@@ -1,0 +1,33 @@
+"""Dense feed-forward: two matrices around an activation, or three around a gated one."""
+
+from __future__ import annotations
+
+from forerun.sources.symbolic.linear import Section
+
+
+def feed_forward(section: Section, x: str, y: str, module: int, width: int | None = None, prefix: str = "ffn") -> None:
+    """Dense feed-forward of local width `width` (the model's unless given)."""
+    kit, s = section.kit, section.kit.shapes
+    width = width or s.ffn
+    bias = kit.model.mlp_bias
+    size = s.tokens * width * s.act_bytes
+    act = f"{prefix}.act"
+    if kit.model.gated_mlp:
+        if kit.stack.fused_qkv:
+            outs = [(f"{prefix}.up", f"{prefix}.u", 2 * width)]
+        else:
+            outs = [(f"{prefix}.gate", f"{prefix}.g", width), (f"{prefix}.up", f"{prefix}.u", width)]
+        section.column(f"{prefix}.up", x, s.hidden, outs, bias, module)
+        reads = tuple(tensor for _, tensor, _ in outs)
+        saves = reads
+        makes = [(act, size)]
+        if kit.style(kit.stack.activation) == "composed":  # the product needs silu(gate) again
+            makes.append((f"{prefix}.silu", size))
+            saves = (*reads, f"{prefix}.silu")
+        section.pointwise(act, "swiglu", s.tokens * width, kit.stack.activation, reads, tuple(makes), saves, module)
+    else:
+        section.column(f"{prefix}.up", x, s.hidden, [(f"{prefix}.up", f"{prefix}.u", width)], bias, module)
+        pattern = "relu" if kit.model.mlp == "relu" else "gelu"
+        reads = (f"{prefix}.u",)
+        section.pointwise(act, pattern, s.tokens * width, kit.stack.activation, reads, ((act, size),), reads, module)
+    section.row(f"{prefix}.down", act, y, width, s.hidden, bias, module)

@@ -1,0 +1,191 @@
+"""PlanKit: the kernels of one plan, as rows of an op table, in the styles of its software stack. Kit: those of a
+transformer under it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import resources
+
+import yaml
+
+from forerun.core.program.builder import OpTableBuilder
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import Collective, Stream
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.stack import Stack, Style
+from forerun.sources.symbolic.shapes import DTYPE_BYTES, Shapes
+from forerun.sources.symbolic.tape import Stage, on_compute
+
+MODULES = ("embedding", "layer.attention_norm", "layer.attention", "layer.ffn_norm", "layer.ffn", "head", "optimizer")
+"""of a transformer"""
+
+
+@lru_cache(maxsize=1)
+def _patterns() -> dict[str, dict[str, list[float]]]:
+    text = (resources.files("forerun.sources.symbolic") / "elementwise.yaml").read_text(encoding="utf-8")
+    patterns: dict[str, dict[str, list[float]]] = yaml.safe_load(text)
+    return patterns
+
+
+class PlanKit:
+    """Adds kernels to an op table; every method answers with op numbers or stages."""
+
+    def __init__(
+        self, plan: Plan, stack: Stack, groups: dict[str, CommGroup], modules: tuple[str, ...], border_bytes: int = 0
+    ) -> None:
+        """`modules` are what nodes count to, the optimizer last; `border_bytes` what crosses a pipeline border."""
+        self.plan, self.stack = plan, stack
+        self.modules, self.border_bytes = modules, border_bytes
+        self.optimizer_module = len(modules) - 1
+        self.ops = OpTableBuilder()
+        self.groups = tuple(groups.values())
+        self.group_index = {axis: i for i, axis in enumerate(groups)}
+        self.group_size = {axis: group.size for axis, group in groups.items()}
+        self.marker = self.ops.delay("join", 0)
+        self.matmul_dtype = plan.precision
+        self.wide_dtype = "bf16" if plan.precision in ("fp8", "mxfp8", "nvfp4") else plan.precision
+        self.fp8 = plan.precision in ("fp8", "mxfp8", "nvfp4")
+        self.act_bytes = self.weight_bytes = DTYPE_BYTES[self.wide_dtype]
+        """bytes of an element of activations, and of weights as kernels read them"""
+        self.stream_bytes = 4 if plan.autocast else self.act_bytes
+        """bytes of an element of the residual stream, which norms read"""
+        self.accumulate_bytes = 4 if stack.fused_accumulation and self.accumulate_dtype == "fp32" else 0
+        self.tied_elements = 0
+        """elements of the matrix that the model's two ends share, or would share"""
+
+    @property
+    def accumulate_dtype(self) -> str:
+        """dtype of the gradient buffer that micro batches add into."""
+        if self.plan.accumulate_dtype != "auto":
+            return self.plan.accumulate_dtype
+        if self.stack.fsdp == "fsdp2" and self.stack.accumulate_dtype == "param" and self._shards_parameters:
+            return self.reduce_dtype  # FSDP2 casts what it does not reduce yet
+        if self.stack.accumulate_dtype == "param":
+            return "fp32" if self.plan.autocast else self.wide_dtype
+        return self.stack.accumulate_dtype
+
+    @property
+    def _shards_parameters(self) -> bool:
+        return self.plan.zero_stage == 3 and self.plan.fsdp > 1
+
+    @property
+    def reduce_dtype(self) -> str:
+        """dtype in which gradients travel."""
+        if self.plan.reduce_dtype != "auto":
+            return self.plan.reduce_dtype
+        return self.wide_dtype if self.stack.reduce_dtype == "param" else self.stack.reduce_dtype
+
+    @property
+    def grad_bytes(self) -> int:
+        """Bytes of a weight gradient element as the backward pass leaves it: autocast casts it as the weight is."""
+        return 4 if self.plan.autocast else DTYPE_BYTES[self.wide_dtype]
+
+    @property
+    def in_graphs(self) -> bool:
+        """Whether what is compiled runs from CUDA graphs, out of memory of their own."""
+        return self.plan.compile and self.plan.cuda_graphs
+
+    @property
+    def whole_graph(self) -> bool:
+        """Whether the forward pass is one compiled graph, and so is the backward pass."""
+        return self.stack.whole_graph and self.plan.compile and not self.plan.graph_breaks
+
+    @property
+    def caches_casts(self) -> bool:
+        """Whether weights are cast to fp8 once a step, as they stay between micro batches."""
+        return self.fp8 and self.stack.fp8_caches_weights and not self._shards_parameters
+
+    # -- memory-bound --------------------------------------------------------------------------------------
+
+    def style(self, wanted: Style) -> Style:
+        """The style in which a pattern runs: the stack's, or the compiler's where it compiles."""
+        return "compiled" if self.plan.compile else wanted
+
+    @property
+    def loss_style(self) -> Style:
+        """The style of the loss, which some stacks leave out of what they compile."""
+        compiled = self.stack.compiles_loss and self.plan.compile_loss
+        return self.style(self.stack.loss) if compiled else self.stack.loss
+
+    def pattern(self, name: str, elements: float, style: Style) -> tuple[list[Stage], list[Stage]]:
+        """Forward and backward stages of an element-wise pattern over `elements` elements."""
+        return self.pattern_in(name, elements, self.style(style))
+
+    def pattern_in(self, name: str, elements: float, style: Style) -> tuple[list[Stage], list[Stage]]:
+        """As `pattern`, in exactly this style."""
+        forward, n_forward, backward, n_backward = _patterns()[name][style]
+        scale = elements * self.act_bytes / 2
+        return (
+            self._memory(name, forward * scale, int(n_forward)),
+            self._memory(name + ".backward", backward * scale, int(n_backward)),
+        )
+
+    def _memory(self, name: str, traffic: float, launches: int) -> list[Stage]:
+        if traffic <= 0:
+            return []
+        return on_compute(self.ops.memory(name, traffic / 2, traffic / 2, max(1, launches)))
+
+    def traffic(self, name: str, bytes_read: float, bytes_written: float, launches: int = 1) -> list[Stage]:
+        """One memory-bound kernel (or `launches` that share the traffic)."""
+        if bytes_read + bytes_written <= 0:
+            return []
+        return on_compute(self.ops.memory(name, bytes_read, bytes_written, launches))
+
+    # -- matrix multiplication -----------------------------------------------------------------------------
+
+    def gemms(
+        self, name: str, tokens: int, n_in: int, n_out: int, groups: int = 1, dtype: str | None = None
+    ) -> tuple[int, int, int]:
+        """Forward, input gradient and weight gradient of y[tokens, n_out] = x[tokens, n_in] w, for `groups` of them."""
+        dtype = dtype or self.matmul_dtype
+        gemm = self.ops.gemm
+        return (
+            gemm(name, tokens, n_out, n_in, groups, 0, dtype, kernels=groups),
+            gemm(name + ".dgrad", tokens, n_in, n_out, groups, 1, dtype, kernels=groups),
+            gemm(name + ".wgrad", n_out, n_in, tokens, groups, 2, dtype, self.accumulate_bytes, kernels=groups),
+        )
+
+    def casts(self, name: str, *elements: float, again: bool = False) -> list[Stage]:
+        """Casts to fp8 of operands with so many elements for the forward product, or `again` for a backward one.
+
+        None in wider precisions.
+        """
+        if not self.fp8:
+            return []
+        kind = {"rowwise": "fp8_cast_rowwise", "mx": "fp8_cast_mx"}.get(self.plan.fp8_recipe, "fp8_cast")
+        per_element, kernels = _patterns()[kind][self.style(self.stack.fp8_cast)][2 * again : 2 * again + 2]
+        operands = sum(size > 0 for size in elements)
+        suffix = ".recast" if again else ".cast"
+        return self._memory(name + suffix, per_element * sum(elements), int(kernels) * operands)
+
+    # -- communication -------------------------------------------------------------------------------------
+
+    def collective(self, name: str, kind: Collective, axis: str, size_bytes: float, stream: Stream) -> list[Stage]:
+        """One collective over `axis`; nothing when the axis has one rank or there is nothing to move."""
+        if self.group_size.get(axis, 1) == 1 or size_bytes <= 0:
+            return []
+        op = self.ops.collective(name, kind, self.group_index[axis], size_bytes, self.wide_dtype)
+        return [((op, stream),)]
+
+    def collective_op(self, name: str, kind: Collective, axis: str, size_bytes: float, dtype: str) -> int:
+        """Op number of a collective that the caller places itself."""
+        return self.ops.collective(name, kind, self.group_index[axis], size_bytes, dtype)
+
+    def p2p(self, name: str, axis: str, size_bytes: float) -> int:
+        """Op number of a transfer between neighbours of `axis`."""
+        return self.ops.p2p(name, self.group_index[axis], size_bytes, self.wide_dtype)
+
+
+class Kit(PlanKit):
+    """The kernels of a transformer under a plan."""
+
+    def __init__(
+        self, model: ModelSpec, plan: Plan, stack: Stack, groups: dict[str, CommGroup], architecture: str
+    ) -> None:
+        """`architecture` is the device's, which decides what scaled_dot_product_attention runs."""
+        self.model, self.architecture = model, architecture
+        self.shapes = shapes = Shapes.of(model, plan, stack)
+        share = plan.tp if plan.sequence_parallel or stack.p2p_scatter else 1
+        super().__init__(plan, stack, groups, MODULES, shapes.tokens * shapes.hidden * shapes.act_bytes // share)
+        self.tied_elements = shapes.vocab * shapes.hidden

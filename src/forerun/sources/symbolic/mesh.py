@@ -1,0 +1,100 @@
+"""Where the mesh axes of a plan lie on the nodes of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.common.errors import ImpossiblePlan
+from forerun.core.program.groups import CommGroup
+from forerun.describe.plan.plan import Plan
+from forerun.sources.symbolic.schedule import V_SCHEDULES
+
+Run = tuple[int, int]
+"""(ranks, how many ranks apart)"""
+
+
+def groups_of(plan: Plan, node_size: int) -> dict[str, CommGroup]:
+    """Communication groups by axis, on nodes of `node_size` ranks, with the axes in the plan's order.
+
+    dp_shard is the group that shares one model state: dp_shard x cp ranks. Expert parallelism takes the innermost of
+    them; `dp_expert` is what is left to shard an expert over.
+
+    Raises ImpossiblePlan where those are not the same number of ranks for every group of experts.
+    """
+    mesh = _Mesh(plan, node_size)
+    near = mesh.first("cp", "dp_shard")
+    fsdp = mesh.runs("cp", "dp_shard")
+    experts, beside = _cut(plan, fsdp, near)
+    replicas = mesh.runs("dp_replicate")
+    stage = mesh.spacing["pp"]
+    goes_round = plan.virtual_stages > 1 and plan.pp_schedule not in V_SCHEDULES
+    borders = plan.pp if goes_round else plan.pp - 1
+    inside = ((plan.pp, stage),) if stage * plan.pp < plan.world_size else ()
+    on = mesh.on
+    return {
+        "tp": on("tp", mesh.runs("tp"), mesh.spacing["tp"]),
+        "cp": on("cp", mesh.runs("cp"), mesh.spacing["cp"]),
+        "dp_shard": on("dp_shard", fsdp, near),
+        "dp_replicate": on("dp_replicate", replicas, mesh.spacing["dp_replicate"]),
+        "ep": on("ep", experts, near),
+        "dp_expert": on("dp_expert", beside, near * plan.ep),
+        "dp_all": on("dp_all", mesh.runs("cp", "dp_shard", "dp_replicate"), mesh.first(*_DATA)),
+        "dp_expert_all": on("dp_expert_all", _joined([*beside, *replicas]), near * plan.ep),
+        "pp": on("pp", mesh.runs("pp"), stage),
+        "pp_near": CommGroup("pp_near", 2, 1, 2, stage, borders, inside),
+        "pp_far": CommGroup("pp_far", 2, 2, 1, stage, borders, inside),
+    }
+
+
+_DATA = ("cp", "dp_shard", "dp_replicate")
+
+
+class _Mesh:
+    """The axes of a plan in their order."""
+
+    def __init__(self, plan: Plan, node_size: int) -> None:
+        self.node_size = node_size
+        self.degree = {axis: int(getattr(plan, axis)) for axis in plan.mesh_axes}
+        self.spacing: dict[str, int] = {}
+        inner = 1
+        for axis, degree in self.degree.items():
+            self.spacing[axis] = inner
+            inner *= degree
+
+    def first(self, *axes: str) -> int:
+        """Spacing of the innermost of `axes`."""
+        return min(self.spacing[axis] for axis in axes)
+
+    def runs(self, *axes: str) -> list[Run]:
+        """The runs of evenly spaced ranks that `axes` join, from the inside out; none where all have one rank."""
+        return _joined([(self.degree[axis], self.spacing[axis]) for axis in axes if self.degree[axis] > 1])
+
+    def on(self, axis: str, runs: list[Run], inner: int) -> CommGroup:
+        """The group of `runs`; of one rank, with spacing `inner`, where there are none."""
+        return CommGroup.on_runs(axis, runs or [(1, inner)], self.node_size)
+
+
+def _joined(runs: Sequence[Run]) -> list[Run]:
+    """Runs from the inside out, those that continue each other as one."""
+    out: list[Run] = []
+    for size, inner in sorted(runs, key=lambda run: run[1]):
+        if out and out[-1][0] * out[-1][1] == inner:
+            out[-1] = (out[-1][0] * size, out[-1][1])
+        else:
+            out.append((size, inner))
+    return out
+
+
+def _cut(plan: Plan, fsdp: list[Run], inner: int) -> tuple[list[Run], list[Run]]:
+    """The innermost `ep` ranks of `fsdp`, and what lies beside them."""
+    if plan.fsdp % plan.ep:
+        raise ImpossiblePlan(f"impossible plan: ep {plan.ep} does not divide dp_shard {plan.dp_shard} x cp {plan.cp}")
+    left, taken, beside = plan.ep, [], []
+    for size, spacing in fsdp:
+        part = min(left, size)
+        if size % part or left % part:
+            raise ImpossiblePlan(f"impossible plan: ep {plan.ep} can't be cut out of mesh_order {plan.mesh_order}")
+        left //= part
+        taken += [(part, spacing)] * (part > 1)
+        beside += [(size // part, spacing * part)] * (size > part)
+    return taken, beside

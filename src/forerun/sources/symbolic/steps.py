@@ -1,0 +1,104 @@
+"""Steps of a rank class: its blocks in order, with micro batch and layer, and what is counted while they are laid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from forerun.core.program.types import Block
+from forerun.sources.symbolic.data_parallel import Action, DataParallel
+from forerun.sources.symbolic.transit import Transit
+from forerun.sources.symbolic.units import Unit
+from forerun.sources.symbolic.weights import Weights
+
+
+class Around(dict[tuple[Action, int, int], int]):
+    """Block numbers of the data-parallel actions around one unit, by turn and the bytes of the buffer before.
+
+    A block is built when it is first asked for.
+    """
+
+    def __init__(
+        self,
+        parallel: DataParallel,
+        add: Callable[[Block | None], int],
+        name: str,
+        weights: Weights,
+        gradient_bytes: int,
+    ) -> None:
+        """`add` numbers a block."""
+        super().__init__()
+        self.parallel, self.add, self.name = parallel, add, name
+        self.weights, self.gradient_bytes = weights, gradient_bytes
+
+    def __missing__(self, key: tuple[Action, int, int]) -> int:
+        action, turn, before = key
+        block = self.parallel.block(action, turn, self.name, self.weights, self.gradient_bytes, before)
+        number = self[key] = self.add(block)
+        return number
+
+
+@dataclass(slots=True)
+class Part:
+    """A unit at its place in a stage, with its blocks' numbers."""
+
+    unit: Unit
+    layer: int
+    forward: int
+    backward: int
+    weights: int
+    leaving: int
+    returning: int
+    parallel: Around
+    after_forward: Around
+    """of what goes after the forward pass"""
+    again: Around | None
+    """of what is gathered for the backward pass, if anything"""
+    after_backward: Around | None
+    """of what goes after the backward pass, if anything"""
+
+
+@dataclass(slots=True)
+class Steps:
+    """Steps of one rank class."""
+
+    block: list[int] = field(default_factory=list)
+    microbatch: list[int] = field(default_factory=list)
+    layer: list[int] = field(default_factory=list)
+    now: int = 0
+    bucket: list[Unit] = field(default_factory=list)
+    """units whose gradients wait for the bucket to fill"""
+    gathers: int = 0
+    opens: int = 0
+    gathered: int = 0
+    """bytes of the buffer in which the last unit was gathered"""
+    reducing: int = 0
+    """bytes of the buffer that the last reduction works on"""
+    transit: Transit | None = None
+    stages: list[list[Part]] = field(default_factory=list)
+    """where `transit` finds units"""
+    runs: int = 0
+    """of units, forward and backward"""
+
+    def add(self, block: int, layer: int = -1) -> None:
+        """Append a step; a block number of -1 is nothing to do."""
+        self._append(block, self.now, layer)
+
+    def run(self, block: int, layer: int) -> None:
+        """Append a forward or backward pass of a unit, with what leaves the device and comes back beside it."""
+        if self.transit is not None:
+            for stage, unit, microbatch in self.transit.returning.get(self.runs, ()):
+                part = self.stages[stage][unit]
+                self._append(part.returning, microbatch, part.layer)
+        self.add(block, layer)
+        if self.transit is not None:
+            for stage, unit, microbatch in self.transit.leaving.get(self.runs, ()):
+                part = self.stages[stage][unit]
+                self._append(part.leaving, microbatch, part.layer)
+        self.runs += 1
+
+    def _append(self, block: int, microbatch: int, layer: int) -> None:
+        if block >= 0:
+            self.block.append(block)
+            self.microbatch.append(microbatch)
+            self.layer.append(layer)

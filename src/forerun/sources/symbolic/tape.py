@@ -1,0 +1,393 @@
+"""A tape of the operations of one block of a model, from which forward, recompute and backward are written.
+
+An operation says which kernels it runs in each direction, which tensors it reads, makes and needs again in backward.
+The tape is an autograd in miniature: backward walks it in reverse, gradients live from the last reader of a tensor to
+its maker, and a checkpointed region drops what it saved and runs forward again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from forerun.core.program.builder import BlockBuilder
+from forerun.core.program.types import Category, Phase, Stream
+
+# Members of an IntEnum are looked up anew at every use; these are used for every node.
+_COMPUTE, _TEMPORARY, _ACTIVATION = Stream.COMPUTE, Category.TEMPORARY, Category.ACTIVATION
+_FORWARD, _BACKWARD, _RECOMPUTE, _UNSHARDED = Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE, Category.UNSHARDED
+
+Kernel = tuple[int, Stream]
+Stage = tuple[Kernel, ...]
+"""kernels that may run side by side; a stage waits for the stage before it"""
+Held = tuple[int, int, int]
+"""temporary memory of an operation: bytes, and the first and last of its stages that hold it"""
+
+
+def on_compute(*ops: int) -> list[Stage]:
+    """One stage for each op, one after the other on the compute stream."""
+    return [((op, _COMPUTE),) for op in ops]
+
+
+@dataclass(slots=True)
+class TapeOp:
+    """One operation. `saves` names the tensors that its backward reads."""
+
+    name: str
+    kind: str
+    """what checkpoint policies choose by: matmul, attention, absolutes, norm, pointwise, residual, loss, ..."""
+    module: int
+    forward: list[Stage]
+    backward: list[Stage]
+    """gradient of the inputs (and of small weights)"""
+    weight_backward: list[Stage] = field(default_factory=list)
+    """gradient of the weights, separable for zero-bubble schedules"""
+    reads: tuple[str, ...] = ()
+    saves: tuple[str, ...] = ()
+    makes: tuple[tuple[str, int], ...] = ()
+    """(tensor, bytes)"""
+    parameters: tuple[int, ...] = ()
+    """elements of each tensor of weights that a product's backward reads"""
+    weight_grad_bytes: int = 0
+    """gradient buffers that the weight backward allocates"""
+    gradless: bool = False
+    """its inputs need no gradient (the first operation of a model)"""
+    category: Category = _ACTIVATION
+    """of what it makes for backward"""
+    passing: Category = _TEMPORARY
+    """of what it makes for a while: outputs that are not kept, gradients, scratch"""
+    scratch_bytes: int = 0
+    """what its backward needs for itself"""
+    forward_held: tuple[Held, ...] = ()
+    """what some of its forward stages need for themselves"""
+    backward_held: tuple[Held, ...] = ()
+    """the same of its backward stages"""
+    in_place: bool = False
+    """its backward writes the gradient of what it reads over the same tensor, which it has saved"""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Operations first..last (inclusive) that a checkpoint runs again; outputs of `keep` are kept.
+
+    Outputs of a region that later operations save are kept too, as autograd does, unless `discard_output`: then they
+    are made again just before their first use in backward (Megatron-Core's CheckpointWithoutOutput).
+    """
+
+    first: int
+    last: int
+    keep: Callable[[TapeOp], bool]
+    discard_output: bool = False
+
+
+def keep_nothing(_: TapeOp) -> bool:
+    return False
+
+
+class Tape:
+    """Operations of a block in forward order, with its checkpointed regions."""
+
+    def __init__(self, inputs: Sequence[tuple[str, int]], marker: int) -> None:
+        """`inputs` are (tensor, bytes) that come from outside; `marker` is an op that takes no time."""
+        self.inputs = tuple(inputs)
+        self.marker = marker
+        self.ops: list[TapeOp] = []
+        self.regions: list[Region] = []
+        self.early_stop = True
+        self.compiled = False
+        """a checkpoint keeps of its policy's choice only what backward uses, as torch.compile's partitioner does"""
+        self.weights_first = False
+        """a weight's gradient is made before the input's, so that the input is gone by then (Inductor's order for the
+        least peak)"""
+        self.offload = 0.0
+        """share of each kept tensor that waits for backward in host memory"""
+        self.offload_op = -1
+        """copy of that share over the host link"""
+        self.held: frozenset[str] = frozenset()
+        """inputs that another tape keeps anyway"""
+
+    def kept_bytes(self) -> int:
+        """Bytes that live from forward to backward, offloaded or not."""
+        sizes = self._sizes()
+        return sum(sizes[name] for name in self.kept() if name in sizes and name not in self.held)
+
+    def _parts(self, size: int) -> tuple[int, ...]:
+        """Bytes of a kept tensor of `size` bytes that stay on the device, and those that wait in host memory if any."""
+        away = int(size * self.offload)
+        return (size - away, away) if away else (size,)
+
+    def add(self, op: TapeOp) -> None:
+        self.ops.append(op)
+
+    # -- what survives the forward pass ------------------------------------------------------------------
+
+    def _sizes(self) -> dict[str, int]:
+        sizes = dict(self.inputs)
+        for op in self.ops:
+            sizes.update(op.makes)
+        return sizes
+
+    def kept(self) -> set[str]:
+        """Names of the tensors that live from forward to backward."""
+        region_of = self._region_of()
+        maker = {name: i for i, op in enumerate(self.ops) for name, _ in op.makes}
+        kept: set[str] = set()
+        for i, op in enumerate(self.ops):
+            region = region_of.get(i)
+            for name in op.saves:
+                made = maker.get(name, -1)
+                home = region_of.get(made)
+                dropped = home is not None and (home is region or home.discard_output) and not home.keep(self.ops[made])
+                if not dropped:
+                    kept.add(name)
+            if region is not None:
+                if region.keep(op) and not self.compiled:
+                    kept.update(name for name, _ in op.makes)
+                kept.update(name for name in op.reads if not region.first <= maker.get(name, -1) <= region.last)
+        if self.compiled:
+            again = [i for region in self.regions for i in self._recomputed(region)]
+            kept.update(name for i in again for name in self.ops[i].reads if maker.get(name, i) not in again)
+        return kept
+
+    def _region_of(self) -> dict[int, Region]:
+        return {i: region for region in self.regions for i in range(region.first, region.last + 1)}
+
+    def _recomputed(self, region: Region) -> list[int]:
+        """Operations that run again in the backward pass of a region, in forward order."""
+        again = [i for i in range(region.first, region.last + 1) if not region.keep(self.ops[i])]
+        if not self.early_stop:
+            return again
+        needed = self.remade(region)
+        last = max((i for i in again if any(name in needed for name, _ in self.ops[i].makes)), default=-1)
+        return [i for i in again if i <= last]
+
+    def remade(self, region: Region) -> set[str]:
+        """Tensors that backward needs and a region's second run makes."""
+        made = {name for i in range(region.first, region.last + 1) for name, _ in self.ops[i].makes}
+        users = self.ops if region.discard_output else self.ops[region.first : region.last + 1]
+        return made & {name for op in users for name in op.saves}
+
+    def recompute_before(self, region: Region) -> int:
+        """Operation before whose backward a region runs again."""
+        if not region.discard_output:
+            return region.last
+        needed = self.remade(region)
+        return max((i for i, op in enumerate(self.ops) if needed & set(op.saves)), default=region.last)
+
+    # -- writing blocks ----------------------------------------------------------------------------------
+
+    def forward_block(self) -> BlockBuilder:
+        """Nodes of the forward pass; kept tensors outlive the block."""
+        writer = _Writer(self.marker)
+        kept = self.kept()
+        last_reader = {n: i for i, op in enumerate(self.ops) for n in op.reads}
+        live: dict[str, tuple[int, int, Category]] = {}
+
+        def keep(size: int, category: Category, node: int) -> None:
+            for part in self._parts(size):
+                writer.block.tensor(part, category, node, -1)
+
+        for tensor, size in self.inputs:
+            if tensor in kept and tensor not in self.held:
+                keep(size, _ACTIVATION, 0)
+        for i, op in enumerate(self.ops):
+            first = len(writer.block)
+            writer.hold(op.forward_held, writer.stages(op.forward, _FORWARD, op.module), op.passing)
+            first, last = writer.span(first)
+            for tensor, size in op.makes:
+                if tensor in kept:
+                    keep(size, op.category, first)
+                else:
+                    live[tensor] = (size, first, op.passing)
+            for tensor in [t for t in live if last_reader.get(t, -1) <= i]:
+                size, start, category = live.pop(tensor)
+                writer.block.tensor(size, category, start, last)
+        writer.join()
+        if self.offload_op >= 0:
+            last = max(0, len(writer.block) - 1)
+            writer.block.node(self.offload_op, Stream.COPY, _FORWARD, after=(last,))
+        return writer.block
+
+    def transit_blocks(self) -> tuple[BlockBuilder, BlockBuilder]:
+        """Blocks without time after which the offloaded share has left the device, and has its place there again."""
+        leaving, returning = BlockBuilder(), BlockBuilder()
+        gone, back = leaving.node(self.marker, phase=_FORWARD), returning.node(self.marker, phase=_BACKWARD)
+        kept = self.kept() - self.held
+        made = [(name, size, _ACTIVATION) for name, size in self.inputs]
+        made += [(name, size, op.category) for op in self.ops for name, size in op.makes]
+        for name, size, category in made:
+            for share in self._parts(size)[1:] if name in kept else ():
+                leaving.tensor(share, category, -1, gone)
+                returning.tensor(share, category, back, -1)
+        return leaving, returning
+
+    def backward_block(self, split: bool = False) -> tuple[BlockBuilder, BlockBuilder | None]:
+        """Nodes of the backward pass, and of the weight gradients apart when `split`."""
+        writer = _Writer(self.marker)
+        weights = _Writer(self.marker) if split else None
+        fetched: tuple[tuple[int, Stream], ...] = ()
+        if self.offload_op >= 0:  # comes back beside the block's own kernels
+            fetched = ((writer.block.node(self.offload_op, Stream.COPY, _BACKWARD), Stream.COPY),)
+        _Backward(self, writer, weights).run()
+        writer.before += fetched
+        writer.join()
+        if weights is not None:
+            weights.join()
+        return writer.block, None if weights is None else weights.block
+
+
+class _Backward:
+    """One walk of a tape in reverse."""
+
+    def __init__(self, tape: Tape, writer: _Writer, weights: _Writer | None) -> None:
+        self.tape = tape
+        self.writer = writer
+        self.weights = weights
+        self.sizes = tape._sizes()
+        self.kept = tape.kept()
+        self.overwritten = {name for op in tape.ops if op.in_place for name in op.reads if name in op.saves}
+        """kept tensors that become their own gradients"""
+        self.release = self._releases()
+        self.grads: dict[str, tuple[int, int, Category]] = {}
+        """(bytes, first node, category) of gradients that wait for the maker of their tensor"""
+        self.remade: dict[str, tuple[int, int]] = {}
+
+    def _releases(self) -> dict[int, list[str]]:
+        """Saved tensors by the operation after whose backward nobody needs them."""
+        ops, last_use = self.tape.ops, {}
+        for i in range(len(ops) - 1, -1, -1):
+            last_use.update(dict.fromkeys(ops[i].saves, i))
+        for region in self.tape.regions:
+            inside = ops[region.first : region.last + 1]
+            made = {name for op in inside for name, _ in op.makes}
+            for tensor in {name for op in inside for name in op.reads} - made:
+                last_use[tensor] = min(region.first, last_use.get(tensor, region.first))
+        for i, op in enumerate(ops):
+            for name, _ in op.makes:
+                last_use.setdefault(name, i)
+        maker = {name: i for i, op in enumerate(ops) for name, _ in op.makes}
+        for tensor in self.overwritten:
+            last_use[tensor] = min(last_use[tensor], maker[tensor])
+        releases: dict[int, list[str]] = {}
+        for tensor, i in last_use.items():
+            releases.setdefault(i, []).append(tensor)
+        return releases
+
+    def run(self) -> None:
+        ops = self.tape.ops
+        regions: dict[int, list[Region]] = {}
+        for region in self.tape.regions:
+            regions.setdefault(self.tape.recompute_before(region), []).append(region)
+        if ops and ops[-1].kind != "loss":
+            for tensor, size in ops[-1].makes:
+                self.grads[tensor] = (size, 0, _TEMPORARY)
+        for i in range(len(ops) - 1, -1, -1):
+            for region in regions.get(i, ()):
+                self._recompute(region)
+            self._op(i, ops[i])
+        end = len(self.writer.block) - 1
+        for size, start, category in self.grads.values():
+            self.writer.block.tensor(size, category, start, end)
+
+    def _recompute(self, region: Region) -> None:
+        block = self.writer.block
+        needed = self.tape.remade(region) - self.kept
+        for i in self.tape._recomputed(region):
+            op, first = self.tape.ops[i], len(block)
+            self.writer.hold(op.forward_held, self.writer.stages(op.forward, _RECOMPUTE, op.module), op.passing)
+            for tensor, size in op.makes:
+                if tensor in needed:
+                    self.remade[tensor] = (size, first)
+                elif tensor not in self.kept:
+                    block.tensor(size, _TEMPORARY, *self.writer.span(first))
+
+    def _op(self, i: int, op: TapeOp) -> None:
+        block, first = self.writer.block, len(self.writer.block)
+        ahead = self.tape.weights_first and self.weights is None and bool(op.weight_backward)
+        if ahead:
+            self.writer.stages(op.weight_backward, _BACKWARD, op.module)
+        turn = len(block)
+        self.writer.hold(op.backward_held, self.writer.stages(op.backward, _BACKWARD, op.module), op.passing)
+        if not ahead:
+            (self.weights or self.writer).stages(op.weight_backward, _BACKWARD, op.module)
+        if op.weight_grad_bytes:
+            target = (self.weights or self.writer).block
+            target.tensor(op.weight_grad_bytes, _UNSHARDED, max(0, len(target) - 1), -1)
+        first, last = self.writer.span(first)
+        if op.scratch_bytes:
+            block.tensor(op.scratch_bytes, op.passing, first, last)
+        self._gradients(op, turn if ahead else first, last)
+        for tensor in self.release.get(i, ()):
+            if tensor in self.tape.held:
+                continue
+            if tensor in self.kept:
+                category = self._category(tensor)
+                target = self.weights.block if self.weights and op.weight_backward else block
+                end = max(0, (turn if ahead and tensor in op.reads else len(target)) - 1)
+                for part in self.tape._parts(self.sizes[tensor]):
+                    target.tensor(part, category, -1, end)
+            elif tensor in self.remade:
+                size, start = self.remade.pop(tensor)
+                block.tensor(size, _TEMPORARY, start, last)
+
+    def _category(self, tensor: str) -> Category:
+        for op in self.tape.ops:
+            if any(name == tensor for name, _ in op.makes):
+                return op.category
+        return _ACTIVATION
+
+    def _gradients(self, op: TapeOp, first: int, last: int) -> None:
+        block = self.writer.block
+        made = [name for name, _ in op.makes]
+        if op.kind == "residual":  # both branches take over the gradient of the sum
+            if made and made[0] in self.grads and op.reads[0] not in self.grads:
+                self.grads[op.reads[0]] = self.grads.pop(made[0])
+        elif not op.gradless:
+            for tensor in op.reads:
+                if tensor not in self.grads and tensor not in self.overwritten and self.sizes.get(tensor):
+                    self.grads[tensor] = (self.sizes[tensor], first, op.passing)
+        for tensor in made:
+            if tensor in self.grads:
+                size, start, category = self.grads.pop(tensor)
+                block.tensor(size, category, start, last)
+
+
+class _Writer:
+    """Appends stages to a block: side by side within a stage, one stage after the other."""
+
+    def __init__(self, marker: int) -> None:
+        self.block = BlockBuilder()
+        self.marker = marker
+        self.before: tuple[tuple[int, Stream], ...] = ()
+
+    def stages(self, stages: list[Stage], phase: Phase, module: int) -> list[int]:
+        """Write `stages`; the last node of each."""
+        node, before = self.block.node, self.before
+        ends = []
+        for stage in stages:
+            if not before and any(stream != _COMPUTE for _, stream in stage):
+                before = ((node(self.marker, _COMPUTE, phase, module), _COMPUTE),)
+            now = []
+            for op, stream in stage:
+                after = [n for n, s in before if s != stream]
+                now.append((node(op, stream, phase, module, after), stream))
+            before = tuple(now)
+            ends.append(len(self.block) - 1)
+        self.before = before
+        return ends
+
+    def hold(self, held: tuple[Held, ...], ends: list[int], category: Category) -> None:
+        """Temporaries of an operation whose stages end with the nodes `ends`."""
+        for size, first, last in held:
+            self.block.tensor(size, category, ends[first], ends[last])
+
+    def span(self, first: int) -> tuple[int, int]:
+        """First and last node written since `first`; the last node when an operation has none of its own."""
+        last = max(0, len(self.block) - 1)
+        return min(first, last), last
+
+    def join(self) -> None:
+        """End on the compute stream, so that the next block starts after everything here."""
+        others = [n for n, s in self.before if s != _COMPUTE]
+        if others:
+            self.before = ((self.block.node(self.marker, _COMPUTE, after=others), _COMPUTE),)

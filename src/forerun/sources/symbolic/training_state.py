@@ -1,0 +1,177 @@
+"""What a rank holds before the first step: parameters at each stage of initialisation, and what a checkpoint saves.
+
+A script makes its model on the device, and data parallelism then replaces parameter after parameter by its shard: the
+model is there whole, with the first shard beside it. Or it makes the model on the meta device, which takes no memory,
+and `to_empty` allocates the shards. torch.nn.init fills tensors in place, so that initialisation takes nothing more;
+only where it goes through SimpleFSDP's parametrisation, it gathers the parameters, one at a time, in the dtype in which
+they are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.core.cost.checkpoint import SavedState
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.model.layered import LayeredModel
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.stack import Stack
+from forerun.sources.symbolic.build import staged_model
+from forerun.sources.symbolic.data_parallel import shard_elements, sharded
+from forerun.sources.symbolic.kernels import PlanKit
+from forerun.sources.symbolic.optimizer import has_working_copy, local_elements, state_tensors
+from forerun.sources.symbolic.schedule import rank_stages
+from forerun.sources.symbolic.shapes import DTYPE_BYTES, ceil_div
+from forerun.sources.symbolic.weights import Weights
+
+_ROUNDING = 512
+"""bytes of the caching allocator's smallest block"""
+_INDEX_BYTES = 8
+"""of a token's number"""
+_MASK_BLOCK = 128
+"""queries and keys of a block of flex attention's mask (torch.nn.attention.flex_attention)"""
+
+
+@dataclass(frozen=True, slots=True)
+class InitStage:
+    """Memory of a device once a stage of initialisation has ended."""
+
+    way: str
+    """`direct`: the model is made on the device; `meta`: on the meta device"""
+    name: str
+    """`init_weights, gathered`: in place of `init_weights`, where it goes through the parametrisation"""
+    allocated_bytes: int
+    peak_bytes: int
+    """the most that was allocated up to here (torch.cuda.max_memory_allocated)"""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """What surrounds the steps of a plan."""
+
+    saved: SavedState
+    init: tuple[InitStage, ...]
+    """empty where the stack initialises in another way than by PyTorch's FSDP"""
+
+
+def training_state(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack) -> TrainingState:
+    """The state of `model` under `plan` on the rank with most of it."""
+    staged = staged_model(model, plan, cluster, stack)
+    ranks = []
+    for rank in range(plan.pp):
+        units = [unit for stage in rank_stages(plan, rank) for unit, _ in staged.stages[stage]]
+        tied = staged.tied and len(units) > 1 and units[0] is staged.stages[0][0][0]
+        weights = [unit.weights for unit in units]
+        if tied and units[-1] is staged.stages[-1][-1][0]:
+            last = weights[-1]
+            weights[-1] = Weights(last.matrices[:-1], last.vectors, last.experts)
+        ranks.append(weights)
+    kit = staged.kit
+    fullest = max(ranks, key=lambda weights: Weights.joined(weights).total)
+    tokens = 0 if isinstance(model, LayeredModel) else plan.micro_batch * plan.seq_len // plan.cp
+    mask = _mask_bytes(plan.seq_len) if tokens and _uses_flex(model, plan, cluster, stack) else 0
+    return TrainingState(_saved(kit, ranks), _stages(kit, fullest, 2 * tokens * _INDEX_BYTES + mask))
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def _saved(kit: PlanKit, ranks: list[list[Weights]]) -> SavedState:
+    """Bytes of a checkpoint. Every rank of a stage that has the same weights saves its share of them."""
+    plan = kit.plan
+    parts = [Weights.joined(weights) for weights in ranks]
+    weight_bytes, states = _element_bytes(kit)
+    copies = plan.dp * plan.cp
+    shares = [(part.dense + part.expert * plan.ep) * (weight_bytes + states) / copies for part in parts]
+    held = [_held_elements(kit, part, weight_bytes, states) for part in parts]
+    ranks_of_stage = plan.world_size // plan.pp
+    return SavedState(
+        saved_bytes=max(shares),
+        total_bytes=sum(shares) * ranks_of_stage,
+        held_bytes=max(held),
+        held_total_bytes=sum(held) * ranks_of_stage,
+        tensors=max(len(part.tensors) for part in parts) * (1 + state_tensors(plan.optimizer)),
+    )
+
+
+def _element_bytes(kit: PlanKit) -> tuple[int, int]:
+    """Bytes of an element of the weights that kernels read, and of what the optimizer keeps beside it."""
+    master, states = DTYPE_BYTES[kit.plan.master_dtype], 4 * state_tensors(kit.plan.optimizer)
+    return (kit.weight_bytes, master + states) if has_working_copy(kit) else (master, states)
+
+
+def _held_elements(kit: PlanKit, part: Weights, weight_bytes: int, states: int) -> int:
+    whole = shard_elements(kit.plan, part) if kit.plan.zero_stage == 3 else part.total
+    return whole * weight_bytes + local_elements(kit, part) * states
+
+
+# -- initialisation ----------------------------------------------------------------------------------------------------
+
+
+def _stages(kit: PlanKit, units: list[Weights], batch_bytes: int) -> tuple[InitStage, ...]:
+    plan, stack = kit.plan, kit.stack
+    simple = stack.fsdp == "simple"
+    if plan.offload == "params" or not (simple or (stack.fsdp == "fsdp2" and plan.zero_stage == 3)):
+        return ()
+    ranks = plan.fsdp if plan.zero_stage == 3 else 1
+    master = DTYPE_BYTES[plan.master_dtype]
+    pairs = []
+    for unit in units:
+        for size in (*unit.matrices, *unit.vectors, *unit.experts):
+            over = max(1, ranks // plan.ep) if size in unit.experts else ranks
+            pairs.append((_block(size * master), _block(sharded(size, over) * master)))
+    shards = sum(shard for _, shard in pairs)
+    stages = [
+        InitStage("meta", "model", 0, 0),
+        InitStage("meta", "sharded", 0, 0),
+        InitStage("meta", "to_empty", shards, shards),
+        InitStage("meta", "init_weights", shards, shards),
+    ]
+    if simple and ranks > 1:
+        most = shards + max(_gathered(kit, size, ranks) for unit in units for size in unit.tensors)
+        stages.append(InitStage("meta", "init_weights, gathered", shards, most))
+    batch = _block(batch_bytes)
+    stages.append(InitStage("meta", "batch", shards + batch, shards + batch))
+    if plan.tp * plan.pp * plan.ep > 1:
+        return tuple(stages)  # such a model is made on the meta device: no rank has it whole
+    whole = sum(size for size, _ in pairs)
+    most = _peak_of_sharding(pairs, whole) if ranks > 1 else whole
+    stages += [
+        InitStage("direct", "model", whole, whole),
+        InitStage("direct", "sharded", shards, most),
+        InitStage("direct", "batch", shards + batch, max(most, shards + batch)),
+    ]
+    return tuple(stages)
+
+
+def _peak_of_sharding(pairs: list[tuple[int, int]], whole: int) -> int:
+    """The most that is allocated while each parameter in turn is replaced by its shard."""
+    now = most = whole
+    for size, shard in pairs:
+        most = max(most, now + shard)
+        now += shard - size
+    return most
+
+
+def _gathered(kit: PlanKit, size: int, ranks: int) -> int:
+    """Bytes of a whole parameter in the dtype of its use, and of the cast of the shard that it is gathered from."""
+    cast = (
+        _block(sharded(size, ranks) * kit.weight_bytes) if kit.weight_bytes != DTYPE_BYTES[kit.plan.master_dtype] else 0
+    )
+    return cast + _block(size * kit.weight_bytes)
+
+
+def _block(size: int) -> int:
+    return ceil_div(size, _ROUNDING) * _ROUNDING
+
+
+def _uses_flex(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack) -> bool:
+    heads = 0 if isinstance(model, LayeredModel) else model.n_heads
+    return heads > 0 and stack.attention_kernel(plan.attention, cluster.device.architecture) == "flex"
+
+
+def _mask_bytes(seq_len: int) -> int:
+    """A BlockMask of one head: for full and for partial blocks, by rows and by columns, their numbers and counts."""
+    blocks = ceil_div(seq_len, _MASK_BLOCK)
+    return 4 * 4 * (blocks * blocks + blocks)

@@ -1,0 +1,136 @@
+"""What stands in for Inductor's code generation: graphs after its passes become `CompiledGraph`s.
+
+Imports dynamo and Inductor, which takes a second: `compile.py` imports this when the program first compiles.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._functorch.config
+from torch.utils._python_dispatch import _disable_current_modes
+
+from forerun.sources.trace.inside.compiled import dynamo, optimizers
+from forerun.sources.trace.inside.compiled.graph import CompiledGraph
+from forerun.sources.trace.inside.compiled.places import Places
+from forerun.sources.trace.inside.mode import VirtualMode
+from forerun.sources.trace.inside.modules import Modules
+from forerun.sources.trace.inside.recorder import Recorder
+
+# Modules whose functions are replaced are looked up here, where they have no types.
+inductor: Any = importlib.import_module("torch._inductor.compile_fx")
+_async_compile: Any = importlib.import_module("torch._inductor.async_compile")
+_constant_folding: Any = importlib.import_module("torch._inductor.constant_folding")
+_virtualized: Any = importlib.import_module("torch._inductor.virtualized")
+_partitioners: Any = importlib.import_module("torch._functorch.partitioners")
+_dynamo_errors: Any = importlib.import_module("torch._dynamo.exc")
+_dynamo_utils: Any = importlib.import_module("torch._dynamo.utils")
+_dynamo_modules: Any = importlib.import_module("torch._dynamo.variables.nn_module")
+
+
+class Backend:
+    """Takes the place of `compile_fx_inner`, in whatever way a program reaches it."""
+
+    def __init__(self, mode: VirtualMode, recorder: Recorder, modules: Modules) -> None:
+        self.mode, self.recorder = mode, recorder
+        self.places = Places(modules)
+        dynamo.install(self._failed)
+        _async_compile.AsyncCompile.wakeup = staticmethod(lambda: None)  # nothing is compiled: no processes for it
+        _partitioners.functionalize_rng_ops = _same_random_numbers
+        self._compile_fx = inductor.compile_fx
+        self._compile_fx.__defaults__ = (self.compile_graph, *self._compile_fx.__defaults__[1:])
+        inductor.compile_fx = self.compile
+        optimizers.install(self._within_mode)
+        folder = _constant_folding.ConstantFolder
+        folder.run = self._within_mode(folder.run)
+        for module in (_dynamo_utils, _dynamo_modules):
+            module.unpatched_nn_module_call = torch.nn.Module.__call__
+        inductor.compile_fx_inner = self.compile_graph
+
+    def compile(self, gm: Any, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """`compile_fx`; where torch fails on a graph, the graph itself, to be run operator by operator."""
+        kept = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph)) if isinstance(gm, torch.fx.GraphModule) else None
+        self.recorder.paused += 1
+        try:
+            with torch._functorch.config.patch(enable_autograd_cache=False):
+                made: Callable[..., Any] = self._compile_fx(gm, inputs, *args, **kwargs)
+            return made
+        except (_dynamo_errors.RestartAnalysis, _dynamo_errors.SkipFrame):
+            raise
+        except Exception as error:
+            if kept is None:
+                raise
+            self._failed("a compiled graph", error)
+            return self._eager(kept)
+        finally:
+            self.recorder.paused -= 1
+
+    def compile_graph(self, gm: Any, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+        """`compile_fx_inner`: a callable that runs a graph of aten operators and empties its list of arguments."""
+        backward = bool(kwargs.get("is_backward"))
+        cudagraphs = kwargs.get("cudagraphs")
+        if cudagraphs is not None and bool(getattr(cudagraphs, "value", cudagraphs)):
+            self.recorder.note("cuda_graphs: compiled with CUDA graphs")
+        self.recorder.paused += 1
+        try:
+            with _disable_current_modes():
+                gm = self._passes(gm, inputs, bool(kwargs.get("is_inference")))
+                return CompiledGraph(gm, self.mode, self.recorder, self.places, backward, _donated(backward))
+        finally:
+            self.recorder.paused -= 1
+
+    def _within_mode(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Constant folding and optimizers make tensors on the device, where torch has left all modes."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.mode:
+                return function(*args, **kwargs)
+
+        return call
+
+    def _passes(self, gm: Any, inputs: Sequence[Any], is_inference: bool) -> Any:
+        """The graph after the passes that Inductor runs right before it lowers a graph."""
+        kept = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        try:
+            inductor.view_to_reshape(gm)
+            with torch.no_grad():
+                fake_mode = inductor.fake_tensor_prop(gm, inputs)
+            with _virtualized.V.set_fake_mode(fake_mode):
+                inductor._recursive_post_grad_passes(gm, is_inference=is_inference)
+        except Exception as error:
+            self._failed("Inductor's passes over a graph", error)
+            return kept
+        return gm
+
+    def _failed(self, what: str, error: Exception) -> None:
+        cause = str(error).strip().split("\n")[0]
+        self.recorder.note(f"torch.compile: {what} failed, traced without it ({type(error).__name__}: {cause})")
+
+    def _eager(self, gm: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            self.recorder.compiled += 1
+            try:
+                return gm(*args)
+            finally:
+                self.recorder.compiled -= 1
+
+        return run
+
+
+def _same_random_numbers(joint: Any, forward: Any, backward: Any, _: int) -> tuple[Any, Any]:
+    """Recomputed random operators would get the state of the device's generator, which is one of the CPU here."""
+    return forward, backward
+
+
+def _donated(backward: bool) -> frozenset[int]:
+    """Places of the arguments of a backward graph whose memory the graph may reuse."""
+    context = torch._guards.TracingContext.try_get()
+    if not backward or context is None or context.fw_metadata is None:
+        return frozenset()
+    return frozenset(context.fw_metadata.bw_donated_idxs or ())

@@ -1,0 +1,143 @@
+"""CompiledGraph: runs a graph of aten operators on fakes, a kernel for each group of operators that is one kernel.
+
+Values that don't leave a group have no memory. All others are dropped after their last use, as Inductor's code frees
+its buffers, and a kernel may write its output over an input that nobody reads any more.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from forerun.core.program.types import Phase
+from forerun.sources.trace.inside.compiled.fusion import FusionGroup
+from forerun.sources.trace.inside.compiled.optimizers import update_of
+from forerun.sources.trace.inside.compiled.places import Places
+from forerun.sources.trace.inside.compiled.plan import Step, is_mutable, steps_of
+from forerun.sources.trace.inside.mode import VirtualMode
+from forerun.sources.trace.inside.recorder import Recorder
+
+_Values = dict[Node, Any]
+
+
+class CompiledGraph:
+    """A callable for a graph; takes its arguments in a list, which it empties so that they can die.
+
+    `donated` are the arguments whose memory the graph may reuse. Each node needs its fake value in `meta["val"]`.
+    """
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        mode: VirtualMode,
+        recorder: Recorder,
+        places: Places,
+        backward: bool = False,
+        donated: frozenset[int] = frozenset(),
+    ) -> None:
+        self._boxed_call = True
+        """torch hands over arguments that way to callables that say so, and copies this from their own attributes"""
+        self.gm, self.mode, self.recorder = gm, mode, recorder
+        nodes = list(gm.graph.nodes)
+        self._backward = backward
+        self._inputs = [node for node in nodes if node.op == "placeholder"]
+        self._constants = [node for node in nodes if node.op == "get_attr"]
+        self._output = next(node for node in nodes if node.op == "output")
+        self._steps = steps_of(gm.graph, donated)
+        self._update, self._optimizer = update_of([step.computed for step in self._steps])
+        self._places = places.of([step.computed for step in self._steps])
+        used = {n for node in nodes for n in node.all_input_nodes}
+        self._unused = [node for node in self._inputs if node not in used]
+
+    def __call__(self, args: list[Any]) -> Any:
+        values: _Values = dict(zip(self._inputs, args, strict=True))
+        args.clear()
+        for node in self._unused:
+            del values[node]
+        for node in self._constants:
+            values[node] = operator.attrgetter(str(node.target))(self.gm)
+        recorder, places = self.recorder, self._places
+        module_of_node, numbers = recorder.module_of_node, places.numbers()
+        recorder.compiled += 1
+        recorder.module_of_node = places.current
+        again = not self._backward and not recorder.in_optimizer and torch._C._current_graph_task_id() != -1
+        if again:
+            vars(recorder)["phase"] = _recompute
+        try:
+            for index, (step, number) in enumerate(zip(self._steps, numbers, strict=True)):
+                places.module = number
+                if index == self._update:
+                    recorder.update_begins(self._optimizer)
+                if step.kernel is None:
+                    self._run(step, values)
+                else:
+                    self._run_as_kernel(step, step.kernel, values)
+                for node in step.dying:
+                    values.pop(node, None)
+            if self._optimizer is not None:
+                recorder.update_ends(self._optimizer)
+        finally:
+            recorder.compiled -= 1
+            recorder.module_of_node = module_of_node
+            if again:
+                del vars(recorder)["phase"]
+        return map_arg(self._output.args[0], values.__getitem__)
+
+    @staticmethod
+    def _run(step: Step, values: _Values) -> None:
+        for node in step.nodes:
+            target: Callable[..., Any] = node.target  # type: ignore[assignment]
+            arguments = map_arg((node.args, node.kwargs), values.__getitem__)
+            out = target(*arguments[0], **arguments[1])
+            values[node] = arguments[0][0] if out is None and is_mutable(node) else out
+
+    def _run_as_kernel(self, step: Step, kernel: FusionGroup, values: _Values) -> None:
+        recorder = self.recorder
+        recorder.paused += 1
+        try:
+            self._run(step, values)
+        finally:
+            recorder.paused -= 1
+        written = [values[node] for node in step.written]
+        number = -1
+        if _on_device([values[node] for node in step.computed if node in values]):
+            for node in self._overwritten(step, values):
+                del values[node]
+            number = recorder.node(recorder.ops.memory(step.name, kernel.read_bytes, kernel.written_bytes, launches=1))
+        self.mode.seen(written, number)
+
+    @staticmethod
+    def _overwritten(step: Step, values: _Values) -> list[Node]:
+        """Values in buffers that end here and whose memory an output of the same size takes."""
+        free = [nodes for nodes in step.freed if all(n in values and n not in step.computed for n in nodes)]
+        found: list[Node] = []
+        for node in step.written:
+            size = _bytes(values[node])
+            taken = next((nodes for nodes in free if _bytes(values[nodes[0]]) == size), None)
+            if taken is not None and size:
+                free.remove(taken)
+                found += taken
+        return found
+
+
+def _recompute() -> int:
+    """Phase of a forward graph that runs in backward: grad mode, by which the recorder knows it, is off in there."""
+    return int(Phase.RECOMPUTE)
+
+
+def _on_device(values: list[Any]) -> bool:
+    return any(
+        _on_device(list(value))
+        if isinstance(value, (list, tuple))
+        else isinstance(value, torch.Tensor) and value.is_cuda
+        for value in values
+    )
+
+
+def _bytes(value: Any) -> int:
+    return int(value.untyped_storage().nbytes()) if isinstance(value, torch.Tensor) else 0

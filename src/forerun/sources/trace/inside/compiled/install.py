@@ -1,0 +1,66 @@
+"""torch.compile under the tracer: torch's own capture, autograd and graph passes, with our code in Inductor's place.
+
+Dynamo, AOTAutograd, the partitioner and Inductor's passes over graphs run as they are, so graph breaks, what is saved
+for backward and what is recomputed are theirs. Only the last step, making code of a graph, is ours: a compiled graph
+runs on fakes and records one kernel for each group of operators that Inductor fuses.
+
+Dynamo is imported when the program first compiles something, not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import torch
+
+from forerun.sources.trace.inside.compiled.calls import follow_calls
+from forerun.sources.trace.inside.mode import VirtualMode
+from forerun.sources.trace.inside.modules import Modules
+from forerun.sources.trace.inside.recorder import Recorder
+from forerun.sources.trace.inside.unseen import stand_in
+
+_BACKEND = "forerun.sources.trace.inside.compiled.backend"
+_kernels = torch.library.Library("aten", "IMPL")
+"""registered as long as this lives"""
+
+
+def install(mode: VirtualMode, recorder: Recorder, modules: Modules) -> None:
+    """Make torch.compile work in this process. To be called once, before anything imports torch._dynamo."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    follow_calls(modules)
+    _own_function_for_each_device_call()
+    _create_outside_of_modes(mode)
+    compile_ = torch.compile
+    prepared: list[Any] = []
+
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        if not prepared:
+            backend = importlib.import_module(_BACKEND)
+            prepared.append(backend.Backend(mode, recorder, modules))
+        return compile_(*args, **kwargs)
+
+    torch.compile = stand_in(compile_, compile)
+
+
+def _create_outside_of_modes(mode: VirtualMode) -> None:
+    """`Could not run aten::empty.memory_format`: torch leaves all modes to compile, and makes tensors there."""
+
+    def created(operator: Any) -> Any:
+        def create(*args: Any, **kwargs: Any) -> Any:
+            with mode:
+                return operator(*args, **kwargs)
+
+        return create
+
+    for name in ("empty.memory_format", "empty_strided"):
+        packet, _, overload = name.partition(".")
+        _kernels.impl(name, created(getattr(getattr(torch.ops.aten, packet), overload or "default")), "CUDA")
+
+
+def _own_function_for_each_device_call() -> None:
+    """`Handler already registered`: dynamo has a handler for each of these and tells them apart by identity."""
+    exchange = torch.cuda._exchange_device
+    if torch.cuda._maybe_exchange_device is exchange:
+        torch.cuda._maybe_exchange_device = lambda device: exchange(device)

@@ -1,0 +1,252 @@
+"""flash_attn for a machine that can't install it: the package's functions on torch's own flash attention.
+
+Training scripts import `flash_attn` unconditionally, and it installs only beside CUDA. Where it is missing, a program
+that is traced finds this in its place: attention is `aten._flash_attention_forward` (the same kernels, which torch
+carries), rotary embeddings are one kernel each, norms are torch's fused ones. Functions that are not here are missing
+by name.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from email.message import Message
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forerun.common.errors import ForerunError
+from forerun.sources.trace.inside.recorder import Recorder
+
+VERSION = "2.8.3"
+"""of the package whose functions these are"""
+_NAME = "flash_attn"
+_WINDOW = (-1, -1)
+
+
+def install(recorder: Recorder) -> None:
+    """Let `import flash_attn` find this where the package is not installed."""
+    if importlib.util.find_spec(_NAME) is None:
+        sys.meta_path.append(_Finder(recorder))
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: tuple[Tensor | None, Tensor | None, int, int],
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Sequence[int],
+    return_attn_probs: bool,
+) -> Any:
+    window = dict(zip(("window_size_left", "window_size_right"), window_size, strict=True))
+    left_open = {name: value for name, value in window.items() if value >= 0}
+    operator: Any = torch.ops.aten._flash_attention_forward
+    out, logsumexp, _, _, weights = operator(
+        q, k, v, *lengths, dropout_p, causal, False, scale=softmax_scale, **left_open
+    )
+    return (out, logsumexp, weights) if return_attn_probs else out
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = _WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention of (batch, sequence, heads, head size)."""
+    lengths = (None, None, q.shape[1], k.shape[1])
+    return _attention(q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, return_attn_probs)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = _WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Any:
+    """Attention of packed sequences, (tokens, heads, head size), with their cumulated lengths."""
+    lengths = (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k))
+    return _attention(q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, return_attn_probs)
+
+
+def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Attention of (batch, sequence, 3, heads, head size)."""
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **kwargs)
+
+
+def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Attention of queries, and of keys and values as (batch, sequence, 2, heads, head size)."""
+    k, v = kv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **kwargs)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *args: Any, **kwargs: Any
+) -> Any:
+    """Attention of packed sequences, (tokens, 3, heads, head size)."""
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs)
+
+
+def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Attention of packed queries, and of keys and values as (tokens, 2, heads, head size)."""
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, *args, **kwargs)
+
+
+def flash_attn_with_kvcache(*_: Any, **__: Any) -> Any:
+    """Inference only."""
+    raise ForerunError("flash_attn_with_kvcache: inference with a cache can't be traced")
+
+
+# -- other kernels ---------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("flash_attn::rotary", mutates_args=())
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+_rotate.register_fake(lambda x, cos, sin: torch.empty_like(x))
+_rotate.register_autograd(
+    lambda ctx, grad: (_rotate(grad.contiguous(), *ctx.saved_tensors), None, None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[1:]),
+)
+
+
+def apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Rotary embedding of (batch, sequence, heads, head size): one kernel that reads and writes `x`."""
+    made: Tensor = _rotate(x, cos, sin)
+    return made
+
+
+def layer_norm_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *_: Any,
+    eps: float = 1e-6,
+    prenorm: bool = False,
+    is_rms_norm: bool = False,
+    **__: Any,
+) -> Any:
+    """Norm of `x`, to which `residual` is added first; with `prenorm` the sum is answered too."""
+    total = x if residual is None else x + residual
+    shape = weight.shape
+    out = F.rms_norm(total, shape, weight, eps) if is_rms_norm else F.layer_norm(total, shape, weight, bias, eps)
+    return (out, total) if prenorm else out
+
+
+def rms_norm_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    """`layer_norm_fn` without means."""
+    return layer_norm_fn(x, weight, bias, *args, **{**kwargs, "is_rms_norm": True})
+
+
+def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
+    """Rows of `x`."""
+    return x[indices]
+
+
+def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None) -> Any:
+    """Tokens that `attention_mask` (batch, sequence) selects, their places, cumulated lengths, and the longest."""
+    lengths = attention_mask.sum(dim=-1, dtype=torch.int32)
+    indices = attention_mask.flatten().nonzero().flatten()
+    cumulated = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    return hidden_states.flatten(0, 1)[indices], indices, cumulated, int(lengths.max().item()), lengths
+
+
+def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
+    """The tokens back at their places."""
+    made = hidden_states.new_zeros((batch * seqlen, *hidden_states.shape[1:]))
+    made[indices] = hidden_states
+    return made.unflatten(0, (batch, seqlen))
+
+
+# -- as a package ----------------------------------------------------------------------------------------------
+
+_ATTENTION: tuple[Callable[..., Any], ...] = (
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_with_kvcache,
+)
+_MODULES: dict[str, tuple[Callable[..., Any], ...]] = {
+    _NAME: _ATTENTION,
+    f"{_NAME}.flash_attn_interface": _ATTENTION,
+    f"{_NAME}.bert_padding": (index_first_axis, pad_input, unpad_input),
+    f"{_NAME}.layers": (),
+    f"{_NAME}.layers.rotary": (apply_rotary_emb,),
+    f"{_NAME}.ops": (),
+    f"{_NAME}.ops.triton": (),
+    f"{_NAME}.ops.triton.layer_norm": (layer_norm_fn, rms_norm_fn),
+}
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the package, its modules and its metadata."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in _MODULES:
+            return None
+        is_package = any(name.startswith(fullname + ".") for name in _MODULES)
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._recorder.note("flash_attn is not installed: torch's own flash attention stands for it")
+        vars(module).update({function.__name__: function for function in _MODULES[module.__name__]})
+        if module.__name__ == _NAME:
+            vars(module)["__version__"] = VERSION
+
+    def find_distributions(self, context: Any = None) -> Iterable[importlib.metadata.Distribution]:
+        name = getattr(context, "name", None)
+        return [_Distribution()] if name is None or name.replace("-", "_").lower() == _NAME else []
+
+
+class _Distribution(importlib.metadata.Distribution):
+    """What libraries ask before they use the package."""
+
+    def read_text(self, filename: str) -> str | None:
+        message = Message()
+        message["Name"], message["Version"] = "flash-attn", VERSION
+        return {"METADATA": str(message), "top_level.txt": _NAME}.get(filename)
+
+    def locate_file(self, path: Any) -> Path:
+        return Path(path)

@@ -1,0 +1,91 @@
+"""What a program does beyond its own process: a traced one writes no checkpoints and starts no other ranks."""
+
+# mypy: disable-error-code="assignment, attr-defined, method-assign"
+# What torch does is replaced here, which its types don't foresee.
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint
+import torch.multiprocessing
+from torch._subclasses.fake_tensor import FakeTensor
+
+from forerun.common.errors import ForerunError
+from forerun.sources.trace.inside.device.cuda_module import rebind
+from forerun.sources.trace.inside.recorder import Recorder
+
+
+def install(recorder: Recorder, local_rank: int) -> None:
+    """Let the calls that leave the process have no effect."""
+    os.environ.setdefault("WANDB_MODE", "disabled")  # no runs of a traced program in anybody's account
+    _checkpoints(recorder)
+    _processes(recorder, local_rank)
+    _one_device()
+    FakeTensor.__reduce_ex__ = _description
+
+
+def _checkpoints(recorder: Recorder) -> None:
+    """Weights of fakes are worth nothing, and must not take the place of real ones."""
+    save = torch.save
+    distributed: Any = torch.distributed.checkpoint
+
+    def save_elsewhere(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(f, (str, os.PathLike)):  # a buffer of the program's
+            return save(obj, f, *args, **kwargs)
+        return recorder.note("checkpoints are not written while a program is traced")
+
+    def no_save(*_: Any, **__: Any) -> None:
+        recorder.note("checkpoints are not written while a program is traced")
+
+    def no_async_save(*_: Any, **__: Any) -> Future[None]:
+        no_save()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    new: dict[int, Any] = {id(save): save_elsewhere, id(distributed.async_save): no_async_save}
+    new[id(distributed.save)] = no_save
+    rebind(new)
+    if importlib.util.find_spec("safetensors") is not None:
+        module: Any = importlib.import_module("safetensors.torch")
+        module.save_file = module.save_model = no_save
+
+
+def _processes(recorder: Recorder, local_rank: int) -> None:
+    """Where a script starts the ranks of its node itself, this process is one of them."""
+
+    def start(fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+        index = min(local_rank, nprocs - 1)
+        recorder.note(f"the program starts {nprocs} processes itself; number {index} of them is traced")
+        fn(index, *args)
+
+    module: Any = torch.multiprocessing
+    rebind({id(module.spawn): start, id(module.start_processes): start})
+
+
+def _one_device() -> None:
+    """DataParallel over the one GPU that a process has."""
+    core: Any = torch._C
+
+    def scatter(tensor: torch.Tensor, devices: Sequence[int], *_: Any) -> list[torch.Tensor]:
+        if len(devices) > 1:
+            raise ForerunError(
+                f"DataParallel over {len(devices)} GPUs of one process can't be traced; use DistributedDataParallel"
+            )
+        return [tensor.to(torch.device("cuda", devices[0]))]
+
+    core._scatter = scatter
+
+
+def _description(self: Any, _protocol: Any) -> Any:
+    """Pickled, a fake is what is known of it without its data."""
+    return _of_description, (tuple(self.shape), self.stride(), self.dtype, str(self.device), self.requires_grad)
+
+
+def _of_description(shape: Any, stride: Any, dtype: Any, device: str, requires_grad: bool) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device, requires_grad=requires_grad)

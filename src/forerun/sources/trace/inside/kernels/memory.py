@@ -1,0 +1,395 @@
+"""Rules of memory-bound ops that don't read every input once and write every output once in one kernel.
+
+What gathers reads the rows that it takes; what scatters writes the rows that it hits; backward passes of slices fill
+the whole gradient first; lists of tensors go through multi-tensor kernels; copies may leave the device.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+
+from forerun.core.program.builder import OpTableBuilder
+from forerun.sources.trace.inside.kernels.tensors import (
+    Arguments,
+    Kernel,
+    Keywords,
+    Plan,
+    all_bytes,
+    as_int,
+    by_bytes,
+    bytes_of,
+    dtype_name,
+    first_tensor,
+    memory,
+    on_host,
+    plan_named,
+    shape_of,
+    traffic,
+)
+
+_FP32 = 4
+_INDEX = 8
+_SMALL_EMBEDDING = 3072
+"""indices up to which the gradient of an embedding is summed by one kernel, without sorting (Embedding.cu)"""
+_SHARED_BYTES = 48 * 1024
+"""shared memory of a block, in which softmax keeps a row that fits; a longer row is read twice (SoftMax.cu)"""
+_CAT_TENSORS = 128
+"""tensors that one kernel of cat takes (CAT_ARRAY_BATCH_SIZE, Shape.cu)"""
+_CHUNK = 65536
+"""elements of a block of a multi-tensor kernel (MultiTensorApply.cuh)"""
+_BLOCKS = 2240
+_TENSORS = (770, 448, 336, 252, 210)
+_TENSORS_SCALARS = (672, 448, 336, 252, 210)
+"""blocks and, by number of lists, tensors of one multi-tensor kernel, without and with a list of scalars: builds for
+CUDA 13 and later, as torch 2.13's default is (MultiTensorApply.cuh)"""
+_RADIX_BITS = 8
+_SORT_LAUNCHES = 4
+"""kernels of a sort beside its radix passes: iota, histogram, prefix sum, reordering"""
+_SORTED_ROWS_LAUNCHES = 8
+"""kernels that find and sum the segments of sorted indices (EmbeddingBackwardKernel.cu)"""
+
+
+# -- copies ----------------------------------------------------------------------------------------------------
+
+
+def _copied(
+    table: OpTableBuilder, plan: Plan, source: torch.Tensor, target: torch.Tensor, non_blocking: bool
+) -> list[Kernel]:
+    """A copy over the host link (at::native::copy_kernel_cuda).
+
+    Conversions run on the host: what leaves the device has the source's dtype, what comes the target's. A device
+    tensor that is not laid out like the host's is first made so by a kernel. The host waits unless `non_blocking`.
+    """
+    leaves = on_host(target)
+    size = prod(shape_of(target)) * (source if leaves else target).itemsize
+    if size <= 0:
+        return []
+    copy = Kernel(table.host_copy(plan.name, size, dtype_name(source)), 0, True, not non_blocking)
+    on_device = source if leaves else target
+    if on_device.is_contiguous() or on_device.stride() == (target if leaves else source).stride():
+        return [copy]
+    read = bytes_of(on_device) if leaves else size
+    row = Kernel(table.memory("copy_", read, size, 1, dtype=dtype_name(on_device)), size)
+    return [row, copy] if leaves else [copy, row]
+
+
+def _copy_(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    target, source = args[0], args[1]
+    if on_host(target) != on_host(source):
+        return _copied(table, plan, source, target, bool(plan.argument("non_blocking", args, kwargs)))
+    return memory(table, plan, bytes_of(source), bytes_of(target), 1, dtype_name(target))
+
+
+def _to_copy(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    source = args[0]
+    if on_host(source) != on_host(out):
+        return _copied(table, plan, source, out, bool(plan.argument("non_blocking", args, kwargs)))
+    return by_bytes(table, plan, args, kwargs, out)
+
+
+def _to_host(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """A value that the host reads."""
+    if on_host(args[0]):
+        return []
+    return [Kernel(table.host_copy(plan.name, args[0].itemsize, dtype_name(args[0])), 0, True, True)]
+
+
+# -- gather and scatter ------------------------------------------------------------------------------------------
+
+
+def _gather(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """Reads what it takes and the indices. A mask among the indices is turned into indices, whose number the host
+    waits for; indices on the host are copied to the device."""
+    made = first_tensor(out)
+    size = 0 if made is None else prod(shape_of(made)) * made.itemsize
+    indices = [value for argument in args[1:] for value in _tensors(argument)]
+    device = args[0].device
+    kernels = [kernel for index in indices for kernel in _index_kernels(table, plan, index, device)]
+    read = size + sum([bytes_of(index) for index in indices])
+    return kernels + memory(table, plan, read, all_bytes(out), plan.traits.launches, dtype_name(args[0]))
+
+
+def _index_kernels(table: OpTableBuilder, plan: Plan, index: torch.Tensor, device: torch.device) -> list[Kernel]:
+    kernels: list[Kernel] = []
+    if index.device != device and index.dim() > 0:
+        kernels += [Kernel(table.host_copy("copy_", bytes_of(index), dtype_name(index)), 0, True, True)]
+    if index.dtype in (torch.bool, torch.uint8):
+        read = bytes_of(index)
+        kernels += [Kernel(table.memory("nonzero", 2 * read, read, 3, dtype="bool"), sync=True)]
+    return kernels
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, list | tuple) else []
+
+
+def _embedding(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    return _gather(table, plan, (args[0], args[1]), {}, out)
+
+
+def _embedding_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """The table of gradients is filled with zeros, then rows are added; many indices are sorted first (Embedding.cu).
+
+    Sorted rows are summed by segments in fp32, written once a distinct row.
+    """
+    gradient, indices = args[0], args[1]
+    count = prod(shape_of(indices))
+    moved, whole = bytes_of(gradient), bytes_of(out)
+    touched = min(moved, whole)
+    if count <= _SMALL_EMBEDDING:
+        read = moved + count * _INDEX + touched
+        return memory(table, plan, read, whole + touched, 2, dtype_name(gradient))
+    passes = -(-max(1, as_int(args[2]).bit_length()) // _RADIX_BITS)
+    sorted_bytes = count * 2 * _INDEX
+    read = moved + passes * sorted_bytes + sorted_bytes
+    launches = 1 + passes + _SORT_LAUNCHES + _SORTED_ROWS_LAUNCHES
+    partial = touched // gradient.itemsize * _FP32
+    written = whole + touched + passes * sorted_bytes
+    return memory(
+        table, plan, read + partial, written + partial, launches, dtype_name(gradient), 2 * sorted_bytes + partial
+    )
+
+
+def _scatter(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """scatter, index_add, index_copy and their kin: (self, dim, index, values); added rows are read too."""
+    target, index = args[0], args[2]
+    values = plan.argument("src", args, kwargs)
+    values = plan.argument("source", args, kwargs) if values is None else values
+    count = prod(shape_of(index))
+    if plan.name.startswith("index_"):
+        sizes = shape_of(target)
+        count = count * prod(sizes) // max(1, sizes[args[1]]) if sizes else 1
+    hit = count * target.itemsize
+    adds = "add" in plan.name or "reduce" in plan.name or plan.argument("reduce", args, kwargs) is not None
+    read = bytes_of(index) + (hit if values is not None else 0) + (hit if adds else 0)
+    return _onto(table, plan, target, read, min(hit, bytes_of(target)) if not adds else hit, 1)
+
+
+def _onto(
+    table: OpTableBuilder, plan: Plan, target: torch.Tensor, read: int, written: int, launches: int
+) -> list[Kernel]:
+    """Writes into `target`, or into a copy of it where the op is not in place."""
+    if not plan.name.endswith("_"):
+        whole = bytes_of(target)
+        read, written, launches = read + whole, written + whole, launches + 1
+    return memory(table, plan, read, written, launches, dtype_name(target))
+
+
+def _index_put(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """Accumulating puts sort their indices first (index_put_with_sort_kernel); masks with one value fill in place."""
+    target, values = args[0], args[2]
+    indices = _tensors(args[1])
+    adds = bool(plan.argument("accumulate", args, kwargs)) or "accumulate" in plan.name
+    if not adds and as_int(values.numel()) == 1 and all(index.dtype == torch.bool for index in indices):
+        read = bytes_of(target) + sum([bytes_of(index) for index in indices])
+        return _onto(table, plan, target, read, bytes_of(target), 1)
+    kernels = [kernel for index in indices for kernel in _index_kernels(table, plan, index, target.device)]
+    moved = prod(shape_of(values)) * target.itemsize
+    read = moved + sum([bytes_of(index) for index in indices])
+    if not adds:
+        return kernels + _onto(table, plan, target, read, moved, 1)
+    count = max([prod(shape_of(index)) for index in indices], default=0)
+    passes = -(-max(1, prod(shape_of(target)).bit_length()) // _RADIX_BITS)
+    sorting = count * 2 * _INDEX * passes
+    return kernels + _onto(table, plan, target, read + moved + sorting, moved + sorting, passes + _SORT_LAUNCHES + 1)
+
+
+def _fill_then_copy(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """Zeros everywhere, then the argument's elements in their place: backward passes of slices, padding."""
+    moved = bytes_of(args[0])
+    return memory(table, plan, moved, bytes_of(out) + moved, 2, dtype_name(out))
+
+
+def _copy_then_copy(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """A copy of the first argument, part of which the second then replaces: slice_scatter and its kin."""
+    whole, part = bytes_of(args[0]), bytes_of(args[1])
+    return memory(table, plan, whole + part, bytes_of(out) + part, 2, dtype_name(out))
+
+
+# -- softmax and losses ------------------------------------------------------------------------------------------
+
+
+def _row_fits(tensor: torch.Tensor, dim: int) -> bool:
+    sizes = shape_of(tensor)
+    return not sizes or sizes[dim] * tensor.itemsize <= _SHARED_BYTES
+
+
+def _softmax(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    x = args[0]
+    read = bytes_of(x) * (1 if _row_fits(x, args[1]) else 2)
+    return memory(table, plan, read, bytes_of(out), 1, dtype_name(x))
+
+
+def _safe_softmax(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """softmax, then rows without a finite score set to zero: eq, all and where, and the two scalars they need."""
+    kernels = _softmax(table, plan_named(plan, "_softmax"), args, kwargs, out)
+    size, flags = bytes_of(out), prod(shape_of(out))
+    return kernels + memory(table, plan, 2 * size + flags, flags + size, 5, dtype_name(out), flags + size)
+
+
+def _logsumexp(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """amax; abs, eq and masked_fill_ of it; sub, whose result exp_ changes in place; sum, log_ and add_."""
+    size, sums = bytes_of(args[0]), bytes_of(out)
+    return memory(table, plan, 4 * size + 5 * sums, 2 * size + 6 * sums, 9, dtype_name(out), size + sums)
+
+
+def _softmax_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """softmax first multiplies gradient and output, a kernel with a result of its own; log_softmax does not."""
+    gradient, output, dim = args[0], args[1], args[2]
+    size, other, made = bytes_of(gradient), bytes_of(output), bytes_of(out)
+    again = 0 if _row_fits(gradient, dim) else size
+    if plan.name.startswith("_log"):
+        return memory(table, plan, size + other + again, made, 1, dtype_name(out))
+    return memory(table, plan, 2 * (size + other) + again, size + made, 2, dtype_name(out), workspace_bytes=size)
+
+
+def _nll_loss(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """Reads the targets and one score each."""
+    scores, targets = args[0], args[1]
+    read = bytes_of(targets) + prod(shape_of(targets)) * scores.itemsize
+    return memory(table, plan, read, all_bytes(out), 1, dtype_name(scores))
+
+
+def _nll_loss_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """Zeros everywhere, then one entry a target."""
+    targets = args[2]
+    count = prod(shape_of(targets))
+    read = bytes_of(args[0]) + bytes_of(targets)
+    return memory(table, plan, read, bytes_of(out) + count * out.itemsize, 2, dtype_name(out))
+
+
+# -- sorting -----------------------------------------------------------------------------------------------------
+
+
+def _sort(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """A radix sort of keys with their positions: every pass of 8 bits reads and writes both."""
+    keys = args[0]
+    both = prod(shape_of(keys)) * (keys.itemsize + _INDEX)
+    passes = keys.itemsize * 8 // _RADIX_BITS
+    read, written = bytes_of(keys) + passes * both, (passes + 1) * both
+    return memory(table, plan, read, written, passes + _SORT_LAUNCHES, dtype_name(keys), 2 * both)
+
+
+# -- lists of tensors --------------------------------------------------------------------------------------------
+
+
+def multi_tensor_launches(sizes: list[int], lists: int, scalars: bool = False) -> int:
+    """Kernels that multi_tensor_apply launches for tensors of so many elements, `lists` of them together.
+
+    A kernel takes so many chunks of 65536 elements and so many tensors; a tensor may go on in the next kernel.
+    """
+    limits = _TENSORS_SCALARS if scalars else _TENSORS
+    limit = limits[min(lists, len(limits)) - 1]
+    launches = blocks = tensors = 0
+    for size in sizes:
+        chunks = -(-size // _CHUNK)
+        if chunks == 0:
+            continue
+        tensors += 1
+        while chunks:
+            taken = min(chunks, _BLOCKS - blocks)
+            chunks -= taken
+            blocks += taken
+            if blocks == _BLOCKS or (tensors == limit and not chunks):
+                launches += 1
+                blocks, tensors = 0, 1 if chunks else 0
+    return launches + (blocks > 0)
+
+
+def _lists(args: Arguments) -> list[Any]:
+    """The lists of tensors among the arguments."""
+    return [value for value in args if isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor)]
+
+
+def _foreach(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """Multi-tensor kernels; lists of mixed dtypes take one kernel a tensor, unless they are copied."""
+    lists = _lists(args)
+    if not lists:
+        return []
+    read, written = traffic(plan, args, kwargs, out)
+    reduces = plan.name in ("_foreach_norm", "_foreach_max", "_foreach_powsum")
+    depth = len(lists) + (1 if plan.writes_out and not reduces else 0)
+    mixed = plan.name != "_foreach_copy_" and any(len({t.dtype for t in tensors}) > 1 for tensors in lists)
+    if mixed:
+        launches = len(lists[0])
+    else:
+        scalars = any(isinstance(value, list | tuple) and value and isinstance(value[0], float) for value in args)
+        launches = multi_tensor_launches([as_int(t.numel()) for t in lists[0]], depth, scalars) + reduces
+    return memory(table, plan, read, written, max(1, launches), dtype_name(lists[0]))
+
+
+def _fused_optimizer(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """Every list read and written, but for gradients, which are written only where a loss scale is taken out of them,
+    and step counters, which are read."""
+    lists = _lists(args)
+    if not lists:
+        return []
+    read, written = traffic(plan, args, kwargs, out)
+    if plan.argument("grad_scale", args, kwargs) is None:
+        written -= all_bytes(args[1])
+    state = lists[: -1 if plan.argument("state_steps", args, kwargs) else None]
+    launches = multi_tensor_launches([as_int(t.numel()) for t in lists[0]], len(state))
+    return memory(table, plan, read, written, max(1, launches), dtype_name(lists[0]))
+
+
+def _cat(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    read, written = traffic(plan, args, kwargs, out)
+    return memory(table, plan, read, written, -(-len(args[0]) // _CAT_TENSORS), dtype_name(out))
+
+
+def _gather_copy_in(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """FSDP2's copy of its shards into the buffer of an all-gather: a multi-tensor copy."""
+    shards, buffer = args[0], args[1]
+    sizes = [as_int(shard.numel()) for shard in shards]
+    launches = max(1, multi_tensor_launches(sizes, 2))
+    return memory(table, plan, all_bytes(shards), sum(sizes) * buffer.itemsize, launches, dtype_name(buffer))
+
+
+def _triton(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """A Triton kernel of the user's: every tensor that it is given moves once."""
+    given = list(kwargs.get("kwargs", {}).values())
+    return memory(table, plan, all_bytes(given), 0, 1, dtype_name(given))
+
+
+_EMBEDDING_BAG = ("_embedding_bag", "_embedding_bag_forward_only")
+_FILLED = ("slice_backward", "select_backward", "diagonal_backward", "unfold_backward", "constant_pad_nd")
+_SCATTERS = ("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_reduce", "index_fill")
+_PUTS = ("index_put", "_index_put_impl", "_unsafe_index_put", "_unsafe_masked_index_put_accumulate")
+
+
+@cache
+def _foreach_names() -> tuple[str, ...]:
+    names = {name.partition("::")[2].partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    return tuple(name for name in names if name.startswith(("_foreach_", "_amp_foreach_")) and name != "_foreach_mm")
+
+
+MEMORY_RULES: dict[str, Any] = {
+    **dict.fromkeys(("copy_", "copy", "_copy_from", "fsdp::copy_"), _copy_),
+    "_to_copy": _to_copy,
+    **dict.fromkeys(("_local_scalar_dense", "item", "equal", "is_nonzero"), _to_host),
+    **dict.fromkeys(("index", "_unsafe_index", "index_select", "gather", "take"), _gather),
+    **dict.fromkeys(("embedding", *_EMBEDDING_BAG), _embedding),
+    "embedding_dense_backward": _embedding_backward,
+    **dict.fromkeys([name + end for name in _SCATTERS for end in ("", "_")], _scatter),
+    **dict.fromkeys([name + end for name in _PUTS for end in ("", "_")], _index_put),
+    **dict.fromkeys(_FILLED, _fill_then_copy),
+    **dict.fromkeys(("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"), _copy_then_copy),
+    **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
+    "_safe_softmax": _safe_softmax,
+    "logsumexp": _logsumexp,
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax_backward),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _nll_loss),
+    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _nll_loss_backward),
+    **dict.fromkeys(("sort", "argsort", "msort"), _sort),
+    **dict.fromkeys(_foreach_names(), _foreach),
+    **dict.fromkeys([f"_fused_{name}_" for name in ("adam", "adamw", "sgd", "adagrad")], _fused_optimizer),
+    **dict.fromkeys(("cat", "stack", "_stack", "concat"), _cat),
+    "fsdp::all_gather_copy_in": _gather_copy_in,
+    **dict.fromkeys([f"higher_order::triton_kernel_wrapper_{kind}" for kind in ("mutation", "functional")], _triton),
+}

@@ -1,0 +1,155 @@
+"""Kernels of one dispatched operator, as rows of the op table.
+
+`describe` is asked for every operator that a tracer's dispatch mode sees. An operator has a rule of its own (matrix
+products, attention, what gathers or scatters, lists of tensors, host copies), or is costed by its bytes, with what
+`rules.yaml` says of its kernels. One that neither knows is costed by its bytes and marked as guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import resources
+from typing import Any
+
+import torch
+import yaml
+
+from forerun.core.program.builder import OpTableBuilder
+from forerun.sources.trace.inside.kernels.attention import ATTENTION_RULES
+from forerun.sources.trace.inside.kernels.gemm import GEMM_RULES
+from forerun.sources.trace.inside.kernels.memory import MEMORY_RULES
+from forerun.sources.trace.inside.kernels.tensors import (
+    Arguments,
+    Kernel,
+    Keywords,
+    Plan,
+    Traits,
+    by_bytes,
+    first_tensor,
+    plan_of,
+)
+
+__all__ = ["Kernel", "describe"]
+
+Rule = Callable[[OpTableBuilder, Plan, Arguments, Keywords, Any], list[Kernel]]
+_Described = Callable[[OpTableBuilder, Arguments, Keywords, Any], list[Kernel]]
+
+_OWN_RULES: dict[str, Rule] = {**MEMORY_RULES, **GEMM_RULES, **ATTENTION_RULES}
+"""by name, or by "namespace::name" outside of aten"""
+_OF_OTHERS = frozenset(
+    ("prim", "profiler", "c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "_dtensor")
+)
+"""namespaces whose operators launch nothing, or that the tracer records itself (collectives)"""
+_TRUSTED = frozenset(("aten", "prims", "fsdp", "inductor", "inductor_prims", "rngprims", "quantized_decomposed"))
+"""namespaces in which a pointwise or reduction tag is believed"""
+
+_described: dict[Any, _Described] = {}
+
+
+def describe(table: OpTableBuilder, func: Any, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """Kernels that `func(*args, **kwargs)`, which returned `out`, launches on the device; their rows go into `table`.
+
+    `func` is an OpOverload or a higher-order operator. Empty for what launches nothing (views, empty tensors, queries)
+    and for collectives, which the process group records. The tensors may be fake; none is read. Sizes that fake tensors
+    leave open count by their hint.
+    """
+    rule = _described.get(func)
+    if rule is None:
+        rule = _described[func] = _rule_of(func)
+    return rule(table, args, kwargs, out)
+
+
+@cache
+def _data() -> tuple[frozenset[str], dict[str, Traits]]:
+    """Names that launch nothing, and traits by name, of rules.yaml."""
+    text = (resources.files("forerun.sources.trace.inside.kernels") / "rules.yaml").read_text(encoding="utf-8")
+    data = yaml.safe_load(text)
+    traits = {name: Traits() for name in data["one_pass"]}
+    for name, entry in data["traits"].items():
+        traits[name] = Traits(
+            int(entry.get("launches", 1)),
+            tuple(entry.get("unread", ())),
+            tuple(entry.get("twice", ())),
+            bool(entry.get("sync", False)),
+        )
+    return frozenset(data["nothing"]), traits
+
+
+def _nothing(table: OpTableBuilder, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    return []
+
+
+def _unless_view(plan: Plan, table: OpTableBuilder, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """A composite operator (reshape, contiguous) that returns a view where it can and a copy elsewhere."""
+    given, made = first_tensor(args), first_tensor(out)
+    if given is None or made is None or given.untyped_storage()._cdata == made.untyped_storage()._cdata:
+        return []
+    return by_bytes(table, plan, args, kwargs, out)
+
+
+def _unwrapped(
+    result: Callable[[Any], Any], table: OpTableBuilder, args: Arguments, kwargs: Keywords, out: Any
+) -> list[Kernel]:
+    """A higher-order operator that runs the operator it is given: everything after it are its arguments."""
+    for index, value in enumerate(args):
+        if isinstance(value, torch._ops.OpOverload):
+            return describe(table, value, tuple(args[index + 1 :]), kwargs, result(out))
+    return []
+
+
+_WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "run_and_save_rng_state": lambda out: out[1],
+    "run_with_rng_state": lambda out: out,
+    "graphsafe_run_with_rng_state": lambda out: out,
+    "run_dtensor_rng_op": lambda out: out,
+    "with_effects": lambda out: out[1:],
+}
+"""higher-order operators that run the operator they are given, with where its result is in theirs"""
+
+
+def _rule_of(func: Any) -> _Described:
+    if not isinstance(func, torch._ops.OpOverload):
+        return _rule_of_higher_order(str(getattr(func, "_name", func)))
+    nothing, traits = _data()
+    schema = func._schema
+    namespace, _, name = schema.name.partition("::")
+    if namespace in _OF_OTHERS or (namespace == "aten" and name in nothing) or torch.Tag.inplace_view in func.tags:
+        return _nothing
+    key = name if namespace == "aten" else schema.name
+    own = _OWN_RULES.get(key)
+    known = traits.get(key)
+    if known is None and own is None:
+        known = traits.get(key.removesuffix("_"))
+    trusted = namespace == "prims" or (namespace in _TRUSTED and _tagged(namespace, name))
+    guessed = own is None and known is None and not trusted
+    plan = plan_of(name, schema, known or Traits(), guessed)
+    if own is not None:
+        return _bound(own, plan)
+    if func.is_view:
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "CompositeImplicitAutograd")
+        return partial(_unless_view, plan) if composite else _nothing
+    return _bound(by_bytes, plan)
+
+
+def _tagged(namespace: str, name: str) -> bool:
+    """Whether any overload is said to be pointwise or a reduction; those in place often are not where others are."""
+    operators = getattr(torch.ops, namespace)
+    packets = [getattr(operators, n, None) for n in (name, name.removesuffix("_"))]
+    overloads = [getattr(packet, o) for packet in packets if packet is not None for o in packet.overloads()]
+    return any({torch.Tag.pointwise, torch.Tag.reduction} & set(overload.tags) for overload in overloads)
+
+
+def _rule_of_higher_order(name: str) -> _Described:
+    if name in _WRAPPERS:
+        return partial(_unwrapped, _WRAPPERS[name])
+    own = _OWN_RULES.get(f"higher_order::{name}")
+    guessed = own is None or name.startswith("triton")
+    return _bound(own or by_bytes, plan_of(name, None, Traits(), guessed))
+
+
+def _bound(rule: Rule, plan: Plan) -> _Described:
+    def described(table: OpTableBuilder, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+        return rule(table, plan, args, kwargs, out)
+
+    return described

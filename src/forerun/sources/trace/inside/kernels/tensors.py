@@ -1,0 +1,251 @@
+"""What the op rules read of tensors and operator schemas: bytes, dtype names, which arguments are read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from forerun.core.program.builder import OpTableBuilder
+
+READ, WRITE = 1, 2
+"""bits of an argument's use"""
+UNKNOWN = 0
+"""what a size counts as that the fake tensors leave open and that has no hint"""
+
+DTYPE_NAMES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
+    torch.float8_e4m3fnuz: "fp8",
+    torch.float8_e5m2fnuz: "fp8",
+    torch.float8_e8m0fnu: "fp8",
+    torch.float4_e2m1fn_x2: "nvfp4",
+    torch.complex64: "complex64",
+    torch.complex128: "complex128",
+    torch.int64: "int64",
+    torch.int32: "int32",
+    torch.int16: "int16",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.bool: "bool",
+}
+
+_LISTS = (list, tuple)
+_MOVED = (torch.Tensor, list, tuple)
+
+Arguments = tuple[Any, ...]
+Keywords = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel (or copy) that an op launches on the device."""
+
+    op: int
+    """row of the op table"""
+    workspace_bytes: int = 0
+    """memory that the op allocates and frees itself"""
+    host_copy: bool = False
+    """between host and device memory"""
+    sync: bool = False
+    """the host waits for its end"""
+    guessed: bool = False
+    """no rule knows the op: it is costed by the bytes of its tensors"""
+
+
+def as_int(size: Any) -> int:
+    """A size as a number: itself, a symbol's hint, or UNKNOWN for a symbol without one."""
+    if type(size) is int:
+        return size
+    node = getattr(size, "node", None)
+    if node is None:
+        return int(size)
+    return int(node.hint) if node.has_hint() else UNKNOWN
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Sizes as numbers."""
+    return tuple([as_int(size) for size in tensor.shape])
+
+
+def elements(tensor: torch.Tensor) -> int:
+    """Distinct elements of memory behind `tensor`: dims of stride 0 count once, overlapping windows once."""
+    count = tensor.numel()
+    if type(count) is not int:
+        return as_int(count)
+    if count <= 1 or tensor.layout is not torch.strided or tensor.is_contiguous():
+        return count
+    span = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride == 0:
+            count //= size
+        else:
+            span += (size - 1) * stride
+    return min(count, span)
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of memory behind `tensor`; a 0-dim tensor of the host is an argument of the kernel and counts nothing."""
+    count = elements(tensor)
+    if count == 1 and tensor.dim() == 0 and tensor.device.type == "cpu":
+        return 0
+    return count * tensor.itemsize
+
+
+def all_bytes(value: Any) -> int:
+    """Bytes of a tensor, or of all tensors in a list or tuple; of anything else 0."""
+    if isinstance(value, torch.Tensor):
+        return bytes_of(value)
+    total = 0
+    if isinstance(value, _LISTS):
+        for item in value:
+            if isinstance(item, torch.Tensor):
+                total += bytes_of(item)
+            elif isinstance(item, _LISTS):
+                total += all_bytes(item)
+    return total
+
+
+def first_tensor(*values: Any) -> torch.Tensor | None:
+    """The first tensor in `values`, looking into lists and tuples."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, _LISTS):
+            found = first_tensor(*value)
+            if found is not None:
+                return found
+    return None
+
+
+def dtype_name(*values: Any) -> str:
+    """Short name of the dtype of the first tensor in `values`; "" without one."""
+    tensor = first_tensor(*values)
+    return "" if tensor is None else DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+
+
+def on_host(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` lies in host memory."""
+    return bool(tensor.device.type == "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What differs from "reads every input once, writes every output once, in one kernel"."""
+
+    launches: int = 1
+    unread: tuple[int, ...] = ()
+    """positions of arguments whose data is not read"""
+    twice: tuple[int, ...] = ()
+    """positions of arguments that are read in two passes"""
+    sync: bool = False
+    """the host waits to learn the size of the result"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How an operator uses its arguments, from its schema: made once per operator."""
+
+    name: str
+    """without namespace and overload"""
+    position: Mapping[str, int]
+    defaults: Mapping[str, Any]
+    use: Sequence[int]
+    """READ and WRITE bits of each positional argument"""
+    keyword_use: Mapping[str, int]
+    writes_out: bool
+    """returns fresh tensors"""
+    traits: Traits
+    guessed: bool
+
+    def argument(self, name: str, args: Arguments, kwargs: Keywords) -> Any:
+        """The argument `name` of a call, or its default; None for a name that the schema lacks."""
+        index = self.position.get(name)
+        if index is not None and index < len(args):
+            return args[index]
+        return kwargs.get(name, self.defaults.get(name))
+
+
+def plan_of(name: str, schema: Any, traits: Traits, guessed: bool) -> Plan:
+    """Plan of an operator with this schema (None: a higher-order operator, all of whose tensors are read)."""
+    if schema is None:
+        return Plan(name, {}, {}, (), {}, True, traits, guessed)
+    position: dict[str, int] = {}
+    defaults: dict[str, Any] = {}
+    use: list[int] = []
+    keyword_use: dict[str, int] = {}
+    for index, argument in enumerate(schema.arguments):
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        bits = 0 if index in traits.unread or (written and argument.is_out) else READ
+        bits |= WRITE if written else 0
+        if argument.has_default_value():
+            defaults[argument.name] = argument.default_value
+        keyword_use[argument.name] = bits
+        if not argument.kwarg_only:
+            position[argument.name] = index
+            use.append(bits)
+    fresh = any(returned.alias_info is None for returned in schema.returns)
+    return Plan(name, position, defaults, use, keyword_use, fresh, traits, guessed)
+
+
+def plan_named(plan: Plan, name: str) -> Plan:
+    """`plan` for rows of another name."""
+    return replace(plan, name=name)
+
+
+def traffic(plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> tuple[int, int]:
+    """Bytes read and written by a call: every tensor once, by its use."""
+    read = written = 0
+    use = plan.use
+    known = len(use)
+    for index, value in enumerate(args):
+        if isinstance(value, _MOVED):
+            size = all_bytes(value)
+            bits = use[index] if index < known else READ
+            if bits & READ:
+                read += size
+            if bits & WRITE:
+                written += size
+    for name, value in kwargs.items():
+        if isinstance(value, _MOVED):
+            size = all_bytes(value)
+            bits = plan.keyword_use.get(name, READ)
+            if bits & READ:
+                read += size
+            if bits & WRITE:
+                written += size
+    for index in plan.traits.twice:
+        if index < len(args):
+            read += all_bytes(args[index])
+    if plan.writes_out:
+        written += all_bytes(out)
+    return read, written
+
+
+def memory(
+    table: OpTableBuilder,
+    plan: Plan,
+    read: float,
+    written: float,
+    launches: int,
+    dtype: str,
+    workspace_bytes: int = 0,
+    flops: float = 0.0,
+) -> list[Kernel]:
+    """One memory-bound row named after the operator; nothing where no byte moves."""
+    if read + written <= 0:
+        return []
+    row = table.memory(plan.name, read, written, launches, flops, dtype)
+    return [Kernel(row, workspace_bytes, sync=plan.traits.sync, guessed=plan.guessed)]
+
+
+def by_bytes(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    """The default rule: every input read once, every output written once."""
+    read, written = traffic(plan, args, kwargs, out)
+    return memory(table, plan, read, written, plan.traits.launches, dtype_name(out, args))

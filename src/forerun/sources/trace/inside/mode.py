@@ -1,0 +1,294 @@
+"""VirtualMode: every operation of the program passes here, runs on fakes where it is of the device, and is recorded.
+
+Tensors on 'cuda' are fake: they have shapes, strides and dtypes, and no data. So are parameters wherever they are, and
+large tensors on the CPU, so that a model of any size fits. Small CPU tensors stay real: data loaders, random numbers
+and bookkeeping run as they would.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch._library.custom_ops import OPDEFS
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forerun.sources.trace.inside.device.device_kernels import OWN_KERNELS
+from forerun.sources.trace.inside.kernels.rules import describe
+from forerun.sources.trace.inside.kernels.shapes import tried_on_cpu
+from forerun.sources.trace.inside.recorder import Recorder
+from forerun.sources.trace.inside.values import Oracle, set_value
+
+aten = torch.ops.aten
+_LARGEST_REAL = 1 << 22
+"""elements of a tensor that a program makes on the CPU and that is real"""
+_DEVICE = torch.ops.prim.device.default
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_AROUND_COLLECTIVES = ("cplib",)
+"""namespaces of such operators: context parallelism of flex attention"""
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_COPIES = (aten._to_copy.default, aten.copy_.default)
+Handler = Callable[..., tuple[bool, Any]]
+
+
+class VirtualMode(TorchDispatchMode):
+    """The mode under which a traced program runs from its first line on."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    def __init__(self, recorder: Recorder, oracle: Oracle, communication: Handler) -> None:
+        """`communication(func, args, kwargs, recorder)` answers collectives that arrive as operations."""
+        super().__init__()
+        FakeTensorMode.avoid_device_init = property(lambda _: True)  # type: ignore[assignment]
+        torch._C._set_only_lift_cpu_tensors(True)
+        self.fake = _fakes()
+        self.recorder, self.oracle, self._communication = recorder, oracle, communication
+        self._last: Any = None
+        self._lock = threading.RLock()
+
+    # -- which world an operation belongs to ------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with self._lock:  # threads of the program share the fakes
+            return self._dispatch(func, types, args, kwargs)
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        if torch._C._get_dispatch_mode(_FAKE) not in (None, self.fake):
+            return func(*args, **kwargs)  # somebody's own fakes: shapes are tried out
+        for cls in types:
+            if cls not in _PLAIN and not issubclass(cls, FakeTensor):
+                return NotImplemented
+        tensors = _tensors(args, kwargs)
+        fakes = [t for t in tensors if isinstance(t, FakeTensor)]
+        if fakes:
+            foreign = next((t for t in fakes if t.fake_mode is not self.fake), None)
+            if foreign is not None:
+                with foreign.fake_mode:
+                    return func(*args, **kwargs)
+            return self._on_fakes(func, types, tensors, args, kwargs)
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "cuda":
+            return self._on_fakes(func, types, tensors, args, kwargs)
+        if not tensors and (device is None or torch.device(device).type == "cpu") and _large(args, kwargs):
+            return self._on_fakes(func, types, tensors, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _on_fakes(self, func: Any, types: Any, tensors: Any, args: Any, kwargs: Any) -> Any:
+        self._last = func
+        if _is_composite(func):  # torch takes it apart itself, unless autograd's keys are switched off
+            with self:
+                return func.decompose(*args, **kwargs)
+        body = _unfused_flex(func) if not self.recorder.compiled else None
+        body = body or _body(func)
+        if body is not None:
+            with self:
+                return body(*args, **kwargs)
+        if func is aten._local_scalar_dense.default:
+            return self._scalar(func, args, kwargs)
+        handled, out = self._communication(func, args, kwargs, self.recorder)
+        if handled:
+            self.seen(out)
+            return out
+        if func is aten.embedding.default:
+            self.recorder.embedded(args[1].numel())
+        if func in _COPIES:
+            handled, out = self._to_host(func, args, kwargs)
+            if handled:
+                return out
+        real = self.oracle.shape_of(func, args, kwargs)
+        if real is not None:
+            out = self._like(real, args[0].device)
+            self._record(func, args, kwargs, out, tensors)
+            return out
+        if func is aten.index.Tensor or func is aten.index_put_.default or func is aten.index_put.default:
+            args = (args[0], [i for index in args[1] for i in self._index(index)], *args[2:])
+        elif func is aten.equal.default:
+            return self.oracle.scalar(args[0]) is not None
+        out = self._run(func, types, args, kwargs)
+        if tensors and not isinstance(tensors[0], FakeTensor) and out is not None and _writes_first(func):
+            out = tensors[0]
+        self._record(func, args, kwargs, out, tensors)
+        self.oracle.follow(func, tensors, args, kwargs, out)
+        return out
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            with self.fake:
+                return func(*args, **kwargs)
+        try:
+            return self.fake.dispatch(func, types, args, kwargs)
+        except UnsupportedOperatorException:
+            if _writes_first(func):  # fused SGD has no fake, and needs none
+                return args[0] if func._schema.returns else None
+            return self._like(_shapes(tried_on_cpu(func, args, kwargs)), args[0].device)
+
+    def last_operation(self) -> str:
+        """Name of the last operation on fakes."""
+        return "" if self._last is None else str(self._last)
+
+    # -- recording ---------------------------------------------------------------------------------------------
+
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any, tensors: Any) -> None:
+        recorder = self.recorder
+        if recorder.paused:
+            return
+        node = -1
+        if recorder.recording and (_on_device(out) or any(t.device.type == "cuda" for t in tensors)):
+            for kernel in describe(recorder.ops, func, args, kwargs, out):
+                number = recorder.node(kernel.op, sync=kernel.sync)
+                node = number if node < 0 else node
+                if kernel.workspace_bytes:
+                    recorder.workspace(kernel.workspace_bytes, number)
+                if kernel.guessed:
+                    recorder.note(f"no rule for {func}: costed by its bytes")
+        self.seen(out, node)
+
+    def seen(self, out: Any, node: int = -1) -> None:
+        """Follow the memory of tensors on the device, made by `node` (unless named: before the next)."""
+        if isinstance(out, torch.Tensor):
+            if isinstance(out, FakeTensor) and out.fake_device.type == "cuda":
+                storage = out.untyped_storage()
+                if not self.recorder.follows(storage):
+                    self.recorder.allocated(storage, storage.nbytes(), node)
+        elif isinstance(out, (list, tuple)):
+            for one in out:
+                self.seen(one, node)
+
+    def _scalar(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if args[0].device.type == "cuda":
+            for kernel in describe(self.recorder.ops, func, args, kwargs, None):
+                self.recorder.node(kernel.op, sync=kernel.sync)
+        return self.oracle.scalar(args[0])
+
+    # -- where data would be needed ----------------------------------------------------------------------------
+
+    def _to_host(self, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+        """Small tensors become real when they come to the host: what is known of them, or the oracle's word."""
+        if func is aten.copy_.default:
+            target, source = args[:2]
+            if isinstance(target, FakeTensor) or not isinstance(source, FakeTensor):
+                return False, None
+            self._record(func, args, kwargs, target, [source])
+            target.copy_(self.oracle.on_host(source).expand(target.shape))
+            return True, target
+        source, device = args[0], kwargs.get("device")
+        host = device is not None and torch.device(device).type == "cpu" and source.device.type == "cuda"
+        if not host or source.numel() > _LARGEST_REAL:
+            return False, None
+        out = self.oracle.on_host(source).to(kwargs.get("dtype") or source.dtype)
+        self._record(func, args, kwargs, out, [source])
+        return True, out
+
+    def _index(self, index: Any) -> list[Any]:
+        """A boolean mask as the indices that it selects, one for each dimension; other indices as they are."""
+        if not isinstance(index, FakeTensor) or index.dtype not in (torch.bool, torch.uint8):
+            return [index]
+        real = self.oracle.shape_of(aten.nonzero.default, (index,), {})
+        assert isinstance(real, torch.Tensor)
+        return [self._like(real[:, d].contiguous(), index.device) for d in range(index.dim())]
+
+    def _like(self, real: Any, device: torch.device) -> Any:
+        """Fakes on `device` like real (or meta) tensors, whose values they know."""
+        if isinstance(real, (list, tuple)):
+            return tuple(self._like(r, device) for r in real)
+        if not isinstance(real, torch.Tensor):
+            return real
+        with self.fake:
+            fake = torch.empty(real.shape, dtype=real.dtype, device=device)
+        if real.device.type == "cpu":
+            set_value(fake, real)
+        return fake
+
+    def as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A fake on the same device, knowing the value if it is small."""
+        fake: torch.Tensor = self.fake.from_tensor(tensor, static_shapes=True)
+        set_value(fake, tensor)
+        return fake
+
+
+def _fakes() -> Any:
+    """Fakes that carry no constants of torch's own, which would be computed on a device that has no kernels. Copies of
+    tensors share the mode. The class must be torch's own: higher-order operators ask for it."""
+    mode: Any = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
+    mode.may_turn_const = lambda _tensor: False
+    mode.allow_fallback_kernels = False
+    FakeTensorMode.__deepcopy__ = lambda self, _memo: self  # type: ignore[attr-defined]
+    return mode
+
+
+def _shapes(real: Any) -> Any:
+    """Real tensors without their data."""
+    if isinstance(real, (list, tuple)):
+        return tuple(map(_shapes, real))
+    return real.to("meta") if isinstance(real, torch.Tensor) else real
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    if not isinstance(func, torch._ops.OpOverload) or func in OWN_KERNELS:
+        return False
+    return func.has_kernel_for_dispatch_key(_COMPOSITE)
+
+
+@cache
+def _body(func: Any) -> Callable[..., Any] | None:
+    """The Python function behind an operator, where that is better than its fake: torch wraps operators around
+    collectives, which a fake would hide, and programs define operators without a fake."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return None
+    definition: Any = OPDEFS.get(func._schema.name)
+    if definition is None or (func.namespace not in _AROUND_COLLECTIVES and definition._abstract_fn is not None):
+        return None
+    return definition._backend_fns.get("cuda", definition._init_fn)
+
+
+def _unfused_flex(func: Any) -> Callable[..., Any] | None:
+    """What flex attention runs outside of compiled code: operations one by one, around all scores in fp32."""
+    if not isinstance(func, torch._ops.HigherOrderOperator):
+        return None
+    flex = importlib.import_module("torch._higher_order_ops.flex_attention")
+    bodies = {flex.flex_attention: flex.sdpa_dense, flex.flex_attention_backward: flex.sdpa_dense_backward}
+    return bodies.get(func)
+
+
+def _writes_first(func: Any) -> bool:
+    name = func._schema.name if hasattr(func, "_schema") else ""
+    return bool(name.endswith("_")) and not name.endswith("__")
+
+
+def _on_device(out: Any) -> bool:
+    if isinstance(out, torch.Tensor):
+        return out.device.type == "cuda"
+    return isinstance(out, (list, tuple)) and any(_on_device(one) for one in out)
+
+
+def _tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [v for v in value if isinstance(v, torch.Tensor)]
+    return found
+
+
+def _large(args: Any, kwargs: Any) -> bool:
+    """Whether a factory makes a large tensor: its first argument that is a list of numbers is its size."""
+    for value in (*args, kwargs.get("size", ())):
+        if isinstance(value, (list, tuple, torch.Size)) and value and all(type(v) is int for v in value):
+            return prod(value) > _LARGEST_REAL
+    return bool(args) and type(args[0]) is int and args[0] > _LARGEST_REAL

@@ -1,0 +1,124 @@
+"""A plan applied to a model with PyTorch's own parallelism, in torchtitan's order.
+
+Expert and tensor parallelism first, then activation checkpointing, compilation layer by layer, and data parallelism
+around it all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from forerun.common.errors import ForerunError
+from forerun.describe.plan.plan import Plan
+from forerun.sources.trace.inside.parallelize.checkpoint import checkpoint_layers
+from forerun.sources.trace.inside.parallelize.data import DTYPES, data_parallel, is_sharded
+from forerun.sources.trace.inside.parallelize.depth import blocks
+from forerun.sources.trace.inside.parallelize.expert import expert_parallel
+from forerun.sources.trace.inside.parallelize.mesh import Meshes
+from forerun.sources.trace.inside.parallelize.tensor import Styles, tensor_parallel
+
+Note = Callable[[str], None]
+
+
+def check_traceable(plan: Plan, note: Note) -> None:
+    """Refuse what PyTorch does not have; note what is traced as something else.
+
+    Raises:
+        ForerunError: the plan asks for something that has no counterpart in PyTorch.
+    """
+    if plan.offload == "optimizer":
+        raise ForerunError("plan: offload optimizer has no counterpart in PyTorch; offload params can be traced")
+    if plan.activation_offload not in (0.0, 1.0):
+        raise ForerunError(
+            f"plan: activation_offload {plan.activation_offload:g}: PyTorch's save_on_cpu takes all saved activations"
+            " or none; use 0 or 1"
+        )
+    if plan.cp > 1 and plan.cp_method == "ulysses":
+        raise ForerunError("plan: cp_method ulysses has no counterpart in PyTorch's context_parallel; use ring")
+    if plan.cp > 1 and plan.cp_load_balance == "striped":
+        raise ForerunError(
+            "plan: cp_load_balance striped has no counterpart in PyTorch's context_parallel; use head_tail or none"
+        )
+    if plan.zero_stage in (1, 2) and plan.fsdp > 1:
+        raise ForerunError(
+            f"plan: zero_stage {plan.zero_stage} has no counterpart among PyTorch's fully_shard and DDP;"
+            " zero_stage must be 0 (DDP) or 3 (FSDP2) to be traced"
+        )
+    if plan.ep > 1 and not is_sharded(plan):
+        raise ForerunError(f"plan: ep {plan.ep} needs zero_stage 3 to be traced: DDP would mix gradients of experts")
+    if plan.precision not in DTYPES and plan.precision != "fp8":
+        raise ForerunError(f"plan: precision {plan.precision} can't be traced; known: {', '.join(DTYPES)}, fp8")
+    if plan.cuda_graphs:
+        note("cuda_graphs: traced without graphs; they change what the host costs, not the kernels")
+    if plan.async_tp and not plan.compile:
+        note("async_tp: the compiler fuses products with their collectives; without compile they are traced apart")
+    if not plan.overlap_grad_reduce:
+        note("overlap_grad_reduce false: DDP and FSDP2 always overlap; traced so")
+
+
+def parallelize(
+    model: nn.Module,
+    layers: Sequence[nn.Module],
+    meshes: Meshes,
+    plan: Plan,
+    tp_plan: Styles | None,
+    note: Note,
+) -> nn.Module:
+    """`model`, on the meta device, sharded, wrapped and given memory on the device. `layers` contain its layers.
+
+    Raises:
+        ForerunError: the plan does not fit the model.
+    """
+    if plan.master_dtype != "fp32":
+        model.to(DTYPES[plan.master_dtype])
+    experts: set[nn.Module] = set()
+    if plan.ep > 1:
+        experts = expert_parallel(model, meshes, plan)
+    if plan.tp > 1:
+        tensor_parallel(model, meshes.axis("tp"), plan, tp_plan, note)
+        if plan.async_tp and plan.compile:
+            _fuse_with_products(meshes.axis("tp"))
+    checkpoint_layers(layers, plan)
+    if plan.compile:
+        compile_layers(model, layers)
+    host = "cpu" if plan.offload == "params" else "cuda"
+    if not is_sharded(plan):
+        materialise(model, host)  # DDP looks at the device of parameters
+    wrapped = data_parallel(model, layers, meshes, plan, experts, note)
+    if is_sharded(plan):
+        materialise(model, host)
+    return wrapped
+
+
+def _fuse_with_products(mesh: Any) -> None:
+    """Let the compiler run collectives of `mesh` piece by piece with the products around them."""
+    config: Any = import_module("torch._inductor.config")
+    config._micro_pipeline_tp = True
+    import_module("torch.distributed._symmetric_memory").enable_symm_mem_for_group(mesh.get_group().group_name)
+
+
+def materialise(model: nn.Module, device: str, buffer_device: str = "cuda") -> None:
+    """Memory for parameters and buffers on the meta device; what is shared stays so."""
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(weight) not in made:
+                made[id(weight)] = nn.Parameter(torch.empty_like(weight, device=device), weight.requires_grad)
+            module._parameters[name] = made[id(weight)]
+        for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+            if buffer.device.type == "meta":
+                module._buffers[name] = made.setdefault(id(buffer), torch.empty_like(buffer, device=buffer_device))
+
+
+def compile_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """`torch.compile` of each layer, or of a model that has none."""
+    found = blocks(layers)
+    for container, name in found:
+        container.get_submodule(name).compile(fullgraph=True)
+    if not found:
+        model.compile(fullgraph=True)

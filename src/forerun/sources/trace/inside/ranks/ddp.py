@@ -1,0 +1,72 @@
+"""DistributedDataParallel, with torch's own Reducer in C++.
+
+After the first backward the Reducer puts gradients into buckets in the order in which they became ready. It takes that
+order from rank 0: the indices go to the device, through a broadcast, and back. They must come back as they left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forerun.core.program.types import Category
+from forerun.sources.trace.inside.device import sync_batch_norm
+from forerun.sources.trace.inside.device.cuda_module import built_for_cuda
+from forerun.sources.trace.inside.ranks.transport import Transport
+from forerun.sources.trace.inside.recorder import Recorder
+
+_dist: Any = dist
+
+
+_Mode: Any = TorchDispatchMode
+
+
+class _CopiesAreKnown(_Mode):
+    """What is copied from the host to the device is known there, whatever was there before."""
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.copy_.default and isinstance(args[0], FakeTensor):
+            source = args[1]
+            if not isinstance(source, FakeTensor):
+                Transport.values.put(args[0], source)
+        return out
+
+
+def install(recorder: Recorder) -> None:
+    """Let DistributedDataParallel work on the virtual device. What happens once only is no part of a step."""
+    sync_batch_norm.install()
+    rebuild = _dist.Reducer._rebuild_buckets
+
+    class Logger(_dist.Logger):
+        """The run-time statistics ask for a timer of the device, which only a CUDA build has."""
+
+        def set_runtime_stats_and_log(self) -> None:
+            """Nothing was measured."""
+
+    def rebuild_buckets(reducer: Any) -> bool:
+        with recorder.beforehand(Category.GRADIENT), _CopiesAreKnown():
+            return bool(rebuild(reducer))
+
+    def builtin_hook(ddp: Any, kind: Any) -> None:
+        compresses = kind == _dist.BuiltinCommHookType.FP16_COMPRESS
+        hook = default_hooks.fp16_compress_hook if compresses else default_hooks.allreduce_hook
+        ddp.register_comm_hook(ddp.process_group, hook)
+
+    if built_for_cuda():  # its timer makes real events from the second forward on that the Reducer counts
+        _dist.Reducer.prepare_for_forward = lambda _reducer: None
+    _dist.Logger = Logger
+    # The ones in C++ want futures that only C++ makes; Python's issue the same collectives.
+    wrapper: Any = DistributedDataParallel
+    wrapper._register_builtin_comm_hook = builtin_hook
+    _dist.Reducer._rebuild_buckets = rebuild_buckets

@@ -1,0 +1,483 @@
+"""VirtualGroup: a process group of any size in one process. Collectives are recorded; nothing is sent.
+
+Every backend name makes one. Each method of `ProcessGroup` that a program, torch's Python or its C++ (DDP's Reducer)
+calls is overridden, so that a collective on tensors of the device is one node of the recorder:
+
+* bytes are the full buffer (nccl-tests): an all-gather's output, a reduce-scatter's or an all-to-all's whole input;
+* `async_op=False` runs on the current stream, `async_op=True` on the group's own stream, where `Work.wait` lets the
+  current stream wait for it (torch 2.13, ProcessGroupNCCL.cpp, `collective`);
+* sends and receives of a batch run on the group's stream; others have one stream per pair of ranks, unless the group is
+  bound to a device (`pointToPoint`, "eager initialization mode");
+* a barrier is an all-reduce of one float, and the host waits.
+
+Data that is real or known is answered as if every peer held the same (`symmetric.py`), except that sends and receives
+of it go through the mailbox to the peer's process. Collectives on CPU tensors are not recorded.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+
+from forerun.common.errors import ForerunError
+from forerun.core.program.types import Collective
+from forerun.sources.trace.inside.kernels.tensors import dtype_name
+from forerun.sources.trace.inside.ranks import functional, groups, objects, stores
+from forerun.sources.trace.inside.ranks.mailbox import Mailbox
+from forerun.sources.trace.inside.ranks.symmetric import Values, own_chunk, reduced
+from forerun.sources.trace.inside.ranks.transport import Transport, no_peer
+from forerun.sources.trace.inside.ranks.work import Work
+from forerun.sources.trace.inside.recorder import Event, Recorder
+
+handle = functional.handle
+_dist: Any = dist
+_ProcessGroup: Any = _dist.ProcessGroup
+_SMALL = 1 << 12
+"""elements of an integer message on the device that may steer the program: its data is delivered"""
+
+
+def install(
+    recorder: Recorder,
+    known_value: Callable[[Any], Any] | None = None,
+    set_value: Callable[[Any, Any], None] | None = None,
+    mailbox: Mailbox | None = None,
+) -> None:
+    """Let torch.distributed make virtual groups. Without `mailbox`, that of the environment is used, if there is one.
+
+    `known_value(tensor)` is the real data of a fake tensor or None; `set_value(fake, real)` makes it known.
+    """
+    Transport.recorder = recorder
+    Transport.values = Values(known_value, set_value)
+    Transport.mailbox = mailbox or Mailbox.from_environment(recorder.rank)
+    groups.install(VirtualGroup)
+    stores.install()
+    objects.install()
+
+
+class _Backend:
+    """What `_get_backend` answers."""
+
+    supports_splitting = supports_coalescing = True
+    supports_time_estimate = False
+
+    def __init__(self, group: VirtualGroup, name: str, options: Any) -> None:
+        self._group, self._name, self.options = group, name, options
+
+    def name(self) -> str:
+        return self._name
+
+    def rank(self) -> int:
+        return int(self._group.rank())
+
+    def size(self) -> int:
+        return int(self._group.size())
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Nothing to do."""
+
+    _set_sequence_number_for_group = eager_connect_single_device = perform_nocolor_split = _nothing
+    _set_default_timeout = abort = shutdown = _nothing
+
+    def comm_split_count(self) -> int:
+        return 0
+
+    def get_error(self) -> Any:
+        return None
+
+
+class VirtualGroup(_ProcessGroup):
+    """One process group. `ranks` are its global ranks, `rank` is this process's place among them."""
+
+    def __init__(
+        self, rank: int, ranks: Sequence[int], label: str, backends: dict[str, str], store: Any, options: Any = None
+    ) -> None:
+        super().__init__(rank, len(ranks))
+        self.ranks, self.label, self._store = tuple(ranks), label, store
+        self.rank_, self.size_ = rank, len(ranks)
+        self.backends = backends
+        """name of the backend by device type"""
+        self._options = options
+        self._name = self._desc = ""
+        self._batch: list[tuple[bool, torch.Tensor, int, int]] | None = None
+        self._batch_works: list[Work] = []
+        self._sequence: dict[tuple[int, int, int], int] = {}
+        self._key = zlib.crc32(b",".join(b"%d" % r for r in self.ranks))
+        """the same on all members"""
+
+    # -- what a group is --------------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        names = list(self.backends.values())
+        return "nccl" if "nccl" in names else names[0]
+
+    name = getBackendName
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    setGroupName = _set_group_name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._desc = description
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    setGroupDesc = _set_group_desc
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(name) for name in self.backends if name in ("cpu", "cuda")]
+
+    def _get_backend(self, device: Any) -> Any:
+        kind = torch.device(device).type
+        if kind not in self.backends:
+            raise RuntimeError(f"No backend type associated with device type {kind}")
+        return _Backend(self, self.backends[kind], self._options)
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: Any = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> VirtualGroup | None:
+        """The group of these ranks (numbers within this group); None where this process is not one of them."""
+        if self.rank_ not in ranks:
+            return None
+        members = [self.ranks[r] for r in ranks]
+        kinds = self.backends if device_types is None else {d.type: self.backends[d.type] for d in device_types}
+        made = VirtualGroup(list(ranks).index(self.rank_), members, groups.label(group_desc), kinds, self._store, opts)
+        made._set_group_name(group_name or made.label)
+        made._set_group_desc(group_desc or "undefined")
+        return made
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Nothing to do."""
+
+    set_timeout = abort = shutdown = _set_sequence_number_for_group = _nothing
+    _enable_collectives_timing = _wait_for_pending_works = _register_on_completion_hook = _nothing
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0
+
+    # -- how a collective is recorded -----------------------------------------------------------------------------
+
+    def collect(
+        self,
+        name: str,
+        kind: Collective,
+        sized: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        answer: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
+        asynchronous: bool = True,
+    ) -> Work:
+        """Record a collective of the bytes of `sized`, and answer it where data is known."""
+        event = None
+        if any(t.device.type == "cuda" for t in sized):
+            nbytes = sum(t.numel() * t.element_size() for t in sized)
+            event = self.record(name, kind, nbytes, dtype_name(*sized), asynchronous)
+        Transport.values.settle(inputs, outputs, answer)
+        work = Work(event, outputs)
+        if self._batch is not None:
+            self._batch_works.append(work)
+        return work
+
+    def record(self, name: str, kind: Collective, nbytes: float, dtype: str, asynchronous: bool) -> Event:
+        """A node of the recorder; the event is its end."""
+        return Transport.recorder.collective(name, int(kind), self.label, self.ranks, nbytes, dtype, asynchronous)
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Work:
+        tensors, op = _list(tensors), _reduction(opts)
+        return self.collect(
+            "all_reduce",
+            Collective.ALL_REDUCE,
+            tensors,
+            tensors,
+            tensors,
+            lambda values: [reduced(v, op, self.size_) for v in values],
+            _asynchronous(opts),
+        )
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Any, opts: Any = None) -> Work:
+        tensors, op = _list(tensors), _reduction(opts)
+        here = opts is None or opts.rootRank == self.rank_
+        return self.collect(
+            "reduce",
+            Collective.BROADCAST,
+            tensors,
+            tensors,
+            tensors,
+            lambda values: [reduced(v, op, self.size_) if here else v for v in values],
+            _asynchronous(opts),
+        )
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> Work:
+        tensors = _list(tensors)
+        return self.collect("broadcast", Collective.BROADCAST, tensors, tensors, tensors, _same, _asynchronous(opts))
+
+    def allgather(self, output_lists: Any, tensors: Any, opts: Any = None) -> Work:
+        tensors = _list(tensors)
+        outputs = [t for one in output_lists for t in one]
+
+        def answer(values: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [_fit(v, t) for v, one in zip(values, output_lists, strict=True) for t in one]
+
+        return self.collect("all_gather", Collective.ALL_GATHER, outputs, tensors, outputs, answer, _asynchronous(opts))
+
+    def allgather_coalesced(self, output_lists: Any, tensors: Any, opts: Any = None) -> Work:
+        by_tensor = [list(outputs) for outputs in zip(*output_lists, strict=True)]
+        return self.allgather(by_tensor, tensors, opts)
+
+    def _allgather_base(self, output: Any, tensor: Any, opts: Any = None) -> Work:
+        return self.allgather_into_tensor_coalesced([output], [tensor], opts)
+
+    def allgather_into_tensor_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Work:
+        def answer(values: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [v.flatten().repeat(self.size_) for v in values]
+
+        return self.collect("all_gather", Collective.ALL_GATHER, outputs, tensors, outputs, answer, _asynchronous(opts))
+
+    all_gather_single = _allgather_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def gather(self, output_lists: Any, tensors: Any, opts: Any = None) -> Work:
+        tensors = _list(tensors)
+        outputs = [t for one in output_lists for t in one]
+        return self.collect(
+            "gather",
+            Collective.ALL_GATHER,
+            outputs or tensors * self.size_,
+            tensors,
+            outputs,
+            lambda values: [_fit(values[0], t) for t in outputs],
+            _asynchronous(opts),
+        )
+
+    def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
+        outputs = _list(outputs)
+        inputs = [t for one in input_lists for t in one]
+        mine = [inputs[self.rank_]] if inputs else outputs
+        return self.collect(
+            "scatter",
+            Collective.ALL_GATHER,
+            inputs or outputs * self.size_,
+            mine,
+            outputs,
+            _same,
+            _asynchronous(opts),
+        )
+
+    def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
+        outputs, op = _list(outputs), _reduction(opts)
+        mine = [one[self.rank_] for one in input_lists]
+        return self.collect(
+            "reduce_scatter",
+            Collective.REDUCE_SCATTER,
+            [t for one in input_lists for t in one],
+            mine,
+            outputs,
+            lambda values: [reduced(v, op, self.size_) for v in values],
+            _asynchronous(opts),
+        )
+
+    def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any = None) -> Work:
+        return self.reduce_scatter_tensor_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Work:
+        op = _reduction(opts)
+
+        def answer(values: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [reduced(v.flatten().chunk(self.size_)[self.rank_], op, self.size_) for v in values]
+
+        return self.collect(
+            "reduce_scatter", Collective.REDUCE_SCATTER, tensors, tensors, outputs, answer, _asynchronous(opts)
+        )
+
+    reduce_scatter_single = _reduce_scatter_base
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    def alltoall(self, outputs: Any, tensors: Any, opts: Any = None) -> Work:
+        outputs, tensors = list(outputs), list(tensors)
+        return self.collect(
+            "all_to_all",
+            Collective.ALL_TO_ALL,
+            tensors,
+            [tensors[self.rank_]],
+            outputs,
+            lambda values: [_fit(values[0], t) for t in outputs],
+            _asynchronous(opts),
+        )
+
+    def alltoall_base(
+        self, output: Any, tensor: Any, output_splits: Any = (), input_splits: Any = (), opts: Any = None
+    ) -> Work:
+        def answer(values: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [
+                own_chunk(values[0], self.splits(tensor, input_splits), self.rank_, self.splits(output, output_splits))
+            ]
+
+        return self.collect(
+            "all_to_all", Collective.ALL_TO_ALL, [tensor], [tensor], [output], answer, _asynchronous(opts)
+        )
+
+    all_to_all_single = alltoall_base
+
+    def splits(self, tensor: torch.Tensor, sizes: Sequence[int]) -> list[int]:
+        """Rows that each member gets of `tensor`; none named: equally many."""
+        return list(sizes) or [tensor.shape[0] // self.size_] * self.size_
+
+    def barrier(self, opts: Any = None) -> Work:
+        device = getattr(opts, "device", None)
+        if "cuda" not in self.backends or (device is not None and device.type == "cpu"):
+            return Work(None, [])
+        event = self.record("barrier", Collective.ALL_REDUCE, 4, "fp32", _asynchronous(opts))
+        return Work(event, [], lambda: Transport.recorder.host_waits(event))
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Runs on the host."""
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> Work:
+        return self._message(True, _list(tensors)[0], peer, tag)
+
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> Work:
+        return self._message(False, _list(tensors)[0], peer, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """From the next rank of the group: who would be first nobody can say."""
+        Transport.recorder.note("a receive from any source was taken to be from the next rank of its group")
+        return self.recv(tensors, (self.rank_ + 1) % self.size_, tag)
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._batch, self._batch_works = [], []
+
+    def _end_coalescing(self, device: Any = None) -> Work:
+        batch, works = self._batch or [], self._batch_works
+        self._batch = None
+        ordered = sorted(batch, key=lambda message: not message[0])
+        ends = {id(m): self._recorded(*m[:3], batched=True) for m in batch}
+        done = [self._deliver(*m, ends[id(m)]) for m in ordered] + works
+        events = [w.event for w in done if w.event is not None]
+        nodes: dict[int, int] = {}
+        for event in events:
+            for stream, node in event.nodes.items():
+                nodes[stream] = max(node, nodes.get(stream, -1))
+        merged = Event(nodes, events[0].step) if events else None
+
+        def finish() -> None:
+            for work in done:
+                work.wait()
+
+        return Work(merged, [t for w in done for t in w.result()], finish)
+
+    def _message(self, sends: bool, tensor: torch.Tensor, peer: int, tag: int) -> Work:
+        if self._batch is not None:
+            self._batch.append((sends, tensor, peer, tag))
+            return Work(None, [tensor])
+        return self._deliver(sends, tensor, peer, tag, self._recorded(sends, tensor, peer, batched=False))
+
+    def transfer(self, sends: bool, nbytes: int, dtype: str, peer: int, batched: bool = False) -> Event:
+        """Record a message to or from member `peer` of the group."""
+        label, ranks = self.label, self.ranks
+        if not batched and self.bound_device_id is None and self.size_ > 2:
+            low, high = sorted((self.rank_, peer))
+            label, ranks = f"p2p {label} {low}-{high}", (ranks[low], ranks[high])
+        return Transport.recorder.transfer(sends, label, ranks, self.ranks[peer], nbytes, dtype, True)
+
+    def _recorded(self, sends: bool, tensor: torch.Tensor, peer: int, batched: bool) -> Event | None:
+        if tensor.device.type != "cuda":
+            return None
+        return self.transfer(sends, tensor.numel() * tensor.element_size(), dtype_name(tensor), peer, batched)
+
+    def _deliver(self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, event: Event | None) -> Work:
+        """Hand data to or take it from the peer's process, where it is real or may steer the program."""
+        fake = isinstance(tensor, FakeTensor)
+        steers = tensor.numel() <= _SMALL and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+        if fake and not (steers and tensor.device.type == "cuda"):
+            return Work(event, [tensor])
+        mailbox = Transport.mailbox
+        if mailbox is None:
+            if not fake:
+                raise ForerunError(no_peer("send" if sends else "recv", self.ranks[peer]))
+            return Work(event, [tensor])
+        key = self.next_key(sends, peer, tag)
+        if sends:
+            mailbox.send(self.ranks[peer], key, _payload(Transport.values.of(tensor)))
+            return Work(event, [tensor])
+
+        def fetch() -> None:
+            data = mailbox.receive(self.ranks[peer], key)
+            with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+                value = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(tensor.dtype) if data else None
+                Transport.values.put(tensor, value)
+
+        work = Work(event, [tensor], fetch)
+        work.source = peer
+        return work
+
+    def next_key(self, sends: bool, peer: int, tag: int) -> str:
+        """Name of the next message to or from `peer`, the same at both ends."""
+        counted = (int(sends), peer, tag)
+        number = self._sequence[counted] = self._sequence.get(counted, -1) + 1
+        return f"{self._key:x}/{self.size_}/{tag}/{number}"
+
+
+def _payload(value: torch.Tensor | None) -> bytes:
+    """Bytes of a tensor; none where its data is not known."""
+    if value is None:
+        return b""
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        return bytes(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def _list(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _same(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    return values
+
+
+def _fit(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """`value` in the size of `target`: peers may hold more or less of the same."""
+    flat, count = value.flatten(), target.numel()
+    if flat.numel() != count:
+        flat = flat.repeat(-(-count // max(1, flat.numel())))[:count] if flat.numel() else flat.new_zeros(count)
+    return flat
+
+
+def _reduction(opts: Any) -> Any:
+    return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+
+
+def _asynchronous(opts: Any) -> bool:
+    return bool(getattr(opts, "asyncOp", True))

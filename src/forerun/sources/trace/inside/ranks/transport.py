@@ -1,0 +1,20 @@
+"""What all process groups of a traced process share."""
+
+from __future__ import annotations
+
+from forerun.sources.trace.inside.ranks.mailbox import Mailbox
+from forerun.sources.trace.inside.ranks.symmetric import Values
+from forerun.sources.trace.inside.recorder import Recorder
+
+
+class Transport:
+    """The recorder, what is known of tensors, and the way to other ranks' processes; set once."""
+
+    recorder: Recorder
+    values = Values(None, None)
+    mailbox: Mailbox | None = None
+
+
+def no_peer(operation: str, peer: int) -> str:
+    """Why data from another rank is not to be had."""
+    return f"{operation}: the data is in the process of rank {peer}, and this rank is traced alone (trace all roles)"

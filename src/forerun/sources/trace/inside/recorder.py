@@ -1,0 +1,411 @@
+"""Recorder: the kernels, streams, events and memory of a running program, as one growing list of nodes.
+
+Everything that happens on the virtual device is told to the one Recorder of the process: kernels by the dispatch mode,
+streams and events by `torch.cuda`, collectives by the process group. `start` begins a step, `finish` makes its
+Recording; before `start` only memory is followed.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from forerun.core.program.builder import OpTableBuilder
+from forerun.core.program.types import Category, Collective, OpKind, Phase
+from forerun.sources.trace.inside import sizes
+from forerun.sources.trace.recording import Recording
+
+_FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = (int(p) for p in Phase)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a stream had been given when an event was recorded on it."""
+
+    nodes: dict[int, int]
+    """last node by stream"""
+    step: int
+    """of another step it says nothing"""
+
+
+class Stream:
+    """One stream: its last node, and the node of each other stream that the next node has to wait for."""
+
+    __slots__ = ("last", "waits")
+
+    def __init__(self) -> None:
+        self.last = -1
+        self.waits: dict[int, int] = {}
+
+
+class Recorder:
+    """One rank's program. Stream numbers are those of the virtual device; process groups take numbers from
+    `COMM_STREAMS` on."""
+
+    COMM_STREAMS = 1 << 16
+    HOST_STREAM = 1 << 17
+    """where the host waits, in no kernel's way"""
+
+    def __init__(self, rank: int, world_size: int, gpus_per_node: int, lines: bool = False) -> None:
+        self.rank, self.world_size, self.gpus_per_node = rank, world_size, gpus_per_node
+        self.ops = OpTableBuilder()
+        self.paused = 0
+        self.recording = False
+        self.in_optimizer = 0
+        self.compiled = 0
+        """depth of regions under torch.compile"""
+        self.current_stream: Any = lambda: 0
+        """number of this thread's stream; the virtual device fills it in"""
+        self.module_of_node: Any = lambda: 0
+        """index of the module that runs or whose backward runs; `modules.py` fills it in"""
+        self.module_depth: Any = lambda: 0
+        """how many modules run inside each other; `modules.py` fills it in"""
+        self._task, self._task_depth = -1, 0
+        self.update_begins: Any = lambda _optimizer: None
+        self.update_ends: Any = lambda _optimizer: None
+        """told of the steps of optimizers that are part of a graph; `steps.py` fills them in"""
+        self.groups: dict[str, tuple[int, ...]] = {}
+        self._group_numbers: dict[str, int] = {}
+        self.notes: dict[str, None] = {}
+        self._tokens: dict[int, int] = {}
+        self._lines: dict[str, int] | None = {} if lines else None
+        self._streams: dict[int, Stream] = {}
+        self._comm_streams: dict[str, int] = {}
+        self._storages: dict[int, _Storage] = {}
+        self.most_bytes = sizes.MOST_BYTES
+        """of one tensor; `World` knows the device"""
+        self.allocated_bytes = 0
+        self.peak_bytes = 0
+        self._step = 0
+        self._clear()
+
+    # -- a step ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """From here on nodes are part of the step."""
+        self._clear()
+        self.recording = True
+        self.peak_bytes = self.allocated_bytes
+
+    def _clear(self) -> None:
+        self._step += 1
+        self._tokens = {}
+        self._nodes: list[tuple[int, int, int, int, int, int, int, int]] = []
+        self._waits: list[tuple[int, ...]] = []
+        self._streams = {}
+        self._rows = [storage.row for storage in self._storages.values() if storage.row is not None]
+        for row in self._rows:
+            row.alloc = -1
+
+    @contextmanager
+    def beforehand(self, category: Category) -> Iterator[None]:
+        """What is done in here happens once in a run: no node of the step, and what it allocates, for `category`,
+        counts as there before."""
+        recording, self.recording = self.recording, False
+        known = len(self._rows)
+        try:
+            yield
+        finally:
+            self.recording = recording
+            for row in self._rows[known:]:
+                row.alloc, row.category = -1, int(category)
+
+    @property
+    def n_nodes(self) -> int:
+        return len(self._nodes)
+
+    # -- streams and events ------------------------------------------------------------------------------------
+
+    def _stream(self, number: int) -> Stream:
+        found = self._streams.get(number)
+        if found is None:
+            found = self._streams[number] = Stream()
+        return found
+
+    def record_event(self, stream: int | None = None) -> Event:
+        """The event that says: everything given to `stream` (this thread's, unless named) so far has ended."""
+        number = self.current_stream() if stream is None else stream
+        state = self._stream(number)
+        return Event(state.waits | ({number: state.last} if state.last >= 0 else {}), self._step)
+
+    def wait_event(self, event: Event | None, stream: int | None = None) -> None:
+        """The next node of `stream` (this thread's, unless named) waits for `event`."""
+        if event is None or event.step != self._step:
+            return
+        number = self.current_stream() if stream is None else stream
+        waits = self._stream(number).waits
+        for awaited, node in event.nodes.items():
+            if awaited != number and node > waits.get(awaited, -1):
+                waits[awaited] = node
+
+    def wait_stream(self, waiting: int, awaited: int) -> None:
+        """The next node of stream `waiting` waits for all of stream `awaited` so far."""
+        self.wait_event(self.record_event(awaited), waiting)
+
+    def host_waits(self, event: Event | None = None) -> None:
+        """The host waits for `event`, or for the whole device."""
+        if event is None:
+            event = Event({number: s.last for number, s in self._streams.items() if s.last >= 0}, self._step)
+        self.wait_event(event, self.HOST_STREAM)
+        self.node(self.ops.delay("synchronize", 0), self.HOST_STREAM, sync=True)
+
+    def comm_stream(self, group: str) -> int:
+        """Number of the stream that process group `group` has for its asynchronous work."""
+        return self._comm_streams.setdefault(group, self.COMM_STREAMS + len(self._comm_streams))
+
+    # -- nodes -------------------------------------------------------------------------------------------------
+
+    def phase(self) -> int:
+        """Optimizer inside its step, else by what autograd does: in backward, grad mode is on, or a module's forward
+        runs, only to recompute."""
+        if self.in_optimizer:
+            return _OPTIMIZER
+        task = torch._C._current_graph_task_id()
+        if task == -1:
+            return _FORWARD
+        depth = self.module_depth()
+        if task != self._task:
+            self._task, self._task_depth = task, depth
+        return _RECOMPUTE if torch.is_grad_enabled() or depth > self._task_depth else _BACKWARD
+
+    def node(self, op: int, stream: int | None = None, peer: int = -1, sync: bool = False) -> int:
+        """Append a node of row `op` on `stream` (this thread's, unless named). Its number; -1 where it is no part of
+        the step."""
+        if self.paused or not self.recording:
+            return -1
+        number = self.current_stream() if stream is None else stream
+        state = self._stream(number)
+        index = len(self._nodes)
+        self._waits.append(tuple(sorted(state.waits.values())))
+        if state.waits:
+            state.waits = {}
+        line = -1 if self._lines is None else self._lines.setdefault(_user_line(), len(self._lines))
+        compiled = 1 if self.compiled else 0
+        self._nodes.append((op, number, self.phase(), self.module_of_node(), peer, int(sync), compiled, line))
+        state.last = index
+        return index
+
+    def collective(
+        self, name: str, kind: int, group: str, ranks: Sequence[int], bytes_comm: float, dtype: str, asynchronous: bool
+    ) -> Event:
+        """A collective over process group `group` with global `ranks`; `bytes_comm` is the full buffer (nccl-tests).
+
+        An asynchronous one runs on the group's own stream after everything on this thread's stream; another one on
+        this thread's stream, as NCCL's process group does. The event is its end.
+        """
+        number = self.group(group, ranks)
+        return self._communicate(self.ops.collective(name, kind, number, bytes_comm, dtype), group, asynchronous, -1)
+
+    def transfer(
+        self, send: bool, group: str, ranks: Sequence[int], peer: int, bytes_comm: float, dtype: str, asynchronous: bool
+    ) -> Event:
+        """A send to or a receive from global rank `peer`."""
+        number = self.group(group, ranks)
+        dims = (1 if send else -1, 0, 0, 0, 0, 0, 0, 0, 0)
+        row = self.ops.add(
+            "send" if send else "recv",
+            OpKind.P2P,
+            dtype,
+            dims,
+            collective=int(Collective.SEND_RECV),
+            group=number,
+            bytes_comm=float(bytes_comm),
+        )
+        return self._communicate(row, group, asynchronous, peer)
+
+    def _communicate(self, op: int, group: str, asynchronous: bool, peer: int) -> Event:
+        here = self.current_stream()
+        stream = here
+        if asynchronous:
+            stream = self.comm_stream(group)
+            self.wait_stream(stream, here)
+        node = self.node(op, stream, peer)
+        return Event({stream: node} if node >= 0 else {}, self._step)
+
+    def group(self, name: str, ranks: Sequence[int]) -> int:
+        """Number of process group `name`."""
+        number = self._group_numbers.get(name)
+        if number is None:
+            number = self._group_numbers[name] = len(self.groups)
+            self.groups[name] = tuple(ranks)
+        return number
+
+    def embedded(self, n_tokens: int) -> None:
+        """An embedding looked up so many indices."""
+        if self.recording and not self.paused and self.phase() == _FORWARD:
+            module = self.module_of_node()
+            self._tokens[module] = self._tokens.get(module, 0) + n_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the step: what the busiest embedding looked up."""
+        return max(self._tokens.values(), default=0)
+
+    def note(self, text: str) -> None:
+        """Something that a reader of the trace should know, once."""
+        self.notes.setdefault(text)
+
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    def allocated(self, storage: Any, size_bytes: int, node: int = -1) -> None:
+        """`storage` (an UntypedStorage of the device) has this many bytes from `node` (unless named: the next) on.
+
+        0 bytes free it, as `resize_` does; the end of the storage frees it too.
+
+        Raises:
+            ForerunError: no tensor has that size.
+        """
+        key = storage._cdata
+        known = self._storages.get(key)
+        if known is None:
+            known = self._storages[key] = _Storage(weakref.ref(storage, lambda _: self._gone(key)))
+        size = sizes.rounded(size_bytes, self.most_bytes)
+        if known.row is not None:
+            if known.row.size == size:
+                return
+            self._release(known)
+        if size:
+            known.row = _Row(size, len(self._nodes) if node < 0 else node, self.phase())
+            self._rows.append(known.row)
+            self.allocated_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+
+    def follows(self, storage: Any) -> bool:
+        """Whether the memory of `storage` is known."""
+        return storage._cdata in self._storages
+
+    def workspace(self, size_bytes: int, node: int) -> None:
+        """Bytes that a kernel needs while it runs."""
+        if node < 0:
+            return
+        size = sizes.rounded(size_bytes, self.most_bytes)
+        row = _Row(size, node, self.phase())
+        row.free, row.free_phase = node, row.alloc_phase
+        self._rows.append(row)
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes + size)
+
+    def mark(self, storage: Any, category: Category) -> None:
+        """`storage` is for this; the first mark counts."""
+        known = self._storages.get(storage._cdata)
+        if known is not None and known.row is not None and known.row.category < 0:
+            known.row.category = int(category)
+
+    def _gone(self, key: int) -> None:
+        known = self._storages.pop(key, None)
+        if known is not None and known.row is not None:
+            self._release(known)
+
+    def _release(self, storage: _Storage) -> None:
+        row, storage.row = storage.row, None
+        assert row is not None
+        row.free, row.free_phase = len(self._nodes) - 1, self.phase()
+        self.allocated_bytes -= row.size
+
+    # -- the result --------------------------------------------------------------------------------------------
+
+    def finish(self, modules: Sequence[str], meta: dict[str, Any]) -> Recording:
+        """The step since `start`. `modules` are the paths that module indices stand for.
+
+        Raises:
+            ForerunError: sizes that can't be.
+        """
+        self.recording = False
+        self._optimizer_from_last_backward()
+        ops = self.ops.build()
+        sizes.check_ops(ops)
+        sizes.check_lives(self._lives(ops.name), self.allocated_bytes)
+        n = len(self._nodes)
+        table = np.array(self._nodes, np.int64).reshape(-1, 8)
+        rows = [row for row in self._rows if row.size and (row.free is None or row.free >= max(row.alloc, 0))]
+        waits = [len(w) for w in self._waits]
+        return Recording(
+            rank=self.rank,
+            ops=ops,
+            op=table[:, 0].astype(np.int32),
+            stream=table[:, 1].astype(np.int32),
+            phase=table[:, 2].astype(np.int8),
+            module=table[:, 3].astype(np.int32),
+            peer=table[:, 4].astype(np.int32),
+            sync=table[:, 5].astype(np.int8),
+            compiled=table[:, 6].astype(np.int8),
+            line=table[:, 7].astype(np.int32),
+            wait_ptr=np.concatenate([[0], np.cumsum(waits)]).astype(np.int64),
+            wait=np.array([node for w in self._waits for node in w], np.int32),
+            tensor_bytes=np.array([row.size for row in rows], np.int64),
+            tensor_category=np.array([row.purpose() for row in rows], np.int8),
+            tensor_alloc=np.array([min(row.alloc, n - 1) for row in rows], np.int32),
+            tensor_free=np.array([-1 if row.free is None else row.free for row in rows], np.int32),
+            groups=tuple(self.groups.items()),
+            modules=tuple(modules),
+            lines=tuple(self._lines or ()),
+            meta={
+                "world_size": self.world_size,
+                "gpus_per_node": self.gpus_per_node,
+                "notes": list(self.notes),
+                "torch": torch.__version__,
+                **meta,
+            },
+        )
+
+    def _lives(self, names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+        """Of each storage that lives: the kernel that made it, the bytes recorded, the bytes it has."""
+        for known in list(self._storages.values()):
+            storage, row = known.watch(), known.row
+            if storage is not None:
+                inside = row is not None and 0 <= row.alloc < len(self._nodes)
+                name = names[self._nodes[row.alloc][0]] if row is not None and inside else "an earlier step"
+                yield name, 0 if row is None else row.size, storage.nbytes()
+
+    def _optimizer_from_last_backward(self) -> None:
+        """What comes between the last backward and the end of the step (clipping, unscaling) is the optimizer's."""
+        phases = [node[2] for node in self._nodes]
+        stop = len(phases) - (phases[::-1].index(_OPTIMIZER) + 1 if _OPTIMIZER in phases else 0)
+        before = [i for i in range(stop) if phases[i] in (_BACKWARD, _RECOMPUTE)]
+        for i in range(before[-1] + 1 if before else stop, stop):
+            node = self._nodes[i]
+            self._nodes[i] = (*node[:2], _OPTIMIZER, *node[3:])
+
+
+class _Row:
+    """One allocation: its bytes, the node before which it is made, the node after which it is freed."""
+
+    __slots__ = ("alloc", "alloc_phase", "category", "free", "free_phase", "size")
+
+    def __init__(self, size: int, alloc: int, phase: int) -> None:
+        self.size, self.alloc, self.alloc_phase = size, alloc, phase
+        self.free: int | None = None
+        self.free_phase = -1
+        self.category = -1
+
+    def purpose(self) -> int:
+        if self.category >= 0:
+            return self.category
+        if self.alloc_phase == _FORWARD and self.free_phase in (_BACKWARD, _RECOMPUTE):
+            return int(Category.ACTIVATION)
+        return int(Category.TEMPORARY)
+
+
+class _Storage:
+    __slots__ = ("row", "watch")
+
+    def __init__(self, watch: Any) -> None:
+        self.watch = watch
+        self.row: _Row | None = None
+
+
+def _user_line() -> str:
+    """File and line of the innermost frame that is neither torch's nor ours."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "/torch/" not in name and "/forerun/trace/" not in name and not name.startswith("<"):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""

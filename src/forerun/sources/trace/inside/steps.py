@@ -1,0 +1,167 @@
+"""Which part of a program is the step that is recorded: from the end of one optimizer step to the end of another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from forerun.core.program.types import Category
+from forerun.sources.trace import marks
+from forerun.sources.trace.inside.modules import Modules
+from forerun.sources.trace.inside.recorder import Recorder
+from forerun.sources.trace.inside.unseen import in_place_of
+from forerun.sources.trace.purpose import data_parallel, distinct_ranks
+from forerun.sources.trace.recording import Recording
+
+
+class StepRecorded(BaseException):
+    """Ends the program once its step is recorded; no exception that a program would catch."""
+
+
+class Steps:
+    """Counts the steps of the optimizer that steps first, and records number `wanted` (from 1).
+
+    A program that marks its steps (`forerun.mark_step`) is believed: from its first mark on, optimizers count no more.
+    Where no optimizer of torch's steps, a step ends when a forward begins once a backward and a change of
+    parameters went before.
+    """
+
+    def __init__(self, recorder: Recorder, modules: Modules, wanted: int, meta: dict[str, Any]) -> None:
+        self.recorder, self.modules, self.wanted, self.meta = recorder, modules, wanted, meta
+        self.done = 0
+        self.recording: Recording | None = None
+        self.only_step: Recording | None = None
+        """the first step, for a program that ends with it"""
+        self._first: Any = None
+        self._marked = False
+        _follow_optimizers(self._before, self._after)
+        recorder.update_begins, recorder.update_ends = self._before, self._after
+        self._updated = False
+        self._begins = True
+        modules.at_forward = self._forward
+        marks.listeners.append(self._user_mark)
+        recorder.start()
+
+    def _forward(self) -> None:
+        """What comes before the first forward with gradients is no part of the first step."""
+        if not torch.is_grad_enabled():
+            return
+        if self._first is not None or self._marked:
+            self.modules.at_forward = None
+        elif self._updated:
+            self._updated = False
+            self.mark_step()
+        elif not self.modules.backward_seen and self._begins:
+            self._begins = False
+            self.recorder.start()
+
+    def wrote(self, tensors: Sequence[torch.Tensor]) -> None:
+        """An operation wrote to `tensors`: perhaps the program is its own optimizer."""
+        if self._first is not None or self._updated or not self.modules.backward_seen:
+            return
+        if torch._C._current_graph_task_id() == -1:
+            storages = {t.untyped_storage()._cdata for t in tensors}
+            self._updated = any(
+                parameter.untyped_storage()._cdata in storages
+                for root in self.modules.roots
+                for parameter in root.parameters()
+            )
+
+    def _before(self, optimizer: Any) -> None:
+        self.recorder.in_optimizer += 1
+        self._mark(optimizer)
+
+    def _after(self, optimizer: Any) -> None:
+        self.recorder.in_optimizer -= 1
+        self._mark(optimizer)
+        if self._first is None:
+            self._first = optimizer
+        if optimizer is self._first and not self._marked:
+            self.mark_step()
+
+    def _user_mark(self) -> None:
+        if not self._marked:
+            self._marked, self.done = True, 0
+        self.mark_step()
+
+    def mark_step(self) -> None:
+        """One step has ended."""
+        self.done += 1
+        if self.done == self.wanted:
+            self.recording = self._finish()
+        if self.recording is not None:
+            raise StepRecorded
+        if self.done == 1:
+            self.only_step = self._finish()
+        if self.done == self.wanted - 1:
+            self.modules.forget_sequence()
+            self.recorder.start()
+
+    def _finish(self) -> Recording:
+        for root in self.modules.roots:
+            for tensor in (*root.parameters(), *root.buffers()):
+                self._category(tensor, Category.PARAMETER)
+        meta = self.meta | {"tokens": self.recorder.tokens or None, "loop": marks.loop.settings()}
+        recording = self.recorder.finish(self.modules.paths, meta)
+        names, sharded = data_parallel(recording)
+        size = distinct_ranks(recording, names)
+        recording.meta.update(data_parallel=names, sharded=sharded, data_parallel_size=size)
+        return recording
+
+    def _mark(self, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._category(parameter, Category.PARAMETER)
+                if parameter.grad is not None:
+                    self._category(parameter.grad, Category.GRADIENT)
+        for state in optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else ():
+                if isinstance(value, torch.Tensor):
+                    self._category(value, Category.OPTIMIZER)
+
+    def _category(self, tensor: torch.Tensor, category: Category) -> None:
+        for part in _parts(tensor):
+            if part.device.type == "cuda":
+                self.recorder.mark(part.untyped_storage(), category)
+
+
+def _parts(tensor: Any) -> list[torch.Tensor]:
+    """The tensors with storage that a DTensor, or another tensor made of tensors, consists of."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+    return [part for one in inner if isinstance(one, torch.Tensor) for part in _parts(one)]
+
+
+def _follow_optimizers(before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
+    """Call `before(optimizer)` and `after(optimizer)` around each step. Hooks of torch's would do the same, but
+    torch.compile would see them."""
+    optimizer_class: Any = torch.optim.Optimizer
+    with_hooks = optimizer_class.profile_hook_step
+    capturing = torch.compiler.is_dynamo_compiling
+
+    def followed(step: Any) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if capturing():
+                return step(self, *args, **kwargs)
+            before(self)
+            out = step(self, *args, **kwargs)
+            after(self)
+            return out
+
+        return in_place_of(step, call)
+
+    optimizer_class.profile_hook_step = staticmethod(lambda step: followed(with_hooks(step)))
+    for cls in _subclasses(optimizer_class):
+        step = vars(cls).get("step")
+        if getattr(step, "hooked", False):  # by a program that made an optimizer before it was traced
+            cls.step = followed(step)
+
+
+def _subclasses(cls: Any) -> Iterator[Any]:
+    for below in cls.__subclasses__():
+        yield below
+        yield from _subclasses(below)

@@ -1,0 +1,98 @@
+"""torchtitan 0.3: configurations by name from its registry, settings by flags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torchtitan
+from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.config import ConfigManager
+
+from forerun.common.errors import ForerunError
+from forerun.sources.trace.inside.titan.data import Batches, NoText, assign, checked, end_of_text, parsed
+from forerun.sources.trace.inside.titan.loop import loop_of
+from forerun.sources.trace.marks import mark_loop
+
+_OFF = {
+    "checkpoint.enable": False,
+    "checkpoint.create_seed_checkpoint": False,
+    "profiler.enable_profiling": False,
+    "profiler.enable_memory_snapshot": False,
+    "metrics.enable_tensorboard": False,
+    "metrics.enable_wandb": False,
+    "validator.enable": False,
+    "comm.trace_buf_size": 0,
+    "comm.mode": "default",
+    "debug.save_config_file": None,
+    "debug.enable_structured_logging": False,
+}
+_OTHER_DEFAULTS = ("--training.disable_cuda_graphs", "--parallelism.spmd_backend=partial_dtensor")
+"""CUDA graphs hide the launches that are recorded, and pipelines refuse them. The backend spmd_types shards plain
+parameters over a mesh of all dimensions, which FSDP of torch 2.13 refuses (`all parameters must be DTensors on the full
+SPMD mesh`)."""
+
+
+class Tokenizer(NoText, BaseTokenizer):
+    """Knows the size of the vocabulary and which token ends a text."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseTokenizer.Config):
+        vocabulary: int = 0
+
+    def __init__(self, config: Config, **_: Any) -> None:
+        super().__init__()
+        self.vocabulary = config.vocabulary
+        self.eos_id = end_of_text(config.vocabulary)
+
+
+class Loader(Batches, BaseDataLoader):
+    """Random tokens as a loader of torchtitan's."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        vocabulary: int = 0
+
+    def __init__(self, config: Config, *, seq_len: int, local_batch_size: int, **_: Any) -> None:
+        super().__init__(config.vocabulary, local_batch_size, seq_len, positions=True)
+
+
+def trainer(module: str, config: str, flags: Sequence[str]) -> Any:
+    """The trainer of a configuration.
+
+    Raises:
+        ForerunError: torchtitan does not know the model, the configuration or a setting.
+    """
+    what = f"torchtitan {torchtitan.__version__}"
+    settings = parse(what, module, config, flags)
+    vocabulary = getattr(getattr(settings.model_spec, "model", None), "vocab_size", None)
+    if not vocabulary:
+        raise ForerunError(f"{what}: {module} {config} is not a model of tokens")
+    settings.tokenizer = Tokenizer.Config(vocabulary=vocabulary)
+    settings.dataloader = Loader.Config(vocabulary=vocabulary)
+    mark_loop(loop_of(settings, "profiler"))
+    assign(settings, _OFF)
+    _timeouts()
+    return settings.build()
+
+
+def parse(what: str, module: str, config: str, flags: Sequence[str]) -> Any:
+    """torchtitan's settings: those of the configuration, then the flags.
+
+    Raises:
+        ForerunError: the configuration or a setting is not known.
+    """
+    own = ["--module", module, "--config", config]
+    known = parsed(lambda: ConfigManager()._load_config(own)[0], what)
+    every = [*own, *_OTHER_DEFAULTS, *checked(known, flags, what)]
+    return parsed(lambda: ConfigManager().parse_args(every), what)
+
+
+def _timeouts() -> None:
+    """torchtitan 0.3 was written for a torch that has this function; nothing times out here."""
+    distributed: Any = torch.distributed
+    if not hasattr(distributed, "set_timeout"):
+        distributed.set_timeout = lambda *_, **__: None

@@ -1,0 +1,53 @@
+"""Runs torchtitan's Trainer in a traced world: `python -m THIS_MODULE MODULE CONFIG [FLAGS]`.
+
+Model, parallelisation, optimizer, loss and training loop are torchtitan's own. What would be read from elsewhere is
+made up through torchtitan's extension points: tokens are random (`titan_data`), and there is nothing to load or to
+log. A step is one call of the trainer's `train_step`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from forerun.common.errors import ForerunError
+from forerun.sources.trace.marks import mark_step
+from forerun.sources.trace.titan import installed_version
+
+_ADAPTERS = {"0.2": "forerun.sources.trace.inside.titan.flags", "0.3": "forerun.sources.trace.inside.titan.registry"}
+"""what builds a trainer, by version: `trainer(module, config, flags)`"""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train what `arguments` (module, configuration, flags) name.
+
+    Raises:
+        ForerunError: torchtitan lacks a package, or does not know what is named.
+    """
+    module, config, *flags = arguments
+    found = installed_version()
+    adapter = _ADAPTERS[".".join(found.split(".")[:2])]
+    try:
+        build = import_module(adapter).trainer
+    except ImportError as error:
+        raise ForerunError(f"torchtitan {found} can't be imported: {error}") from error
+    trainer = build(module, config, flags)
+    trainer.train_step = marked(trainer.train_step)
+    trainer.train()
+
+
+def marked(train_step: Callable[..., Any]) -> Callable[..., Any]:
+    """`train_step`, with a mark at its end."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        result = train_step(*args, **kwargs)
+        mark_step()
+        return result
+
+    return step
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

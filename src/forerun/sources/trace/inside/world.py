@@ -1,0 +1,153 @@
+"""World: everything that makes a process believe that it is one rank of a training run on GPUs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+import torch
+
+from forerun.common.errors import ForerunError
+from forerun.sources.trace.inside import effects, patches
+from forerun.sources.trace.inside.compiled import install as compile
+from forerun.sources.trace.inside.device import cuda_module, device_kernels, flash_attention
+from forerun.sources.trace.inside.device.attention_choice import install as install_attention
+from forerun.sources.trace.inside.device.machine import VirtualCuda
+from forerun.sources.trace.inside.kernels import shapes, triton_kernels
+from forerun.sources.trace.inside.mode import VirtualMode
+from forerun.sources.trace.inside.modules import Modules
+from forerun.sources.trace.inside.ranks import ddp, process_group
+from forerun.sources.trace.inside.recorder import Event, Recorder
+from forerun.sources.trace.inside.sizes import MOST_DEVICES
+from forerun.sources.trace.inside.steps import StepRecorded, Steps
+from forerun.sources.trace.inside.values import Oracle, known_value, set_value
+from forerun.sources.trace.job import Failure, Job
+from forerun.sources.trace.recording import save_recording
+from forerun.sources.trace.remains import is_users
+
+SUPPORTED = ("2.13",)
+"""versions of torch whose internals the patches were tested with"""
+
+
+def check_version(version: str = torch.__version__) -> None:
+    """Refuse a torch that was not tested, by name.
+
+    Raises:
+        ForerunError: the version is not supported.
+    """
+    if ".".join(version.split(".")[:2]) not in SUPPORTED:
+        raise ForerunError(f"torch {version} can't be traced; supported: torch {', '.join(SUPPORTED)}.x")
+
+
+def _use_one_thread() -> None:
+    """Also renews torch's thread pool. In a forked process the threads of its autograd engine would race to do that,
+    and abort."""
+    torch.set_num_threads(1)
+
+
+class World:
+    """The one traced world of this process; it can't be left again."""
+
+    def __init__(self, job: Job) -> None:
+        check_version()
+        self.job = job
+        os.environ.update(job.environment())
+        _use_one_thread()
+        os.register_at_fork(after_in_child=_use_one_thread)
+        torch.autograd.set_multithreading_enabled(False)
+        self.recorder = Recorder(job.rank, job.world_size, job.gpus_per_node, job.lines)
+        self._events: list[Event] = []
+        self.machine = VirtualCuda(min(job.gpus_per_node, job.world_size), self._record, self._block, self._sync)
+        self.machine.install()
+        self.machine.set_index(job.local_rank)
+        self.recorder.current_stream = self.machine.stream
+        device = cuda_module.device(job.device)
+        self.recorder.most_bytes = MOST_DEVICES * device.total_memory
+        cuda_module.install(self.machine, self.recorder, device)
+        device_kernels.install()
+        shapes.install()
+        install_attention(device.capability)
+        process_group.install(self.recorder, known_value, set_value)
+        self.oracle = Oracle(job.expert_skew)
+        self.mode = VirtualMode(self.recorder, self.oracle, process_group.handle)
+        patches.install(self.mode, self.recorder)
+        ddp.install(self.recorder)
+        effects.install(self.recorder, job.local_rank)
+        flash_attention.install(self.recorder)
+        triton_kernels.install(self.mode, self.recorder)
+        self.modules = Modules()
+        self.recorder.module_of_node = self.modules.current
+        self.recorder.module_depth = lambda: len(self.modules.stack)
+        compile.install(self.mode, self.recorder, self.modules)
+        meta = {"name": job.title or os.path.basename(job.target) or "program"}
+        self.steps = Steps(self.recorder, self.modules, job.steps, meta)
+        self.oracle.on_write = self.steps.wrote
+        self.mode.__enter__()
+
+    # -- what C++ does with streams ---------------------------------------------------------------------------
+
+    def _record(self, stream: int) -> int:
+        self._events.append(self.recorder.record_event(stream))
+        return len(self._events)
+
+    def _block(self, event: int, stream: int) -> int:
+        self.recorder.wait_event(self._events[event - 1], stream)
+        return 0
+
+    def _sync(self) -> int:
+        self.recorder.host_waits()
+        return 0
+
+    # -- how it ends ------------------------------------------------------------------------------------------
+
+    def run(self, program: Any) -> int:
+        """Call `program`, and leave its recording or its failure in the job's folder. The process's exit code."""
+        failure = None
+        try:
+            program()
+        except StepRecorded:
+            pass
+        except SystemExit as stop:
+            if stop.code not in (None, 0):
+                failure = self._failure(stop, f"the program exited with {stop.code!r} before its step was recorded")
+        except KeyboardInterrupt:
+            failure = Failure("interrupted")
+        except ForerunError as error:
+            failure = self._failure(error, str(error))
+        except BaseException as error:
+            failure = self._failure(error, f"{type(error).__name__}: {error}")
+        recording = self.steps.recording
+        if recording is None and failure is None and self.steps.done == 1:
+            recording = self.steps.only_step
+            if recording is not None:
+                recording.meta["notes"].append("the program ran one step only: its first, with what is done once")
+        if recording is not None:
+            save_recording(recording, self.job.recording)
+            return 0
+        if failure is None:
+            done = self.steps.done
+            failure = Failure(
+                f"the program ended after {done} optimizer step{'s' * (done != 1)}; step {self.job.steps} was to be"
+                " recorded (--steps)"
+                + ("" if done else "; without an optimizer of torch's, forerun.mark_step() ends a step")
+            )
+        failure.write(self.job.failure)
+        return 1
+
+    def _failure(self, error: BaseException, message: str) -> Failure:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f"{f.filename}:{f.lineno}" for f in frames if is_users(f.filename)]
+        if isinstance(error, SyntaxError) and error.filename and is_users(error.filename):
+            own.append(f"{error.filename}:{error.lineno}")
+        line = own[-1] if own else ""
+        text = "".join(traceback.format_exception(error))
+        return Failure(message, self.mode.last_operation(), line, text)
+
+
+def leave(code: int) -> None:
+    """End the process at once: nothing of the program's exit handlers is wanted."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,73 @@
+"""What is known to have ended when a node starts: a clock for each track of a recording."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.common.jit import njit
+from forerun.core.program.types import I8, I32, I64
+
+
+@njit
+def last_ended(track: I32, pred_ptr: I64, pred: I32, sync: I8, n_tracks: int) -> I32:
+    """(N, n_tracks): the last node of each track that has certainly ended when a node starts, -1 for none.
+
+    Tracks run in order, `pred` (CSR) are earlier nodes that a node waits for, and after a node with sync = 1 the host
+    issues nothing before that node has ended.
+    """
+    n = len(track)
+    clock = np.full((n, n_tracks), -1, np.int32)
+    host = np.full(n_tracks, -1, np.int32)
+    last = np.full(n_tracks, -1, np.int32)
+    for i in range(n):
+        for t in range(n_tracks):
+            clock[i, t] = host[t]
+        before = last[track[i]]
+        if before >= 0:
+            for t in range(n_tracks):
+                clock[i, t] = max(clock[i, t], clock[before, t])
+            clock[i, track[i]] = max(clock[i, track[i]], before)
+        for e in range(pred_ptr[i], pred_ptr[i + 1]):
+            p = pred[e]
+            for t in range(n_tracks):
+                clock[i, t] = max(clock[i, t], clock[p, t])
+            clock[i, track[p]] = max(clock[i, track[p]], p)
+        last[track[i]] = i
+        if sync[i]:
+            for t in range(n_tracks):
+                host[t] = max(host[t], clock[i, t])
+            host[track[i]] = max(host[track[i]], i)
+    return clock
+
+
+@njit
+def needed(track: I32, pred_ptr: I64, pred: I32, sync: I8, clock: I32) -> npt.NDArray[np.bool_]:
+    """Which entries of `pred` say something: those that no other entry, track order or host wait implies."""
+    keep = np.ones(len(pred), np.bool_)
+    n_tracks = clock.shape[1]
+    host = np.full(n_tracks, -1, np.int32)
+    last = np.full(n_tracks, -1, np.int32)
+    for i in range(len(track)):
+        before = last[track[i]]
+        for e in range(pred_ptr[i], pred_ptr[i + 1]):
+            p = pred[e]
+            at = track[p]
+            if p <= host[at] or (before >= 0 and (p <= clock[before, at] or (at == track[i] and p <= before))):
+                keep[e] = False
+                continue
+            for other in range(pred_ptr[i], pred_ptr[i + 1]):
+                q = pred[other]
+                if (
+                    other != e
+                    and keep[other]
+                    and (p <= clock[q, at] or (at == track[q] and (p < q or (p == q and other < e))))
+                ):
+                    keep[e] = False
+                    break
+        last[track[i]] = i
+        if sync[i]:
+            for t in range(n_tracks):
+                host[t] = max(host[t], clock[i, t])
+            host[track[i]] = max(host[track[i]], i)
+    return keep

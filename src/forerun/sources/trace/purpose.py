@@ -1,0 +1,59 @@
+"""What process groups are for, told from what a step did with them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forerun.core.program.types import Category, Collective, OpKind, Phase
+from forerun.sources.trace.recording import Recording
+
+_MODEL_AXES = frozenset({"tp", "sp", "cp", "ep", "pp"})
+"""words in the names of groups that no gradient is averaged over"""
+_REDUCTIONS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
+_LEAST = 0.01
+"""share of the parameters' bytes that a group for gradients reduces at least: norms and losses are smaller"""
+
+
+def words(name: str) -> set[str]:
+    """The words in a group's name."""
+    return set(name.split("#")[0].lower().split("_"))
+
+
+def data_parallel(recording: Recording) -> tuple[list[str], list[str]]:
+    """Names of the groups over which gradients are reduced, and of those among them over which state is sharded.
+
+    Such a group reduces much in the backward pass or the optimizer, and in the forward pass gathers and broadcasts
+    parameters at most. A group that is called after another axis is none; neither is one that reduces activations in
+    the forward pass.
+    """
+    ops, op = recording.ops, recording.op
+    kept = (recording.tensor_category == Category.PARAMETER) & (recording.tensor_alloc < 0)
+    least = _LEAST * float(recording.tensor_bytes[kept].sum())
+    communicates = (ops.kind[op] == OpKind.COLLECTIVE) | (ops.kind[op] == OpKind.P2P)
+    forward = recording.phase == Phase.FORWARD
+    names, sharded = [], []
+    for number, (name, _) in enumerate(recording.groups):
+        if words(name) & _MODEL_AXES and not words(name) & {"dp", "fsdp"}:
+            continue
+        on = communicates & (ops.group[op] == number)
+        kind, size = ops.collective[op], ops.bytes_comm[op]
+        gathers = kind == Collective.ALL_GATHER
+        spreads = gathers | (kind == Collective.BROADCAST)
+        reduced = size[on & ~forward & np.isin(kind, _REDUCTIONS)].sum()
+        if not reduced or reduced < least or (on & forward & ~spreads & (size > least)).any():
+            continue
+        names.append(name)
+        if size[on & gathers].sum() >= least or (on & (kind == Collective.REDUCE_SCATTER)).any():
+            sharded.append(name)
+    return names, sharded
+
+
+def distinct_ranks(recording: Recording, names: list[str]) -> int:
+    """Ranks that see different samples or tokens: those that the groups in `names` join."""
+    groups = dict(recording.groups)
+    total, covered = 1, {recording.rank}
+    for members in sorted((groups[name] for name in names), key=len, reverse=True):
+        if not set(members) <= covered:
+            total *= len(members)
+            covered |= set(members)
+    return total

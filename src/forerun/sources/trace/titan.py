@@ -1,0 +1,75 @@
+"""titan: torchtitan's own trainer as the program that is traced.
+
+torchtitan is no part of Forerun and is never imported here: it is looked for in the installation, and the traced
+process runs its Trainer (`forerun.sources.trace.inside.titan.trainer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+
+from forerun.common.errors import ForerunError
+from forerun.sources.trace.job import Job
+
+SUPPORTED = ("0.2.2", "0.3.0")
+"""versions of torchtitan whose trainer was traced"""
+_PROGRAM = "forerun.sources.trace.inside.titan.trainer"
+
+
+def installed_version() -> str:
+    """The version of torchtitan that is installed, one of those supported.
+
+    Raises:
+        ForerunError: torchtitan is not installed, or is of another version.
+    """
+    try:
+        found = version("torchtitan")
+    except PackageNotFoundError:
+        raise ForerunError(
+            f"--torchtitan: torchtitan is not installed here; supported: {', '.join(SUPPORTED)} (pip install --no-deps"
+            f" torchtitan=={SUPPORTED[0]}, which leaves torch as it is)"
+        ) from None
+    if found.partition("+")[0] not in SUPPORTED:
+        raise ForerunError(f"--torchtitan: torchtitan {found} can't be traced; supported: {', '.join(SUPPORTED)}")
+    return found
+
+
+def flags_of(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Settings `section.key=value` as torchtitan's own flags.
+
+    Raises:
+        ForerunError: one is not of that form.
+    """
+    for one in overrides:
+        name, equals, _ = one.partition("=")
+        if not equals or not all(part.isidentifier() for part in name.split(".")):
+            raise ForerunError(
+                f"--override {one}: is not section.key=value, as in --override parallelism.tensor_parallel_degree=8"
+            )
+    return tuple(f"--{one}" for one in overrides)
+
+
+def torchtitan_job(job: Job, arguments: Sequence[str], overrides: Sequence[str]) -> Job:
+    """`job` as a run of torchtitan's Trainer.
+
+    `job.target` is torchtitan's module (llama3, ...), `arguments` its configuration's name (llama3_8b, ...) and
+    torchtitan's own flags; `overrides` are settings `section.key=value`, which come before those flags.
+
+    Raises:
+        ForerunError: torchtitan is missing or of another version, no configuration is named, or a setting is wrong.
+    """
+    if not arguments or arguments[0].startswith("-"):
+        raise ForerunError(
+            "--torchtitan: name a module and a configuration of torchtitan's, as in --torchtitan llama3 llama3_8b"
+        )
+    flags = flags_of(overrides)
+    installed_version()
+    return replace(
+        job,
+        target=_PROGRAM,
+        is_module=True,
+        arguments=(job.target, arguments[0], *flags, *arguments[1:]),
+        title=f"torchtitan {arguments[0]}",
+    )

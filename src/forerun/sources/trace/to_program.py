@@ -1,0 +1,293 @@
+"""to_program: recordings of every role of a run as one Program.
+
+Every role becomes a rank class. The streams of a recording become lanes of the engine (`tracks`, `lanes`), its nodes
+are cut into blocks (`blocks`), messages between roles and collectives over several roles become meetings: the k-th send
+of one role to another over a process group meets the k-th receive.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from forerun.common.errors import ForerunError
+from forerun.core.program.builder import OpTableBuilder
+from forerun.core.program.types import (
+    I16,
+    I32,
+    I64,
+    N_CATEGORIES,
+    Category,
+    Channel,
+    OpKind,
+    OpTable,
+    Program,
+    RankClass,
+)
+from forerun.sources.trace.blocks import Blocks, Module, Nodes
+from forerun.sources.trace.lanes import Lanes, lanes_of
+from forerun.sources.trace.recording import Recording
+from forerun.sources.trace.roles import Groups, Roles
+from forerun.sources.trace.tracks import Tracks, tracks_of
+
+_NODE_SIZE = 8
+"""ranks of a node where recordings don't say"""
+
+
+def to_program(recordings: Sequence[Recording], cuts: Sequence[Iterable[int]] = ()) -> Program:
+    """The Program of a run of which each role recorded one step: one recording for SPMD, one a stage for pipelines.
+
+    `cuts` are, for each recording, nodes before which a step of its rank class begins, besides those where phase and
+    layer change. Memory, order and waits are those of the recordings exactly, as long as a role has no more streams
+    that overlap than the engine has (`meta["notes"]` says so then).
+
+    Raises:
+        ForerunError: no recording, an empty one, two of one rank or of runs of different size, or roles that send each
+            other other numbers of messages than they receive.
+    """
+    roles = Roles.of(recordings)
+    tracks = [tracks_of(roles, role) for role in range(len(roles))]
+    lanes = [lanes_of(one, mine) for one, mine in zip(roles.recordings, tracks, strict=True)]
+    meetings = _Meetings(roles)
+    groups = Groups(roles, int(roles.recordings[0].meta.get("gpus_per_node") or _NODE_SIZE))
+    merged = _Ops(roles, groups, meetings.borders)
+    blocks, classes = Blocks(), []
+    for role, (name, count) in enumerate(zip(roles.names(), roles.counts(), strict=True)):
+        nodes = _nodes(roles, role, merged.of_node[role], meetings.channel[role], tracks[role], lanes[role])
+        block, layer = blocks.add(nodes, cuts[role] if cuts else ())
+        resident = _resident_bytes(roles.recordings[role])
+        classes.append(RankClass(name, count, block, np.zeros(len(block), np.int32), layer, resident))
+    notes = [note for one in lanes for note in one.notes] + meetings.notes
+    return Program(
+        ops=merged.ops.build(),
+        blocks=tuple(blocks.blocks),
+        rank_classes=tuple(classes),
+        groups=tuple(groups.entries),
+        channels=tuple(meetings.channels),
+        modules=blocks.modules,
+        meta=_meta(roles, groups, sorted(merged.compiled), notes),
+    )
+
+
+def _resident_bytes(recording: Recording) -> I64:
+    out = np.zeros(N_CATEGORIES, np.int64)
+    there = recording.tensor_alloc < 0
+    np.add.at(out, recording.tensor_category[there], recording.tensor_bytes[there])
+    return out
+
+
+def _state_tensors(recording: Recording) -> int:
+    """Parameters and optimizer states that are there before the step."""
+    kept = np.isin(recording.tensor_category, (Category.PARAMETER, Category.OPTIMIZER))
+    return int((kept & (recording.tensor_alloc < 0)).sum())
+
+
+def _nodes(roles: Roles, role: int, op: I32, channel: I16, tracks: Tracks, lanes: Lanes) -> Nodes:
+    """The columns of one role. Predecessors on the same lane go without saying."""
+    one, n = roles.recordings[role], len(roles.recordings[role])
+    waiter = np.repeat(np.arange(n), np.diff(tracks.pred_ptr))
+    says = lanes.of_node[waiter] != lanes.of_node[tracks.pred]
+    waiter, pred = waiter[says], tracks.pred[says]
+    # Where several end together, exposed time goes to the last one named: one on a lane of its own kind.
+    order = np.lexsort((pred, lanes.named[pred], waiter))
+    ptr = np.zeros(n + 1, np.int64)
+    np.cumsum(np.bincount(waiter, minlength=n), out=ptr[1:])
+    return Nodes(
+        op=op,
+        stream=lanes.of_node,
+        phase=one.phase,
+        module=one.module,
+        pred_ptr=ptr,
+        pred=pred[order],
+        channel=channel,
+        sync=one.sync,
+        tensor_bytes=one.tensor_bytes,
+        tensor_category=one.tensor_category,
+        tensor_alloc=one.tensor_alloc,
+        tensor_free=one.tensor_free,
+        modules=tuple(Module.of(path) for path in one.modules),
+    )
+
+
+# -- ops -----------------------------------------------------------------------------------------------------------
+
+
+class _Ops:
+    """The ops of all recordings in one table."""
+
+    def __init__(self, roles: Roles, groups: Groups, borders: int) -> None:
+        self.ops = OpTableBuilder()
+        self._roles, self._groups, self._borders = roles, groups, borders
+        self._rows = [op_rows(one.ops) for one in roles.recordings]
+        self._eager: set[OpRow] = set()
+        for one, rows in zip(roles.recordings, self._rows, strict=True):
+            self._eager |= {rows[op] for op in set(one.op[one.compiled == 0].tolist())}
+        self.compiled: set[int] = set()
+        self.of_node = [self._of_role(role) for role in range(len(roles))]
+
+    def _of_role(self, role: int) -> I32:
+        """Row of every node."""
+        one = self._roles.recordings[role]
+        peer = np.where(one.ops.kind[one.op] == OpKind.P2P, one.peer, -1)
+        key = (peer.astype(np.int64) + 1) * 2 * len(one.ops) + 2 * one.op + one.compiled
+        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        columns = (one.op[first].tolist(), one.compiled[first].tolist(), peer[first].tolist())
+        numbers = np.array([self._add(role, *each) for each in zip(*columns, strict=True)], np.int32)
+        of_node: I32 = numbers[inverse.reshape(-1)]
+        return of_node
+
+    def _add(self, role: int, number: int, compiled: int, peer: int) -> int:
+        """A message between roles belongs to its two ranks, not to their process group."""
+        row = self._rows[role][number]
+        name, group = row[0], row[8]
+        merged = self._groups.numbers[role][group] if group >= 0 else -1
+        if peer >= 0 and (group < 0 or self._roles.of_peer(role, group, peer) != role):
+            merged = self._groups.border(self._roles.recordings[role].rank, peer, self._borders)
+        # Launches of compiled code cost the host something else: a kernel that runs both ways is two ops.
+        name += " (compiled)" if compiled and row in self._eager else ""
+        op = self.ops.add(name, *row[1:8], merged, *row[9:])
+        if compiled:
+            self.compiled.add(op)
+        return op
+
+
+OpRow = tuple[str, int, str, tuple[int, ...], float, float, float, int, int, float, int]
+"""a row of an op table, as OpTableBuilder.add takes it"""
+
+
+def op_rows(ops: OpTable) -> list[OpRow]:
+    """The rows of `ops`."""
+    return list(
+        zip(
+            ops.name,
+            ops.kind.tolist(),
+            ops.dtype,
+            map(tuple, ops.dims.tolist()),
+            ops.flops.tolist(),
+            ops.bytes_read.tolist(),
+            ops.bytes_written.tolist(),
+            ops.collective.tolist(),
+            ops.group.tolist(),
+            ops.bytes_comm.tolist(),
+            ops.launches.tolist(),
+            strict=True,
+        )
+    )
+
+
+# -- meetings ------------------------------------------------------------------------------------------------------
+
+
+class _Meetings:
+    """Channels between roles, and the channel of every node."""
+
+    def __init__(self, roles: Roles) -> None:
+        self._roles = roles
+        self.channels: list[Channel] = []
+        self.notes: list[str] = []
+        self.channel = [np.full(len(one), -1, np.int16) for one in roles.recordings]
+        self.borders = 0
+        if len(roles) > 1:
+            self._messages()
+            self._collectives()
+
+    def _messages(self) -> None:
+        """The k-th send of a role to another over a process group meets the k-th receive there."""
+        ends: dict[tuple[int, int, str], dict[int, list[int]]] = {}
+        for role, one in enumerate(self._roles.recordings):
+            for node in np.flatnonzero(one.ops.kind[one.op] == OpKind.P2P).tolist():
+                op = int(one.op[node])
+                group = int(one.ops.group[op])
+                peer = self._roles.of_peer(role, group, int(one.peer[node]))
+                if peer != role:
+                    key = (role, peer) if one.ops.dims[op, 0] > 0 else (peer, role)
+                    name = one.groups[group][0] if group >= 0 else ""
+                    ends.setdefault((*key, name), {}).setdefault(role, []).append(node)
+        names = self._roles.names()
+        for (sender, receiver, group_name), nodes in ends.items():
+            sent, got = len(nodes.get(sender, ())), len(nodes.get(receiver, ()))
+            a, b = (self._roles.recordings[role].rank for role in (sender, receiver))
+            if sent != got:
+                over = f" over process group {group_name!r}" if group_name else ""
+                raise ForerunError(
+                    f"trace: rank {a} sends {sent} messages to rank {b}{over}, which receives {got} from it; record "
+                    "the same step of every role"
+                )
+            self._join(f"{names[sender]} to {names[receiver]}", (sender, receiver), nodes)
+        self.borders = len({tuple(sorted(key[:2])) for key in ends})
+
+    def _collectives(self) -> None:
+        """The k-th collectives of all roles that share a process group meet."""
+        ends: dict[tuple[str, tuple[int, ...]], dict[int, list[int]]] = {}
+        for role, one in enumerate(self._roles.recordings):
+            shared = {
+                number: (name, members)
+                for number, (name, ranks) in enumerate(one.groups)
+                if len(members := self._roles.in_group(role, ranks)) > 1
+            }
+            group = one.ops.group[one.op]
+            wide = (one.ops.kind[one.op] == OpKind.COLLECTIVE) & np.isin(group, list(shared))
+            for node in np.flatnonzero(wide).tolist():
+                ends.setdefault(shared[int(group[node])], {}).setdefault(role, []).append(node)
+        for (name, members), nodes in ends.items():
+            counts = Counter({role: len(nodes.get(role, ())) for role in members})
+            if len(set(counts.values())) == 1:
+                self._join(f"{name} of {len(members)} roles", members, nodes)
+            else:
+                self.notes.append(
+                    f"process group {name!r}: its ranks take part in different numbers of collectives "
+                    f"({min(counts.values())} to {max(counts.values())}), which are not made to meet"
+                )
+
+    def _join(self, name: str, members: tuple[int, ...], nodes: dict[int, list[int]]) -> None:
+        for role, mine in nodes.items():
+            self.channel[role][mine] = len(self.channels)
+        self.channels.append(Channel(name, tuple(sorted(members))))
+
+
+# -- what readers are told -----------------------------------------------------------------------------------------
+
+
+def _meta(roles: Roles, groups: Groups, compiled: list[int], notes: list[str]) -> dict[str, object]:
+    first = roles.recordings[0].meta
+    tokens = next((one.meta["tokens"] for one in roles.recordings if one.meta.get("tokens")), None)
+    copies = first.get("data_parallel_size") or (1 if roles.world_size == 1 else None)
+    told = [note for one in roles.recordings for note in one.meta.get("notes") or ()]
+    return {
+        "source": "trace",
+        "name": str(first.get("name") or ""),
+        "world_size": roles.world_size,
+        "gpus_per_node": int(first.get("gpus_per_node") or _NODE_SIZE),
+        "tokens_per_step": int(tokens) * int(copies) if tokens and copies else None,
+        "torch": str(first.get("torch") or ""),
+        "group_ranks": groups.ranks,
+        "roles": {"ranks": [one.rank for one in roles.recordings], "world_size": roles.world_size},
+        "data_parallel": _numbers(roles, groups, "data_parallel"),
+        "sharded": _numbers(roles, groups, "sharded"),
+        "compiled_ops": compiled,
+        "notes": list(dict.fromkeys([*told, *notes])),
+        "source_lines": _source_lines(roles),
+        "loop": first.get("loop") or {},
+        "state_tensors": max(map(_state_tensors, roles.recordings)) or None,
+    }
+
+
+def _source_lines(roles: Roles) -> dict[str, list[str]]:
+    """Lines of the program that launch the ops of each name, the most frequent first, where they were recorded."""
+    found: dict[str, Counter[str]] = {}
+    for one in roles.recordings:
+        known = one.line >= 0
+        pairs, count = np.unique(np.stack([one.op[known], one.line[known]]), axis=1, return_counts=True)
+        for op, line, times in zip(*pairs.tolist(), count.tolist(), strict=True):
+            found.setdefault(one.ops.name[op], Counter())[one.lines[line]] += times
+    return {name: [line for line, _ in lines.most_common()] for name, lines in found.items()}
+
+
+def _numbers(roles: Roles, groups: Groups, key: str) -> list[int] | None:
+    """Entries of groups that recordings name under `key`, None where no recording knows."""
+    if all(one.meta.get(key) is None for one in roles.recordings):
+        return None
+    named = {name for one in roles.recordings for name in one.meta.get(key) or ()}
+    return [number for number, name in enumerate(groups.names) if name and name in named]

@@ -1,0 +1,218 @@
+"""Tracks: what of a recording runs in order beside what else.
+
+A recorded stream is one track, except that collectives on the compute stream have tracks of their own (so that they
+are seen as communication), and that messages have one for each direction and peer: NCCL runs the messages of one batch
+together. What the stream ordered across its tracks is kept by predecessors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.core.program.types import I32, I64, Collective, OpKind, Phase, Stream
+from forerun.sources.trace.roles import Roles, axis_of
+
+_AXES = {
+    Stream.REDUCE: {"dp", "ddp", "fsdp", "hsdp", "data", "shard", "replicate"},
+    Stream.TP: {"tp", "tensor", "model", "etp"},
+    Stream.CP: {"cp", "context", "seq", "sequence", "sp", "ulysses"},
+    Stream.EP: {"ep", "expert", "experts", "moe"},
+    Stream.PP_SEND: {"pp", "pipe", "pipeline", "stage"},
+}
+_LANE_OF_WORD = {word: lane for lane, words in _AXES.items() for word in words}
+COMPUTE_STREAM = 0
+"""number of the default stream in recordings"""
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """What one track is for."""
+
+    lane: Stream
+    """lane of the engine that it would like best"""
+    message: bool = False
+    joins: bool = False
+    """it holds nothing but waits of the host"""
+
+
+@dataclass(frozen=True, slots=True)
+class Tracks:
+    """The tracks of one recording."""
+
+    of_node: I32
+    """(N,); track 0 is compute"""
+    tracks: tuple[Track, ...]
+    pred_ptr: I64
+    pred: I32
+    """CSR: waits of the recording, and predecessors on the recorded stream that are on other tracks"""
+
+
+def collective_lane(name: str, collective: int, phase: int, data_parallel: bool) -> Stream:
+    """Lane of a collective over process group `name`: what its axis is for, by use where the name doesn't tell."""
+    axis = axis_of(name).lower()
+    words = (_LANE_OF_WORD.get(word) for word in axis.split("_"))
+    lane = next((lane for lane in words if lane is not None), None)
+    if lane is None and data_parallel:
+        lane = Stream.REDUCE
+    if lane is None and collective == Collective.ALL_TO_ALL:
+        return Stream.EP
+    if lane is None:
+        return Stream.REDUCE if phase == Phase.OPTIMIZER else Stream.TP
+    if lane == Stream.REDUCE and collective in (Collective.ALL_GATHER, Collective.BROADCAST):
+        return Stream.GATHER
+    return lane
+
+
+def tracks_of(roles: Roles, role: int) -> Tracks:
+    """The tracks of one recording."""
+    return _Builder(roles, role).tracks()
+
+
+class _Builder:
+    def __init__(self, roles: Roles, role: int) -> None:
+        self.roles, self.role, self.recording = roles, role, roles.recordings[role]
+        one = self.recording
+        self.kind = one.ops.kind[one.op]
+        self.stream: list[int] = one.stream.tolist()
+        self._lanes = self._collective_lanes()
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._own: list[Track] = []
+        """tracks that are no stream"""
+
+    def tracks(self) -> Tracks:
+        one = self.recording
+        _, streams = np.unique(one.stream, return_inverse=True)
+        number: I32 = (streams.reshape(-1) + 1).astype(np.int32)
+        number[one.stream == COMPUTE_STREAM] = 0
+        talks = np.isin(self.kind, (OpKind.COLLECTIVE, OpKind.P2P))
+        moved = np.flatnonzero((self.kind == OpKind.P2P) | (talks & (one.stream == COMPUTE_STREAM)))
+        first = int(number.max(initial=0)) + 1
+        for node in moved.tolist():
+            number[node] = first + self._number(node)
+        used, dense = np.unique(np.concatenate([[0], number]), return_inverse=True)
+        track: I32 = dense.reshape(-1)[1:].astype(np.int32)
+        extra = self._stream_order(track, set(one.stream[moved].tolist()))
+        waiter = np.repeat(np.arange(len(one)), np.diff(one.wait_ptr))
+        ptr, pred = _csr(len(one), waiter * len(one) + one.wait, extra)
+        known = {k: self._own[n - first] for k, n in enumerate(used.tolist()) if n >= first}
+        return Tracks(track, self._purposes(track, len(used), known, ptr, pred), ptr, pred)
+
+    # -- which track -------------------------------------------------------------------------------------------
+
+    def _collective_lanes(self) -> dict[tuple[int, int], Stream]:
+        """By (op, phase)."""
+        one = self.recording
+        parallel = set(one.meta.get("data_parallel") or ())
+        out = {}
+        rows = np.flatnonzero(self.kind == OpKind.COLLECTIVE)
+        for op, phase in {(int(one.op[i]), int(one.phase[i])) for i in rows}:
+            group = int(one.ops.group[op])
+            name = one.groups[group][0] if group >= 0 else ""
+            out[op, phase] = collective_lane(name, int(one.ops.collective[op]), phase, name in parallel)
+        return out
+
+    def _number(self, node: int) -> int:
+        """Number among the tracks that are no stream: by lane of a collective, by both ends of a message."""
+        one = self.recording
+        op, key = int(one.op[node]), (int(one.op[node]), int(one.peer[node]), self.stream[node], int(one.phase[node]))
+        if key not in self._numbers:
+            if self.kind[node] == OpKind.COLLECTIVE:
+                track = Track(self._lanes[op, int(one.phase[node])])
+                ends: tuple[object, ...] = (track.lane,)
+            else:
+                peer = self.roles.of_peer(self.role, int(one.ops.group[op]), int(one.peer[node]))
+                track = Track(self._message_lane(op, peer), message=True)
+                ends = (self.stream[node], int(one.ops.dims[op, 0]), peer, track.lane)
+            if ends not in self._numbers:
+                self._numbers[ends] = len(self._own)
+                self._own.append(track)
+            self._numbers[key] = self._numbers[ends]
+        return self._numbers[key]
+
+    def _message_lane(self, op: int, peer: int) -> Stream:
+        one = self.recording
+        group, sends = int(one.ops.group[op]), int(one.ops.dims[op, 0]) > 0
+        if peer == self.role:
+            lane = _LANE_OF_WORD.get(axis_of(one.groups[group][0]).lower()) if group >= 0 else None
+            return lane if lane is not None else Stream.CP
+        if peer > self.role:
+            return Stream.PP_SEND if sends else Stream.PP_RECV_GRAD
+        return Stream.PP_SEND_GRAD if sends else Stream.PP_RECV
+
+    # -- order inside a stream ---------------------------------------------------------------------------------
+
+    def _stream_order(self, track: I32, streams: set[int]) -> I64:
+        """Predecessors that the order of `streams`, which have several tracks, stands for: waiter x N + node."""
+        out = [np.zeros(0, np.int64)]
+        for number in streams:
+            nodes = np.flatnonzero(self.recording.stream == number)
+            if (self.kind[nodes] == OpKind.P2P).any():
+                out.append(np.array(self._batch_order(nodes, track[nodes].tolist()), np.int64))
+            else:
+                turns = np.flatnonzero(np.diff(track[nodes]))
+                out.append(nodes[turns + 1] * len(track) + nodes[turns])
+        return np.concatenate(out)
+
+    def _batch_order(self, nodes: I64, tracks: list[int]) -> list[int]:
+        """The order of one stream that has messages.
+
+        Neighbours in issue order that are messages of one stream are a batch: they run together, and each waits for
+        what the batch was told to wait for so far.
+        """
+        one, n = self.recording, len(self.recording)
+        out: list[int] = []
+        waited_for: dict[int, int] = {}
+        """last node of each track in the batch or node before"""
+        batch: dict[int, int] = {}
+        waits: list[int] = []
+        last, joins = -2, False
+        is_message = (self.kind[nodes] == OpKind.P2P).tolist()
+        for node, track, message in zip(nodes.tolist(), tracks, is_message, strict=True):
+            if not (message and joins and last == node - 1):
+                waited_for, batch, waits = batch, {}, []
+            out += [node * n + p for t, p in waited_for.items() if t != track]
+            out += [node * n + p for p in waits]
+            if message:
+                waits += one.wait[one.wait_ptr[node] : one.wait_ptr[node + 1]].tolist()
+            batch[track] = node
+            last, joins = node, message and not one.sync[node]
+        return out
+
+    # -- purposes ----------------------------------------------------------------------------------------------
+
+    def _purposes(self, track: I32, n_tracks: int, known: dict[int, Track], ptr: I64, pred: I32) -> tuple[Track, ...]:
+        """What each track is for; tracks of kernels are for what waits for them, or what they wait for."""
+        one = self.recording
+        known = {0: Track(Stream.COMPUTE), **known}
+        idle = (self.kind == OpKind.DELAY) & (one.sync == 1) & (one.stream != COMPUTE_STREAM)
+        for number in set(range(n_tracks)) - set(known):
+            nodes = np.flatnonzero(track == number)
+            mine = Track(Stream.COMPUTE, joins=True) if idle[nodes].all() else self._own_purpose(nodes)
+            known |= {number: mine} if mine else {}
+        waiter = np.repeat(track, np.diff(ptr))
+        telling = {number: one.lane for number, one in known.items() if number and not one.joins}
+        for number in set(range(n_tracks)) - set(known):
+            around = waiter[track[pred] == number].tolist() + track[pred][waiter == number].tolist()
+            near = Counter(telling[t] for t in around if t in telling)
+            known[number] = Track(near.most_common(1)[0][0] if near else Stream.COPY)
+        return tuple(known[number] for number in range(n_tracks))
+
+    def _own_purpose(self, nodes: I64) -> Track | None:
+        """By what a track mostly communicates."""
+        one = self.recording
+        talk = nodes[self.kind[nodes] == OpKind.COLLECTIVE]
+        if len(talk):
+            pairs = zip(one.op[talk].tolist(), one.phase[talk].tolist(), strict=True)
+            return Track(Counter(self._lanes[pair] for pair in pairs).most_common(1)[0][0])
+        return Track(Stream.COPY) if (self.kind[nodes] == OpKind.HOST_COPY).any() else None
+
+
+def _csr(n: int, *pairs: I64) -> tuple[I64, I32]:
+    """CSR pointer and values of `pairs` (node x n + value), each once."""
+    distinct = np.unique(np.concatenate(pairs))
+    ptr = np.zeros(n + 1, np.int64)
+    np.cumsum(np.bincount(distinct // n, minlength=n), out=ptr[1:])
+    return ptr, (distinct % n).astype(np.int32)

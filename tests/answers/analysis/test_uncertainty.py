@@ -1,0 +1,146 @@
+"""Bands of predictions: they hold the prediction, and widen with what is not known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.answers.analysis.coverage import coverage
+from forerun.answers.analysis.predict import predict, predict_setup, simulate
+from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.analysis.setup import Setup
+from forerun.answers.analysis.uncertainty import Quantiles, is_fitted, memory_band, residuals, time_band, widening
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.cluster.types import KernelRates
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.stack import load_stack, stack_names
+
+CLUSTER = load_cluster("h100-sxm")
+KNOWN, NEW = load_stack("composer"), load_stack("deepspeed")
+SHARE = st.floats(0, 1)
+
+
+def ask(**fields: object) -> Prediction:
+    plan = Plan(**{"seq_len": 1024, **fields})  # type: ignore[arg-type]
+    return predict(load_model("gpt2-small"), plan, CLUSTER)
+
+
+@given(SHARE, SHARE, SHARE, SHARE)
+def test_less_calibrated_and_more_exposed_is_never_narrower(a: float, b: float, c: float, d: float) -> None:
+    less, more = time_band(KNOWN, CLUSTER, 8, max(a, b), min(c, d)), time_band(KNOWN, CLUSTER, 8, min(a, b), max(c, d))
+    assert more.low <= less.low <= 1 <= less.high <= more.high
+    assert widening(min(a, b), max(c, d)) >= widening(max(a, b), min(c, d)) >= 1
+
+
+def test_the_widening_is_strict_where_nothing_is_calibrated() -> None:
+    whole, none = time_band(KNOWN, CLUSTER, 8, 1.0, 0.0), time_band(KNOWN, CLUSTER, 8, 0.0, 0.0)
+    assert none.low < whole.low < 1 < whole.high < none.high
+    assert math.log(none.high) / math.log(whole.high) == pytest.approx(widening(0.0, 0.0))
+
+
+def test_a_stack_on_which_nothing_was_fitted_has_a_wider_band_above() -> None:
+    assert is_fitted(KNOWN)
+    assert not is_fitted(NEW)
+    assert time_band(NEW, CLUSTER, 8, 1, 0).high > time_band(KNOWN, CLUSTER, 8, 1, 0).high
+    assert memory_band(NEW, "allocated").high > memory_band(KNOWN, "allocated").high
+
+
+def test_a_stack_that_few_steps_inform_is_not_a_fitted_one() -> None:
+    least = residuals().least_rows
+    for rows, fitted in ((least - 1, False), (least, True)):
+        stack = replace(
+            KNOWN, fitted={"memory_rate": f"fitted on {rows} published steps", "network_rate": "not fitted"}
+        )
+        assert is_fitted(stack) is fitted
+    assert not is_fitted(replace(KNOWN, fitted={"memory_rate": "another's, fitted on 90 published steps"}))
+
+
+def test_a_device_whose_clock_was_not_fitted_widens_both_sides() -> None:
+    other = load_cluster("h100-pcie")
+    assert is_fitted(CLUSTER.device)
+    assert not is_fitted(other.device)
+    known, unknown = time_band(KNOWN, CLUSTER, 8, 1, 0), time_band(KNOWN, other, 8, 1, 0)
+    assert unknown.low < known.low
+    assert known.high < unknown.high
+
+
+def test_more_gpus_than_any_measured_run_widen_the_band() -> None:
+    seen = residuals().gpus_seen
+    at, beyond, far = (time_band(KNOWN, CLUSTER, n, 1, 0) for n in (seen, 2 * seen, 16 * seen))
+    assert at == time_band(KNOWN, CLUSTER, 1, 1, 0)
+    assert far.low < beyond.low < at.low
+    assert at.high < beyond.high < far.high
+
+
+def test_measured_steps_of_the_user_narrow_the_band_of_a_new_stack() -> None:
+    anchored = replace(CLUSTER, rates=KernelRates(gemm=0.9))
+    assert time_band(NEW, anchored, 8, 1, 0).high < time_band(NEW, CLUSTER, 8, 1, 0).high
+    known, with_anchor = time_band(KNOWN, CLUSTER, 8, 1, 0), time_band(KNOWN, anchored, 8, 1, 0)
+    assert known.low <= with_anchor.low
+    assert with_anchor.high <= known.high
+
+
+def test_shipped_residuals_are_in_order() -> None:
+    known = residuals()
+    groups = (known.fitted, known.unfitted, known.anchored, known.device)
+    for group in (*groups, *known.allocated.values(), *known.reserved.values()):
+        assert isinstance(group, Quantiles)
+        assert group.low < group.high
+        assert group.rows > 0
+    assert 0 < known.share < 1
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_the_band_holds_the_prediction(stack: str) -> None:
+    found = ask(dp_shard=16, stack=stack)
+    assert found.step_time_low_s <= found.step_time_s <= found.step_time_high_s
+    assert found.peak_reserved_low_gib <= found.peak_reserved_gib <= found.peak_reserved_high_gib
+    assert found.peak_reserved_high_gib <= found.memory_limit_gib
+    slow, fast = found.rate_band(found.mfu or 0.0)
+    assert slow <= (found.mfu or 0.0) <= fast
+    assert slow == pytest.approx((found.mfu or 0.0) * found.step_time_s / found.step_time_high_s)
+
+
+def test_a_limit_within_the_error_of_memory_is_said() -> None:
+    """What a step needs at least, as it is estimated, against limits below, at, and far above it."""
+    plan = Plan(seq_len=1024, micro_batch=16, dp_shard=16, stack="megatron-core")
+
+    def at(gib: float) -> Prediction:
+        device = replace(CLUSTER.device, memory_bytes=round(gib * 2**30))
+        return predict_setup(Setup(load_model("gpt2-small"), plan, replace(CLUSTER, device=device)))
+
+    limits = [at(gib / 10) for gib in range(20, 200)]
+    doubtful = [each for each in limits if each.fit_in_doubt]
+    assert any(each.fits for each in doubtful)
+    assert any(not each.fits for each in doubtful)
+    assert not limits[0].fits
+    assert not limits[0].fit_in_doubt
+    assert limits[-1].fits
+    assert not limits[-1].fit_in_doubt
+
+
+def test_explain_tells_what_is_calibrated_and_what_is_not() -> None:
+    lines = ask(dp_shard=16, tp=2).explain
+    (inside,) = [line for line in lines if line.startswith("calibrated shapes: ")]
+    for kind in ("matrix products", "attention", "memory-bound kernels", "collectives"):
+        assert kind in inside
+    (outside,) = [line for line in lines if line.startswith("outside calibrated shapes")]
+    assert "ranks" in outside
+    assert any(line.startswith("step_time_low_s, step_time_high_s: residuals of ") for line in lines)
+
+
+@pytest.mark.parametrize("fields", [{}, {"dp_shard": 16}, {"pp": 2, "n_microbatches": 8, "zero_stage": 1}], ids=str)
+def test_kinds_sum_to_the_whole(fields: dict[str, object]) -> None:
+    run = simulate(load_model("gpt2-small"), Plan(**{"seq_len": 1024, **fields}), CLUSTER)  # type: ignore[arg-type]
+    found = coverage(run.program, run.costs)
+    assert sum(kind.share for kind in found.by_kind.values()) == pytest.approx(1)
+    assert sum(kind.share * kind.inside for kind in found.by_kind.values()) == pytest.approx(found.share)
+    assert run.prediction.coverage == found.share
+    shares = [share for _, share in found.outside]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) <= 1 - found.share + 1e-12

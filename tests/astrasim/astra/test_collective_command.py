@@ -1,0 +1,183 @@
+"""`forerun collective` as a user runs it."""
+
+import json
+
+import pytest
+from collective_building import CASE
+
+from forerun.common.errors import ForerunError
+from forerun.interfaces.cli.collective import parse_bytes
+from forerun.interfaces.cli.main import run
+
+NETWORK = ("--topology", "ring:8@50/500")
+
+
+def figures(capsys, *arguments):
+    assert run(["collective", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_cases_come_as_lines(tmp_path, capsys):
+    path = tmp_path / "cases.jsonl"
+    path.write_bytes(json.dumps(CASE).encode() + b"\n\xff\xfe{\n" + json.dumps(CASE | {"case": "two"}).encode())
+    assert run(["collective", "--cases", str(path)]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["case"] for record in records] == ["one", "line 2", "two"]
+    assert [record.get("time_ns_max") for record in records] == [64440, None, 64440]
+
+
+def test_a_table_by_size_and_algorithm(capsys):
+    assert run(["collective", "all_reduce", "--from", "1MiB", "--to", "4MiB", *NETWORK]) == 0
+    out = capsys.readouterr().out
+    assert [out.count(word) for word in ("1 MiB", "2 MiB", "4 MiB", "doubleBinaryTree")] == [4, 4, 4, 3]
+
+
+@pytest.mark.parametrize(
+    ("collective", "factor"),
+    [("all_reduce", 1.75), ("all_gather", 0.875), ("reduce_scatter", 0.875), ("all_to_all", 0.875), ("broadcast", 1.0)],
+)
+def test_bandwidths_are_those_of_nccl_tests(collective, factor, capsys):
+    for point in figures(capsys, collective, "--bytes", "8MiB", "--bytes", "8000008", *NETWORK)["points"]:
+        assert point["algbw_gbps"] == pytest.approx(point["size_bytes"] / point["time_ns"])
+        assert point["busbw_gbps"] == pytest.approx(factor * point["algbw_gbps"])
+
+
+def test_an_all_gather_takes_as_long_as_a_reduce_scatter_without_reductions(capsys):
+    gather, scatter = (
+        figures(capsys, name, "--bytes", "64MiB", "--algorithm", "ring", "--local-mem-bw", "1e9", *NETWORK)["points"][0]
+        for name in ("all_gather", "reduce_scatter")
+    )
+    assert gather["size_bytes"] == 64 << 20
+    assert gather["time_ns"] == scatter["time_ns"]
+
+
+def test_hottest_links_of_a_congested_network(capsys):
+    points = figures(
+        capsys,
+        "all_to_all",
+        "--bytes",
+        "1MiB",
+        "--topology",
+        "mesh2d:4x4",
+        "--backend",
+        "aware",
+        "--algorithm",
+        "direct",
+    )["points"]
+    links = points[0]["hottest"]
+    assert len(links) == 5
+    assert 0.5 < links[0]["busy"] <= 1
+    assert all((link["source"] % 4 in (1, 2) or link["source"] // 4 in (1, 2)) for link in links)
+
+
+@pytest.mark.parametrize(
+    ("topology", "aware"),
+    [
+        ("ring:8", False), ("switch:8", False), ("fullyconnected:8", False), ("ring:4,switch:2", False),
+        ("mesh2d:4x4", True), ("torus2d:4x4", True), ("fat-tree:8", True), ("ring:4,mesh2d:2x2", True),
+    ],
+)  # fmt: skip
+def test_topologies_whose_routes_share_links_get_queues(topology, aware, capsys):
+    by_itself = figures(capsys, "all_reduce", "--bytes", "1MiB", "--topology", topology, "--algorithm", "direct")
+    assert by_itself["congestion_aware"] is aware
+    arguments = ("--bytes", "1MiB", "--topology", topology, "--algorithm", "direct", "--backend")
+    asked = figures(capsys, "all_reduce", *arguments, "aware" if aware else "unaware")
+    assert by_itself["points"] == asked["points"]
+    other = figures(capsys, "all_reduce", *arguments, "unaware" if aware else "aware")
+    assert other["congestion_aware"] is not aware
+
+
+@pytest.mark.parametrize("topology", ["mesh2d:4x4", "torus2d:4x4", "ring:8", "dragonfly:3x2x2", "fat-tree:16"])
+def test_with_queues_no_rank_moves_more_than_its_links_carry(topology, capsys):
+    found = figures(capsys, "all_reduce", "--bytes", "64MiB", "--topology", topology, "--backend", "aware")
+    ran = [point for point in found["points"] if point["time_ns"]]
+    assert ran
+    assert all(point["busbw_gbps"] <= found["rank_links_gbps"] and not point["beyond_links"] for point in ran)
+
+
+def test_bandwidth_above_the_links_is_marked_and_explained(capsys):
+    mesh = ("all_reduce", "--bytes", "64MiB", "--topology", "mesh2d:4x4@50/500", "--backend", "unaware")
+    found = figures(capsys, *mesh)
+    assert found["rank_links_gbps"] == 100.0  # a corner has two links
+    beyond = {point["algorithm"]: point["busbw_gbps"] > 100 for point in found["points"]}
+    assert beyond == {point["algorithm"]: point["beyond_links"] for point in found["points"]}
+    assert beyond["direct"]
+    assert not beyond["ring"]
+    assert run(["collective", *mesh]) == 0
+    out = capsys.readouterr().out
+    assert "629.94!" in out
+    assert "! above the 100.00 GB/s that all links of a rank carry together" in out
+    assert run(["collective", *mesh[:-2]]) == 0
+    assert "! above" not in capsys.readouterr().out
+
+
+def test_queues_of_many_ranks_are_announced(capsys):
+    many = ("broadcast", "--bytes", "1KiB", "--topology", "mesh2d:33x32", "--algorithm", "binomial", "--splits", "1")
+    assert run(["collective", *many]) == 0
+    assert capsys.readouterr().err == "queues for 1,056 NPUs can take minutes; --backend unaware is quick\n"
+    assert run(["collective", *many, "--backend", "aware"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_header_says_which_backend_the_network_gets(capsys):
+    for topology, words in (("mesh2d:2x2", "congestion-aware (on Mesh2D"), ("ring:4", "congestion-unaware (as ASTRA")):
+        assert run(["collective", "all_reduce", "--bytes", "1MiB", "--topology", topology]) == 0
+        assert words in capsys.readouterr().out
+
+
+def test_algorithms_by_dimension_and_custom_ones(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from forerun.astrasim.astra.custom import Wait\n\n\nclass Mine:\n"
+        "    def steps(self, rank, n_ranks, size, costs):\n        yield Wait(ns=rank)\n"
+    )
+    names = f"ring+direct,ring,{path}:Mine"
+    arguments = ("--topology", "ring:4,switch:2", "--algorithm", names, "--splits", "1")
+    points = figures(capsys, "all_reduce", "--bytes", "1MiB", *arguments)["points"]
+    assert [point["algorithm"] for point in points] == names.split(",")
+    assert points[2]["time_ns"] == 7
+
+
+def test_what_cannot_run_is_said_below_the_table(capsys):
+    assert run(["collective", "all_reduce", "--bytes", "1MiB", "--topology", "ring:6"]) == 0
+    assert "halvingDoubling needs a power of two" in capsys.readouterr().out
+
+
+BAD = [
+    (("all_reduced", "--bytes", "1MiB", *NETWORK), "all_reduce"),
+    (("all_reduce", *NETWORK), "--bytes"),
+    (("all_reduce", "--bytes", "1MiB"), "--topology"),
+    (("all_reduce", "--bytes", "lots", *NETWORK), "lots"),
+    (("all_reduce", "--bytes", "0", *NETWORK), "'0'"),
+    (("all_reduce", "--from", "1KiB", *NETWORK), "--to"),
+    (("all_reduce", "--bytes", "1MiB", "--topology", "rong:8"), "Ring"),
+    (("all_reduce", "--bytes", "1MiB", *NETWORK, "--algorithm", "rong"), "rong"),
+    (("all_to_all", "--bytes", "1MiB", *NETWORK, "--algorithm", "halvingDoubling"), "all_to_all"),
+    (("all_reduce", "--bytes", "1MiB", *NETWORK, "--algorithm", "no.such:Thing"), "no.such"),
+    (("all_reduce", "--bytes", "1MiB", *NETWORK, "--group-size", "3"), "do not divide"),
+    (("all_reduce", "--bytes", "1MiB", *NETWORK, "--group-size", "4", "--algorithm", "direct"), "ring"),
+    (("all_reduce", "--bytes", "1MiB", *NETWORK, "--latency", "x"), "--latency"),
+    (("all_reduce", "--bytes", "1MiB", "--network", "no_such.yml"), "no_such.yml"),
+    (("all_gather", "--bytes", "4", *NETWORK), "8 bytes"),
+    (("--cases", "no_such.jsonl"), "no_such.jsonl"),
+    (("all_reduce", "--cases", "x.jsonl"), "--cases"),
+    ((), "--cases"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "problem"), BAD, ids=range(len(BAD)))
+def test_bad_input_is_one_line(arguments, problem, capsys):
+    assert run(["collective", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert len(captured.err.splitlines()) == 1
+    assert problem in captured.err
+
+
+def test_sizes():
+    sizes = {"64MiB": 64 << 20, "1GB": 10**9, "1048576": 1 << 20, "1.5KiB": 1536, "8 B": 8}
+    assert {text: parse_bytes(text) for text in sizes} == sizes
+    for text in ("", "MiB", "-1", "1.5", "1e9", "2000TiB", "9" * 50):
+        with pytest.raises(ForerunError):
+            parse_bytes(text)

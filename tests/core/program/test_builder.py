@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+from random_programs import program
+
+from forerun.core.program.builder import BlockBuilder, OpTableBuilder
+from forerun.core.program.types import Category, Collective, OpKind, Phase, Stream
+
+
+def test_equal_ops_are_stored_once() -> None:
+    ops = OpTableBuilder()
+    first = ops.gemm("qkv", 8, 4, 2)
+    assert ops.gemm("qkv", 8, 4, 2) == first
+    assert ops.gemm("qkv", 8, 4, 2, role=1) != first
+    assert ops.gemm("proj", 8, 4, 2) != first
+    assert len(ops) == len(ops.build()) == 3
+
+
+def test_gemm_counts_flops_and_bytes() -> None:
+    ops = OpTableBuilder()
+    ops.gemm("plain", m=8, n=4, k=2, batch=3)
+    ops.gemm("accumulates in fp32", m=8, n=4, k=2, accumulate_bytes=4, role=2)
+    table = ops.build()
+    assert table.kind.tolist() == [OpKind.GEMM, OpKind.GEMM]
+    assert table.flops.tolist() == [2 * 3 * 8 * 4 * 2, 2 * 8 * 4 * 2]
+    assert table.bytes_read.tolist() == [3 * (8 + 4) * 2 * 2, (8 + 4) * 2 * 2 + 8 * 4 * 4]
+    assert table.bytes_written.tolist() == [3 * 8 * 4 * 2, 8 * 4 * 4]
+    assert table.dims[:, :6].tolist() == [[8, 4, 2, 3, 0, 0], [8, 4, 2, 1, 2, 4]]
+
+
+def test_attention_halves_the_causal_square_and_multiplies_backward() -> None:
+    ops = OpTableBuilder()
+    for causal, backward in ((False, False), (True, False), (True, True)):
+        ops.attention("attention", 2, 8, 2, 128, 128, 64, causal, backward)
+    ops.attention("last 128 of 256", 2, 8, 2, 128, 256, 64)
+    full, causal, backward, chunk = ops.build().flops.tolist()
+    assert full == 4 * 2 * 8 * 128 * 128 * 64
+    assert causal == full / 2
+    assert backward == 2.5 * causal
+    assert chunk == full * 1.5
+
+
+def test_other_kinds_fill_their_columns() -> None:
+    ops = OpTableBuilder()
+    ops.memory("norm", 100, 50, launches=3, flops=7)
+    ops.collective("gather", Collective.ALL_GATHER, 0, 1000, "fp32")
+    ops.p2p("send", 0, 10)
+    ops.host_copy("offload", 20)
+    ops.delay("wait", 99)
+    table = ops.build()
+    assert table.kind.tolist() == [OpKind.MEMORY, OpKind.COLLECTIVE, OpKind.P2P, OpKind.HOST_COPY, OpKind.DELAY]
+    assert table.bytes_comm.tolist() == [0, 1000, 10, 20, 0]
+    assert table.bytes_read.tolist() == [100, 0, 0, 0, 99]
+    assert table.collective.tolist() == [0, Collective.ALL_GATHER, Collective.SEND_RECV, 0, 0]
+    assert table.group.tolist() == [-1, 0, 0, -1, -1]
+    assert table.launches.tolist() == [3, 1, 1, 1, 0]
+
+
+def test_block_keeps_nodes_edges_and_tensors() -> None:
+    builder = BlockBuilder()
+    a = builder.node(5, Stream.GATHER, Phase.BACKWARD, 7, record=2)
+    kept = builder.alloc(100, Category.ACTIVATION)
+    b = builder.node(4, after=[a], wait=[0, 3], channel=1, sync=True)
+    builder.free(kept)
+    builder.tensor(50, Category.LOGITS, b, -1)
+    builder.temporary(25, a)
+    block = builder.build("block")
+    assert (a, b, len(block), len(builder)) == (0, 1, 2, 2)
+    assert block.op.tolist() == [5, 4]
+    assert block.stream.tolist() == [Stream.GATHER, Stream.COMPUTE]
+    assert block.phase.tolist() == [Phase.BACKWARD, Phase.FORWARD]
+    assert block.module.tolist() == [7, 0]
+    assert block.pred_ptr.tolist() == [0, 0, 3]
+    assert block.pred.tolist() == [0, -1, -4]
+    assert block.record.tolist() == [2, -1]
+    assert block.channel.tolist() == [-1, 1]
+    assert block.sync.tolist() == [0, 1]
+    assert block.tensor_bytes.tolist() == [100, 50, 25]
+    assert block.tensor_category.tolist() == [Category.ACTIVATION, Category.LOGITS, Category.TEMPORARY]
+    assert block.tensor_alloc.tolist() == [1, 1, 0]
+    assert block.tensor_free.tolist() == [1, -1, 0]
+
+
+@pytest.mark.parametrize("nodes", [0, 1])
+def test_small_blocks_and_tables_build(nodes: int) -> None:
+    builder = BlockBuilder()
+    for _ in range(nodes):
+        builder.node(0)
+    assert len(builder.build("small")) == nodes
+    assert len(OpTableBuilder().build()) == 0
+    assert len(program([builder.build("small")], [[0]]).blocks) == 1

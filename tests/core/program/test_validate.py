@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from random_programs import program
+
+from forerun.common.errors import ForerunError
+from forerun.core.program.builder import BlockBuilder
+from forerun.core.program.types import Block, Category, Channel, Program
+from forerun.core.program.validate import check, problems
+
+
+def good_block() -> Block:
+    block = BlockBuilder()
+    block.node(0)
+    block.node(1, after=[0], wait=[0], record=1)
+    block.tensor(10, Category.ACTIVATION, 0, 1)
+    return block.build("layer")
+
+
+def good_program() -> Program:
+    return program([good_block()], [[0, 0], [0]], [Channel("pipe", (0, 1))])
+
+
+BAD_BLOCKS: list[tuple[dict[str, Any], str]] = [
+    ({"op": [0, 6]}, "block 'layer' node 1: op is 6, allowed: 0 to 5"),
+    ({"stream": [-1, 0]}, "block 'layer' node 0: stream is -1"),
+    ({"phase": [0, 4]}, "block 'layer' node 1: phase is 4"),
+    ({"module": [0, 1]}, "block 'layer' node 1: module is 1, allowed: 0 to 0"),
+    ({"record": [-2, 0]}, "block 'layer' node 0: record is -2"),
+    ({"channel": [0, 1]}, "block 'layer' node 1: channel is 1"),
+    ({"sync": [0, 2]}, "block 'layer' node 1: sync is 2"),
+    ({"pred": [1, -1]}, "block 'layer' node 1: predecessor 1 is not an earlier node"),
+    ({"pred_ptr": [0, 3, 2]}, "block 'layer': pred_ptr must rise from 0 to the 2 entries of pred"),
+    ({"pred_ptr": [0, 0, 1]}, "block 'layer': pred_ptr must rise"),
+    ({"pred_ptr": [0, 2]}, "block 'layer': column pred_ptr has 2 entries, not 3"),
+    ({"stream": [0]}, "block 'layer': column stream has 1 entries, not 2"),
+    ({"tensor_bytes": [-1]}, "block 'layer' tensor 0: bytes is -1, allowed: at least 0"),
+    ({"tensor_category": [8]}, "block 'layer' tensor 0: category is 8"),
+    ({"tensor_alloc": [2]}, "block 'layer' tensor 0: alloc is 2, allowed: -1 to 1"),
+    ({"tensor_free": [2]}, "block 'layer' tensor 0: free is 2"),
+    ({"tensor_alloc": [1], "tensor_free": [0]}, "block 'layer' tensor 0: freed after node 0, before it is allocated"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_BLOCKS)
+def test_a_bad_block_is_named(change: dict[str, Any], message: str) -> None:
+    good = good_program()
+    arrays = {name: np.array(value, getattr(good.blocks[0], name).dtype) for name, value in change.items()}
+    bad = dataclasses.replace(good, blocks=(dataclasses.replace(good.blocks[0], **arrays),))
+    with pytest.raises(ForerunError) as caught:
+        check(bad)
+    assert message in str(caught.value)
+
+
+def test_a_good_program_passes() -> None:
+    check(good_program())
+    assert problems(good_program()) == []
+
+
+def test_bad_ops_classes_and_channels_are_named() -> None:
+    good = good_program()
+    flops = good.ops.flops.copy()
+    flops[3] = np.nan
+    first = good.rank_classes[0]
+    bad = dataclasses.replace(
+        good,
+        ops=dataclasses.replace(good.ops, flops=flops, group=np.full(6, 1, np.int16)),
+        rank_classes=(
+            dataclasses.replace(first, block=np.array([0, 1], np.int32), n_ranks=0),
+            dataclasses.replace(first, layer=np.zeros(1, np.int32)),
+        ),
+        channels=(Channel("pipe", (1, 1)), Channel("far", (0, 2))),
+    )
+    assert problems(bad) == [
+        "ops row 0: group is 1, allowed: -1 to 0",
+        "ops row 3: flops is nan, allowed: at least 0",
+        "rank class 'class 0' step 1: block is 1, allowed: 0 to 0",
+        "rank class 'class 0': n_ranks is 0, must be at least 1",
+        "rank class 'class 0': column layer has 1 entries, not 2",
+        "channel 'pipe': members (1, 1) must be different rank classes from 0 to 1",
+        "channel 'far': members (0, 2) must be different rank classes from 0 to 1",
+    ]
+    with pytest.raises(ForerunError, match=r"^program: ops row 0: .*; and 4 more problems$"):
+        check(bad)

@@ -1,0 +1,176 @@
+"""Plans with equal canonical forms execute the same step, and those that do have equal forms."""
+
+from dataclasses import fields, replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.core.program.types import Program
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.canonical import NAMINGS, canonical
+from forerun.describe.plan.constraints import refuse
+from forerun.describe.plan.plan import DEFAULT_ORDER, Plan
+from forerun.sources.symbolic.build import build
+
+H100 = load_cluster("h100-sxm")
+SMALL = {"n_layers": 4, "hidden": 256, "ffn_hidden": 512, "n_heads": 4, "n_kv_heads": 2, "vocab": 512}
+DENSE = replace(load_model("llama-3.2-1b"), **SMALL, head_dim=64)
+MIXTRAL = load_model("mixtral-8x7b")
+EXPERTS = replace(MIXTRAL, **SMALL, head_dim=64, moe=replace(MIXTRAL.moe, n_experts=4, top_k=2, expert_ffn=128))
+ORDERS = (DEFAULT_ORDER, "dp_replicate-dp_shard-tp-cp-pp", "cp-tp-pp-dp_shard-dp_replicate")
+CHOICES = {
+    "micro_batch": (1, 2),
+    "n_microbatches": (1, 2, 4),
+    "dp_replicate": (1, 2, 4),
+    "dp_shard": (1, 2, 4),
+    "cp": (1, 2),
+    "tp": (1, 2),
+    "pp": (1, 2),
+    "ep": (1, 2),
+    "mesh_order": ORDERS,
+    "zero_stage": (0, 1, 2, 3),
+    "reshard_after_forward": ("default", "always", "never"),
+    "prefetch": (0, 1, 2),
+    "shard_min_mib": (0.0, 0.25),
+    "ddp_bucket_mib": (0.0, 0.25, 25.0),
+    "autocast": (False, True),
+    "reduce_dtype": ("auto", "fp32", "bf16"),
+    "overlap_grad_reduce": (True, False),
+    "sequence_parallel": (True, False),
+    "loss_parallel": (True, False),
+    "pp_schedule": ("1F1B", "GPipe", "ZB1P"),
+    "layers_per_stage": (None, (4,)),
+    "balance_ends": (True, False),
+    "cp_method": ("ring", "allgather", "ulysses"),
+    "cp_load_balance": ("head_tail", "striped", "none"),
+    "expert_imbalance": (1.0, 1.5),
+    "activation_checkpointing": ("none", "selective", "full"),
+    "selective_policy": ("op", "mlp", "params"),
+    "checkpoint_every": (1, 2),
+    "compile": (True, False),
+    "compile_loss": (True, False),
+    "graph_breaks": (False, True),
+    "attention": ("auto", "flash2", "flash3"),
+    "offload": ("none", "optimizer", "params"),
+    "stack": ("torchtitan", "pytorch", "megatron-core", "deepspeed", "simple-fsdp"),
+}
+PLANS = st.builds(Plan, seq_len=st.just(512), **{name: st.sampled_from(values) for name, values in CHOICES.items()})
+
+
+def content(program: Program) -> object:
+    """All that a Program executes: ops by what they are and where they communicate, and the blocks of each class.
+
+    Groups count by how they lie on the nodes, and neither they nor blocks by their names.
+    """
+    ops = program.ops
+    groups = [() if g < 0 else (program.groups[g].nodes, program.groups[g].ranks_per_node) for g in ops.group.tolist()]
+    columns = [_plain(getattr(ops, each.name)) for each in fields(ops) if each.name != "group"]
+    row = list(map(repr, zip(groups, *columns, strict=True)))
+    blocks = [repr((_columns(block, "name", "op"), [row[op] for op in block.op])) for block in program.blocks]
+    number: dict[str, int] = {}
+    classes = [
+        (_columns(one, "block"), [number.setdefault(blocks[block], len(number)) for block in one.block])
+        for one in program.rank_classes
+    ]
+    return hash((*number, repr(classes), program.channels))
+
+
+def _columns(one: object, *without: str) -> list[object]:
+    return [_plain(getattr(one, each.name)) for each in fields(one) if each.name not in without]
+
+
+def _plain(value: object) -> object:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def runs(model, plan):
+    return refuse(model, plan, H100) is None
+
+
+@settings(max_examples=150)
+@given(PLANS, st.booleans())
+def test_equal_forms_are_equal_programs(plan, with_experts):
+    model = EXPERTS if with_experts else DENSE
+    if not runs(model, plan):
+        return
+    form = canonical(model, plan)
+    assert runs(model, form)
+    assert canonical(model, form) == form
+    assert (form.world_size, form.global_batch) == (plan.world_size, plan.global_batch)
+    if form != plan:
+        assert content(build(model, form, H100)) == content(build(model, plan, H100))
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "megatron-core", "deepspeed"])
+@pytest.mark.parametrize("number", range(len(NAMINGS)))
+def test_every_naming_renames_something_that_executes_the_same(number, stack):
+    """Where a field makes no difference, all of its values build one Program; elsewhere they build several."""
+    naming = NAMINGS[number]
+    base = Plan(seq_len=512, stack=stack)
+    for mesh in ({}, {"dp_replicate": 2}, {"dp_shard": 2}, {"dp_shard": 2, "pp": 2}, {"tp": 2, "cp": 2}):
+        for zero_stage in (0, 1, 3):
+            plan = replace(base, **mesh, zero_stage=zero_stage)
+            named = {}
+            for values in product(*(CHOICES[name] for name in naming.fields)):
+                one = replace(plan, **dict(zip(naming.fields, values, strict=True)))
+                if runs(DENSE, one) and one.world_size == plan.world_size:
+                    named.setdefault(canonical(DENSE, one), set()).add(content(build(DENSE, one, H100)))
+            assert all(len(programs) == 1 for programs in named.values())
+
+
+def test_names_of_one_data_parallel_plan():
+    """Four names of DDP on eight GPUs are one; sharded over two and over four ranks are two others."""
+    pairs = ((1, 8), (2, 4), (4, 2), (8, 1))
+    plans = [Plan(seq_len=512, dp_replicate=r, dp_shard=s, zero_stage=0) for r, s in pairs]
+    assert {canonical(DENSE, plan) for plan in plans} == {Plan(seq_len=512, dp_replicate=8, zero_stage=0)}
+    sharded = [replace(plan, zero_stage=3) for plan in plans]
+    assert len({canonical(DENSE, plan) for plan in sharded}) == 4
+
+
+SPACE = {
+    "zero_stage": (0, 1, 3),
+    "reshard_after_forward": ("default", "always", "never"),
+    "prefetch": (0, 1),
+    "ddp_bucket_mib": (0.0, 100.0, 0.25),
+    "overlap_grad_reduce": (True, False),
+}
+SPLIT = {
+    "sequence_parallel": (True, False),
+    "loss_parallel": (True, False),
+    "pp_schedule": ("1F1B", "GPipe"),
+    "balance_ends": (True, False),
+    "cp_method": ("ring", "allgather", "ulysses"),
+    "cp_load_balance": ("head_tail", "striped", "none"),
+    "expert_imbalance": (1.0, 2.0),
+}
+MEMORY = {
+    "activation_checkpointing": ("none", "selective", "full"),
+    "selective_policy": ("op", "mlp"),
+    "checkpoint_every": (1, 2),
+    "compile": (True, False),
+    "compile_loss": (True, False),
+}
+
+
+@pytest.mark.parametrize("space", [SPACE, SPLIT, MEMORY], ids=["sharding", "splitting", "activations"])
+@pytest.mark.parametrize("mesh", [(1, 1, 1, 1), (4, 1, 1, 1), (1, 4, 1, 1), (2, 2, 1, 1), (1, 2, 2, 1), (1, 1, 1, 4)])
+def test_equal_programs_are_equal_forms(space, mesh):
+    """In a small space no two plans that stand for themselves build the same Program."""
+    replicate, shard, tp, pp = mesh
+    base = Plan(seq_len=512, dp_replicate=replicate, dp_shard=shard, tp=tp, pp=pp, n_microbatches=2)
+    found = {}
+    for values in product(*space.values()):
+        plan = replace(base, **dict(zip(space, values, strict=True)))
+        if runs(DENSE, plan):
+            found.setdefault(content(build(DENSE, plan, H100)), set()).add(canonical(DENSE, plan))
+    assert not [_differences(forms) for forms in found.values() if len(forms) > 1]
+
+
+def _differences(plans):
+    """The fields in which plans differ, with their values."""
+    columns = {each.name: [getattr(plan, each.name) for plan in plans] for each in fields(Plan)}
+    return {name: values for name, values in columns.items() if len(set(values)) > 1}

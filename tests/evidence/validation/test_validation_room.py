@@ -1,0 +1,55 @@
+"""Rows that leave checkpointing open and would not fit without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measured_rows import measurement
+
+from forerun.common.units import GIB
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.plan import Plan
+from forerun.evidence.validation.plan_mapping import NOT_STATED
+from forerun.evidence.validation.room import with_room
+
+MODEL = replace(load_model("llama-3.1-8b"), n_layers=8)
+CLUSTER = load_cluster("h100-sxm")
+
+
+def room(tmp_path: Path, gib: float, stack: str, stated: str = "") -> tuple[str, str, list[str]]:
+    cluster: Cluster = replace(CLUSTER, device=replace(CLUSTER.device, memory_bytes=int(gib * GIB)))
+    plan, notes = Plan(seq_len=8192, micro_batch=2, dp_shard=8, stack=stack), [NOT_STATED]
+    row = measurement(tmp_path, activation_checkpointing=stated, ac_detail="")
+    found = with_room(row, MODEL, plan, cluster, notes)
+    return found.activation_checkpointing, found.selective_policy, notes
+
+
+def test_what_fits_is_left_as_it_is(tmp_path: Path) -> None:
+    assert room(tmp_path, 200, "torchtitan") == ("none", "op", [NOT_STATED])
+
+
+@pytest.mark.parametrize(
+    ("gib", "stack", "taken"),
+    [
+        (60, "torchtitan", ("selective", "op")),
+        (36, "torchtitan", ("full", "op")),
+        (35, "megatron-core", ("selective", "mlp-act-norm")),
+    ],
+)
+def test_the_least_that_fits_is_taken_and_said(tmp_path: Path, gib: float, stack: str, taken: tuple[str, str]) -> None:
+    mode, policy, notes = room(tmp_path, gib, stack)
+    assert (mode, policy) == taken
+    assert len(notes) == 1
+    assert notes[0].startswith("activation_checkpointing not stated: taken as " + mode)
+
+
+def test_what_a_row_states_is_never_changed(tmp_path: Path) -> None:
+    assert room(tmp_path, 36, "torchtitan", stated="none")[0] == "none"
+
+
+def test_what_fits_in_no_way_is_left_as_it_is(tmp_path: Path) -> None:
+    assert room(tmp_path, 8, "torchtitan") == ("none", "op", [NOT_STATED])

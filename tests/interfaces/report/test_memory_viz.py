@@ -1,0 +1,141 @@
+"""Memory snapshots: plain data that PyTorch's own reader takes, and that adds up to the predicted peak."""
+
+import pickle
+
+import numpy as np
+import pytest
+from saved_programs import H100, plan_of, program_of
+
+from forerun.answers.analysis.predict_program import predict_program
+from forerun.common.errors import ForerunError
+from forerun.core.program.builder import BlockBuilder, OpTableBuilder
+from forerun.core.program.types import N_CATEGORIES, Category, Program, RankClass
+from forerun.interfaces.report.memory_viz import snapshot, write_snapshot
+
+PLANS = {
+    "FSDP": dict(dp_shard=8),
+    "DDP with accumulation": dict(dp_shard=4, zero_stage=0, n_microbatches=2),
+    "PP": dict(dp_shard=2, pp=2, n_microbatches=4),
+}
+
+
+def simulated(plan):
+    return predict_program(program_of(plan), H100, whole_timeline=True)
+
+
+def written(simulation, rank_class=0):
+    return snapshot(simulation.program, simulation.flat, simulation.timeline, rank_class)
+
+
+def levels(events):
+    """Allocated bytes after each event."""
+    change = [e["size"] if e["action"] == "alloc" else -e["size"] * (e["action"] == "free_completed") for e in events]
+    return np.cumsum(change)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_events_add_up_to_the_peak_of_every_rank_class(name):
+    simulation = simulated(plan_of(**PLANS[name]))
+    for number, memory in enumerate(simulation.memory):
+        found = levels(written(simulation, number)["device_traces"][0])
+        assert found.max() == memory.peak_bytes
+        assert found.min() >= 0
+        kept = found[-1] - int(simulation.program.rank_classes[number].resident_bytes.sum())
+        assert kept == 0, "a step leaves what it found"
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_is_alive_never_overlaps(name):
+    simulation = simulated(plan_of(**PLANS[name]))
+    alive, last_us = {}, 0
+    for event in written(simulation)["device_traces"][0]:
+        start, end = event["addr"], event["addr"] + event["size"]
+        assert event["time_us"] >= last_us
+        last_us = event["time_us"]
+        if event["action"] == "alloc":
+            assert all(end <= other or start >= stop for other, stop in alive.items())
+            alive[start] = end
+        elif event["action"] == "free_completed":
+            assert alive.pop(start) == end
+
+
+def test_the_segment_is_filled_without_gaps_or_overlaps():
+    (segment,) = written(simulated(plan_of(dp_shard=8)))["segments"]
+    address = segment["address"]
+    for block in segment["blocks"]:
+        assert block["address"] == address
+        address += block["size"]
+    assert address == segment["address"] + segment["total_size"]
+    assert segment["allocated_size"] <= segment["total_size"]
+
+
+def test_frames_say_what_made_a_tensor():
+    simulation = simulated(plan_of(dp_shard=8))
+    events = written(simulation)["device_traces"][0]
+    names = {event["frames"][0]["name"] for event in events}
+    assert "lives through the step" in names
+    assert names & set(simulation.program.ops.name)
+    assert {event["frames"][0]["filename"] for event in events} <= {one.name.lower() for one in Category}
+
+
+def test_a_part_of_what_earlier_blocks_left_can_be_freed():
+    ops, make, drop = OpTableBuilder(), BlockBuilder(), BlockBuilder()
+    copy = ops.memory("copy", 1e3, 1e3)
+    for _ in range(2):
+        make.node(copy)
+        make.alloc(1000, Category.GRADIENT, len(make) - 1)
+    drop.node(copy)
+    drop.tensor(1500, Category.GRADIENT, -1, 0)
+    steps, nothing = np.arange(2, dtype=np.int32), np.zeros(2, np.int32)
+    rank = RankClass("rank", 1, steps, nothing, nothing - 1, np.zeros(N_CATEGORIES, np.int64))
+    program = Program(ops.build(), (make.build("make"), drop.build("drop")), (rank,), (), (), ("all",))
+    simulation = predict_program(program, H100, whole_timeline=True)
+    assert levels(written(simulation)["device_traces"][0])[-1] == 500
+
+
+def test_what_earlier_blocks_left_is_not_what_this_block_makes():
+    ops, block = OpTableBuilder(), BlockBuilder()
+    block.node(ops.memory("copy", 1e3, 1e3))
+    block.node(ops.memory("copy", 1e3, 1e3))
+    block.tensor(1000, Category.ACTIVATION, 0, 1)
+    block.tensor(1000, Category.ACTIVATION, -1, 0)  # as large as the one that the block makes
+    steps = np.zeros(1, np.int32)
+    resident = np.zeros(N_CATEGORIES, np.int64)
+    resident[Category.ACTIVATION] = 1000
+    program = Program(
+        ops.build(), (block.build("only"),), (RankClass("rank", 1, steps, steps, steps, resident),), (), (), ("all",)
+    )
+    simulation = predict_program(program, H100, whole_timeline=True)
+    found = levels(written(simulation)["device_traces"][0])
+    assert (found.max(), found[-1]) == (2000, 0)
+
+
+def test_pytorch_reads_the_file(tmp_path):
+    viz = pytest.importorskip("torch.cuda._memory_viz")
+    simulation = simulated(plan_of(dp_shard=8))
+    path = tmp_path / "memory.pickle"
+    write_snapshot(path, simulation.program, simulation.flat, simulation.timeline, 0)
+    data = pickle.loads(path.read_bytes())
+    assert "Device 0" in viz.trace(data)
+    assert "total_reserved" in viz.segsum(data)
+    assert "device_traces" in viz.trace_plot(data) or len(viz.trace_plot(data)) > 1000
+    assert viz.segment_plot(data)
+
+
+def test_the_pickle_holds_plain_data_only(tmp_path):
+    simulation = simulated(plan_of(dp_shard=8))
+    path = tmp_path / "memory.pickle"
+    write_snapshot(path, simulation.program, simulation.flat, simulation.timeline, 0)
+
+    class Plain(pickle.Unpickler):
+        def find_class(self, module, name):
+            raise AssertionError(f"{module}.{name} is no plain data")
+
+    with path.open("rb") as file:
+        assert set(Plain(file).load()) >= {"segments", "device_traces"}
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path):
+    simulation = simulated(plan_of(dp_shard=8))
+    with pytest.raises(ForerunError, match="nowhere"):
+        write_snapshot(tmp_path / "nowhere" / "m.pickle", simulation.program, simulation.flat, simulation.timeline, 0)

@@ -1,0 +1,206 @@
+"""Pages hold everything they show, let nothing in, and are the same for the same result."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import plotly.offline
+import pytest
+import results_by_hand as by_hand
+from documents_by_hand import KINDS, documents
+
+from forerun.answers.analysis.bottlenecks import bottlenecks
+from forerun.answers.analysis.setup import Setup
+from forerun.answers.analysis.simulate_setup import simulate_setup
+from forerun.common.errors import ForerunError
+from forerun.core.network.on_topology import network_of
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.catalog import load_any, load_model
+from forerun.describe.plan.plan import Plan
+from forerun.interfaces.report import page as page_module
+from forerun.interfaces.report.documents import prediction_document
+from forerun.interfaces.report.page import (
+    Code,
+    Document,
+    Figures,
+    Heading,
+    Listing,
+    Plot,
+    Table,
+    Text,
+    page,
+    write_page,
+)
+from forerun.interfaces.report.page_plots import timeline_plot, use_plot
+
+NASTY = by_hand.NASTY
+
+
+class Elements(HTMLParser):
+    """Elements of a page with their attributes, and the text of each script."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self._inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._inside = tag == "script"
+        if self._inside:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.scripts[-1] += data
+
+    def count(self, tag: str) -> int:
+        return sum(each == tag for each, _ in self.found)
+
+
+@pytest.fixture(scope="module")
+def nasty() -> dict[str, Elements]:
+    return {kind: Elements(page(document).decode()) for kind, document in documents(NASTY).items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_of_users_stay_text(nasty: dict[str, Elements], kind: str) -> None:
+    elements = nasty[kind]
+    assert elements.count("script") == 3
+    assert elements.count("img") == 0
+    assert not [name for _, attributes in elements.found for name in attributes if name.startswith("on")]
+    figures = json.loads(elements.scripts[0])
+    assert len(figures) == sum(attributes.get("class") == "plot" for _, attributes in elements.found)
+    assert strings(figures)
+    for text in strings(figures):
+        assert not re.search(r"<(?!br>|extra></extra>|/extra>)", text), text
+
+
+def strings(value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [text for each in value.values() for text in strings(each)]
+    if isinstance(value, list):
+        return [text for each in value for text in strings(each)]
+    return [value] if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_asks_nobody_for_anything(nasty: dict[str, Elements], kind: str) -> None:
+    for _, attributes in nasty[kind].found:
+        for name in ("src", "href", "action", "data", "poster", "srcset"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:,"))
+
+
+def test_the_policy_names_the_scripts_of_the_page_and_nothing_else(nasty: dict[str, Elements]) -> None:
+    elements = nasty["run"]
+    (policy,) = [
+        attributes["content"]
+        for _, attributes in elements.found
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy is not None
+    hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in elements.scripts[1:]]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert rules["script-src"] == " ".join(f"'sha256-{each}'" for each in hashes)
+    assert elements.scripts[1] == plotly.offline.get_plotlyjs()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_axis_has_its_unit_or_names(kind: str) -> None:
+    for part in documents("study")[kind].parts:
+        if isinstance(part, Plot):
+            for name in ("xaxis", "yaxis"):
+                axis = part.layout[name]
+                values = [trace.get(name[0]) for trace in part.data]
+                named = any(isinstance(each, str) for column in values for each in column)
+                named |= axis.get("type") == "linear" and "ticktext" in axis
+                assert axis["title"]["text"] or named
+                assert named or "," in axis["title"]["text"] or "%" in axis["title"]["text"], axis["title"]
+            assert part.about
+
+
+def test_the_same_document_gives_the_same_bytes() -> None:
+    first = {kind: page(document) for kind, document in documents("study").items()}
+    page_module._plotly.cache_clear()
+    again = {kind: page(document) for kind, document in documents("study").items()}
+    assert first == again
+
+
+def test_parts_are_written_as_they_are() -> None:
+    document = Document(
+        "A & B",
+        "<sub>",
+        (
+            Figures((("time", "3 s", "fast"),)),
+            Heading("One"),
+            Text("plain"),
+            Text("careful", "warning"),
+            Listing(("a", "b < c")),
+            Table(("n", "name"), tuple((str(i), "x") for i in range(100)), numeric=frozenset({0}), most=7),
+            Heading("Two"),
+            Code("a: <b>\n", "how"),
+            Heading("Three"),
+        ),
+    )
+    text = page(document).decode()
+    assert "<title>A &amp; B</title>" in text
+    assert '<p class="warning">careful</p>' in text
+    assert "<li>b &lt; c</li>" in text
+    assert "The first 7 of 100 rows." in text
+    assert text.count('<td class="number">') == 7
+    assert text.count("<section") == text.count("</section>") == 3
+    assert '<a href="#section-3">Three</a>' in text
+    assert "a: &lt;b&gt;" in text
+
+
+def test_long_steps_make_small_pages() -> None:
+    plan = Plan(1024, micro_batch=1, n_microbatches=48, pp=4, dp_shard=2, activation_checkpointing="full")
+    setup = Setup(load_model("gpt2-medium"), plan, load_cluster("h100-sxm"))
+    simulation = simulate_setup(setup)
+    assert len(simulation.flat) > 50_000
+    beside = len(page(prediction_document(simulation, (), "x"))) - len(plotly.offline.get_plotlyjs())
+    assert beside < 2_000_000
+    plot = timeline_plot(simulation)
+    assert 300 < sum(len(trace["x"]) for trace in plot.data) < 10_000
+
+
+def test_what_a_prediction_knows_has_a_place() -> None:
+    where = load_cluster("h100-sxm")
+    network = network_of(where, "switch:8@450/300ns,fat-tree:2@50/700ns")
+    on_network = Setup(load_model("gpt2-small"), Plan(1024, dp_shard=16), where, network)
+    parts = prediction_document(simulate_setup(on_network), (), "").parts
+    assert "Network" in [each.text for each in parts if isinstance(each, Heading)]
+    images = Setup(load_any("resnet50"), Plan(1, dp_replicate=8, stack="pytorch-vision", zero_stage=0), where)
+    tiles = prediction_document(simulate_setup(images), (), "").parts[0]
+    assert isinstance(tiles, Figures)
+    assert "images/s of a GPU" in [name for name, _, _ in tiles.entries]
+
+
+def test_thresholds_and_bottlenecks_are_marked() -> None:
+    usages = bottlenecks(by_hand.simulated(), network=0.01).usages
+    plot = use_plot(usages)
+    bars, marks = plot.data
+    names = [name.partition(",")[0] for name in bars["y"]]
+    marked = [name for name, label in zip(names, bars["y"], strict=True) if "bottleneck" in label]
+    assert "network" in marked
+    assert marked == [usage.name for usage in usages if usage.is_bottleneck]
+    assert marked != names
+    assert dict(zip(names, marks["x"], strict=True))["network"] == 1.0
+
+
+def test_without_plotly_one_line_says_what_to_install(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(page_module, "pages_are_possible", lambda: False)
+    page_module._plotly.cache_clear()
+    with pytest.raises(ForerunError, match=r"needs plotly: pip install 'forerun\[plot\]'"):
+        write_page(tmp_path / "x.html", Document("a", "b", ()))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,95 @@
+"""Runs a few lines of a program in a process that traces, and hands back what they put into `result`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+_BEFORE = """
+import json, os, sys, time, warnings
+warnings.simplefilter("ignore")
+import torch, torch.distributed as dist
+from torch import nn
+from forerun.common.errors import ForerunError
+from forerun.sources.trace.inside import patches
+from forerun.sources.trace.inside.device import cuda_module
+from forerun.sources.trace.inside.ranks import ddp, process_group
+from forerun.sources.trace.inside.device.machine import VirtualCuda
+from forerun.sources.trace.inside.mode import VirtualMode
+from forerun.sources.trace.inside.recorder import Recorder
+from forerun.sources.trace.inside.values import Oracle, known_value, set_value
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.autograd.set_multithreading_enabled(False)
+recorder = Recorder(rank, world, 8)
+events = []
+def _record(stream):
+    events.append(recorder.record_event(stream))
+    return len(events)
+def _block(event, stream):
+    recorder.wait_event(events[event - 1], stream)
+    return 0
+def _sync():
+    recorder.host_waits()
+    return 0
+machine = VirtualCuda(8, _record, _block, _sync)
+machine.install()
+recorder.current_stream = machine.stream
+cuda_module.install(machine, recorder, cuda_module.device())
+process_group.install(recorder, known_value, set_value)
+mode = VirtualMode(recorder, Oracle(), process_group.handle)
+patches.install(mode, recorder)
+ddp.install(recorder)
+
+def nodes(*names):
+    "Name, stream, waited-for nodes, bytes, group, dtype, peer of the nodes since recorder.start()."
+    rows = list(recorder.ops._index)
+    groups = list(recorder.groups)
+    found = []
+    for i, node in enumerate(recorder._nodes):
+        op = rows[node[0]]
+        if not names or op[0] in names:
+            group = groups[op[8]] if op[8] >= 0 else ""
+            found.append([op[0], node[1], list(recorder._waits[i]), op[9], group, op[2], node[4], i])
+    return found
+
+def fails(call, kind=Exception):
+    try:
+        call()
+    except kind as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+result = {}
+mode.__enter__()
+"""
+_AFTER = """
+mode.__exit__(None, None, None)
+with open(os.environ["RESULT"], "w") as file:
+    json.dump(result, file)
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def run_virtual(body: str, folder, rank: int = 0, world_size: int = 8, timeout_s: float = 120) -> dict:
+    """`result` after `body` (Python source) ran on rank `rank` of `world_size`."""
+    program = folder / "program.py"
+    program.write_text(_BEFORE + textwrap.dedent(body) + _AFTER)
+    environment = os.environ | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % 8),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "no-such-host.invalid",
+        "MASTER_PORT": "1",
+        "RESULT": str(folder / "result.json"),
+    }
+    environment.pop("FORERUN_MAILBOX", None)
+    done = subprocess.run(
+        [sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads((folder / "result.json").read_text())
