@@ -17,7 +17,7 @@ import numpy as np
 from forerun.answers.search.screening import Screening
 from forerun.answers.search.search import search
 from forerun.answers.search.space import Tally, make_space
-from forerun.answers.search.units import UnitRuns
+from forerun.answers.search.unit_runs import UnitRuns
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.interfaces.report.wording import plan_words

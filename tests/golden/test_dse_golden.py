@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from forerun.astrasim.astra.case import read_case
-from forerun.astrasim.astra.fold import CollectiveTimes
+from forerun.astrasim.astra.fold_ranks import CollectiveTimes
 from forerun.astrasim.astra.replay import replay
 from forerun.astrasim.dse.definition import read_exploration
 from forerun.astrasim.dse.evaluate import figures_of
 from forerun.astrasim.dse.explore import evaluator_of
 from forerun.astrasim.dse.space import Point
 from forerun.astrasim.dse.workload import Strategy
-from forerun.astrasim.stage.first import generate, load_stage_args
+from forerun.astrasim.stage.first_generation import generate, load_stage_args
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT.parent / "shared" / "golden" / "dse"

@@ -13,7 +13,7 @@ from forerun.answers.search.screening import Screening
 from forerun.answers.search.space import Tally, make_space
 from forerun.answers.search.space_table import SpaceTable
 from forerun.answers.search.time_bound import TimeBound
-from forerun.answers.search.units import UnitRuns
+from forerun.answers.search.unit_runs import UnitRuns
 from forerun.common.errors import ForerunError
 from forerun.common.units import GIB
 from forerun.core.network.on_topology import load_network

@@ -12,7 +12,7 @@ from forerun.astrasim.astra.rings import DimensionRing, GroupRing, rings_of_grou
 from forerun.astrasim.astra.statistics import RankStatistics
 from forerun.astrasim.astra.stdout import output_lines
 from forerun.astrasim.astra.system import system_from
-from forerun.astrasim.stage.first import StageArgs, generate
+from forerun.astrasim.stage.first_generation import StageArgs, generate
 from forerun.common.errors import ForerunError
 from forerun.core.network.network_file import parse_topology
 

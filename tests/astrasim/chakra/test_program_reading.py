@@ -8,7 +8,7 @@ import pytest
 from trace_building import assert_equal, attribute, collective, comp, node, recv, send, write, write_run
 
 from forerun.astrasim.chakra.groups import process_groups, resolve_groups
-from forerun.astrasim.chakra.lanes import HOST_LANE
+from forerun.astrasim.chakra.node_streams import HOST_STREAM
 from forerun.astrasim.chakra.program import to_program, traced_program
 from forerun.astrasim.chakra.reader import read_rank
 from forerun.astrasim.chakra.trace import NodeKind
@@ -121,7 +121,7 @@ def test_what_launches_a_collective_on_the_host_is_host_work(tmp_path):
     trace = read_rank(write(tmp_path / "a.0.et", [launcher, nccl(2, 5, data=[1], group="")]))
     program = to_program([trace, trace], {})
     block = program.blocks[0]
-    assert block.stream.tolist() == [HOST_LANE, Stream.COMPUTE]
+    assert block.stream.tolist() == [HOST_STREAM, Stream.COMPUTE]
     assert program.ops.kind[block.op].tolist() == [OpKind.DELAY, OpKind.COLLECTIVE]
     assert program.ops.bytes_read[block.op[0]] == 7e6
 
@@ -147,7 +147,7 @@ def test_streams_of_a_real_trace_become_lanes_in_launch_order(tmp_path):
     assert [one.name for one in program.rank_classes] == ["rank 0 and 1 like it"]
     block = program.blocks[0]
     assert traced.classes[0].trace.node_id[traced.classes[0].row].tolist() == list(range(1, 10))
-    host_lane, compute = HOST_LANE, int(Stream.COMPUTE)
+    host_lane, compute = HOST_STREAM, int(Stream.COMPUTE)
     assert block.stream.tolist() == [
         host_lane,
         host_lane,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forerun.astrasim.chakra.trace import CommType, NodeKind, RankTrace
 from forerun.astrasim.chakra.validate import validate
-from forerun.astrasim.stage.first import StageArgs, generate, load_stage_args
+from forerun.astrasim.stage.first_generation import StageArgs, generate, load_stage_args
 from forerun.astrasim.stage.write import write_traces
 from forerun.common.errors import ForerunError
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from forerun.astrasim.chakra.reader import read_rank
-from forerun.astrasim.stage.first import StageArgs, generate
-from forerun.astrasim.stage.second import SecondStageArgs, generate_second
+from forerun.astrasim.stage.first_generation import StageArgs, generate
+from forerun.astrasim.stage.second_generation import SecondStageArgs, generate_second
 from forerun.interfaces.cli.main import run
 
 SIZES = ("--dmodel", "32", "--dff", "64", "--batch", "4", "--seq", "8", "--head", "4", "--num_stacks", "2")

@@ -10,7 +10,7 @@ from forerun.astrasim.chakra.groups import read_comm_groups
 from forerun.astrasim.chakra.reader import read_rank
 from forerun.astrasim.chakra.trace import NodeKind
 from forerun.astrasim.chakra.traces import open_traces
-from forerun.astrasim.stage.first import generate, load_stage_args
+from forerun.astrasim.stage.first_generation import generate, load_stage_args
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "golden"
 SMALL = sorted(REFERENCE.glob("stage/small/*"))

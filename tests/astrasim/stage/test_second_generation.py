@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forerun.astrasim.chakra.trace import CommType, NodeKind
 from forerun.astrasim.chakra.validate import validate
 from forerun.astrasim.chakra.writer import write_rank
-from forerun.astrasim.stage.second import SecondStageArgs, generate_second
+from forerun.astrasim.stage.second_generation import SecondStageArgs, generate_second
 from forerun.common.errors import ForerunError
 
 SMALL = SecondStageArgs(num_stacks=2, batch=8, dvocal=512, dmodel=256, dff=512, seq=64, head=8, kvhead=4)

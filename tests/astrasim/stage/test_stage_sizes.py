@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.astrasim.chakra.trace import CommType
-from forerun.astrasim.stage.second.matching import collectives
+from forerun.astrasim.stage.second_generation.matching import collectives
 from forerun.astrasim.stage.sizes import ONE, ZERO, number, product, size
 from forerun.astrasim.stage.tensors import layout
 from forerun.common.errors import ForerunError

@@ -1,4 +1,4 @@
-"""The events of a rank class, listed by the words of `forerun.core.memory.left` one tensor after the other.
+"""The events of a rank class, listed by the words of `forerun.core.memory.carried_tensors` one tensor after the other.
 
 It is what the compiled listing is held to: lists and dicts, and nothing that is fast.
 """

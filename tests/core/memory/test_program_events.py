@@ -12,7 +12,7 @@ from random_programs import program, random_programs
 from forerun.common.units import MIB
 from forerun.core.memory.allocator_settings import AllocatorSettings
 from forerun.core.memory.caching_allocator import ALLOC, FREE
-from forerun.core.memory.left import NONE, add, free, nothing_left
+from forerun.core.memory.carried_tensors import NONE, add, free, no_carried_tensors
 from forerun.core.memory.profile import profile
 from forerun.core.memory.program_events import StepEvents, replay_steps, step_events
 from forerun.core.program.builder import BlockBuilder
@@ -95,7 +95,7 @@ def test_a_tensor_that_goes_in_parts_is_several_from_the_start() -> None:
 
 
 def test_a_block_frees_what_its_own_layer_left() -> None:
-    left = nothing_left(n_tensors=4, n_left=4, n_pieces=4)
+    left = no_carried_tensors(n_tensors=4, n_left=4, n_pieces=4)
     for tensor, tag in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
         add(left, tensor, 100, Category.ACTIVATION, *tag)
     free(left, 100, Category.ACTIVATION, 0, 1, 50)

@@ -13,8 +13,8 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
+from forerun.evidence.validation.assumed_checkpointing import with_assumed_checkpointing
 from forerun.evidence.validation.plan_mapping import NOT_STATED
-from forerun.evidence.validation.room import with_room
 
 MODEL = replace(load_model("llama-3.1-8b"), n_layers=8)
 CLUSTER = load_cluster("h100-sxm")
@@ -24,7 +24,7 @@ def room(tmp_path: Path, gib: float, stack: str, stated: str = "") -> tuple[str,
     cluster: Cluster = replace(CLUSTER, device=replace(CLUSTER.device, memory_bytes=int(gib * GIB)))
     plan, notes = Plan(seq_len=8192, micro_batch=2, dp_shard=8, stack=stack), [NOT_STATED]
     row = measurement(tmp_path, activation_checkpointing=stated, ac_detail="")
-    found = with_room(row, MODEL, plan, cluster, notes)
+    found = with_assumed_checkpointing(row, MODEL, plan, cluster, notes)
     return found.activation_checkpointing, found.selective_policy, notes
 
 

@@ -10,7 +10,7 @@ import pytest
 import results_by_hand as by_hand
 
 from forerun.answers.analysis.bottlenecks import Usage
-from forerun.answers.analysis.lanes import WORK
+from forerun.answers.analysis.timeline_lanes import WORK
 from forerun.answers.experiment.result import CAUSES
 from forerun.core.program.types import Category
 from forerun.interfaces.report import pictures, pictures_of_studies

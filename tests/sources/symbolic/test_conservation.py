@@ -13,9 +13,9 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.stack import load_stack, stack_names
 from forerun.sources.symbolic.build import build
-from forerun.sources.symbolic.kernels import Kit
+from forerun.sources.symbolic.fsdp_units import build_units, layer_unit
+from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.mesh import groups_of
-from forerun.sources.symbolic.units import build_units, layer_unit
 
 from .cases import BERT, CLUSTER, DENSE, GPT, MOE, SCHEDULES, plan
 
@@ -47,10 +47,10 @@ def leak(program: Program) -> dict[str, int]:
 @pytest.mark.parametrize("model", [DENSE, GPT, MOE, BERT], ids=lambda m: m.name)
 def test_one_rank_holds_every_parameter(model: ModelSpec) -> None:
     p = plan(stack="megatron-core", zero_stage=0)
-    kit = Kit(model, p, load_stack("torchtitan"), groups_of(p, 8), "hopper")
-    units = build_units(kit, split=False)
+    kernels = TransformerKernels(model, p, load_stack("torchtitan"), groups_of(p, 8), "hopper")
+    units = build_units(kernels, split=False)
     total = units.embedding.weights.total + units.head.weights.total
-    total += sum(layer_unit(units, kit, i).weights.total for i in range(model.n_layers))
+    total += sum(layer_unit(units, kernels, i).weights.total for i in range(model.n_layers))
     if model.tied_embeddings:
         total -= model.vocab * model.hidden
     assert total == parameter_count(model)

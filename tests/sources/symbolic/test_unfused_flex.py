@@ -14,7 +14,7 @@ from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.constraints import check_plan
 from forerun.describe.plan.stack import load_stack
 from forerun.sources.symbolic.build import build
-from forerun.sources.symbolic.kernels import Kit
+from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.mesh import groups_of
 from forerun.sources.symbolic.unfused_flex import Sizes, unfused_flex
 
@@ -27,8 +27,10 @@ WIDE = 4
 def operation(sizes: Sizes, precision: str = "bf16"):
     """The operation with the table that its kernels stand in."""
     wanted = plan(precision=precision)
-    kit = Kit(DENSE, wanted, load_stack("pytorch"), groups_of(wanted, 8), CLUSTER.device.architecture)
-    return unfused_flex(kit, sizes, ("q", "k", "v"), (("o", 1), ("lse", 1)), 0), kit.ops.build()
+    kernels = TransformerKernels(
+        DENSE, wanted, load_stack("pytorch"), groups_of(wanted, 8), CLUSTER.device.architecture
+    )
+    return unfused_flex(kernels, sizes, ("q", "k", "v"), (("o", 1), ("lse", 1)), 0), kernels.ops.build()
 
 
 def most_held(held, stages) -> int:

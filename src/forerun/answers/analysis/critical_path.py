@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.answers.analysis.breakdown import N_CAUSES, Cause, node_causes, stream_before
-from forerun.answers.analysis.fold import FOLDED_BLOCKS
+from forerun.answers.analysis.fold_program import FOLDED_BLOCKS
 from forerun.answers.analysis.reading import Simulation
 from forerun.common.errors import ForerunError
 from forerun.common.jit import njit

@@ -10,7 +10,7 @@ import numpy as np
 from forerun.answers.analysis.breakdown import Cause, breakdown_ps, exposed_s, pace_setter
 from forerun.answers.analysis.coverage import Coverage, coverage
 from forerun.answers.analysis.explain import explain
-from forerun.answers.analysis.fold import Folded, fold, unfolded
+from forerun.answers.analysis.fold_program import Folded, fold, unfolded
 from forerun.answers.analysis.link_sharing import link_notes, shared_ps
 from forerun.answers.analysis.network_use import network_use
 from forerun.answers.analysis.prediction import Prediction

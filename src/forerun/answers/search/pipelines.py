@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from forerun.answers.search.units import N_PARTS, Part, parts_of_layers
+from forerun.answers.search.unit_runs import N_PARTS, Part, parts_of_layers
 from forerun.common.jit import njit
 from forerun.core.program.types import F64, I8, I32, I64
 from forerun.describe.model.spec import ModelSpec

@@ -33,7 +33,7 @@ from forerun.answers.search.space import Extent, Limits, Space, Tally, make_spac
 from forerun.answers.search.space_table import SpaceTable
 from forerun.answers.search.store import AnswerStore, Remembering
 from forerun.answers.search.time_bound import TimeBound
-from forerun.answers.search.units import UnitRuns
+from forerun.answers.search.unit_runs import UnitRuns
 from forerun.common.errors import ForerunError, ImpossiblePlan
 from forerun.common.units import GIB
 from forerun.core.cost.measured import Measured

@@ -13,7 +13,7 @@ from forerun.answers.search.pipelines import STAGED, Held, Pipeline
 from forerun.answers.search.space_table import SpaceTable
 from forerun.answers.search.state_bytes import StateBytes
 from forerun.answers.search.table import PlanTable, dense_ids
-from forerun.answers.search.units import ALONE, Part, UnitRuns, UnitSizes, UnitTimes
+from forerun.answers.search.unit_runs import ALONE, Part, UnitRuns, UnitSizes, UnitTimes
 from forerun.core.program.types import F64, I64
 from forerun.sources.symbolic.schedule import SPLIT
 

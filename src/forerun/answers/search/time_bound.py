@@ -15,7 +15,7 @@ from forerun.answers.search.orders import Groups
 from forerun.answers.search.pipelines import STAGED, Pipeline, StageTimes
 from forerun.answers.search.screening import Screening
 from forerun.answers.search.state_bytes import sizes
-from forerun.answers.search.units import N_PARTS, Part, UnitSizes, UnitTimes
+from forerun.answers.search.unit_runs import N_PARTS, Part, UnitSizes, UnitTimes
 from forerun.core.cost.op_costs import on_topology
 from forerun.core.cost.profile import load_profile
 from forerun.core.network.host_path import host_path_s_per_byte

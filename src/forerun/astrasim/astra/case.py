@@ -21,7 +21,7 @@ from forerun.astrasim.astra.system import read_system
 from forerun.astrasim.chakra.groups import read_comm_groups
 from forerun.astrasim.chakra.trace import CommGroups, RankTrace
 from forerun.astrasim.chakra.traces import open_traces
-from forerun.astrasim.stage.first import generate, load_stage_args
+from forerun.astrasim.stage.first_generation import generate, load_stage_args
 from forerun.common.errors import ForerunError
 from forerun.core.network.network_file import read_network
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from forerun.astrasim.astra.collectives import CollectiveTables
-from forerun.astrasim.astra.fold import CollectiveTimes, Folded, Signature, ring_signature, with_times
+from forerun.astrasim.astra.fold_ranks import CollectiveTimes, Folded, Signature, ring_signature, with_times
 from forerun.astrasim.astra.lower import IssueOrder, LoweredTrace, lower_program
 from forerun.astrasim.astra.symmetry import distances
 from forerun.astrasim.chakra.trace import CommGroups

@@ -10,8 +10,8 @@ import numpy as np
 
 from forerun.astrasim.astra.collectives import CollectiveTables
 from forerun.astrasim.astra.fabric import fabric_of
-from forerun.astrasim.astra.fold import CollectiveTimes, fold_classes, fold_collectives
 from forerun.astrasim.astra.fold_blocks import fold_blocks
+from forerun.astrasim.astra.fold_ranks import CollectiveTimes, fold_classes, fold_collectives
 from forerun.astrasim.astra.lower import (
     IssueOrder,
     LoweredProgram,

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from forerun.astrasim.chakra.lanes import HOST_LANE
+from forerun.astrasim.chakra.node_streams import HOST_STREAM
 from forerun.astrasim.chakra.program import COLLECTIVES
 from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTrace
 from forerun.astrasim.chakra.writer import write_rank
@@ -228,7 +228,7 @@ class _Columns:
             if self._seen[stream] < self._epoch:
                 self._seen[stream] = self._epoch
                 before = before | self._host
-            if channel < 0 and joins[op] and stream != HOST_LANE:
+            if channel < 0 and joins[op] and stream != HOST_STREAM:
                 done = data | before
             else:
                 done = self._add(op, stream, channel, data, before - data)
@@ -250,7 +250,7 @@ class _Columns:
         self, op: int, kind: NodeKind, stream: int, channel: int, data: frozenset[int], ctrl: frozenset[int]
     ) -> int:
         row, ops = len(self._rows), self._ops
-        on_host = stream == HOST_LANE and ops.kind[op] == OpKind.DELAY
+        on_host = stream == HOST_STREAM and ops.kind[op] == OpKind.DELAY
         num_ops = touched = comm_size = duration_us = 0
         comm_type = int(CommType.NONE)
         if kind in (NodeKind.SEND, NodeKind.RECV, NodeKind.COLLECTIVE):

@@ -7,7 +7,8 @@ A node becomes an op on a stream. What the columns of the op table hold:
   roofline;
 * a collective is a COLLECTIVE of its group; `bytes_comm` is the full buffer, for an all-gather comm_size times ranks;
 * a send or a receive is a P2P op, `dims[0]` 1 or -1; both ends meet, as NCCL's kernels do;
-* a load from or a store to remote memory is a HOST_COPY; nodes that run on the host are DELAYs on `lanes.HOST_LANE`.
+* a load from or a store to remote memory is a HOST_COPY;
+* a node that runs on the host is a DELAY on `node_streams.HOST_STREAM`.
 
 Streams are lanes of the engine. A trace that names streams keeps them, and its launch order (node numbers) on each:
 what would block in training blocks here. Without names, compute is on one lane, collectives on another, messages on one
@@ -23,8 +24,8 @@ import numpy as np
 
 from forerun.astrasim.chakra.groups import resolve_groups
 from forerun.astrasim.chakra.issue_order import launch_order, meeting_order, predecessors
-from forerun.astrasim.chakra.lanes import lanes, names_streams
 from forerun.astrasim.chakra.meetings import ALL_RANKS, Meetings, RankNodes, device_nodes, find_meetings, group_of
+from forerun.astrasim.chakra.node_streams import names_streams, node_streams
 from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTrace, same_columns
 from forerun.common.errors import ForerunError
 from forerun.common.units import PS_PER_S, PS_PER_US
@@ -213,7 +214,7 @@ def _in_common_order(
     ranks: Sequence[RankNodes], meetings: Meetings, duration: Sequence[I64]
 ) -> tuple[list[RankNodes], Meetings]:
     """Ranks and meetings in an order in which lanes can't block each other; as they are, where there is none."""
-    order = meeting_order(ranks, meetings, [lanes(one) for one in ranks], duration)
+    order = meeting_order(ranks, meetings, [node_streams(one) for one in ranks], duration)
     if order is None:
         _check_order(ranks, meetings)
         return list(ranks), meetings
@@ -288,7 +289,7 @@ def _block(one: RankNodes, met: I64, op_of_row: I32, meetings: Meetings) -> Bloc
     return Block(
         name=f"rank {one.rank}",
         op=op_of_row[one.row],
-        stream=lanes(one)[one.row],
+        stream=node_streams(one)[one.row],
         phase=np.zeros(n, np.int8),
         module=np.zeros(n, np.int32),
         pred_ptr=pred_ptr.astype(np.int32),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from forerun.astrasim.astra.fold import CollectiveTimes
+from forerun.astrasim.astra.fold_ranks import CollectiveTimes
 from forerun.astrasim.astra.lower import IssueOrder
 from forerun.astrasim.astra.replay import Machine, Replay, replay
 from forerun.astrasim.astra.statistics import RankStatistics

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
-from forerun.astrasim.stage.first import StageArgs, StageTraces, generate
-from forerun.astrasim.stage.second import SecondStageArgs, SecondStageTraces, generate_second
+from forerun.astrasim.stage.first_generation import StageArgs, StageTraces, generate
+from forerun.astrasim.stage.second_generation import SecondStageArgs, SecondStageTraces, generate_second
 from forerun.common.errors import ForerunError, UnknownName
 
 Args: TypeAlias = "StageArgs | SecondStageArgs"

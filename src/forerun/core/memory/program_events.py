@@ -16,7 +16,7 @@ import numpy as np
 from forerun.common.jit import kernel
 from forerun.core.memory.allocator_settings import AllocatorSettings
 from forerun.core.memory.caching_allocator import ALLOC, FREE, CachingAllocator, Events, Replayed
-from forerun.core.memory.lives import lives
+from forerun.core.memory.lifetimes import tensor_lifetimes
 from forerun.core.program.types import I8, I32, I64, N_STREAMS, Category, Program, Stream
 
 PRIVATE_POOL = N_STREAMS
@@ -46,7 +46,7 @@ def step_events(program: Program, rank_class: int, apart: Sequence[Category] = (
     Tensors of the categories `apart` come from a private pool, as those of CUDA graphs.
     """
     cls = program.rank_classes[rank_class]
-    made = lives(program, cls)
+    made = tensor_lifetimes(program, cls)
     streams = np.where(np.isin(made.category, apart), np.int8(PRIVATE_POOL), made.stream) if apart else made.stream
     kept, states = [], []
     gradients = made.size[made.category == Category.GRADIENT]

@@ -11,10 +11,10 @@ from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.architecture_table import sized_for, spec_from_architecture
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
+from forerun.evidence.validation.assumed_checkpointing import with_assumed_checkpointing
 from forerun.evidence.validation.cluster_mapping import cluster_of
 from forerun.evidence.validation.hardware import Hardware
 from forerun.evidence.validation.plan_mapping import Inexpressible, plan_of
-from forerun.evidence.validation.room import with_room
 from forerun.evidence.validation.rows import Measurement
 
 DIMENSIONS = ("n_layers", "hidden", "n_heads", "n_kv_heads", "ffn_hidden", "vocab")
@@ -37,7 +37,7 @@ def map_row(row: Measurement, models: Mapping[str, ModelSpec], hardware: Hardwar
         model = _model_of(row, models, notes)
         plan = plan_of(row, model, notes)
         cluster = cluster_of(row, hardware, notes)
-        plan = with_room(row, model, plan, cluster, notes)
+        plan = with_assumed_checkpointing(row, model, plan, cluster, notes)
     except Inexpressible:
         raise
     except ForerunError as error:

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.astrasim.stage.first import StageArgs, generate
-from forerun.astrasim.stage.first.args import truth
-from forerun.astrasim.stage.second import SecondStageArgs, generate_second
-from forerun.astrasim.stage.second.args import MODEL_TYPES
+from forerun.astrasim.stage.first_generation import StageArgs, generate
+from forerun.astrasim.stage.first_generation.args import truth
+from forerun.astrasim.stage.second_generation import SecondStageArgs, generate_second
+from forerun.astrasim.stage.second_generation.args import MODEL_TYPES
 from forerun.astrasim.stage.write import Generated, trace_name, write_traces
 from forerun.common.errors import ForerunError
 

@@ -7,9 +7,9 @@ from math import ceil, floor, log10
 from typing import Any
 
 from forerun.answers.analysis.bottlenecks import Usage
-from forerun.answers.analysis.lanes import Lane, lanes
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.reading import Simulation
+from forerun.answers.analysis.timeline_lanes import Lane, lanes
 from forerun.answers.experiment.result import CAUSES, Iteration
 from forerun.common.units import PS_PER_S
 from forerun.interfaces.report.page import Plot, plot_text

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from forerun.answers.analysis.bottlenecks import Usage
-from forerun.answers.analysis.lanes import lanes
 from forerun.answers.analysis.reading import Simulation
+from forerun.answers.analysis.timeline_lanes import lanes
 from forerun.answers.experiment.result import CAUSES, RunResult
 from forerun.common.units import PS_PER_S
 from forerun.interfaces.report.drawing import band, heading, legend_below, panels, png, short

@@ -11,14 +11,14 @@ from forerun.sources.symbolic.unfused_flex import Sizes, unfused_flex
 
 def attention(section: Section, x: str, y: str, module: int) -> None:
     """Self-attention from the normed input `x` to the branch output `y`."""
-    if section.kit.model.mla:
+    if section.kernels.model.mla:
         _latent_projections(section, x, module)
     else:
         _projections(section, x, module)
     _rope_and_norms(section, module)
     _repeat_kv(section, module)
     _copies(section, "layout_in", module)
-    context = section.kit.plan.cp
+    context = section.kernels.plan.cp
     if kernel_name(section) == "naive":
         _naive(section, module)
     elif kernel_name(section) == "flex_uncompiled":
@@ -27,30 +27,32 @@ def attention(section: Section, x: str, y: str, module: int) -> None:
         _fused(section, module)
     else:
         _context_parallel(section, module)
-    kit, shapes = section.kit, section.kit.shapes
+    kernels, shapes = section.kernels, section.kernels.shapes
     rows = "o"
-    if kit.stack.sequence_first and kit.plan.micro_batch > 1:
+    if kernels.stack.sequence_first and kernels.plan.micro_batch > 1:
         rows, (_, _, size) = "o.rows", _sizes(section)
         elements = size // shapes.act_bytes
         section.pointwise("attention.layout_out", "copy", elements, "fused", ("o",), ((rows, size),), module=module)
-    section.row("attention.out", rows, y, shapes.heads * shapes.v_head_dim, shapes.hidden, kit.model.out_bias, module)
+    section.row(
+        "attention.out", rows, y, shapes.heads * shapes.v_head_dim, shapes.hidden, kernels.model.out_bias, module
+    )
 
 
 def kernel_name(section: Section) -> str:
     """The attention kernel of the plan, or the stack's own."""
-    kit = section.kit
-    return kit.stack.attention_kernel(kit.plan.attention, kit.architecture)
+    kernels = section.kernels
+    return kernels.stack.attention_kernel(kernels.plan.attention, kernels.architecture)
 
 
 def _kind(section: Section) -> str:
     """Kind of the fused kernel: `attention`, or `core` where checkpointing by operation does not know it."""
-    unknown = kernel_name(section) == "cudnn" and not section.kit.stack.op_policy_keeps_cudnn
+    unknown = kernel_name(section) == "cudnn" and not section.kernels.stack.op_policy_keeps_cudnn
     return "core" if unknown else "attention"
 
 
 def _sizes(section: Section) -> tuple[int, int, int]:
     """Bytes of queries, of keys (or of values of equal width), and of the attention output."""
-    s = section.kit.shapes
+    s = section.kernels.shapes
     return (
         s.tokens * s.heads * s.head_dim * s.act_bytes,
         s.tokens * s.kv_heads * s.head_dim * s.act_bytes,
@@ -59,18 +61,20 @@ def _sizes(section: Section) -> tuple[int, int, int]:
 
 
 def _projections(section: Section, x: str, module: int) -> None:
-    kit, s = section.kit, section.kit.shapes
+    kernels, s = section.kernels, section.kernels.shapes
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    if kit.stack.fused_qkv:
-        section.column("attention.qkv", x, s.hidden, [("attention.qkv", "q", q + 2 * kv)], kit.model.qkv_bias, module)
+    if kernels.stack.fused_qkv:
+        section.column(
+            "attention.qkv", x, s.hidden, [("attention.qkv", "q", q + 2 * kv)], kernels.model.qkv_bias, module
+        )
     else:
         outs = [("attention.q", "q", q), ("attention.k", "k", kv), ("attention.v", "v", kv)]
-        section.column("attention.qkv", x, s.hidden, outs, kit.model.qkv_bias, module)
+        section.column("attention.qkv", x, s.hidden, outs, kernels.model.qkv_bias, module)
 
 
 def _latent_projections(section: Section, x: str, module: int) -> None:
     """Multi-head latent attention: low-rank down projections (replicated over tp), norms, up projections."""
-    s, mla = section.kit.shapes, section.kit.model.mla
+    s, mla = section.kernels.shapes, section.kernels.model.mla
     assert mla is not None
     tokens = s.tokens_sp
     query = x
@@ -103,23 +107,25 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
 
 
 def _rope_and_norms(section: Section, module: int) -> None:
-    kit, s = section.kit, section.kit.shapes
+    kernels, s = section.kernels, section.kernels.shapes
     q, kv, _ = _sizes(section)
     elements = s.tokens * s.head_dim * (s.heads + s.kv_heads)
     makes: tuple[tuple[str, int], ...] = (("q.normed", q), ("k.normed", kv))
-    fused = kit.stack.fused_qkv and not kit.model.mla
+    fused = kernels.stack.fused_qkv and not kernels.model.mla
     reads: tuple[str, ...] = ("q",) if fused else ("q", "k")
-    if kit.model.qk_norm:
+    if kernels.model.qk_norm:
         section.weights.vectors += [s.head_dim, s.head_dim]
-        section.pointwise("attention.qk_norm", kit.model.norm, elements, kit.stack.norm, reads, makes, reads, module)
+        section.pointwise(
+            "attention.qk_norm", kernels.model.norm, elements, kernels.stack.norm, reads, makes, reads, module
+        )
         reads = ("q.normed", "k.normed")
     makes = (("q.rotated", q), ("k.rotated", kv))
     if fused:  # what rotation leaves of the fused projection are the values
         makes = (*makes, ("v", kv))
-    if kit.model.position == "rope":
-        if kit.model.mla:
-            elements = s.tokens * kit.model.mla.qk_rope_dim * (s.heads + s.kv_heads)
-        section.pointwise("attention.rope", "rope", elements, kit.stack.rope, reads, makes, module=module)
+    if kernels.model.position == "rope":
+        if kernels.model.mla:
+            elements = s.tokens * kernels.model.mla.qk_rope_dim * (s.heads + s.kv_heads)
+        section.pointwise("attention.rope", "rope", elements, kernels.stack.rope, reads, makes, module=module)
     else:
         section.tape.add(TapeOp("attention.split", "view", module, [], [], reads=reads, makes=()))
 
@@ -132,39 +138,39 @@ def _query_names(section: Section) -> tuple[str, str, str]:
 
 def _projected_names(section: Section) -> tuple[str, str, str]:
     """Queries, keys and values before key and value heads are repeated."""
-    kit = section.kit
-    fused = kit.stack.fused_qkv and not kit.model.mla
-    if kit.model.position == "rope":
+    kernels = section.kernels
+    fused = kernels.stack.fused_qkv and not kernels.model.mla
+    if kernels.model.position == "rope":
         return "q.rotated", "k.rotated", "v"
-    if kit.model.qk_norm:
+    if kernels.model.qk_norm:
         return "q.normed", "k.normed", "q" if fused else "v"
     return ("q", "q", "q") if fused else ("q", "k", "v")
 
 
 def _repeats_kv(section: Section) -> bool:
     """Whether key and value heads are copied to the number of query heads; a compiler fuses the copies away."""
-    kit, s = section.kit, section.kit.shapes
-    return kit.stack.repeat_kv and s.heads != s.kv_heads and not kit.model.mla and not kit.plan.compile
+    kernels, s = section.kernels, section.kernels.shapes
+    return kernels.stack.repeat_kv and s.heads != s.kv_heads and not kernels.model.mla and not kernels.plan.compile
 
 
 def _repeat_kv(section: Section, module: int) -> None:
     """The copies are what the kernel keeps for backward."""
     if not _repeats_kv(section):
         return
-    kit, s = section.kit, section.kit.shapes
+    kernels, s = section.kernels, section.kernels.shapes
     keys, values = s.tokens * s.heads * s.head_dim, s.tokens * s.heads * s.v_head_dim
-    forward, backward = kit.pattern("copy", keys + values, "composed")
+    forward, backward = kernels.pattern("copy", keys + values, "composed")
     makes = (("k.repeated", keys * s.act_bytes), ("v.repeated", values * s.act_bytes))
     reads = tuple(dict.fromkeys(_projected_names(section)[1:]))
     section.tape.add(TapeOp("attention.repeat_kv", "pointwise", module, forward, backward, reads=reads, makes=makes))
 
 
 def _copies(section: Section, name: str, module: int) -> None:
-    kit, s = section.kit, section.kit.shapes
-    copies = kit.stack.qkv_copies
+    kernels, s = section.kernels, section.kernels.shapes
+    copies = kernels.stack.qkv_copies
     if not copies:
         return
-    forward, backward = kit.pattern("copy", copies * s.tokens * s.heads * s.head_dim, "fused")
+    forward, backward = kernels.pattern("copy", copies * s.tokens * s.heads * s.head_dim, "fused")
     section.tape.add(TapeOp("attention." + name, "pointwise", module, forward, backward))
 
 
@@ -172,13 +178,13 @@ def _kernel_op(
     section: Section, seq_q: int, seq_kv: int, causal: bool, heads: int, kv_heads: int, share: float = 1.0
 ) -> tuple[int, int]:
     """Forward and backward kernel of a rank; ranks execute `share` of its FLOPs in the mean."""
-    kit, s = section.kit, section.kit.shapes
+    kernels, s = section.kernels, section.kernels.shapes
     kernel = kernel_name(section)
-    add = kit.ops.attention
-    window = kit.model.sliding_window
+    add = kernels.ops.attention
+    window = kernels.model.sliding_window
     if window and window < seq_kv and causal:
         seq_kv, causal = window, False
-    args = (kit.plan.micro_batch, heads, kv_heads, seq_q, seq_kv, s.head_dim, causal)
+    args = (kernels.plan.micro_batch, heads, kv_heads, seq_q, seq_kv, s.head_dim, causal)
     return (
         add("attention.kernel", *args, False, s.v_head_dim, kernel, share=share),
         add("attention.kernel.backward", *args, True, s.v_head_dim, kernel, share=share),
@@ -187,21 +193,23 @@ def _kernel_op(
 
 def _piece_op(section: Section, piece: Piece) -> tuple[int, int]:
     """The kernels of a piece of the attention of a context-parallel rank."""
-    s = section.kit.shapes
+    s = section.kernels.shapes
     return _kernel_op(section, piece.queries, piece.keys, piece.causal, s.heads, s.kv_heads, piece.share)
 
 
 def _saved(section: Section) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
     """What the kernel reads and keeps, and what it makes: output and the log-sum-exp per query (fp32)."""
-    s = section.kit.shapes
+    s = section.kernels.shapes
     _, _, out = _sizes(section)
     reads = tuple(dict.fromkeys(_query_names(section)))
     return reads, (("o", out), ("lse", s.tokens * s.heads * 4))
 
 
 def _fused(section: Section, module: int) -> None:
-    kit, s = section.kit, section.kit.shapes
-    forward, backward = _kernel_op(section, kit.plan.seq_len, kit.plan.seq_len, kit.model.causal, s.heads, s.kv_heads)
+    kernels, s = section.kernels, section.kernels.shapes
+    forward, backward = _kernel_op(
+        section, kernels.plan.seq_len, kernels.plan.seq_len, kernels.model.causal, s.heads, s.kv_heads
+    )
     reads, makes = _saved(section)
     section.tape.add(
         TapeOp(
@@ -219,11 +227,11 @@ def _fused(section: Section, module: int) -> None:
 
 def _unfused_flex(section: Section, module: int) -> None:
     """Flex attention outside of compiled code; it also keeps the largest score of each query (fp32)."""
-    kit, s, plan = section.kit, section.kit.shapes, section.kit.plan
+    kernels, s, plan = section.kernels, section.kernels.shapes, section.kernels.plan
     reads, makes = _saved(section)
     kv_heads = s.heads if _repeats_kv(section) else s.kv_heads
     sizes = Sizes(plan.micro_batch, s.heads, kv_heads, s.seq, s.seq, s.head_dim, s.v_head_dim)
-    section.tape.add(unfused_flex(kit, sizes, reads, (*makes, ("max", s.tokens * s.heads * 4)), module))
+    section.tape.add(unfused_flex(kernels, sizes, reads, (*makes, ("max", s.tokens * s.heads * 4)), module))
 
 
 def _context_parallel(section: Section, module: int) -> None:
@@ -232,24 +240,26 @@ def _context_parallel(section: Section, module: int) -> None:
     ring: keys and values go round, each hop beside the attention over the part that has arrived;
     allgather: keys and values are gathered first; ulysses: all-to-all from sequence to head shards and back.
     """
-    kit, s, plan = section.kit, section.kit.shapes, section.kit.plan
+    kernels, s, plan = section.kernels, section.kernels.shapes, section.kernels.plan
     q, kv, out = _sizes(section)
-    if kit.stack.repeat_kv and not kit.model.mla:  # also where a compiler would fuse the copies: they are sent
+    if kernels.stack.repeat_kv and not kernels.model.mla:  # also where a compiler would fuse the copies: they are sent
         kv = q
     reads, makes = _saved(section)
     forward: list[Stage]
     backward: list[Stage]
     if plan.cp_method == "ulysses":
         heads, kv_heads = max(1, s.heads // plan.cp), max(1, s.kv_heads // plan.cp)
-        f, b = _kernel_op(section, plan.seq_len, plan.seq_len, kit.model.causal, heads, kv_heads)
-        into = kit.collective("cp.qkv", Collective.ALL_TO_ALL, "cp", q + 2 * kv, Stream.CP)
-        back = kit.collective("cp.out", Collective.ALL_TO_ALL, "cp", out, Stream.CP)
+        f, b = _kernel_op(section, plan.seq_len, plan.seq_len, kernels.model.causal, heads, kv_heads)
+        into = kernels.collective("cp.qkv", Collective.ALL_TO_ALL, "cp", q + 2 * kv, Stream.CP)
+        back = kernels.collective("cp.out", Collective.ALL_TO_ALL, "cp", out, Stream.CP)
         forward, backward = [*into, *on_compute(f), *back], [*back, *on_compute(b), *into]
-    elif plan.cp_method == "allgather" and kit.stack.cp_merge == "fused":
-        gather = kit.collective("cp.gather", Collective.ALL_GATHER, "cp", 2 * kv * plan.cp, Stream.CP)
-        scatter = kit.collective("cp.scatter", Collective.REDUCE_SCATTER, "cp", 2 * kv * plan.cp, Stream.CP)
+    elif plan.cp_method == "allgather" and kernels.stack.cp_merge == "fused":
+        gather = kernels.collective("cp.gather", Collective.ALL_GATHER, "cp", 2 * kv * plan.cp, Stream.CP)
+        scatter = kernels.collective("cp.scatter", Collective.REDUCE_SCATTER, "cp", 2 * kv * plan.cp, Stream.CP)
         whole = Piece(s.seq, plan.seq_len, causal=False)
-        f, b = _piece_op(section, gathered_piece(plan.cp_load_balance, plan.cp, s.seq) if kit.model.causal else whole)
+        f, b = _piece_op(
+            section, gathered_piece(plan.cp_load_balance, plan.cp, s.seq) if kernels.model.causal else whole
+        )
         forward, backward = [*gather, *on_compute(f)], [*gather, *on_compute(b), *scatter]
     else:
         forward, backward = _pieces(section, 2 * kv)
@@ -274,24 +284,24 @@ def _pieces(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
     passes gradients on until they are back where they belong. Compiled, its collectives are waited for where they stand
     (`wait_tensor` follows each in a traced graph, torch/distributed/_functional_collectives.py).
     """
-    kit, s, plan = section.kit, section.kit.shapes, section.kit.plan
-    own_f, own_b = _kernel_op(section, s.seq, s.seq, kit.model.causal, s.heads, s.kv_heads)
+    kernels, s, plan = section.kernels, section.kernels.shapes, section.kernels.plan
+    own_f, own_b = _kernel_op(section, s.seq, s.seq, kernels.model.causal, s.heads, s.kv_heads)
     whole = Piece(s.seq, s.seq, causal=False)
-    far_f, far_b = _piece_op(section, far_piece(plan.cp_load_balance, s.seq) if kit.model.causal else whole)
-    by_pytorch = kit.stack.cp_merge != "fused"
-    beside = kit.stack.cp_overlap and not (by_pytorch and plan.compile)
+    far_f, far_b = _piece_op(section, far_piece(plan.cp_load_balance, s.seq) if kernels.model.causal else whole)
+    by_pytorch = kernels.stack.cp_merge != "fused"
+    beside = kernels.stack.cp_overlap and not (by_pytorch and plan.compile)
     gradients = kv_bytes // s.act_bytes * 4 if by_pytorch else kv_bytes
-    home = (kit.p2p("cp.hop.gradients", "cp", gradients), Stream.CP)
+    home = (kernels.p2p("cp.hop.gradients", "cp", gradients), Stream.CP)
     last = plan.cp - 1
     there: list[Stage]
     back: list[Stage]
     if plan.cp_method == "allgather":
-        gather = kit.collective("cp.gather", Collective.ALL_GATHER, "cp", kv_bytes * plan.cp, Stream.CP)
+        gather = kernels.collective("cp.gather", Collective.ALL_GATHER, "cp", kv_bytes * plan.cp, Stream.CP)
         there, back = [*gather, *[()] * last], [*gather, *[(home,)] * last]
     else:
-        hop = (kit.p2p("cp.hop", "cp", kv_bytes), Stream.CP)
+        hop = (kernels.p2p("cp.hop", "cp", kv_bytes), Stream.CP)
         there, back = [*[(hop,)] * last, ()], [*[(hop, home)] * last, ()]
-    merge_f, merge_b = kit.pattern("cp_merge", s.tokens * s.heads * s.v_head_dim, kit.stack.cp_merge)
+    merge_f, merge_b = kernels.pattern("cp_merge", s.tokens * s.heads * s.v_head_dim, kernels.stack.cp_merge)
 
     def stages(own: int, far: int, wires: list[Stage], merge: list[Stage]) -> list[Stage]:
         out: list[Stage] = []
@@ -312,14 +322,14 @@ def _pieces(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
 
 def _naive(section: Section, module: int) -> None:
     """Two batched matrix products around a materialised softmax (no flash kernel)."""
-    kit, s, stack, plan = section.kit, section.kit.shapes, section.kit.stack, section.kit.plan
+    kernels, s, stack, plan = section.kernels, section.kernels.shapes, section.kernels.stack, section.kernels.plan
     batch = plan.micro_batch * s.heads
     keys = plan.seq_len
     scores = batch * s.seq * keys
     score_bytes = scores * s.act_bytes
     reads = tuple(dict.fromkeys(_query_names(section)))
-    gemm = kit.ops.gemm
-    dtype = kit.wide_dtype
+    gemm = kernels.ops.gemm
+    dtype = kernels.wide_dtype
 
     def product(name: str, n: int, k: int) -> int:
         return gemm(name, s.seq, n, k, batch, 0, dtype)
@@ -327,7 +337,7 @@ def _naive(section: Section, module: int) -> None:
     qk, pv = product("attention.qk", keys, s.head_dim), product("attention.pv", s.head_dim, keys)
     qk_back = [product("attention.dk", s.head_dim, keys), product("attention.dq", s.head_dim, keys)]
     pv_back = [product("attention.dv", s.head_dim, keys), product("attention.dp", keys, s.head_dim)]
-    soft_f, soft_b = kit.pattern("softmax", scores, stack.softmax)
+    soft_f, soft_b = kernels.pattern("softmax", scores, stack.softmax)
     value = reads[-1]
     add = section.tape.add
     add(
@@ -356,7 +366,7 @@ def _naive(section: Section, module: int) -> None:
     )
     probs = "probs"
     if stack.attention_dropout:
-        drop_f, drop_b = kit.pattern("score_dropout", scores, stack.softmax)
+        drop_f, drop_b = kernels.pattern("score_dropout", scores, stack.softmax)
         makes = (("dropped", score_bytes), ("score.mask", scores))
         add(
             TapeOp(

@@ -14,8 +14,10 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.stack import Stack, load_stack
 from forerun.sources.symbolic import data_parallel
+from forerun.sources.symbolic.activation_offload import ActivationOffload
 from forerun.sources.symbolic.data_parallel import REDUCED, DataParallel, sharded
-from forerun.sources.symbolic.kernels import Kit
+from forerun.sources.symbolic.fsdp_units import Staged, Unit, staged_transformer
+from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.layered import staged_layers
 from forerun.sources.symbolic.mesh import groups_of
 from forerun.sources.symbolic.optimizer import optimizer_block, resident_bytes
@@ -23,8 +25,6 @@ from forerun.sources.symbolic.pipeline import Wires
 from forerun.sources.symbolic.schedule import SPLIT, Action, actions, rank_stages, stage_rank
 from forerun.sources.symbolic.shapes import DTYPE_BYTES
 from forerun.sources.symbolic.steps import Around, Part, Steps
-from forerun.sources.symbolic.transit import Transit
-from forerun.sources.symbolic.units import Staged, Unit, staged_transformer
 from forerun.sources.symbolic.weights import Weights
 
 
@@ -42,15 +42,15 @@ def staged_model(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, 
     architecture = cluster.device.architecture
     if isinstance(model, LayeredModel):
         return staged_layers(model, plan, habits, groups, architecture)
-    kit = Kit(model, plan, habits, groups, architecture)
-    return staged_transformer(kit, plan.pp > 1 and plan.pp_schedule in SPLIT)
+    kernels = TransformerKernels(model, plan, habits, groups, architecture)
+    return staged_transformer(kernels, plan.pp > 1 and plan.pp_schedule in SPLIT)
 
 
 class _Builder:
     def __init__(self, staged: Staged) -> None:
-        self.staged, self.kit, self.plan = staged, staged.kit, staged.kit.plan
-        plan, stack = self.plan, self.kit.stack
-        self.parallel = DataParallel(self.kit)
+        self.staged, self.kernels, self.plan = staged, staged.kernels, staged.kernels.plan
+        plan, stack = self.plan, self.kernels.stack
+        self.parallel = DataParallel(self.kernels)
         self.blocks: list[Block] = []
         self.split = plan.pp > 1 and plan.pp_schedule in SPLIT
         self.first, self.last = staged.stages[0][0][0], staged.stages[-1][-1][0]
@@ -58,13 +58,13 @@ class _Builder:
         self._buckets: dict[tuple[int, ...], int] = {}
         self._forgotten: dict[int, int] = {}
         """blocks that free a buffer of so many bytes"""
-        self.wires = Wires(self.kit, self._add)
+        self.wires = Wires(self.kernels, self._add)
         self.reshard = plan.zero_stage == 3 and (
             plan.reshard_after_forward == "always" or (plan.reshard_after_forward == "default" and plan.pp == 1)
         )
         self.gather_once = plan.pp > 1 and not self.reshard
         self.gather_again = stack.reuse_elements > 0 and plan.activation_checkpointing == "full"
-        wider = DTYPE_BYTES[self.kit.accumulate_dtype] > self.kit.grad_bytes
+        wider = DTYPE_BYTES[self.kernels.accumulate_dtype] > self.kernels.grad_bytes
         self.late = stack.late_accumulation and wider and not self.parallel.fsdp
         self.root = self._root() if stack.joint_ends and self.parallel.fsdp and plan.pp == 1 else None
         self.reduce_last = plan.pp > 1 or not stack.fsdp_reduce_every_microbatch or plan.zero_stage < 3
@@ -138,16 +138,16 @@ class _Builder:
                 )
             )
         return Program(
-            ops=self.kit.ops.build(),
+            ops=self.kernels.ops.build(),
             blocks=tuple(self.blocks),
             rank_classes=tuple(classes),
-            groups=self.kit.groups,
+            groups=self.kernels.groups,
             channels=tuple(self.wires.channels),
-            modules=self.kit.modules,
+            modules=self.kernels.modules,
         )
 
     def _resident(self, weights: Weights, stages: list[int]) -> I64:
-        resident = np.array(resident_bytes(self.kit, weights), np.int64)
+        resident = np.array(resident_bytes(self.kernels, weights), np.int64)
         resident[Category.COMMUNICATION] += self.wires.buffer_bytes(stages)
         return resident
 
@@ -171,11 +171,11 @@ class _Builder:
         steps, plan = Steps(), self.plan
         steps.add(self._add(self.staged.opening))
         if plan.activation_offload:
-            whole = self.kit.stack.offload_turn == "pass"
-            steps.transit = Transit(order, [len(parts) for parts in stages], whole)
+            whole = self.kernels.stack.offload_turn == "pass"
+            steps.activation_offload = ActivationOffload(order, [len(parts) for parts in stages], whole)
             steps.stages = stages
         last_stage = plan.n_stages - 1
-        blocking = plan.pp > 1 and not self.kit.stack.p2p_overlap
+        blocking = plan.pp > 1 and not self.kernels.stack.p2p_overlap
         for i, action in enumerate(order):
             steps.now = action.microbatch
             first, last = action.microbatch == 0, action.microbatch == plan.n_microbatches - 1
@@ -187,7 +187,7 @@ class _Builder:
                     steps.add(self.wires.block("send", "activations", action.stage))
             elif action.kind == "B":
                 self._backward(steps, parts, first, last)
-                if self.kit.stack.pipeline_keeps and action.stage < last_stage and self.wires.crosses(action.stage):
+                if self.kernels.stack.pipeline_keeps and action.stage < last_stage and self.wires.crosses(action.stage):
                     steps.add(self.wires.forget())
                 if action.stage > 0 and self.wires.crosses(action.stage - 1):
                     steps.add(self.wires.block("send", "gradients", action.stage - 1))
@@ -348,7 +348,7 @@ class _Builder:
 
     def _finish(self, steps: Steps, parts: list[Part], weights: Weights, rank: int) -> None:
         """Reductions that waited for the end, tied embeddings, the optimizer."""
-        plan, kit = self.plan, self.kit
+        plan, kernels = self.plan, self.kernels
         steps.now = plan.n_microbatches
         if steps.bucket:
             self._reduce_bucket(steps)
@@ -357,23 +357,23 @@ class _Builder:
         ends = {stage_rank(plan, 0), stage_rank(plan, plan.n_stages - 1)}
         if self.staged.tied and len(ends) == 2 and rank in ends:
             steps.add(self._add(self._tied_embedding_reduction(tuple(sorted(ends)))))
-        steps.add(self._add(optimizer_block(kit, self.parallel, weights, self._gradient_bytes(steps))))
+        steps.add(self._add(optimizer_block(kernels, self.parallel, weights, self._gradient_bytes(steps))))
 
     def _tied_embedding_reduction(self, ends: tuple[int, ...]) -> Block:
         """First and last stage sum the gradients of their copies of the embedding."""
-        kit = self.kit
+        kernels = self.kernels
         name = "tied embedding gradients"
         number = next((i for i, c in enumerate(self.wires.channels) if c.name == name), None)
         if number is None:
             number = len(self.wires.channels)
             self.wires.channels.append(Channel(name, ends))
-        elements = kit.tied_elements
+        elements = kernels.tied_elements
         if self.plan.zero_stage >= 2:
             elements = sharded(elements, self.plan.fsdp)
         size = elements * self.parallel.reduce_bytes
-        op = kit.collective_op("embedding.tied", Collective.ALL_REDUCE, "pp_far", size, self.kit.reduce_dtype)
+        op = kernels.collective_op("embedding.tied", Collective.ALL_REDUCE, "pp_far", size, self.kernels.reduce_dtype)
         block = BlockBuilder()
-        start = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, wait=(REDUCED,))
+        start = block.node(kernels.marker, Stream.COMPUTE, Phase.BACKWARD, wait=(REDUCED,))
         block.node(op, Stream.REDUCE, Phase.BACKWARD, after=(start,), record=REDUCED, channel=number)
         return block.build(name)
 

@@ -24,7 +24,7 @@ from forerun.common.units import MIB
 from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.types import Block, Category, Collective, Phase, Stream
 from forerun.describe.plan.plan import Plan
-from forerun.sources.symbolic.kernels import PlanKit
+from forerun.sources.symbolic.kernels import PlanKernels
 from forerun.sources.symbolic.shapes import DTYPE_BYTES, ceil_div
 from forerun.sources.symbolic.weights import Weights
 
@@ -81,19 +81,19 @@ def whole_tensors(plan: Plan, weights: Weights) -> list[int]:
 class DataParallel:
     """Writes the blocks of one plan."""
 
-    def __init__(self, kit: PlanKit) -> None:
-        self.kit = kit
-        plan = kit.plan
-        self.simple = kit.stack.fsdp == "simple"
+    def __init__(self, kernels: PlanKernels) -> None:
+        self.kernels = kernels
+        plan = kernels.plan
+        self.simple = kernels.stack.fsdp == "simple"
         # a parametrisation that has nothing to gather still casts a parameter at each use
-        casts = kit.stack.parametrized and DTYPE_BYTES[plan.master_dtype] != kit.weight_bytes
+        casts = kernels.stack.parametrized and DTYPE_BYTES[plan.master_dtype] != kernels.weight_bytes
         self.fsdp = plan.zero_stage == 3 and (plan.fsdp > 1 or plan.offload == "params" or casts)
-        self.by_module = kit.stack.parametrized and not kit.whole_graph
+        self.by_module = kernels.stack.parametrized and not kernels.whole_graph
         """eager modules ask for their parameters one by one"""
-        self.buffers = kit.stack.fsdp == "fsdp2"
+        self.buffers = kernels.stack.fsdp == "fsdp2"
         """whether gathers and reductions have buffers of their own"""
-        self.reduce_bytes = DTYPE_BYTES[kit.reduce_dtype]
-        self.param_bytes = kit.weight_bytes
+        self.reduce_bytes = DTYPE_BYTES[kernels.reduce_dtype]
+        self.param_bytes = kernels.weight_bytes
         self.master_bytes = DTYPE_BYTES[plan.master_dtype]
         self.expert_axis = "dp_expert"
         self.ahead = 0 if self.simple else plan.prefetch
@@ -129,7 +129,7 @@ class DataParallel:
 
     def _gathered_dense(self, weights: Weights) -> int:
         """Bytes of those that are no experts': gathered in fp8, matrices of fp8 products have a byte an element."""
-        narrow = sum(weights.matrices) - weights.wide if self.kit.plan.fp8_all_gather else 0
+        narrow = sum(weights.matrices) - weights.wide if self.kernels.plan.fp8_all_gather else 0
         return weights.dense * self.param_bytes - narrow * (self.param_bytes - 1)
 
     # -- fully sharded -------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class DataParallel:
         dense = [*weights.matrices, *weights.vectors]
         parts = [("dp_shard", dense)]
         if weights.experts:
-            parts.append((self.expert_axis if self.kit.plan.ep > 1 else "dp_shard", weights.experts))
+            parts.append((self.expert_axis if self.kernels.plan.ep > 1 else "dp_shard", weights.experts))
         return parts
 
     def _collectives(
@@ -148,22 +148,22 @@ class DataParallel:
         """One collective for each part, or tensor; so many bytes for an element of dense weights and of experts."""
         ops = []
         for (axis, tensors), element in zip(self._parts(weights), (dense_bytes, expert_bytes), strict=False):
-            if self.kit.group_size.get(axis, 1) == 1:
+            if self.kernels.group_size.get(axis, 1) == 1:
                 continue
             for size in tensors if self.simple else [sum(tensors)]:
                 if size:
-                    op = self.kit.collective_op(name, kind, axis, size * element, dtype)
-                    ops += self._of_list(name, kind, op, size * element, self.kit.group_size[axis])
+                    op = self.kernels.collective_op(name, kind, axis, size * element, dtype)
+                    ops += self._of_list(name, kind, op, size * element, self.kernels.group_size[axis])
         return ops
 
     def _of_list(self, name: str, kind: Collective, op: int, size_bytes: float, ranks: int) -> list[int]:
         """The collective `op` with what a list of pieces costs: the host cuts it, which takes it about as long as a
         launch for each, and copies them one by one between the list and what NCCL moves (ProcessGroupNCCL's lists).
         """
-        if not self.kit.stack.list_collectives:
+        if not self.kernels.stack.list_collectives:
             return [op]
-        cut = self.kit.ops.delay(name + ".cut", 0, ranks)
-        copy = self.kit.ops.memory(name + ".pieces", size_bytes, size_bytes, ranks)
+        cut = self.kernels.ops.delay(name + ".cut", 0, ranks)
+        copy = self.kernels.ops.memory(name + ".pieces", size_bytes, size_bytes, ranks)
         if kind != Collective.ALL_GATHER:
             return [cut, copy, op]
         self.fetched.add(copy)
@@ -171,7 +171,7 @@ class DataParallel:
 
     def _apart(self, weights: Weights) -> Weights:
         """Those of `weights` that are sharded between passes: small ones may stay whole on every rank."""
-        least, whole = self.kit.stack.persistent_elements, set(whole_tensors(self.kit.plan, weights))
+        least, whole = self.kernels.stack.persistent_elements, set(whole_tensors(self.kernels.plan, weights))
         matrices, vectors = (
             [size for size in sizes if size > least and size not in whole]
             for sizes in (weights.matrices, weights.vectors)
@@ -180,37 +180,37 @@ class DataParallel:
 
     def _gather_again(self, name: str, weights: Weights) -> Block | None:
         """Gather, after a recomputation, what its backward pass uses only later than the stack keeps parameters."""
-        kit, block = self.kit, BlockBuilder()
+        kernels, block = self.kernels, BlockBuilder()
         matrices = self._apart(weights).matrices
         later = [2 * sum(matrices[i + 1 :]) for i in range(len(matrices))]
-        far = [size for size, distance in zip(matrices, later, strict=True) if distance > kit.stack.reuse_elements]
+        far = [size for size, distance in zip(matrices, later, strict=True) if distance > kernels.stack.reuse_elements]
         size = self.param_bytes
-        ops = self._collectives(name + ".gather", Collective.ALL_GATHER, Weights(far), size, size, kit.wide_dtype)
+        ops = self._collectives(name + ".gather", Collective.ALL_GATHER, Weights(far), size, size, kernels.wide_dtype)
         if not ops:
             return None
-        node = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD)
+        node = block.node(kernels.marker, Stream.COMPUTE, Phase.BACKWARD)
         for op in ops:
             node = block.node(op, Stream.GATHER, Phase.BACKWARD, after=(node,), sync=op in self.fetched)
-        block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))
+        block.node(kernels.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))
         return block.build(name + ".gather_again")
 
     def _gather(self, name: str, weights: Weights, turn: int) -> Block:
         """Fetch, cast, gather: one after the other, from the moment the unit before has its parameters."""
-        kit, block = self.kit, BlockBuilder()
+        kernels, block = self.kernels, BlockBuilder()
         serial = self.ahead == 0
-        shard = shard_elements(kit.plan, weights)
+        shard = shard_elements(kernels.plan, weights)
         chain: list[tuple[int, Stream]] = []
-        if kit.plan.offload == "params":  # the sharded master weights come from host memory
-            chain.append((kit.ops.host_copy(name + ".fetch", shard * self.master_bytes), Stream.COPY))
-        if self.master_bytes != self.param_bytes or kit.stack.fsdp == "fsdp2":  # cast and copy in the local shard
-            op = kit.ops.memory(name + ".copy_in", shard * self.master_bytes, shard * self.param_bytes)
+        if kernels.plan.offload == "params":  # the sharded master weights come from host memory
+            chain.append((kernels.ops.host_copy(name + ".fetch", shard * self.master_bytes), Stream.COPY))
+        if self.master_bytes != self.param_bytes or kernels.stack.fsdp == "fsdp2":  # cast and copy in the local shard
+            op = kernels.ops.memory(name + ".copy_in", shard * self.master_bytes, shard * self.param_bytes)
             chain.append((op, Stream.COMPUTE if serial else Stream.GATHER))
         chain = self._hand_out(name, weights) + chain
         sizes = self._gathered_dense(weights) / max(1, weights.dense), self.param_bytes
         apart = self._apart(weights)
-        ops = self._collectives(name + ".gather", Collective.ALL_GATHER, apart, *sizes, kit.wide_dtype)
+        ops = self._collectives(name + ".gather", Collective.ALL_GATHER, apart, *sizes, kernels.wide_dtype)
         chain += [(op, Stream.GATHER) for op in ops]
-        after: tuple[int, ...] = (block.node(kit.marker),) if serial else ()
+        after: tuple[int, ...] = (block.node(kernels.marker),) if serial else ()
         for i, (op, stream) in enumerate(chain):
             record = gathered_slot(turn) if i == len(chain) - 1 else -1
             wait = () if serial else (opened_slot(turn),)
@@ -222,19 +222,19 @@ class DataParallel:
 
     def _hand_out(self, name: str, weights: Weights) -> list[tuple[int, Stream]]:
         """What the host does for each parameter of an eager module, in either direction."""
-        launches = len(weights.tensors) * self.kit.stack.parameter_launches
+        launches = len(weights.tensors) * self.kernels.stack.parameter_launches
         if not self.by_module or not launches:
             return []
-        return [(self.kit.ops.delay(name + ".hand_out", 0, launches), Stream.COMPUTE)]
+        return [(self.kernels.ops.delay(name + ".hand_out", 0, launches), Stream.COMPUTE)]
 
     def _open(self, name: str, gathered: int, turn: int, action: Action, before: int) -> Block:
-        kit, block = self.kit, BlockBuilder()
+        kernels, block = self.kernels, BlockBuilder()
         if not self.buffers:
-            block.node(kit.marker, wait=(gathered_slot(turn),), record=opened_slot(turn))
+            block.node(kernels.marker, wait=(gathered_slot(turn),), record=opened_slot(turn))
             if self.simple:
                 block.tensor(gathered, Category.UNSHARDED, 0, -1)
             return block.build(f"{name}.{action}")
-        op = kit.ops.memory(name + ".copy_out", gathered, gathered)
+        op = kernels.ops.memory(name + ".copy_out", gathered, gathered)
         node = block.node(op, wait=(gathered_slot(turn),), record=opened_slot(turn))
         block.tensor(gathered, Category.UNSHARDED, node, -1)
         for buffer in (before, 0 if action == "open" else gathered):
@@ -244,14 +244,16 @@ class DataParallel:
 
     def _free(self, name: str, gathered: int) -> Block:
         block = BlockBuilder()
-        block.node(self.kit.marker)
+        block.node(self.kernels.marker)
         block.tensor(gathered, Category.UNSHARDED, -1, 0)
         return block.build(name + ".close")
 
     def let_go(self, buffer: int) -> Block:
         """Free the buffer of the last reduction of a backward pass."""
         block = BlockBuilder()
-        block.tensor(buffer, Category.COMMUNICATION, -1, block.node(self.kit.marker, Stream.COMPUTE, Phase.BACKWARD))
+        block.tensor(
+            buffer, Category.COMMUNICATION, -1, block.node(self.kernels.marker, Stream.COMPUTE, Phase.BACKWARD)
+        )
         return block.build("reduced")
 
     def _reduce_scatter(self, name: str, weights: Weights, made: int, first: bool, before: int) -> Block:
@@ -260,35 +262,35 @@ class DataParallel:
         `made` is what the backward pass left, -1 where it was added into a buffer; `before` is the buffer of the unit
         before, which has been reduced.
         """
-        kit, block, plan = self.kit, BlockBuilder(), self.kit.plan
+        kernels, block, plan = self.kernels, BlockBuilder(), self.kernels.plan
         total = weights.gradients
         wire = total * self.reduce_bytes
-        if kit.stack.dtensor:
-            self._sum_over_tp(block, name, weights, kit.wide_dtype if made >= 0 else kit.accumulate_dtype)
+        if kernels.stack.dtensor:
+            self._sum_over_tp(block, name, weights, kernels.wide_dtype if made >= 0 else kernels.accumulate_dtype)
         if before:
-            block.tensor(before, Category.COMMUNICATION, -1, block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD))
+            block.tensor(before, Category.COMMUNICATION, -1, block.node(kernels.marker, Stream.COMPUTE, Phase.BACKWARD))
         for op, stream in self._hand_out(name, weights):
             block.node(op, stream, Phase.BACKWARD)
         node = block.node(self._join_gradients(name, total, wire), Stream.COMPUTE, Phase.BACKWARD)
         block.tensor(wire, Category.COMMUNICATION, node, -1 if self.buffers else node)
         if made >= 0:
             block.tensor(made, Category.UNSHARDED, -1, node)
-        elif not persistent_gradients(kit):
+        elif not persistent_gradients(kernels):
             held = total + weights.beyond
-            block.tensor(held * DTYPE_BYTES[kit.accumulate_dtype], Category.GRADIENT, -1, node)
-        dtype = kit.reduce_dtype
+            block.tensor(held * DTYPE_BYTES[kernels.accumulate_dtype], Category.GRADIENT, -1, node)
+        dtype = kernels.reduce_dtype
         for op in self._reductions(name + ".reduce", weights):
             node = block.node(op, Stream.GATHER, Phase.BACKWARD, after=(node,), record=REDUCED)
         if self.simple:  # compiled collectives are waited for where they stand
-            node = block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))
+            node = block.node(kernels.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))
         shard = round(shard_elements(plan, weights) * weights.gradient_ratio)
         if plan.dp_replicate > 1:
-            op = kit.collective_op(
+            op = kernels.collective_op(
                 name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", shard * self.reduce_bytes, dtype
             )
             node = block.node(op, Stream.REDUCE, Phase.BACKWARD, after=(node,), record=REDUCED)
         if plan.offload == "params":
-            op = kit.ops.host_copy(name + ".grads_out", shard * self.reduce_bytes)
+            op = kernels.ops.host_copy(name + ".grads_out", shard * self.reduce_bytes)
             block.node(op, Stream.COPY, Phase.BACKWARD, after=(node,), record=REDUCED)
         elif first:
             block.tensor(shard * self.master_bytes, Category.GRADIENT, 0, -1)
@@ -296,8 +298,8 @@ class DataParallel:
 
     def _reductions(self, name: str, weights: Weights) -> list[int]:
         """Collectives that sum the gradients of `weights`: into shards, and whole where parameters are."""
-        size, dtype = self.reduce_bytes * weights.gradient_ratio, self.kit.reduce_dtype
-        whole = whole_tensors(self.kit.plan, weights)
+        size, dtype = self.reduce_bytes * weights.gradient_ratio, self.kernels.reduce_dtype
+        whole = whole_tensors(self.kernels.plan, weights)
         if not whole:
             return self._collectives(name, Collective.REDUCE_SCATTER, weights, size, size, dtype)
         small = set(whole)
@@ -315,38 +317,40 @@ class DataParallel:
         FSDP2 joins and casts at once; in FSDP1 autograd joins what it had split (a copy), then a cast follows; compiled
         code reduces each tensor where it is, after a cast.
         """
-        kit, made = self.kit, total * self.kit.grad_bytes
-        cast = made + wire if self.reduce_bytes != kit.grad_bytes else 0
+        kernels, made = self.kernels, total * self.kernels.grad_bytes
+        cast = made + wire if self.reduce_bytes != kernels.grad_bytes else 0
         if self.simple and not cast:
-            return kit.marker
-        if kit.stack.fsdp == "fsdp1":
-            return kit.ops.memory(name + ".grad_copy_in", made + cast / 2, made + cast / 2, 2 if cast else 1)
-        return kit.ops.memory(name + ".grad_copy_in", made, wire)
+            return kernels.marker
+        if kernels.stack.fsdp == "fsdp1":
+            return kernels.ops.memory(name + ".grad_copy_in", made + cast / 2, made + cast / 2, 2 if cast else 1)
+        return kernels.ops.memory(name + ".grad_copy_in", made, wire)
 
     def _sum_over_tp(self, block: BlockBuilder, name: str, weights: Weights, dtype: str) -> None:
         """Sum the gradients of what every tensor-parallel rank used for a part of the tokens."""
         for size in weights.shared:
-            start = block.node(self.kit.marker, Stream.COMPUTE, Phase.BACKWARD)
-            op = self.kit.collective_op(name + ".shared", Collective.ALL_REDUCE, "tp", size * DTYPE_BYTES[dtype], dtype)
+            start = block.node(self.kernels.marker, Stream.COMPUTE, Phase.BACKWARD)
+            op = self.kernels.collective_op(
+                name + ".shared", Collective.ALL_REDUCE, "tp", size * DTYPE_BYTES[dtype], dtype
+            )
             end = block.node(op, Stream.TP, Phase.BACKWARD, after=(start,))
-            block.node(self.kit.marker, Stream.COMPUTE, Phase.BACKWARD, after=(end,))
+            block.node(self.kernels.marker, Stream.COMPUTE, Phase.BACKWARD, after=(end,))
 
     # -- replicated or optimizer-sharded -------------------------------------------------------------------
 
     def _accumulate(self, name: str, weights: Weights, made: int, first: bool) -> Block | None:
         """Add a micro batch's gradients to the buffer; plain PyTorch keeps the first micro batch's as the buffer."""
-        kit = self.kit
-        if kit.stack.fused_accumulation:
+        kernels = self.kernels
+        if kernels.stack.fused_accumulation:
             return None
         block, total = BlockBuilder(), weights.gradients
-        buffer = DTYPE_BYTES[kit.accumulate_dtype]
-        persistent = persistent_gradients(kit)
+        buffer = DTYPE_BYTES[kernels.accumulate_dtype]
+        persistent = persistent_gradients(kernels)
         if first and not persistent:
-            block.node(kit.marker, Stream.COMPUTE, Phase.BACKWARD)
+            block.node(kernels.marker, Stream.COMPUTE, Phase.BACKWARD)
             block.tensor(made, Category.UNSHARDED, -1, 0)
             block.tensor((total + weights.beyond) * buffer, Category.GRADIENT, 0, -1)
         else:
-            op = kit.ops.memory(name + ".accumulate", total * (kit.grad_bytes + buffer), total * buffer)
+            op = kernels.ops.memory(name + ".accumulate", total * (kernels.grad_bytes + buffer), total * buffer)
             block.node(op, Stream.COMPUTE, Phase.BACKWARD)
             block.tensor(made, Category.UNSHARDED, -1, 0)
         return block.build(name + (".accumulate_first" if first else ".accumulate"))
@@ -354,47 +358,47 @@ class DataParallel:
     @property
     def bucket_bytes(self) -> float:
         """Bytes of gradients that are reduced together while the backward pass goes on."""
-        return (self.kit.plan.ddp_bucket_mib or self.kit.stack.bucket_mib) * MIB
+        return (self.kernels.plan.ddp_bucket_mib or self.kernels.stack.bucket_mib) * MIB
 
     def reduce_replicated(self, name: str, weights: Weights, bucket_bytes: float = inf) -> Block | None:
         """Reduction of replicated gradients of `weights`, in buckets; None where nobody shares them."""
         block = BlockBuilder()
-        start = block.node(self.kit.marker, Stream.COMPUTE, Phase.BACKWARD)
+        start = block.node(self.kernels.marker, Stream.COMPUTE, Phase.BACKWARD)
         buckets = max(1, round(weights.gradients * self.reduce_bytes / bucket_bytes))
         for _ in range(buckets):
             self._reduce_bucket(block, name, weights, 1 / buckets, [start])
-        if bucket_bytes == inf and self.kit.stack.step_elements:
-            copied = min(weights.gradients, self.kit.stack.step_elements)
-            for dtype in dict.fromkeys((self.kit.accumulate_dtype, self.kit.reduce_dtype)):
+        if bucket_bytes == inf and self.kernels.stack.step_elements:
+            copied = min(weights.gradients, self.kernels.stack.step_elements)
+            for dtype in dict.fromkeys((self.kernels.accumulate_dtype, self.kernels.reduce_dtype)):
                 block.tensor(copied * DTYPE_BYTES[dtype], Category.COMMUNICATION, start, len(block) - 1)
         return block.build(name) if len(block) > 1 else None
 
     def _reduce_bucket(self, block: BlockBuilder, name: str, weights: Weights, share: float, after: list[int]) -> None:
         """Append the collectives of one bucket that holds `share` of the gradients."""
-        kit, plan = self.kit, self.kit.plan
-        dtype = kit.reduce_dtype
+        kernels, plan = self.kernels, self.kernels.plan
+        dtype = kernels.reduce_dtype
         size = self.reduce_bytes * weights.gradient_ratio * share
         sharded_state = plan.zero_stage >= 1 and plan.fsdp > 1
-        scatter = sharded_state and kit.stack.grad_reduce == "reduce-scatter"
+        scatter = sharded_state and kernels.stack.grad_reduce == "reduce-scatter"
         for axis, tensors in self._parts(weights):
             elements = sum(tensors)
             if not elements:
                 continue
             if not scatter:  # one all-reduce over every rank that holds these weights
                 everyone = "dp_expert_all" if axis == self.expert_axis else "dp_all"
-                if kit.group_size[everyone] > 1:
-                    op = kit.collective_op(name + ".grads", Collective.ALL_REDUCE, everyone, elements * size, dtype)
+                if kernels.group_size[everyone] > 1:
+                    op = kernels.collective_op(name + ".grads", Collective.ALL_REDUCE, everyone, elements * size, dtype)
                     after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
                 continue
-            if kit.group_size.get(axis, 1) > 1:
-                op = kit.collective_op(name + ".grads", Collective.REDUCE_SCATTER, axis, elements * size, dtype)
+            if kernels.group_size.get(axis, 1) > 1:
+                op = kernels.collective_op(name + ".grads", Collective.REDUCE_SCATTER, axis, elements * size, dtype)
                 after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
             if plan.dp_replicate > 1:
-                part = sharded(elements, kit.group_size[axis]) * size
-                op = kit.collective_op(name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", part, dtype)
+                part = sharded(elements, kernels.group_size[axis]) * size
+                op = kernels.collective_op(name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", part, dtype)
                 after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
 
 
-def persistent_gradients(kit: PlanKit) -> bool:
+def persistent_gradients(kernels: PlanKernels) -> bool:
     """Whether the gradient buffer lives through the whole step (Megatron's main_grad)."""
-    return kit.stack.fused_accumulation or kit.stack.accumulate_dtype != "param"
+    return kernels.stack.fused_accumulation or kernels.stack.accumulate_dtype != "param"

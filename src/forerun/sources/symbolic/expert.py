@@ -11,9 +11,9 @@ from forerun.sources.symbolic.tape import TapeOp, on_compute
 
 def experts(section: Section, x: str, y: str, module: int) -> None:
     """Routed experts (and the shared ones) from the normed `x` to the branch output `y`."""
-    kit, s, moe = section.kit, section.kit.shapes, section.kit.model.moe
+    kernels, s, moe = section.kernels, section.kernels.shapes, section.kernels.model.moe
     assert moe is not None
-    plan = kit.plan
+    plan = kernels.plan
     tokens = s.tokens_sp  # routing works on this rank's own tokens
     copies = tokens * moe.top_k
     busiest = max(plan.expert_imbalance, moe.capacity_factor or 1.0)
@@ -27,7 +27,7 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
         section.weights.vectors.append(moe.n_experts)
     section.fan_out("ffn", x, tokens * s.hidden, 3 if moe.shared_ffn else 2, module)
     section.linear("ffn.router", x, "scores", tokens, s.hidden, moe.n_experts, False, module, keeps_input=True)
-    style = kit.stack.moe
+    style = kernels.stack.moe
     section.pointwise(
         "ffn.route",
         "router",
@@ -41,8 +41,8 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
     section.pointwise(
         "ffn.permute", "permute", copies * s.hidden, style, (x,), (("sent", copies * row),), module=module
     )
-    if kit.stack.dtensor:
-        counts = kit.collective("ffn.counts", Collective.ALL_TO_ALL, "ep", moe.n_experts * 8, Stream.EP)
+    if kernels.stack.dtensor:
+        counts = kernels.collective("ffn.counts", Collective.ALL_TO_ALL, "ep", moe.n_experts * 8, Stream.EP)
         section.tape.add(TapeOp("ffn.counts", "view", module, counts, []))
     inside = _exchange(section, "ffn.dispatch", "sent", "arrived", copies * row, arrived * row, module)
     inside = _sorted(section, "ffn.sort", inside, "sorted", arrived, local, module)
@@ -52,7 +52,7 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
     size = tokens * row
     routed = "routed" if moe.shared_ffn else y
     makes, saves = [(routed, size)], (back, "weights")
-    if kit.stack.dtensor and kit.style(style) == "composed":  # weighted in fp32
+    if kernels.stack.dtensor and kernels.style(style) == "composed":  # weighted in fp32
         makes.append((back + ".float", copies * s.hidden * 4))
         saves = (back + ".float", "weights")
     section.pointwise(
@@ -61,7 +61,7 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
     if moe.shared_ffn:
         from_shared = "shared.y"
         _shared(section, x, from_shared, module)
-        forward, backward = kit.pattern("residual", tokens * s.hidden, kit.stack.residual)
+        forward, backward = kernels.pattern("residual", tokens * s.hidden, kernels.stack.residual)
         section.tape.add(
             TapeOp("ffn.sum", "pointwise", module, forward, backward, reads=(routed, from_shared), makes=((y, size),))
         )
@@ -69,20 +69,20 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
 
 def _exchange(section: Section, name: str, x: str, y: str, sent: float, arrived: float, module: int) -> str:
     """All-to-all over the expert-parallel group; `arrived` bytes come in at the busiest rank."""
-    kit = section.kit
-    if kit.plan.ep == 1:
+    kernels = section.kernels
+    if kernels.plan.ep == 1:
         return x
     size = max(sent, arrived)
-    forward = kit.collective(name, Collective.ALL_TO_ALL, "ep", size, Stream.EP)
-    backward = kit.collective(name + ".backward", Collective.ALL_TO_ALL, "ep", size, Stream.EP)
+    forward = kernels.collective(name, Collective.ALL_TO_ALL, "ep", size, Stream.EP)
+    backward = kernels.collective(name + ".backward", Collective.ALL_TO_ALL, "ep", size, Stream.EP)
     section.tape.add(TapeOp(name, "exchange", module, forward, backward, reads=(x,), makes=((y, int(arrived)),)))
     return y
 
 
 def _sorted(section: Section, name: str, x: str, y: str, tokens: int, local: int, module: int) -> str:
     """Tokens that come by sending rank are copied into the order of the local experts, and back again."""
-    kit, s = section.kit, section.kit.shapes
-    if kit.plan.ep == 1 or local == 1:
+    kernels, s = section.kernels, section.kernels.shapes
+    if kernels.plan.ep == 1 or local == 1:
         return x
     size = tokens * s.hidden * s.act_bytes
     section.pointwise(name, "copy", tokens * s.hidden, "fused", (x,), ((y, size),), module=module)
@@ -91,11 +91,11 @@ def _sorted(section: Section, name: str, x: str, y: str, tokens: int, local: int
 
 def _grouped(section: Section, x: str, tokens: int, local: int, width: int, module: int) -> None:
     """Grouped products of the local experts over `tokens` routed tokens."""
-    kit, s = section.kit, section.kit.shapes
+    kernels, s = section.kernels, section.kernels.shapes
     each = max(1, ceil_div(tokens, local))
-    gated = kit.model.gated_mlp
+    gated = kernels.model.gated_mlp
     up = (2 if gated else 1) * width
-    kit_fwd = kit.gemms("ffn.expert_up", each, s.hidden, up, local)
+    kit_fwd = kernels.gemms("ffn.expert_up", each, s.hidden, up, local)
     act_size = tokens * width * s.act_bytes
     one = local * s.hidden * width
     section.weights.experts += [one] * (3 if gated else 2)
@@ -124,26 +124,26 @@ def _grouped(section: Section, x: str, tokens: int, local: int, width: int, modu
     pattern = "swiglu" if gated else "gelu"
     saves: tuple[str, ...] = ("expert.u",)
     makes = [("expert.act", act_size)]
-    if gated and kit.style(kit.stack.activation) == "composed":  # the product needs silu(gate) again
+    if gated and kernels.style(kernels.stack.activation) == "composed":  # the product needs silu(gate) again
         makes.append(("expert.silu", act_size))
         saves = ("expert.u", "expert.silu")
     section.pointwise(
         "ffn.expert.act",
         pattern,
         tokens * width,
-        kit.stack.activation,
+        kernels.stack.activation,
         ("expert.u",),
         tuple(makes),
         saves,
         module,
     )
-    down = kit.gemms("ffn.expert_down", each, width, s.hidden, local)
+    down = kernels.gemms("ffn.expert_down", each, width, s.hidden, local)
     add("ffn.expert_down", down, "expert.act", ("expert.y", tokens * s.hidden * s.act_bytes), tokens * width, one)
 
 
 def _shared(section: Section, x: str, y: str, module: int) -> None:
-    moe = section.kit.model.moe
+    moe = section.kernels.model.moe
     assert moe is not None
     feed_forward(section, x, y, module, ceil_div(moe.shared_ffn, section.tp), "shared")
     if moe.shared_gate:
-        section.weights.matrices.append(section.kit.shapes.hidden)
+        section.weights.matrices.append(section.kernels.shapes.hidden)

@@ -7,13 +7,13 @@ from forerun.sources.symbolic.linear import Section
 
 def feed_forward(section: Section, x: str, y: str, module: int, width: int | None = None, prefix: str = "ffn") -> None:
     """Dense feed-forward of local width `width` (the model's unless given)."""
-    kit, s = section.kit, section.kit.shapes
+    kernels, s = section.kernels, section.kernels.shapes
     width = width or s.ffn
-    bias = kit.model.mlp_bias
+    bias = kernels.model.mlp_bias
     size = s.tokens * width * s.act_bytes
     act = f"{prefix}.act"
-    if kit.model.gated_mlp:
-        if kit.stack.fused_qkv:
+    if kernels.model.gated_mlp:
+        if kernels.stack.fused_qkv:
             outs = [(f"{prefix}.up", f"{prefix}.u", 2 * width)]
         else:
             outs = [(f"{prefix}.gate", f"{prefix}.g", width), (f"{prefix}.up", f"{prefix}.u", width)]
@@ -21,13 +21,15 @@ def feed_forward(section: Section, x: str, y: str, module: int, width: int | Non
         reads = tuple(tensor for _, tensor, _ in outs)
         saves = reads
         makes = [(act, size)]
-        if kit.style(kit.stack.activation) == "composed":  # the product needs silu(gate) again
+        if kernels.style(kernels.stack.activation) == "composed":  # the product needs silu(gate) again
             makes.append((f"{prefix}.silu", size))
             saves = (*reads, f"{prefix}.silu")
-        section.pointwise(act, "swiglu", s.tokens * width, kit.stack.activation, reads, tuple(makes), saves, module)
+        section.pointwise(act, "swiglu", s.tokens * width, kernels.stack.activation, reads, tuple(makes), saves, module)
     else:
         section.column(f"{prefix}.up", x, s.hidden, [(f"{prefix}.up", f"{prefix}.u", width)], bias, module)
-        pattern = "relu" if kit.model.mlp == "relu" else "gelu"
+        pattern = "relu" if kernels.model.mlp == "relu" else "gelu"
         reads = (f"{prefix}.u",)
-        section.pointwise(act, pattern, s.tokens * width, kit.stack.activation, reads, ((act, size),), reads, module)
+        section.pointwise(
+            act, pattern, s.tokens * width, kernels.stack.activation, reads, ((act, size),), reads, module
+        )
     section.row(f"{prefix}.down", act, y, width, s.hidden, bias, module)

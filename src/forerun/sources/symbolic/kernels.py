@@ -1,5 +1,7 @@
-"""PlanKit: the kernels of one plan, as rows of an op table, in the styles of its software stack. Kit: those of a
-transformer under it."""
+"""The kernels that a model runs under a plan, as rows of an op table, in the styles of the plan's software stack.
+
+`PlanKernels` holds what every model needs (casts, norms, collectives), `TransformerKernels` adds the transformer's own.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def _patterns() -> dict[str, dict[str, list[float]]]:
     return patterns
 
 
-class PlanKit:
+class PlanKernels:
     """Adds kernels to an op table; every method answers with op numbers or stages."""
 
     def __init__(
@@ -177,7 +179,7 @@ class PlanKit:
         return self.ops.p2p(name, self.group_index[axis], size_bytes, self.wide_dtype)
 
 
-class Kit(PlanKit):
+class TransformerKernels(PlanKernels):
     """The kernels of a transformer under a plan."""
 
     def __init__(

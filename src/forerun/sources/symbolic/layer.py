@@ -8,7 +8,7 @@ from forerun.describe.plan.plan import Plan
 from forerun.sources.symbolic.attention import attention
 from forerun.sources.symbolic.expert import experts
 from forerun.sources.symbolic.feed_forward import feed_forward
-from forerun.sources.symbolic.kernels import Kit, PlanKit
+from forerun.sources.symbolic.kernels import PlanKernels, TransformerKernels
 from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.tape import Region, Tape, TapeOp, keep_nothing
 from forerun.sources.symbolic.weights import Weights
@@ -17,12 +17,12 @@ ATTENTION_NORM, ATTENTION, FFN_NORM, FFN = 1, 2, 3, 4
 """module numbers within a layer"""
 
 
-def layer_section(kit: Kit, moe: bool, checkpointed: bool) -> Section:
+def layer_section(kernels: TransformerKernels, moe: bool, checkpointed: bool) -> Section:
     """Tape and weights of one layer."""
-    shapes, model = kit.shapes, kit.model
-    size = shapes.tokens_sp * shapes.hidden * kit.stream_bytes
-    tape = Tape([("x", size)], kit.marker)
-    section = Section(kit, tape, Weights())
+    shapes, model = kernels.shapes, kernels.model
+    size = shapes.tokens_sp * shapes.hidden * kernels.stream_bytes
+    tape = Tape([("x", size)], kernels.marker)
+    section = Section(kernels, tape, Weights())
     stream = "x"
     if model.n_heads:
         inside = section.narrowed("x", ATTENTION) if not model.block_norms else "x"
@@ -41,20 +41,20 @@ def layer_section(kit: Kit, moe: bool, checkpointed: bool) -> Section:
     else:
         feed_forward(section, inside, "ffn.y", FFN)
     section.residual("ffn_residual", stream, "ffn.y", "y", FFN)
-    settle_activations(kit, tape, checkpointed)
+    settle_activations(kernels, tape, checkpointed)
     return section
 
 
-def settle_activations(kit: PlanKit, tape: Tape, checkpointed: bool) -> None:
+def settle_activations(kernels: PlanKernels, tape: Tape, checkpointed: bool) -> None:
     """Set what of a finished tape runs again in backward, and what waits in host memory, as the plan says."""
-    tape.early_stop = kit.stack.recompute_early_stop
-    tape.compiled = kit.plan.compile
-    tape.weights_first = kit.whole_graph
+    tape.early_stop = kernels.stack.recompute_early_stop
+    tape.compiled = kernels.plan.compile
+    tape.weights_first = kernels.whole_graph
     if checkpointed:
-        tape.regions = checkpoint_regions(kit.plan, tape)
-    if kit.plan.activation_offload:
-        tape.offload = kit.plan.activation_offload
-        tape.offload_op = kit.ops.host_copy("offload", tape.kept_bytes() * tape.offload)
+        tape.regions = checkpoint_regions(kernels.plan, tape)
+    if kernels.plan.activation_offload:
+        tape.offload = kernels.plan.activation_offload
+        tape.offload_op = kernels.ops.host_copy("offload", tape.kept_bytes() * tape.offload)
 
 
 def checkpoint_regions(plan: Plan, tape: Tape) -> list[Region]:

@@ -13,11 +13,11 @@ from forerun.describe.model.layer_types import Activation, Add, Norm
 from forerun.describe.model.layered import INPUT, Layer, LayeredModel, Traffic
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.stack import Stack
+from forerun.sources.symbolic.fsdp_units import Staged, Unit, tape_unit
 from forerun.sources.symbolic.layer import settle_activations
-from forerun.sources.symbolic.layered_kit import LayeredKit
+from forerun.sources.symbolic.layered_kernels import LayeredKernels
 from forerun.sources.symbolic.shapes import DTYPE_BYTES
 from forerun.sources.symbolic.tape import Tape, TapeOp, on_compute
-from forerun.sources.symbolic.units import Staged, Unit, tape_unit
 from forerun.sources.symbolic.weights import Weights
 
 FORWARD, DGRAD, WGRAD = 0, 1, 2
@@ -30,19 +30,19 @@ def staged_layers(
     model: LayeredModel, plan: Plan, stack: Stack, groups: dict[str, CommGroup], architecture: str
 ) -> Staged:
     """The units of `model` in one stage, on devices of `architecture`."""
-    kit = LayeredKit(model, plan, stack, groups, architecture)
+    kernels = LayeredKernels(model, plan, stack, groups, architecture)
     parts: list[tuple[Unit, int]] = []
     held: frozenset[str] = frozenset()
     for number, layers in enumerate(model.units):
         last = number == len(model.units) - 1
         turn = (number + 1) % plan.checkpoint_every == 0
         checkpointed = plan.activation_checkpointing != "none" and not last and turn
-        writer = _UnitTape(kit, layers, held)
+        writer = _UnitTape(kernels, layers, held)
         writer.write(with_loss=last and model.classes_loss)
-        settle_activations(kit, writer.tape, checkpointed)
+        settle_activations(kernels, writer.tape, checkpointed)
         parts.append((tape_unit(_unit_name(model, layers), writer.tape, writer.weights), number))
         held = frozenset(writer.tape.kept())
-    return Staged(kit, [parts], opening=_broadcast_buffers(kit))
+    return Staged(kernels, [parts], opening=_broadcast_buffers(kernels))
 
 
 def _unit_name(model: LayeredModel, layers: Sequence[int]) -> str:
@@ -50,16 +50,21 @@ def _unit_name(model: LayeredModel, layers: Sequence[int]) -> str:
     return first.unit or first.layer_id
 
 
-def _broadcast_buffers(kit: LayeredKit) -> Block | None:
+def _broadcast_buffers(kernels: LayeredKernels) -> Block | None:
     """Rank 0's running statistics to all replicas."""
-    size = sum(layer.buffer_bytes for layer in kit.model.layers)
-    if not kit.stack.broadcast_buffers or kit.plan.zero_stage == 3 or kit.group_size["dp_all"] == 1 or not size:
+    size = sum(layer.buffer_bytes for layer in kernels.model.layers)
+    if (
+        not kernels.stack.broadcast_buffers
+        or kernels.plan.zero_stage == 3
+        or kernels.group_size["dp_all"] == 1
+        or not size
+    ):
         return None
     block = BlockBuilder()
-    start = block.node(kit.marker)
-    op = kit.collective_op("buffers.broadcast", Collective.BROADCAST, "dp_all", size, "fp32")
+    start = block.node(kernels.marker)
+    op = kernels.collective_op("buffers.broadcast", Collective.BROADCAST, "dp_all", size, "fp32")
     end = block.node(op, Stream.GATHER, after=(start,))
-    block.node(kit.marker, after=(end,))
+    block.node(kernels.marker, after=(end,))
     return block.build("buffers.broadcast")
 
 
@@ -88,7 +93,7 @@ class _Fused:
 class _UnitTape:
     """Writes the tape of one unit."""
 
-    kit: LayeredKit
+    kernels: LayeredKernels
     layers: Sequence[int]
     held: frozenset[str]
     """what the unit before keeps"""
@@ -97,13 +102,13 @@ class _UnitTape:
 
     def write(self, with_loss: bool) -> None:
         """Write the unit's tape and collect its weights; the last unit of a model ends in the loss."""
-        kit, model = self.kit, self.kit.model
+        kernels, model = self.kernels, self.kernels.model
         inside = {model.layers[number].layer_id for number in self.layers}
         outside = [name for number in self.layers for name in model.read_by(number) if name not in inside]
-        self.tape = Tape([(name, self._size(name)) for name in dict.fromkeys(outside)], kit.marker)
+        self.tape = Tape([(name, self._size(name)) for name in dict.fromkeys(outside)], kernels.marker)
         self.tape.held = self.held & set(outside)
         number = self.layers[0]
-        if INPUT in outside and kit.casts_weights:
+        if INPUT in outside and kernels.casts_weights:
             self._cast_sample()
         while number <= self.layers[-1]:
             fused = self._fusion(number)
@@ -121,35 +126,37 @@ class _UnitTape:
         self._sum_gradients()
         first = self.tape.ops[0]  # tensors live from node to node, so a pass has one even where nothing runs
         if not any(op.forward for op in self.tape.ops):
-            first.forward = on_compute(kit.marker)
+            first.forward = on_compute(kernels.marker)
         if not any(op.backward or op.weight_backward for op in self.tape.ops):
-            first.backward = on_compute(kit.marker)
+            first.backward = on_compute(kernels.marker)
 
     # -- sizes and names -------------------------------------------------------------------------------------
 
     @property
     def _samples(self) -> int:
-        return self.kit.plan.micro_batch
+        return self.kernels.plan.micro_batch
 
     def _size(self, name: str) -> int:
         """Bytes of a tensor of a micro batch; samples come in the dtype of the master weights."""
-        model = self.kit.model
+        model = self.kernels.model
         if name == INPUT:
-            width = DTYPE_BYTES[self.kit.plan.master_dtype] if self.kit.casts_weights else self.kit.act_bytes
+            width = (
+                DTYPE_BYTES[self.kernels.plan.master_dtype] if self.kernels.casts_weights else self.kernels.act_bytes
+            )
             return self._samples * model.layers[0].input_elements * width
-        layer = model.layers[self.kit.modules.index(name)]
-        return self._samples * layer.output_elements * self.kit.act_bytes
+        layer = model.layers[self.kernels.modules.index(name)]
+        return self._samples * layer.output_elements * self.kernels.act_bytes
 
     def _reads(self, number: int) -> tuple[str, ...]:
-        cast = INPUT + _CAST if self.kit.casts_weights else INPUT
-        return tuple(cast if name == INPUT else name for name in self.kit.model.read_by(number))
+        cast = INPUT + _CAST if self.kernels.casts_weights else INPUT
+        return tuple(cast if name == INPUT else name for name in self.kernels.model.read_by(number))
 
     # -- operations ------------------------------------------------------------------------------------------
 
     def _cast_sample(self) -> None:
-        elements = self._samples * self.kit.model.layers[0].input_elements
-        size = elements * self.kit.act_bytes
-        forward = self.kit.traffic(INPUT + _CAST, self._size(INPUT), size)
+        elements = self._samples * self.kernels.model.layers[0].input_elements
+        size = elements * self.kernels.act_bytes
+        forward = self.kernels.traffic(INPUT + _CAST, self._size(INPUT), size)
         made = ((INPUT + _CAST, size),)
         self.tape.add(
             TapeOp(INPUT + _CAST, "cast", 0, forward, [], reads=(INPUT,), saves=(INPUT,), makes=made, gradless=True)
@@ -157,17 +164,17 @@ class _UnitTape:
 
     def _cast_weights(self, layer: Layer, number: int) -> tuple[str, ...]:
         """The cast of a layer's weights, and of their gradients back; the name of what it makes."""
-        kit, elements = self.kit, layer.num_parameters
-        wide, narrow = elements * kit.grad_bytes, elements * kit.weight_bytes
+        kernels, elements = self.kernels, layer.num_parameters
+        wide, narrow = elements * kernels.grad_bytes, elements * kernels.weight_bytes
         name = layer.layer_id + _CAST
-        made, launches = layer.gradient_bytes(kit.grad_bytes), len(layer.parameters)
+        made, launches = layer.gradient_bytes(kernels.grad_bytes), len(layer.parameters)
         self.tape.add(
             TapeOp(
                 name,
                 "cast",
                 number,
-                kit.traffic(name, wide, narrow, launches),
-                kit.traffic(name + ".backward", narrow, wide, launches),
+                kernels.traffic(name, wide, narrow, launches),
+                kernels.traffic(name + ".backward", narrow, wide, launches),
                 makes=((name, narrow),),
                 weight_grad_bytes=made,
                 category=Category.UNSHARDED,
@@ -176,12 +183,12 @@ class _UnitTape:
         return (name,)
 
     def _layer(self, number: int) -> None:
-        kit, samples = self.kit, self._samples
-        layer, reads = kit.model.layers[number], self._reads(number)
-        name, wanted = layer.layer_id, kit.model.input_gradients[number]
+        kernels, samples = self.kernels, self._samples
+        layer, reads = kernels.model.layers[number], self._reads(number)
+        name, wanted = layer.layer_id, kernels.model.input_gradients[number]
         matrices = layer.layer_type in _PRODUCTS
-        cast = self._cast_weights(layer, number) if kit.casts_weights and matrices and layer.parameters else ()
-        kept = round(samples * (layer.own_elements * kit.act_bytes + layer.own_bytes))
+        cast = self._cast_weights(layer, number) if kernels.casts_weights and matrices and layer.parameters else ()
+        kept = round(samples * (layer.own_elements * kernels.act_bytes + layer.own_bytes))
         makes = [(name, self._size(name)), *([(name + ".kept", kept)] if kept else [])]
         saves = (*(reads if layer.saves_input else ()), *((name,) if layer.saves_output else ()), *cast)
         summed = layer.layer_type == "add"  # what was made first waits longest for the sum's gradient
@@ -190,9 +197,9 @@ class _UnitTape:
                 name,
                 "residual" if summed else "matmul" if matrices else layer.layer_type,
                 number,
-                kit.stages(name, layer.forward(samples), FORWARD),
-                kit.stages(name + ".dgrad", layer.backward(samples), DGRAD) if wanted else [],
-                kit.stages(name + ".wgrad", layer.weight_backward(samples), WGRAD),
+                kernels.stages(name, layer.forward(samples), FORWARD),
+                kernels.stages(name + ".dgrad", layer.backward(samples), DGRAD) if wanted else [],
+                kernels.stages(name + ".wgrad", layer.weight_backward(samples), WGRAD),
                 reads=(*(self._by_age(reads) if summed else reads), *cast),
                 saves=(*saves, *(made for made, _ in makes[1:])),
                 makes=tuple(makes),
@@ -211,7 +218,7 @@ class _UnitTape:
             self.weights.surplus += layer.gradient_elements - layer.num_parameters
 
     def _weight_gradients(self, layer: Layer) -> int:
-        return 0 if self.kit.stack.fused_accumulation else layer.gradient_bytes(self.kit.grad_bytes)
+        return 0 if self.kernels.stack.fused_accumulation else layer.gradient_bytes(self.kernels.grad_bytes)
 
     def _by_age(self, names: tuple[str, ...]) -> tuple[str, ...]:
         made = [name for op in self.tape.ops for name, _ in op.makes]
@@ -221,46 +228,46 @@ class _UnitTape:
 
     def _fusion(self, number: int) -> _Fused | None:
         """A norm that takes over the sum or activation behind it, where the stack has such kernels."""
-        kit, layers = self.kit, self.kit.model.layers
+        kernels, layers = self.kernels, self.kernels.model.layers
         norm = layers[number]
-        alone = kit.style(kit.stack.norm) == "composed" or not kit.model.input_gradients[number]
+        alone = kernels.style(kernels.stack.norm) == "composed" or not kernels.model.input_gradients[number]
         if not isinstance(norm, Norm) or alone or not norm.saves_input:
             return None
         found, last = _Fused(norm, last=number), norm.layer_id
         end = self.layers[-1]
         following = layers[number + 1] if number < end else None
-        sums = kit.style(kit.stack.residual) != "composed"
+        sums = kernels.style(kernels.stack.residual) != "composed"
         if sums and _is_plain_add(following) and self._only_reader(last, number + 1):
             found.add, found.last, last = following, number + 1, following.layer_id
             following = layers[number + 2] if number + 1 < end else None
         if (
             _is_plain_relu(following)
             and self._only_reader(last, found.last + 1)
-            and kit.style(kit.stack.activation) != "composed"
+            and kernels.style(kernels.stack.activation) != "composed"
         ):
             found.activation, found.last = following, found.last + 1
         return found if found.last > number else None
 
     def _only_reader(self, name: str, number: int) -> bool:
-        model = self.kit.model
+        model = self.kernels.model
         return [n for n in range(len(model.layers)) if name in model.read_by(n)] == [number]
 
     def _norm(self, number: int, fused: _Fused) -> None:
         """One operation: x twice and the other summands in, the activation's output out; backward reads gradient and x
         twice with the sign of the output (hand-written kernels keep it as a bit an element, compiled ones look at the
         output), and writes the gradients of x and of the sum."""
-        kit, norm, samples = self.kit, fused.norm, self._samples
+        kernels, norm, samples = self.kernels, fused.norm, self._samples
         size = samples * norm.output_elements
-        name, made = norm.layer_id, kit.model.layers[fused.last].layer_id
+        name, made = norm.layer_id, kernels.model.layers[fused.last].layer_id
         others = tuple(n for n in self._reads(number + 1) if n != name) if fused.add else ()
         (forward,), (backward,), (sums,) = norm.forward(samples), norm.backward(samples), norm.weight_backward(samples)
-        compiled, signs = kit.style(kit.stack.activation) == "compiled", 0
+        compiled, signs = kernels.style(kernels.stack.activation) == "compiled", 0
         if fused.activation is not None and not compiled:
             signs = size // 8
         again = 2 * size if fused.activation is not None and compiled else 0
         summed = len(others) * size
         reads = self._reads(number)
-        kernels = [
+        of_backward = [
             Traffic(sums.elements_read + again / 2, 0, bytes_read=signs),
             Traffic(backward.elements_read + again / 2, size + bool(others) * size, bytes_read=signs),
         ]
@@ -269,8 +276,8 @@ class _UnitTape:
                 name,
                 "norm",
                 number,
-                kit.stages(name, [Traffic(forward.elements_read + summed, size, bytes_written=signs)], FORWARD),
-                kit.stages(name + ".dgrad", kernels, DGRAD),
+                kernels.stages(name, [Traffic(forward.elements_read + summed, size, bytes_written=signs)], FORWARD),
+                kernels.stages(name + ".dgrad", of_backward, DGRAD),
                 reads=(*reads, *others),
                 saves=(*reads, *((name + ".signs",) if signs else (made,) if again else ())),
                 makes=((made, self._size(made)), *(((name + ".signs", signs),) if signs else ())),
@@ -281,30 +288,30 @@ class _UnitTape:
 
     def _adds_and_activates(self, number: int) -> bool:
         """Whether a sum and the ReLU behind it run as one element-wise kernel."""
-        kit, layers = self.kit, self.kit.model.layers
+        kernels, layers = self.kernels, self.kernels.model.layers
         if not _is_plain_add(layers[number]) or number == self.layers[-1]:
             return False
-        following, styles = layers[number + 1], (kit.stack.residual, kit.stack.activation)
-        one_kernel = all(kit.style(style) != "composed" for style in styles)
+        following, styles = layers[number + 1], (kernels.stack.residual, kernels.stack.activation)
+        one_kernel = all(kernels.style(style) != "composed" for style in styles)
         return (
             one_kernel
             and _is_plain_relu(following)
-            and kit.model.input_gradients[number]
+            and kernels.model.input_gradients[number]
             and self._only_reader(layers[number].layer_id, number + 1)
         )
 
     def _added(self, number: int) -> None:
         """A sum and its ReLU as one operation; backward writes the gradient that all summands share."""
-        kit, samples = self.kit, self._samples
-        made, reads = kit.model.layers[number + 1], self._by_age(self._reads(number))
-        size, name = samples * made.output_elements, kit.model.layers[number].layer_id
+        kernels, samples = self.kernels, self._samples
+        made, reads = kernels.model.layers[number + 1], self._by_age(self._reads(number))
+        size, name = samples * made.output_elements, kernels.model.layers[number].layer_id
         self.tape.add(
             TapeOp(
                 name,
                 "residual",
                 number,
-                kit.stages(name, [Traffic(len(reads) * size, size)], FORWARD),
-                kit.stages(name + ".dgrad", [Traffic(2 * size, size)], DGRAD),
+                kernels.stages(name, [Traffic(len(reads) * size, size)], FORWARD),
+                kernels.stages(name + ".dgrad", [Traffic(2 * size, size)], DGRAD),
                 reads=reads,
                 saves=(made.layer_id,),
                 makes=((made.layer_id, self._size(made.layer_id)),),
@@ -316,15 +323,15 @@ class _UnitTape:
 
     def _loss(self) -> None:
         """Cross entropy over the last output, its log-softmax in fp32."""
-        kit, layer = self.kit, self.kit.model.layers[self.layers[-1]]
+        kernels, layer = self.kernels, self.kernels.model.layers[self.layers[-1]]
         elements = self._samples * layer.output_elements
-        forward, backward = kit.pattern_in("loss", elements, kit.loss_style)
+        forward, backward = kernels.pattern_in("loss", elements, kernels.loss_style)
         made = ("log_softmax", elements * 4)
         self.tape.add(
             TapeOp(
                 "loss",
                 "loss",
-                len(kit.model.layers),
+                len(kernels.model.layers),
                 forward,
                 backward,
                 reads=(layer.layer_id,),
@@ -344,6 +351,6 @@ class _UnitTape:
             for name in op.reads:
                 if name in seen:
                     size = sizes[name]
-                    op.backward = [*op.backward, *self.kit.traffic(name + ".sum", 2 * size, size)]
+                    op.backward = [*op.backward, *self.kernels.traffic(name + ".sum", 2 * size, size)]
                     op.scratch_bytes += size
                 seen.add(name)

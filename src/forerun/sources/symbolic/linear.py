@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from forerun.core.program.types import Collective, Stream
-from forerun.sources.symbolic.kernels import Kit
+from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.shapes import DTYPE_BYTES
 from forerun.sources.symbolic.tape import Stage, Tape, TapeOp, on_compute
 from forerun.sources.symbolic.weights import Weights
@@ -36,7 +36,7 @@ class AutocastWeight(NamedTuple):
 class Section:
     """A tape under construction, with the weights it collects."""
 
-    kit: Kit
+    kernels: TransformerKernels
     tape: Tape
     weights: Weights
 
@@ -55,55 +55,57 @@ class Section:
         kind: str = "pointwise",
     ) -> None:
         """An element-wise pattern as one operation."""
-        forward, backward = self.kit.pattern(pattern, elements, style)  # type: ignore[arg-type]
+        forward, backward = self.kernels.pattern(pattern, elements, style)  # type: ignore[arg-type]
         self.tape.add(TapeOp(name, kind, module, forward, backward, reads=reads, saves=saves, makes=makes))
 
     def norm(self, name: str, x: str, y: str, tokens: int, module: int, width: int | None = None) -> None:
         """A norm of `width` (the hidden size unless given) over `tokens`; its weights join the section."""
-        kit = self.kit
-        width = width or kit.shapes.hidden
-        kind = kit.model.norm
-        vectors = [width] * (2 if kind == "layernorm" and kit.model.norm_bias else 1)
+        kernels = self.kernels
+        width = width or kernels.shapes.hidden
+        kind = kernels.model.norm
+        vectors = [width] * (2 if kind == "layernorm" and kernels.model.norm_bias else 1)
         self.weights.vectors += vectors
         if self.sp:
             self.weights.shared += vectors
-        size = tokens * width * kit.shapes.act_bytes
+        size = tokens * width * kernels.shapes.act_bytes
         makes = [(y, size)]
         saves: tuple[str, ...] = (x,)
-        if kind == "rmsnorm" and kit.style(kit.stack.norm) == "composed":  # fp32 copy, normed copy and its 2-byte cast
+        if (
+            kind == "rmsnorm" and kernels.style(kernels.stack.norm) == "composed"
+        ):  # fp32 copy, normed copy and its 2-byte cast
             wide = tokens * width * 4
             makes += [(y + ".float", wide), (y + ".unit", wide), (y + ".cast", size)]
             saves = tuple(tensor for tensor, _ in makes[1:])
-        elements = tokens * width * kit.stream_bytes // kit.shapes.act_bytes
-        self.pointwise(name, kind, elements, kit.stack.norm, (x,), tuple(makes), saves, module, "norm")
+        elements = tokens * width * kernels.stream_bytes // kernels.shapes.act_bytes
+        self.pointwise(name, kind, elements, kernels.stack.norm, (x,), tuple(makes), saves, module, "norm")
 
     def narrowed(self, x: str, module: int) -> str:
         """What products read of the residual stream `x`: under autocast a cast of it."""
-        kit, y = self.kit, x + ".cast"
-        if kit.stream_bytes == kit.act_bytes:
+        kernels, y = self.kernels, x + ".cast"
+        if kernels.stream_bytes == kernels.act_bytes:
             return x
-        elements = kit.shapes.tokens_sp * kit.shapes.hidden
-        wide, narrow = elements * kit.stream_bytes, elements * kit.act_bytes
-        forward, backward = kit.traffic(y, wide, narrow), kit.traffic(y + ".backward", narrow, wide)
+        elements = kernels.shapes.tokens_sp * kernels.shapes.hidden
+        wide, narrow = elements * kernels.stream_bytes, elements * kernels.act_bytes
+        forward, backward = kernels.traffic(y, wide, narrow), kernels.traffic(y + ".backward", narrow, wide)
         self.tape.add(TapeOp(y, "pointwise", module, forward, backward, reads=(x,), makes=((y, narrow),)))
         return y
 
     def fan_out(self, name: str, x: str, elements: float, readers: int, module: int) -> None:
         """Sums of the gradients that `readers` operations give to `x` of `elements` elements."""
         if readers > 1:
-            _, backward = self.kit.pattern("fan_out", (readers - 1) * elements, "composed")
+            _, backward = self.kernels.pattern("fan_out", (readers - 1) * elements, "composed")
             self.tape.add(TapeOp(name + ".fan_out", "view", module, [], backward, reads=(x,)))
 
     def residual(self, name: str, x: str, branch: str, y: str, module: int) -> None:
         """y = x + branch."""
-        kit = self.kit
-        elements = kit.shapes.tokens_sp * kit.shapes.hidden
-        pattern = "dropout_add" if kit.stack.hidden_dropout else "residual"
-        moved = elements * kit.stream_bytes // kit.shapes.act_bytes
-        forward, backward = kit.pattern(pattern, moved, kit.stack.residual)
-        makes = [(y, elements * kit.stream_bytes)]
+        kernels = self.kernels
+        elements = kernels.shapes.tokens_sp * kernels.shapes.hidden
+        pattern = "dropout_add" if kernels.stack.hidden_dropout else "residual"
+        moved = elements * kernels.stream_bytes // kernels.shapes.act_bytes
+        forward, backward = kernels.pattern(pattern, moved, kernels.stack.residual)
+        makes = [(y, elements * kernels.stream_bytes)]
         saves: tuple[str, ...] = ()
-        if kit.stack.hidden_dropout:
+        if kernels.stack.hidden_dropout:
             makes.append((y + ".mask", elements))
             saves = (y + ".mask",)
         self.tape.add(
@@ -114,16 +116,16 @@ class Section:
 
     @property
     def tp(self) -> int:
-        return self.kit.plan.tp
+        return self.kernels.plan.tp
 
     @property
     def sp(self) -> bool:
-        return self.kit.plan.sequence_parallel and self.tp > 1
+        return self.kernels.plan.sequence_parallel and self.tp > 1
 
     @property
     def gathered_share(self) -> float:
         """Bytes that a gather of activations moves over their size: tensorwise fp8 gathers what it has cast."""
-        return 0.5 if self.kit.fp8 and self.kit.plan.fp8_recipe == "tensorwise" else 1.0
+        return 0.5 if self.kernels.fp8 and self.kernels.plan.fp8_recipe == "tensorwise" else 1.0
 
     @property
     def cast_share(self) -> float:
@@ -134,47 +136,47 @@ class Section:
         """Casts before the forward product and before the backward ones. Weights that are gathered in fp8 have been
         cast in their shards, cached ones at the end of the step before.
         """
-        kit, gradient = self.kit, name + ".grad"
-        weight = 0.0 if kit.plan.fp8_all_gather or kit.caches_casts else weight
-        again = kit.casts(name, casts.read, weight, again=True)
-        both = kit.casts(gradient, casts.gradient) + kit.casts(gradient, casts.gradient, again=True)
-        return kit.casts(name, casts.own, weight), again + both
+        kernels, gradient = self.kernels, name + ".grad"
+        weight = 0.0 if kernels.plan.fp8_all_gather or kernels.caches_casts else weight
+        again = kernels.casts(name, casts.read, weight, again=True)
+        both = kernels.casts(gradient, casts.gradient) + kernels.casts(gradient, casts.gradient, again=True)
+        return kernels.casts(name, casts.own, weight), again + both
 
     def _absolutes(self, name: str, x: str, casts: Casts, weight: int, module: int) -> None:
         """What eager casts make of a product's operands on the way to their largest value, where it may be kept."""
-        kit = self.kit
-        if not (kit.fp8 and kit.stack.op_policy_keeps_abs) or kit.plan.compile:
+        kernels = self.kernels
+        if not (kernels.fp8 and kernels.stack.op_policy_keeps_abs) or kernels.plan.compile:
             return
-        operands = ((".abs", casts.own), (".weight.abs", 0 if kit.plan.fp8_all_gather else weight))
-        made = tuple((name + suffix, int(elements) * kit.act_bytes) for suffix, elements in operands)
+        operands = ((".abs", casts.own), (".weight.abs", 0 if kernels.plan.fp8_all_gather else weight))
+        made = tuple((name + suffix, int(elements) * kernels.act_bytes) for suffix, elements in operands)
         self.tape.add(TapeOp(name + ".abs", "absolutes", module, [], [], reads=(x,), makes=made))
 
     def copies(self, name: str, size_bytes: float) -> list[Stage]:
         """Layout copies that this stack makes around a tensor-parallel collective of a sequence's parts. Asynchronous
         tensor parallelism writes where the product reads; a compiler reduces whole tensors in place.
         """
-        if self._async_tp or (self.kit.plan.compile and not self.sp):
+        if self._async_tp or (self.kernels.plan.compile and not self.sp):
             return []
         return self._layout_copies(name, size_bytes)
 
     def _layout_copies(self, name: str, size_bytes: float) -> list[Stage]:
-        return self.kit.traffic(name + ".copy", size_bytes, size_bytes) * self.kit.stack.tp_copies
+        return self.kernels.traffic(name + ".copy", size_bytes, size_bytes) * self.kernels.stack.tp_copies
 
     def enter(self, name: str, x: str, y: str, module: int, width: int | None = None) -> str:
         """Bring `x` into the tensor-parallel region; answers the name of the tensor inside."""
         if self.tp == 1:
             return x
-        kit, shapes = self.kit, self.kit.shapes
+        kernels, shapes = self.kernels, self.kernels.shapes
         size = shapes.tokens * (width or shapes.hidden) * shapes.act_bytes
         if self.sp:
             moved = size * self.gathered_share
-            forward = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", moved, Stream.TP)
-            backward = kit.collective(name + ".scatter", Collective.REDUCE_SCATTER, "tp", size, Stream.TP)
+            forward = kernels.collective(name + ".gather", Collective.ALL_GATHER, "tp", moved, Stream.TP)
+            backward = kernels.collective(name + ".scatter", Collective.REDUCE_SCATTER, "tp", size, Stream.TP)
             forward += self.copies(name, moved)
             backward = self.copies(name, size) + backward
             self.tape.add(TapeOp(name, "gather", module, forward, backward, reads=(x,), makes=((y, size),)))
             return y
-        backward = kit.collective(name + ".reduce", Collective.ALL_REDUCE, "tp", size, Stream.TP)
+        backward = kernels.collective(name + ".reduce", Collective.ALL_REDUCE, "tp", size, Stream.TP)
         self.tape.add(
             TapeOp(name, "gather", module, [], self.copies(name, size) + backward, reads=(x,), makes=((y, 0),))
         )
@@ -187,12 +189,12 @@ class Section:
         (backward) or behind the first product (forward, ring exchange). A stack that does not keep the gathered
         input gathers it again for the weight gradient.
         """
-        kit, stack = self.kit, self.kit.stack
+        kernels, stack = self.kernels, self.kernels.stack
         border = self.tp > 1 and (
             stack.tp_backward_overlap or self._ring or (self.sp and not stack.save_gathered_input)
         )
         inside = x if border else self.enter(name + ".enter", x, name + ".x", module)
-        self.fan_out(name, inside, kit.shapes.tokens * n_in, len(outs), module)
+        self.fan_out(name, inside, kernels.shapes.tokens * n_in, len(outs), module)
         for i, (label, y, width) in enumerate(outs):
             self.weights.matrices.append(n_in * width)
             if bias:
@@ -202,12 +204,12 @@ class Section:
                 self._column_with_border(label, x, y, n_in, width, bias, module, first, last, alone=len(outs) == 1)
             else:
                 casts = self._column_casts(n_in, width, first=i == 0)
-                self.linear(label, inside, y, kit.shapes.tokens, n_in, width, bias, module, casts)
+                self.linear(label, inside, y, kernels.shapes.tokens, n_in, width, bias, module, casts)
 
     def _column_casts(self, n_in: int, n_out: int, first: bool) -> Casts:
         """Casts of one of several products that read one input, which a compiler casts only once."""
-        tokens = self.kit.shapes.tokens
-        read = float(tokens * n_in) if first or not self.kit.plan.compile else 0.0
+        tokens = self.kernels.shapes.tokens
+        read = float(tokens * n_in) if first or not self.kernels.plan.compile else 0.0
         return Casts(read * self.cast_share, read, tokens * n_out)
 
     @property
@@ -216,23 +218,23 @@ class Section:
         product reads what it gathers (torch/_inductor/fx_passes/micro_pipeline_tp.py): not with scaling other than
         tensorwise, which casts to fp8 in between.
         """
-        return self.kit.plan.async_tp and not (self.kit.fp8 and self.gathered_share == 1.0)
+        return self.kernels.plan.async_tp and not (self.kernels.fp8 and self.gathered_share == 1.0)
 
     @property
     def _ring(self) -> bool:
-        return self._async_tp or self.kit.stack.tp_forward_overlap
+        return self._async_tp or self.kernels.stack.tp_forward_overlap
 
     def kept_input(self, x: str, elements: float) -> tuple[str, tuple[tuple[str, int], ...]]:
         """What a product keeps of its input `x` of `elements` elements for the gradient of its weight, and what it
         makes for that: its cast to fp8 where the stack keeps that, unless another product has made it.
         """
-        kit = self.kit
-        if not (kit.fp8 and kit.stack.fp8_keeps_cast):
+        kernels = self.kernels
+        if not (kernels.fp8 and kernels.stack.fp8_keeps_cast):
             return x, ()
         cast = x + ".fp8"
         if any(name == cast for op in self.tape.ops for name, _ in op.makes):
             return cast, ()
-        return cast, ((cast, int(elements) * DTYPE_BYTES[kit.plan.precision]),)
+        return cast, ((cast, int(elements) * DTYPE_BYTES[kernels.plan.precision]),)
 
     def linear(
         self,
@@ -248,9 +250,9 @@ class Section:
         keeps_input: bool = False,
     ) -> None:
         """A product without collectives. With `keeps_input` it keeps `x` itself in any precision."""
-        kit = self.kit
-        forward, dgrad, wgrad = kit.gemms(name, tokens, n_in, n_out)
-        size = tokens * n_out * kit.shapes.act_bytes
+        kernels = self.kernels
+        forward, dgrad, wgrad = kernels.gemms(name, tokens, n_in, n_out)
+        size = tokens * n_out * kernels.shapes.act_bytes
         casts = casts or Casts(tokens * n_in, tokens * n_in, tokens * n_out)
         cast_in, cast_out = self.fp8_casts(name, casts, n_in * n_out)
         self._absolutes(name, x, casts, n_in * n_out, module)
@@ -274,21 +276,21 @@ class Section:
 
     def autocast_weight(self, name: str, elements: int) -> AutocastWeight:
         """The cast of a weight that autocast makes once and keeps, and its gradient's cast back; else nothing."""
-        kit, cast = self.kit, name + ".weight"
-        if not kit.plan.autocast:
+        kernels, cast = self.kernels, name + ".weight"
+        if not kernels.plan.autocast:
             return AutocastWeight([], [], ())
-        wide, narrow = 4 * elements, kit.act_bytes * elements
-        back = kit.traffic(cast + ".backward", narrow, wide)
-        return AutocastWeight(kit.traffic(cast, wide, narrow), back, ((cast, narrow),))
+        wide, narrow = 4 * elements, kernels.act_bytes * elements
+        back = kernels.traffic(cast + ".backward", narrow, wide)
+        return AutocastWeight(kernels.traffic(cast, wide, narrow), back, ((cast, narrow),))
 
     def weight_grad_bytes(self, elements: int) -> int:
         """Bytes of the gradient of `elements` weights until it is accumulated."""
-        return 0 if self.kit.stack.fused_accumulation else elements * self.kit.grad_bytes
+        return 0 if self.kernels.stack.fused_accumulation else elements * self.kernels.grad_bytes
 
     def _bias_grad(self, name: str, tokens: int, n_out: int, bias: bool) -> list[Stage]:
-        if not bias or self.kit.stack.fused_bias_grad:
+        if not bias or self.kernels.stack.fused_bias_grad:
             return []
-        return self.kit.pattern("bias_add", tokens * n_out, "fused")[1]
+        return self.kernels.pattern("bias_add", tokens * n_out, "fused")[1]
 
     def _column_with_border(
         self,
@@ -311,12 +313,12 @@ class Section:
         parallelism.
         `first` and `last` say whether this is the first or last layer on the shared input: only they communicate.
         """
-        kit, shapes, sp = self.kit, self.kit.shapes, self.sp
+        kernels, shapes, sp = self.kernels, self.kernels.shapes, self.sp
         tokens, size = shapes.tokens, shapes.tokens * n_in * shapes.act_bytes
-        forward_op, dgrad, wgrad = kit.gemms(name, tokens, n_in, n_out)
+        forward_op, dgrad, wgrad = kernels.gemms(name, tokens, n_in, n_out)
         product: list[Stage] = on_compute(forward_op)
         moved = size * self.gathered_share
-        gather = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", moved, Stream.TP) if sp else []
+        gather = kernels.collective(name + ".gather", Collective.ALL_GATHER, "tp", moved, Stream.TP) if sp else []
         casts = self._column_casts(n_in, n_out, first)
         forward, cast_out = self.fp8_casts(name, casts, n_in * n_out)
         self._absolutes(name, x, casts, n_in * n_out, module)
@@ -326,12 +328,12 @@ class Section:
             forward += product
         kept, made = self.kept_input(x, tokens * n_in / (self.tp if sp else 1))
         kind = Collective.REDUCE_SCATTER if sp else Collective.ALL_REDUCE
-        reduce = kit.collective(name + ".reduce", kind, "tp", size, Stream.TP) if first else []
-        again = gather if last and not kit.stack.save_gathered_input else []
+        reduce = kernels.collective(name + ".reduce", kind, "tp", size, Stream.TP) if first else []
+        again = gather if last and not kernels.stack.save_gathered_input else []
         if reduce and self._async_tp and not alone:
             copies = self._layout_copies(name + ".reduce", size)
             backward = [sum((*again, ((dgrad, Stream.COMPUTE),)), ()), *copies, *reduce, *on_compute(wgrad)]
-        elif kit.stack.tp_backward_overlap or self._ring:
+        elif kernels.stack.tp_backward_overlap or self._ring:
             backward = [sum((*again, ((dgrad, Stream.COMPUTE),)), ()), sum((*reduce, ((wgrad, Stream.COMPUTE),)), ())]
         else:
             backward = [*again, *on_compute(dgrad), *reduce, *on_compute(wgrad)]
@@ -353,15 +355,15 @@ class Section:
 
     def _beside(self, collective: list[Stage], product: list[Stage], name: str, size: float) -> list[Stage]:
         """A ring exchange cut in tp pieces: the first piece is exposed, the others run beside the product."""
-        kit, head = self.kit, size / self.tp
+        kernels, head = self.kernels, size / self.tp
         kind = Collective.ALL_GATHER
-        first = kit.collective(name + ".head", kind, "tp", head, Stream.TP)
-        rest = kit.collective(name + ".rest", kind, "tp", size - head, Stream.TP)
+        first = kernels.collective(name + ".head", kind, "tp", head, Stream.TP)
+        rest = kernels.collective(name + ".rest", kind, "tp", size - head, Stream.TP)
         return [*first, (*rest[0], *product[0])] if collective else product
 
     def row(self, name: str, x: str, y: str, n_in: int, n_out: int, bias: bool, module: int) -> None:
         """A row-parallel linear layer: local product, then the reduction over tp."""
-        kit, shapes = self.kit, self.kit.shapes
+        kernels, shapes = self.kernels, self.kernels.shapes
         self.weights.matrices.append(n_in * n_out)
         if bias:
             self.weights.vectors.append(n_out)
@@ -374,9 +376,9 @@ class Section:
         self.linear(name, x, y + ".partial", shapes.tokens, n_in, n_out, False, module, casts)
         linear = self.tape.ops[-1]
         kind = Collective.REDUCE_SCATTER if self.sp else Collective.ALL_REDUCE
-        reduce = kit.collective(name + ".reduce", kind, "tp", size, Stream.TP)
+        reduce = kernels.collective(name + ".reduce", kind, "tp", size, Stream.TP)
         moved = size * self.gathered_share
-        gather = kit.collective(name + ".gather", Collective.ALL_GATHER, "tp", moved, Stream.TP) if self.sp else []
+        gather = kernels.collective(name + ".gather", Collective.ALL_GATHER, "tp", moved, Stream.TP) if self.sp else []
         copies = self.copies(name, size)
         backward = [*gather, *(self.copies(name, moved) if self.sp else [])]
         if self._ring:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.types import Block, Category, Channel, Phase, Stream
-from forerun.sources.symbolic.kernels import PlanKit
+from forerun.sources.symbolic.kernels import PlanKernels
 from forerun.sources.symbolic.schedule import V_SCHEDULES, stage_rank
 
 ARRIVED, ARRIVED_GRAD, SENT = 3, 4, 5
@@ -29,36 +29,36 @@ _STREAMS = {
 class Wires:
     """Channels and blocks of the stage borders of one plan."""
 
-    def __init__(self, kit: PlanKit, add_block: Callable[[Block], int]) -> None:
-        self.kit, self.add_block = kit, add_block
+    def __init__(self, kernels: PlanKernels, add_block: Callable[[Block], int]) -> None:
+        self.kernels, self.add_block = kernels, add_block
         self.channels: list[Channel] = []
         self._numbers: dict[tuple[str, int], int] = {}
         self._blocks: dict[tuple[str, str, int], int] = {}
-        self.size_bytes = kit.border_bytes
+        self.size_bytes = kernels.border_bytes
 
     @property
     def _is_v(self) -> bool:
-        return self.kit.plan.pp_schedule in V_SCHEDULES
+        return self.kernels.plan.pp_schedule in V_SCHEDULES
 
     def crosses(self, stage: int) -> bool:
         """Whether the border between `stage` and the next lies between two ranks."""
-        return stage_rank(self.kit.plan, stage) != stage_rank(self.kit.plan, stage + 1)
+        return stage_rank(self.kernels.plan, stage) != stage_rank(self.kernels.plan, stage + 1)
 
     def _channel(self, what: str, stage: int) -> int:
         key = (what, stage)
         if key not in self._numbers:
-            plan = self.kit.plan
+            plan = self.kernels.plan
             members = tuple(sorted((stage_rank(plan, stage), stage_rank(plan, stage + 1))))
             self._numbers[key] = len(self.channels)
             self.channels.append(Channel(f"{what} between stages {stage} and {stage + 1}", members))
         return self._numbers[key]
 
     def _op(self, what: str, stage: int) -> int:
-        kit, plan = self.kit, self.kit.plan
+        kernels, plan = self.kernels, self.kernels.plan
         a, b = sorted((stage_rank(plan, stage), stage_rank(plan, stage + 1)))
-        per_node = kit.groups[kit.group_index["pp"]].ranks_per_node
+        per_node = kernels.groups[kernels.group_index["pp"]].ranks_per_node
         near = a // per_node == b // per_node
-        return kit.p2p("pipeline." + what, "pp_near" if near else "pp_far", self.size_bytes)
+        return kernels.p2p("pipeline." + what, "pp_near" if near else "pp_far", self.size_bytes)
 
     def block(self, action: str, what: str, stage: int) -> int:
         """Block number of `action` (send, recv) of `what` (activations, gradients) over the border after `stage`."""
@@ -69,18 +69,18 @@ class Wires:
 
     def _build(self, action: str, what: str, stage: int) -> Block:
         grad = what == "gradients"
-        back = stage_rank(self.kit.plan, stage) > stage_rank(self.kit.plan, stage + 1) and self._is_v
+        back = stage_rank(self.kernels.plan, stage) > stage_rank(self.kernels.plan, stage + 1) and self._is_v
         stream = _STREAMS[action == "send", grad, back]
         slot = SENT if action == "send" else ARRIVED_GRAD if grad else ARRIVED
         phase = Phase.BACKWARD if grad else Phase.FORWARD
         block = BlockBuilder()
-        start = block.node(self.kit.marker, Stream.COMPUTE, phase)
+        start = block.node(self.kernels.marker, Stream.COMPUTE, phase)
         block.node(
             self._op(what, stage), stream, phase, after=(start,), record=slot, channel=self._channel(what, stage)
         )
-        if action == "recv" and not self.kit.stack.pipeline_keeps:
+        if action == "recv" and not self.kernels.stack.pipeline_keeps:
             block.tensor(self.size_bytes, Category.COMMUNICATION, 0, 1)
-        if action == "send" and not grad and self.kit.stack.pipeline_keeps:
+        if action == "send" and not grad and self.kernels.stack.pipeline_keeps:
             block.tensor(self.size_bytes, Category.ACTIVATION, 0, -1)
         return block.build(f"{action} {what}")
 
@@ -89,15 +89,15 @@ class Wires:
         key = ("forget", "activations", 0)
         if key not in self._blocks:
             block = BlockBuilder()
-            block.node(self.kit.marker)
+            block.node(self.kernels.marker)
             block.tensor(self.size_bytes, Category.ACTIVATION, -1, 0)
             self._blocks[key] = self.add_block(block.build("forget output"))
         return self._blocks[key]
 
     def buffer_bytes(self, stages: list[int]) -> int:
         """Bytes of buffers that these stages of a rank keep for what they receive."""
-        plan = self.kit.plan
-        if not self.kit.stack.pipeline_keeps:
+        plan = self.kernels.plan
+        if not self.kernels.stack.pipeline_keeps:
             return 0
         received = sum(stage > 0 and self.crosses(stage - 1) for stage in stages)
         received += sum(stage < plan.n_stages - 1 and self.crosses(stage) for stage in stages)
@@ -109,6 +109,6 @@ class Wires:
         if key not in self._blocks:
             slots = [ARRIVED] * forward + [ARRIVED_GRAD] * backward + [SENT] * sent
             block = BlockBuilder()
-            block.node(self.kit.marker, wait=slots)
+            block.node(self.kernels.marker, wait=slots)
             self._blocks[key] = self.add_block(block.build("wait"))
         return self._blocks[key]

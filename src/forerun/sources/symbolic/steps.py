@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from forerun.core.program.types import Block
+from forerun.sources.symbolic.activation_offload import ActivationOffload
 from forerun.sources.symbolic.data_parallel import Action, DataParallel
-from forerun.sources.symbolic.transit import Transit
-from forerun.sources.symbolic.units import Unit
+from forerun.sources.symbolic.fsdp_units import Unit
 from forerun.sources.symbolic.weights import Weights
 
 
@@ -74,9 +74,9 @@ class Steps:
     """bytes of the buffer in which the last unit was gathered"""
     reducing: int = 0
     """bytes of the buffer that the last reduction works on"""
-    transit: Transit | None = None
+    activation_offload: ActivationOffload | None = None
     stages: list[list[Part]] = field(default_factory=list)
-    """where `transit` finds units"""
+    """where `activation_offload` finds units"""
     runs: int = 0
     """of units, forward and backward"""
 
@@ -86,13 +86,13 @@ class Steps:
 
     def run(self, block: int, layer: int) -> None:
         """Append a forward or backward pass of a unit, with what leaves the device and comes back beside it."""
-        if self.transit is not None:
-            for stage, unit, microbatch in self.transit.returning.get(self.runs, ()):
+        if self.activation_offload is not None:
+            for stage, unit, microbatch in self.activation_offload.returning.get(self.runs, ()):
                 part = self.stages[stage][unit]
                 self._append(part.returning, microbatch, part.layer)
         self.add(block, layer)
-        if self.transit is not None:
-            for stage, unit, microbatch in self.transit.leaving.get(self.runs, ()):
+        if self.activation_offload is not None:
+            for stage, unit, microbatch in self.activation_offload.leaving.get(self.runs, ()):
                 part = self.stages[stage][unit]
                 self._append(part.leaving, microbatch, part.layer)
         self.runs += 1

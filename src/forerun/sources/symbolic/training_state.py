@@ -19,7 +19,7 @@ from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.stack import Stack
 from forerun.sources.symbolic.build import staged_model
 from forerun.sources.symbolic.data_parallel import shard_elements, sharded
-from forerun.sources.symbolic.kernels import PlanKit
+from forerun.sources.symbolic.kernels import PlanKernels
 from forerun.sources.symbolic.optimizer import has_working_copy, local_elements, state_tensors
 from forerun.sources.symbolic.schedule import rank_stages
 from forerun.sources.symbolic.shapes import DTYPE_BYTES, ceil_div
@@ -67,24 +67,24 @@ def training_state(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster
             last = weights[-1]
             weights[-1] = Weights(last.matrices[:-1], last.vectors, last.experts)
         ranks.append(weights)
-    kit = staged.kit
+    kernels = staged.kernels
     fullest = max(ranks, key=lambda weights: Weights.joined(weights).total)
     tokens = 0 if isinstance(model, LayeredModel) else plan.micro_batch * plan.seq_len // plan.cp
     mask = _mask_bytes(plan.seq_len) if tokens and _uses_flex(model, plan, cluster, stack) else 0
-    return TrainingState(_saved(kit, ranks), _stages(kit, fullest, 2 * tokens * _INDEX_BYTES + mask))
+    return TrainingState(_saved(kernels, ranks), _stages(kernels, fullest, 2 * tokens * _INDEX_BYTES + mask))
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
-def _saved(kit: PlanKit, ranks: list[list[Weights]]) -> SavedState:
+def _saved(kernels: PlanKernels, ranks: list[list[Weights]]) -> SavedState:
     """Bytes of a checkpoint. Every rank of a stage that has the same weights saves its share of them."""
-    plan = kit.plan
+    plan = kernels.plan
     parts = [Weights.joined(weights) for weights in ranks]
-    weight_bytes, states = _element_bytes(kit)
+    weight_bytes, states = _element_bytes(kernels)
     copies = plan.dp * plan.cp
     shares = [(part.dense + part.expert * plan.ep) * (weight_bytes + states) / copies for part in parts]
-    held = [_held_elements(kit, part, weight_bytes, states) for part in parts]
+    held = [_held_elements(kernels, part, weight_bytes, states) for part in parts]
     ranks_of_stage = plan.world_size // plan.pp
     return SavedState(
         saved_bytes=max(shares),
@@ -95,22 +95,22 @@ def _saved(kit: PlanKit, ranks: list[list[Weights]]) -> SavedState:
     )
 
 
-def _element_bytes(kit: PlanKit) -> tuple[int, int]:
+def _element_bytes(kernels: PlanKernels) -> tuple[int, int]:
     """Bytes of an element of the weights that kernels read, and of what the optimizer keeps beside it."""
-    master, states = DTYPE_BYTES[kit.plan.master_dtype], 4 * state_tensors(kit.plan.optimizer)
-    return (kit.weight_bytes, master + states) if has_working_copy(kit) else (master, states)
+    master, states = DTYPE_BYTES[kernels.plan.master_dtype], 4 * state_tensors(kernels.plan.optimizer)
+    return (kernels.weight_bytes, master + states) if has_working_copy(kernels) else (master, states)
 
 
-def _held_elements(kit: PlanKit, part: Weights, weight_bytes: int, states: int) -> int:
-    whole = shard_elements(kit.plan, part) if kit.plan.zero_stage == 3 else part.total
-    return whole * weight_bytes + local_elements(kit, part) * states
+def _held_elements(kernels: PlanKernels, part: Weights, weight_bytes: int, states: int) -> int:
+    whole = shard_elements(kernels.plan, part) if kernels.plan.zero_stage == 3 else part.total
+    return whole * weight_bytes + local_elements(kernels, part) * states
 
 
 # -- initialisation ----------------------------------------------------------------------------------------------------
 
 
-def _stages(kit: PlanKit, units: list[Weights], batch_bytes: int) -> tuple[InitStage, ...]:
-    plan, stack = kit.plan, kit.stack
+def _stages(kernels: PlanKernels, units: list[Weights], batch_bytes: int) -> tuple[InitStage, ...]:
+    plan, stack = kernels.plan, kernels.stack
     simple = stack.fsdp == "simple"
     if plan.offload == "params" or not (simple or (stack.fsdp == "fsdp2" and plan.zero_stage == 3)):
         return ()
@@ -129,7 +129,7 @@ def _stages(kit: PlanKit, units: list[Weights], batch_bytes: int) -> tuple[InitS
         InitStage("meta", "init_weights", shards, shards),
     ]
     if simple and ranks > 1:
-        most = shards + max(_gathered(kit, size, ranks) for unit in units for size in unit.tensors)
+        most = shards + max(_gathered(kernels, size, ranks) for unit in units for size in unit.tensors)
         stages.append(InitStage("meta", "init_weights, gathered", shards, most))
     batch = _block(batch_bytes)
     stages.append(InitStage("meta", "batch", shards + batch, shards + batch))
@@ -154,12 +154,14 @@ def _peak_of_sharding(pairs: list[tuple[int, int]], whole: int) -> int:
     return most
 
 
-def _gathered(kit: PlanKit, size: int, ranks: int) -> int:
+def _gathered(kernels: PlanKernels, size: int, ranks: int) -> int:
     """Bytes of a whole parameter in the dtype of its use, and of the cast of the shard that it is gathered from."""
     cast = (
-        _block(sharded(size, ranks) * kit.weight_bytes) if kit.weight_bytes != DTYPE_BYTES[kit.plan.master_dtype] else 0
+        _block(sharded(size, ranks) * kernels.weight_bytes)
+        if kernels.weight_bytes != DTYPE_BYTES[kernels.plan.master_dtype]
+        else 0
     )
-    return cast + _block(size * kit.weight_bytes)
+    return cast + _block(size * kernels.weight_bytes)
 
 
 def _block(size: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from forerun.sources.symbolic.kernels import Kit
+from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.tape import Held, Stage, TapeOp, on_compute
 
 _WIDE = 4
@@ -55,10 +55,10 @@ class Sizes:
 
 
 def unfused_flex(
-    kit: Kit, sizes: Sizes, reads: tuple[str, ...], made: tuple[tuple[str, int], ...], module: int
+    kernels: TransformerKernels, sizes: Sizes, reads: tuple[str, ...], made: tuple[tuple[str, int], ...], module: int
 ) -> TapeOp:
     """The operation from `reads` (queries, keys and values) to the tensors of `made`, all of which backward needs."""
-    there, back = _forward(kit, sizes), _backward(kit, sizes)
+    there, back = _forward(kernels, sizes), _backward(kernels, sizes)
     return TapeOp(
         "attention.kernel",
         "attention",
@@ -77,7 +77,7 @@ def unfused_flex(
 class _Run:
     """Operations one after the other, and which of them hold which memory."""
 
-    kit: Kit
+    kernels: TransformerKernels
     sizes: Sizes
     stages: list[Stage] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
@@ -86,15 +86,17 @@ class _Run:
     def traffic(self, name: str, read: float, written: float, makes: tuple[tuple[str, int], ...] = ()) -> None:
         """An element-wise kernel or a reduction; `makes` are memory (name, bytes) that it allocates."""
         self._allocate(makes)
-        self.stages += self.kit.traffic("attention.flex." + name, read, written)
+        self.stages += self.kernels.traffic("attention.flex." + name, read, written)
 
     def product(self, name: str, m: int, n: int, k: int, wide: bool, makes: tuple[tuple[str, int], ...] = ()) -> None:
         """A batched product of all heads, in fp32 where `wide`."""
         self._allocate(makes)
-        kit, size = self.kit, self.sizes
-        narrow = kit.wide_dtype
+        kernels, size = self.kernels, self.sizes
+        narrow = kernels.wide_dtype
         dtype = "fp32" if wide and narrow != "tf32" else narrow
-        self.stages += on_compute(kit.ops.gemm("attention.flex." + name, m, n, k, size.batch * size.heads, 0, dtype))
+        self.stages += on_compute(
+            kernels.ops.gemm("attention.flex." + name, m, n, k, size.batch * size.heads, 0, dtype)
+        )
 
     def free(self, *names: str) -> None:
         """Memory that nothing after the last kernel reads."""
@@ -113,7 +115,7 @@ class _Run:
 
     def wide_copy(self, name: str, elements: int, again: bool = False) -> None:
         """`elements` as fp32; `again`: copied once more, as heads of several samples do not lie one after the other."""
-        narrow, copies = self.kit.act_bytes, again and self.sizes.batch > 1
+        narrow, copies = self.kernels.act_bytes, again and self.sizes.batch > 1
         if narrow < _WIDE:
             self.traffic(name, elements * narrow, elements * _WIDE, ((name, elements * _WIDE),))
         if copies:
@@ -126,7 +128,7 @@ class _Run:
 
     def repeated(self) -> None:
         """Keys and values once for each query head; torch copies them also where there are as many."""
-        size, narrow = self.sizes, self.kit.act_bytes
+        size, narrow = self.sizes, self.kernels.act_bytes
         for name, elements in (("values", size.repeated_values), ("keys", size.repeated_keys)):
             read = elements // size.heads * size.kv_heads * narrow
             self.traffic(name, read, elements * narrow, ((name, elements * narrow),))
@@ -145,9 +147,9 @@ class _Run:
         self.free("flags")
 
 
-def _forward(kit: Kit, size: Sizes) -> _Run:
+def _forward(kernels: TransformerKernels, size: Sizes) -> _Run:
     """`sdpa_dense`."""
-    run, full, narrow = _Run(kit, size), size.scores * _WIDE, kit.act_bytes
+    run, full, narrow = _Run(kernels, size), size.scores * _WIDE, kernels.act_bytes
     run.repeated()
     run.scores()
     run.traffic("amax", full, size.rows * _WIDE)
@@ -171,9 +173,9 @@ def _forward(kit: Kit, size: Sizes) -> _Run:
     return run.end()
 
 
-def _backward(kit: Kit, size: Sizes) -> _Run:
+def _backward(kernels: TransformerKernels, size: Sizes) -> _Run:
     """`sdpa_dense_backward`, whose gradients are allocated before everything else."""
-    run, full, narrow = _Run(kit, size), size.scores * _WIDE, kit.act_bytes
+    run, full, narrow = _Run(kernels, size), size.scores * _WIDE, kernels.act_bytes
     half, copies = size.scores * narrow, size.batch > 1
     inputs = [size.queries, *(e // size.heads * size.kv_heads for e in (size.repeated_keys, size.repeated_values))]
     for elements in inputs:
@@ -229,7 +231,7 @@ def _row_sums(run: _Run) -> None:
 
 def _grad_products(run: _Run) -> None:
     """Gradients of queries and repeated keys, and the sums over the heads that share keys and values."""
-    size, narrow = run.sizes, run.kit.act_bytes
+    size, narrow = run.sizes, run.kernels.act_bytes
     queries = size.queries * narrow
     run.product("grad_queries", size.seq, size.head_dim, size.keys, False, (("grad_queries", queries),))
     if size.batch > 1:

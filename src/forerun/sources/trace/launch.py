@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from forerun.common.errors import ForerunError
 from forerun.common.units import GIB
-from forerun.sources.trace.broker import Broker
+from forerun.sources.trace.coordinator import Coordinator
 from forerun.sources.trace.job import Failure, Job
 from forerun.sources.trace.recording import Recording, load_recording
 from forerun.sources.trace.remains import MARK, ask_place, end_all, last_words, place, resident_bytes
@@ -108,13 +108,13 @@ class _Roles:
         self.job, self.limits, self.show_output, self.program = job, limits, show_output, program
         self.processes: dict[int, _Process] = {}
         self.recordings: dict[int, Recording] = {}
-        self.broker = Broker(self._start)
+        self.coordinator = Coordinator(self._start)
         self.deadline = time.monotonic() + limits.time_s
 
     def run(self) -> list[Recording]:
         self._start(self.job.rank)
         while len(self.recordings) < len(self.processes):
-            self.broker.poll(_POLL_S)
+            self.coordinator.poll(_POLL_S)
             for rank, process in list(self.processes.items()):
                 if rank not in self.recordings:
                     self._look_at(rank, process)
@@ -126,8 +126,8 @@ class _Roles:
             return
         job = replace(self.job, rank=rank)
         output = Path(job.folder) / f"rank{rank}.output.txt"
-        fd = self.broker.connect(rank)
-        variables = self.broker.environment(rank) | {MARK: job.folder}
+        fd = self.coordinator.connect(rank)
+        variables = self.coordinator.environment(rank) | {MARK: job.folder}
         with output.open("wb") as sink:
             start = self._spawn if self.program is None else self._fork
             popen = start(job, fd, variables, sink)
@@ -166,7 +166,7 @@ class _Roles:
         if code is None:
             self._check_limits(process)
             return
-        self.broker.ended(rank)
+        self.coordinator.ended(rank)
         if not process.job.recording.is_file():
             raise self._error(process, code)
         try:
@@ -219,4 +219,4 @@ class _Roles:
                 os.killpg(process.popen.pid, signal.SIGKILL)
             process.popen.wait()
         end_all(self.job.folder)
-        self.broker.close()
+        self.coordinator.close()

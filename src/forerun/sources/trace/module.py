@@ -12,7 +12,7 @@ from typing import Any, cast
 from forerun.common.errors import ForerunError
 from forerun.core.program.types import Program
 from forerun.describe.plan.plan import Plan
-from forerun.sources.trace.fold import fold_layers
+from forerun.sources.trace.fold_layers import fold_layers
 from forerun.sources.trace.job import Job
 from forerun.sources.trace.launch import Limits, record_call
 from forerun.sources.trace.module_request import ModuleRequest

@@ -1,8 +1,8 @@
 """to_program: recordings of every role of a run as one Program.
 
-Every role becomes a rank class. The streams of a recording become lanes of the engine (`tracks`, `lanes`), its nodes
-are cut into blocks (`blocks`), messages between roles and collectives over several roles become meetings: the k-th send
-of one role to another over a process group meets the k-th receive.
+Every role becomes a rank class. The streams of a recording become streams of the engine (`tracks`, `stream_placement`),
+and its nodes are cut into blocks (`blocks`). Messages between roles and collectives over several roles become meetings:
+the k-th send of one role to another over a process group meets the k-th receive.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from forerun.core.program.types import (
     RankClass,
 )
 from forerun.sources.trace.blocks import Blocks, Module, Nodes
-from forerun.sources.trace.lanes import Lanes, lanes_of
 from forerun.sources.trace.recording import Recording
 from forerun.sources.trace.roles import Groups, Roles
+from forerun.sources.trace.stream_placement import StreamPlacement, place_on_streams
 from forerun.sources.trace.tracks import Tracks, tracks_of
 
 _NODE_SIZE = 8
@@ -49,7 +49,7 @@ def to_program(recordings: Sequence[Recording], cuts: Sequence[Iterable[int]] = 
     """
     roles = Roles.of(recordings)
     tracks = [tracks_of(roles, role) for role in range(len(roles))]
-    lanes = [lanes_of(one, mine) for one, mine in zip(roles.recordings, tracks, strict=True)]
+    lanes = [place_on_streams(one, mine) for one, mine in zip(roles.recordings, tracks, strict=True)]
     meetings = _Meetings(roles)
     groups = Groups(roles, int(roles.recordings[0].meta.get("gpus_per_node") or _NODE_SIZE))
     merged = _Ops(roles, groups, meetings.borders)
@@ -84,7 +84,7 @@ def _state_tensors(recording: Recording) -> int:
     return int((kept & (recording.tensor_alloc < 0)).sum())
 
 
-def _nodes(roles: Roles, role: int, op: I32, channel: I16, tracks: Tracks, lanes: Lanes) -> Nodes:
+def _nodes(roles: Roles, role: int, op: I32, channel: I16, tracks: Tracks, lanes: StreamPlacement) -> Nodes:
     """The columns of one role. Predecessors on the same lane go without saying."""
     one, n = roles.recordings[role], len(roles.recordings[role])
     waiter = np.repeat(np.arange(n), np.diff(tracks.pred_ptr))

@@ -8,7 +8,7 @@ from forerun.answers.analysis.setup import Setup
 from forerun.answers.search.screening import Screening
 from forerun.answers.search.space import Limits, Tally, make_space
 from forerun.answers.search.time_bound import TimeBound
-from forerun.answers.search.units import UnitRuns
+from forerun.answers.search.unit_runs import UnitRuns
 from forerun.common.errors import ForerunError
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import FIELD_TYPES

@@ -1,7 +1,7 @@
 """Mailbox: how a traced rank hands real data to another traced rank, through the process that started both.
 
 The parent gives an open socket's file descriptor in the environment. Messages are a header of fixed size and the
-payload; `broker.py` is the other end.
+payload; `coordinator.py` is the other end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 import threading
 
 from forerun.common.errors import ForerunError
-from forerun.sources.trace.broker import FAILED, HEADER, RECEIVE, SEND, VARIABLE
+from forerun.sources.trace.coordinator import FAILED, HEADER, RECEIVE, SEND, VARIABLE
 
 
 class Mailbox:

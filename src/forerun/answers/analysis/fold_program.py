@@ -1,0 +1,361 @@
+"""Fold a Program before it is run: what always takes the same time is simulated once.
+
+A *closed* block starts and ends on the compute stream, waits for no event and meets nobody, so alone it takes the
+same time as anywhere, as long as no gradient reduction or parameter gather runs beside it and the host keeps ahead of
+the device. Runs of closed blocks become one node of that time (and one for the rest of the host's work). Blocks that
+the host holds up, and everything from the first overlapping collective on, stay as they are: the folded run is the
+unfolded one to the picosecond (tests/answers/analysis/test_fold_program.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.answers.analysis.breakdown import N_CAUSES, breakdown_ps
+from forerun.answers.analysis.link_sharing import shared_ps
+from forerun.core.cost.step_costs import StepCosts
+from forerun.core.engine.sharing import crowded_links, joined_demand, pairs_of_program
+from forerun.core.engine.simulate import simulate
+from forerun.core.program.builder import BlockBuilder
+from forerun.core.program.types import F64, I64, N_CATEGORIES, Block, OpKind, OpTable, Program, RankClass, Stream
+from forerun.core.program.unfold import unfold
+
+Mask = npt.NDArray[np.bool_]
+FOLDED_BLOCKS, FOLDED_HOST = "folded blocks", "folded host work"
+"""names of ops that stand for a run of blocks"""
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A folded Program with the costs of its ops."""
+
+    program: Program
+    costs: StepCosts
+    split_ps: I64
+    """picoseconds by Cause inside each op that stands for a run of blocks, (n_ops, N_CAUSES); zero for other ops"""
+    flops: F64
+    """FLOPs of each op, (n_ops,)"""
+    shared_ps: I64
+    """what sharing links adds inside each op that stands for a run of blocks, (n_ops,); zero for other ops"""
+
+
+@dataclass(slots=True)
+class _Closed:
+    """What one closed block takes alone."""
+
+    duration_ps: int
+    first_issue_ps: int
+    issue_ps: int
+    lead_ps: int
+    """how far the host must be ahead of the device at the start, so that nothing inside waits for it"""
+    split_ps: I64
+    flops: float
+    shared_ps: int
+
+
+def fold(program: Program, costs: StepCosts) -> Folded:
+    """`program` with its runs of closed blocks as single nodes."""
+    may_close = _used_and_closed(program)
+    closed = _closed_blocks(program, costs, np.flatnonzero(may_close).tolist())
+    if not closed:
+        return _unfolded(program, costs)
+    runs: dict[bytes, int] = {}
+    blocks = list(program.blocks)
+    macros: list[_Closed] = []
+    classes = []
+    n_ops = len(program.ops)
+    traffic = _traffic(program, costs, may_close)
+    is_closed = np.zeros(len(blocks), np.bool_)
+    is_closed[list(closed)] = True
+    for cls in program.rank_classes:
+        steps: list[int] = []
+        for start, end in _runs(is_closed[cls.block] & _quiet(cls, traffic)):
+            if start < 0:  # a step that stays
+                steps.append(end)
+                continue
+            numbers = cls.block[start:end]
+            key = numbers.tobytes()
+            if key not in runs:
+                parts = [closed[int(number)] for number in numbers]
+                if _host_stays_ahead(parts):
+                    runs[key] = len(blocks)
+                    blocks.append(_macro_block(n_ops + 2 * len(macros)))
+                    macros.append(_sum(parts))
+                else:
+                    runs[key] = -1
+            if runs[key] < 0:
+                steps += range(start, end)
+            else:
+                steps.append(-1 - runs[key])
+        classes.append(_rewrite(cls, steps))
+    folded = replace(program, ops=_with_macros(program.ops, macros), blocks=tuple(blocks), rank_classes=tuple(classes))
+    split_ps, inside_ps = _macro_splits(n_ops, macros)
+    return Folded(folded, _macro_costs(costs, macros), split_ps, folded.ops.flops, inside_ps)
+
+
+def _unfolded(program: Program, costs: StepCosts) -> Folded:
+    nothing = np.zeros(len(program.ops), np.int64)
+    return Folded(program, costs, np.zeros((len(program.ops), N_CAUSES), np.int64), program.ops.flops, nothing)
+
+
+def unfolded(program: Program, costs: StepCosts) -> Folded:
+    """The same without folding, for timelines that people read node by node."""
+    return _unfolded(program, costs)
+
+
+# -- which blocks are closed -------------------------------------------------------------------------------------------
+
+
+def _is_closed(block: Block) -> bool:
+    if not len(block) or block.stream[0] != Stream.COMPUTE or block.stream[-1] != Stream.COMPUTE:
+        return False
+    if (block.pred < 0).any() or (block.record >= 0).any() or (block.channel >= 0).any() or block.sync.any():
+        return False
+    away = np.flatnonzero(block.stream != Stream.COMPUTE)
+    if not len(away):
+        return True
+    joined = np.zeros(len(block), np.bool_)
+    counts = np.diff(block.pred_ptr)
+    on_compute = np.repeat(block.stream == Stream.COMPUTE, counts)
+    joined[block.pred[on_compute]] = True
+    return bool(joined[away].all())
+
+
+def _used_and_closed(program: Program) -> Mask:
+    """Blocks that some rank class runs and that are closed."""
+    out = np.zeros(len(program.blocks), np.bool_)
+    for cls in program.rank_classes:
+        out[cls.block] = True
+    for number in np.flatnonzero(out).tolist():
+        out[number] = _is_closed(program.blocks[number])
+    return out
+
+
+def _closed_blocks(program: Program, costs: StepCosts, numbers: list[int]) -> dict[int, _Closed]:
+    """What the closed blocks `numbers` take alone."""
+    if not numbers:
+        return {}
+    zero = np.zeros(N_CATEGORIES, np.int64)
+    alone = replace(
+        program,
+        rank_classes=tuple(
+            RankClass("", 1, np.array([n], np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32), zero)
+            for n in numbers
+        ),
+        channels=(),
+    )
+    flat = unfold(alone)
+    free = np.zeros_like(costs.issue_ps)
+    rates = (costs.slow_compute, costs.slow_network, costs.network_op)
+    timeline = simulate(flat, costs.duration_ps, free, *rates, demand=costs.demand)
+    split = breakdown_ps(flat, program, timeline, alone=True)
+    shared = shared_ps(flat, costs, timeline)
+    out = {}
+    for i, number in enumerate(numbers):
+        nodes = slice(int(flat.class_ptr[i]), int(flat.class_ptr[i + 1]))
+        ops = flat.op[nodes]
+        issue = np.cumsum(costs.issue_ps[ops])
+        start, end = timeline.start_ps[nodes], int(timeline.class_end_ps[i])
+        out[number] = _Closed(
+            duration_ps=end,
+            first_issue_ps=int(issue[0]),
+            issue_ps=int(issue[-1]),
+            lead_ps=int((issue - start).max()),
+            split_ps=split[i],
+            flops=float(program.ops.flops[ops].sum()),
+            shared_ps=int(shared[i]),
+        )
+    return out
+
+
+# -- where they may be folded ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """Blocks by what their collectives do to the blocks around them; masks over the blocks of a Program."""
+
+    lasting: list[tuple[Mask, Mask]]
+    """(starts one, waits for it) for every event slot that collectives record"""
+    early: list[tuple[Mask, Mask]]
+    """(may start one before compute gets there, records the event it waits for) for every such event"""
+
+
+def _traffic(program: Program, costs: StepCosts, closed: Mask) -> _Traffic:
+    """Collectives and transfers that run beside other blocks, and may slow what is in `closed` ones."""
+    disturbs = _shares_links_with(program, costs, closed)
+    if costs.slow_compute.any() or costs.slow_network.any():
+        disturbs = disturbs | costs.network_op
+    if not disturbs.any():
+        return _Traffic([], [])
+    starts: dict[int, list[int]] = {}
+    early: dict[int, list[int]] = {}
+    waits: dict[int, list[int]] = {}
+    records: dict[int, list[int]] = {}
+    for number in np.flatnonzero(~closed).tolist():
+        block = program.blocks[number]
+        collective = disturbs[block.op]
+        compute = block.stream == Stream.COMPUTE
+        waited, waiting_compute = block.pred, np.repeat(compute, np.diff(block.pred_ptr))
+        if collective.any():
+            starts.setdefault(int(block.record[collective].max()), []).append(number)
+            if not compute[0]:
+                for slot in (-1 - waited[waited < 0]).tolist() or [-1]:
+                    early.setdefault(slot, []).append(number)
+        for slot in (-1 - waited[waiting_compute & (waited < 0)]).tolist():
+            waits.setdefault(slot, []).append(number)
+        for slot in block.record[compute & (block.record >= 0)].tolist():
+            records.setdefault(slot, []).append(number)
+
+    def mask(numbers: list[int]) -> Mask:
+        out = np.zeros(len(program.blocks), np.bool_)
+        out[numbers] = True
+        return out
+
+    return _Traffic(
+        [(mask(numbers), mask(waits.get(slot, []))) for slot, numbers in starts.items()],
+        [(mask(numbers), mask(records.get(slot, []))) for slot, numbers in early.items()],
+    )
+
+
+def _shares_links_with(program: Program, costs: StepCosts, closed: Mask) -> Mask:
+    """Ops that use a link which ops of the `closed` blocks use too, and which may have more to carry than it can."""
+    out = np.zeros(len(program.ops), np.bool_)
+    if costs.demand is None:
+        return out
+    demand = crowded_links(costs.demand, pairs_of_program(program))
+    inside = [program.blocks[number].op for number in np.flatnonzero(closed).tolist()]
+    if demand is None or not inside:
+        return out
+    links = demand.share[np.concatenate(inside)].any(axis=0)
+    out |= demand.share[:, links].any(axis=1)
+    return out
+
+
+def _quiet(cls: RankClass, traffic: _Traffic) -> Mask:
+    """Steps beside which no collective of another step can run."""
+    n = len(cls.block)
+    index = np.arange(1, n + 1)
+    quiet = np.ones(n, np.bool_)
+    for starts, waits in traffic.lasting:
+        started = np.maximum.accumulate(np.where(starts[cls.block], index, 0))
+        waited = np.maximum.accumulate(np.where(waits[cls.block], index, 0))
+        quiet[1:] &= started[:-1] <= waited[:-1]
+    for early, records in traffic.early:
+        recorded = np.maximum.accumulate(np.where(records[cls.block], index, 0))
+        steps = np.flatnonzero(early[cls.block])
+        beside = np.zeros(n + 1, np.int64)
+        np.add.at(beside, np.where(steps > 0, recorded[steps - 1], 0), 1)
+        np.subtract.at(beside, steps, 1)
+        quiet &= np.cumsum(beside[:n]) == 0
+    return quiet
+
+
+def _runs(foldable: Mask) -> list[tuple[int, int]]:
+    """(start, end) of every run of foldable steps, and (-1, step) for every other step, in order."""
+    out: list[tuple[int, int]] = []
+    edges = np.flatnonzero(np.diff(foldable.astype(np.int8))) + 1
+    for start, end in pairwise([0, *edges.tolist(), len(foldable)]):
+        if foldable[start]:
+            out.append((start, end))
+        else:
+            out += [(-1, step) for step in range(start, end)]
+    return out
+
+
+def _rewrite(cls: RankClass, steps: list[int]) -> RankClass:
+    """Steps of a folded class: own step numbers stay, negative entries are folded blocks."""
+    chosen = np.array(steps, np.int64)
+    stays = np.maximum(chosen, 0)
+    block = np.where(chosen >= 0, cls.block[stays], -1 - chosen)
+    return replace(
+        cls,
+        block=block.astype(np.int32),
+        microbatch=cls.microbatch[stays],
+        layer=np.where(chosen >= 0, cls.layer[stays], -1).astype(np.int32),
+    )
+
+
+# -- folded ops --------------------------------------------------------------------------------------------------------
+
+
+def _host_stays_ahead(parts: list[_Closed]) -> bool:
+    """Whether no node of these blocks in a row ever waits for the host, which has just issued the first."""
+    lead = parts[0].first_issue_ps
+    for part in parts:
+        if part.lead_ps > lead:
+            return False
+        lead += part.duration_ps - part.issue_ps
+    return True
+
+
+def _sum(parts: list[_Closed]) -> _Closed:
+    return _Closed(
+        sum(p.duration_ps for p in parts),
+        parts[0].first_issue_ps,
+        sum(p.issue_ps for p in parts),
+        0,
+        np.sum([p.split_ps for p in parts], axis=0),
+        sum(p.flops for p in parts),
+        sum(p.shared_ps for p in parts),
+    )
+
+
+def _macro_block(op: int) -> Block:
+    block = BlockBuilder()
+    block.node(op)
+    block.node(op + 1)
+    return block.build("folded")
+
+
+def _with_macros(ops: OpTable, macros: list[_Closed]) -> OpTable:
+    """`ops` with two rows a macro: its time, and the rest of the host's work."""
+    n = 2 * len(macros)
+    flops = np.zeros(n)
+    flops[::2] = [macro.flops for macro in macros]
+    zero = np.zeros(n)
+    return replace(
+        ops,
+        name=ops.name + (FOLDED_BLOCKS, FOLDED_HOST) * len(macros),
+        dtype=ops.dtype + ("",) * n,
+        kind=np.concatenate([ops.kind, np.full(n, OpKind.DELAY, np.int8)]),
+        dims=np.concatenate([ops.dims, np.zeros((n, ops.dims.shape[1]), np.int64)]),
+        flops=np.concatenate([ops.flops, flops]),
+        bytes_read=np.concatenate([ops.bytes_read, zero]),
+        bytes_written=np.concatenate([ops.bytes_written, zero]),
+        collective=np.concatenate([ops.collective, np.zeros(n, np.int8)]),
+        group=np.concatenate([ops.group, np.full(n, -1, np.int16)]),
+        bytes_comm=np.concatenate([ops.bytes_comm, zero]),
+        launches=np.concatenate([ops.launches, np.zeros(n, np.int16)]),
+    )
+
+
+def _macro_costs(costs: StepCosts, macros: list[_Closed]) -> StepCosts:
+    n = 2 * len(macros)
+    duration, issue = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    duration[::2] = [macro.duration_ps for macro in macros]
+    issue[::2] = [macro.first_issue_ps for macro in macros]
+    issue[1::2] = [macro.issue_ps - macro.first_issue_ps for macro in macros]
+    return StepCosts(
+        duration_ps=np.concatenate([costs.duration_ps, duration]),
+        issue_ps=np.concatenate([costs.issue_ps, issue]),
+        slow_compute=np.concatenate([costs.slow_compute, np.zeros(n)]),
+        slow_network=np.concatenate([costs.slow_network, np.zeros(n)]),
+        network_op=np.concatenate([costs.network_op, np.zeros(n, np.bool_)]),
+        demand=joined_demand([costs.demand, None], [len(costs.duration_ps), n]),
+        calibrated=np.concatenate([costs.calibrated, np.ones(n)]),  # coverage is read before folding
+    )
+
+
+def _macro_splits(n_ops: int, macros: list[_Closed]) -> tuple[I64, I64]:
+    """`split_ps` and `shared_ps` of all ops."""
+    split = np.zeros((n_ops + 2 * len(macros), N_CAUSES), np.int64)
+    shared = np.zeros(n_ops + 2 * len(macros), np.int64)
+    for i, macro in enumerate(macros):
+        split[n_ops + 2 * i] = macro.split_ps
+        shared[n_ops + 2 * i] = macro.shared_ps
+    return split, shared

@@ -1,0 +1,201 @@
+"""The units of a model (embedding, layers, head) run by themselves: what the bounds of a step are made of.
+
+Plans that differ in data or pipeline parallelism alone share the same units. Their blocks are built once, and run once
+for each place that tensor, context and expert parallelism have on the nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from math import gcd
+
+import numpy as np
+
+from forerun.answers.search.orders import Groups
+from forerun.common.units import PS_PER_S
+from forerun.core.cost.measured import Measured
+from forerun.core.cost.step_costs import Launching, step_costs
+from forerun.core.engine.simulate import simulate
+from forerun.core.memory.profile import profile
+from forerun.core.network.network_file import Network
+from forerun.core.program.types import F64, I64, N_CATEGORIES, Block, OpKind, Program, RankClass
+from forerun.core.program.unfold import unfold
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.plan import DEFAULT_ORDER, Plan
+from forerun.describe.plan.stack import load_stack
+from forerun.sources.symbolic.fsdp_units import Unit, build_units
+from forerun.sources.symbolic.kernels import MODULES, TransformerKernels
+from forerun.sources.symbolic.mesh import groups_of
+from forerun.sources.symbolic.schedule import SPLIT
+
+
+class Part(IntEnum):
+    """What units a model has: layers may differ in experts, and in whether they are checkpointed."""
+
+    EMBEDDING = 0
+    HEAD = 1
+    DENSE = 2
+    DENSE_PLAIN = 3
+    MOE = 4
+    MOE_PLAIN = 5
+
+
+N_PARTS = len(Part)
+INSIDE = ("tp", "cp", "ep")
+"""groups that units communicate in"""
+ALONE = {
+    "n_microbatches": 1,
+    "dp_replicate": 1,
+    "pp": 1,
+    "pp_schedule": "1F1B",
+    "virtual_stages": 1,
+    "layers_per_stage": None,
+    "balance_ends": False,
+    "zero_stage": 0,
+    "reshard_after_forward": "default",
+    "mesh_order": DEFAULT_ORDER,
+    "offload": "none",
+}
+"""fields that units don't depend on, as they are run; dp_shard is what expert parallelism needs"""
+
+
+def parts_of_layers(model: ModelSpec, checkpoint_every: int) -> I64:
+    """The Part of each layer, (n_layers,)."""
+    plain = (np.arange(model.n_layers) + 1) % checkpoint_every != 0
+    moe = np.array([model.is_moe_layer(layer) for layer in range(model.n_layers)], np.bool_)
+    out: I64 = np.where(moe, Part.MOE, Part.DENSE) + plain
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSizes:
+    """What the units of one plan take of memory, rows by Part; zero for parts that the model has not."""
+
+    kept: I64
+    """bytes that a forward pass leaves, (N_PARTS,)"""
+    backward_rise: I64
+    """bytes by which a backward pass rises above its start, (N_PARTS,)"""
+    dense: I64
+    """elements of the parameters that are not experts', on one rank before data-parallel sharding, (N_PARTS,)"""
+    experts: I64
+    border_bytes: int
+    """of activations that go to the next stage"""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTimes:
+    """Seconds of single passes by Part, (N_PARTS,); weight passes are 0 where they are part of the backward pass."""
+
+    forward: F64
+    backward: F64
+    weights: F64
+
+
+class UnitRuns:
+    """Runs of the units of the plans of one model on one cluster, or on a network of its GPUs.
+
+    `measured` are times that go over the shipped constants, as in the predictions that the runs are to bound.
+    """
+
+    def __init__(
+        self, model: ModelSpec, cluster: Cluster, network: Network | None = None, measured: Measured | None = None
+    ) -> None:
+        self.model, self.cluster, self.network, self.measured = model, cluster, network, measured
+        self._built: dict[tuple[Plan, bool], BuiltUnits] = {}
+        self._times: dict[tuple[object, ...], UnitTimes] = {}
+
+    def sizes(self, plan: Plan) -> UnitSizes:
+        """Memory of the units of `plan`."""
+        return self.units(plan).sizes
+
+    def times(self, plan: Plan, groups: Groups) -> UnitTimes:
+        """Seconds of the units of `plan`, whose groups lie as `groups` says."""
+        return self.times_of(self.units(plan), groups)
+
+    def times_of(self, units: BuiltUnits, groups: Groups) -> UnitTimes:
+        """Seconds of `units`, whose groups lie as `groups` says."""
+        key = (id(units), self.place(groups))
+        if key not in self._times:
+            self._times[key] = units.times(self, {axis: groups[axis] for axis in INSIDE})
+        return self._times[key]
+
+    def place(self, groups: Groups) -> tuple[object, ...]:
+        """Where the groups of units lie, as far as it changes their time: ranks have their own places on a network
+        only."""
+        inside = (groups[axis] for axis in INSIDE)
+        if self.network is not None:
+            return tuple(inside)
+        return tuple((group.nodes, group.ranks_per_node) for group in inside)
+
+    def units(self, plan: Plan) -> BuiltUnits:
+        """The units of `plan`, built once; where the schedule asks for it, with weight passes of their own."""
+        alone = replace(plan, **ALONE, dp_shard=plan.ep // gcd(plan.ep, plan.cp))  # type: ignore[arg-type]
+        key = (alone, plan.pp > 1 and plan.pp_schedule in SPLIT)
+        if key not in self._built:
+            self._built[key] = BuiltUnits(self.model, self.cluster, *key)
+        return self._built[key]
+
+
+class BuiltUnits:
+    """The units of one plan, each pass a rank class of its own with nothing beside it."""
+
+    def __init__(self, model: ModelSpec, cluster: Cluster, plan: Plan, split: bool) -> None:
+        self._plan = plan
+        groups = groups_of(plan, cluster.node_size)
+        kernels = TransformerKernels(model, plan, load_stack(plan.stack), groups, cluster.device.architecture)
+        made = build_units(kernels, split)
+        found = {Part.EMBEDDING: made.embedding, Part.HEAD: made.head, Part.DENSE: made.dense}
+        found |= {Part.DENSE_PLAIN: made.dense_plain}
+        if made.moe is not None and made.moe_plain is not None:
+            found |= {Part.MOE: made.moe, Part.MOE_PLAIN: made.moe_plain}
+        blocks: list[Block] = []
+        self._passes: dict[tuple[Part, int], int] = {}
+        for part, unit in found.items():
+            for number, block in enumerate((unit.forward, unit.backward, unit.weight_backward)):
+                if block is not None:
+                    self._passes[part, number] = len(blocks)
+                    blocks.append(block)
+        nothing, resident = np.zeros(1, np.int32), np.zeros(N_CATEGORIES, np.int64)
+        classes = [RankClass("", 1, np.array([n], np.int32), nothing, nothing, resident) for n in range(len(blocks))]
+        self._program = Program(kernels.ops.build(), tuple(blocks), tuple(classes), kernels.groups, (), MODULES)
+        self._flat = unfold(self._program)
+        self._axes = tuple(kernels.group_index)
+        self._border_bytes = kernels.border_bytes
+        self.sizes = self._sizes(found)
+
+    def _sizes(self, found: dict[Part, Unit]) -> UnitSizes:
+        kept, rise, dense, experts = (np.zeros(N_PARTS, np.int64) for _ in range(4))
+        profiles = profile(self._program)
+        for part, unit in found.items():
+            kept[part], rise[part] = _left(unit.forward), profiles[self._passes[part, 1]].peak_bytes
+            if unit.returning is not None:  # the offloaded share of what is kept is there in the pass that needs it
+                kept[part] -= _left(unit.returning)
+                rise[part] += _left(unit.returning)
+            dense[part], experts[part] = unit.weights.dense, unit.weights.expert
+        return UnitSizes(kept, rise, dense, experts, self._border_bytes)
+
+    def times(self, runs: UnitRuns, inside: Groups) -> UnitTimes:
+        """Seconds of every pass with these groups. The host takes no time, so a run is never faster."""
+        plan, stack = self._plan, load_stack(self._plan.stack)
+        groups = tuple(inside.get(axis, group) for axis, group in zip(self._axes, self._program.groups, strict=True))
+        n_gpus = max(plan.world_size, *(group.size * group.inner for group in inside.values()))
+        costs = step_costs(
+            self._program.ops, groups, runs.cluster, stack, Launching.of_plan(plan), n_gpus, runs.network, runs.measured
+        )
+        free = np.zeros_like(costs.issue_ps)
+        # copies to and from the host run beside other units
+        duration_ps = np.where(self._program.ops.kind == OpKind.HOST_COPY, 0, costs.duration_ps)
+        timeline = simulate(self._flat, duration_ps, free, costs.slow_compute, costs.slow_network, costs.network_op)
+        out = np.zeros((3, N_PARTS))
+        for (part, number), place in self._passes.items():
+            out[number, part] = int(timeline.class_end_ps[place]) / PS_PER_S
+        return UnitTimes(*out)
+
+
+def _left(block: Block) -> int:
+    """Bytes that a block leaves behind."""
+    kept = (block.tensor_alloc >= 0) & (block.tensor_free < 0)
+    gone = (block.tensor_alloc < 0) & (block.tensor_free >= 0)
+    return int(block.tensor_bytes[kept].sum() - block.tensor_bytes[gone].sum())

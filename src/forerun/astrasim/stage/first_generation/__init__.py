@@ -1,0 +1,6 @@
+"""STAGE's first generation: dense transformers, the whole batch at once, layers dealt out one by one."""
+
+from forerun.astrasim.stage.first_generation.args import StageArgs, load_stage_args
+from forerun.astrasim.stage.first_generation.generate import StageTraces, generate
+
+__all__ = ["StageArgs", "StageTraces", "generate", "load_stage_args"]

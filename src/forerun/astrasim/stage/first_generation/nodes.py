@@ -1,0 +1,154 @@
+"""Nodes of one pipeline stage, sizes still in symbols: computations, the collectives before them, messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from forerun.astrasim.chakra.trace import CommType, NodeKind
+from forerun.astrasim.stage.first_generation.matching import collectives
+from forerun.astrasim.stage.first_generation.members import Form, Member, StageMembers
+from forerun.astrasim.stage.sizes import ZERO, Size
+from forerun.astrasim.stage.tensors import Kind, Layout
+
+Amount = tuple[Size, ...]
+"""sizes to be evaluated one by one and added up as doubles"""
+SUFFIX = ("_COMP", "_X1COMM", "_X2_COMM", "_Y_SEND", "_Y_RECV")
+COMP, FIRST_COMM, SECOND_COMM, SENT, RECEIVED = range(5)
+"""what a node does for its tensor: place in SUFFIX"""
+_CHAINED = 3
+"""STAGE chains the collectives that wait for nothing where there are as many as this"""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A node; dependencies are other nodes."""
+
+    member: Member
+    role: int
+    kind: NodeKind
+    number: int
+    """how many nodes of the stage were made before it, messages not counted; of a message -1"""
+    size: Amount
+    """elements that it touches or moves"""
+    num_ops: Amount = ()
+    comm_type: CommType = CommType.NONE
+    degree: str = ""
+    is_backward: bool = False
+    """of a message: whether it goes to the position before"""
+    data: list[Node] = field(default_factory=list)
+    ctrl: list[Node] = field(default_factory=list)
+
+    @property
+    def inputs(self) -> Iterable[Member]:
+        """The tensors it reads; another layout of a tensor counts as that tensor."""
+        member = self.member
+        if self.role == COMP:
+            operands = [member.first, member.second]
+        elif self.role == SENT:
+            operands = [member]
+        else:
+            operands = [
+                member.first if self.role == FIRST_COMM else member.second if self.role == SECOND_COMM else None
+            ]
+        return [_stands_for(operand) for operand in operands if operand is not None]
+
+    @property
+    def outputs(self) -> Iterable[Member]:
+        return [self.member] if self.role in (COMP, RECEIVED) else []
+
+
+def _stands_for(member: Member) -> Member:
+    return member.first if member.operation.kind is Kind.SAME and member.first is not None else member
+
+
+def stage_nodes(stage: StageMembers, degrees: tuple[str, ...]) -> tuple[list[Node], dict[int, int]]:
+    """The nodes in file order, and for each member (by id()) how many were numbered for it: those that cost nothing
+    are left out, but have numbers."""
+    by_member: dict[int, list[Node]] = {}
+    output: dict[int, Node] = {}
+    entries: list[tuple[Node, Member]] = []
+    count = 0
+    counts = {}
+    for member in stage.members:
+        own, wanted = _member_nodes(member, degrees, count)
+        counts[id(member)] = len(own)
+        count += len(own)
+        entries += wanted
+        if id(member) in stage.sent:
+            own.append(_message(member, SENT, stage.sent[id(member)]))
+            own[-1].data.append(own[0])
+        if member.form is Form.RECEIVED:
+            own.append(_message(member, RECEIVED, member.is_backward))
+        by_member[id(member)] = own
+        output[id(member)] = own[-1] if member.form is Form.RECEIVED else own[0]
+    for node, operand in entries:
+        node.data.append(output[id(operand)])
+    nodes = _without_free([node for own in by_member.values() for node in own])
+    for member in stage.members:
+        own = by_member[id(member)]
+        for other in member.after:
+            (own[1] if own[1:] and own[1].role == FIRST_COMM else own[0]).ctrl.append(output[id(other)])
+    _chain(nodes)
+    return nodes, counts
+
+
+def _member_nodes(member: Member, degrees: tuple[str, ...], count: int) -> tuple[list[Node], list[tuple[Node, Member]]]:
+    """The computation and, behind it in number, the collectives before it; and which of them wait for which operand."""
+    operation = member.operation
+    size = operation.result.elements, _elements(operation.first), _elements(operation.second)
+    num_ops = (operation.num_ops,) if operation.num_ops.terms else ()
+    comp = Node(member, COMP, NodeKind.COMP, count, size, num_ops)
+    nodes, entries = [comp], []
+    operands = (member.first, operation.first, FIRST_COMM), (member.second, operation.second, SECOND_COMM)
+    for operand, want, role in operands:
+        if operand is None or want is None:
+            continue
+        made = operand.operation.result
+        own = [
+            Node(member, role, NodeKind.COLLECTIVE, 0, (made.elements,), (), comm, degree)
+            for comm, degree in collectives(made, want, degrees)
+        ]
+        for number, node in enumerate(own):
+            node.number = count + len(nodes) + number
+            node.data += own[max(number - 1, 0) : number]
+        comp.data += own[-1:]
+        nodes += own
+        entries.append((own[0] if own else comp, operand))
+    return nodes, entries
+
+
+def _elements(at: Layout | None) -> Size:
+    return ZERO if at is None else at.elements
+
+
+def _message(member: Member, role: int, is_backward: bool) -> Node:
+    kind = NodeKind.SEND if role == SENT else NodeKind.RECV
+    return Node(member, role, kind, -1, (member.operation.result.elements,), is_backward=is_backward)
+
+
+def _without_free(nodes: list[Node]) -> list[Node]:
+    """Leave out computations that cost nothing: what waited for one waits for what that waited for."""
+    dependants: dict[int, list[Node]] = {}
+    for node in nodes:
+        for dep in node.data:
+            dependants.setdefault(id(dep), []).append(node)
+    free = [node for node in nodes if node.kind is NodeKind.COMP and not node.num_ops]
+    for node in free:
+        for dependant in dependants.get(id(node), ()):
+            dependant.data.remove(node)
+            dependant.data += node.data
+    left_out = {id(node) for node in free}
+    left = [node for node in nodes if id(node) not in left_out]
+    for node in left:
+        node.data = list(dict.fromkeys(node.data))
+    return left
+
+
+def _chain(nodes: list[Node]) -> None:
+    """Collectives that wait for nothing (gathers of weights) go one after the other, as STAGE has them."""
+    first = [node for node in nodes if node.kind is NodeKind.COLLECTIVE and not node.data and not node.ctrl]
+    if len(first) >= _CHAINED:
+        for before, node in pairwise(first):
+            node.ctrl.append(before)

@@ -1,0 +1,56 @@
+"""What a row that leaves checkpointing open must have recomputed to run at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from forerun.answers.analysis.reading import memory_need
+from forerun.common.errors import ImpossiblePlan
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.constraints import check_plan
+from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.stack import load_stack
+from forerun.evidence.validation import wording
+from forerun.evidence.validation.plan_mapping import NOT_STATED
+from forerun.evidence.validation.rows import Measurement
+from forerun.sources.symbolic.build import build
+
+_FULL = {"activation_checkpointing": "full"}
+_MEGATRON: tuple[dict[str, Any], ...] = (
+    {"activation_checkpointing": "selective", "selective_policy": "attention"},
+    {"activation_checkpointing": "selective", "selective_policy": "mlp-act-norm"},
+    _FULL,
+)
+_OTHERS: tuple[dict[str, Any], ...] = ({"activation_checkpointing": "selective", "selective_policy": "op"}, _FULL)
+"""what software offers, the least first"""
+
+
+def with_assumed_checkpointing(
+    row: Measurement, model: ModelSpec, plan: Plan, cluster: Cluster, notes: list[str]
+) -> Plan:
+    """`plan` with the least recomputation that fits, where the row does not state any and without it does not fit.
+
+    A plan that fits with none is left as it is. Appends what was assumed to `notes`.
+    """
+    if row.activation_checkpointing or row.ac_detail or _fits(model, plan, cluster):
+        return plan
+    for fields in _MEGATRON if plan.stack in wording.MEGATRON_FAMILY else _OTHERS:
+        other = replace(plan, **fields)
+        if _fits(model, other, cluster):
+            kind = other.activation_checkpointing
+            if NOT_STATED in notes:
+                notes.remove(NOT_STATED)
+            named = f"{kind} ({other.selective_policy})" if kind == "selective" else kind
+            notes.append(f"activation_checkpointing not stated: taken as {named}, the least that fits")
+            return other
+    return plan
+
+
+def _fits(model: ModelSpec, plan: Plan, cluster: Cluster) -> bool:
+    try:
+        check_plan(model, plan, cluster)
+    except ImpossiblePlan:
+        return True  # the prediction says why it can't run
+    return memory_need(build(model, plan, cluster), cluster, load_stack(plan.stack)).held.fits

@@ -1,0 +1,176 @@
+"""The two ends of a model: embedding, and final norm, head and loss."""
+
+from __future__ import annotations
+
+from forerun.core.program.types import Category, Collective, Stream
+from forerun.sources.symbolic.kernels import TransformerKernels
+from forerun.sources.symbolic.linear import Section
+from forerun.sources.symbolic.tape import Stage, Tape, TapeOp, on_compute
+from forerun.sources.symbolic.weights import Weights
+
+EMBEDDING, HEAD = 0, 5
+
+
+def embedding_section(kernels: TransformerKernels) -> Section:
+    """Token (and position, type) tables; vocab-parallel under tensor parallelism."""
+    s, model = kernels.shapes, kernels.model
+    section = Section(kernels, Tape([], kernels.marker), Weights())
+    weights = section.weights
+    weights.matrices.append(s.vocab * s.hidden)
+    if model.position == "learned":
+        weights.matrices.append(model.max_positions * s.hidden)
+    if model.token_types:
+        weights.matrices.append(model.token_types * s.hidden)
+    weights.wide = sum(weights.matrices)
+    if kernels.stack.dtensor:  # DTensor makes the gradient of the whole table on every rank, and then takes its part
+        weights.beyond = (kernels.plan.tp - 1) * s.vocab * s.hidden
+    size = s.tokens * s.hidden * s.act_bytes
+    lookups = 1 + (model.position == "learned") + bool(model.token_types)
+    forward, backward = kernels.pattern("embedding", lookups * s.tokens * s.hidden, "composed")
+    sp = kernels.plan.sequence_parallel and kernels.plan.tp > 1
+    kind = Collective.REDUCE_SCATTER if sp else Collective.ALL_REDUCE
+    forward = forward + kernels.collective("embedding.reduce", kind, "tp", size, Stream.TP)
+    gather = kernels.collective("embedding.gather", Collective.ALL_GATHER, "tp", size, Stream.TP) if sp else []
+    section.tape.add(
+        TapeOp(
+            "embedding",
+            "embedding",
+            EMBEDDING,
+            forward,
+            gather + backward,
+            makes=(("x", 0),),
+            weight_grad_bytes=section.weight_grad_bytes(sum(weights.matrices) + weights.beyond),
+            gradless=True,
+        )
+    )
+    if model.embedding_norm:
+        section.norm("embedding.norm", "x", "x.normed", s.tokens_sp, EMBEDDING)
+    return section
+
+
+def head_section(kernels: TransformerKernels) -> Section:
+    """Final norm, head matrix (the embedding's when tied) and loss."""
+    s, model, plan = kernels.shapes, kernels.model, kernels.plan
+    row = s.hidden * kernels.stream_bytes
+    section = Section(kernels, Tape([("x", s.tokens_sp * row)], kernels.marker), Weights())
+    x = "x"
+    if model.final_norm:
+        section.norm("final_norm", x, "x.normed", s.tokens_sp, HEAD)
+        x = "x.normed"
+    if model.head_transform:
+        section.weights.matrices.append(s.hidden * s.hidden)
+        section.linear("head.transform", x, "t", s.tokens_sp, s.hidden, s.hidden, True, HEAD)
+        section.norm("head.norm", "t", "t.normed", s.tokens_sp, HEAD)
+        section.weights.vectors.append(s.hidden)
+        x = "t.normed"
+    if model.pooler:
+        _pooler(section, x)
+    if model.head_bias:
+        section.weights.vectors.append(s.vocab)
+    section.tape.weights_first = kernels.whole_graph
+    inside = section.enter("head.enter", x, "x.gathered", HEAD)
+    _head_matrix(section, inside)
+    if plan.pp > 1 and kernels.stack.pipeline_keeps:  # the last stage's output is kept as those of others
+        first = section.tape.ops[0]
+        first.saves = (*first.saves, "logits")
+    if plan.loss_parallel or plan.tp == 1:
+        _loss(section, s.tokens, s.vocab)
+    else:
+        size = s.tokens * s.vocab * plan.tp * s.act_bytes
+        gather = kernels.collective("loss.gather", Collective.ALL_GATHER, "tp", size, Stream.TP)
+        section.tape.add(
+            TapeOp("loss.gather", "gather", HEAD, gather, [], reads=("logits",), makes=(("all_logits", size),))
+        )
+        _loss(section, s.tokens, s.vocab * plan.tp, "all_logits")
+    return section
+
+
+def _pooler(section: Section, x: str) -> None:
+    """A dense layer on the first token of every sequence, and a classifier on it."""
+    kernels, model = section.kernels, section.kernels.model
+    hidden, rows = model.hidden, kernels.plan.micro_batch
+    section.weights.matrices += [hidden * hidden, hidden * model.pooler_classes]
+    section.weights.vectors += [hidden, model.pooler_classes]
+    section.linear("pooler", x, "pooled", rows, hidden, hidden, True, HEAD)
+    if model.pooler_classes:
+        section.linear("pooler.classifier", "pooled", "classes", rows, hidden, model.pooler_classes, True, HEAD)
+
+
+def _head_matrix(section: Section, x: str) -> None:
+    kernels, s = section.kernels, section.kernels.shapes
+    forward, dgrad, wgrad = kernels.gemms("head", s.tokens, s.hidden, s.vocab, dtype=kernels.wide_dtype)
+    elements = s.hidden * s.vocab
+    weight = section.autocast_weight("head", elements)
+    section.weights.matrices.append(elements)
+    section.weights.wide += elements
+    section.tape.add(
+        TapeOp(
+            "head",
+            "matmul",
+            HEAD,
+            weight.forward + on_compute(forward),
+            on_compute(dgrad),
+            on_compute(wgrad) + weight.backward,
+            reads=(x,),
+            saves=(x, *(tensor for tensor, _ in weight.made)),
+            makes=(("logits", s.tokens * s.vocab * s.act_bytes), *weight.made),
+            parameters=(elements,),
+            weight_grad_bytes=section.weight_grad_bytes(elements),
+            category=Category.ACTIVATION if kernels.in_graphs else Category.LOGITS,
+        )
+    )
+
+
+def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> None:
+    """Cross entropy. Composed code may make an fp32 copy, keeps the log-softmax, and has a gradient of either; fused
+    code works in place on one fp32 copy or on the logits themselves; compiled code reads the logits again in backward,
+    and writes their gradient over them where the head is in the same graph (AOTAutograd's donated buffers).
+    """
+    kernels = section.kernels
+    style = kernels.loss_style
+    narrow = kernels.shapes.act_bytes < 4
+    casts = (
+        kernels.stack.loss_in_fp32 and narrow and not kernels.plan.autocast
+    )  # autocast's log-softmax reads 2 and writes 4
+    name = "loss" if casts else "loss_autocast" if kernels.plan.autocast else "loss_as_is"
+    forward, backward = kernels.pattern_in(name, tokens * vocab, style)
+    sharded = kernels.plan.loss_parallel and kernels.plan.tp > 1
+    if sharded:  # maximum, sum and target logit of every token
+        forward = forward + 3 * kernels.collective("loss.reduce", Collective.ALL_REDUCE, "tp", 4 * tokens, Stream.TP)
+    wide = tokens * vocab * 4
+    kept, size = logits, 4  # compiled code and in-place kernels keep the logits themselves
+    if style == "composed":
+        cast = on_compute(kernels.marker)
+        if not (kernels.stack.loss_in_fp32 or kernels.plan.autocast):
+            wide = tokens * vocab * kernels.shapes.act_bytes
+        elif casts:
+            section.tape.add(_loss_op(kernels, "loss.float", cast, cast, logits, (), ("logits32", wide)))
+            logits = "logits32"
+        made = ("log_softmax", wide)
+        section.tape.add(_loss_op(kernels, "log_softmax", forward, backward, logits, made[:1], made))
+        if sharded:  # exponentials beside the gradient
+            section.tape.ops[-1].scratch_bytes = wide
+        section.tape.add(_loss_op(kernels, "loss", [], [], "log_softmax", (), ("loss", 4)))
+        return
+    if style == "fused" and kernels.stack.loss_in_fp32:
+        kept, size = "softmax", wide
+    made = (kept if kept != logits else "loss", size)
+    section.tape.add(_loss_op(kernels, "loss", forward, backward, logits, (kept,), made))
+    section.tape.ops[-1].in_place = style == "compiled" and kernels.whole_graph
+
+
+def _loss_op(
+    kernels: TransformerKernels,
+    name: str,
+    forward: list[Stage],
+    backward: list[Stage],
+    reads: str,
+    saves: tuple[str, ...],
+    made: tuple[str, int],
+) -> TapeOp:
+    op = TapeOp(name, "loss", HEAD, forward, backward, reads=(reads,), saves=saves, makes=(made,))
+    if not kernels.in_graphs:
+        op.category = Category.LOGITS
+    elif kernels.loss_style != "compiled":  # beside the graphs, whose memory is apart
+        op.category = op.passing = Category.LOGITS
+    return op

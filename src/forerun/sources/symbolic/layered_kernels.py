@@ -1,0 +1,95 @@
+"""LayeredKernels: the kernels of a LayeredModel under a plan, as rows of an op table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.types import OpKind
+from forerun.describe.model.layered import Attention, Kernel, LayeredModel, Matmul, Traffic
+from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.stack import Stack
+from forerun.sources.symbolic.kernels import PlanKernels
+from forerun.sources.symbolic.shapes import DTYPE_BYTES
+from forerun.sources.symbolic.tape import Stage, on_compute
+
+
+class LayeredKernels(PlanKernels):
+    """The kernels of a model given layer by layer."""
+
+    def __init__(
+        self, model: LayeredModel, plan: Plan, stack: Stack, groups: dict[str, CommGroup], architecture: str
+    ) -> None:
+        """`architecture` is the device's, which decides what scaled_dot_product_attention runs."""
+        self.model, self.architecture = model, architecture
+        super().__init__(plan, stack, groups, (*(layer.layer_id for layer in model.layers), "loss", "optimizer"))
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether weights are kept wider than products read them, and cast at each use (torch.autocast)."""
+        wider = DTYPE_BYTES[self.plan.master_dtype] > self.weight_bytes
+        return (self.stack.autocast or self.plan.autocast) and wider and self.plan.zero_stage != 3
+
+    @property
+    def accumulate_dtype(self) -> str:
+        """As gradients are made, unless plan or stack say otherwise."""
+        as_made = self.plan.accumulate_dtype == "auto" and self.stack.accumulate_dtype == "param"
+        return self.plan.master_dtype if as_made and self.casts_weights else super().accumulate_dtype
+
+    @property
+    def grad_bytes(self) -> int:
+        """Bytes of a gradient element: autocast leaves gradients in the dtype of the weights."""
+        return DTYPE_BYTES[self.plan.master_dtype] if self.casts_weights else super().grad_bytes
+
+    @property
+    def attention_kernel(self) -> str:
+        """The fused kernel of the plan, or the stack's."""
+        return self.stack.attention_kernel(self.plan.attention, self.architecture)
+
+    def stages(self, name: str, kernels: Sequence[Kernel], role: int) -> list[Stage]:
+        """One stage for each kernel, and the layout copies around it."""
+        made: list[Stage] = []
+        for kernel in kernels:
+            made += on_compute(self._row(name, kernel, role))
+            converted = not self.stack.channels_last and self.matmul_dtype != "fp32"  # plain cores take either layout
+            if converted and isinstance(kernel, Matmul) and kernel.elements_read > 0:
+                size = (kernel.elements_read + kernel.elements_written) * self.act_bytes
+                made += self.traffic(name + ".layout", size, size, launches=3)
+        return made
+
+    def _row(self, name: str, kernel: Kernel, role: int) -> int:
+        width, ops, dtype = self.act_bytes, self.ops, self.matmul_dtype
+        if isinstance(kernel, Attention):
+            return ops.attention(
+                name,
+                kernel.samples,
+                kernel.heads,
+                kernel.heads,
+                kernel.seq,
+                kernel.seq,
+                kernel.head_dim,
+                kernel.causal,
+                kernel.backward,
+                kernel=self.attention_kernel,
+                element_bytes=width,
+                flops=kernel.flops,
+            )
+        if isinstance(kernel, Traffic):
+            read = kernel.elements_read * width + kernel.bytes_read
+            written = kernel.elements_written * width + kernel.bytes_written
+            return ops.memory(name, read, written, kernel.launches, kernel.flops)
+        if not kernel.elements_read:
+            return ops.gemm(
+                name,
+                kernel.m,
+                kernel.n,
+                kernel.k,
+                kernel.groups,
+                role,
+                dtype,
+                input_bytes=width,
+                output_bytes=width,
+            )
+        read, written = kernel.elements_read * width, kernel.elements_written * width
+        dims = (kernel.m, kernel.n, kernel.k, kernel.groups, role, 0, 1, read, written)
+        return ops.add(name, OpKind.GEMM, dtype, dims, kernel.flops, float(read), float(written))
