@@ -1,6 +1,8 @@
 """Imports between wings and rooms point one way, and stand at the top of a module."""
 
 import ast
+import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,17 @@ def test_no_import_hides_in_a_function(path):
         for alias in node.names
     }
     assert hidden <= LAZY.get(path, set())
+
+
+def test_the_picture_of_the_design_page_is_of_these_imports():
+    drawing = runpy.run_path(str(SOURCE.parents[1] / "docs" / "draw_wings.py"))
+    known = drawing["arrows"]()
+    picture = drawing["PICTURE"].read_text(encoding="utf-8")
+    drawn = set(re.findall(r'id="(\w+) imports (\w+)"', picture))
+    assert drawn == {arrow for arrow in known if not drawing["told_by_others"](arrow, known)}
+    for wing, inside in drawing["wings"]().items():
+        assert f">{wing}</text>" in picture
+        assert f">{', '.join(inside)}</text>" in picture, f"run docs/draw_wings.py: {wing} holds {inside}"
 
 
 def test_the_rule_would_notice_an_import_upwards():
