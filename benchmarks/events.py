@@ -2,12 +2,11 @@
 
 Run `python benchmarks/events.py`. The Programs are those of `engine.py`, with gathers one layer ahead and as many micro
 batches as it takes. Stream order is *fixed* where nothing slows anything, so that no clock is needed; *contended* runs
-go from event to event. `whole` runs hold all nodes, `windows` forget those that have ended. Every measurement is a
-process of its own, whose memory is counted from after a small run of the same kind.
+go from event to event. Every measurement is a process of its own, whose memory is counted from after a small run of the
+same kind.
 
-`unfold s` and `run s` are seconds of expanding the blocks and of running the nodes; windows do both in turn. Events are
-starts and ends of nodes. `over asked` is nodes/s over 15 million where stream order is fixed, else events/s over 3
-million. `held` is the most nodes that were in memory at once.
+`unfold s` and `run s` are seconds of expanding the blocks and of running the nodes. Events are starts and ends of
+nodes. `over asked` is nodes/s over 15 million where stream order is fixed, else events/s over 3 million.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import numpy as np
 from engine import pipeline
 
 from forerun.core.engine.simulate import simulate
-from forerun.core.engine.windows import simulate_in_windows
 from forerun.core.program.types import OpKind, Program
 from forerun.core.program.unfold import unfold
 
@@ -38,7 +36,6 @@ class Measured:
     """One run of one Program."""
 
     nodes: int
-    held: int
     unfold_s: float
     run_s: float
     peak_bytes: int = 0
@@ -50,20 +47,17 @@ def program_of(stages: int, layers: int, nodes: int) -> Program:
     return pipeline(stages, layers, max(1, round(nodes / few)), limited=True)
 
 
-def run(program: Program, slow: float, windows: bool) -> Measured:
+def run(program: Program, slow: float) -> Measured:
     """Run `program` once."""
     n_ops = len(program.ops)
     network = np.array([kind != OpKind.GEMM for kind in program.ops.kind])
     slowed = np.full(n_ops, slow)
     costs = (np.full(n_ops, 50_000_000), np.full(n_ops, 5_000_000), slowed, slowed, network)
     begin = time.perf_counter()
-    if windows:
-        done = simulate_in_windows(program, *costs)
-        return Measured(done.n_nodes, done.most_nodes, 0.0, time.perf_counter() - begin)
     flat = unfold(program)
     unfolded = time.perf_counter()
     simulate(flat, *costs)
-    return Measured(len(flat), len(flat), unfolded - begin, time.perf_counter() - unfolded)
+    return Measured(len(flat), unfolded - begin, time.perf_counter() - unfolded)
 
 
 def resident_bytes() -> int:
@@ -71,13 +65,13 @@ def resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def measure(stages: int, layers: int, nodes: int, slow: float, windows: bool) -> Measured:
+def measure(stages: int, layers: int, nodes: int, slow: float) -> Measured:
     """One run in this process, after a small one that compiles."""
-    run(pipeline(stages, layers, 1, limited=True), slow, windows)
+    run(pipeline(stages, layers, 1, limited=True), slow)
     program = program_of(stages, layers, nodes)
     before = resident_bytes()
-    done = run(program, slow, windows)
-    return Measured(done.nodes, done.held, done.unfold_s, done.run_s, resident_bytes() - before)
+    done = run(program, slow)
+    return Measured(done.nodes, done.unfold_s, done.run_s, resident_bytes() - before)
 
 
 def in_own_process(*arguments: object) -> Measured:
@@ -90,17 +84,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=NODES, help="of each Program (%(default)s)")
     nodes = parser.parse_args().nodes
-    columns = ("nodes", "unfold s", "run s", "nodes M/s", "events M/s", "over asked", "held", "peak MiB", "bytes/node")
-    print(f"{'program':<11}{'stream order':<14}{'memory':<9}" + "".join(f"{column:>11}" for column in columns))
+    columns = ("nodes", "unfold s", "run s", "nodes M/s", "events M/s", "over asked", "peak MiB", "bytes/node")
+    print(f"{'program':<11}{'stream order':<14}" + "".join(f"{column:>11}" for column in columns))
     for name, (stages, layers) in PIPELINES.items():
         for mode, slow in (("fixed", 0.0), ("contended", 0.1)):
-            for windows in (False, True):
-                m = in_own_process(stages, layers, nodes, slow, windows)
-                rate = m.nodes / m.run_s
-                over = 2 * rate / ASKED_EVENTS_PER_S if slow else rate / ASKED_NODES_PER_S
-                figures = f"{m.nodes:>11}{m.unfold_s:>11.2f}{m.run_s:>11.2f}{rate / 1e6:>11.1f}{2 * rate / 1e6:>11.1f}"
-                memory = f"{m.held:>11}{m.peak_bytes / 2**20:>11.1f}{m.peak_bytes / m.nodes:>11.2f}"
-                print(f"{name:<11}{mode:<14}{'windows' if windows else 'whole':<9}{figures}{over:>11.1f}{memory}")
+            m = in_own_process(stages, layers, nodes, slow)
+            rate = m.nodes / m.run_s
+            over = 2 * rate / ASKED_EVENTS_PER_S if slow else rate / ASKED_NODES_PER_S
+            figures = f"{m.nodes:>11}{m.unfold_s:>11.2f}{m.run_s:>11.2f}{rate / 1e6:>11.1f}{2 * rate / 1e6:>11.1f}"
+            memory = f"{m.peak_bytes / 2**20:>11.1f}{m.peak_bytes / m.nodes:>11.2f}"
+            print(f"{name:<11}{mode:<14}{figures}{over:>11.1f}{memory}")
 
 
 if __name__ == "__main__":

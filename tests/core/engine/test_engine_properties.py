@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from random_programs import N_OPS, as_single_blocks, random_programs
 from reference import contended, longest_path
 
+from forerun.core.engine.actors import OpCosts, nodes_of
 from forerun.core.engine.contention import run_contended
 from forerun.core.engine.sharing import links_of
 from forerun.core.engine.simulate import Timeline, simulate
-from forerun.core.program.types import N_STREAMS, FlatProgram, Program
+from forerun.core.program.types import FlatProgram, Program
 from forerun.core.program.unfold import unfold
 from forerun.core.program.validate import problems
 
@@ -46,20 +47,9 @@ def run(
 
 def forced_through_events(flat: FlatProgram, durations: list[int], issues: list[int], network: list[bool]) -> Timeline:
     """The contended engine where `simulate` would take the fast path."""
-    program = (
-        flat.class_ptr,
-        flat.op,
-        flat.stream,
-        flat.pred_ptr,
-        flat.pred,
-        flat.meeting,
-        flat.meeting_size,
-        flat.sync,
-    )
     none = np.zeros(N_OPS)
-    links = links_of(None, N_OPS, len(flat.class_names))
-    costs = (np.array(durations, np.int64), np.array(issues, np.int64), none, none, np.array(network), links)
-    *columns, stuck = run_contended(*program, *costs, N_STREAMS)
+    costs = OpCosts(np.array(durations, np.int64), np.array(issues, np.int64), none, none, np.array(network))
+    *columns, stuck = run_contended(nodes_of(flat), costs, links_of(None, N_OPS, len(flat.class_names)))
     assert not stuck
     return Timeline(*columns)
 

@@ -15,7 +15,6 @@ from reference import class_of, contended
 from forerun.common.errors import ForerunError
 from forerun.core.engine.sharing import FULL, LinkDemand, crowded_links, pairs_of_program, used_pairs
 from forerun.core.engine.simulate import Timeline, simulate
-from forerun.core.engine.windows import simulate_in_windows
 from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.types import Block, Channel, FlatProgram, Program, Stream
 from forerun.core.program.unfold import unfold
@@ -255,30 +254,6 @@ def test_sharing_matches_exact_fractions(
     tolerance = 16 * len(flat)
     for got, want in ((timeline.start_ps, start), (timeline.end_ps, end)):
         assert max(abs(int(g) - w) for g, w in zip(got, want, strict=True)) <= tolerance
-
-
-@given(random_programs(), DURATIONS, DURATIONS, SLOW, NETWORK, DEMANDS, st.integers(1, 20))
-def test_windows_give_the_times_of_the_whole_run(
-    what: Program,
-    durations: list[int],
-    issues: list[int],
-    slow: list[float],
-    network: list[bool],
-    demand: LinkDemand,
-    window_nodes: int,
-) -> None:
-    flat, costs = unfold(what), columns(durations, issues, slow, network)
-    whole = simulate(flat, *costs, demand=demand)
-    ends: dict[int, list[int]] = {c: [] for c in range(len(flat.class_names))}
-    done = simulate_in_windows(
-        what,
-        *costs,
-        finished=lambda part: ends[part.rank_class].extend(part.end_ps.tolist()),
-        window_nodes=window_nodes,
-        demand=demand,
-    )
-    np.testing.assert_array_equal(done.class_end_ps, whole.class_end_ps)
-    assert [end for c in sorted(ends) for end in ends[c]] == whole.end_ps.tolist()
 
 
 @given(random_programs(), DURATIONS, DURATIONS, SLOW, NETWORK, DEMANDS)

@@ -1,13 +1,16 @@
-"""What both ways to run nodes share. Every stream of every rank class is an actor that runs its nodes in order."""
+"""What both kinds of runs share. Every stream of every rank class is an actor that runs its nodes in order."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from forerun.common.jit import njit
-from forerun.core.program.types import I8, I32, I64
+from forerun.common.jit import kernel, njit
+from forerun.core.program.types import F64, I8, I32, I64, N_STREAMS, FlatProgram
 
+Mask = npt.NDArray[np.bool_]
 Records = npt.NDArray[np.void]
 
 ACTOR = np.dtype(
@@ -36,88 +39,147 @@ HOST = np.dtype(
         ("when", np.int64),  # earliest event of the class
         ("touched", np.int64),  # last instant at which some node of the class started or ended
         ("loaded", np.int64),  # last instant at which links may have begun to slow other nodes, or have ceased to
-        ("n_dry", np.int64),  # streams that have run all their nodes and may start one that is not there yet
     ]
 )
 MEETING = np.dtype([("arrived", np.int64), ("ready", np.int64), ("members", np.int64)])
 
 
+class Nodes(NamedTuple):
+    """The columns of a FlatProgram that decide when its nodes run."""
+
+    class_ptr: I64
+    op: I32
+    stream: I8
+    pred_ptr: I64
+    pred: I32
+    meeting: I32
+    meeting_size: I32
+    sync: I8
+
+
+def nodes_of(flat: FlatProgram) -> Nodes:
+    """The columns of `flat` that the engine reads."""
+    return Nodes(
+        flat.class_ptr, flat.op, flat.stream, flat.pred_ptr, flat.pred, flat.meeting, flat.meeting_size, flat.sync
+    )
+
+
+class OpCosts(NamedTuple):
+    """What each op takes, in columns of (n_ops,)."""
+
+    duration_ps: I64
+    """time at full speed"""
+    issue_ps: I64
+    """time that the host takes to launch it"""
+    slow_compute: F64
+    """how much longer a compute node takes beside a network node, as a share of its time"""
+    slow_network: F64
+    """the same of a network node beside a compute node"""
+    network_op: Mask
+    """whether it keeps the network busy"""
+
+
+class Run(NamedTuple):
+    """A run under way."""
+
+    start: I64
+    """(nodes,) ps"""
+    end: I64
+    """(nodes,) ps, -1 for a node that has not ended"""
+    issued: I64
+    """(nodes,) when the host has issued each node, ps"""
+    following: I32
+    """(nodes,) the next node on the same stream, -1 for none"""
+    waiters: I32
+    """(nodes,) the first actor that waits for each node, -1 for none; `link` leads to the others"""
+    actors: Records
+    """(classes * streams,) of ACTOR"""
+    hosts: Records
+    """(classes,) of HOST"""
+    meetings: Records
+    """of MEETING"""
+
+
 @njit
-def new_meetings(n_meetings: int) -> Records:
-    """Meetings to which nobody has come."""
-    meetings = np.zeros(n_meetings, MEETING)
-    for m in range(n_meetings):
+def new_run(nodes: Nodes) -> Run:
+    """A run at time 0, in which nothing is issued."""
+    n_nodes, n_classes = len(nodes.op), len(nodes.class_ptr) - 1
+    actors = np.zeros(n_classes * N_STREAMS, ACTOR)
+    hosts = np.zeros(n_classes, HOST)
+    meetings = np.zeros(len(nodes.meeting_size), MEETING)
+    following = np.empty(n_nodes, np.int32)
+    _start(nodes, following, actors, hosts, meetings)
+    return Run(
+        np.zeros(n_nodes, np.int64),
+        np.full(n_nodes, -1, np.int64),
+        np.zeros(n_nodes, np.int64),
+        following,
+        np.full(n_nodes, -1, np.int32),
+        actors,
+        hosts,
+        meetings,
+    )
+
+
+@kernel
+def _start(nodes: Nodes, following: I32, actors: Records, hosts: Records, meetings: Records) -> None:
+    """Put the nodes of each stream in a row, and every actor at the first of its own."""
+    for a in range(len(actors)):
+        actors[a].head = -1
+    for c in range(len(hosts)):
+        hosts[c].next = nodes.class_ptr[c]
+        hosts[c].awaits = -1
+        hosts[c].loaded = -1
+        for i in range(nodes.class_ptr[c + 1] - 1, nodes.class_ptr[c] - 1, -1):
+            a = c * N_STREAMS + nodes.stream[i]
+            following[i] = actors[a].head
+            actors[a].head = i
+    for m in range(len(meetings)):
         meetings[m].members = -1
-    return meetings
 
 
-@njit
-def new_state(class_ptr: I64, n_nodes: int, n_streams: int) -> tuple[I64, I64, I64, Records, Records]:
-    """Start, end (-1: not yet) and issue end of nodes, actors and hosts at time 0, with nothing issued."""
-    start = np.zeros(n_nodes, np.int64)
-    end = np.full(n_nodes, -1, np.int64)
-    issued = np.zeros(n_nodes, np.int64)
-    actors = np.zeros((len(class_ptr) - 1) * n_streams, ACTOR)
-    host = np.zeros(len(class_ptr) - 1, HOST)
-    for c in range(len(host)):
-        host[c].next = class_ptr[c]
-        host[c].awaits = -1
-        host[c].loaded = -1
-    return start, end, issued, actors, host
-
-
-@njit
-def stream_order(class_ptr: I64, stream: I8, n_streams: int, end: I64, actors: Records) -> I32:
-    """The node after each node on its stream, -1 for none; sets the head of every actor to what has not ended."""
-    following = np.empty(len(stream), np.int32)
-    for c in range(len(class_ptr) - 1):
-        first = c * n_streams
-        for s in range(n_streams):
-            actors[first + s].head = -1
-        for i in range(class_ptr[c + 1] - 1, class_ptr[c] - 1, -1):
-            if end[i] < 0:
-                a = first + stream[i]
-                following[i] = actors[a].head
-                actors[a].head = i
-    return following
-
-
-@njit
-def issue(host: Records, c: int, last: int, op: I32, sync: I8, issue_ps: I64, issued: I64, release_ps: int) -> None:
-    """Let the host of class `c` issue from `release_ps` until a node that it waits for, or `last` (exclusive)."""
-    time = max(host[c].time, release_ps)
-    i = host[c].next
-    host[c].awaits = -1
-    while i < last:
-        time += issue_ps[op[i]]
-        issued[i] = time
+@kernel
+def issue(c: int, release_ps: int, nodes: Nodes, costs: OpCosts, run: Run) -> None:
+    """Let the host of class `c` issue from `release_ps` until the next node that it waits for."""
+    host = run.hosts[c]
+    time = max(host.time, release_ps)
+    i = host.next
+    host.awaits = -1
+    while i < nodes.class_ptr[c + 1]:
+        time += costs.issue_ps[nodes.op[i]]
+        run.issued[i] = time
         i += 1
-        if sync[i - 1]:
-            host[c].awaits = i - 1
+        if nodes.sync[i - 1]:
+            host.awaits = i - 1
             break
-    host[c].next = i
-    host[c].time = time
+    host.next = i
+    host.time = time
 
 
-@njit
-def blocker_of(i: int, c: int, host: Records, pred_ptr: I64, pred: I32, end: I64) -> int:
+@kernel
+def blocker_of(i: int, c: int, nodes: Nodes, run: Run) -> int:
     """A node that must end before node `i` of class `c` can be ready, -1 for none."""
-    if i >= host[c].next:
-        return int(host[c].awaits)
-    for e in range(pred_ptr[i], pred_ptr[i + 1]):
-        if end[pred[e]] < 0:
-            return int(pred[e])
+    if i >= run.hosts[c].next:
+        return int(run.hosts[c].awaits)
+    for e in range(nodes.pred_ptr[i], nodes.pred_ptr[i + 1]):
+        if run.end[nodes.pred[e]] < 0:
+            return int(nodes.pred[e])
     return -1
 
 
 @njit
-def class_ends(class_ptr: I64, end: I64, host: Records) -> tuple[I64, bool]:
-    """When each class is done, and whether some node never ran."""
-    class_end = np.zeros(len(host), np.int64)
+def class_ends(nodes: Nodes, run: Run) -> tuple[I64, bool]:
+    """When each class is done, (classes,) ps, and whether some node never ran."""
+    class_end = np.zeros(len(run.hosts), np.int64)
+    return class_end, _find_ends(nodes, run, class_end)
+
+
+@kernel
+def _find_ends(nodes: Nodes, run: Run, class_end: I64) -> bool:
     stuck = False
-    for c in range(len(host)):
-        class_end[c] = host[c].time
-        for i in range(class_ptr[c], class_ptr[c + 1]):
-            stuck |= end[i] < 0
-            class_end[c] = max(class_end[c], end[i])
-    return class_end, stuck
+    for c in range(len(class_end)):
+        class_end[c] = run.hosts[c].time
+        for i in range(nodes.class_ptr[c], nodes.class_ptr[c + 1]):
+            stuck |= run.end[i] < 0
+            class_end[c] = max(class_end[c], run.end[i])
+    return stuck

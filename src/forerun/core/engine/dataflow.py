@@ -7,90 +7,53 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.common.jit import njit
-from forerun.core.engine.actors import Records, blocker_of, class_ends, issue, new_meetings, new_state, stream_order
-from forerun.core.program.types import I8, I32, I64
+from forerun.common.jit import kernel, njit
+from forerun.core.engine.actors import Nodes, OpCosts, Run, blocker_of, class_ends, issue, new_run
+from forerun.core.program.types import I64, N_STREAMS
 
 
 @njit
-def run_dataflow(
-    class_ptr: I64,
-    op: I32,
-    stream: I8,
-    pred_ptr: I64,
-    pred: I32,
-    meeting: I32,
-    meeting_size: I32,
-    sync: I8,
-    duration_ps: I64,
-    issue_ps: I64,
-    n_streams: int,
-) -> tuple[I64, I64, I64, I64, bool]:
+def run_dataflow(nodes: Nodes, costs: OpCosts) -> tuple[I64, I64, I64, I64, bool]:
     """Start, end and issue end of every node, end of every class, and whether nodes are left that never ran."""
-    start, end, issued, actors, host = new_state(class_ptr, len(op), n_streams)
-    continue_dataflow(
-        class_ptr, op, stream, pred_ptr, pred, meeting, meeting_size, sync, duration_ps, issue_ps, n_streams, start,
-        end, issued, actors, host,
-    )  # fmt: skip
-    class_end, stuck = class_ends(class_ptr, end, host)
-    return start, end, issued, class_end, stuck
+    run = new_run(nodes)
+    _run(nodes, costs, run, np.arange(len(run.actors)), np.empty(len(run.actors), np.int64))
+    class_end, stuck = class_ends(nodes, run)
+    return run.start, run.end, run.issued, class_end, stuck
 
 
-@njit
-def continue_dataflow(
-    class_ptr: I64,
-    op: I32,
-    stream: I8,
-    pred_ptr: I64,
-    pred: I32,
-    meeting: I32,
-    meeting_size: I32,
-    sync: I8,
-    duration_ps: I64,
-    issue_ps: I64,
-    n_streams: int,
-    start: I64,
-    end: I64,
-    issued: I64,
-    actors: Records,
-    host: Records,
-) -> None:
-    """Run every node that has not ended, as far as the nodes that there are allow it. `when` of an actor is when the
-    last node of its stream ended; who waits where is worked out anew."""
-    n_classes = len(class_ptr) - 1
-    meetings = new_meetings(len(meeting_size))
-    following = stream_order(class_ptr, stream, n_streams, end, actors)
-    waiters = np.full(len(op), -1, np.int32)
-    runnable = np.arange(len(actors))
+@kernel
+def _run(nodes: Nodes, costs: OpCosts, run: Run, runnable: I64, finished: I64) -> None:
+    """Run every node that can run. `runnable` (actors,) lists all actors, `finished` (actors,) is space to work in.
+
+    `when` of an actor is when the last node of its stream ended.
+    """
+    actors, hosts, meetings, end, waiters = run.actors, run.hosts, run.meetings, run.end, run.waiters
+    for c in range(len(hosts)):
+        issue(c, 0, nodes, costs, run)
     n_runnable = len(actors)
-    for c in range(n_classes):
-        if host[c].awaits < 0:
-            issue(host, c, class_ptr[c + 1], op, sync, issue_ps, issued, 0)
-
-    finished = np.empty(len(actors), np.int64)
     while n_runnable:
         n_runnable -= 1
         a = runnable[n_runnable]
-        c = a // n_streams
+        c = a // N_STREAMS
         while actors[a].head >= 0:
             i = actors[a].head
-            blocker = blocker_of(i, c, host, pred_ptr, pred, end)
+            blocker = blocker_of(i, c, nodes, run)
             if blocker >= 0:
                 actors[a].link = waiters[blocker]
                 waiters[blocker] = a
                 break
-            ready = max(actors[a].when, issued[i])
-            for e in range(pred_ptr[i], pred_ptr[i + 1]):
-                ready = max(ready, end[pred[e]])
+            ready = max(actors[a].when, run.issued[i])
+            for e in range(nodes.pred_ptr[i], nodes.pred_ptr[i + 1]):
+                ready = max(ready, end[nodes.pred[e]])
             n_finished = 1
             finished[0] = a
-            m = meeting[i]
+            m = nodes.meeting[i]
             if m >= 0:
                 meetings[m].arrived += 1
                 meetings[m].ready = max(meetings[m].ready, ready)
                 actors[a].link = meetings[m].members
                 meetings[m].members = a
-                if meetings[m].arrived < meeting_size[m]:
+                if meetings[m].arrived < nodes.meeting_size[m]:
                     break
                 ready = meetings[m].ready
                 n_finished = 0
@@ -102,13 +65,12 @@ def continue_dataflow(
             for f in range(n_finished):
                 b = finished[f]
                 j = actors[b].head
-                start[j] = ready
-                end[j] = ready + duration_ps[op[j]]
+                run.start[j] = ready
+                end[j] = ready + costs.duration_ps[nodes.op[j]]
                 actors[b].when = end[j]
-                actors[b].head = following[j]
-                if sync[j]:
-                    d = b // n_streams
-                    issue(host, d, class_ptr[d + 1], op, sync, issue_ps, issued, end[j])
+                actors[b].head = run.following[j]
+                if nodes.sync[j]:
+                    issue(b // N_STREAMS, end[j], nodes, costs, run)
                 waiter = waiters[j]
                 while waiter >= 0:
                     runnable[n_runnable] = waiter

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.common.errors import ForerunError
+from forerun.core.engine.actors import OpCosts, nodes_of
 from forerun.core.engine.contention import run_contended
 from forerun.core.engine.dataflow import run_dataflow
 from forerun.core.engine.sharing import FULL, LinkDemand, crowded_links, links_of, used_pairs
-from forerun.core.program.types import F64, I64, N_STREAMS, FlatProgram
+from forerun.core.program.types import F64, I64, FlatProgram
 
 _LISTED = 4
 """how many stuck nodes a deadlock message names"""
@@ -73,73 +74,36 @@ def simulate(
     Raises:
         ForerunError: a column has the wrong length or a negative entry, or nodes wait for each other for ever.
     """
-    check_costs(flat.n_ops, duration_ps, issue_ps, slow_compute, slow_network, network_op, demand)
+    costs = OpCosts(duration_ps, issue_ps, slow_compute, slow_network, network_op)
+    _check_costs(flat.n_ops, costs, demand)
     crowded = None if demand is None else crowded_links(demand, used_pairs(flat.op, flat.stream, flat.n_ops))
-    program = (
-        flat.class_ptr,
-        flat.op,
-        flat.stream,
-        flat.pred_ptr,
-        flat.pred,
-        flat.meeting,
-        flat.meeting_size,
-        flat.sync,
-    )
-    if crowded is not None or slows(slow_compute, slow_network, network_op):
+    nodes = nodes_of(flat)
+    if crowded is not None or bool(network_op.any() and (slow_compute.any() or slow_network.any())):
         links = links_of(crowded, flat.n_ops, len(flat.class_names))
-        contention = (slow_compute, slow_network, network_op, links)
-        start, end, issued, class_end, stuck = run_contended(*program, duration_ps, issue_ps, *contention, N_STREAMS)
+        start, end, issued, class_end, stuck = run_contended(nodes, costs, links)
     else:
-        start, end, issued, class_end, stuck = run_dataflow(*program, duration_ps, issue_ps, N_STREAMS)
+        start, end, issued, class_end, stuck = run_dataflow(nodes, costs)
     if stuck:
-        raise_deadlock(flat, end, describe)
+        _raise_deadlock(flat, end, describe)
     return Timeline(start, end, issued, class_end)
 
 
-def check_costs(
-    n_ops: int,
-    duration_ps: I64,
-    issue_ps: I64,
-    slow_compute: F64,
-    slow_network: F64,
-    network_op: npt.NDArray[np.bool_],
-    demand: LinkDemand | None = None,
-) -> None:
+def _check_costs(n_ops: int, costs: OpCosts, demand: LinkDemand | None) -> None:
     """Raise ForerunError where a column does not have one entry, not negative, for each of `n_ops` ops."""
-    for name, column in (
-        ("duration_ps", duration_ps),
-        ("issue_ps", issue_ps),
-        ("slow_compute", slow_compute),
-        ("slow_network", slow_network),
-    ):
+    for name, column in zip(OpCosts._fields, costs, strict=True):
         if len(column) != n_ops:
             raise ForerunError(f"engine: {name} has {len(column)} entries, the program has {n_ops} ops")
-        if n_ops and not column.min() >= 0:
+        if n_ops and column is not costs.network_op and not column.min() >= 0:
             worst = int(np.argmin(column))
             raise ForerunError(f"engine: {name} of op {worst} is {column[worst]}, must be at least 0")
-    if len(network_op) != n_ops:
-        raise ForerunError(f"engine: network_op has {len(network_op)} entries, the program has {n_ops} ops")
     if demand is not None and len(demand.share) != n_ops:
         raise ForerunError(f"engine: demand has {len(demand.share)} rows, the program has {n_ops} ops")
     if demand is not None and demand.share.size and not 0 <= demand.share.min() <= demand.share.max() <= FULL:
         raise ForerunError(f"engine: demand must be between 0 and {FULL}, the whole of a link")
 
 
-def slows(slow_compute: F64, slow_network: F64, network_op: npt.NDArray[np.bool_]) -> bool:
-    """Whether anything slows anything."""
-    return bool(network_op.any() and (slow_compute.any() or slow_network.any()))
-
-
-def raise_deadlock(
-    flat: FlatProgram,
-    end_ps: I64,
-    describe: Callable[[int, int], str] | None = None,
-    before: I64 | None = None,
-) -> NoReturn:
-    """Name the first node that never ran on each stream of each class, those at a meeting before the others.
-
-    `before` is how many nodes of each class are not in `flat`, which are before those that are.
-    """
+def _raise_deadlock(flat: FlatProgram, end_ps: I64, describe: Callable[[int, int], str] | None) -> NoReturn:
+    """Name the first node that never ran on each stream of each class, those at a meeting before the others."""
     first: dict[tuple[int, int], int] = {}
     for node in np.flatnonzero(end_ps < 0).tolist():
         owner = int(np.searchsorted(flat.class_ptr, node, side="right")) - 1
@@ -147,7 +111,7 @@ def raise_deadlock(
     stuck = sorted(first.items(), key=lambda item: (flat.meeting[item[1]] < 0, item[1]))
     texts = []
     for (owner, stream), node in stuck[:_LISTED]:
-        place = node - int(flat.class_ptr[owner]) + (0 if before is None else int(before[owner]))
+        place = node - int(flat.class_ptr[owner])
         text = f"class {flat.class_names[owner]!r} step {flat.step[node]} node {place}"
         text += f" (op {flat.op[node]}, stream {stream})"
         if describe is not None:

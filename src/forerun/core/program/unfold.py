@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun.common.errors import ForerunError
-from forerun.common.jit import inlined, njit
+from forerun.common.jit import kernel, njit
 from forerun.core.program.types import I8, I16, I32, I64, FlatProgram, Program
 
 
-class BlockTables(NamedTuple):
+class _BlockTables(NamedTuple):
     """The nodes of all blocks, one block after the other."""
 
     ptr: I64
@@ -32,7 +32,7 @@ class BlockTables(NamedTuple):
     """event slots"""
 
 
-def block_tables(program: Program) -> BlockTables:
+def _block_tables(program: Program) -> _BlockTables:
     """The blocks of `program` in columns. Raises ForerunError where it has no block or no rank class."""
     blocks, classes = program.blocks, program.rank_classes
     if not blocks or not classes:
@@ -42,7 +42,7 @@ def block_tables(program: Program) -> BlockTables:
     pred_base = np.zeros(len(blocks) + 1, np.int64)
     np.cumsum([len(b.pred) for b in blocks], out=pred_base[1:])
     record = np.concatenate([b.record for b in blocks])
-    return BlockTables(
+    return _BlockTables(
         ptr,
         pred_base,
         np.concatenate([b.op for b in blocks]),
@@ -58,7 +58,7 @@ def block_tables(program: Program) -> BlockTables:
     )
 
 
-def step_sequence(program: Program) -> tuple[I64, I32]:
+def _step_sequence(program: Program) -> tuple[I64, I32]:
     """First step of each rank class, (classes + 1,), and the block of every step."""
     classes = program.rank_classes
     class_step = np.zeros(len(classes) + 1, np.int64)
@@ -77,8 +77,8 @@ def unfold(program: Program) -> FlatProgram:
         ForerunError: the members of a channel have different numbers of nodes on it, or a class that is no member
             has some.
     """
-    tables = block_tables(program)
-    class_step, steps = step_sequence(program)
+    tables = _block_tables(program)
+    class_step, steps = _step_sequence(program)
     class_ptr, n_pred, counts = _count(
         class_step, steps, tables.ptr, tables.pred_base, tables.channel, len(program.channels)
     )
@@ -89,33 +89,15 @@ def unfold(program: Program) -> FlatProgram:
     np.cumsum(meetings, out=meeting_base[1:])
     sizes = np.array([len(c.members) for c in program.channels], np.int32)
 
-    op, stream, phase, step, module, pred_ptr, pred, meeting, sync = _expand(
-        class_step, steps, class_ptr, n_pred, meeting_base, *tables
-    )
+    nodes = _expand(class_step, steps, tables, int(class_ptr[-1]), n_pred, meeting_base)
     return FlatProgram(
         n_ops=len(program.ops),
         class_ptr=class_ptr,
-        op=op,
-        stream=stream,
-        phase=phase,
-        step=step,
-        module=module,
-        pred_ptr=pred_ptr,
-        pred=pred,
-        meeting=meeting,
+        **nodes._asdict(),
         meeting_size=np.repeat(sizes, meetings),
-        sync=sync,
         meeting_channel=np.repeat(np.arange(len(meetings), dtype=np.int32), meetings),
         class_names=tuple(c.name for c in program.rank_classes),
         channel_names=tuple(c.name for c in program.channels),
-    )
-
-
-def check_channels(program: Program, tables: BlockTables) -> None:
-    """Raise ForerunError as `unfold` does."""
-    class_step, steps = step_sequence(program)
-    _check_channels(
-        program, _count(class_step, steps, tables.ptr, tables.pred_base, tables.channel, len(program.channels))[2]
     )
 
 
@@ -156,109 +138,74 @@ def _count(
     return class_ptr, n_pred, counts
 
 
-@inlined
-def expand_steps(
-    first: int,
-    last: int,
-    class_first: int,
-    steps: I32,
-    tables: BlockTables,
-    recorded: I64,
-    met: I64,
-    meeting_base: I64,
-    i: int,
-    edge: int,
-    op: I32,
-    stream: I8,
-    phase: I8,
-    step: I32,
-    module: I32,
-    pred_ptr: I64,
-    pred: I32,
-    meeting: I32,
-    sync: I8,
-) -> tuple[int, int]:
-    """Write the nodes of steps `first` to `last` (exclusive) of the rank class whose first step is `class_first`.
+class _Nodes(NamedTuple):
+    """Columns of a FlatProgram."""
 
-    They go to the columns from node `i` and edge `edge` on; where they end is the answer. `recorded` (slots,) is the
-    node that last recorded each event slot, `met` (channels,) how often the class was on each channel: both go on from
-    what they say. The k-th node on a channel has meeting `meeting_base[channel] + k`.
-    """
-    for s in range(first, last):
-        b = steps[s]
-        block_first = i
-        local_edge = tables.pred_base[b]
-        for j in range(tables.ptr[b], tables.ptr[b + 1]):
-            op[i] = tables.op[j]
-            stream[i] = tables.stream[j]
-            phase[i] = tables.phase[j]
-            module[i] = tables.module[j]
-            sync[i] = tables.sync[j]
-            step[i] = s - class_first
-            for e in range(local_edge, tables.pred_base[b] + tables.pred_end[j]):
-                p = tables.pred[e]
-                if p >= 0:
-                    pred[edge] = block_first + p
-                    edge += 1
-                elif -1 - p < len(recorded) and recorded[-1 - p] >= 0:
-                    pred[edge] = recorded[-1 - p]
-                    edge += 1
-            local_edge = tables.pred_base[b] + tables.pred_end[j]
-            pred_ptr[i + 1] = edge
-            channel = tables.channel[j]
-            meeting[i] = -1
-            if channel >= 0:
-                meeting[i] = meeting_base[channel] + met[channel]
-                met[channel] += 1
-            if tables.record[j] >= 0:
-                recorded[tables.record[j]] = i
-            i += 1
-    return i, edge
+    op: I32
+    stream: I8
+    phase: I8
+    step: I32
+    module: I32
+    pred_ptr: I64
+    pred: I32
+    meeting: I32
+    sync: I8
 
 
 @njit
-def _expand(
-    class_step: I64,
-    steps: I32,
-    class_ptr: I64,
-    n_pred: int,
-    meeting_base: I64,
-    block_ptr: I64,
-    pred_base: I64,
-    block_op: I32,
-    block_stream: I8,
-    block_phase: I8,
-    block_module: I32,
-    block_pred_end: I32,
-    block_pred: I32,
-    block_record: I16,
-    block_channel: I16,
-    block_sync: I8,
-    n_slots: int,
-) -> tuple[I32, I8, I8, I32, I32, I64, I32, I32, I8]:
-    """The node columns of FlatProgram. `meeting_base` is the first meeting of each channel, the rest BlockTables, which
-    would take longer to hand over as one."""
-    tables = BlockTables(
-        block_ptr, pred_base, block_op, block_stream, block_phase, block_module, block_pred_end, block_pred,
-        block_record, block_channel, block_sync, n_slots,
-    )  # fmt: skip
-    n_nodes = class_ptr[-1]
-    op = np.empty(n_nodes, np.int32)
-    stream = np.empty(n_nodes, np.int8)
-    phase = np.empty(n_nodes, np.int8)
-    step = np.empty(n_nodes, np.int32)
-    module = np.empty(n_nodes, np.int32)
-    pred_ptr = np.zeros(n_nodes + 1, np.int64)
-    pred = np.empty(n_pred, np.int32)
-    meeting = np.empty(n_nodes, np.int32)
-    sync = np.empty(n_nodes, np.int8)
+def _expand(class_step: I64, steps: I32, tables: _BlockTables, n_nodes: int, n_pred: int, meeting_base: I64) -> _Nodes:
+    """The columns of all nodes. The k-th node on a channel has meeting `meeting_base[channel] + k`."""
+    n_classes = len(class_step) - 1
+    op, stream, phase = np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int8), np.empty(n_nodes, np.int8)
+    step, module = np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int32)
+    pred_ptr, pred = np.zeros(n_nodes + 1, np.int64), np.empty(n_pred, np.int32)
+    meeting, sync = np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int8)
+    nodes = _Nodes(op, stream, phase, step, module, pred_ptr, pred, meeting, sync)
+    recorded = np.full((n_classes, tables.n_slots), -1, np.int64)
+    met = np.zeros((n_classes, len(meeting_base)), np.int64)
+    edges = _write(class_step, steps, tables, meeting_base, recorded, met, nodes)
+    return _Nodes(op, stream, phase, step, module, pred_ptr, pred[:edges].copy(), meeting, sync)
+
+
+@kernel
+def _write(
+    class_step: I64, steps: I32, tables: _BlockTables, meeting_base: I64, recorded: I64, met: I64, nodes: _Nodes
+) -> int:  # fmt: skip
+    """Write the nodes and edges of every step, and return the number of edges.
+
+    `recorded` (classes, slots), all -1, notes the node that last recorded each event slot, and `met`
+    (classes, channels), all 0, how often a class was on each channel.
+    """
     i = 0
     edge = 0
     for c in range(len(class_step) - 1):
-        recorded = np.full(tables.n_slots, -1, np.int64)
-        met = np.zeros(len(meeting_base), np.int64)
-        i, edge = expand_steps(
-            class_step[c], class_step[c + 1], class_step[c], steps, tables, recorded, met, meeting_base, i, edge,
-            op, stream, phase, step, module, pred_ptr, pred, meeting, sync,
-        )  # fmt: skip
-    return op, stream, phase, step, module, pred_ptr, pred[:edge].copy(), meeting, sync
+        for s in range(class_step[c], class_step[c + 1]):
+            b = steps[s]
+            block_first = i
+            local_edge = tables.pred_base[b]
+            for j in range(tables.ptr[b], tables.ptr[b + 1]):
+                nodes.op[i] = tables.op[j]
+                nodes.stream[i] = tables.stream[j]
+                nodes.phase[i] = tables.phase[j]
+                nodes.module[i] = tables.module[j]
+                nodes.sync[i] = tables.sync[j]
+                nodes.step[i] = s - class_step[c]
+                for e in range(local_edge, tables.pred_base[b] + tables.pred_end[j]):
+                    p = tables.pred[e]
+                    if p >= 0:
+                        nodes.pred[edge] = block_first + p
+                        edge += 1
+                    elif -1 - p < tables.n_slots and recorded[c, -1 - p] >= 0:
+                        nodes.pred[edge] = recorded[c, -1 - p]
+                        edge += 1
+                local_edge = tables.pred_base[b] + tables.pred_end[j]
+                nodes.pred_ptr[i + 1] = edge
+                channel = tables.channel[j]
+                nodes.meeting[i] = -1
+                if channel >= 0:
+                    nodes.meeting[i] = meeting_base[channel] + met[c, channel]
+                    met[c, channel] += 1
+                if tables.record[j] >= 0:
+                    recorded[c, tables.record[j]] = i
+                i += 1
+    return edge
