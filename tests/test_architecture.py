@@ -48,12 +48,10 @@ LAZY = {
     SOURCE / "evidence" / "measure" / "samples.py": {"pandas"},
     SOURCE / "evidence" / "measure" / "microbench.py": {"torch", "torch.distributed", "torch.nn.attention"},
     SOURCE / "astrasim" / "dse" / "tables.py": {"pyarrow", "pyarrow.parquet"},
-    SOURCE / "interfaces" / "report" / "pareto_plot.py": {
-        f"matplotlib.{part}" for part in ("figure", "ticker", "backends.backend_agg")
-    },
     SOURCE / "interfaces" / "report" / "drawing.py": {
         *("matplotlib", "matplotlib.figure", "matplotlib.text", "matplotlib.ticker", "matplotlib.backends.backend_agg")
     },
+    SOURCE / "interfaces" / "report" / "pictures.py": {"matplotlib.collections"},
     SOURCE / "interfaces" / "report" / "page.py": {"plotly.offline"},
 }
 """imports inside a function: of what may not be installed"""

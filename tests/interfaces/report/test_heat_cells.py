@@ -7,8 +7,8 @@ import numpy as np
 
 from forerun.answers.search.heat import HeatMap, Known, telling_maps
 from forerun.interfaces.report.heat_cells import Cell, heat_cells, heat_title, heat_words
-from forerun.interfaces.report.page_plots_of_searches import heat_plot
-from forerun.interfaces.report.pictures_of_searches import heat_picture
+from forerun.interfaces.report.pictures_of_results import heat_picture
+from forerun.interfaces.report.plots_of_searches import heat_plot
 
 BY_HAND = HeatMap(
     x="tp",

@@ -35,7 +35,7 @@ from forerun.interfaces.report.page import (
     page,
     write_page,
 )
-from forerun.interfaces.report.page_plots import timeline_plot, use_plot
+from forerun.interfaces.report.plots import timeline_plot, use_plot
 
 NASTY = by_hand.NASTY
 

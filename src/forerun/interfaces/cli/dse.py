@@ -14,8 +14,9 @@ from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
 from forerun.interfaces.cli.issue_order_option import Order
 from forerun.interfaces.report.console import console
+from forerun.interfaces.report.drawing import drawing_is_possible
 from forerun.interfaces.report.exploration import exploration_record, print_exploration
-from forerun.interfaces.report.pareto_plot import plot_is_possible, write_pareto_plot
+from forerun.interfaces.report.pareto_plot import write_pareto_plot
 from forerun.interfaces.report.progress import progress_bar
 from forerun.interfaces.report.records import to_json
 
@@ -48,11 +49,11 @@ def dse(
     folder already are not simulated again. Exits with 3 if no point works, or none fits in the memory limit.
     """
     exploration = read_exploration(file, points, release, issue_order.policy if issue_order else None)
-    if plot and not plot_is_possible():
+    if plot and not drawing_is_possible():
         raise ForerunError("--plot needs matplotlib: pip install 'forerun[plot]'")
     with progress_bar("simulating") as advance:
         explored = explore(exploration, out, jobs, advance)
-    with_plot = plot_is_possible() if plot is None else plot
+    with_plot = drawing_is_possible() if plot is None else plot
     if with_plot:
         write_pareto_plot(out / PLOT_NAME, explored)
     if as_json:

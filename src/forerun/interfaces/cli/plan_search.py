@@ -30,7 +30,8 @@ from forerun.interfaces.report.console import console
 from forerun.interfaces.report.documents import MAPS, search_document
 from forerun.interfaces.report.drawing import drawing_is_possible
 from forerun.interfaces.report.page import write_page
-from forerun.interfaces.report.pictures_of_searches import write_search_pictures, write_sweep_pictures
+from forerun.interfaces.report.pictures import write_pictures
+from forerun.interfaces.report.pictures_of_results import search_pictures, sweep_pictures
 from forerun.interfaces.report.progress import progress_bar
 from forerun.interfaces.report.records import (
     search_record,
@@ -142,7 +143,7 @@ def single_search(question: Question, shown: Shown) -> bool:
             shown.report, search_document(result, top, found, shown.command, _again(question, result.best), maps)
         )
     if shown.pictures is not None:
-        write_search_pictures(shown.pictures, result, maps)
+        write_pictures(shown.pictures, search_pictures(result, maps))
     if result.best is not None:
         write_launch_files(shown.launch, shown.launch_out, result.best.own_plan(), model, question.where)
     return result.best is not None
@@ -179,7 +180,7 @@ def range_of_searches(question: Question, shown: Shown) -> bool:
     if shown.report is not None:
         write_page(shown.report, sweep_document(found, _whole(question, best), shown.command, _again(question, best)))
     if shown.pictures is not None:
-        write_sweep_pictures(shown.pictures, found)
+        write_pictures(shown.pictures, sweep_pictures(found))
     if best is not None:
         write_launch_files(shown.launch, shown.launch_out, best.own_plan(), question.model, question.where)
     return best is not None

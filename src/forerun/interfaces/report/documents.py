@@ -15,7 +15,6 @@ from forerun.answers.search.result import SearchResult
 from forerun.interfaces.report.heat_cells import heat_title, heat_words
 from forerun.interfaces.report.histogram import runtime_histogram
 from forerun.interfaces.report.page import Document, Heading, Part, Table, Text
-from forerun.interfaces.report.page_plots_of_searches import heat_plot, plans_plot, runtimes_plot
 from forerun.interfaces.report.page_sections import (
     bottleneck_sections,
     explain_section,
@@ -28,6 +27,7 @@ from forerun.interfaces.report.page_sections import (
     time_sections,
     warnings,
 )
+from forerun.interfaces.report.plots_of_searches import heat_plot, plans_plot, runtimes_plot
 from forerun.interfaces.report.records import plan_record
 from forerun.interfaces.report.wording import RENAMED, SAME, mark, notes_on, percent, plan_words, rate, seconds
 

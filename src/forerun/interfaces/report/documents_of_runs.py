@@ -11,7 +11,6 @@ from forerun.answers.experiment.answers import Answers
 from forerun.answers.experiment.result import Iteration, RunResult
 from forerun.interfaces.report.documents import plan_line
 from forerun.interfaces.report.page import Document, Figures, Heading, Part, Table, Text
-from forerun.interfaces.report.page_plots import iterations_plot
 from forerun.interfaces.report.page_sections import (
     bill_section,
     bottleneck_sections,
@@ -24,6 +23,7 @@ from forerun.interfaces.report.page_sections import (
     time_sections,
     warnings,
 )
+from forerun.interfaces.report.plots import iterations_plot
 from forerun.interfaces.report.wording import percent, rate, seconds
 
 _SLOWEST = 8

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from forerun.answers.experiment.request import Request
 from forerun.answers.experiment.result import Comparison, ScalePoint, ScalingStudy, StragglerStudy, Variant
-from forerun.interfaces.report.page import Document, Figures, Heading, Part, Table, Text
-from forerun.interfaces.report.page_plots import causes_plot
-from forerun.interfaces.report.page_plots_of_studies import (
+from forerun.interfaces.report.page import Document, Figures, Heading, Part, Plot, Table, Text
+from forerun.interfaces.report.page_sections import dollars, reproduce_section
+from forerun.interfaces.report.plots import causes_plot
+from forerun.interfaces.report.plots_of_studies import (
     cumulated_plot,
     efficiency_plot,
     spread_plot,
     throughput_plot,
 )
-from forerun.interfaces.report.page_sections import dollars, reproduce_section
 from forerun.interfaces.report.wording import percent, rate, seconds
 
 _BLAMED = 10
@@ -39,15 +39,25 @@ def scaling_document(study: ScalingStudy, command: str = "") -> Document:
 def comparison_document(comparison: Comparison, command: str = "") -> Document:
     """The page of a comparison. `command` is what repeats it."""
     request, variants = comparison.request, comparison.variants
-    shown = [each for each in variants if not each.error][:_LISTED]
-    rows = [(each.label, each.breakdown_s, _rate(request, each.samples_per_s)) for each in shown]
     parts: list[Part] = [*_fastest(comparison), Heading("Where the step goes")]
-    if rows:
-        parts.append(causes_plot(rows, "Step time by cause of every variant"))
+    if any(not each.error for each in variants):
+        parts.append(comparison_plot(comparison))
     parts += [Heading("Every variant"), _variants(comparison)]
     parts += reproduce_section(command, request.config, "The experiment, with every key", request.echo)
     subtitle = f"{_subject(request)}; {len(variants)} variants, the experiment itself first"
     return Document(f"{request.name}: variants side by side", subtitle, tuple(parts))
+
+
+def comparison_plot(comparison: Comparison) -> Plot:
+    """Step time by cause of every variant that runs."""
+    shown = [each for each in comparison.variants if not each.error][:_LISTED]
+    rows = [(each.label, each.breakdown_s, _variant_words(comparison.request, each)) for each in shown]
+    return causes_plot(rows, "Step time by cause of every variant")
+
+
+def _variant_words(request: Request, each: Variant) -> str:
+    fits = each.prediction is None or each.prediction.fits
+    return _rate(request, each.samples_per_s) + ("" if fits else ", does not fit")
 
 
 def straggler_document(study: StragglerStudy, command: str = "") -> Document:

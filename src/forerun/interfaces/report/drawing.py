@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from forerun.interfaces.report.style import Look
-
 _DPI = 150
-_TICKS = (1.0, 2.0, 5.0)
-"""where a decade has ticks"""
-_LETTERS_AN_INCH = 10.5
-"""of a title"""
 _GRID = "#DDDDDD"
 
 
@@ -23,8 +17,8 @@ def drawing_is_possible() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def panels(width_inches: float, height_inches: float, columns: int = 1) -> tuple[Any, list[Any]]:
-    """A figure and its axes, side by side. Needs matplotlib."""
+def panels(width_inches: float, height_inches: float, columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]]:
+    """A figure and its axes, row by row. Needs matplotlib."""
     import matplotlib
     import matplotlib.backends.backend_agg
     import matplotlib.figure
@@ -32,7 +26,7 @@ def panels(width_inches: float, height_inches: float, columns: int = 1) -> tuple
     with matplotlib.rc_context({"hatch.linewidth": 0.6, "hatch.color": "#FFFFFF"}):
         figure = matplotlib.figure.Figure(figsize=(width_inches, height_inches), dpi=_DPI, layout="constrained")
         matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
-        axes = list(figure.subplots(1, columns, squeeze=False)[0])
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for each in axes:
         each.set_axisbelow(True)
         each.grid(True, color=_GRID, linewidth=0.6)
@@ -55,20 +49,9 @@ def png(figure: Any) -> bytes:
     return out.getvalue()
 
 
-def heading(axes: Any, text: str) -> None:
-    """A title on the left, as long as fits."""
-    axes.set_title(short(text, int(_LETTERS_AN_INCH * axes.figure.get_figwidth() / len(axes.figure.axes))), loc="left")
-
-
 def short(text: str, most: int = 42) -> str:
     """At most so many characters."""
     return text if len(text) <= most else text[: most - 3] + "..."
-
-
-def logarithmic(axis: Any) -> None:
-    """Ticks at 1, 2 and 5 of each decade, written out."""
-    axis.axes.set_yscale("log")
-    logarithmic_ticks(axis, _TICKS)
 
 
 def logarithmic_ticks(axis: Any, places: Sequence[float]) -> None:
@@ -80,26 +63,10 @@ def logarithmic_ticks(axis: Any, places: Sequence[float]) -> None:
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
-def band(axes: Any, edges: Sequence[float], low: Sequence[float], heights: Sequence[float], look: Look) -> list[float]:
-    """A band of `heights` (one for each step between `edges`) upon `low`, in its look; returns its upper edge."""
-    high = [a + b for a, b in zip(low, [*heights, heights[-1]], strict=True)]
-    axes.fill_between(
-        edges,
-        low,
-        high,
-        step="post",
-        label=look.label,
-        facecolor=look.colour,
-        hatch=2 * look.hatch,
-        edgecolor="white",
-        linewidth=0,
-    )
-    return high
-
-
-def legend_below(axes: Any, columns: int) -> None:
-    """A legend under the axes, where it covers nothing; none for nothing labelled."""
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(
-            loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, frameon=False, fontsize=8, handlelength=2.2
-        )
+def legend_below(figure: Any, columns: int) -> None:
+    """One legend under all axes, with every label once; none for nothing labelled."""
+    found = [axes.get_legend_handles_labels() for axes in figure.axes]
+    handles = {label: handle for pair in found for handle, label in zip(*pair, strict=True)}
+    look = {"frameon": False, "fontsize": 8, "handlelength": 2.2, "markerscale": 0.6}
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, **look)

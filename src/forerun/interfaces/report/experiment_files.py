@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +22,15 @@ from forerun.answers.experiment.records import plain, study_record
 from forerun.answers.experiment.result import Comparison, RunResult, ScalingStudy, StragglerStudy
 from forerun.answers.experiment.run_history import run_history
 from forerun.common.errors import ForerunError
-from forerun.interfaces.report import pictures, pictures_of_studies
 from forerun.interfaces.report.documents_of_runs import bottlenecks_of, run_document
 from forerun.interfaces.report.documents_of_studies import comparison_document, scaling_document, straggler_document
 from forerun.interfaces.report.drawing import drawing_is_possible
 from forerun.interfaces.report.page import Document, page, pages_are_possible
 from forerun.interfaces.report.perfetto import write_run_trace
+from forerun.interfaces.report.pictures_of_results import Pictures, run_pictures, study_pictures
 from forerun.interfaces.report.records import to_json, write_rows
 
 Result: TypeAlias = RunResult | ScalingStudy | Comparison | StragglerStudy
-Picture: TypeAlias = tuple[str, Callable[[], bytes]]
 PAGE = "report.html"
 _STAGE = ".export.tmp"
 _LONGEST_NAME = 100
@@ -83,8 +82,8 @@ def write_pictures(result: Result, folder: str | Path, answers: Answers | None =
         raise ForerunError("pictures need matplotlib: pip install 'forerun[plot]'")
     place = Path(folder)
     with _stage(place) as stage:
-        for name, draw in _pictures(result, answers):
-            (stage / name).write_bytes(draw())
+        for name, draw in _pictures(result, answers).items():
+            (stage / f"{name}.png").write_bytes(draw())
         return _move(stage, place)
 
 
@@ -158,8 +157,8 @@ def answers_record(answers: Answers) -> dict[str, Any]:
 def _shown(stage: Path, result: Result, answers: Answers | None, command: str) -> Iterator[str]:
     """Pictures and page, for people. What can't be made is said."""
     if drawing_is_possible():
-        for picture, draw in _pictures(result, answers):
-            (stage / picture).write_bytes(draw())
+        for name, draw in _pictures(result, answers).items():
+            (stage / f"{name}.png").write_bytes(draw())
     else:
         yield "no pictures: they need matplotlib; pip install 'forerun[plot]'"
     if pages_are_possible():
@@ -168,21 +167,11 @@ def _shown(stage: Path, result: Result, answers: Answers | None, command: str) -
         yield f"no {PAGE}: it needs plotly; pip install 'forerun[plot]'"
 
 
-def _pictures(result: Result, answers: Answers | None) -> list[Picture]:
-    """Name and maker of each picture."""
-    if isinstance(result, ScalingStudy):
-        return [("scaling_efficiency.png", lambda: pictures_of_studies.scaling_efficiency(result))]
-    if isinstance(result, Comparison):
-        return [("comparison.png", lambda: pictures_of_studies.comparison_bars(result))]
-    if isinstance(result, StragglerStudy):
-        return [("straggler_distribution.png", lambda: pictures_of_studies.straggler_distribution(result))]
-    name, usages = result.request.name, bottlenecks_of(result, answers).usages
-    return [
-        ("iteration_breakdown.png", lambda: pictures.iteration_breakdown(result)),
-        ("resource_utilization.png", lambda: pictures.resource_utilization(name, usages)),
-        ("memory_over_time.png", lambda: pictures.memory_over_time(result.simulation)),
-        ("timeline.png", lambda: pictures.timeline(result.simulation)),
-    ]
+def _pictures(result: Result, answers: Answers | None) -> Pictures:
+    """The maker of each picture by its name."""
+    if isinstance(result, RunResult):
+        return run_pictures(result, bottlenecks_of(result, answers).usages)
+    return study_pictures(result)
 
 
 def _history(stage: Path, name: str, result: RunResult) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ from forerun.common.version import __version__
 from forerun.interfaces.report import bands
 from forerun.interfaces.report.around_step import LOOP, LOOP_COLUMNS, checkpoint_words, loop_rows, mean_step
 from forerun.interfaces.report.page import Code, Figures, Heading, Listing, Part, Table, Text
-from forerun.interfaces.report.page_plots import memory_plot, shares_plot, step_plot, timeline_plot, use_plot
-from forerun.interfaces.report.page_plots_of_studies import sensitivities_plot
+from forerun.interfaces.report.plots import memory_plot, shares_plot, step_plot, timeline_plot, use_plot
+from forerun.interfaces.report.plots_of_studies import sensitivities_plot
 from forerun.interfaces.report.style import MEMORY_LOOKS, WORK_LOOKS
 from forerun.interfaces.report.wording import percent, rate, seconds
 

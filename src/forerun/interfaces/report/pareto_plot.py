@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from forerun.astrasim.dse.result import Explored, PairResult, Row
 from forerun.common.files import whole_file
+from forerun.interfaces.report.drawing import logarithmic_ticks, panels, png
 from forerun.interfaces.report.strategy_words import strategy_words
+from forerun.interfaces.report.style import BLUE, ORANGE, VERMILLION
 
 _PANEL_INCHES = (8.0, 5.0)
-_DPI = 150
 _COLUMNS = 2
 _TICKS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 """where a decade has ticks"""
@@ -21,35 +21,26 @@ _MOST_LABELLED = 24
 """points of the front that are numbered and named beside the panel"""
 
 
-def plot_is_possible() -> bool:
-    """Whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
-
-
 def write_pareto_plot(path: Path, explored: Explored) -> None:
-    """A panel for each workload on each system; those without a point that could be simulated are left out.
+    """Draw a panel for each workload on each system where a point could be simulated.
 
     Raises ForerunError where the file can't be written.
     """
-    import matplotlib.backends.backend_agg
-    import matplotlib.figure
-    import matplotlib.ticker
-
     pairs = [pair for pair in explored.pairs if pair.ranked]
     columns = min(_COLUMNS, max(1, len(pairs)))
     rows = -(-max(1, len(pairs)) // columns)
-    size = (_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows)
-    figure = matplotlib.figure.Figure(figsize=size, dpi=_DPI, layout="constrained")
-    matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
-    for number, pair in enumerate(pairs, 1):
-        _panel(figure.add_subplot(rows, columns, number), pair, matplotlib.ticker)
+    figure, every = panels(_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows, columns, rows)
+    for axes, pair in zip(every, pairs, strict=False):
+        _panel(axes, pair)
+    for axes in every[len(pairs) :]:
+        axes.set_visible(False)
     with whole_file(path) as file:
-        figure.savefig(file, format="png")
+        file.write(png(figure))
 
 
-def _panel(axes: Any, pair: PairResult, ticks: Any) -> None:
+def _panel(axes: Any, pair: PairResult) -> None:
     front = pair.pareto
-    for recompute, colour, label in ((False, "tab:blue", "keeps activations"), (True, "tab:orange", "recomputes")):
+    for recompute, colour, label in ((False, BLUE, "keeps activations"), (True, ORANGE, "recomputes")):
         rows = [row for row in pair.ranked if row.point.strategy.activation_recompute is recompute]
         if rows:
             axes.scatter(*_coordinates(rows), s=16, color=colour, alpha=0.6, label=label)
@@ -63,16 +54,13 @@ def _panel(axes: Any, pair: PairResult, ticks: Any) -> None:
     key = "\n".join(f"{number}  {strategy_words(row.point.strategy)}" for number, row in labelled)
     axes.text(1.02, 1.0, key, transform=axes.transAxes, verticalalignment="top", fontsize=8)
     if pair.memory_limit_gib is not None:
-        axes.axvline(pair.memory_limit_gib, color="tab:red", linestyle="--", linewidth=1, label="memory limit")
+        axes.axvline(pair.memory_limit_gib, color=VERMILLION, linestyle="--", linewidth=1, label="memory limit")
     axes.set(title=f"{pair.workload} on {pair.system}", xlabel="peak memory of a rank, GiB", ylabel="time, s")
     every = _coordinates(pair.ranked)
     for axis, values, set_scale in ((axes.xaxis, every[0], axes.set_xscale), (axes.yaxis, every[1], axes.set_yscale)):
         if max(values) > _LOG_FROM * min(values) > 0:
             set_scale("log")
-            axis.set_major_locator(ticks.LogLocator(subs=_TICKS))
-            axis.set_major_formatter(ticks.StrMethodFormatter("{x:g}"))
-            axis.set_minor_formatter(ticks.NullFormatter())
-    axes.grid(True, which="both", alpha=0.2)
+            logarithmic_ticks(axis, _TICKS)
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, frameon=False)
 
 

@@ -1,186 +1,236 @@
-"""Pictures of one run, as PNG files: iterations, use of resources, memory over time, timeline. Needs matplotlib."""
+"""Pictures: the plots of pages as PNG files, for documents and for machines without a browser. Needs matplotlib.
+
+A Plot is a figure in the schema of plotly.js. This module draws what Forerun's plots use of that schema: bars (upright
+and lying, stacked, with hatches and words), lines with markers, stacked areas, axes and annotations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from forerun.answers.analysis.bottlenecks import Usage
-from forerun.answers.analysis.reading import Simulation
-from forerun.answers.analysis.timeline_lanes import lanes
-from forerun.answers.experiment.result import CAUSES, RunResult
-from forerun.common.units import PS_PER_S
-from forerun.interfaces.report.drawing import band, heading, legend_below, panels, png, short
-from forerun.interfaces.report.series import FEW, Bar, iteration_bars, memory_curve, time_unit
-from forerun.interfaces.report.style import BLACK, BLUE, CAUSE_LOOKS, VERMILLION, WORK_LOOKS
+from forerun.common.errors import ForerunError
+from forerun.common.files import whole_file
+from forerun.interfaces.report.drawing import legend_below, logarithmic_ticks, panels, png, short
+from forerun.interfaces.report.page import Plot
+from forerun.interfaces.report.style import BLACK
 
-_SHOWN_SHARE = 0.06
-"""parts of a bar from this share on have their share written in them"""
-_FAR = 2.5
-"""a limit that is so many times higher than the rest is named, not drawn"""
-_SLICES = 6000
-_SEEN = 2500
-"""slices are drawn at least as wide as the step over so many"""
-_NOTE = 16
-"""characters of what sets an iteration apart, under its bar"""
+_PX_PER_INCH = 76
+_WIDTH_INCHES = 10.0
+_PANEL_INCHES = 6.5
+"""the width of a plot that stands beside another one"""
+_LETTERS_PER_INCH = 10.5
+_LABEL_LETTERS = 46
+_TEXT_SIZE = 8
+_MARKERS = {
+    "circle": "o",
+    "circle-open": "o",
+    "diamond": "D",
+    "line-ns-open": "|",
+    "square": "s",
+    "star": "*",
+    "triangle-up": "^",
+    "x": "X",
+}
+_DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+_STEPS = {"linear": "default", "hv": "steps-post", "vh": "steps-pre"}
+_COLUMN = {"bottom": "top", "top": "bottom", "middle": "center"}
+_PALE = 0.6
+"""luminance of a colour from which words on it are black"""
 
 
-def iteration_breakdown(result: RunResult) -> bytes:
-    """The time of iterations by cause: a named bar each where there are few, else over the number of the iteration."""
-    bars = iteration_bars(result.iterations)
-    unit, size = time_unit(max(sum(bar.breakdown_s.values()) for bar in bars))
-    figure, (axes,) = panels(9, 5)
-    draw = _named_bars if len(bars) <= FEW else _band_of_bars
-    draw(axes, bars, size)
-    axes.set_ylabel(f"time of an iteration, {unit}")
-    heading(axes, f"{result.request.name}: where the time of each iteration goes")
-    legend_below(axes, 3)
+def picture(title: str, *plots: Plot, note: str = "") -> bytes:
+    """The plots side by side as a PNG file, with a title above, and under it a note."""
+    width = _WIDTH_INCHES if len(plots) == 1 else _PANEL_INCHES * len(plots)
+    figure, every = panels(width, max(plot.height_px for plot in plots) / _PX_PER_INCH, len(plots))
+    for axes, plot in zip(every, plots, strict=True):
+        _draw(axes, plot)
+    said = [short(line, int(_LETTERS_PER_INCH * width)) for line in (title, note) if line]
+    figure.suptitle("\n".join(said), x=0.01, ha="left")
+    legend_below(figure, 3 * len(plots))
     return png(figure)
 
 
-def _named_bars(axes: Any, bars: Sequence[Bar], size: float) -> None:
-    bottom = [0.0] * len(bars)
-    for name in CAUSES:
-        heights = [bar.breakdown_s.get(name, 0.0) / size for bar in bars]
-        look = CAUSE_LOOKS[name]
-        if not any(heights):
-            continue
-        axes.bar(
-            range(len(bars)),
-            heights,
-            0.6,
-            bottom,
-            label=look.label,
-            color=look.colour,
-            hatch=2 * look.hatch,
-            edgecolor="white",
+def write_pictures(folder: Path, pictures: Mapping[str, bytes]) -> list[Path]:
+    """Write PNG files by name into `folder`, and make it where it is missing; every file appears whole.
+
+    Raises ForerunError where a file can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ForerunError(f"{folder}: can't be made: {error.strerror or error}") from None
+    paths = []
+    for name, content in pictures.items():
+        paths.append(folder / f"{name}.png")
+        with whole_file(paths[-1]) as file:
+            file.write(content)
+    return paths
+
+
+def _draw(axes: Any, plot: Plot) -> None:
+    """Draw the traces of a plot, then its axes."""
+    layout = plot.layout
+    places = {side: _places(plot, side) for side in "xy"}
+    below: dict[Any, float] = {}
+    for trace in plot.data:
+        if trace["type"] == "bar":
+            _bars(axes, trace, layout, places, below)
+        elif "stackgroup" in trace:
+            _area(axes, trace, below)
+        else:
+            _line(axes, trace, places)
+    for each in layout.get("annotations", ()):
+        axes.annotate(
+            _plain(each["text"]),
+            (each["x"], each["y"]),
+            (each["ax"] * 72 / _PX_PER_INCH, -each["ay"] * 72 / _PX_PER_INCH),
+            textcoords="offset points",
+            ha="right" if each["ax"] < 0 else "left",
+            weight="bold",
+            arrowprops={"arrowstyle": "->"},
         )
-        for x, (height, low, bar) in enumerate(zip(heights, bottom, bars, strict=True)):
-            share = height * size / (sum(bar.breakdown_s.values()) or 1.0)
-            if share >= _SHOWN_SHARE:
-                box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.9}
-                axes.text(x, low + height / 2, f"{share:.0%}", ha="center", va="center", fontsize=8, bbox=box)
-        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-    axes.set_xticks(
-        range(len(bars)), [f"{bar.label}\n{short(bar.note, _NOTE)}" if bar.note else bar.label for bar in bars]
-    )
-    axes.set_xlim(-0.8, len(bars) - 0.2)
-    axes.set_xlabel("iteration, number")
-    axes.grid(False, axis="x")
+    for side, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+        _axis(axis, layout[f"{side}axis"], places[side])
 
 
-def _band_of_bars(axes: Any, bars: Sequence[Bar], size: float) -> None:
-    edges = [float(bar.first) for bar in bars] + [float(bars[-1].first + bars[-1].count)]
-    low = [0.0] * len(edges)
-    for name in CAUSES:
-        heights = [bar.breakdown_s.get(name, 0.0) / size for bar in bars]
-        if not any(heights):
-            continue
-        look = CAUSE_LOOKS[name]
-        low = band(axes, edges, low, heights, look)
-    axes.step(edges, low, where="post", color=BLACK, linewidth=0.8)
-    axes.set_xlim(edges[0], edges[-1])
-    axes.set_ylim(0, None)
-    axes.set_xlabel("iteration, number")
+def _places(plot: Plot, side: str) -> dict[str, int]:
+    """Where each category stands on an axis; empty for an axis of numbers."""
+    names = [*plot.layout[f"{side}axis"].get("categoryarray", ())]
+    names += [each for trace in plot.data for each in trace[side] if isinstance(each, str)]
+    return {name: i for i, name in enumerate(dict.fromkeys(names))}
 
 
-def resource_utilization(name: str, uses: Sequence[Usage]) -> bytes:
-    """How much of each resource is used, with the threshold from which it is called a bottleneck."""
-    figure, (axes,) = panels(9, 1.2 + 0.6 * len(uses))
-    for y, use in enumerate(reversed(uses)):
-        axes.barh(
-            y,
-            100 * use.value,
-            0.6,
-            color=VERMILLION if use.is_bottleneck else BLUE,
-            hatch="//" if use.is_bottleneck else "",
-            edgecolor="white",
+def _at(values: Sequence[Any], places: Mapping[str, int]) -> list[float]:
+    return [places[each] if places else each for each in values]
+
+
+def _bars(axes: Any, trace: Mapping[str, Any], layout: Mapping[str, Any], places: Any, below: dict[Any, float]) -> None:
+    """The bars of a trace as rectangles, those of one look together."""
+    import matplotlib.collections
+
+    lying = trace.get("orientation") == "h"
+    at = _at(trace["y" if lying else "x"], places["y" if lying else "x"])
+    lengths, n = trace["x" if lying else "y"], len(at)
+    stacked = layout.get("barmode") == "stack"
+    starts = trace.get("base") or [below.get(each, 0.0) if stacked else 0.0 for each in at]
+    half = trace.get("width", 1 - layout.get("bargap", 0.2)) / 2
+    boxes = []
+    for place, start, length in zip(at, starts, lengths, strict=True):
+        below[place] = start + length
+        sides, ends = (place - half, place + half), (start, start + length)
+        corners = [(ends[0], sides[0]), (ends[0], sides[1]), (ends[1], sides[1]), (ends[1], sides[0])]
+        boxes.append(corners if lying else [(y, x) for x, y in corners])
+    marker = trace["marker"]
+    border = marker.get("line", {})
+    colours, hatches = _each(marker.get("color"), n), _each(marker.get("pattern", {}).get("shape", ""), n)
+    edges, widths = _each(border.get("color", "#ffffff"), n), _each(border.get("width", 0.5), n)
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for i, look in enumerate(zip(colours, hatches, edges, widths, strict=True)):
+        groups.setdefault(look, []).append(i)
+    label = _plain(trace["name"]) if trace.get("showlegend", True) and "name" in trace else ""
+    for (colour, hatch, edge, width), some in sorted(groups.items(), key=lambda item: not item[0][1]):
+        axes.add_collection(
+            matplotlib.collections.PolyCollection(
+                [boxes[i] for i in some],
+                facecolor=colour,
+                edgecolor=edge if width else "white" if hatch else colour,
+                linewidth=0.8 * width if width else 0.0 if hatch else 0.3,
+                hatch=2 * hatch,
+                label=label,
+            )
         )
-        axes.text(100 * use.value + 1, y, "bottleneck" if use.is_bottleneck else "", va="center", fontsize=9)
-        axes.plot([100 * use.threshold] * 2, [y - 0.38, y + 0.38], color=BLACK, linewidth=1.6)
-        axes.text(100 * use.threshold, y + 0.37, f"{use.threshold:.0%}", ha="center", va="bottom", fontsize=7)
-    axes.set_yticks(range(len(uses)), [f"{use.name}, {use.value:.1%}" for use in reversed(uses)])
-    axes.set_xlim(0, 118)
-    axes.set_xticks(range(0, 101, 20))
-    axes.set_ylim(-0.6, len(uses) - 0.2)
-    axes.set_xlabel("share that is used, %; a black mark is the threshold of a bottleneck")
-    heading(axes, f"{name}: use of resources")
-    axes.grid(False, axis="y")
-    return png(figure)
+        label = ""
+    fonts = _each(trace.get("insidetextfont", {}).get("color"), n)
+    for box, text, colour, font in zip(boxes, trace.get("text", ()), colours, fonts, strict=False):
+        x, y = (sum(corner[i] for corner in box) / len(box) for i in (0, 1))
+        plain = {"facecolor": colour, "edgecolor": "none", "pad": 1.5}
+        words = {"ha": "center", "va": "center", "fontsize": _TEXT_SIZE, "bbox": plain if text else None}
+        axes.text(x, y, _plain(text), color=font or _on(colour), **words)
+    axes.autoscale_view()
 
 
-def memory_over_time(simulation: Simulation) -> bytes:
-    """Allocated memory of the fullest rank by category over the step, with the device's limit."""
-    curve, prediction = memory_curve(simulation), simulation.prediction
-    unit, size = time_unit(curve.end_s)
-    times = [time / size for time in (*curve.time_s, curve.end_s)]
-    figure, (axes,) = panels(10, 5.4)
-    low = [0.0] * len(times)
-    for look, part in curve.parts_gib:
-        low = band(axes, times, low, part, look)
-    peak, limit = curve.total_gib[curve.peak], prediction.memory_limit_gib
-    axes.plot([curve.time_s[curve.peak] / size], [peak], "v", color=BLACK, markersize=7, clip_on=False)
-    on_the_right = curve.time_s[curve.peak] > 0.6 * curve.end_s
-    axes.annotate(
-        f"peak {peak:.2f} GiB",
-        (curve.time_s[curve.peak] / size, peak),
-        (-8 if on_the_right else 8, 6),
-        textcoords="offset points",
-        ha="right" if on_the_right else "left",
-        fontsize=9,
-        weight="bold",
+def _area(axes: Any, trace: Mapping[str, Any], below: dict[Any, float]) -> None:
+    """A part of a stack, on the parts before it."""
+    low = [below.get(x, 0.0) for x in trace["x"]]
+    high = [under + part for under, part in zip(low, trace["y"], strict=True)]
+    below.update(zip(trace["x"], high, strict=True))
+    look = {"facecolor": trace["fillcolor"], "hatch": 2 * trace["fillpattern"]["shape"], "edgecolor": "white"}
+    axes.fill_between(trace["x"], low, high, step="post", label=_plain(trace["name"]), linewidth=0, **look)
+
+
+def _line(axes: Any, trace: Mapping[str, Any], places: Any) -> None:
+    """A line, its markers, or both, with words below or above them."""
+    x, y = _at(trace["x"], places["x"]), _at(trace["y"], places["y"])
+    line, marker, mode = trace.get("line", {}), trace.get("marker", {}), trace["mode"]
+    symbol = marker.get("symbol", "circle")
+    is_open = symbol.endswith("-open")
+    colour = marker.get("color", line.get("color", BLACK))
+    axes.plot(
+        x,
+        y,
+        color=line.get("color", colour),
+        linestyle=_DASHES[line.get("dash", "solid")] if "lines" in mode else "",
+        linewidth=0.8 * line.get("width", 2),
+        drawstyle=_STEPS[line.get("shape", "linear")],
+        marker=_MARKERS[symbol] if "markers" in mode else "",
+        markersize=0.8 * marker.get("size", 6),
+        markerfacecolor="none" if is_open else colour,
+        markeredgecolor=colour if is_open else "white",
+        markeredgewidth=marker.get("line", {}).get("width", 2) if is_open else 0.4,
+        alpha=marker.get("opacity"),
+        label=_plain(trace["name"]),
+        clip_on=trace.get("cliponaxis", True),
     )
-    if limit <= _FAR * peak:
-        axes.axhline(limit, color=BLACK, linestyle="--", linewidth=1.4, label=f"limit of the device, {limit:.1f} GiB")
-        axes.set_ylim(0, 1.08 * max(limit, peak))
-    else:
-        note = f"limit of the device: {limit:.1f} GiB, above the picture"
-        axes.text(0.99, 0.99, note, transform=axes.transAxes, ha="right", va="top", fontsize=8)
-        axes.set_ylim(0, 1.25 * peak)
-    axes.set_xlim(0, times[-1])
-    axes.set_xlabel(f"time in the step, {unit}")
-    axes.set_ylabel("allocated memory, GiB")
-    alike = len(simulation.memory) == 1
-    heading(axes, f"{prediction.model}: memory of {curve.rank_class}{'' if alike else ', the fullest rank'}")
-    legend_below(axes, 4)
-    return png(figure)
+    if "text" in mode:
+        side = trace["textposition"].split()[0]
+        for place, text in zip(zip(x, y, strict=True), trace["text"], strict=True):
+            shift = {"xytext": (0, -9 if side == "bottom" else 9), "textcoords": "offset points"}
+            axes.annotate(_plain(text).strip(), place, ha="center", va=_COLUMN[side], fontsize=_TEXT_SIZE, **shift)
 
 
-def timeline(simulation: Simulation) -> bytes:
-    """What the streams of the pace-setting rank do over the step."""
-    cls = simulation.program.rank_classes[simulation.slowest]
-    shown = lanes(simulation, simulation.slowest, _SLICES)
-    unit, size = time_unit(simulation.timeline.end_of_step_ps / PS_PER_S)
-    scale = PS_PER_S * size
-    least = simulation.timeline.end_of_step_ps / scale / _SEEN
-    figure, (axes,) = panels(12, 2.0 + 0.5 * len(shown))
-    for work, look in WORK_LOOKS.items():
-        labelled = False
-        for y, lane in enumerate(reversed(shown)):
-            spans = [
-                (each.start_ps / scale, max(least, (each.end_ps - each.start_ps) / scale))
-                for each in lane.slices
-                if each.work == work
-            ]
-            if spans:
-                axes.broken_barh(
-                    spans,
-                    (y - 0.38, 0.76),
-                    facecolors=look.colour,
-                    hatch=2 * look.hatch,
-                    edgecolor="white",
-                    linewidth=0,
-                    label="" if labelled else look.label,
-                )
-                labelled = True
-    axes.set_yticks(range(len(shown)), [lane.name.replace("_", " ") for lane in reversed(shown)])
-    axes.set_ylim(-0.6, len(shown) - 0.4)
-    axes.set_xlim(0, simulation.timeline.end_of_step_ps / scale)
-    axes.set_xlabel(f"time in the step, {unit}")
-    axes.set_ylabel("stream")
-    ranks = f" ({cls.n_ranks:,} of {simulation.prediction.n_gpus:,} ranks)"
-    alike = len(simulation.program.rank_classes) == 1
-    heading(axes, f"{simulation.prediction.model}: what {cls.name} does{'' if alike else ranks}")
-    axes.grid(False, axis="y")
-    legend_below(axes, 4)
-    return png(figure)
+def _axis(axis: Any, said: Mapping[str, Any], places: Mapping[str, int]) -> None:
+    """The title, scale, limits and ticks of an axis."""
+    axes, side = axis.axes, axis.axis_name
+    set_limits = getattr(axes, f"set_{side}lim")
+    axis.set_label_text(_plain(said["title"]["text"]))
+    if said.get("type") == "log":
+        getattr(axes, f"set_{side}scale")("log")
+        logarithmic_ticks(axis, (1.0, 2.0, 5.0))
+    if "range" in said:
+        low, high = said["range"]
+        set_limits(*((10**low, 10**high) if said.get("type") == "log" else (low, high)))
+    elif places:
+        set_limits(-0.6, len(places) - 0.4)
+    elif said.get("rangemode") == "tozero":
+        set_limits(0, None)
+    if "tickvals" in said:
+        inside = sorted(set_limits())
+        shown = [(at, _plain(text)) for at, text in zip(said["tickvals"], said["ticktext"], strict=True)]
+        shown = [(at, text) for at, text in shown if inside[0] <= at <= inside[1]]
+        axis.set_ticks([at for at, _ in shown], labels=[text for _, text in shown])
+        axis.set_tick_params(which="minor", bottom=False, left=False)
+    elif places:
+        labels = ["\n".join(short(line, _LABEL_LETTERS) for line in _plain(name).split("\n")) for name in places]
+        axis.set_ticks(list(places.values()), labels=labels, fontsize=_TEXT_SIZE)
+    axis.grid(said.get("showgrid", not places))
+    if said.get("autorange") == "reversed":
+        axis.set_inverted(True)
+
+
+def _each(value: Any, n: int) -> list[Any]:
+    """One value for each of `n` bars."""
+    return list(value) if isinstance(value, (list, tuple)) else [value] * n
+
+
+def _on(colour: str) -> str:
+    """The colour of words on a colour."""
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return BLACK if 0.299 * red + 0.587 * green + 0.114 * blue > _PALE else "white"
+
+
+def _plain(text: str) -> str:
+    """Text without the little HTML that plotly reads."""
+    return html.unescape(text.replace("<br>", "\n"))

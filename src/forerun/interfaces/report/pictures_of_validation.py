@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from forerun.common.errors import ForerunError
-from forerun.common.files import whole_file
 from forerun.evidence.validation import metrics
 from forerun.evidence.validation.run import RowResult
-from forerun.interfaces.report.drawing import drawing_is_possible, logarithmic_ticks, panels, png
+from forerun.interfaces.report.drawing import drawing_is_possible, legend_below, logarithmic_ticks, panels, png
+from forerun.interfaces.report.pictures import write_pictures
 from forerun.interfaces.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 
 _MARKS = dict(
@@ -42,17 +42,7 @@ def write_validation_pictures(folder: Path, results: Sequence[RowResult]) -> lis
     """
     if not drawing_is_possible():
         raise ForerunError("--plots needs matplotlib: pip install 'forerun[plot]'")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ForerunError(f"{folder}: can't be made: {error.strerror or error}") from None
-    written = []
-    for name, picture in validation_pictures(results).items():
-        path = folder / f"{name}.png"
-        with whole_file(path) as file:
-            file.write(picture)
-        written.append(path)
-    return written
+    return write_pictures(folder, validation_pictures(results))
 
 
 def validation_pictures(results: Sequence[RowResult]) -> dict[str, bytes]:
@@ -108,10 +98,7 @@ def _predicted_against_measured(results: Sequence[RowResult]) -> bytes:
         panel.set_title(title, loc="left", fontsize=10)
         panel.set_xlabel("measured step time, s")
     axes[0].set_ylabel("predicted step time, s")
-    handles = {
-        label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    legend_below(figure, 3)
     return png(figure)
 
 
@@ -183,7 +170,7 @@ def _errors(
     axes.set_xlabel(f"predicted / measured step time - 1, %; beyond {100 * _FAR:.0f} at the edge")
     axes.set_title(f"Errors by {what} (rows of tiers A + B)", loc="left", fontsize=10)
     axes.grid(False, axis="y")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5, ncols=3, frameon=False, fontsize=8)
+    legend_below(figure, 3)
     return png(figure)
 
 
@@ -220,6 +207,5 @@ def _memory_picture(results: Mapping[str, Sequence[RowResult]]) -> bytes:
         panel.set_title(f"{kind} peak memory", loc="left", fontsize=10)
         panel.set_xlabel("measured, GiB")
     axes[0].set_ylabel("predicted, GiB")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    legend_below(figure, 2)
     return png(figure)

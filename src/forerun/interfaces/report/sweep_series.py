@@ -12,22 +12,20 @@ from forerun.interfaces.report.wording import plan_words, rate, seconds
 
 @dataclass(frozen=True, slots=True)
 class LineLook:
-    """How a line is told from others, also in grey: plotly's names, then matplotlib's."""
+    """How a line is told from others, also in grey, in plotly's names."""
 
     colour: str
     symbol: str
     dash: str
-    marker: str
-    style: str
 
 
 LINE_LOOKS = (
-    LineLook(BLUE, "circle", "solid", "o", "-"),
-    LineLook(VERMILLION, "square", "dash", "s", "--"),
-    LineLook(GREEN, "triangle-up", "dot", "^", ":"),
-    LineLook(ORANGE, "diamond", "dashdot", "D", "-."),
-    LineLook(PURPLE, "x", "solid", "X", "-"),
-    LineLook(BLACK, "star", "dash", "*", "--"),
+    LineLook(BLUE, "circle", "solid"),
+    LineLook(VERMILLION, "square", "dash"),
+    LineLook(GREEN, "triangle-up", "dot"),
+    LineLook(ORANGE, "diamond", "dashdot"),
+    LineLook(PURPLE, "x", "solid"),
+    LineLook(BLACK, "star", "dash"),
 )
 
 

@@ -26,6 +26,8 @@ _HATCHED = 0.004
 """slices shorter than this share of the step are too narrow for a hatch"""
 _SHORT = 0.001
 """shares of the step below this are summed up as 'other'"""
+_WRITTEN = 0.06
+"""parts of a bar from this share on have their share written in them"""
 _FAR = 2.5
 """a limit that is so many times higher than the rest is named, not drawn"""
 
@@ -273,16 +275,22 @@ def iterations_plot(iterations: Sequence[Iteration]) -> Plot:
 
 def _named_bars(bars: Sequence[Bar], parts: Sequence[tuple[Look, Sequence[float]]], unit: str) -> list[dict[str, Any]]:
     labels = [plot_text(bar.label) + (f"<br>{plot_text(bar.note)}" if bar.note else "") for bar in bars]
+    totals = [sum(column) or 1.0 for column in zip(*(heights for _, heights in parts), strict=True)]
+    shares = [[height / total for height, total in zip(heights, totals, strict=True)] for _, heights in parts]
     return [
         {
             "type": "bar",
             "name": look.label,
             "x": labels,
             "y": rounded(heights),
+            "text": [f"{share:.0%}" if share >= _WRITTEN else "" for share in of_bars],
+            "textposition": "inside",
+            "insidetextanchor": "middle",
+            "textangle": 0,
             "marker": marker(look),
             "hovertemplate": f"%{{y:.4~g}} {unit}",
         }
-        for look, heights in parts
+        for (look, heights), of_bars in zip(parts, shares, strict=True)
     ]
 
 

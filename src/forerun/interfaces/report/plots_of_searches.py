@@ -13,8 +13,8 @@ from forerun.answers.search.sweep import Sweep
 from forerun.interfaces.report.heat_cells import LOOKS, Cell, axis_name, heat_cells, heat_title, label_lines
 from forerun.interfaces.report.histogram import Bin
 from forerun.interfaces.report.page import Plot, plot_text
-from forerun.interfaces.report.page_plots import axis, far_apart, hatch, layout, rounded
-from forerun.interfaces.report.page_plots_of_studies import line
+from forerun.interfaces.report.plots import axis, far_apart, hatch, layout, rounded
+from forerun.interfaces.report.plots_of_studies import line
 from forerun.interfaces.report.series import found_too_large, time_unit
 from forerun.interfaces.report.style import BLACK, BLUE, GREEN, GREY, VERMILLION, Look
 from forerun.interfaces.report.sweep_series import LINE_LOOKS, Panel, hover, lines, x_name

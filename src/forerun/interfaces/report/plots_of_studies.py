@@ -8,7 +8,7 @@ from typing import Any
 from forerun.answers.analysis.what_if import WhatIf
 from forerun.answers.experiment.result import ScalePoint, ScalingStudy, StragglerStudy
 from forerun.interfaces.report.page import Plot
-from forerun.interfaces.report.page_plots import axis, far_apart, labelled_bars, layout, rounded
+from forerun.interfaces.report.plots import axis, far_apart, labelled_bars, layout, rounded
 from forerun.interfaces.report.series import cumulated, time_unit
 from forerun.interfaces.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from forerun.interfaces.report.wording import seconds
