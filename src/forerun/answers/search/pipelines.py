@@ -20,7 +20,7 @@ from forerun.core.program.types import F64, I8, I32, I64
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.stack import load_stack
-from forerun.sources.symbolic.schedule import SPLIT, Action, actions, rank_actions, stage_layers, stage_rank
+from forerun.sources.symbolic.schedule import Action, actions, rank_actions, stage_layers, stage_rank
 
 STAGED = ("pp", "pp_schedule", "virtual_stages", "layers_per_stage", "balance_ends", "checkpoint_every")
 """fields that a Pipeline depends on"""
@@ -47,7 +47,7 @@ class Pipeline:
     def __init__(self, model: ModelSpec, plan: Plan) -> None:
         self.plan = plan
         self.pp, self.n_stages = plan.pp, plan.n_stages
-        self.split = plan.pp > 1 and plan.pp_schedule in SPLIT
+        self.split = plan.splits_backward
         layers = parts_of_layers(model, plan.checkpoint_every).tolist()
         ends = list(accumulate(stage_layers(model, plan, load_stack(plan.stack))))
         stages = [layers[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from forerun.answers.search.shared import Shared
 from forerun.answers.search.space_table import SpaceTable
-from forerun.answers.search.state_bytes import StateBytes, States, sizes
 from forerun.answers.search.table import PlanTable
 from forerun.answers.search.unit_runs import UnitRuns
 from forerun.core.cost.memory_bound import memory_rates
@@ -23,9 +22,10 @@ from forerun.core.memory.reserved import reserve_model
 from forerun.core.program.types import F64
 from forerun.describe.model.parameters import layer_parameters, outer_parameters
 from forerun.describe.model.spec import ModelSpec
-from forerun.describe.plan.constraints import Plans
-from forerun.describe.plan.stack import load_stack
-from forerun.sources.symbolic.schedule import SPLIT
+from forerun.describe.plan import rules
+from forerun.describe.plan.columns import Column, Plans, where
+from forerun.describe.plan.stack import Stack, load_stack
+from forerun.sources.symbolic.states import States, resident_states, update_gradient_bytes, update_of
 
 CAUSES = ("parameter", "gradient", "optimizer", "activation", "unsharded")
 """categories of memory that a bound knows apart"""
@@ -62,12 +62,39 @@ class _Own:
     end_s: F64
 
 
+@dataclass(frozen=True)
+class RankStates:
+    """States of the ranks of plans, each (n,) or one value."""
+
+    local: F64
+    """elements that a rank updates"""
+    total: F64
+    """elements of a rank before data-parallel sharding"""
+    resident: States
+
+    @classmethod
+    def of(cls, plans: Plans, stack: Stack, dense: F64, experts: F64) -> RankStates:
+        """States of ranks of `plans` with `dense` and `experts` elements before data-parallel sharding."""
+        total = dense + experts
+        local = where(
+            plans.shards_optimizer, dense / plans.fsdp + experts / np.maximum(1, plans.fsdp // plans.ep), total
+        )
+        gradients = total * rules.element_bytes(rules.accumulate_dtype(plans, stack))
+        return cls(local, total, resident_states(plans, stack, total, local, gradients))
+
+    def reduced(self, plans: Plans, stack: Stack) -> Column:
+        """Bytes of gradients at the end of the step, beside those that stay."""
+        buffers = self.total * rules.element_bytes(rules.accumulate_dtype(plans, stack))
+        shards = self.local * rules.element_bytes(plans.master_dtype) * (plans.offload != "params")
+        whole = buffers * (not rules.keeps_gradient_buffer(stack))
+        return where(rules.gathers_parameters(plans, stack), shards, whole)
+
+
 class Screening:
     """Bounds of the plans of one model and stack on a cluster."""
 
     def __init__(self, runs: UnitRuns, stack: str) -> None:
         self.runs, self.stack = runs, load_stack(stack)
-        self.states = StateBytes(self.stack)
         self._dense, self._experts = _all_elements(runs.model)
         cluster = runs.cluster
         self._available = float(cluster.device.memory_bytes - context_bytes(self.stack))
@@ -85,23 +112,24 @@ class Screening:
         for first in range(0, n, _CHUNK):  # what needs no units
             chunk = slice(first, min(first + _CHUNK, n))
             plans = table.rows(chunk)
-            states = self.states.of(plans, self._dense / plans.pp / plans.tp, self._experts / plans.pp / plans.ep)
-            self._note(out, np.arange(chunk.start, chunk.stop), _at_the_end(states), states.resident, 0)
+            states = self._states(plans, self._dense / plans.pp / plans.tp, self._experts / plans.pp / plans.ep)
+            at_end = self._at_the_end(plans, states)
+            self._note(out, np.arange(chunk.start, chunk.stop), at_end, states.resident.total, 0)
         left = np.flatnonzero(~out.too_large)
         if not len(left):
             return out
         some = table.take(left)
-        shared = Shared(some, self.runs, self.states, self.s_per_byte)
+        shared = Shared(some, self.runs, self.stack, self.s_per_byte)
         held = shared.held(0), shared.held(1)
         for first in range(0, len(left), _CHUNK):
             part = slice(first, min(first + _CHUNK, len(left)))
             rows, plans, kind = left[part], some.rows(part), shared.kind[part]
             elements = shared.elements
             own = _Own(elements.first[:, kind], elements.most[:, kind], elements.least[:, kind], shared.end_s[kind])
-            states = self.states.of(plans, *own.first)
-            resident = self.states.of(plans, *own.most).resident + self._beside(own.most)
+            states = self._states(plans, *own.first)
+            resident = self._states(plans, *own.most).resident.total + self._beside(plans, own.most)
             groups = self._groups(plans)
-            self._note(out, rows, _at_the_end(states), resident, groups)
+            self._note(out, rows, self._at_the_end(plans, states), resident, groups)
             for which in held:
                 columns = [column[kind] for column in which]
                 self._note(out, rows, self._at_backward(plans, states, own, *columns), resident, groups)
@@ -132,61 +160,59 @@ class Screening:
         out: F64 = np.sum(np.broadcast_arrays(*(np.asarray(axis) > 1 for axis in axes)), axis=0)
         return out
 
-    def _beside(self, elements: F64) -> F64 | float:
-        """Bytes that further lives through a step, at most."""
-        total, out = elements.sum(axis=0), 0.0
-        out += total * 4 if self.stack.bucket_copies else 0.0
-        return out + (total * 2 if self.stack.dummy_weight_grads else 0.0)
+    def _states(self, plans: Plans, dense: F64, experts: F64) -> RankStates:
+        """States of ranks of `plans` with so many elements before data-parallel sharding."""
+        return RankStates.of(plans, self.stack, dense, experts)
+
+    def _beside(self, plans: PlanTable, elements: F64) -> F64:
+        """Bytes that stay through a step beside the states, at most."""
+        copies = rules.element_bytes(rules.reduce_dtype(plans, self.stack)) * rules.keeps_bucket_copies(
+            plans, self.stack
+        )
+        unused = rules.gradient_bytes(plans) * self.stack.dummy_weight_grads
+        out: F64 = elements.sum(axis=0) * (copies + unused)
+        return out
+
+    def _at_the_end(self, plans: Plans, states: RankStates) -> Parts:
+        """When all gradients are there."""
+        resident = states.resident
+        return resident.parameter, resident.gradient + states.reduced(plans, self.stack), resident.optimizer, 0.0, 0.0
 
     def _at_backward(
-        self, plans: PlanTable, states: States, own: _Own, alive: F64, gradients: F64, unit: F64, counts: F64
+        self, plans: PlanTable, states: RankStates, own: _Own, alive: F64, gradients: F64, unit: F64
     ) -> Parts:
         """When the first rank starts a backward pass that holds `alive` bytes of activations.
 
         `gradients` elements have been added up for earlier micro batches; FSDP in a pipeline keeps them whole, and
         parameters too unless it frees them after each use.
         """
-        sharded = (plans.zero_stage == 3) & (plans.fsdp > 1)
-        once = (plans.pp > 1) & (plans.reshard_after_forward != "always")
-        gathered = np.where(sharded, np.where(once, own.first.sum(axis=0), unit), 0.0)
-        sums = np.where((plans.zero_stage == 3) & ((plans.pp == 1) | (plans.fsdp == 1)), 0.0, gradients)
-        sums = sums / np.where(plans.zero_stage == 2, plans.fsdp, 1) * (counts > 1)
-        if self.states.persistent:
-            sums = sums * 0.0
-        weight = np.where(plans.fp8_all_gather, 1, self.states.weight_bytes(plans))
-        gradient = states.gradient + sums * self.states.sum_bytes(plans)
-        return states.parameter, gradient, states.optimizer, alive, gathered * weight
+        gathered = where(plans.gathers_once, own.first.sum(axis=0), unit) * plans.shards_parameters
+        weight = where(plans.fp8_all_gather, 1, rules.weight_bytes(plans))
+        summed = rules.accumulates(plans, self.stack) & (not rules.keeps_gradient_buffer(self.stack))
+        sums = gradients * summed * rules.element_bytes(rules.accumulate_dtype(plans, self.stack))
+        resident = states.resident
+        return resident.parameter, resident.gradient + sums, resident.optimizer, alive, gathered * weight
 
     # -- time --------------------------------------------------------------------------------------------------
 
     def _time_s(self, plans: PlanTable, own: _Own) -> F64:
         """The passes of the first rank, then its optimizer; of split schedules those of the rank that ends last."""
-        split = np.zeros(plans.length, np.bool_)
-        for schedule in SPLIT:
-            split |= plans.pp_schedule == schedule
-        split &= plans.pp > 1
-        states = self.states.of(plans, *np.where(split, own.least, own.first))
-        out: F64 = own.end_s + self.optimizer_s(plans, states)
+        states = self._states(plans, *np.where(plans.splits_backward, own.least, own.first))
+        out: F64 = own.end_s + self.optimizer_s(plans, states.local)
         return out
 
-    def optimizer_s(self, plans: Plans, states: States) -> F64:
-        """Seconds of the optimizer step of a rank with these states, at least.
-
-        It reads weights, gradient and state and writes weights and state, on the GPU or over the host's link.
-        """
-        kept = self.states.optimizer_bytes(plans) + sizes(plans.master_dtype)
-        on_gpu = states.local * (2 * kept + 2) * self.s_per_byte
-        copies = 2 * states.local * kept * self.host_s_per_byte
-        moved = np.where(
-            plans.offload == "none", on_gpu, np.where(plans.offload == "optimizer", on_gpu + copies, copies)
-        )
-        out: F64 = moved + self.stack.step_us * _US
+    def optimizer_s(self, plans: Plans, local: F64) -> F64:
+        """Seconds that the optimizer step of a rank takes at least where it updates `local` elements."""
+        update = update_of(plans, self.stack, self.update_gradient_bytes(plans))
+        moved = update.read + update.written
+        copies = 2 * update.to_host * self.host_s_per_byte * (plans.offload == "optimizer")
+        s_per_element = where(plans.offload == "params", moved * self.host_s_per_byte, moved * self.s_per_byte + copies)
+        out: F64 = local * s_per_element + self.stack.step_us * _US
         return out
 
-
-def _at_the_end(states: States) -> Parts:
-    """When all gradients are there."""
-    return states.parameter, states.gradient + states.reduced, states.optimizer, 0.0, 0.0
+    def update_gradient_bytes(self, plans: Plans) -> Column:
+        """Bytes of an element of the gradients that the optimizer reads."""
+        return update_gradient_bytes(plans, rules.element_bytes(rules.accumulate_dtype(plans, self.stack)))
 
 
 def _all_elements(model: ModelSpec) -> tuple[float, float]:

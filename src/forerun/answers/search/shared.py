@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,11 +11,13 @@ import numpy.typing as npt
 
 from forerun.answers.search.pipelines import STAGED, Held, Pipeline
 from forerun.answers.search.space_table import SpaceTable
-from forerun.answers.search.state_bytes import StateBytes
 from forerun.answers.search.table import PlanTable, dense_ids
 from forerun.answers.search.unit_runs import ALONE, Part, UnitRuns, UnitSizes, UnitTimes
 from forerun.core.program.types import F64, I64
-from forerun.sources.symbolic.schedule import SPLIT
+from forerun.describe.plan import rules
+from forerun.describe.plan.columns import Column, Plans
+from forerun.describe.plan.stack import Stack
+from forerun.sources.symbolic.states import accumulation_bytes
 
 
 class Shared:
@@ -24,14 +26,16 @@ class Shared:
     Sums: whether micro batches add their gradients into a buffer, which takes time in every backward pass.
     """
 
-    def __init__(self, table: SpaceTable, runs: UnitRuns, states: StateBytes, s_per_byte: float) -> None:
-        self._runs, self._states, self._s_per_byte = runs, states, s_per_byte
+    def __init__(self, table: SpaceTable, runs: UnitRuns, stack: Stack, s_per_byte: float) -> None:
+        self._runs, self._stack, self._s_per_byte = runs, stack, s_per_byte
         names = [name for name in (*table.meshes.codes, *table.variants.codes) if name not in (*ALONE, *_OWN)]
-        built, built_rows = dense_ids(_ids(table, names)[0], self._split(table))
+        built, built_rows = dense_ids(
+            _ids(table, names)[0], _answers(table, lambda plans: plans.splits_backward, *_SPLITTING)
+        )
         unit, unit_rows = dense_ids(built, _places(table, runs))
         self._pipeline, pipeline_rows = _ids(table, STAGED)
         counts = _ids(table, ["n_microbatches"])[0]
-        sums = self._sums(table)
+        sums = _answers(table, lambda plans: rules.accumulates(plans, stack), *_SUMMING)
         self.kind, rows = dense_ids(unit, self._pipeline, counts, sums)
         self.plans: PlanTable = table.rows(rows)
         """one plan of each kind"""
@@ -44,27 +48,6 @@ class Shared:
             assert groups is not None  # a plan without is impossible
             self.times.append(runs.times_of(units[built[row]], groups))
         self.pipelines = [Pipeline(runs.model, table.plan(int(row))) for row in pipeline_rows]
-
-    def _split(self, table: SpaceTable) -> I64:
-        """1 where weight gradients are passes of their own."""
-        pipelined = np.broadcast_to(np.asarray(table.meshes.pp) > 1, len(table.meshes))
-        split = np.zeros(len(table.variants), np.bool_)
-        for schedule in SPLIT:
-            split |= table.variants.pp_schedule == schedule
-        out: I64 = (pipelined[table.mesh] & split[table.variant]).astype(np.int64)
-        return out
-
-    def _sums(self, table: SpaceTable) -> I64:
-        """1 where micro batches add their gradients into a buffer by kernels of their own."""
-        meshes, variants = table.meshes, table.variants
-        if self._states.fused:
-            return np.zeros(len(table), np.int64)
-        several = np.broadcast_to(np.asarray(variants.n_microbatches) > 1, len(variants))
-        whole = (meshes.zero_stage != 3) | (meshes.pp > 1) | (meshes.fsdp == 1)
-        resident = np.broadcast_to(variants.offload != "params", len(variants))
-        held = np.broadcast_to(whole, len(meshes))[table.mesh] & several[table.variant] & resident[table.variant]
-        out: I64 = held.astype(np.int64)
-        return out
 
     # -- by kind -----------------------------------------------------------------------------------------------
 
@@ -84,7 +67,7 @@ class Shared:
     @cached_property
     def again_s(self) -> F64:
         """Seconds by Part that adding gradients into a buffer takes, (kinds, N_PARTS)."""
-        moved = self._states.weight_bytes(self.plans) + 2 * self._states.sum_bytes(self.plans)
+        moved = accumulated_bytes(self.plans, self._stack)
         column = np.broadcast_to(moved, len(self.of_unit)) * self._sum * self._s_per_byte
         out: F64 = column[:, None] * (self.dense + self.experts)
         return out
@@ -129,7 +112,7 @@ class Shared:
         shared: F64 = self.dense[mine, Part.EMBEDDING]
         return shared
 
-    def held(self, which: int) -> tuple[F64, F64, F64, F64]:
+    def held(self, which: int) -> tuple[F64, F64, F64]:
         """At the first (0) or the fullest (1) backward pass of the first rank, each (kinds,): bytes of activations,
         elements with gradients of earlier micro batches, elements of the unit whose turn it is."""
         kept = self._by_unit([size.kept for size in self.sizes])
@@ -146,7 +129,7 @@ class Shared:
                 alive[here] = kept[here] @ held.passes + rise[here, held.part]
                 gradients[here] = total[here] @ held.gradients
                 own[here] = total[here, held.part]
-        return alive, gradients, own, counts.astype(np.float64)
+        return alive, gradients, own
 
 
 @dataclass(frozen=True)
@@ -163,6 +146,16 @@ class Elements:
 
 _OWN = ("dp_shard", "pp", "prefetch", "ddp_bucket_mib", "overlap_grad_reduce", "optimizer", "optimizer_impl")
 """further fields that units don't depend on"""
+_SPLITTING = ("pp", "pp_schedule")
+"""fields on which it depends whether weight gradients are passes of their own"""
+_SUMMING = ("n_microbatches", "pp", "zero_stage", "dp_shard", "cp", "offload", "master_dtype", "precision")
+"""fields on which it depends whether kernels add up the gradients of micro batches"""
+
+
+def accumulated_bytes(plans: Plans, stack: Stack) -> Column:
+    """Bytes that are moved for each element whose gradient is added to a buffer."""
+    buffer = rules.element_bytes(rules.accumulate_dtype(plans, stack))
+    return sum(accumulation_bytes(rules.gradient_bytes(plans), buffer))
 
 
 def _ids(table: SpaceTable, names: Sequence[str]) -> tuple[I64, I64]:
@@ -170,6 +163,14 @@ def _ids(table: SpaceTable, names: Sequence[str]) -> tuple[I64, I64]:
     of_mesh = _level(len(table.meshes), [table.meshes.codes[name] for name in names if name in table.meshes.codes])
     variant = [table.variants.codes[name] for name in names if name in table.variants.codes]
     return dense_ids(of_mesh[table.mesh], _level(len(table.variants), variant)[table.variant])
+
+
+def _answers(table: SpaceTable, rule: Callable[[PlanTable], Column], *names: str) -> I64:
+    """1 where `rule`, which depends on some fields, holds for a row of `table`, (n,)."""
+    number, rows = _ids(table, names)
+    answers = np.broadcast_to(rule(table.rows(rows)), len(rows))
+    out: I64 = answers[number].astype(np.int64)
+    return out
 
 
 def _places(table: SpaceTable, runs: UnitRuns) -> I64:

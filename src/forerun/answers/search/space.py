@@ -200,8 +200,9 @@ class Space:
                 tally.considered += 1
                 tally.refuse(BATCH_RULE, self._batch_reason(dp, local, rest, 1))
                 continue
-            found, same = orders.of(replace(_PLAIN, **mesh))  # type: ignore[arg-type]
-            block = self._below(mesh, local, below)
+            plan = replace(_PLAIN, **mesh)  # type: ignore[arg-type]
+            found, same = orders.of(plan)
+            block = self._below(plan, local, below)
             tally.considered += block.length * (len(found) + same)
             tally.same += block.length * same
             if block.refused:
@@ -275,18 +276,17 @@ class Space:
             pairs.append((dp // in_node, in_node))
         return pairs
 
-    def _below(self, mesh: dict[str, int], local: int, below: Variants) -> Any:
+    def _below(self, plan: Plan, local: int, below: Variants) -> Any:
         """The variants below a mesh of `local` sequences for each data-parallel rank."""
-        sharded = mesh["zero_stage"] == 3 and mesh["dp_shard"] * mesh["cp"] > 1
-        key = (local, mesh["pp"], mesh["zero_stage"], sharded, mesh["tp"] > 1)
+        key = (local, plan.pp, plan.uses_fsdp, plan.shards_parameters, plan.tp > 1)
         if key not in below.blocks:
             axes = self._axes(key)
             below.add(key, axes, local)
         return below.blocks[key]
 
-    def _axes(self, key: tuple[int, int, int, bool, bool]) -> dict[str, Sequence[Any]]:
+    def _axes(self, key: tuple[int, int, bool, bool, bool]) -> dict[str, Sequence[Any]]:
         """Names and values of the axes below a mesh."""
-        local, pp, zero_stage, sharded, split = key
+        local, pp, fsdp, sharded, split = key
         fixed, habits, whole = self.fixed, self.habits, self.extent == "whole"
         most = self.limits.max_micro_batch or local
         micro = [n for n in divisors(local) if n <= most] if whole else powers_of_two(local, most)
@@ -301,7 +301,7 @@ class Space:
         if whole and split:
             axes["sequence_parallel"] = (True, False)
         if whole:
-            axes["offload"] = [what for what in habits.offload if what != "params" or zero_stage == 3]
+            axes["offload"] = [what for what in habits.offload if what != "params" or fsdp]
         taken = {"micro_batch", "activation_checkpointing", "schedule", "reshard_after_forward", "selective_policy"}
         taken |= {"cp_method", *MESH_FIELDS, *_COUNTED, "pp_schedule", "virtual_stages", "mesh_order"}
         return axes | {name: values for name, values in fixed.items() if name not in taken}

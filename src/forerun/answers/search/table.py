@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from forerun.describe.plan.columns import Mask, ValueColumn
 from forerun.describe.plan.plan import Plan
 
 Codes = npt.NDArray[Any]
-Mask = npt.NDArray[np.bool_]
 NUMBERS = (
     *("seq_len", "micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "zero_stage"),
     *("prefetch", "virtual_stages", "checkpoint_every"),
@@ -23,43 +23,12 @@ _SAFE = 1 << 15
 _FIELDS = tuple(field.name for field in fields(Plan))
 
 
-class Column:
-    """Values of a field that is no number, one for each plan: compared, never calculated with."""
-
-    def __init__(self, codes: Codes, values: Sequence[Any]) -> None:
-        """`codes` (n,) are places in `values`."""
-        self.codes, self.values = codes, values
-
-    def each(self) -> Iterator[tuple[Any, Mask]]:
-        """Every value with the plans that have it, (n,)."""
-        for code, value in enumerate(self.values):
-            yield value, self.codes == code
-
-    def _where(self, value: object) -> Mask:
-        flags = np.array([each == value for each in self.values], np.bool_)
-        out: Mask = flags[self.codes]
-        return out
-
-    def __eq__(self, value: object) -> Mask:  # type: ignore[override]
-        return self._where(value)
-
-    def __ne__(self, value: object) -> Mask:  # type: ignore[override]
-        return ~self._where(value)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    @property
-    def flags(self) -> Mask:
-        """A yes or no as an array."""
-        return self._where(True)
-
-
 @dataclass(frozen=True)
 class PlanTable:
     """Plans as columns: for each field codes, (n,), that are places in its list of values.
 
     Attributes with the names of Plan's fields and properties are columns: numbers and yes or no as arrays (n,), others
-    as `Column`. What is the same in all plans is one value.
+    as `ValueColumn`. What is the same in all plans is one value.
     """
 
     codes: Mapping[str, Codes]
@@ -100,8 +69,8 @@ class PlanTable:
         codes = self.codes[name]
         if name in NUMBERS:
             return np.array(values, np.int32 if max(values) < _SAFE else np.int64)[codes]
-        column = Column(codes, values)
-        return column.flags if isinstance(values[0], bool) else column
+        column = ValueColumn(codes, values)
+        return column.array() if isinstance(values[0], bool) else column
 
     def plan(self, row: int) -> Plan:
         """The plan in `row`."""

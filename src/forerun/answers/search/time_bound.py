@@ -13,8 +13,8 @@ import numpy as np
 
 from forerun.answers.search.orders import Groups
 from forerun.answers.search.pipelines import STAGED, Pipeline, StageTimes
-from forerun.answers.search.screening import Screening
-from forerun.answers.search.state_bytes import sizes
+from forerun.answers.search.screening import RankStates, Screening
+from forerun.answers.search.shared import accumulated_bytes
 from forerun.answers.search.unit_runs import N_PARTS, Part, UnitSizes, UnitTimes
 from forerun.core.cost.op_costs import on_topology
 from forerun.core.cost.profile import load_profile
@@ -23,8 +23,9 @@ from forerun.core.network.lines import Lines
 from forerun.core.network.nccl import collective_lines
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, Collective
+from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
-from forerun.sources.symbolic.shapes import DTYPE_BYTES
+from forerun.sources.symbolic.states import clipping_bytes
 
 _NOTHING = np.zeros(N_PARTS)
 
@@ -109,31 +110,26 @@ class TimeBound:
         )
 
     def _around(self, plan: Plan, groups: Groups, size: UnitSizes) -> _Around:
-        stack, states, per_byte = self._stack, self._screening.states, self._screening.s_per_byte
-        weight, reduced = int(states.weight_bytes(plan)), self._reduce_bytes(plan)
+        stack, per_byte = self._stack, self._screening.s_per_byte
+        weight = rules.weight_bytes(plan)
+        reduced = rules.element_bytes(rules.reduce_dtype(plan, stack))
         dense, experts = size.dense.astype(np.float64), size.experts.astype(np.float64)
         total = dense + experts
         gather = copy = again = _NOTHING
-        if self._gathers(plan):
+        if plan.shards_parameters:
             wire = 1.0 if plan.fp8_all_gather else weight
             shard = dense / plan.fsdp + experts / max(1, plan.fsdp // plan.ep)
             sharded = dense * (plan.shard_min_mib == 0)  # what stays whole is not gathered
             gather = self._over_shards(Collective.ALL_GATHER, plan, groups, sharded * wire, experts * wire)
             if plan.offload == "params":
-                gather = gather + shard * sizes(plan.master_dtype) * self._screening.host_s_per_byte
+                gather = gather + shard * rules.element_bytes(plan.master_dtype) * self._screening.host_s_per_byte
             copy = total * 2 * wire * per_byte if stack.fsdp == "fsdp2" else _NOTHING
-        if self._adds(plan):
-            again = total * (weight + 2 * states.sum_bytes(plan)) * per_byte
+        if rules.accumulates(plan, stack):
+            again = total * accumulated_bytes(plan, stack) * per_byte
         return _Around(gather, copy, self._reduce_s(plan, groups, dense * reduced, experts * reduced), again)
 
-    def _reduce_bytes(self, plan: Plan) -> int:
-        own = self._stack.reduce_dtype if plan.reduce_dtype == "auto" else plan.reduce_dtype
-        return int(self._screening.states.weight_bytes(plan)) if own == "param" else DTYPE_BYTES[own]
-
     def _reduce_s(self, plan: Plan, groups: Groups, dense: F64, experts: F64) -> F64:
-        if plan.zero_stage == 3 and plan.fsdp > 1:
-            return self._over_shards(Collective.REDUCE_SCATTER, plan, groups, dense, experts)
-        if plan.zero_stage and plan.fsdp > 1 and self._stack.grad_reduce == "reduce-scatter":
+        if rules.scatters_gradients(plan, self._stack):
             return self._over_shards(Collective.REDUCE_SCATTER, plan, groups, dense, experts)
         of_experts = "dp_expert_all" if plan.ep > 1 else "dp_all"
         every = self._collective_s(Collective.ALL_REDUCE, groups, "dp_all", dense)
@@ -141,27 +137,15 @@ class TimeBound:
 
     # -- passes ------------------------------------------------------------------------------------------------
 
-    def _gathers(self, plan: Plan) -> bool:
-        return plan.zero_stage == 3 and plan.fsdp > 1
-
     def _reshards(self, plan: Plan) -> bool:
-        if self._stack.parametrized:  # eager code keeps what no checkpoint gathers again
-            return False
-        default = plan.reshard_after_forward == "default" and plan.pp == 1
-        return plan.reshard_after_forward == "always" or default
-
-    def _adds(self, plan: Plan) -> bool:
-        """Whether micro batches add their gradients up by kernels of their own."""
-        if plan.n_microbatches == 1 or self._screening.states.fused:
-            return False
-        return not self._gathers(plan) or plan.pp > 1
+        return plan.reshards and not self._stack.parametrized  # eager code keeps what no checkpoint gathers again
 
     def _end_s(
         self, plan: Plan, groups: Groups, units: UnitTimes, size: UnitSizes, pipeline: Pipeline, around: _Around
     ) -> F64:
         """Seconds at which each rank has run its last pass, (pp,)."""
         border = self._border_s(plan, groups, size, pipeline)
-        gathers, reshards = self._gathers(plan), self._reshards(plan)
+        gathers, reshards = plan.shards_parameters, self._reshards(plan)
         gathered = (around.gather.tobytes(), reshards, plan.prefetch) if gathers else ()
         key = (id(units), id(pipeline), plan.n_microbatches, border.tobytes(), around.again.tobytes(), gathered)
         if key not in self._ends:
@@ -198,9 +182,9 @@ class TimeBound:
         """Seconds of all gathers and reductions of the first rank, which run one after the other."""
         counts = pipeline.on_ranks[0]
         reduced = float(counts @ around.reduce)
-        if not self._gathers(plan):
+        if not plan.shards_parameters:
             return reduced
-        every = plan.pp == 1 and self._stack.fsdp_reduce_every_microbatch
+        every = rules.reduces_every_microbatch(plan, self._stack)
         gathered, reshards, m = float(counts @ around.gather), self._reshards(plan), plan.n_microbatches
         passes = gathered * (1 if plan.pp > 1 and not reshards else m)
         if reshards:
@@ -212,12 +196,12 @@ class TimeBound:
     def _after_s(self, plan: Plan, groups: Groups, dense: float, experts: float) -> float:
         """Seconds of clipping, the optimizer, and gathering what others updated, on a rank with so many elements."""
         stack, screening = self._stack, self._screening
-        states = screening.states.of(plan, np.float64(dense), np.float64(experts))
-        out = float(screening.optimizer_s(plan, states))
+        local = float(RankStates.of(plan, stack, np.float64(dense), np.float64(experts)).local)
+        out = float(screening.optimizer_s(plan, np.float64(local)))
         if stack.clip_grad:
-            out += float(states.local) * 3 * 2 * screening.s_per_byte
-        if plan.zero_stage in (1, 2) and plan.fsdp > 1 and not stack.owner_broadcast_us:
-            weight = float(screening.states.weight_bytes(plan))
+            out += local * sum(clipping_bytes(screening.update_gradient_bytes(plan))) * screening.s_per_byte
+        if plan.gathers_updates and not stack.owner_broadcast_us:
+            weight = rules.weight_bytes(plan)
             moved = np.float64(dense * weight), np.float64(experts * weight)
             out += float(self._over_shards(Collective.ALL_GATHER, plan, groups, *moved))
         return out

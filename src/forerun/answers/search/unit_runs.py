@@ -28,7 +28,6 @@ from forerun.describe.plan.stack import load_stack
 from forerun.sources.symbolic.fsdp_units import Unit, build_units
 from forerun.sources.symbolic.kernels import MODULES, TransformerKernels
 from forerun.sources.symbolic.mesh import groups_of
-from forerun.sources.symbolic.schedule import SPLIT
 
 
 class Part(IntEnum):
@@ -132,7 +131,7 @@ class UnitRuns:
     def units(self, plan: Plan) -> BuiltUnits:
         """The units of `plan`, built once; where the schedule asks for it, with weight passes of their own."""
         alone = replace(plan, **ALONE, dp_shard=plan.ep // gcd(plan.ep, plan.cp))  # type: ignore[arg-type]
-        key = (alone, plan.pp > 1 and plan.pp_schedule in SPLIT)
+        key = (alone, plan.splits_backward)
         if key not in self._built:
             self._built[key] = BuiltUnits(self.model, self.cluster, *key)
         return self._built[key]

@@ -25,6 +25,7 @@ from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.rules import scatters_gradients
 from forerun.describe.plan.stack import load_stack
 
 
@@ -123,9 +124,7 @@ class CommunicationPattern(ABC):
 
 def has_all_reduce(plan: Plan) -> bool:
     """Whether gradients of `plan` are all-reduced, if they are shared at all."""
-    if plan.fsdp == 1 or plan.dp_replicate > 1 or plan.zero_stage == 0:
-        return True
-    return plan.zero_stage < 3 and load_stack(plan.stack).grad_reduce != "reduce-scatter"
+    return plan.dp_replicate > 1 or not scatters_gradients(plan, load_stack(plan.stack))
 
 
 @dataclass(frozen=True)

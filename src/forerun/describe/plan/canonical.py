@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from forerun.describe.model.spec import ModelSpec
-from forerun.describe.plan.constraints import Column, Plans, values_of
+from forerun.describe.plan.columns import Column, Plans, no, values_of
 from forerun.describe.plan.plan import DEFAULT_ORDER, MESH_AXES, Plan
+from forerun.describe.plan.rules import gathers_parameters
 from forerun.describe.plan.stack import Stack, load_stack
 
 
@@ -40,10 +41,6 @@ def canonical(model: ModelSpec, plan: Plan) -> Plan:
     return plan
 
 
-def _no(flag: Column) -> Column:
-    return flag ^ True
-
-
 def _usual(field: str, value: Any, where: Callable[[ModelSpec, Plans], Column]) -> Naming:
     """A field whose value is `value` where it makes no difference."""
     return Naming((field,), where, lambda plan: (value,))
@@ -64,8 +61,7 @@ def _alone(model: ModelSpec, plan: Plans) -> Column:
 
 def _gathers(plan: Plans) -> Column:
     """Where parameters are gathered, fetched or cast before they are used."""
-    casts = _in_stack(plan, lambda stack: stack.parametrized)
-    return (plan.zero_stage == 3) & ((plan.fsdp > 1) | (plan.offload == "params") | casts)
+    return _in_stack(plan, lambda stack: gathers_parameters(plan, stack))
 
 
 # -- the mesh ------------------------------------------------------------------------------------------------
@@ -101,7 +97,7 @@ def _unsharded(model: ModelSpec, plan: Plans) -> Column:
     """Where ZeRO-1 and ZeRO-2 have one rank to shard over. Some stacks keep buckets for replicated gradients only."""
     stages = (plan.zero_stage == 1) | (plan.zero_stage == 2)
     copies = _in_stack(plan, lambda stack: stack.bucket_copies)
-    return stages & (plan.fsdp == 1) & (_no(copies) | (plan.dp == 1))
+    return stages & (plan.fsdp == 1) & (no(copies) | (plan.dp == 1))
 
 
 def _usual_order(model: ModelSpec, plan: Plans) -> Column:
@@ -114,7 +110,7 @@ def _usual_order(model: ModelSpec, plan: Plans) -> Column:
             for later in MESH_AXES[number + 1 :]:
                 if axes.index(later) < axes.index(axis):
                     turned |= (getattr(plan, axis) > 1) & (getattr(plan, later) > 1)
-        found |= here & _no(turned)
+        found |= here & no(turned)
     return found
 
 
@@ -125,15 +121,15 @@ def _as_by_default(model: ModelSpec, plan: Plans) -> Column:
     """Where a reshard policy is what the default is, or has nothing to free."""
     freed = (plan.reshard_after_forward == "always") & (plan.pp == 1)
     kept = (plan.reshard_after_forward == "never") & (plan.pp > 1)
-    return freed | kept | _no(_gathers(plan))
+    return freed | kept | no(_gathers(plan))
 
 
 def _no_prefetch(model: ModelSpec, plan: Plans) -> Column:
-    return _no(_gathers(plan)) | _in_stack(plan, lambda stack: stack.fsdp == "simple")
+    return no(_gathers(plan)) | _in_stack(plan, lambda stack: stack.fsdp == "simple")
 
 
 def _whole_parameters(model: ModelSpec, plan: Plans) -> Column:
-    return (plan.zero_stage != 3) | (plan.fsdp == 1)
+    return no(plan.shards_parameters)
 
 
 def _no_overlap(model: ModelSpec, plan: Plans) -> Column:
@@ -143,7 +139,7 @@ def _no_overlap(model: ModelSpec, plan: Plans) -> Column:
 
 def _no_bucket(model: ModelSpec, plan: Plans) -> Column:
     own = _in_stack(plan, lambda stack: plan.ddp_bucket_mib == stack.bucket_mib)
-    return own | _no_overlap(model, plan) | _no(plan.overlap_grad_reduce)
+    return own | _no_overlap(model, plan) | no(plan.overlap_grad_reduce)
 
 
 _NARROW = ("fp8", "mxfp8", "nvfp4")
@@ -217,11 +213,11 @@ def _not_checkpointed(model: ModelSpec, plan: Plans) -> Column:
 
 
 def _loss_as_it_is(model: ModelSpec, plan: Plans) -> Column:
-    return _no(plan.compile) | _in_stack(plan, lambda stack: not stack.compiles_loss)
+    return no(plan.compile) | _in_stack(plan, lambda stack: not stack.compiles_loss)
 
 
 def _not_compiled(model: ModelSpec, plan: Plans) -> Column:
-    return _no(plan.compile)
+    return no(plan.compile)
 
 
 def _own_attention(model: ModelSpec, plan: Plans) -> Column:

@@ -8,26 +8,23 @@ or the shapes refuse is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from forerun.common.errors import ForerunError, ImpossiblePlan
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.layer_types import SelfAttention
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.columns import Column, Plans, no, values_of
 from forerun.describe.plan.fields import FIELD_TYPES, choices
-from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.plan import FP8_PRECISIONS, V_SCHEDULES, Plan
 from forerun.describe.plan.stack import load_stack
 
 AnyModel = ModelSpec | LayeredModel
 Model = TypeVar("Model", ModelSpec, LayeredModel, contravariant=True)
-Column = Any
-"""a value of one plan, or an array of those of many"""
-Plans = Any
-"""a Plan, or a table with its fields and properties as columns"""
 
 
 class Broken(Protocol[Model]):
@@ -48,24 +45,11 @@ class Rule(Generic[Model]):
     """of a plan that breaks the rule"""
 
 
-def values_of(column: Column) -> Iterator[tuple[Any, Column]]:
-    """Each value of a column with where it stands; of a single plan, its only one, which stands everywhere.
-
-    A column of a table that is not of numbers has a method `each` that answers this.
-    """
-    if hasattr(column, "each"):
-        yield from column.each()
-    else:
-        yield column, True
-
-
 _CHOICES = {name: choices(name) for name in FIELD_TYPES if choices(name)}
 _ATTENTION = ("auto", "naive", "flash1", "flash2", "flash3", "triton", "flex", "flex_uncompiled", "cudnn", "sdpa")
 _UNFUSED = ("naive", "flex_uncompiled")
 """kernels that make all scores, for which nothing cuts the sequence"""
-_FP8 = ("fp8", "mxfp8", "nvfp4")
 _MICROSCALING = ("mxfp8", "nvfp4")
-_V_SCHEDULES = ("ZBV", "DualPipeV")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +91,6 @@ def _first(rules: Sequence[Rule[Model]], model: Model, plan: Plan, cluster: Clus
     return None
 
 
-def _no(flag: Column) -> Column:
-    return flag ^ True
-
-
 # -- GPUs and devices ----------------------------------------------------------------------------------------
 
 
@@ -127,7 +107,7 @@ def _precision(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
     for precision, here in values_of(plan.precision):
         lacking = _lacks(precision, cluster) is not None
         scaled = plan.fp8_all_gather | (plan.fp8_recipe != "none")
-        broken |= here & (lacking | (scaled & (precision not in _FP8)))
+        broken |= here & (lacking | (scaled & (precision not in FP8_PRECISIONS)))
     return broken
 
 
@@ -198,7 +178,7 @@ def _feed_forward_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 
 def _async_tp(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    return plan.async_tp & ((plan.tp == 1) | _no(plan.sequence_parallel))
+    return plan.async_tp & ((plan.tp == 1) | no(plan.sequence_parallel))
 
 
 def _async_tp_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
@@ -332,7 +312,7 @@ def _stages_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 def _schedule(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
     broken: Column = False
     for schedule, here in values_of(plan.pp_schedule):
-        if schedule in _V_SCHEDULES:
+        if schedule in V_SCHEDULES:
             wrong = plan.virtual_stages != 2
         elif schedule == "Interleaved1F1B":
             wrong = (plan.virtual_stages < 2) | (plan.n_microbatches % plan.pp != 0)
@@ -348,7 +328,7 @@ def _schedule_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     schedule, virtual = plan.pp_schedule, plan.virtual_stages
     if plan.pp == 1:
         return f"virtual_stages {virtual} needs pp above 1"
-    if schedule in _V_SCHEDULES and virtual != 2:
+    if schedule in V_SCHEDULES and virtual != 2:
         return f"schedule {schedule} has 2 virtual_stages a rank, got {virtual}"
     if schedule == "DualPipeV":
         return f"schedule DualPipeV needs at least 2 x pp {plan.pp} micro batches, got {plan.n_microbatches}"
@@ -360,7 +340,7 @@ def _schedule_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 
 def _offload(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
-    return (plan.offload == "params") & (plan.zero_stage != 3)
+    return (plan.offload == "params") & no(plan.uses_fsdp)
 
 
 def _offload_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
@@ -374,7 +354,7 @@ def _layers_only(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
     staged = (plan.virtual_stages > 1) | (plan.layers_per_stage != None)  # noqa: E711  a column answers for each plan
     broken = (plan.tp > 1) | (plan.cp > 1) | (plan.pp > 1) | (plan.ep > 1) | staged | (plan.seq_len != 1)
     for precision, here in values_of(plan.precision):
-        broken |= here & (precision in _FP8)
+        broken |= here & (precision in FP8_PRECISIONS)
     return broken
 
 
@@ -391,7 +371,7 @@ def _layers_only_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
 
 def _layers_checkpointing(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
     known = (plan.selective_policy == "op") | (plan.selective_policy == "params")
-    return (plan.activation_checkpointing == "selective") & _no(known)
+    return (plan.activation_checkpointing == "selective") & no(known)
 
 
 def _layers_checkpointing_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:

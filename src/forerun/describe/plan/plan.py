@@ -12,6 +12,12 @@ Schedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "ZB1P", "ZBV", "DualPipeV
 MESH_AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 """axes of the mesh in the usual order, innermost first (torchtitan, Megatron)"""
 DEFAULT_ORDER = "-".join(MESH_AXES)
+FP8_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
+"""those whose products cast their operands to 8 bits or fewer, with scales"""
+V_SCHEDULES = ("ZBV", "DualPipeV")
+"""schedules with two stages a rank, down the ranks and up again"""
+SPLIT_SCHEDULES = ("ZB1P", *V_SCHEDULES)
+"""schedules that run weight gradients apart from input gradients"""
 LARGEST_BUCKET_MIB = 1_000_000
 """more than any GPU holds"""
 
@@ -183,6 +189,53 @@ class Plan:
     @property
     def n_stages(self) -> int:
         return self.pp * self.virtual_stages
+
+    # A table of plans answers the properties below, too: they combine comparisons with & and |.
+
+    @property
+    def uses_fsdp(self) -> bool:
+        """Whether FSDP wraps the model, which it also does where one rank holds all of it: weights are there in
+        master_dtype only."""
+        return self.zero_stage == 3
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether each rank keeps a part of the parameters (FSDP, ZeRO-3)."""
+        return self.uses_fsdp & (self.fsdp > 1)
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether each rank keeps a part of the gradients (ZeRO-2 and above)."""
+        return (self.zero_stage >= 2) & (self.fsdp > 1)
+
+    @property
+    def shards_optimizer(self) -> bool:
+        """Whether each rank updates a part of the parameters and has the optimizer's state of it (ZeRO-1 and above)."""
+        return (self.zero_stage >= 1) & (self.fsdp > 1)
+
+    @property
+    def gathers_updates(self) -> bool:
+        """Whether ranks that keep whole parameters gather after a step what the others updated (ZeRO-1 and ZeRO-2)."""
+        return self.shards_optimizer & (self.zero_stage < 3)
+
+    @property
+    def reshards(self) -> bool:
+        """Whether gathered parameters are freed after a unit's forward pass."""
+        by_default = (self.reshard_after_forward == "default") & (self.pp == 1)
+        return (self.reshard_after_forward == "always") | by_default
+
+    @property
+    def gathers_once(self) -> bool:
+        """Whether all micro batches of a pipeline use the parameters that the first one gathered."""
+        return (self.pp > 1) & (self.reshards ^ True)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether weight gradients are passes of their own."""
+        split = False
+        for schedule in SPLIT_SCHEDULES:
+            split |= self.pp_schedule == schedule
+        return split & (self.pp > 1)
 
     def describe(self) -> str:
         """The mesh in one short line, axes of degree 1 left out."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from forerun.common.errors import ForerunError
 from forerun.describe.model.spec import ModelSpec
-from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.plan import FP8_PRECISIONS, Plan
 from forerun.describe.plan.stack import load_stack
 from forerun.evidence.validation import wording
 from forerun.evidence.validation.rows import Measurement
@@ -206,7 +206,7 @@ def _precision(row: Measurement, stack: str, notes: list[str]) -> Fields:
     if says(row.precision, wording.AUTOCAST) and row.param_dtype == "fp32" and not row.zero_stage:
         fields["autocast"] = precision in ("bf16", "fp16")
     fields |= _gradient_dtypes(row, stack, precision, notes)
-    if precision in ("fp8", "mxfp8", "nvfp4"):
+    if precision in FP8_PRECISIONS:
         recipe = "mx" if precision != "fp8" else wording.first_match(wording.FP8_RECIPES, row.fp8_recipe)
         if recipe is None:
             recipe = "tensorwise"

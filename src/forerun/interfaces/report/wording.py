@@ -66,9 +66,9 @@ def plan_words(plan: Plan) -> str:
         degrees = [axis for axis in plan.mesh_axes if getattr(plan, axis) > 1]
         words.append(f"order {'-'.join(degrees)}")
     if plan.fsdp * plan.dp_replicate > 1:
-        hybrid = plan.zero_stage == 3 and plan.dp_replicate > 1 and plan.fsdp > 1
+        hybrid = plan.shards_parameters and plan.dp_replicate > 1
         words.append("HSDP" if hybrid else _SHARDING[plan.zero_stage])
-    if plan.zero_stage == 3 and plan.fsdp > 1 and plan.reshard_after_forward != "default":
+    if plan.shards_parameters and plan.reshard_after_forward != "default":
         words.append({"always": "reshard", "never": "no reshard"}[plan.reshard_after_forward])
     if plan.pp > 1:
         words.append(plan.pp_schedule + (f"x{plan.virtual_stages}" if plan.virtual_stages > 1 else ""))

@@ -11,7 +11,9 @@ from forerun.core.program.types import I64, Block, Category, Channel, Collective
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.rules import DTYPE_BYTES
 from forerun.describe.plan.stack import Stack, load_stack
 from forerun.sources.symbolic import data_parallel
 from forerun.sources.symbolic.activation_offload import ActivationOffload
@@ -22,8 +24,7 @@ from forerun.sources.symbolic.layered import staged_layers
 from forerun.sources.symbolic.mesh import groups_of
 from forerun.sources.symbolic.optimizer import optimizer_block, resident_bytes
 from forerun.sources.symbolic.pipeline import Wires
-from forerun.sources.symbolic.schedule import SPLIT, Action, actions, rank_stages, stage_rank
-from forerun.sources.symbolic.shapes import DTYPE_BYTES
+from forerun.sources.symbolic.schedule import Action, actions, rank_stages, stage_rank
 from forerun.sources.symbolic.steps import Around, Part, Steps
 from forerun.sources.symbolic.weights import Weights
 
@@ -43,7 +44,7 @@ def staged_model(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, 
     if isinstance(model, LayeredModel):
         return staged_layers(model, plan, habits, groups, architecture)
     kernels = TransformerKernels(model, plan, habits, groups, architecture)
-    return staged_transformer(kernels, plan.pp > 1 and plan.pp_schedule in SPLIT)
+    return staged_transformer(kernels, plan.splits_backward)
 
 
 class _Builder:
@@ -52,22 +53,18 @@ class _Builder:
         plan, stack = self.plan, self.kernels.stack
         self.parallel = DataParallel(self.kernels)
         self.blocks: list[Block] = []
-        self.split = plan.pp > 1 and plan.pp_schedule in SPLIT
+        self.split = plan.splits_backward
         self.first, self.last = staged.stages[0][0][0], staged.stages[-1][-1][0]
         self._parts: dict[int, Part] = {}
         self._buckets: dict[tuple[int, ...], int] = {}
         self._forgotten: dict[int, int] = {}
         """blocks that free a buffer of so many bytes"""
         self.wires = Wires(self.kernels, self._add)
-        self.reshard = plan.zero_stage == 3 and (
-            plan.reshard_after_forward == "always" or (plan.reshard_after_forward == "default" and plan.pp == 1)
-        )
-        self.gather_once = plan.pp > 1 and not self.reshard
         self.gather_again = stack.reuse_elements > 0 and plan.activation_checkpointing == "full"
         wider = DTYPE_BYTES[self.kernels.accumulate_dtype] > self.kernels.grad_bytes
         self.late = stack.late_accumulation and wider and not self.parallel.fsdp
         self.root = self._root() if stack.joint_ends and self.parallel.fsdp and plan.pp == 1 else None
-        self.reduce_last = plan.pp > 1 or not stack.fsdp_reduce_every_microbatch or plan.zero_stage < 3
+        self.reduces_every_microbatch = bool(rules.reduces_every_microbatch(plan, stack))
         self.overlap_reduce = plan.overlap_grad_reduce and stack.grad_reduce_overlap
 
     def _add(self, block: Block | None) -> int:
@@ -95,7 +92,7 @@ class _Builder:
         if unit.gathering is None:
             return whole, whole, whole, whole
         held, again, once = unit.gathering.held, unit.gathering.again, unit.gathering.once
-        gone = Weights.joined((again, once) if self.reshard else (once,))
+        gone = Weights.joined((again, once) if self.plan.reshards else (once,))
         there = Weights.joined((held, again))
 
         def around(weights: Weights) -> Around:
@@ -227,7 +224,7 @@ class _Builder:
             steps.add(self.wires.block("recv", needs, border))
 
     def _forward(self, steps: Steps, parts: list[Part], first: bool) -> None:
-        gathers = self.parallel.fsdp and (first or not self.gather_once)
+        gathers = self.parallel.fsdp and (first or not self.plan.gathers_once)
         apart = [part for part in parts if self._alone(part)]
         if gathers and self.root is not None:
             self._gather(steps, self.root)
@@ -239,7 +236,7 @@ class _Builder:
                 self._open(steps, part, "open" if part is not apart[-1] else "open_last")
             steps.run(part.forward, part.layer)
             kept = part.unit is self.last  # the last unit is needed again at once
-            if alone and not kept and (self.reshard or part.unit.gathering is not None):
+            if alone and not kept and (self.plan.reshards or part.unit.gathering is not None):
                 steps.add(part.after_forward["close", 0, 0], part.layer)
 
     def _gather(self, steps: Steps, part: Part) -> None:
@@ -262,7 +259,7 @@ class _Builder:
         steps.gathered = self.parallel.gathered_bytes(part.unit.weights) if kept else 0
 
     def _backward(self, steps: Steps, parts: list[Part], first: bool, last: bool) -> None:
-        regather = self.parallel.fsdp and self.reshard
+        regather = self.parallel.fsdp and self.plan.reshards
         backward = parts[::-1]
         held = bool(backward) and backward[0].unit is self.last  # still there from the forward pass
         waiting = [part for part in backward[held:] if self._alone(part) and part.again is not None] if regather else []
@@ -287,7 +284,7 @@ class _Builder:
 
     def _done(self, steps: Steps, part: Part, first: bool, last: bool) -> None:
         """After its backward pass a unit's parameters go, and its gradients are reduced."""
-        if self.parallel.fsdp and (self.reshard or last):
+        if self.parallel.fsdp and (self.plan.reshards or last):
             last_use = part.parallel if part.unit is self.last else part.after_backward
             if last_use is not None:
                 steps.add(last_use["close", 0, 0], part.layer)
@@ -300,7 +297,7 @@ class _Builder:
 
     def _gradients(self, steps: Steps, part: Part, first: bool, last: bool) -> None:
         around = part.parallel
-        if self.parallel.fsdp and not self.reduce_last:
+        if self.reduces_every_microbatch:
             self._reduce(steps, part, "reduce_first" if first else "reduce")
             return
         if not self.parallel.fsdp:
@@ -368,7 +365,7 @@ class _Builder:
             number = len(self.wires.channels)
             self.wires.channels.append(Channel(name, ends))
         elements = kernels.tied_elements
-        if self.plan.zero_stage >= 2:
+        if self.plan.shards_gradients:
             elements = sharded(elements, self.plan.fsdp)
         size = elements * self.parallel.reduce_bytes
         op = kernels.collective_op("embedding.tied", Collective.ALL_REDUCE, "pp_far", size, self.kernels.reduce_dtype)

@@ -23,9 +23,12 @@ from typing import Literal
 from forerun.common.units import MIB
 from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.types import Block, Category, Collective, Phase, Stream
+from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.rules import DTYPE_BYTES
 from forerun.sources.symbolic.kernels import PlanKernels
-from forerun.sources.symbolic.shapes import DTYPE_BYTES, ceil_div
+from forerun.sources.symbolic.shapes import ceil_div
+from forerun.sources.symbolic.states import accumulation_bytes
 from forerun.sources.symbolic.weights import Weights
 
 REDUCED = 2
@@ -72,7 +75,7 @@ def shard_elements(plan: Plan, weights: Weights) -> int:
 
 def whole_tensors(plan: Plan, weights: Weights) -> list[int]:
     """Elements of the parameters that ZeRO-3 leaves whole because they are small; it always shards experts."""
-    if plan.zero_stage != 3:
+    if not plan.shards_parameters:
         return []
     least = plan.shard_min_mib * MIB / DTYPE_BYTES[plan.master_dtype]
     return [size for size in (*weights.matrices, *weights.vectors) if size < least]
@@ -85,9 +88,7 @@ class DataParallel:
         self.kernels = kernels
         plan = kernels.plan
         self.simple = kernels.stack.fsdp == "simple"
-        # a parametrisation that has nothing to gather still casts a parameter at each use
-        casts = kernels.stack.parametrized and DTYPE_BYTES[plan.master_dtype] != kernels.weight_bytes
-        self.fsdp = plan.zero_stage == 3 and (plan.fsdp > 1 or plan.offload == "params" or casts)
+        self.fsdp = bool(rules.gathers_parameters(plan, kernels.stack))
         self.by_module = kernels.stack.parametrized and not kernels.whole_graph
         """eager modules ask for their parameters one by one"""
         self.buffers = kernels.stack.fsdp == "fsdp2"
@@ -275,7 +276,7 @@ class DataParallel:
         block.tensor(wire, Category.COMMUNICATION, node, -1 if self.buffers else node)
         if made >= 0:
             block.tensor(made, Category.UNSHARDED, -1, node)
-        elif not persistent_gradients(kernels):
+        elif not rules.keeps_gradient_buffer(kernels.stack):
             held = total + weights.beyond
             block.tensor(held * DTYPE_BYTES[kernels.accumulate_dtype], Category.GRADIENT, -1, node)
         dtype = kernels.reduce_dtype
@@ -344,13 +345,14 @@ class DataParallel:
             return None
         block, total = BlockBuilder(), weights.gradients
         buffer = DTYPE_BYTES[kernels.accumulate_dtype]
-        persistent = persistent_gradients(kernels)
+        persistent = rules.keeps_gradient_buffer(kernels.stack)
         if first and not persistent:
             block.node(kernels.marker, Stream.COMPUTE, Phase.BACKWARD)
             block.tensor(made, Category.UNSHARDED, -1, 0)
             block.tensor((total + weights.beyond) * buffer, Category.GRADIENT, 0, -1)
         else:
-            op = kernels.ops.memory(name + ".accumulate", total * (kernels.grad_bytes + buffer), total * buffer)
+            read, written = accumulation_bytes(kernels.grad_bytes, buffer)
+            op = kernels.ops.memory(name + ".accumulate", total * read, total * written)
             block.node(op, Stream.COMPUTE, Phase.BACKWARD)
             block.tensor(made, Category.UNSHARDED, -1, 0)
         return block.build(name + (".accumulate_first" if first else ".accumulate"))
@@ -378,8 +380,7 @@ class DataParallel:
         kernels, plan = self.kernels, self.kernels.plan
         dtype = kernels.reduce_dtype
         size = self.reduce_bytes * weights.gradient_ratio * share
-        sharded_state = plan.zero_stage >= 1 and plan.fsdp > 1
-        scatter = sharded_state and kernels.stack.grad_reduce == "reduce-scatter"
+        scatter = rules.scatters_gradients(plan, kernels.stack)
         for axis, tensors in self._parts(weights):
             elements = sum(tensors)
             if not elements:
@@ -397,8 +398,3 @@ class DataParallel:
                 part = sharded(elements, kernels.group_size[axis]) * size
                 op = kernels.collective_op(name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", part, dtype)
                 after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
-
-
-def persistent_gradients(kernels: PlanKernels) -> bool:
-    """Whether the gradient buffer lives through the whole step (Megatron's main_grad)."""
-    return kernels.stack.fused_accumulation or kernels.stack.accumulate_dtype != "param"

@@ -14,9 +14,10 @@ from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import Collective, Stream
 from forerun.describe.model.spec import ModelSpec
-from forerun.describe.plan.plan import Plan
+from forerun.describe.plan import rules
+from forerun.describe.plan.plan import FP8_PRECISIONS, Plan
 from forerun.describe.plan.stack import Stack, Style
-from forerun.sources.symbolic.shapes import DTYPE_BYTES, Shapes
+from forerun.sources.symbolic.shapes import Shapes
 from forerun.sources.symbolic.tape import Stage, on_compute
 
 MODULES = ("embedding", "layer.attention_norm", "layer.attention", "layer.ffn_norm", "layer.ffn", "head", "optimizer")
@@ -46,9 +47,9 @@ class PlanKernels:
         self.group_size = {axis: group.size for axis, group in groups.items()}
         self.marker = self.ops.delay("join", 0)
         self.matmul_dtype = plan.precision
-        self.wide_dtype = "bf16" if plan.precision in ("fp8", "mxfp8", "nvfp4") else plan.precision
-        self.fp8 = plan.precision in ("fp8", "mxfp8", "nvfp4")
-        self.act_bytes = self.weight_bytes = DTYPE_BYTES[self.wide_dtype]
+        self.wide_dtype = rules.wide_dtype(plan)
+        self.fp8 = plan.precision in FP8_PRECISIONS
+        self.act_bytes = self.weight_bytes = int(rules.weight_bytes(plan))
         """bytes of an element of activations, and of weights as kernels read them"""
         self.stream_bytes = 4 if plan.autocast else self.act_bytes
         """bytes of an element of the residual stream, which norms read"""
@@ -59,29 +60,17 @@ class PlanKernels:
     @property
     def accumulate_dtype(self) -> str:
         """dtype of the gradient buffer that micro batches add into."""
-        if self.plan.accumulate_dtype != "auto":
-            return self.plan.accumulate_dtype
-        if self.stack.fsdp == "fsdp2" and self.stack.accumulate_dtype == "param" and self._shards_parameters:
-            return self.reduce_dtype  # FSDP2 casts what it does not reduce yet
-        if self.stack.accumulate_dtype == "param":
-            return "fp32" if self.plan.autocast else self.wide_dtype
-        return self.stack.accumulate_dtype
-
-    @property
-    def _shards_parameters(self) -> bool:
-        return self.plan.zero_stage == 3 and self.plan.fsdp > 1
+        return str(rules.accumulate_dtype(self.plan, self.stack))
 
     @property
     def reduce_dtype(self) -> str:
         """dtype in which gradients travel."""
-        if self.plan.reduce_dtype != "auto":
-            return self.plan.reduce_dtype
-        return self.wide_dtype if self.stack.reduce_dtype == "param" else self.stack.reduce_dtype
+        return str(rules.reduce_dtype(self.plan, self.stack))
 
     @property
     def grad_bytes(self) -> int:
-        """Bytes of a weight gradient element as the backward pass leaves it: autocast casts it as the weight is."""
-        return 4 if self.plan.autocast else DTYPE_BYTES[self.wide_dtype]
+        """Bytes of a weight gradient element as the backward pass leaves it."""
+        return int(rules.gradient_bytes(self.plan))
 
     @property
     def in_graphs(self) -> bool:
@@ -96,7 +85,7 @@ class PlanKernels:
     @property
     def caches_casts(self) -> bool:
         """Whether weights are cast to fp8 once a step, as they stay between micro batches."""
-        return self.fp8 and self.stack.fp8_caches_weights and not self._shards_parameters
+        return self.fp8 and self.stack.fp8_caches_weights and not self.plan.shards_parameters
 
     # -- memory-bound --------------------------------------------------------------------------------------
 

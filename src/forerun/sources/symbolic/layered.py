@@ -12,11 +12,11 @@ from forerun.core.program.types import Block, Category, Collective, Stream
 from forerun.describe.model.layer_types import Activation, Add, Norm
 from forerun.describe.model.layered import INPUT, Layer, LayeredModel, Traffic
 from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.rules import DTYPE_BYTES
 from forerun.describe.plan.stack import Stack
 from forerun.sources.symbolic.fsdp_units import Staged, Unit, tape_unit
 from forerun.sources.symbolic.layer import settle_activations
 from forerun.sources.symbolic.layered_kernels import LayeredKernels
-from forerun.sources.symbolic.shapes import DTYPE_BYTES
 from forerun.sources.symbolic.tape import Tape, TapeOp, on_compute
 from forerun.sources.symbolic.weights import Weights
 
@@ -53,12 +53,7 @@ def _unit_name(model: LayeredModel, layers: Sequence[int]) -> str:
 def _broadcast_buffers(kernels: LayeredKernels) -> Block | None:
     """Rank 0's running statistics to all replicas."""
     size = sum(layer.buffer_bytes for layer in kernels.model.layers)
-    if (
-        not kernels.stack.broadcast_buffers
-        or kernels.plan.zero_stage == 3
-        or kernels.group_size["dp_all"] == 1
-        or not size
-    ):
+    if not kernels.stack.broadcast_buffers or kernels.plan.uses_fsdp or kernels.group_size["dp_all"] == 1 or not size:
         return None
     block = BlockBuilder()
     start = block.node(kernels.marker)

@@ -8,9 +8,9 @@ from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import OpKind
 from forerun.describe.model.layered import Attention, Kernel, LayeredModel, Matmul, Traffic
 from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.rules import DTYPE_BYTES
 from forerun.describe.plan.stack import Stack
 from forerun.sources.symbolic.kernels import PlanKernels
-from forerun.sources.symbolic.shapes import DTYPE_BYTES
 from forerun.sources.symbolic.tape import Stage, on_compute
 
 
@@ -28,7 +28,7 @@ class LayeredKernels(PlanKernels):
     def casts_weights(self) -> bool:
         """Whether weights are kept wider than products read them, and cast at each use (torch.autocast)."""
         wider = DTYPE_BYTES[self.plan.master_dtype] > self.weight_bytes
-        return (self.stack.autocast or self.plan.autocast) and wider and self.plan.zero_stage != 3
+        return (self.stack.autocast or self.plan.autocast) and wider and not self.plan.uses_fsdp
 
     @property
     def accumulate_dtype(self) -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from forerun.core.program.types import Collective, Stream
+from forerun.describe.plan.rules import DTYPE_BYTES
 from forerun.sources.symbolic.kernels import TransformerKernels
-from forerun.sources.symbolic.shapes import DTYPE_BYTES
 from forerun.sources.symbolic.tape import Stage, Tape, TapeOp, on_compute
 from forerun.sources.symbolic.weights import Weights
 

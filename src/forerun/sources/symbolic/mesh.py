@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from forerun.common.errors import ImpossiblePlan
 from forerun.core.program.groups import CommGroup
-from forerun.describe.plan.plan import Plan
-from forerun.sources.symbolic.schedule import V_SCHEDULES
+from forerun.describe.plan.plan import V_SCHEDULES, Plan
 
 Run = tuple[int, int]
 """(ranks, how many ranks apart)"""

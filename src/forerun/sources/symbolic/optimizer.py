@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.types import N_CATEGORIES, Block, Category, Collective, Phase, Stream
-from forerun.sources.symbolic.data_parallel import REDUCED, DataParallel, persistent_gradients, shard_elements
+from forerun.describe.plan import rules
+from forerun.describe.plan.rules import DTYPE_BYTES
+from forerun.sources.symbolic.data_parallel import REDUCED, DataParallel, shard_elements
 from forerun.sources.symbolic.kernels import PlanKernels
-from forerun.sources.symbolic.shapes import DTYPE_BYTES
+from forerun.sources.symbolic.states import (
+    clipping_bytes,
+    resident_states,
+    tensors_per_launch,
+    unfused_kernels,
+    update_gradient_bytes,
+    update_of,
+)
 from forerun.sources.symbolic.weights import Weights
-
-_STATES = {"adamw": 2, "adam": 2, "sgd": 1}
-_TENSORS_PER_LAUNCH = 60
-"""tensors of one multi-tensor kernel: its argument block holds about so many"""
-_UNFUSED = {"adamw": (52, 32, 8), "adam": (48, 28, 7), "sgd": (28, 16, 4)}
-"""bytes read and written per fp32 element, and kernels (of many tensors or of one): torch/optim/adam.py scales the
-parameter (AdamW), lerps the first moment, scales the second and adds the square, then takes root, quotient, sum and
-update; sgd.py adds decay, scales the momentum and adds to it, and updates"""
-
-
-def state_tensors(optimizer: str) -> int:
-    """Tensors that an optimizer keeps for each parameter."""
-    return _STATES[optimizer]
 
 
 def local_elements(kernels: PlanKernels, weights: Weights) -> int:
     """Elements that this rank updates."""
-    return weights.total if kernels.plan.zero_stage == 0 else shard_elements(kernels.plan, weights)
+    return shard_elements(kernels.plan, weights) if kernels.plan.shards_optimizer else weights.total
 
 
 def cast_elements(weights: Weights) -> int:
@@ -37,19 +33,20 @@ def optimizer_block(kernels: PlanKernels, parallel: DataParallel, weights: Weigh
     """Clip, update, gather updated parameters; frees `grads_allocated` bytes of gradients at the end."""
     plan, stack, block = kernels.plan, kernels.stack, BlockBuilder()
     phase, local = Phase.OPTIMIZER, local_elements(kernels, weights)
-    grad = DTYPE_BYTES[plan.master_dtype] if plan.zero_stage == 3 else DTYPE_BYTES[kernels.accumulate_dtype]
+    grad = update_gradient_bytes(plan, DTYPE_BYTES[kernels.accumulate_dtype])
     n_tensors = len(weights.tensors)
-    launches = max(1, n_tensors // _TENSORS_PER_LAUNCH)
+    launches = max(1, n_tensors // tensors_per_launch())
     block.node(kernels.marker, phase=phase, module=kernels.optimizer_module, wait=(REDUCED,))
     _sum_over_tp(kernels, block, weights, grad)
     if stack.clip_grad:
-        norm = kernels.ops.memory("grad_norm", local * grad, 0, max(launches, n_tensors // 20))
+        read, scaled = (local * size for size in clipping_bytes(grad))
+        norm = kernels.ops.memory("grad_norm", read, 0, max(launches, n_tensors // 20))
         node = block.node(norm, phase=phase, module=kernels.optimizer_module)
         for axis, norms in _norm_reductions(kernels, weights):
             op = kernels.collective_op("grad_norm.reduce", Collective.ALL_REDUCE, axis, 4 * norms, "fp32")
             node = block.node(op, Stream.REDUCE, phase, kernels.optimizer_module, after=(node,))
         block.node(
-            kernels.ops.memory("grad_clip", local * grad, local * grad, launches),
+            kernels.ops.memory("grad_clip", scaled / 2, scaled / 2, launches),
             phase=phase,
             module=kernels.optimizer_module,
             after=(node,),
@@ -59,7 +56,7 @@ def optimizer_block(kernels: PlanKernels, parallel: DataParallel, weights: Weigh
     if kernels.caches_casts:
         for (op, stream), *_ in kernels.casts("weights", cast_elements(weights)):
             block.node(op, stream, phase, kernels.optimizer_module)
-    if persistent_gradients(kernels):
+    if rules.keeps_gradient_buffer(kernels.stack):
         buffer = weights.gradients * DTYPE_BYTES[kernels.accumulate_dtype]
         block.node(kernels.ops.memory("zero_grad", 0, buffer), phase=phase, module=kernels.optimizer_module)
     if stack.step_us:
@@ -76,14 +73,13 @@ def _norm_reductions(kernels: PlanKernels, weights: Weights) -> list[tuple[str, 
     DTensor reduces the norms of all tensors of one mesh together, over each axis that they are sharded over, and
     nothing over axes where gradients are the same. Other stacks are taken to reduce one number once.
     """
-    sharded = kernels.plan.zero_stage > 0 and kernels.plan.fsdp > 1
-    axes = ("dp_shard" if sharded else "dp_all", "tp", "pp")
+    axes = ("dp_shard" if kernels.plan.shards_optimizer else "dp_all", "tp", "pp")
     if not kernels.stack.dtensor:
         axis = next((axis for axis in axes if kernels.group_size.get(axis, 1) > 1), None)
         return [] if axis is None else [(axis, 1)]
     dense, experts = len(weights.matrices) + len(weights.vectors), len(weights.experts)
     found = []
-    if kernels.plan.zero_stage == 3 and kernels.plan.fsdp > 1:
+    if kernels.plan.shards_parameters:
         found += [("dp_shard", dense + (experts if kernels.plan.ep == 1 else 0))]
         found += [("dp_shard", experts)] if kernels.plan.ep > 1 and experts else []
     found += [("tp", dense)] if kernels.plan.tp > 1 else []
@@ -93,7 +89,7 @@ def _norm_reductions(kernels: PlanKernels, weights: Weights) -> list[tuple[str, 
 def _sum_over_tp(kernels: PlanKernels, block: BlockBuilder, weights: Weights, grad: int) -> None:
     """Without FSDP2 nothing sums the gradients of what tensor-parallel ranks hold whole before they are used: the norm
     and the update each do."""
-    if not kernels.stack.dtensor or (kernels.plan.zero_stage == 3 and kernels.plan.fsdp > 1):
+    if not kernels.stack.dtensor or kernels.plan.shards_parameters:
         return
     for size in weights.shared * (2 if kernels.stack.clip_grad else 1):
         op = kernels.collective_op("shared_gradients", Collective.ALL_REDUCE, "tp", size * grad, "fp32")
@@ -102,22 +98,17 @@ def _sum_over_tp(kernels: PlanKernels, block: BlockBuilder, weights: Weights, gr
 
 def _update(kernels: PlanKernels, block: BlockBuilder, local: int, grad: int, launches: int, n_tensors: int) -> None:
     plan = kernels.plan
-    master = 4 if kernels.weight_bytes == 2 or plan.master_dtype == "fp32" else DTYPE_BYTES[plan.master_dtype]
-    states = _STATES[plan.optimizer] * 4
-    read, write = master + grad + states, master + states
-    if has_working_copy(kernels):
-        write += kernels.weight_bytes
+    update = update_of(plan, kernels.stack, grad)
     if plan.optimizer_impl != "fused":
-        read, write, per_tensor = _UNFUSED[plan.optimizer]
-        launches = per_tensor * (launches if plan.optimizer_impl == "foreach" else n_tensors)
-    op = kernels.ops.memory("optimizer", local * read, local * write, launches)
+        launches = unfused_kernels(plan.optimizer) * (launches if plan.optimizer_impl == "foreach" else n_tensors)
+    op = kernels.ops.memory("optimizer", local * update.read, local * update.written, launches)
     if plan.offload == "params":  # the host updates, at about the rate at which its memory feeds the link
-        update = kernels.ops.host_copy("optimizer.on_host", local * (read + write))
-        node = block.node(update, Stream.COPY, Phase.OPTIMIZER, kernels.optimizer_module, after=(len(block) - 1,))
+        moved = kernels.ops.host_copy("optimizer.on_host", local * (update.read + update.written))
+        node = block.node(moved, Stream.COPY, Phase.OPTIMIZER, kernels.optimizer_module, after=(len(block) - 1,))
         block.node(kernels.marker, phase=Phase.OPTIMIZER, module=kernels.optimizer_module, after=(node,))
         return
     if plan.offload == "optimizer":
-        copy = kernels.ops.host_copy("optimizer.offload", local * (states + master))
+        copy = kernels.ops.host_copy("optimizer.offload", local * update.to_host)
         node = block.node(copy, Stream.COPY, Phase.OPTIMIZER, kernels.optimizer_module, after=(len(block) - 1,))
         block.node(op, phase=Phase.OPTIMIZER, module=kernels.optimizer_module, after=(node,))
         back = block.node(copy, Stream.COPY, Phase.OPTIMIZER, kernels.optimizer_module, after=(len(block) - 1,))
@@ -129,7 +120,7 @@ def _update(kernels: PlanKernels, block: BlockBuilder, local: int, grad: int, la
 def _gather_updated(kernels: PlanKernels, parallel: DataParallel, block: BlockBuilder, weights: Weights) -> None:
     """ZeRO-1 and ZeRO-2: every rank gathers the parameters that the others updated."""
     plan, stack = kernels.plan, kernels.stack
-    if plan.zero_stage not in (1, 2) or plan.fsdp == 1:
+    if not plan.gathers_updates:
         return
     size = weights.total * kernels.weight_bytes
     first = last = len(block) - 1
@@ -149,41 +140,19 @@ def _gather_updated(kernels: PlanKernels, parallel: DataParallel, block: BlockBu
         block.tensor(copied, Category.COMMUNICATION, first, end)
 
 
-def has_working_copy(kernels: PlanKernels) -> bool:
-    """Whether low-precision parameters live beside the master weights (everything but FSDP, and SimpleFSDP's
-    replicas, whose parametrisation casts at each use)."""
-    return (
-        kernels.plan.zero_stage != 3
-        and DTYPE_BYTES[kernels.plan.master_dtype] == 4
-        and kernels.weight_bytes == 2
-        and not (kernels.stack.autocast or kernels.plan.autocast)
-        and not kernels.stack.parametrized
-    )
-
-
 def resident_bytes(kernels: PlanKernels, weights: Weights) -> list[int]:
     """Bytes by category that live through the whole step on a rank with `weights`."""
     plan = kernels.plan
+    gradients = weights.gradients * DTYPE_BYTES[kernels.accumulate_dtype]
+    states = resident_states(plan, kernels.stack, weights.total, local_elements(kernels, weights), gradients)
     resident = [0] * N_CATEGORIES
-    local = local_elements(kernels, weights)
-    master = DTYPE_BYTES[plan.master_dtype]
-    states = _STATES[plan.optimizer] * 4
-    if plan.zero_stage == 3:
-        resident[Category.PARAMETER] = 0 if plan.offload == "params" else local * master
-    else:
-        working = kernels.weight_bytes if has_working_copy(kernels) else master
-        resident[Category.PARAMETER] = weights.total * working
-        if has_working_copy(kernels):
-            states += 4
-        if persistent_gradients(kernels):
-            resident[Category.GRADIENT] = weights.gradients * DTYPE_BYTES[kernels.accumulate_dtype]
+    resident[Category.PARAMETER], resident[Category.GRADIENT] = states.parameter, states.gradient
+    resident[Category.OPTIMIZER] = states.optimizer
     if kernels.caches_casts and not kernels.stack.fp8_params:  # in both layouts, beside the two bytes of a bf16 element
         resident[Category.PARAMETER] += 2 * cast_elements(weights) * DTYPE_BYTES[plan.precision]
-    if kernels.stack.bucket_copies and plan.zero_stage == 0 and plan.dp * plan.cp > 1:
+    if rules.keeps_bucket_copies(plan, kernels.stack):
         resident[Category.COMMUNICATION] = weights.gradients * DTYPE_BYTES[kernels.reduce_dtype]
     if kernels.stack.dummy_weight_grads:
         sizes = {size for size in weights.matrices if size != kernels.tied_elements}
         resident[Category.GRADIENT] += sum(sizes) * kernels.grad_bytes
-    if plan.offload == "none":
-        resident[Category.OPTIMIZER] = local * states
     return resident

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.types import Block, Category, Channel, Phase, Stream
+from forerun.describe.plan.plan import V_SCHEDULES
 from forerun.sources.symbolic.kernels import PlanKernels
-from forerun.sources.symbolic.schedule import V_SCHEDULES, stage_rank
+from forerun.sources.symbolic.schedule import stage_rank
 
 ARRIVED, ARRIVED_GRAD, SENT = 3, 4, 5
 """event slots"""

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from forerun.common.errors import ImpossiblePlan
 from forerun.describe.model.spec import ModelSpec
-from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.plan import V_SCHEDULES, Plan
 from forerun.describe.plan.stack import Stack
 
 Pass = Literal["F", "B", "W"]
@@ -19,12 +19,6 @@ class Action(NamedTuple):
     kind: Pass
     stage: int
     microbatch: int
-
-
-V_SCHEDULES = ("ZBV", "DualPipeV")
-"""schedules with two stages a rank, down the ranks and up again"""
-SPLIT = ("ZB1P", *V_SCHEDULES)
-"""schedules that run weight gradients apart from input gradients"""
 
 
 def stage_rank(plan: Plan, stage: int) -> int:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.rules import weight_bytes
 from forerun.describe.plan.stack import Stack
-
-DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1, "nvfp4": 1}
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -43,7 +42,7 @@ class Shapes:
         tokens = plan.micro_batch * seq
         sequence_parallel = plan.sequence_parallel and plan.tp > 1
         vocab = ceil_div(model.vocab, plan.tp * stack.padded_vocab_multiple) * stack.padded_vocab_multiple
-        wide = 4 if plan.precision in ("fp32", "tf32") else 2
+        wide = weight_bytes(plan)
         mla = model.mla
         return Shapes(
             tokens=tokens,

@@ -16,13 +16,15 @@ from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.rules import DTYPE_BYTES, has_working_copy
 from forerun.describe.plan.stack import Stack
 from forerun.sources.symbolic.build import staged_model
 from forerun.sources.symbolic.data_parallel import shard_elements, sharded
 from forerun.sources.symbolic.kernels import PlanKernels
-from forerun.sources.symbolic.optimizer import has_working_copy, local_elements, state_tensors
+from forerun.sources.symbolic.optimizer import local_elements
 from forerun.sources.symbolic.schedule import rank_stages
-from forerun.sources.symbolic.shapes import DTYPE_BYTES, ceil_div
+from forerun.sources.symbolic.shapes import ceil_div
+from forerun.sources.symbolic.states import state_tensors
 from forerun.sources.symbolic.weights import Weights
 
 _ROUNDING = 512
@@ -98,11 +100,13 @@ def _saved(kernels: PlanKernels, ranks: list[list[Weights]]) -> SavedState:
 def _element_bytes(kernels: PlanKernels) -> tuple[int, int]:
     """Bytes of an element of the weights that kernels read, and of what the optimizer keeps beside it."""
     master, states = DTYPE_BYTES[kernels.plan.master_dtype], 4 * state_tensors(kernels.plan.optimizer)
-    return (kernels.weight_bytes, master + states) if has_working_copy(kernels) else (master, states)
+    return (
+        (kernels.weight_bytes, master + states) if has_working_copy(kernels.plan, kernels.stack) else (master, states)
+    )
 
 
 def _held_elements(kernels: PlanKernels, part: Weights, weight_bytes: int, states: int) -> int:
-    whole = shard_elements(kernels.plan, part) if kernels.plan.zero_stage == 3 else part.total
+    whole = shard_elements(kernels.plan, part) if kernels.plan.shards_parameters else part.total
     return whole * weight_bytes + local_elements(kernels, part) * states
 
 
@@ -112,9 +116,9 @@ def _held_elements(kernels: PlanKernels, part: Weights, weight_bytes: int, state
 def _stages(kernels: PlanKernels, units: list[Weights], batch_bytes: int) -> tuple[InitStage, ...]:
     plan, stack = kernels.plan, kernels.stack
     simple = stack.fsdp == "simple"
-    if plan.offload == "params" or not (simple or (stack.fsdp == "fsdp2" and plan.zero_stage == 3)):
+    if plan.offload == "params" or not (simple or (stack.fsdp == "fsdp2" and plan.uses_fsdp)):
         return ()
-    ranks = plan.fsdp if plan.zero_stage == 3 else 1
+    ranks = plan.fsdp if plan.shards_parameters else 1
     master = DTYPE_BYTES[plan.master_dtype]
     pairs = []
     for unit in units:

@@ -108,9 +108,9 @@ def _gradients(request: Request) -> Iterator[Candidate | None]:
             request, "gradient precision", f"sum gradients in {dtype}", {"reduce_dtype": dtype}, "sums are rounded more"
         )
     yield of_plan(request, "overlap", "reduce gradients during the backward pass", {"overlap_grad_reduce": True})
-    if plan.zero_stage == 3 and plan.fsdp > 1:
+    if plan.shards_parameters:
         yield of_plan(request, "overlap", "gather parameters ahead", {"prefetch": max(1, plan.prefetch)})
-    if plan.dp_replicate > 1 or plan.zero_stage < 3:
+    if plan.dp_replicate > 1 or not plan.uses_fsdp:
         own = plan.ddp_bucket_mib or request.setup.stack.bucket_mib
         for size in (size for size in _BUCKETS_MIB if size != own):
             title = f"reduce gradients in buckets of {size:.0f} MiB instead of {own:g}"
@@ -146,7 +146,7 @@ def _states(request: Request, fits: bool) -> Iterator[Candidate | None]:
         if not fits and stage > plan.zero_stage:
             title = f"{_SHARDING[stage]} and full activation checkpointing"
             yield of_plan(request, "sharding", title, {**fields, "activation_checkpointing": "full"})
-    if plan.zero_stage == 3 and plan.fsdp > 1:
+    if plan.shards_parameters:
         title = "keep gathered parameters until the backward pass"
         yield of_plan(request, "sharding", title, {"reshard_after_forward": "never"})
     if plan.offload != "none" or plan.activation_offload:

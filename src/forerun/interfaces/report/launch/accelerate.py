@@ -25,7 +25,7 @@ def accelerate_fsdp(t: Translation) -> Launch:
     """Files of accelerate with FSDP2, or with DDP. Raises ForerunError for a plan that it would train differently."""
     _refuse(t)
     plan = t.plan
-    sharded = plan.fsdp > 1 and plan.zero_stage != 0
+    sharded = plan.shards_optimizer
     config = _machine(t)
     config["distributed_type"] = "FSDP" if sharded else "MULTI_GPU" if plan.world_size > 1 else "NO"
     config["mixed_precision"] = _PRECISIONS[t.give("precision")]
@@ -63,7 +63,7 @@ def _refuse(t: Translation) -> None:
             t.refuse(name, "accelerate has no such axis; use --launch torchtitan or megatron-lm")
     if plan.fsdp > 1 and plan.zero_stage == 1:
         t.refuse("zero_stage", "FSDP2 shards gradients too; use 2, 3, or --launch accelerate-deepspeed")
-    sharded = plan.fsdp > 1 and plan.zero_stage != 0
+    sharded = plan.shards_optimizer
     if plan.dp > 1 and plan.cp * plan.tp > 1 and (not sharded or plan.dp_shard == 1):
         t.refuse("dp_replicate", "accelerate replicates only without tp and cp; shard with dp_shard and zero_stage 3")
     if plan.cp > 1 and not sharded:
@@ -174,7 +174,7 @@ def _mesh(t: Translation) -> dict[str, Any]:
             t.note("cp_method", "accelerate exchanges heads with DeepSpeed only; keys and values are gathered")
         else:
             t.give("cp_method")
-    sharded = plan.fsdp > 1 and plan.zero_stage != 0
+    sharded = plan.shards_optimizer
     if not sharded and tp == 1:
         return {}
     axes: dict[str, Any] = {

@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.plan import FP8_PRECISIONS
 from forerun.interfaces.report.launch.torchrun import script
 from forerun.interfaces.report.launch.translation import Launch, Translation
 
@@ -107,11 +108,11 @@ def _offload(t: Translation, zero: dict[str, Any], stage: int) -> None:
 def _precision(t: Translation) -> dict[str, Any]:
     plan = t.plan
     precision, master = t.give("precision"), t.give("master_dtype")
-    if precision in ("fp8", "mxfp8", "nvfp4"):
+    if precision in FP8_PRECISIONS:
         t.refuse("precision", "DeepSpeed has no such matrix products; use bf16, or your model's Transformer Engine")
     if master not in ("fp32", "bf16") or (master == "bf16" and precision != "bf16"):
         t.refuse("master_dtype", "DeepSpeed keeps master weights in fp32, or with bf16 products in bf16")
-    if master == "bf16" and (plan.fsdp == 1 or plan.zero_stage == 0):
+    if master == "bf16" and not plan.shards_optimizer:
         t.refuse("master_dtype", "DeepSpeed keeps them in bf16 only with zero_stage 1 to 3 and dp_shard above 1")
     t.habit("fp8_recipe", "fp8_all_gather")
     config: dict[str, Any] = {}
@@ -134,7 +135,7 @@ def _axes(t: Translation) -> dict[str, Any]:
         config["tensor_parallel"] = {"autotp_size": plan.tp, "tp_overlap_comm": t.give("async_tp")}
         t.habit_unless(not plan.sequence_parallel, "sequence_parallel", "AutoTP keeps whole sequences on every rank")
         t.habit_unless(not plan.loss_parallel, "loss_parallel", "set vocab_parallel_lm_head for it")
-        if plan.zero_stage == 3 and plan.fsdp > 1:
+        if plan.shards_parameters:
             t.refuse("zero_stage", "AutoTP goes with zero_stage 0 to 2")
     if t.give("cp") > 1:
         config["sequence_parallel_size"] = plan.cp
@@ -153,7 +154,7 @@ def _axes(t: Translation) -> dict[str, Any]:
 
 def _pipeline(t: Translation) -> None:
     plan = t.plan
-    if plan.zero_stage > 1 and plan.fsdp > 1:
+    if plan.shards_gradients:
         t.refuse("zero_stage", "DeepSpeed's pipelines go with zero_stage 0 or 1")
     if plan.pp_schedule != "1F1B":
         t.refuse("pp_schedule", "DeepSpeed's pipelines run 1F1B")

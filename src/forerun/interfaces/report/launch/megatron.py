@@ -48,7 +48,7 @@ def _array(name: str, arguments: list[str]) -> str:
 
 def _sharded(t: Translation) -> bool:
     """Whether Megatron-FSDP runs: gradients or parameters are sharded too."""
-    return t.plan.fsdp > 1 and t.plan.zero_stage >= 2
+    return t.plan.shards_gradients
 
 
 def _environment(t: Translation) -> list[str]:
@@ -181,7 +181,7 @@ def _low_precision_gather(t: Translation) -> list[str]:
     if not plan.fp8_all_gather:
         t.habit("fp8_all_gather")
         return []
-    if plan.precision == "nvfp4" or plan.fsdp == 1 or plan.zero_stage == 0:
+    if plan.precision == "nvfp4" or not plan.shards_optimizer:
         t.note("fp8_all_gather", "Megatron-LM gathers fp8 parameters with its distributed optimizer only")
         return []
     t.give("fp8_all_gather")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from forerun.describe.plan.plan import FP8_PRECISIONS
 from forerun.interfaces.report.launch.python_text import Call, Code, python_text
 from forerun.interfaces.report.launch.torchrun import script
 from forerun.interfaces.report.launch.torchtitan_model import Family, family_of, rope_theta, shared_experts
@@ -20,7 +21,7 @@ MODULE, FUNCTION = "forerun_torchtitan", "planned"
 _FAMILY = "torchtitan.models"
 _LONG = 60
 """characters of imported names on one line"""
-_QUANTIZED = ("fp8", "mxfp8", "nvfp4")
+_QUANTIZED = FP8_PRECISIONS
 _SWITCHES = {"fused": "fused", "foreach": "foreach", "loop": "for-loop"}
 _ATTENTION = {"flash2": "varlen", "flash3": "flex_flash", "flex": "flex", "auto": "flex"}
 
@@ -54,7 +55,7 @@ def torchtitan_registry(t: Translation) -> Launch:
         t.refuse_model("torchtitan 0.3 has a head_dim of its own only with qk_norm")
     settings = common_settings(t, family, "lm_head")
     _parallelism(t, settings)
-    replicated = plan.dp_replicate * plan.dp_shard > 1 and (plan.fsdp == 1 or plan.zero_stage == 0)
+    replicated = plan.dp_replicate * plan.dp_shard > 1 and not plan.shards_optimizer
     if replicated:
         t.remark("replicas are FSDP2's with one shard each (torchtitan 0.3 has no DDP), which all-reduces unit by unit")
     t.remark("data, tokenizer, learning rate and checkpoints are torchtitan's defaults; set them in the function")

@@ -46,7 +46,7 @@ def common_settings(t: Translation, family: Family, head: str) -> Settings:
 
 def _refuse_state(t: Translation) -> None:
     plan = t.plan
-    if plan.fsdp > 1 and plan.zero_stage not in (0, 3):
+    if plan.gathers_updates:
         t.refuse("zero_stage", "torchtitan shards parameters, gradients and optimizer state (3) or nothing (0)")
     if plan.zero_stage == 0 and plan.dp_shard > 1 and plan.cp * plan.tp * plan.pp > 1:
         t.refuse("zero_stage", "torchtitan replicates only where no other axis is above 1; use zero_stage 3")
@@ -129,7 +129,7 @@ def stage_modules(layers: list[int], head: str) -> list[list[str]]:
 def _habits(t: Translation) -> None:
     plan = t.plan
     t.habit_unless(plan.prefetch == 1 or not t.open("prefetch"), "prefetch", "FSDP2 gathers one unit ahead")
-    replicated = plan.dp_replicate > 1 and (plan.zero_stage == 0 or plan.fsdp == 1)
+    replicated = plan.dp_replicate > 1 and not plan.shards_optimizer
     t.habit_unless(
         plan.ddp_bucket_mib in (0, _DDP_BUCKET_MIB) or not replicated, "ddp_bucket_mib", f"is {_DDP_BUCKET_MIB} MiB"
     )

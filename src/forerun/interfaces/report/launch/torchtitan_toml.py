@@ -49,7 +49,7 @@ def _refuse_mixture(t: Translation) -> None:
     """Refuse what needs FSDP. Source: torchtitan 0.2.2, distributed/utils.py, maybe_enable_amp."""
     plan = t.plan
     replicated = plan.dp_replicate * (plan.dp_shard if plan.zero_stage == 0 else 1)
-    sharded = plan.fsdp > 1 and plan.zero_stage == 3
+    sharded = plan.shards_parameters
     if not sharded and replicated > 1 and plan.tp * plan.pp > 1:
         t.refuse("dp_replicate", "torchtitan 0.2 replicates only where no other axis is above 1; shard with dp_shard")
     if not sharded and plan.tp * plan.pp > 1 and plan.precision != "fp32" and plan.master_dtype != "bf16":

@@ -10,7 +10,7 @@ from forerun.common.errors import ForerunError
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import FIELD_TYPES
-from forerun.describe.plan.plan import DEFAULT_ORDER, Plan
+from forerun.describe.plan.plan import DEFAULT_ORDER, FP8_PRECISIONS, Plan
 from forerun.sources.symbolic.mesh import groups_of
 
 
@@ -101,17 +101,17 @@ class Translation:
             habit("cp_method")
         balanced = plan.cp == 1 or plan.cp_method == "ulysses" or plan.cp_load_balance == "head_tail"
         self.habit_unless(balanced, "cp_load_balance", "the tool gives each rank a chunk from the head and the tail")
-        if plan.zero_stage != 3 or plan.fsdp == 1:
+        if not plan.shards_parameters:
             habit("reshard_after_forward", "prefetch")
         if plan.fsdp == 1:
             habit("zero_stage")
-        if plan.zero_stage == 3 and plan.fsdp > 1:
+        if plan.shards_parameters:
             habit("ddp_bucket_mib")
         if plan.dp_replicate * plan.fsdp == 1:
             habit("ddp_bucket_mib", "reduce_dtype", "overlap_grad_reduce")
         if plan.n_microbatches == 1:
             habit("accumulate_dtype")
-        if plan.precision not in ("fp8", "mxfp8", "nvfp4") or plan.fsdp == 1:
+        if plan.precision not in FP8_PRECISIONS or plan.fsdp == 1:
             habit("fp8_all_gather")
         if plan.activation_checkpointing == "none":
             habit("checkpoint_every")
@@ -123,7 +123,7 @@ class Translation:
             self.note("graph_breaks", "what the script does inside of what it compiles, not a setting")
         else:
             habit("graph_breaks")
-        without = plan.zero_stage != 3 or plan.fsdp == 1 or not plan.shard_min_mib
+        without = not plan.shards_parameters or not plan.shard_min_mib
         self.habit_unless(without, "shard_min_mib", "shards parameters of every size")
         self.habit_unless(not plan.autocast, "autocast", "put torch.autocast around the model in your script")
         if plan.expert_imbalance == 1:

@@ -44,7 +44,7 @@ def check_traceable(plan: Plan, note: Note) -> None:
         raise ForerunError(
             "plan: cp_load_balance striped has no counterpart in PyTorch's context_parallel; use head_tail or none"
         )
-    if plan.zero_stage in (1, 2) and plan.fsdp > 1:
+    if plan.gathers_updates:
         raise ForerunError(
             f"plan: zero_stage {plan.zero_stage} has no counterpart among PyTorch's fully_shard and DDP;"
             " zero_stage must be 0 (DDP) or 3 (FSDP2) to be traced"

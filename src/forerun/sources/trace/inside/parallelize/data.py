@@ -39,7 +39,7 @@ def reduce_dtype(plan: Plan) -> torch.dtype:
 
 def is_sharded(plan: Plan) -> bool:
     """Whether FSDP2 is used."""
-    return plan.zero_stage == 3 and plan.fsdp > 1
+    return plan.shards_parameters
 
 
 def data_parallel(

@@ -1,0 +1,114 @@
+"""What follows from a plan and its stack: dtypes, and what data parallelism does with parameters and gradients.
+
+Every rule answers for a Plan and for a table of plans (`columns`). What follows from the plan alone are properties of
+Plan. `build` and the bounds of a search ask the same rules.
+"""
+
+from __future__ import annotations
+
+from forerun.describe.plan.columns import Column, Plans, mapped, no, numbers
+from forerun.describe.plan.plan import FP8_PRECISIONS
+from forerun.describe.plan.stack import Stack
+
+DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1, "nvfp4": 1}
+
+
+# -- dtypes ----------------------------------------------------------------------------------------------------
+
+
+def element_bytes(dtype: Column) -> Column:
+    """Bytes of an element of each dtype."""
+    return numbers(DTYPE_BYTES.__getitem__, dtype)
+
+
+def wide_dtype(plan: Plans) -> Column:
+    """The dtype of activations, and of weights as kernels read them."""
+    return mapped(_wide, plan.precision)
+
+
+def _wide(precision: str) -> str:
+    return "bf16" if precision in FP8_PRECISIONS else precision
+
+
+def weight_bytes(plan: Plans) -> Column:
+    """Bytes of an element of a weight as kernels read it, or of an activation."""
+    return element_bytes(wide_dtype(plan))
+
+
+def gradient_bytes(plan: Plans) -> Column:
+    """Bytes of an element of a weight's gradient as the backward pass leaves it: autocast casts it as the weight is."""
+    return numbers(lambda dtype, autocast: 4 if autocast else DTYPE_BYTES[dtype], wide_dtype(plan), plan.autocast)
+
+
+def reduce_dtype(plan: Plans, stack: Stack) -> Column:
+    """The dtype in which gradients are reduced."""
+
+    def of(asked: str, wide: str) -> str:
+        own = wide if stack.reduce_dtype == "param" else stack.reduce_dtype
+        return own if asked == "auto" else asked
+
+    return mapped(of, plan.reduce_dtype, wide_dtype(plan))
+
+
+def accumulate_dtype(plan: Plans, stack: Stack) -> Column:
+    """The dtype of the buffer that the gradients of micro batches are added into."""
+
+    def of(asked: str, sharded: bool, reduced: str, autocast: bool, wide: str) -> str:
+        if asked != "auto":
+            return asked
+        if stack.accumulate_dtype != "param":
+            return stack.accumulate_dtype
+        if stack.fsdp == "fsdp2" and sharded:
+            return reduced  # FSDP2 casts what it does not reduce yet
+        return "fp32" if autocast else wide
+
+    wide, reduced = wide_dtype(plan), reduce_dtype(plan, stack)
+    return mapped(of, plan.accumulate_dtype, plan.shards_parameters, reduced, plan.autocast, wide)
+
+
+# -- parameters ------------------------------------------------------------------------------------------------
+
+
+def gathers_parameters(plan: Plans, stack: Stack) -> Column:
+    """Whether parameters are gathered from other ranks, fetched from the host or cast before a unit uses them."""
+    casts = stack.parametrized & (element_bytes(plan.master_dtype) != weight_bytes(plan))
+    return plan.uses_fsdp & ((plan.fsdp > 1) | (plan.offload == "params") | casts)
+
+
+def has_working_copy(plan: Plans, stack: Stack) -> Column:
+    """Whether weights of 2 bytes are kept beside the fp32 weights that the optimizer updates.
+
+    FSDP casts what it gathers, torch.autocast and SimpleFSDP's parametrization cast at each use.
+    """
+    narrow = (plan.master_dtype == "fp32") & (weight_bytes(plan) == 2)
+    casts = plan.autocast | (stack.autocast or stack.parametrized)
+    return no(plan.uses_fsdp) & narrow & no(casts)
+
+
+# -- gradients -------------------------------------------------------------------------------------------------
+
+
+def scatters_gradients(plan: Plans, stack: Stack) -> Column:
+    """Whether gradients are reduce-scattered, so that a rank has the sums of its shard only; else all-reduced."""
+    return plan.shards_parameters | (plan.shards_optimizer & (stack.grad_reduce == "reduce-scatter"))
+
+
+def reduces_every_microbatch(plan: Plans, stack: Stack) -> Column:
+    """Whether the gradients of each micro batch are reduced by themselves, and added up in shards."""
+    return gathers_parameters(plan, stack) & (plan.pp == 1) & stack.fsdp_reduce_every_microbatch
+
+
+def accumulates(plan: Plans, stack: Stack) -> Column:
+    """Whether kernels of their own add the gradients of several micro batches into a buffer."""
+    apart = (plan.n_microbatches > 1) & no(reduces_every_microbatch(plan, stack))
+    return apart & (not stack.fused_accumulation)
+
+
+def keeps_gradient_buffer(stack: Stack) -> bool:
+    """Whether the buffer of replicated gradients is there through the whole step (Megatron's main_grad)."""
+    return stack.fused_accumulation or stack.accumulate_dtype != "param"
+
+
+def keeps_bucket_copies(plan: Plans, stack: Stack) -> Column:
+    """Whether the buckets of replicated gradients are buffers of their own beside the gradients."""
+    return (plan.zero_stage == 0) & (plan.dp * plan.cp > 1) & stack.bucket_copies

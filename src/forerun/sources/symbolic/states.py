@@ -1,0 +1,108 @@
+"""What a rank keeps through a step and what its optimizer moves, in bytes: of one plan, or of many plans at once.
+
+`build` asks with the elements of one rank, the bounds of a search with columns of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from forerun.describe.plan import rules
+from forerun.describe.plan.columns import Column, Plans, no, numbers, where
+from forerun.describe.plan.stack import Stack
+
+_FP32 = 4
+
+
+@cache
+def _data() -> dict[str, Any]:
+    data: dict[str, Any] = yaml.safe_load((resources.files(__package__) / "optimizers.yaml").read_text("utf-8"))
+    return data
+
+
+def tensors_per_launch() -> int:
+    """Tensors that one multi-tensor kernel updates."""
+    return int(_data()["tensors_per_launch"]["value"])
+
+
+def state_tensors(optimizer: Column) -> Column:
+    """Tensors that an optimizer keeps for each parameter."""
+    return numbers(lambda name: _data()["optimizers"][name]["tensors"], optimizer)
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Bytes that are there through the whole step on a rank, or (n,) on the ranks of many plans."""
+
+    parameter: Column
+    gradient: Column
+    optimizer: Column
+
+    @property
+    def total(self) -> Column:
+        return self.parameter + self.gradient + self.optimizer
+
+
+def resident_states(plan: Plans, stack: Stack, total: Column, local: Column, gradients: Column) -> States:
+    """States of a rank that uses `total` elements, updates `local` of them and has `gradients` bytes of gradients.
+
+    The gradients count only where their buffer stays.
+    """
+    master, copied = rules.element_bytes(plan.master_dtype), rules.has_working_copy(plan, stack)
+    sharded = local * master * (plan.offload != "params")
+    whole = total * where(copied, rules.weight_bytes(plan), master)
+    kept = no(plan.uses_fsdp) & rules.keeps_gradient_buffer(stack)
+    states = (_FP32 * state_tensors(plan.optimizer) + _FP32 * copied) * (plan.offload == "none")
+    return States(where(plan.uses_fsdp, sharded, whole), gradients * kept, local * states)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Bytes that an optimizer moves for each element that its rank updates."""
+
+    read: Column
+    written: Column
+    to_host: Column
+    """of master weights and state, where these stay on the host"""
+
+
+def update_of(plan: Plans, stack: Stack, gradient_bytes: Column) -> Update:
+    """What the optimizer of `plan` moves, with gradients of so many bytes an element."""
+    master = where(rules.weight_bytes(plan) == 2, _FP32, rules.element_bytes(plan.master_dtype))
+    kept = master + _FP32 * state_tensors(plan.optimizer)
+    written = kept + rules.has_working_copy(plan, stack) * rules.weight_bytes(plan)
+    fused = plan.optimizer_impl == "fused"
+    return Update(
+        where(fused, kept + gradient_bytes, _unfused(plan.optimizer, "read")),
+        where(fused, written, _unfused(plan.optimizer, "written")),
+        kept,
+    )
+
+
+def unfused_kernels(optimizer: str) -> int:
+    """Kernels that an unfused optimizer runs for each tensor, or list of tensors."""
+    return int(_unfused(optimizer, "kernels"))
+
+
+def _unfused(optimizer: Column, what: str) -> Column:
+    return numbers(lambda name: _data()["optimizers"][name]["unfused"][what], optimizer)
+
+
+def update_gradient_bytes(plan: Plans, accumulated: Column) -> Column:
+    """Bytes of an element of the gradients that the optimizer reads, where micro batches add up in so many bytes."""
+    return where(plan.uses_fsdp, rules.element_bytes(plan.master_dtype), accumulated)
+
+
+def clipping_bytes(gradient_bytes: Column) -> tuple[Column, Column]:
+    """Bytes for each element that the norm of the gradients reads, and that scaling them reads and writes."""
+    return gradient_bytes, 2 * gradient_bytes
+
+
+def accumulation_bytes(made: Column, buffer: Column) -> tuple[Column, Column]:
+    """Bytes read and written to add a gradient of `made` bytes to an element of a buffer of `buffer` bytes."""
+    return made + buffer, buffer
