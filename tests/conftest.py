@@ -1,7 +1,8 @@
 """Settings of all tests; modules beside this file can be imported by every test."""
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # The first call of a compiled function takes seconds, so no example has a deadline.
 settings.register_profile("forerun", deadline=None)
+settings.register_profile("first-failure", deadline=None, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("forerun")
