@@ -281,6 +281,18 @@ class Traced:
         return int(self.count[self.program.ops.kind <= OpKind.MEMORY].sum())
 
 
+def test_source_lines_are_those_of_the_script(tmp_path):
+    script, path = tmp_path / "plain.py", tmp_path / "step.program"
+    script.write_text(_PLAIN.lstrip().replace("{folder}", str(tmp_path)))
+    with redirect_stdout(io.StringIO()):
+        assert run(["trace", "--source-lines", "-o", str(path), str(script)]) == 0
+    lines = load(path).meta["source_lines"]
+    assert {line.rpartition(":")[0] for found in lines.values() for line in found} == {str(script)}
+    text = script.read_text().splitlines()
+    (forward, backward) = (text[int(line.rpartition(":")[2]) - 1].strip() for line in sorted(lines["mm"]))
+    assert (forward, backward) == ("loss = model(x).sum()", "loss.backward()")
+
+
 def test_a_plain_script_has_the_flops_and_the_memory_of_its_layers(ends):
     traced = Traced(ends, "plain")
     tokens, matrix = 2048, 2048 * 2048

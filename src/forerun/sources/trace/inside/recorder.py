@@ -20,6 +20,7 @@ import torch
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.types import Category, Collective, OpKind, Phase
 from forerun.sources.trace.inside import sizes
+from forerun.sources.trace.inside.unseen import PACKAGE
 from forerun.sources.trace.recording import Recording
 
 _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = (int(p) for p in Phase)
@@ -405,7 +406,7 @@ def _user_line() -> str:
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
-        if "/torch/" not in name and "/forerun/trace/" not in name and not name.startswith("<"):
+        if "/torch/" not in name and not name.startswith((PACKAGE, "<")):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""

@@ -21,18 +21,19 @@ from typing import Any
 
 import torch
 
-_PACKAGE = Path(__file__).parents[3]
+_FORERUN = Path(__file__).parents[3]
+PACKAGE = os.path.join(_FORERUN, "")
+"""path that the files of Forerun begin with"""
 PROGRAMS = tuple(f"forerun.sources.trace.inside.{name}" for name in ("parallelize", "titan", "device.flash_attention"))
 """modules that stand for code of a program: torch.compile sees them as it sees the program"""
-_OWN = os.path.join(_PACKAGE, "")
-_OF_PROGRAMS = tuple(str(_PACKAGE.parent.joinpath(*name.split("."))) for name in PROGRAMS)
+_OF_PROGRAMS = tuple(str(_FORERUN.parent.joinpath(*name.split("."))) for name in PROGRAMS)
 _stand_ins: dict[int, CodeType] = {}
 """by identity, because code objects that differ only in their file are equal"""
 
 
 def is_own(code: CodeType) -> bool:
     """Whether `code` is the tracer's: neither it nor what it calls is for torch.compile."""
-    return code.co_filename.startswith(_OWN) and not code.co_filename.startswith(_OF_PROGRAMS)
+    return code.co_filename.startswith(PACKAGE) and not code.co_filename.startswith(_OF_PROGRAMS)
 
 
 def stands_in(code: CodeType) -> bool:
