@@ -1,6 +1,7 @@
-"""What stands in for Inductor's code generation: graphs after its passes become `CompiledGraph`s.
+"""The backend of torch.compile under the tracer: it takes the graphs that Inductor would generate code for.
 
-Imports dynamo and Inductor, which takes a second: `compile.py` imports this when the program first compiles.
+Importing this module imports Dynamo and Inductor, which takes a second, so `install.py` imports it when the program
+first compiles something.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _dynamo_modules: Any = importlib.import_module("torch._dynamo.variables.nn_modul
 
 
 class Backend:
-    """Takes the place of `compile_fx_inner`, in whatever way a program reaches it."""
+    """Replaces Inductor's `compile_fx` and `compile_fx_inner`, through which every way of calling Inductor goes."""
 
     def __init__(self, mode: VirtualMode, recorder: Recorder, modules: Modules) -> None:
         self.mode, self.recorder = mode, recorder
@@ -53,7 +54,8 @@ class Backend:
         inductor.compile_fx_inner = self.compile_graph
 
     def compile(self, gm: Any, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """`compile_fx`; where torch fails on a graph, the graph itself, to be run operator by operator."""
+        """Compiles a graph as `compile_fx` does. Where torch fails on it, returns the graph itself, to be run operator
+        by operator."""
         kept = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph)) if isinstance(gm, torch.fx.GraphModule) else None
         self.recorder.paused += 1
         try:
@@ -71,7 +73,8 @@ class Backend:
             self.recorder.paused -= 1
 
     def compile_graph(self, gm: Any, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-        """`compile_fx_inner`: a callable that runs a graph of aten operators and empties its list of arguments."""
+        """Replaces `compile_fx_inner`: returns a callable that runs a graph of aten operators and empties its list of
+        arguments."""
         backward = bool(kwargs.get("is_backward"))
         cudagraphs = kwargs.get("cudagraphs")
         if cudagraphs is not None and bool(getattr(cudagraphs, "value", cudagraphs)):
@@ -85,7 +88,11 @@ class Backend:
             self.recorder.paused -= 1
 
     def _within_mode(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Constant folding and optimizers make tensors on the device, where torch has left all modes."""
+        """Returns `function` wrapped to run under the tracing mode.
+
+        torch leaves all modes for constant folding and for making the state of optimizers, and both make tensors on the
+        device.
+        """
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -95,7 +102,7 @@ class Backend:
         return call
 
     def _passes(self, gm: Any, inputs: Sequence[Any], is_inference: bool) -> Any:
-        """The graph after the passes that Inductor runs right before it lowers a graph."""
+        """Returns the graph after the passes that Inductor runs right before it lowers a graph."""
         kept = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
         try:
             inductor.view_to_reshape(gm)
@@ -124,12 +131,13 @@ class Backend:
 
 
 def _same_random_numbers(joint: Any, forward: Any, backward: Any, _: int) -> tuple[Any, Any]:
-    """Recomputed random operators would get the state of the device's generator, which is one of the CPU here."""
+    """Leaves both graphs as they are. torch would hand the state of the device's generator to recomputed random
+    operators, and the virtual device has a generator of the CPU."""
     return forward, backward
 
 
 def _donated(backward: bool) -> frozenset[int]:
-    """Places of the arguments of a backward graph whose memory the graph may reuse."""
+    """Returns the positions of the arguments whose memory a backward graph may reuse."""
     context = torch._guards.TracingContext.try_get()
     if not backward or context is None or context.fw_metadata is None:
         return frozenset()

@@ -1,7 +1,7 @@
-"""Follows calls of modules where Dynamo doesn't see it.
+"""Follows module calls without being seen by Dynamo.
 
-`Modules` follows them through global hooks. Dynamo would follow those, and break there. So `Module.__call__` itself is
-replaced by a stand-in.
+`Modules` follows calls through global hooks. Dynamo would trace these hooks and break its graph there, so this module
+replaces `Module.__call__` by a stand-in before the first compilation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forerun.sources.trace.inside.unseen import in_place_of
 
 
 def follow_calls(modules: Modules) -> None:
-    """Take the hooks of `modules` out, and call them from `Module.__call__` instead."""
+    """Removes the hooks of `modules` and calls them from `Module.__call__` instead."""
     for hooks in (torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks):
         for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is modules]:
             del hooks[key]
@@ -41,7 +41,8 @@ def follow_calls(modules: Modules) -> None:
 
 
 def _same_place(modules: Modules, wrapper: torch.nn.Module, module: torch.nn.Module) -> None:
-    """`torch.compile(module)` has the path of `module`; inside another module that is where the wrapper stands."""
+    """Gives the wrapper that `torch.compile(module)` returns and `module` the same path: inside another module that is
+    the wrapper's path, else the module's own."""
     if wrapper in modules.index and module in modules.index:
         inner = modules.current() != 0
         source, target = (wrapper, module) if inner else (module, wrapper)

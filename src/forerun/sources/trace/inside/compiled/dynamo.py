@@ -1,6 +1,6 @@
-"""Tells Dynamo what it must not see, and lets what it fails on run as it is.
+"""Hides the tracer from Dynamo, and lets code that Dynamo fails on run uncompiled.
 
-Imports Dynamo: only `backend.py` imports this.
+This module imports Dynamo, so only `backend.py` imports it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _variable: Any = importlib.import_module("torch.autograd.variable")
 
 
 def install(failed: Callable[[str, Exception], None]) -> None:
-    """Hide the tracer from Dynamo. `failed(what, error)` hears of frames that Dynamo fails on."""
+    """Hides the tracer from Dynamo. `failed(what, error)` is called for each frame that Dynamo fails on."""
     _skip_frames(failed)
     _follow_no_calls()
     _watch_no_backward()
@@ -32,8 +32,10 @@ def install(failed: Callable[[str, Exception], None]) -> None:
 
 
 def _skip_frames(failed: Callable[[str, Exception], None]) -> None:
-    """Dynamo asks here about each frame once. Frames that it fails on run as they are, also where the program wants one
-    graph or an error."""
+    """Skips the tracer's frames, and runs frames that Dynamo fails on uncompiled, also under `fullgraph=True`.
+
+    Dynamo asks about each frame once.
+    """
     catching = _convert_frame.CatchErrorsWrapper
     convert = catching.__call__
     skip, default = _types.FrameAction.SKIP, _types.FrameAction.DEFAULT
@@ -59,18 +61,21 @@ def _skip_frames(failed: Callable[[str, Exception], None]) -> None:
 
 
 def _follow_no_calls() -> None:
-    """A call of the tracer that is no stand-in (a mark of the program's) is a graph break."""
+    """Makes a call of the tracer that is no stand-in, such as `forerun.mark_step`, a graph break."""
     _rules.LEGACY_MOD_INLINELIST |= set(unseen.PROGRAMS)
     _rules.get_legacy_mod_inlinelist.cache_clear()
     _rules.add("forerun")
 
 
 def _watch_no_backward() -> None:
-    """Backward on a GPU runs in a thread of autograd's engine, where Dynamo watches no frames. Here it runs in the
-    thread that calls it, below a frame of the tracer."""
+    """Runs the backward pass below a frame of the tracer, so that Dynamo compiles nothing in it.
+
+    On a GPU the backward pass runs in a thread of autograd's engine, which Dynamo doesn't watch. Here it runs in the
+    thread that calls it.
+    """
 
     class Engine(torch._C._ImperativeEngine):
-        """Autograd's engine."""
+        """Autograd's engine, called from Python."""
 
         def run_backward(self, *args: Any, **kwargs: Any) -> Any:
             return super().run_backward(*args, **kwargs)
@@ -79,7 +84,7 @@ def _watch_no_backward() -> None:
 
 
 def _allow_regions_without_graph() -> None:
-    """`fullgraph=True found no compiled frames`, where the one frame runs as it is."""
+    """Prevents the error `fullgraph=True found no compiled frames` where the only frame runs uncompiled."""
     count = _eval_frame.set_fullgraph_compiled_frame_count
 
     def set_count(value: int) -> int:

@@ -1,14 +1,15 @@
-"""Fusion of a compiled region: which of its ops Inductor would run as one kernel, and what each kernel moves.
+"""Operator fusion: which ops of a compiled region Inductor runs as one kernel, and how many bytes each kernel moves.
 
 The rules are those of torch 2.13's lowering and scheduler (torch/_inductor: ir.StorageBox, choices.py, scheduler.py),
-on plain data:
+applied to plain data:
 
-1. A pointwise op is computed inside of what reads it, as often as it is read, unless it is kept, read by a kernel of a
-   library, or too large to compute again. Everything else writes a buffer.
-2. Reductions with few outputs have two stages, so that they fill the device.
-3. What shares a buffer (producer and consumer, or two readers) is fused where both run over the same elements,
-   most shared bytes first. A reduction over n times r elements takes pointwise ops over n * r and over n elements, and
-   other reductions of that shape. Sums of a large matrix over its rows and over its columns share one pass.
+1. A pointwise op is computed inside the ops that read it, once for each reader, unless its value is kept, a library
+   kernel reads it, or it is too large to compute again. Every other op writes a buffer.
+2. A reduction with few outputs runs in two stages, so that it fills the device.
+3. Kernels that share a buffer (producer and consumer, or two readers) are fused where both iterate over the same
+   elements, most shared bytes first. A reduction of n rows of r elements is fused with pointwise ops over n * r and
+   over n elements, and with other reductions of that shape. Sums of a large matrix over its rows and over its columns
+   share one pass.
 4. A buffer that only its own kernel reads is never written.
 """
 
@@ -49,16 +50,16 @@ class Kind(IntEnum):
     POINTWISE = 0
     REDUCTION = 1
     TEMPLATE = 2
-    """products, attention, convolutions: kernels of their own"""
+    """Matrix products, attention and convolutions: kernels of their own."""
     EXTERN = 3
-    """collectives, copies, random numbers, sorts: kernels of their own"""
+    """Collectives, copies, random numbers and sorts: kernels of their own."""
     VIEW = 4
-    """no kernel"""
+    """An op without a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Bytes of one storage that an op reads or writes; `offset` tells slices of a storage apart."""
+    """The bytes of one storage that an op reads or writes; `offset` tells slices of a storage apart."""
 
     storage: int
     size_bytes: int
@@ -72,23 +73,24 @@ class FusionNode:
     name: str
     kind: Kind
     numel: int
-    """elements of its output"""
+    """The number of elements of its output."""
     reads: tuple[Access, ...] = ()
     writes: tuple[Access, ...] = ()
     reduced: int = 1
-    """elements that a REDUCTION sums up for one of its output"""
+    """How many elements a REDUCTION combines into one element of its output."""
     inner: bool = True
-    """a REDUCTION over the last dims, which lie next to each other in memory"""
+    """Whether a REDUCTION runs over the last dims, whose elements are neighbours in memory."""
     kept: bool = False
-    """used after the region, or by the backward pass"""
+    """Whether its value is used after the region, or by the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class FusionGroup:
-    """One kernel."""
+    """One fused kernel."""
 
     nodes: tuple[int, ...]
-    """ops that it computes, by their place in the region; an op that is computed again is in several groups"""
+    """The positions in the region of the ops that it computes. An op that is computed several times is in several
+    groups."""
     kind: Kind
     read_bytes: int
     written_bytes: int
@@ -96,25 +98,25 @@ class FusionGroup:
 
 @dataclass(eq=False, slots=True)
 class _Group:
-    """A kernel in the making; begins as one op with all that is computed inside of it."""
+    """A kernel that fusion may still extend. It starts as one op with the ops that are computed inside it."""
 
     kind: Kind
     space: tuple[int, int]
     outer: bool
-    """reduces over dims that are not the last ones"""
+    """Whether it reduces over dims that are not the last ones."""
     whole: tuple[int, int]
-    """outputs and elements reduced, before a reduction was split"""
+    """The outputs and the elements reduced for each, before the reduction was split into stages."""
     reads: dict[Access, None]
     writes: dict[Access, bool]
-    """with whether it is kept"""
+    """Whether each access is kept."""
     nodes: dict[int, None]
     first: int
     last: int
     before: set[_Group] = field(default_factory=set)
-    """groups that it needs"""
+    """The groups that have to run before it."""
     size: int = 1
     rank: int = 0
-    """place in an order in which all groups can run"""
+    """Its position in an order in which all groups can run."""
     fused_into: _Group | None = None
 
     @property
@@ -124,7 +126,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Inlined:
-    """What computing an op inside of its reader takes."""
+    """The cost of computing an op inside the op that reads it."""
 
     reads: dict[Access, None]
     before: frozenset[_Group]
@@ -133,10 +135,10 @@ class _Inlined:
 
 
 def fuse(nodes: Sequence[FusionNode]) -> list[FusionGroup]:
-    """The kernels of a region in an order in which they can run; ops that nobody reads are left out.
+    """Returns the kernels of a region in an order in which they can run. Ops that nothing reads are left out.
 
-    `nodes` stand in program order. A storage that is written twice is changed in place; one that is read before it is
-    written is an input of the region. Takes time in proportion to the ops and the buffers that they share.
+    `nodes` are in program order. A storage that is written twice is changed in place; one that is read before it is
+    written is an input of the region. The time is proportional to the ops and the buffers that they share.
     """
     fusing = _Fusing(_Lowering(nodes).groups)
     for _ in range(_ROUNDS):
@@ -149,7 +151,7 @@ def fuse(nodes: Sequence[FusionNode]) -> list[FusionGroup]:
 
 
 class _Lowering:
-    """Decides for each op whether it is computed inside of its readers or writes a buffer."""
+    """Decides for each op whether it is computed inside the ops that read it or writes a buffer."""
 
     def __init__(self, nodes: Sequence[FusionNode]) -> None:
         self.nodes = nodes
@@ -157,10 +159,10 @@ class _Lowering:
         self._kept = [node.kept for node in nodes]
         self._readers: list[list[int]] = [[] for _ in nodes]
         self._sources: list[list[tuple[Access, int]]] = [[] for _ in nodes]
-        """reads of each op with the op that wrote them, -1 for inputs of the region"""
+        """For each op: its reads, and the op that wrote each (-1: an input of the region)."""
         self._writes: list[list[Access]] = [[] for _ in nodes]
         self._changed: set[int] = set()
-        """storages that are written more than once, or written after they were read"""
+        """The storages that are written more than once, or after they were read."""
         self._next_storage = 1 + max((a.storage for n in nodes for a in (*n.reads, *n.writes)), default=0)
         self._follow_storages()
         self._inlined: dict[int, _Inlined] = {}
@@ -174,7 +176,8 @@ class _Lowering:
         return self._next_storage - 1
 
     def _follow_storages(self) -> None:
-        """Find who reads what whom wrote, and give what is changed in place a storage of its own for each content."""
+        """Finds which op wrote what each op reads, and gives a storage that is changed in place a new number for each
+        content."""
         writer: dict[int, int] = {}
         content: dict[int, int] = {}
         read: set[int] = set()
@@ -264,7 +267,8 @@ class _Lowering:
 
 
 def _splits(node: FusionNode) -> int:
-    """First-stage parts of a reduction (choices.reduction_split_factor); 1 where it fills the device as it is."""
+    """Returns how many parts the first stage of a reduction has (choices.reduction_split_factor); 1 where one stage
+    fills the device."""
     least, most = _WARP * MULTIPROCESSORS * _THREADS, _MOST_PER_THREAD * MULTIPROCESSORS * _THREADS
     total = node.numel * node.reduced
     if node.inner or node.numel == 1:
@@ -287,7 +291,7 @@ def _splits(node: FusionNode) -> int:
 
 
 class _Fusing:
-    """Groups in an order in which they can run, while more and more of them are fused."""
+    """Fuses groups round by round and keeps them in an order in which they can run."""
 
     def __init__(self, groups: list[_Group]) -> None:
         self._at: list[_Group | None] = list(groups)
@@ -295,11 +299,11 @@ class _Fusing:
             group.rank = rank
 
     def groups(self) -> list[_Group]:
-        """The groups, in order."""
+        """Returns the groups in order."""
         return [group for group in self._at if group is not None]
 
     def round(self) -> bool:
-        """Fuse all pairs that share a buffer and can be fused, best first. Whether there were any."""
+        """Fuses all pairs that share a buffer and can be fused, best first, and returns whether there were any."""
         groups = self.groups()
         pairs: dict[tuple[int, int], tuple[bool, int, int]] = {}
         position = {group: i for i, group in enumerate(groups)}
@@ -319,7 +323,8 @@ class _Fusing:
         return fused
 
     def _fuse(self, first: _Group, second: _Group) -> bool:
-        """Fuse both unless a third group stands between them; what needs `first` moves behind `second`."""
+        """Fuses both groups, unless a third one has to run between them. Groups that need `first` move behind
+        `second`."""
         between = [group for group in self._at[first.rank + 1 : second.rank] if group is not None]
         needing = {first}
         ahead: list[_Group] = []
@@ -368,7 +373,7 @@ def _shared_bytes(one: _Group, other: _Group) -> int:
 
 
 def _same_elements(one: _Group, other: _Group) -> bool:
-    """Whether both run over the same elements, or over rows and columns of one large matrix."""
+    """Returns whether both iterate over the same elements, or over rows and columns of one large matrix."""
     if one.kind == other.kind == Kind.REDUCTION:
         return (one.space == other.space and one.outer == other.outer) or _mixed(one, other)
     if one.kind == other.kind:
@@ -379,7 +384,7 @@ def _same_elements(one: _Group, other: _Group) -> bool:
 
 
 def _mixed(one: _Group, other: _Group) -> bool:
-    """Sums over rows and over columns of one matrix (scheduler.MixOrderReduction)."""
+    """Returns whether both are sums over rows and over columns of one matrix (scheduler.MixOrderReduction)."""
     row, column = (one, other) if other.outer else (other, one)
     if row.outer or not column.outer or row.space != row.whole or column.whole != (row.space[1], row.space[0]):
         return False
@@ -390,7 +395,7 @@ def _mixed(one: _Group, other: _Group) -> bool:
 
 
 def _can_fuse(first: _Group, second: _Group) -> bool:
-    """Whether both may be one kernel, as far as they themselves tell."""
+    """Returns whether both may become one kernel, as far as the two groups alone decide it."""
     if first.size + second.size > _LARGEST_GROUP or not _same_elements(first, second):
         return False
     mixed = first.kind == second.kind == Kind.REDUCTION and first.space != second.space
@@ -402,14 +407,14 @@ def _can_fuse(first: _Group, second: _Group) -> bool:
 
 
 def _before(group: _Group) -> set[_Group]:
-    """Groups that `group` needs, after all fusions so far."""
+    """Returns the groups that have to run before `group`, after all fusions so far."""
     if any(other.fused_into is not None for other in group.before):
         group.before = {_current(other) for other in group.before} - {group}
     return group.before
 
 
 def _join(one: _Group, other: _Group) -> None:
-    """Fuse `other` into `one`."""
+    """Fuses `other` into `one`."""
     if other.kind == Kind.REDUCTION and (one.kind != Kind.REDUCTION or one.outer):
         one.space, one.whole, one.outer = other.space, other.whole, other.outer
     one.kind = max(one.kind, other.kind)
@@ -446,7 +451,7 @@ def _described(groups: list[_Group]) -> list[FusionGroup]:
 
 
 def _total(accesses: Iterable[Access]) -> int:
-    """Bytes of distinct accesses; one that lies within another of its storage counts nothing."""
+    """Returns the bytes of distinct accesses. An access inside another one of the same storage counts nothing."""
     by_storage: dict[int, list[Access]] = {}
     for access in accesses:
         by_storage.setdefault(access.storage, []).append(access)

@@ -1,4 +1,4 @@
-"""A compiled graph of aten operators as the plain ops that `fusion.fuse` groups into kernels."""
+"""Turns a compiled graph of aten operators into the plain ops that `fusion.fuse` groups into kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SCATTERS = frozenset(
     )
     for end in ("", "_")
 )
-"""lowered to a copy, unless in place, and a kernel over the values that adds to it"""
+"""Inductor lowers these to a copy (unless in place) and a kernel over the values that adds to it."""
 _EXTERN = frozenset(
     (
         "inductor_seeds",
@@ -46,14 +46,14 @@ _EXTERN = frozenset(
 _SCANS = frozenset(("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"))
 _GATHERS = frozenset(("embedding", "index", "_unsafe_index", "gather", "index_select"))
 _REDUCTIONS = frozenset(("prepare_softmax_online",))
-"""beside those that their tag names"""
+"""Reductions that don't have torch's `reduction` tag."""
 
 
 def fusion_nodes(graph: Graph) -> tuple[list[FusionNode], list[Node]]:
-    """The ops of `graph` in order, and the nodes that they are.
+    """Returns the ops of `graph` in order, and the node of each.
 
-    A functional scatter is two ops: the copy, and what changes it. Every node needs its fake value in `meta["val"]`:
-    storages are told apart by these. What the graph returns is kept.
+    A scatter that is not in place becomes two ops: the copy, and the kernel that changes it. Every node needs its fake
+    value in `meta["val"]`, whose storage tells buffers apart. What the graph returns is kept.
     """
     returned = {
         _storage(tensor)
@@ -120,7 +120,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _changed(node: Node) -> list[torch.Tensor]:
-    """Arguments that the op writes in place."""
+    """Returns the arguments that the op writes in place."""
     target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return []
@@ -155,7 +155,7 @@ def _kind(node: Node, outputs: list[torch.Tensor]) -> Kind:
 
 
 def _shares(node: Node, output: torch.Tensor) -> bool:
-    """Whether the op returns a view of its argument."""
+    """Returns whether the op returns a view of its argument."""
     target: Any = node.target
     if target._schema.is_mutable:
         return False
@@ -163,7 +163,7 @@ def _shares(node: Node, output: torch.Tensor) -> bool:
 
 
 def _reduction(node: Node, outputs: list[torch.Tensor]) -> tuple[int, bool]:
-    """Elements reduced for one output, and whether they lie next to each other."""
+    """Returns how many elements are reduced to one output, and whether they lie next to each other in memory."""
     source = _tensors(node.all_input_nodes[0])[0]
     sizes = shape_of(source)
     listed: Any = next((arg for arg in node.args[1:] if isinstance(arg, int | list | tuple)), node.kwargs.get("dim"))

@@ -1,7 +1,7 @@
-"""CompiledGraph: runs a graph of aten operators on fakes, a kernel for each group of operators that is one kernel.
+"""CompiledGraph: runs a compiled graph of aten operators on fake tensors and records one kernel for each fused group.
 
-Values that don't leave a group have no memory. All others are dropped after their last use, as Inductor's code frees
-its buffers, and a kernel may write its output over an input that nobody reads any more.
+Values that are used only inside a group take no memory. Every other value is freed after its last use, as Inductor's
+generated code frees its buffers, and a kernel may write its output over an input that nothing reads any more.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ _Values = dict[Node, Any]
 
 
 class CompiledGraph:
-    """A callable for a graph; takes its arguments in a list, which it empties so that they can die.
+    """A callable that runs a graph. It takes its arguments in a list and empties the list, so that the arguments can be
+    freed.
 
-    `donated` are the arguments whose memory the graph may reuse. Each node needs its fake value in `meta["val"]`.
+    `donated` are the positions of arguments whose memory the graph may reuse. Each node needs its fake value in
+    `meta["val"]`.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class CompiledGraph:
 
     @staticmethod
     def _overwritten(step: Step, values: _Values) -> list[Node]:
-        """Values in buffers that end here and whose memory an output of the same size takes."""
+        """Returns the values whose buffers end with this step and that an output of the same size overwrites."""
         free = [nodes for nodes in step.freed if all(n in values and n not in step.computed for n in nodes)]
         found: list[Node] = []
         for node in step.written:
@@ -126,7 +128,8 @@ class CompiledGraph:
 
 
 def _recompute() -> int:
-    """Phase of a forward graph that runs in backward: grad mode, by which the recorder knows it, is off in there."""
+    """Returns the phase of a forward graph that runs during backward. The recorder tells recomputation by grad mode,
+    which is off inside a compiled graph."""
     return int(Phase.RECOMPUTE)
 
 

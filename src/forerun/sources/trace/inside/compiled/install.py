@@ -1,10 +1,11 @@
-"""torch.compile under the tracer: torch's own capture, autograd and graph passes, with our code in Inductor's place.
+"""torch.compile under the tracer: torch captures and transforms graphs as always, and the tracer replaces code
+generation.
 
-Dynamo, AOTAutograd, the partitioner and Inductor's passes over graphs run as they are, so graph breaks, what is saved
-for backward and what is recomputed are theirs. Only the last step, making code of a graph, is ours: a compiled graph
-runs on fakes and records one kernel for each group of operators that Inductor fuses.
+Dynamo, AOTAutograd, the partitioner and Inductor's graph passes run unchanged, so graph breaks, saved tensors and
+recomputation are torch's own. Only the last step differs: a compiled graph runs on fake tensors and records one kernel
+for each group of operators that Inductor would fuse.
 
-Dynamo is imported when the program first compiles something, not before.
+Dynamo is imported when the program first compiles something.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from forerun.sources.trace.inside.unseen import stand_in
 
 _BACKEND = "forerun.sources.trace.inside.compiled.backend"
 _kernels = torch.library.Library("aten", "IMPL")
-"""registered as long as this lives"""
+"""A library's registrations end when the library is deleted."""
 
 
 def install(mode: VirtualMode, recorder: Recorder, modules: Modules) -> None:
-    """Make torch.compile work in this process. To be called once, before anything imports torch._dynamo."""
+    """Makes torch.compile work in this process. Call it once, before anything imports torch._dynamo."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     follow_calls(modules)
     _own_function_for_each_device_call()
@@ -45,7 +46,7 @@ def install(mode: VirtualMode, recorder: Recorder, modules: Modules) -> None:
 
 
 def _create_outside_of_modes(mode: VirtualMode) -> None:
-    """`Could not run aten::empty.memory_format`: torch leaves all modes to compile, and makes tensors there."""
+    """Prevents `Could not run aten::empty.memory_format`: torch leaves all modes to compile and makes tensors there."""
 
     def created(operator: Any) -> Any:
         def create(*args: Any, **kwargs: Any) -> Any:
@@ -60,7 +61,8 @@ def _create_outside_of_modes(mode: VirtualMode) -> None:
 
 
 def _own_function_for_each_device_call() -> None:
-    """`Handler already registered`: dynamo has a handler for each of these and tells them apart by identity."""
+    """Prevents `Handler already registered`: Dynamo has one handler for each of these functions and tells them apart by
+    identity."""
     exchange = torch.cuda._exchange_device
     if torch.cuda._maybe_exchange_device is exchange:
         torch.cuda._maybe_exchange_device = lambda device: exchange(device)

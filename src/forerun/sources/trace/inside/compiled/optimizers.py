@@ -1,10 +1,10 @@
-"""Optimizers whose steps Dynamo captures.
+"""Recognises optimizer steps that Dynamo captures into a graph.
 
-torch's own break the graph around their update, so that their `step` runs as a call, which `Steps` follows. One of a
-program's own may be captured whole: then there is no call, and the operations of the graph that come from it are
-marked, so that the graph tells `Steps` of the step.
+Dynamo breaks the graph around the steps of torch's own optimizers, so `step` runs as a call, which `Steps` follows. An
+optimizer of the program's own may be captured whole. Then `step` is never called: the graph's operations that come from
+it are marked instead, and the graph reports the step when it runs them.
 
-Imports Dynamo: only `backend.py` and `graph.py` import this.
+This module imports Dynamo, so only `backend.py` and `graph.py` import it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ _symbolic_convert: Any = importlib.import_module("torch._dynamo.symbolic_convert
 _variable: Any = importlib.import_module("torch._dynamo.variables.optimizer").OptimizerVariable
 _MARK = "forerun_optimizer"
 _PASSED_ON = "custom"
-"""what AOTAutograd hands from Dynamo's nodes to those that they become"""
+"""AOTAutograd copies this entry of `meta` from Dynamo's nodes to the nodes that it makes of them."""
 _optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def install(within_mode: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Mark what Dynamo captures of steps. State that it lets an optimizer make for real is made `within_mode`."""
+    """Marks the operations of captured optimizer steps. `within_mode` wraps the function that makes an optimizer's
+    state."""
     _mark_captured_steps()
     _make_state(within_mode)
 
 
 def _mark_captured_steps() -> None:
-    """Where the stand-in for a step is captured, it does not run. A step that breaks the graph ends in an exception
-    here, and leaves no mark."""
+    """Marks the operations that Dynamo captures while it inlines the stand-in for an optimizer's `step`.
+
+    A step that breaks the graph raises an exception inside, and marks nothing.
+    """
     translator = _symbolic_convert.InliningInstructionTranslator
     inline = translator.inline_call
 
@@ -55,7 +58,7 @@ def _mark_captured_steps() -> None:
 
 
 def _make_state(within_mode: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Dynamo lets a compiled optimizer make its state for real, outside of all modes."""
+    """Makes the state of a compiled optimizer under the tracing mode, which Dynamo leaves to run `_init_group`."""
     original = _variable.call_method
 
     def call_method(this: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -71,8 +74,8 @@ def _make_state(within_mode: Callable[[Callable[..., Any]], Callable[..., Any]])
 
 
 def update_of(steps: Sequence[Sequence[Node]]) -> tuple[int, Any]:
-    """The first of the steps of a graph that belongs to an optimizer, and the optimizer. Where none does: the number of
-    steps, and None."""
+    """Returns the number of the first step of a graph that belongs to an optimizer, and the optimizer; the number of
+    steps and None where there is none."""
     for number, nodes in enumerate(steps):
         for node in nodes:
             optimizer = _optimizers.get(node.meta.get(_PASSED_ON, {}).get(_MARK, 0))

@@ -1,7 +1,7 @@
-"""Which module each kernel of a compiled graph belongs to.
+"""Finds the module that each kernel of a compiled graph belongs to.
 
-A graph that is compiled for one block serves all blocks like it, so what a node is told is its place below the module
-that the graph was compiled in; the whole path follows from the module that calls the graph.
+All blocks that are alike share one graph. So each node keeps its path below the module that the graph was compiled in,
+and the full path follows from the module that calls the graph.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch.fx import Node
 from forerun.sources.trace.inside.modules import Modules, plain
 
 _ROOT = re.compile(r"^[A-Z]\['[^']*'\](\.__\w+__)*\.?")
-"""how dynamo names a local or global variable, and what it finds the module by"""
+"""Dynamo's name for the local or global variable through which it reaches a module."""
 
 
 class Places:
-    """Finds the modules of nodes by what dynamo noted in them."""
+    """Finds the modules of nodes by what Dynamo notes in them."""
 
     def __init__(self, modules: Modules) -> None:
         self._modules = modules
 
     def of(self, steps: Sequence[Sequence[Node]]) -> GraphPlaces:
-        """The places of the steps of a graph."""
+        """Returns the modules of the steps of a graph."""
         index = {str(id(module)): number for module, number in self._modules.index.items()}
         found = [
             next(filter(None, (self._place(node, index) for node in reversed(nodes))), ("", True)) for nodes in steps
@@ -32,7 +32,7 @@ class Places:
         return GraphPlaces(self._modules, found)
 
     def _place(self, node: Node, index: dict[str, int]) -> tuple[str, bool] | None:
-        """Path of the module of `node`, and whether it is one below the module that calls the graph."""
+        """Returns the module path of `node`, and whether it is relative to the module that calls the graph."""
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
         if not stack:
             return None
@@ -46,20 +46,20 @@ class Places:
 
 
 class GraphPlaces:
-    """The places of the steps of one graph."""
+    """The modules of the steps of one graph."""
 
     def __init__(self, modules: Modules, places: Sequence[tuple[str, bool]]) -> None:
         self._modules, self._places = modules, places
         self.module = 0
-        """of the step that runs"""
+        """The module index of the step that runs."""
         self._known: dict[int, list[int]] = {}
 
     def current(self) -> int:
-        """Index of the module of the step that runs."""
+        """Returns the module index of the step that runs."""
         return self.module
 
     def numbers(self) -> list[int]:
-        """Index of the module of each step, called from the module that runs."""
+        """Returns the module index of each step when the module that now runs calls the graph."""
         caller = self._modules.current()
         found = self._known.get(caller)
         if found is None:

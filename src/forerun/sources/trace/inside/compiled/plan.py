@@ -1,4 +1,4 @@
-"""The plan of a compiled graph: its kernels in order, what each computes, and which values outlive it."""
+"""Plans how a compiled graph runs: its kernels in order, what each computes, and which values outlive it."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from forerun.sources.trace.inside.compiled.fusion_graph import fusion_nodes
 
 @dataclass(eq=False)
 class Step:
-    """Nodes that are run one after the other, and the one kernel that they are."""
+    """Nodes that run one after the other as one kernel."""
 
     nodes: list[Node]
-    """in the order of the graph; what several kernels compute stands where it is computed first"""
+    """The nodes to run, in graph order. A node that several kernels compute runs with the first of them."""
     computed: list[Node]
-    """those that are part of the kernel"""
+    """The nodes that belong to the kernel."""
     kernel: FusionGroup | None
-    """None where each node is recorded on its own, as in eager mode"""
+    """None where each node is recorded on its own, as in eager mode."""
     written: list[Node] = field(default_factory=list)
-    """nodes whose values the kernel leaves in memory"""
+    """The nodes whose values the kernel leaves in memory."""
     dying: list[Node] = field(default_factory=list)
-    """nodes whose values nobody reads after this step"""
+    """The nodes whose values nothing reads after this step."""
     freed: list[list[Node]] = field(default_factory=list)
-    """for each buffer of the graph's own that ends with this step: all values in it"""
+    """For each buffer of the graph that ends with this step: all values in it."""
 
     @property
     def name(self) -> str:
-        """Name of the kernel, after Inductor's."""
+        """The kernel's name, as Inductor would build it."""
         return "fused_" + "_".join(dict.fromkeys(short_name(node) for node in self.computed))
 
 
 def steps_of(graph: Graph, donated: frozenset[int] = frozenset()) -> list[Step]:
-    """The steps of `graph` (aten operators with their fake values) in an order in which they can run.
+    """Returns the steps of `graph`, whose nodes are aten operators with fake values, in an order in which they can run.
 
-    `donated`: places of arguments whose memory belongs to the graph.
+    `donated` are positions of arguments whose memory belongs to the graph.
     """
     _name_what_is_changed(graph)
     described, ops = fusion_nodes(graph)
@@ -62,8 +62,11 @@ def steps_of(graph: Graph, donated: frozenset[int] = frozenset()) -> list[Step]:
 
 
 def _copies_late(kernels: list[tuple[FusionGroup, list[Node]]]) -> list[tuple[FusionGroup, list[Node]]]:
-    """Kernels that only copy what a scatter adds to, right before the kernel that adds: a scatter is run whole at its
-    first kernel, with all that it reads, and no product that it reads may be part of that kernel."""
+    """Moves kernels that only make the copy for a scatter right before the kernel that adds to it.
+
+    A scatter runs whole at its first kernel together with everything that it reads, and a matrix product that it reads
+    must not become part of that kernel.
+    """
     last = {node: i for i, (_, computed) in enumerate(kernels) for node in computed}
     places = []
     for i, (_, computed) in enumerate(kernels):
@@ -74,7 +77,8 @@ def _copies_late(kernels: list[tuple[FusionGroup, list[Node]]]) -> list[tuple[Fu
 
 
 def _name_what_is_changed(graph: Graph) -> None:
-    """Give an operator in place the fake value of what it changes; passes that put it there keep that of a copy."""
+    """Gives an in-place operator the fake value of the tensor that it changes; graph passes leave that of a copy
+    there."""
     for node in graph.nodes:
         if node.op == "call_function" and is_mutable(node) and node.args:
             changed = node.args[0]
@@ -83,14 +87,15 @@ def _name_what_is_changed(graph: Graph) -> None:
 
 
 def _at_its_place(op: FusionNode, node: Node) -> FusionNode:
-    """The wait for a collective returns what it is given, yet everything after it waits too: it is no mere view."""
+    """Makes the wait for a collective a kernel of its own, so that it keeps its place: it only returns its input, but
+    everything after it waits too."""
     func: Any = node.target
     collective = isinstance(func, torch._ops.OpOverload) and func.namespace == "_c10d_functional"
     return replace(op, kind=Kind.EXTERN) if collective and op.kind == Kind.VIEW else op
 
 
 def _missing(nodes: Sequence[Node], done: set[Node]) -> list[Node]:
-    """`nodes` and the views that they need, without what is done; all are done then."""
+    """Returns `nodes` and the views that they need, without those in `done`, and adds them to `done`."""
     found: list[Node] = []
     left = [(node, False) for node in reversed(nodes)]
     while left:
@@ -107,7 +112,8 @@ def _missing(nodes: Sequence[Node], done: set[Node]) -> list[Node]:
 
 
 def _find_written(steps: Sequence[Step], place: dict[Node, int], output: Node) -> None:
-    """A kernel writes what is returned, and what a kernel reads that doesn't compute it itself."""
+    """Finds the nodes that each kernel writes: those that are returned, and those that a kernel reads without computing
+    them."""
     holders: dict[Node, list[Step]] = {}
     for step in steps:
         for node in step.computed:
@@ -121,7 +127,7 @@ def _find_written(steps: Sequence[Step], place: dict[Node, int], output: Node) -
 
 
 def _readers(node: Node, holders: dict[Node, list[Step]]) -> list[Node]:
-    """Nodes that read `node`, directly or through views."""
+    """Returns the nodes that read `node`, directly or through views."""
     found: list[Node] = []
     left = list(node.users)
     while left:
@@ -142,7 +148,8 @@ def _find_dying(steps: Sequence[Step], output: Node) -> None:
 
 
 def _find_freed(steps: Sequence[Step], output: Node, foreign: set[Node]) -> None:
-    """Buffers end where the last value in them does, unless they were there before the graph or are returned."""
+    """Finds the buffers that end with each step, where the last value in them does. Buffers from before the graph and
+    returned ones don't end."""
     last: dict[int, int] = {}
     values: dict[int, list[Node]] = {}
     for number, step in enumerate(steps):
@@ -163,18 +170,18 @@ def _storages(node: Node) -> list[int]:
 
 
 def _scatters(node: Node) -> bool:
-    """Whether a node is a scatter, which Inductor makes code for, though nothing is fused with it."""
+    """Returns whether a node is a scatter: Inductor generates its code but fuses nothing with it."""
     name = short_name(node)
     return "index_put" in name or name.startswith("scatter")
 
 
 def is_mutable(node: Node) -> bool:
-    """Whether a node changes one of its arguments."""
+    """Returns whether a node changes one of its arguments."""
     func: Any = node.target
     return isinstance(func, torch._ops.OpOverload) and bool(func._schema.is_mutable)
 
 
 def short_name(node: Node) -> str:
-    """Name of a node's operator, without its namespace."""
+    """Returns the name of a node's operator without its namespace."""
     func: Callable[..., Any] | str = node.target
     return str(func._opname) if isinstance(func, torch._ops.OpOverload) else str(getattr(func, "__name__", func))

@@ -1,7 +1,7 @@
-"""Which kernel scaled_dot_product_attention runs on a CUDA device, and the composite op that runs it.
+"""Chooses the kernel that scaled_dot_product_attention runs on a CUDA device, and calls the operator of that kernel.
 
-A torch built for the CPU has none of CUDA's chooser, and computes everything for a virtual device by its unfused
-fallback. The rules here are those of sdp_utils.cpp and attention.cpp of torch 2.13 (its headers are in the wheel) for
+A torch built for the CPU lacks CUDA's chooser and would run its unfused fallback for every tensor of the virtual
+device. The rules here are those of sdp_utils.cpp and attention.cpp of torch 2.13 (its headers are in the wheel) for
 dense tensors, with CUDA 13 and the cuDNN that its wheels bring.
 """
 
@@ -21,12 +21,12 @@ Capability = tuple[int, int]
 CUDNN_VERSION = 92000
 """9.20; what the choice asks of it (9.10 for wide heads, 9.15.1 to be preferred) holds for any later one"""
 _MATH, _FLASH, _EFFICIENT, _CUDNN, _OVERRIDEABLE = range(5)
-"""at::SDPBackend"""
+"""The values of at::SDPBackend."""
 _CUDNN_FIRST = [_CUDNN, _FLASH, _EFFICIENT, _MATH, _OVERRIDEABLE]
 _FLASH_ALIGNMENT = 8
 _MASK_ALIGNMENT = 8
 _CUDNN_LOWEST = -65504.0
-"""what cuDNN takes for minus infinity"""
+"""The value that cuDNN takes for minus infinity."""
 _MAX_HEAD_DIM = 256
 _HALF = (torch.float16, torch.bfloat16)
 _OLDEST, _NEWEST = (8, 0), (12, 1)
@@ -46,13 +46,14 @@ def choose(
     *,
     capability: Capability = (9, 0),
 ) -> Choice:
-    """The kernel for queries (batch, heads, seq, head size) and their keys and values on a device of `capability`.
+    """Returns the kernel for queries (batch, heads, seq, head size) and their keys and values on a device of
+    `capability`.
 
-    The first of torch's priority order (`sdpa_kernel(..., set_priority=True)`) that is switched on and takes the
-    inputs. `install` puts cuDNN first where torch would.
+    It is the first one of torch's priority order (`sdpa_kernel(..., set_priority=True)`) that is enabled and accepts
+    the inputs. `install` puts cuDNN first where torch would.
 
     Raises:
-        RuntimeError: no kernel that is switched on takes the inputs, as torch itself says it.
+        RuntimeError: no enabled kernel accepts the inputs; the message is torch's own.
     """
     tensors = (query, key, value)
     takes: dict[int, tuple[Choice, Callable[[], bool]]] = {
@@ -78,7 +79,7 @@ def choose(
 
 
 def prefers_cudnn(capability: Capability) -> bool:
-    """Whether torch puts cuDNN first on the device: Hopper, and Blackwell of data centres."""
+    """Returns whether torch puts cuDNN first on the device: on Hopper and on Blackwell for data centres."""
     if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED", "") in (
         "1",
         "ON",
@@ -103,7 +104,8 @@ def _four_dims(tensors: tuple[Tensor, ...]) -> bool:
 
 
 def _heads_match(tensors: tuple[Tensor, ...], grouped: bool, same_heads: bool = True) -> bool:
-    """Batches are equal, and heads too, or with `grouped` divide those of the queries."""
+    """Returns whether batch sizes are equal, and the numbers of heads too; with `grouped` those of keys and values have
+    to divide that of the queries."""
     query, key, value = tensors
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         return False
@@ -162,7 +164,7 @@ def _flash_takes(
 
 
 def _gemm_alignment(dtype: torch.dtype, capability: Capability) -> int:
-    """Elements to which CUTLASS wants rows aligned."""
+    """Returns the number of elements to which CUTLASS wants rows aligned."""
     half = dtype in _HALF
     alignment = 4 if capability[0] >= 8 else 1
     if capability[0] >= 8 or (capability[0] == 7 and half):
@@ -195,7 +197,7 @@ def _efficient_takes(
 
 
 def _mask_fits(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
-    """A mask without gradient, of 2 or 4 dims that are 1 or those of the scores."""
+    """Returns whether a mask needs no gradient and has 2 or 4 dims, each of size 1 or as in the scores."""
     if mask is None:
         return True
     if mask.requires_grad or mask.dim() not in (2, 4):
@@ -235,20 +237,20 @@ def _cudnn_takes(
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype, lowest: float) -> Tensor | None:
-    """A mask to add to scores."""
+    """Returns the mask in the form that is added to scores."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.where(mask, 0.0, torch.scalar_tensor(lowest, dtype=dtype, device=mask.device))
 
 
 def _padded(tensor: Tensor) -> Tensor:
-    """Zeros appended to the last dim up to a multiple of 8, as flash-attention wants it."""
+    """Appends zeros to the last dim up to a multiple of 8, which flash-attention requires."""
     missing = -tensor.shape[-1] % _FLASH_ALIGNMENT
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 def _aligned(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The mask with rows that start at multiples of 8 elements, expanded to all batches and heads."""
+    """Returns the mask with rows that start at multiples of 8 elements, expanded to all batches and heads."""
     strides = mask.stride()
     if strides[-1] != 1 or any(stride % _MASK_ALIGNMENT for stride in strides[:-1]):
         size = mask.shape[-1]
@@ -284,10 +286,11 @@ def attend(
     enable_gqa: bool = False,
     capability: Capability = (9, 0),
 ) -> Tensor:
-    """scaled_dot_product_attention on a CUDA device of `capability`: the chosen op, with what torch does around it.
+    """Runs scaled_dot_product_attention as on a CUDA device of `capability`: the chosen operator, with what torch does
+    around it.
 
     Raises:
-        RuntimeError: inputs that torch refuses.
+        RuntimeError: torch refuses the inputs.
     """
     aten = torch.ops.aten
     _check(query, key, value, attn_mask)
@@ -317,14 +320,15 @@ def attend(
 
 
 _installed: list[Any] = []
-"""libraries whose registrations must outlive the function that makes them"""
+"""A library's registrations end when the library is deleted."""
 
 
 def install(capability: Capability = (9, 0)) -> None:
-    """Make scaled_dot_product_attention choose for CUDA tensors as on a device of `capability`; for good.
+    """Makes scaled_dot_product_attention choose for CUDA tensors as on a device of `capability`, for the rest of the
+    process.
 
-    Tensors of other devices keep torch's own implementation. Under inference mode a dispatch mode is handed the
-    composite op itself: its `decompose` runs the choice as well.
+    Tensors of other devices keep torch's own implementation. Under inference mode a dispatch mode receives the
+    composite operator itself, whose `decompose` makes the choice as well.
     """
     op = torch.ops.aten.scaled_dot_product_attention.default
 

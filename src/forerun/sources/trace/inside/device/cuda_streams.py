@@ -11,11 +11,12 @@ from forerun.sources.trace.inside.recorder import Event as Recorded
 from forerun.sources.trace.inside.recorder import Recorder
 
 _ELAPSED_MS = 1.0
-"""what lies between any two events"""
+"""The answer to how much time passed between any two events."""
 
 
 def stream_classes(machine: VirtualCuda, recorder: Recorder) -> tuple[type, type]:
-    """What `torch.cuda.Stream` and `torch.cuda.Event` derive from; both are generic streams and events too."""
+    """Returns the base classes of `torch.cuda.Stream` and `torch.cuda.Event`, which are generic torch streams and
+    events too."""
 
     class StreamBase(torch.Stream):
         priority: int
@@ -87,22 +88,23 @@ _POOLS = 0
 
 
 def capturing() -> bool:
-    """Whether a graph is being captured."""
+    """Returns whether a graph is being captured."""
     return _CAPTURES > 0
 
 
 def pool_handle() -> tuple[int, int]:
-    """A new memory pool's name."""
+    """Returns the name of a new memory pool."""
     global _POOLS
     _POOLS += 1
     return 0, _POOLS
 
 
 def graph_class(recorder: Recorder) -> type:
-    """What `torch.cuda.CUDAGraph` derives from."""
+    """Returns the base class of `torch.cuda.CUDAGraph`."""
 
     class GraphBase:
-        """Kernels of a capture: not part of the step then, but on each replay, one after another on its stream."""
+        """The kernels of a capture. They are no part of the step when captured, and run one after another on each
+        replay."""
 
         def __new__(cls, *_: Any, **__: Any) -> Any:
             made = super().__new__(cls)
@@ -143,7 +145,7 @@ def graph_class(recorder: Recorder) -> type:
             self.kernels.clear()
 
         def instantiate(self) -> None:
-            """Nothing to do."""
+            """Does nothing."""
 
         enable_debug_mode = debug_dump = instantiate
 

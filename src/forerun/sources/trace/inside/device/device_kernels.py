@@ -1,8 +1,8 @@
-"""Operations that have a kernel of their own on CUDA, which a build of torch for the CPU doesn't know.
+"""Keeps operators whole that have a CUDA kernel of their own, which a build of torch for the CPU doesn't have.
 
-Where a device has no kernel for an operation that is also composed of others, autograd takes it apart before a
-dispatch mode sees it: RMSNorm would be seven kernels that keep five tensors. An entry for the device keeps it whole.
-The entry is never called: fake tensors are answered before.
+Where a device has no kernel for a composite operator, autograd decomposes it before a dispatch mode sees it: RMSNorm
+would be seven kernels that save five tensors. Registering a kernel for the device keeps the operator whole. That kernel
+is never called, because fake tensors are answered earlier.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 
 aten = torch.ops.aten
 OWN_KERNELS = frozenset({aten._fused_rms_norm.default, aten.silu_backward.default, aten.mish_backward.default})
-"""those with both a CUDA kernel and `CompositeImplicitAutograd` in native_functions.yaml of torch 2.13"""
+"""The operators with both a CUDA kernel and `CompositeImplicitAutograd` in native_functions.yaml of torch 2.13."""
 _installed: list[Any] = []
-"""libraries whose registrations must outlive the function that makes them"""
+"""A library's registrations end when the library is deleted."""
 
 
 def install() -> None:
-    """Keep these operations whole on CUDA tensors; for good."""
+    """Keeps these operators whole on CUDA tensors, for the rest of the process."""
     library: Any = torch.library.Library("aten", "IMPL")
     for op in OWN_KERNELS:
         library.impl(op._schema.name, _no_data, "CUDA")

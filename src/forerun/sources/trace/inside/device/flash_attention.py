@@ -1,9 +1,8 @@
-"""flash_attn for a machine that can't install it: the package's functions on torch's own flash attention.
+"""Replaces the package flash_attn where it is not installed: the same functions on torch's own flash attention.
 
-Training scripts import `flash_attn` unconditionally, and it installs only beside CUDA. Where it is missing, a program
-that is traced finds this in its place: attention is `aten._flash_attention_forward` (the same kernels, which torch
-carries), rotary embeddings are one kernel each, norms are torch's fused ones. Functions that are not here are missing
-by name.
+Training scripts import `flash_attn` unconditionally, and it installs only beside CUDA. Attention is
+`aten._flash_attention_forward` (the same kernels, which torch carries), rotary embeddings are one kernel each, norms
+are torch's fused ones. A function that is missing here is an ImportError or AttributeError by its name.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from forerun.common.errors import ForerunError
 from forerun.sources.trace.inside.recorder import Recorder
 
 VERSION = "2.8.3"
-"""of the package whose functions these are"""
+"""The version of the package whose functions these are."""
 _NAME = "flash_attn"
 _WINDOW = (-1, -1)
 
 
 def install(recorder: Recorder) -> None:
-    """Let `import flash_attn` find this where the package is not installed."""
+    """Lets `import flash_attn` find this module where the package is not installed."""
     if importlib.util.find_spec(_NAME) is None:
         sys.meta_path.append(_Finder(recorder))
 
@@ -94,7 +93,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Any:
-    """Attention of packed sequences, (tokens, heads, head size), with their cumulated lengths."""
+    """Attention of packed sequences, (tokens, heads, head size), with their cumulative lengths."""
     lengths = (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k))
     return _attention(q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, return_attn_probs)
 
@@ -126,7 +125,7 @@ def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs:
 
 
 def flash_attn_with_kvcache(*_: Any, **__: Any) -> Any:
-    """Inference only."""
+    """Refuses: only inference uses a cache of keys and values."""
     raise ForerunError("flash_attn_with_kvcache: inference with a cache can't be traced")
 
 
@@ -162,7 +161,7 @@ def layer_norm_fn(
     is_rms_norm: bool = False,
     **__: Any,
 ) -> Any:
-    """Norm of `x`, to which `residual` is added first; with `prenorm` the sum is answered too."""
+    """Normalizes `x` after adding `residual`; with `prenorm` it returns the sum too."""
     total = x if residual is None else x + residual
     shape = weight.shape
     out = F.rms_norm(total, shape, weight, eps) if is_rms_norm else F.layer_norm(total, shape, weight, bias, eps)
@@ -170,17 +169,18 @@ def layer_norm_fn(
 
 
 def rms_norm_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-    """`layer_norm_fn` without means."""
+    """Normalizes as `layer_norm_fn` without subtracting the mean."""
     return layer_norm_fn(x, weight, bias, *args, **{**kwargs, "is_rms_norm": True})
 
 
 def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
-    """Rows of `x`."""
+    """Returns the rows of `x` at `indices`."""
     return x[indices]
 
 
 def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None) -> Any:
-    """Tokens that `attention_mask` (batch, sequence) selects, their places, cumulated lengths, and the longest."""
+    """Returns the tokens that `attention_mask` (batch, sequence) selects, their positions, the cumulative lengths, the
+    longest length and all lengths."""
     lengths = attention_mask.sum(dim=-1, dtype=torch.int32)
     indices = attention_mask.flatten().nonzero().flatten()
     cumulated = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
@@ -188,7 +188,7 @@ def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tens
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """The tokens back at their places."""
+    """Puts the tokens back at their positions."""
     made = hidden_states.new_zeros((batch * seqlen, *hidden_states.shape[1:]))
     made[indices] = hidden_states
     return made.unflatten(0, (batch, seqlen))
@@ -241,7 +241,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """What libraries ask before they use the package."""
+    """The metadata that libraries ask for before they use the package."""
 
     def read_text(self, filename: str) -> str | None:
         message = Message()

@@ -1,13 +1,13 @@
-"""A CUDA device for a torch that has none: its device guard and hooks, made at run time.
+"""A CUDA device for a torch that has none: its device guard and its hooks, compiled at run time.
 
 torch's autograd engine, its streams and `torch.accelerator` ask two C++ objects about the device: the
-`DeviceGuardImplInterface` of the device type, and the process-wide `CUDAHooksInterface`. Both are tables of function
-pointers. Here LLVM (llvmlite comes with numba) compiles a handful of functions that keep the current device and stream
-of a thread in thread-specific data, and the tables are filled with them. No compiler is needed, nothing of CUDA either:
-kernels never run, tensors on the device are fake.
+`DeviceGuardImplInterface` of the device type and the `CUDAHooksInterface` of the process. Both are tables of function
+pointers. LLVM (llvmlite comes with numba) compiles the functions in `virtual_device.ll`, which keep the current device
+and stream of a thread in thread-specific data, and this module fills the tables with them. It needs no compiler and
+nothing of CUDA: kernels never run, and tensors on the device are fake.
 
-The order of a table is the order in which the header that torch ships declares its virtual functions (Itanium C++ ABI:
-Linux and macOS), so it is read from that header.
+A table is ordered as the header that torch ships declares the virtual functions (Itanium C++ ABI: Linux and macOS), so
+the order is read from that header.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import torch
 from forerun.common.errors import ForerunError
 
 CUDA = 1
-"""c10::DeviceType::CUDA"""
+"""The value of c10::DeviceType::CUDA."""
 _VIRTUAL = re.compile(r"virtual\s+([^;{]*?)\(", re.S)
 _NEEDED_HOOKS = ("hasCUDA", "getNumGPUs", "isAvailable", "deviceCount", "getNewGenerator")
 _NEEDED_GUARD = ("type", "exchangeDevice", "getStream", "exchangeStream", "record", "block", "deviceCount")
 
 
 def virtual_functions(header: Path, struct: str) -> list[str]:
-    """Names of the virtual functions that `struct` declares first, in order; a destructor counts twice.
+    """Returns the names of the virtual functions that `struct` declares, in order; a destructor counts twice.
 
     Raises:
-        ForerunError: the header is not there or declares no such struct.
+        ForerunError: the header is missing or declares no such struct.
     """
     try:
         text = header.read_text(encoding="utf-8")
@@ -263,9 +263,9 @@ define void @hooks_getNewGenerator(i8* sret(i8) %out, i8* %this, i8 %index) {{
 
 
 class VirtualCuda:
-    """The device as C++ sees it, once installed; lives as long as the process.
+    """The device as C++ sees it once installed; it exists as long as the process.
 
-    `on_record(stream) -> event`, `on_block(event, stream)` and `on_sync()` hear of events that C++ itself makes.
+    `on_record(stream) -> event`, `on_block(event, stream)` and `on_sync()` are called for events that C++ itself makes.
     """
 
     def __init__(
@@ -289,10 +289,10 @@ class VirtualCuda:
             raise ForerunError(f"torch's libraries can't be reached under {libraries}: {error}") from error
         self._jit = self._compile(n_devices)
         self.stream = self._function("stream", ctypes.c_int64)
-        """stream of this thread"""
+        """Returns the current stream of this thread."""
         self.set_stream = self._function("set_stream", None, ctypes.c_int64)
         self.index = self._function("index", ctypes.c_int64)
-        """current device of this thread"""
+        """Returns the current device of this thread."""
         self.set_index = self._function("set_index", None, ctypes.c_int64)
         self.fresh_stream = self._function("fresh_stream", ctypes.c_int64)
 
@@ -338,10 +338,10 @@ class VirtualCuda:
         return ctypes.CFUNCTYPE(result, *arguments)(self._jit.get_function_address(name))
 
     def install(self) -> None:
-        """Put guard and hooks in place.
+        """Installs the device guard and the hooks.
 
         Raises:
-            ForerunError: torch's headers don't declare what is needed.
+            ForerunError: torch's headers don't declare the functions that are needed.
         """
         include = Path(torch.__file__).parent / "include"
         guard = virtual_functions(include / "c10/core/impl/DeviceGuardImplInterface.h", "DeviceGuardImplInterface")
@@ -370,7 +370,7 @@ class VirtualCuda:
         return int(ctypes.cast(instance, ctypes.POINTER(ctypes.c_void_p))[0] or 0)
 
     def _table(self, original: int, names: list[str], prefix: str) -> Any:
-        """The table at `original` with our functions in the slots that we have one for."""
+        """Returns a copy of the table at `original` with our functions in the slots that we have one for."""
         table = (ctypes.c_void_p * len(names))()
         ctypes.memmove(table, original, ctypes.sizeof(table))
         defined = set(re.findall(r"define [^@]*@(\w+)\(", _IR))

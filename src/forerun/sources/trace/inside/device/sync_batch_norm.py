@@ -1,4 +1,4 @@
-"""Shapes of the kernels of SyncBatchNorm, which torch has for CUDA only and no fake ones of."""
+"""Output shapes of the kernels of SyncBatchNorm, which torch has for CUDA only and without fake versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _library: Any = torch.library.Library("aten", "IMPL", "Meta")
 
 
 def install() -> None:
-    """Let SyncBatchNorm run on fake tensors."""
+    """Lets SyncBatchNorm run on fake tensors."""
     for name, shapes in (
         ("batch_norm_stats", _two_statistics),
         ("batch_norm_update_stats", _two_statistics),
@@ -25,7 +25,7 @@ def install() -> None:
 
 
 def _statistics(tensor: torch.Tensor) -> torch.Tensor:
-    """One number per channel, single precision for half-precision inputs (at::acc_type)."""
+    """Returns one number per channel, in fp32 for half-precision inputs (at::acc_type)."""
     dtype = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
     return tensor.new_empty(tensor.shape[1], dtype=dtype)
 
@@ -48,7 +48,8 @@ def _gradients(
     weight_g: bool,
     bias_g: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """Two sums for the input's gradient, the gradients of weight and bias; empty ones where not asked for."""
+    """Returns two sums for the input's gradient and the gradients of weight and bias; empty ones where they are not
+    asked for."""
     like = mean if weight is None else weight
     channels = tensor.shape[1]
     sums = [mean.new_empty(channels if input_g else 0) for _ in range(2)]

@@ -1,7 +1,7 @@
-"""A plan applied to a model with PyTorch's own parallelism, in torchtitan's order.
+"""Applies a plan to a model with PyTorch's own parallelism, in torchtitan's order.
 
-Expert and tensor parallelism first, then activation checkpointing, compilation layer by layer, and data parallelism
-around it all.
+Expert and tensor parallelism come first, then activation checkpointing, compilation layer by layer, and data
+parallelism around all of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Note = Callable[[str], None]
 
 
 def check_traceable(plan: Plan, note: Note) -> None:
-    """Refuse what PyTorch does not have; note what is traced as something else.
+    """Refuses settings that PyTorch has no counterpart of, and notes those that are traced differently.
 
     Raises:
         ForerunError: the plan asks for something that has no counterpart in PyTorch.
@@ -69,7 +69,8 @@ def parallelize(
     tp_plan: Styles | None,
     note: Note,
 ) -> nn.Module:
-    """`model`, on the meta device, sharded, wrapped and given memory on the device. `layers` contain its layers.
+    """Returns `model`, given on the meta device, sharded, wrapped and with memory on the device. `layers` are the
+    containers of its layers.
 
     Raises:
         ForerunError: the plan does not fit the model.
@@ -96,14 +97,14 @@ def parallelize(
 
 
 def _fuse_with_products(mesh: Any) -> None:
-    """Let the compiler run collectives of `mesh` piece by piece with the products around them."""
+    """Lets the compiler split collectives over `mesh` and overlap the parts with the matrix products around them."""
     config: Any = import_module("torch._inductor.config")
     config._micro_pipeline_tp = True
     import_module("torch.distributed._symmetric_memory").enable_symm_mem_for_group(mesh.get_group().group_name)
 
 
 def materialise(model: nn.Module, device: str, buffer_device: str = "cuda") -> None:
-    """Memory for parameters and buffers on the meta device; what is shared stays so."""
+    """Allocates parameters and buffers that are on the meta device; shared ones stay shared."""
     made: dict[int, Any] = {}
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -116,7 +117,7 @@ def materialise(model: nn.Module, device: str, buffer_device: str = "cuda") -> N
 
 
 def compile_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
-    """`torch.compile` of each layer, or of a model that has none."""
+    """Calls `torch.compile` on each layer, or on the whole model if it has none."""
     found = blocks(layers)
     for container, name in found:
         container.get_submodule(name).compile(fullgraph=True)

@@ -49,10 +49,10 @@ _ATTENTION = ("attention", "self_attn", "attn", "self_attention")
 
 
 def checkpoint_layers(layers: Sequence[nn.Module], plan: Plan) -> None:
-    """Wrap the layers in the containers `layers` as `plan` says, every `checkpoint_every`-th of each container.
+    """Wraps every `checkpoint_every`-th layer of each container in `layers` as `plan` says.
 
     Raises:
-        ForerunError: the policy names parts of layers that the model doesn't have, or nothing that PyTorch has.
+        ForerunError: the policy names parts of layers that the model doesn't have, or has no counterpart in PyTorch.
     """
     if plan.activation_checkpointing == "none":
         return
@@ -96,14 +96,15 @@ def _checkpointed(module: nn.Module, contexts: Callable[[], Any] | None = None) 
 
 
 def _saved_ops() -> set[Any]:
-    """torchtitan's list: what the compiler holds to be expensive, attention, and communication."""
+    """Returns the operators whose outputs torchtitan saves: those that the compiler rates as expensive, attention and
+    communication."""
     partitioners = import_module("torch._functorch.partitioners")  # a second, which only this policy needs
     expensive = {op.default for op in partitioners.get_default_op_list().compute_intensive_ops}
     return expensive | set(_ATTENTION_OPS) | set(_SAVED_BESIDES) | {aten.linear.default}
 
 
 def _by_operation() -> Callable[..., CheckpointPolicy]:
-    """torchtitan's policy: every second matrix multiplication is recomputed, and all that is cheap."""
+    """Returns torchtitan's policy: it recomputes every second matrix product and every cheap operator."""
     saved = _saved_ops()
     counts = {True: 0, False: 0}
 

@@ -1,4 +1,4 @@
-"""Context parallelism: the sequence of inputs and position tables split over ranks, attention made to go around."""
+"""Context parallelism: splits the sequence of inputs and position tables over ranks and makes attention communicate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROTATE = {"ring": "alltoall", "allgather": "allgather"}
 
 
 def context(plan: Plan, mesh: Any, parts: Sequence[nn.Module], inputs: Sequence[Any]) -> Any:
-    """The context in which forward and backward of a micro batch see a part of the sequence.
+    """Returns the context in which the forward and backward pass of a micro batch see a part of the sequence.
 
     Raises:
         ForerunError: no input has the sequence as its second dimension.
@@ -41,5 +41,5 @@ def context(plan: Plan, mesh: Any, parts: Sequence[nn.Module], inputs: Sequence[
 
 
 def _sequence(buffer: torch.Tensor, plan: Plan) -> int:
-    """The dimension of a table that counts positions, -1 for none."""
+    """Returns the dimension of a table that counts positions, -1 for none."""
     return next((dim for dim, size in enumerate(buffer.shape) if size == plan.seq_len), -1)

@@ -23,32 +23,32 @@ from forerun.sources.trace.inside.parallelize.mesh import Meshes
 
 Note = Callable[[str], None]
 _BUCKET_MIB = 100.0
-"""torchtitan's, for gradients that DDP reduces"""
+"""torchtitan's size of the buckets in which DDP reduces gradients."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
 
 
 def compute_dtype(plan: Plan) -> torch.dtype:
-    """Dtype of activations: low-precision matrix units take bf16 in and give bf16 out."""
+    """Returns the dtype of activations. Low-precision matrix units read and write bf16."""
     return DTYPES.get(plan.precision, torch.bfloat16)
 
 
 def reduce_dtype(plan: Plan) -> torch.dtype:
-    """Dtype of gradients on the wire; torchtitan's is fp32."""
+    """Returns the dtype in which gradients are communicated; torchtitan's is fp32."""
     return DTYPES["fp32" if plan.reduce_dtype == "auto" else plan.reduce_dtype]
 
 
 def is_sharded(plan: Plan) -> bool:
-    """Whether FSDP2 is used."""
+    """Returns whether FSDP2 is used."""
     return plan.shards_parameters
 
 
 def data_parallel(
     model: nn.Module, layers: Sequence[nn.Module], meshes: Meshes, plan: Plan, experts: set[nn.Module], note: Note
 ) -> nn.Module:
-    """`model` under FSDP2, HSDP or DDP; the model itself where one rank holds all.
+    """Returns `model` under FSDP2, HSDP or DDP, or the model itself where one rank holds all of it.
 
-    `layers` are the containers of its layers; `experts` are modules that expert parallelism has split: they are sharded
-    over what it leaves.
+    `layers` are the containers of its layers. `experts` are the modules that expert parallelism has split; they are
+    sharded over the remaining ranks.
     """
     if is_sharded(plan):
         _shard(model, layers, meshes, plan, experts)
@@ -98,7 +98,8 @@ def _shard_experts(
 
 
 def around_layers(model: nn.Module, layers: Sequence[nn.Module]) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Leaf modules with weights before the first and after the last of `layers`: embeddings; norm and output."""
+    """Returns the leaf modules with weights before the first and after the last of `layers`: embeddings; norm and
+    output."""
     inside = {id(module) for container in layers for module in container.modules()}
     order = list(model.modules())
     places = [i for i, module in enumerate(order) if id(module) in inside]
@@ -114,7 +115,8 @@ def around_layers(model: nn.Module, layers: Sequence[nn.Module]) -> tuple[list[n
 
 
 def _owned_elsewhere(model: nn.Module, group: list[nn.Module]) -> bool:
-    """Whether a module that is not in `group` has a parameter of one that is (BERT's head and its decoder a bias)."""
+    """Returns whether a module outside `group` has a parameter of one in it, as BERT's head and its decoder share a
+    bias."""
     inside = {id(p) for module in group for p in module.parameters()}
     members = {id(module) for module in group}
     others = (module for module in model.modules() if id(module) not in members)
@@ -127,7 +129,7 @@ def _tied(front: list[nn.Module], back: list[nn.Module]) -> bool:
 
 
 def _prefetch(layers: Sequence[nn.Module], plan: Plan, note: Note) -> None:
-    """FSDP2 gathers one unit ahead by itself; more must be told."""
+    """Sets how many units FSDP2 gathers ahead. By itself it gathers one."""
     if plan.prefetch == 0:
         note("prefetch 0: FSDP2 always gathers one unit ahead; traced so")
     units: list[Any] = [container.get_submodule(name) for container, name in blocks(layers)]

@@ -1,4 +1,4 @@
-"""Repeated layers of a model, found by structure, and variants of the model with fewer of them."""
+"""Finds the repeated layers of a model by structure, and removes some of them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Passes(nn.Module):
 
 @dataclass(frozen=True)
 class Run:
-    """Children `first` .. `first + period * repeats` of `container` are the same `period` layers, `repeats` times."""
+    """Children `first` to `first + period * repeats` of `container`: the same `period` layers, `repeats` times."""
 
     path: str
-    """of the container in the model"""
+    """The path of the container in the model."""
     container: nn.Module
     first: int
     period: int
@@ -37,13 +37,13 @@ class Run:
 
 
 def repeated_layers(model: nn.Module) -> Run | None:
-    """The run that has most parameters to repeat; None where no container repeats anything."""
+    """Returns the run that repeats the most parameters; None where no container repeats anything."""
     runs = [run for path, container in containers(model) if (run := _best_run(path, container)) is not None]
     return max(runs, key=lambda run: (run.n_layers - run.period) * _size(run), default=None)
 
 
 def containers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Outermost ModuleLists, ModuleDicts and Sequentials with at least two children of one class with parameters."""
+    """Yields the outermost ModuleLists, ModuleDicts and Sequentials with at least two layers of one class."""
     inside: tuple[str, ...] = ()
     for path, module in model.named_modules():
         if inside and (path + ".").startswith(inside):
@@ -59,7 +59,7 @@ def _repeats_a_class(container: nn.Module) -> bool:
 
 
 def _composed(module: nn.Module) -> bool:
-    """Whether `module` has parameters and children: a layer rather than a single operation."""
+    """Returns whether `module` has parameters and children: a layer rather than a single operation."""
     return next(module.children(), None) is not None and next(module.parameters(), None) is not None
 
 
@@ -88,7 +88,7 @@ def _best_run(path: str, container: nn.Module) -> Run | None:
 
 
 def _kinds(container: nn.Module) -> list[int]:
-    """A number for each child, equal for children of equal structure."""
+    """Returns a number for each child, equal for children of equal structure."""
     children = list(container.children())
     plain = [dict(_attributes(child)) for child in children]
     numbering = _numbering(plain)
@@ -110,7 +110,7 @@ def _structure(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
-    """Plain attributes of a module and of all below it, by (path, name)."""
+    """Yields the plain attributes of a module and of all modules below it, by (path, name)."""
     for path, child in module.named_modules():
         for name, value in vars(child).items():
             if isinstance(value, _PLAIN) and name != "training":
@@ -118,7 +118,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
 
 
 def _numbering(plain: list[dict[tuple[str, str], Any]]) -> set[tuple[str, str]]:
-    """Attributes that do nothing but number the children: they grow by one from each child to the next."""
+    """Returns the attributes that only number the children: they grow by one from each child to the next."""
     found = set()
     for key in {key for values in plain for key in values}:
         numbers = [(i, values[key]) for i, values in enumerate(plain) if key in values]
@@ -129,7 +129,7 @@ def _numbering(plain: list[dict[tuple[str, str], Any]]) -> set[tuple[str, str]]:
 
 
 def keep_repeats(run: Run, repeats: int) -> None:
-    """Leave `repeats` repetitions of the run in the model, in place; layers behind them move up."""
+    """Keeps `repeats` repetitions of the run in the model, in place. The layers behind them move up."""
     container = run.container
     names = list(container._modules)
     children = list(container.children())
@@ -148,12 +148,12 @@ def keep_repeats(run: Run, repeats: int) -> None:
 
 
 def layer_containers(model: nn.Module) -> list[nn.Module]:
-    """The containers of a whole model's layers. Take them before layers are left out."""
+    """Returns the containers of a whole model's layers. Call it before removing layers."""
     return [container for _, container in containers(model)]
 
 
 def blocks(layers: Sequence[nn.Module]) -> list[tuple[nn.Module, str]]:
-    """(container, name) of every layer in `layers`: what activation checkpointing, compilation and FSDP2 take one by
+    """Returns (container, name) of every layer in `layers`. Checkpointing, compilation and FSDP2 treat these one by
     one."""
     return [
         (container, name)
@@ -164,7 +164,7 @@ def blocks(layers: Sequence[nn.Module]) -> list[tuple[nn.Module, str]]:
 
 
 def on_meta(factory: Any) -> nn.Module:
-    """The model of `factory`, on the meta device."""
+    """Returns the model of `factory`, built on the meta device."""
     with torch.device("meta"):
         model: nn.Module = factory()
     return model

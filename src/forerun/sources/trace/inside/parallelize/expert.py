@@ -1,7 +1,7 @@
-"""Expert parallelism: the experts of a layer spread over ranks, tokens sent to them and back.
+"""Expert parallelism: spreads the experts of a layer over ranks and sends tokens to them and back.
 
-It fits modules that hold all experts of a layer as stacked weights (experts first) and are called with the tokens, in
-order of experts, and the number of tokens of each: `experts(x, tokens_per_expert)`.
+It fits modules that hold all experts of a layer as stacked weights (experts first) and that are called with the tokens
+in order of experts, and the number of tokens of each: `experts(x, tokens_per_expert)`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _STEEPEST, _HALVINGS = 16.0, 40
 
 
 def grouped_experts(model: nn.Module) -> list[nn.Module]:
-    """Modules that hold stacked experts: all their weights are 3-D with one first dimension, and two inputs."""
+    """Returns the modules that hold stacked experts: their weights are 3-D with the same first dimension, and their
+    forward takes two inputs."""
     found = []
     for module in model.modules():
         weights = list(module.parameters(recurse=False))
@@ -41,10 +42,10 @@ def grouped_experts(model: nn.Module) -> list[nn.Module]:
 
 
 def expert_parallel(model: nn.Module, meshes: Meshes, plan: Plan) -> set[nn.Module]:
-    """Spread the experts of `model` over the ep axis. The modules that were split.
+    """Spreads the experts of `model` over the ep axis and returns the modules that it split.
 
     Raises:
-        ForerunError: the model has no such experts, or their number does not divide.
+        ForerunError: the model has no such experts, or ep does not divide their number.
     """
     found = grouped_experts(model)
     if not found:
@@ -70,7 +71,7 @@ def expert_parallel(model: nn.Module, meshes: Meshes, plan: Plan) -> set[nn.Modu
 
 
 class _Exchange:
-    """All-to-all of tokens around the experts of one layer, with the counts that it needs."""
+    """The all-to-all exchanges of tokens around the experts of one layer, and the counts that they need."""
 
     def __init__(self, mesh: Any, n_experts: int) -> None:
         self.mesh, self.size, self.n_local = mesh, mesh.size(), n_experts // mesh.size()
@@ -80,7 +81,8 @@ class _Exchange:
         self._shape: Sequence[int] = ()
 
     def dispatch(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens of all ranks for the experts of this one, in order of experts, and how many each has."""
+        """Returns the tokens of all ranks for this rank's experts, in order of experts, and how many each expert
+        has."""
         tokens, counts = inputs[0], inputs[1]
         with torch.no_grad():
             theirs = all_to_all_single(counts, None, None, group=self.mesh)
@@ -95,7 +97,7 @@ class _Exchange:
         return here[self._order], local
 
     def combine(self, _module: nn.Module, _inputs: Any, out: torch.Tensor) -> torch.Tensor:
-        """Results back to the ranks whose tokens they are, in the order in which they came."""
+        """Returns the results to the ranks whose tokens they are, in the original order."""
         back = out.new_empty((self._shape[0], *out.shape[1:]))
         back[self._order] = out
         self._order = None
@@ -103,14 +105,15 @@ class _Exchange:
 
 
 def _by_expert(counts: torch.Tensor, size: int, n_local: int) -> torch.Tensor:
-    """Where the tokens of each expert stand among those that came, which are in order of ranks."""
+    """Returns where each expert's tokens are among those that arrived, which are in order of ranks."""
     expert = torch.arange(n_local, device=counts.device).repeat(size)
     return torch.argsort(torch.repeat_interleave(expert, counts), stable=True)
 
 
 def skew_of(imbalance: float, n_experts: int, ranks: int) -> float:
-    """Exponent s for which choices of expert i in proportion to 1 / (i + 1)^s give the busiest of `ranks` ranks (the
-    first) `imbalance` times the mean; the greatest exponent tried where none gives as much."""
+    """Returns the exponent s for which the busiest of `ranks` ranks (the first) gets `imbalance` times the mean number
+    of tokens, when expert i is chosen in proportion to 1 / (i + 1)^s; the greatest exponent tried where none gives as
+    much."""
     low, high = 0.0, _STEEPEST
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

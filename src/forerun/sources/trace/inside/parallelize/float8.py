@@ -1,4 +1,4 @@
-"""Linear layers in float8, by torchao."""
+"""Converts linear layers to float8 with torchao."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from forerun.common.errors import ForerunError
 from forerun.describe.plan.plan import Plan
 
 _MULTIPLE = 16
-"""float8 matrix multiplications need sizes that 16 divides"""
+"""float8 matrix products need sizes that 16 divides."""
 _RECIPES = ("tensorwise", "rowwise")
 
 
 def to_float8(model: nn.Module, head: nn.Module | None, plan: Plan) -> None:
-    """Exchange the linear layers of `model` but its `head`, as torchtitan does, by those that multiply in float8.
+    """Converts the linear layers of `model` except its `head` to float8, as torchtitan does.
 
     Raises:
-        ForerunError: torchao is not there, or has no such recipe.
+        ForerunError: torchao is not installed, or has no such recipe.
     """
     recipe = "tensorwise" if plan.fp8_recipe == "none" else plan.fp8_recipe
     if recipe not in _RECIPES:
@@ -43,6 +43,6 @@ def to_float8(model: nn.Module, head: nn.Module | None, plan: Plan) -> None:
 
 
 def after_step(model: nn.Module, plan: Plan) -> None:
-    """Scales of all weights at once, before they are gathered in float8."""
+    """Computes the scales of all weights at once, before they are gathered in float8."""
     if plan.precision == "fp8" and plan.fp8_all_gather:
         import_module("torchao.float8").precompute_float8_dynamic_scale_for_fsdp(model)

@@ -1,4 +1,4 @@
-"""The device mesh of a plan, with torchtitan's axes: pp, dp_replicate, dp_shard, cp, tp; ep within dp_shard x cp."""
+"""The device meshes of a plan, with torchtitan's axes: pp, dp_replicate, dp_shard, cp, tp; ep within dp_shard x cp."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from forerun.common.errors import ImpossiblePlan
 from forerun.describe.plan.plan import DEFAULT_ORDER, Plan
 
 _NAMES = {"dp_shard_mod_ep": "dp_expert"}
-"""what the symbolic path calls an axis"""
+"""The names of axes that differ from those of the symbolic path."""
 
 
 class Meshes:
-    """The world of a plan as device meshes. Axes of degree 1 are left out, as torchtitan leaves them out."""
+    """The ranks of a plan as device meshes. Axes of degree 1 are left out, as torchtitan does."""
 
     def __init__(self, plan: Plan, device: str = "cuda") -> None:
-        """Raises ImpossiblePlan where expert parallelism can't be cut out of the data-parallel ranks, or for an order
-        of the axes that PyTorch's own parallelisms don't make."""
+        """Creates the meshes.
+
+        Raises:
+            ImpossiblePlan: ep doesn't fit into the data-parallel ranks, or the order of the axes is not torchtitan's.
+        """
         if plan.mesh_order != DEFAULT_ORDER:
             raise ImpossiblePlan(f"impossible plan: mesh_order {plan.mesh_order}: torchtitan's is {DEFAULT_ORDER}")
         self.plan = plan
@@ -38,7 +41,7 @@ class Meshes:
         self._name_groups()
 
     def _join(self, name: str, parts: tuple[str, ...]) -> None:
-        """Make neighbouring axes also one axis."""
+        """Creates one axis from neighbouring axes."""
         present = tuple(part for part in parts if part in self._made)
         if present[1:]:
             joined = self._made.get("dp_shard") if name == "dp_shard_cp" and self.plan.cp == 1 else None
@@ -47,7 +50,7 @@ class Meshes:
             self._made[name] = self._made[present[0]]
 
     def _name_groups(self) -> None:
-        """Let traces call groups as plans call their axes; a group of all ranks would have no name of its own."""
+        """Names process groups after the plan's axes. A group of all ranks would have no name of its own."""
         named: set[int] = set()
         for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "dp_shard_mod_ep", "dp_shard_cp"):
             mesh = self._made.get(name)
@@ -57,23 +60,24 @@ class Meshes:
                 group.label = _NAMES.get(name, name)
 
     def axis(self, name: str) -> Any:
-        """The 1-D mesh of axis `name`; None where it has one rank."""
+        """Returns the 1-D mesh of axis `name`; None where it has one rank."""
         return self._made.get(name)
 
     def sharded(self) -> Any:
-        """What FSDP2 takes: 1-D, or 2-D (replicate, shard) for HSDP. None where there is nothing to shard over."""
+        """Returns the mesh for FSDP2: 1-D, or 2-D (replicate, shard) for HSDP; None where there is nothing to shard
+        over."""
         shard = self.axis("dp_shard_cp")
         if shard is None or "dp_replicate" not in self._made:
             return shard
         return self._pair("dp_replicate", shard)
 
     def experts(self) -> Any:
-        """What the experts of a layer are spread over, with tp, over which they are the same."""
+        """Returns the mesh that a layer's experts are spread over, with tp, whose ranks hold the same experts."""
         tp = self.axis("tp")
         return self.axis("ep") if tp is None else self.world._concatenate([self.axis("ep"), tp])
 
     def expert_sharded(self) -> Any:
-        """What experts are sharded over beside `ep`: one rank or more, 2-D with dp_replicate."""
+        """Returns the mesh that experts are sharded over besides `ep`: one rank or more, 2-D with dp_replicate."""
         shard = self._made["dp_shard_mod_ep"]
         return self._pair("dp_replicate", shard) if "dp_replicate" in self._made else shard
 
@@ -81,7 +85,7 @@ class Meshes:
         return self.world._concatenate([self._made[name], shard])
 
     def replicated(self) -> Any:
-        """All data-parallel ranks as one axis, for DDP."""
+        """Returns all data-parallel ranks as one axis, for DDP."""
         plan = self.plan
         parts = tuple(n for n in ("dp_replicate", "dp_shard", "cp") if n in self._made)
         if not parts:

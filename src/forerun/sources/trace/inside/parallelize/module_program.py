@@ -1,6 +1,7 @@
-"""What a traced process does for `trace_module`: build, cut to a depth, parallelise, train until the step is recorded.
+"""The program that `trace_module` traces: builds the model, removes layers, parallelises it, and trains until the step
+is recorded.
 
-Variants of different depth are forks of the process that has imported, built and set up everything.
+Variants of different depth are forks of one process, which has imported and set up everything.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from forerun.sources.trace.recording import save_recording
 
 
 def run(world: World, request: ModuleRequest) -> None:
-    """Trace `request` in `world`; recordings of shallower variants are left in the request's folder."""
+    """Traces `request` in `world`; recordings of variants with fewer layers are left in the request's folder."""
     plan = request.plan
     check_traceable(plan, world.recorder.note)
     gc.disable()  # as torchtitan does: a step never waits for it, and what is alive does not depend on it
@@ -60,18 +61,18 @@ def _repeats(run: Run, request: ModuleRequest) -> int:
 
 
 def _runs_per_repeat(run: Run, request: ModuleRequest) -> int:
-    """Periods of layers after which it also repeats which of them are checkpointed."""
+    """Returns after how many periods of layers the choice of checkpointed layers repeats too."""
     every = request.plan.checkpoint_every if request.plan.activation_checkpointing != "none" else 1
     return math.lcm(run.period, every) // run.period
 
 
 def _describe(world: World, request: ModuleRequest, repeats: int) -> None:
-    """Tell the parent how often layers repeat in the whole model."""
+    """Tells the parent how often layers repeat in the whole model."""
     request.described(world.job.rank).write_text(json.dumps({"repeats": repeats}), encoding="utf-8")
 
 
 def _fork_shallow(world: World, request: ModuleRequest, meshes: Meshes, model: nn.Module, run: Run) -> None:
-    """Record the depths in processes of their own, the deepest in this one."""
+    """Records the smaller depths in processes of their own and the largest in this one."""
     runs = _runs_per_repeat(run, request)
     rest = run.repeats % runs
     layers = layer_containers(model)
@@ -95,7 +96,7 @@ def _fork_shallow(world: World, request: ModuleRequest, meshes: Meshes, model: n
 def _shallow(
     world: World, request: ModuleRequest, meshes: Meshes, model: nn.Module, layers: list[nn.Module], path: Path
 ) -> None:
-    """Record a variant, in a fork that ends here. What fails leaves no recording, which the parent sees."""
+    """Records a variant in a forked process, which ends here. If it fails, the parent finds no recording."""
     try:
         with contextlib.suppress(StepRecorded):
             _train(world, request, meshes, model, layers)
@@ -117,7 +118,7 @@ def _train(world: World, request: ModuleRequest, meshes: Meshes, model: nn.Modul
 
 
 def head_of(model: nn.Module, layers: list[nn.Module]) -> nn.Module | None:
-    """The last leaf module behind the layers, which makes logits."""
+    """Returns the last leaf module behind the layers, which makes the logits."""
     behind = around_layers(model, layers)[1]
     return behind[-1] if behind else None
 
@@ -126,7 +127,7 @@ def head_of(model: nn.Module, layers: list[nn.Module]) -> nn.Module | None:
 
 
 def _train_stages(world: World, request: ModuleRequest, meshes: Meshes) -> None:
-    """Train the stages of this rank. A variant has the same small number of layers in each stage."""
+    """Trains the stages of this rank. A variant has the same small number of layers in each stage."""
     plan, mesh = request.plan, meshes.axis("pp")
     pipeline = import_module("forerun.sources.trace.inside.parallelize.pipeline")  # imports torch's compiler
     stages = pipeline.own_stages(plan, mesh.get_local_rank())
@@ -146,7 +147,7 @@ def _train_stages(world: World, request: ModuleRequest, meshes: Meshes) -> None:
 
 
 def _shorten(world: World, request: ModuleRequest, model: nn.Module) -> None:
-    """Cut the model to `per_stage` layers for each stage, if that leaves something out that can be put in again."""
+    """Removes layers until each stage has `per_stage`, if the removed layers can be put in again."""
     plan, run = request.plan, repeated_layers(model)
     if request.per_stage is None or run is None or plan.layers_per_stage is not None or plan.balance_ends:
         return

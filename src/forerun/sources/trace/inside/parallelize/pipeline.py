@@ -1,6 +1,7 @@
-"""Pipeline parallelism: a model cut into stages of layers, run by a schedule of torch.distributed.pipelining.
+"""Pipeline parallelism: cuts a model into stages of layers and runs them by a schedule of torch.distributed.pipelining.
 
-Where a stage lacks a part of the model, its input passes through: the forward that the model has is all that is needed.
+A part that a stage lacks is replaced by a module that returns its input, so the model's own forward runs in every
+stage.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ _V = ("ZBV", "DualPipeV")
 
 
 def own_stages(plan: Plan, rank: int) -> list[int]:
-    """Stages of pipeline rank `rank`: in rounds, or down the ranks and up again."""
+    """Returns the stages of pipeline rank `rank`: in rounds, or for V schedules down the ranks and up again."""
     if plan.pp_schedule in _V:
         return [rank, 2 * plan.pp - 1 - rank]
     return [rank + turn * plan.pp for turn in range(plan.virtual_stages)]
 
 
 def stage_sizes(n_layers: int, plan: Plan) -> list[int]:
-    """Layers of each stage in model order: evenly, the remainder to the first ones.
+    """Returns the number of layers of each stage: equal shares, with the remainder in the first stages.
 
     Raises:
-        ImpossiblePlan: there are fewer layers than stages, or other ones than `layers_per_stage` says.
+        ImpossiblePlan: there are fewer layers than stages, or `layers_per_stage` doesn't add up to them.
     """
     if plan.layers_per_stage is not None:
         if sum(plan.layers_per_stage) != n_layers or len(plan.layers_per_stage) != plan.n_stages:
@@ -56,7 +57,7 @@ def stage_sizes(n_layers: int, plan: Plan) -> list[int]:
 
 
 def cut_stage(model: nn.Module, layers: Sequence[nn.Module], plan: Plan, stage: int) -> None:
-    """Leave in `model` what belongs to `stage`, in place.
+    """Removes from `model` everything that does not belong to `stage`, in place.
 
     Raises:
         ForerunError: the model doesn't have its layers in one container.
@@ -90,7 +91,7 @@ def _leave_out(model: nn.Module, parts: Sequence[nn.Module]) -> None:
 
 
 def _explain(part: nn.Module, stage: int, plan: Plan) -> None:
-    """Say why a forward that takes its inputs apart fails in a stage that gets hidden states."""
+    """Explains the failure of a forward that can't run on the hidden states that a stage receives."""
     forward = part.forward
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -118,15 +119,15 @@ class _Own(torch.autograd.Function):
 
 
 def _no_view(output: Any) -> Any:
-    """`Can't detach views in-place`: schedules that split the backward pass detach what a stage returns, which is a
-    view where a model slices its hidden states before a head that the stage does not have."""
+    """Prevents `Can't detach views in-place`: schedules that split the backward pass detach what a stage returns, which
+    is a view where a model slices its hidden states before a head that the stage lacks."""
     return _Own.apply(output) if isinstance(output, torch.Tensor) and output._is_view() else output
 
 
 def make_schedule(
     parts: Sequence[nn.Module], stages: Sequence[int], mesh: Any, plan: Plan, loss: Callable[[Any, Any], Any]
 ) -> Any:
-    """The schedule that runs `parts`, which are the `stages` of this rank.
+    """Returns the schedule that runs `parts`, which are the `stages` of this rank.
 
     Raises:
         ImpossiblePlan: PyTorch refuses the number of micro batches or stages.

@@ -1,8 +1,8 @@
 """Tensor and sequence parallelism of a model by a plan of module names, through PyTorch's `parallelize_module`.
 
 A plan maps patterns of module names ("layers.*.attention.wq") to styles: PyTorch's own `ParallelStyle`s, or the words
-of Hugging Face's plans (colwise, rowwise, ...). It is the caller's, or the model's own, or the plan below, which fits
-models whose parts have torchtitan's names.
+of Hugging Face's plans (colwise, rowwise, ...). It is the caller's, else the model's own, else the plan below, which
+fits models whose parts have torchtitan's names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Note = Callable[[str], None]
 
 
 class Gathered(ParallelStyle):
-    """The first input, sharded over the sequence, is gathered once for all that use it inside the module."""
+    """Gathers the first input, sharded over the sequence, once for everything that uses it inside the module."""
 
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
         def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -44,7 +44,7 @@ class Gathered(ParallelStyle):
 
 
 class ReplicatedWeights(ParallelStyle):
-    """Weights are the same on all ranks and used with a part of the tokens on each: their gradients are partial."""
+    """Replicates weights whose module sees different tokens on each rank: their gradients are partial sums."""
 
     def __init__(self, partial: bool = True) -> None:
         super().__init__()
@@ -62,13 +62,13 @@ class ReplicatedWeights(ParallelStyle):
 
 
 class LocalWeights:
-    """Lets the code of a module see its DTensor weights as the local part, while it runs."""
+    """Replaces a module's DTensor weights by their local parts while the module runs."""
 
     def __init__(self, grad_placements: Any = None) -> None:
         self.grad_placements = grad_placements
 
     def attach(self, module: nn.Module) -> None:
-        """Swap weights before each forward of `module` and back after it."""
+        """Replaces weights before each forward of `module` and restores them after it."""
         for part in module.modules():
             names = [name for name, _ in part.named_parameters(recurse=False)]
             if names and "_localised" not in vars(part):
@@ -96,9 +96,9 @@ class LocalWeights:
 
 
 def tensor_parallel(model: nn.Module, mesh: Any, plan: Plan, given: Styles | None, note: Note) -> None:
-    """Shard `model` over `mesh` by `given`, else by the model's own plan, else by the plan for Llama-like names.
+    """Shards `model` over `mesh` by `given`, else by the model's own plan, else by the plan for Llama-like names.
 
-    Keys that match no submodule are noted and skipped.
+    A key that matches no submodule is noted and skipped.
 
     Raises:
         ForerunError: there is no plan, nothing of it fits the model, or a style is unknown.
@@ -127,7 +127,7 @@ def tensor_parallel(model: nn.Module, mesh: Any, plan: Plan, given: Styles | Non
 
 
 def matching(model: nn.Module, pattern: str) -> list[nn.Module]:
-    """Submodules whose path fits `pattern`, word by word; wrappers of checkpointing don't count."""
+    """Returns the submodules whose path matches `pattern` word by word."""
     words = pattern.split(".")
     found = []
     for path, module in model.named_modules():
@@ -143,7 +143,7 @@ def _names_a_parameter(model: nn.Module, pattern: str) -> bool:
 
 
 def model_styles(model: nn.Module) -> Styles | None:
-    """The plan that a model brings: `tp_plan`, or Hugging Face's `_tp_plan` and `config.base_model_tp_plan`."""
+    """Returns the plan that a model brings: `tp_plan`, or Hugging Face's `_tp_plan` and `config.base_model_tp_plan`."""
     for name in ("tp_plan", "_tp_plan"):
         plan = getattr(model, name, None)
         if isinstance(plan, Mapping) and plan:
@@ -159,7 +159,7 @@ def _is_head(model: nn.Module, key: str) -> bool:
 
 
 def llama_styles(model: nn.Module, plan: Plan) -> dict[str, ParallelStyle]:
-    """torchtitan's plan for Llama, of the modules that `model` has."""
+    """Returns torchtitan's plan for Llama, restricted to the modules that `model` has."""
     sequence = plan.sequence_parallel
     across = Shard(1) if sequence else Replicate()
     logits = Shard(-1) if plan.loss_parallel else Replicate()
@@ -188,7 +188,7 @@ def llama_styles(model: nn.Module, plan: Plan) -> dict[str, ParallelStyle]:
 
 
 class LocalTokens(ReplicatedWeights):
-    """A mixture of experts that each rank applies to its own part of the sequence."""
+    """Runs a mixture of experts on each rank's own part of the sequence."""
 
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
         def local(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -199,7 +199,7 @@ class LocalTokens(ReplicatedWeights):
 
 
 def style_of(key: str, style: Any, plan: Plan, is_head: bool, note: Note) -> ParallelStyle | None:
-    """PyTorch's style for `style`; None where there is nothing to do.
+    """Returns PyTorch's style for `style`; None where there is nothing to do.
 
     Raises:
         ForerunError: it is neither a ParallelStyle nor a known word.

@@ -1,4 +1,4 @@
-"""The training of a model that a caller hands over, in a traced world: built, parallelised as a plan says, stepped."""
+"""Trains a model that a caller hands over, parallelised as a plan says, in a traced process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BOTH = Ends()
 
 
 def on_device(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword inputs of one micro batch, copied to the device."""
+    """Returns the positional and keyword inputs of one micro batch, copied to the device."""
     if isinstance(inputs, Mapping):
         return (), {name: _moved(value) for name, value in inputs.items()}
     if isinstance(inputs, torch.Tensor):
@@ -58,7 +58,7 @@ def _moved(value: Any) -> Any:
 
 
 def logits_of(output: Any) -> Any:
-    """The tensor that a loss is computed from, in what a model returns."""
+    """Returns the tensor that the loss is computed from, out of what a model returns."""
     for name in ("logits", "last_hidden_state"):
         if not isinstance(output, torch.Tensor) and getattr(output, name, None) is not None:
             return getattr(output, name)
@@ -68,7 +68,7 @@ def logits_of(output: Any) -> Any:
 
 
 def default_loss(output: Any, target: Any) -> torch.Tensor:
-    """The loss that the model itself computed, else cross entropy of its logits.
+    """Returns the loss that the model itself computed, else the cross entropy of its logits.
 
     Raises:
         ForerunError: the model returns neither.
@@ -88,7 +88,7 @@ def default_loss(output: Any, target: Any) -> torch.Tensor:
 
 
 def make_optimizer(model: Iterable[nn.Module], plan: Plan, given: Callable[[Any], Any] | None) -> torch.optim.Optimizer:
-    """The caller's optimizer of all parameters, or the plan's."""
+    """Returns the caller's optimizer of all parameters, or the plan's."""
     parameters = [p for part in model for p in part.parameters() if p.requires_grad]
     if given is not None:
         made: torch.optim.Optimizer = given(parameters)
@@ -106,7 +106,7 @@ def _mesh(tensor: Any) -> Any:
 
 
 def clip_gradients(parts: Iterable[nn.Module], pipeline: Any = None) -> None:
-    """Clip the norm of all gradients to 1, as torchtitan does it; `pipeline` is the mesh of the stages."""
+    """Clips the norm of all gradients to 1, as torchtitan does; `pipeline` is the mesh of the stages."""
     by_mesh: dict[Any, list[Any]] = {}
     for part in parts:
         for parameter in part.parameters():
@@ -129,7 +129,7 @@ def clip_gradients(parts: Iterable[nn.Module], pipeline: Any = None) -> None:
 
 @contextlib.contextmanager
 def precision_of(plan: Plan) -> Iterator[None]:
-    """Autocast where FSDP2 does not cast parameters and the model is kept in a wider dtype."""
+    """Enables autocast where FSDP2 does not cast parameters and the model is kept in a wider dtype."""
     dtype = compute_dtype(plan)
     if is_sharded(plan) or dtype == torch.float32 or plan.master_dtype == plan.precision:
         yield
@@ -139,12 +139,12 @@ def precision_of(plan: Plan) -> Iterator[None]:
 
 
 def cross_entropy_sharded(plan: Plan) -> Any:
-    """The context in which logits may be sharded over the vocabulary."""
+    """Returns the context in which logits may be sharded over the vocabulary."""
     return loss_parallel() if plan.tp > 1 and plan.loss_parallel else contextlib.nullcontext()
 
 
 class Training:
-    """One training run: `step` is one optimizer step."""
+    """One training run; each call of `step` is one optimizer step."""
 
     def __init__(
         self, parts: list[nn.Module], request: ModuleRequest, meshes: Meshes, schedule: Any = None, ends: Ends = BOTH
@@ -156,7 +156,7 @@ class Training:
         self.loss = loss_of(request)
 
     def step(self) -> None:
-        """Gradients of all micro batches, clipped, and a step of the optimizer."""
+        """Computes the gradients of all micro batches, clips them, and steps the optimizer."""
         self.optimizer.zero_grad()
         if self.schedule is not None:
             self._pipeline()
@@ -170,7 +170,8 @@ class Training:
             after_step(part, self.plan)
 
     def _reduction(self, last: bool) -> Any:
-        """FSDP2 reduces gradients of every micro batch, as torchtitan lets it; DDP those of the last."""
+        """Returns the context that delays DDP's reduction to the last micro batch. FSDP2 reduces every micro batch, as
+        in torchtitan."""
         model = self.parts[0]
         if isinstance(model, DistributedDataParallel) and not last:
             return model.no_sync()
@@ -189,7 +190,7 @@ class Training:
             loss.backward()
 
     def _pipeline(self) -> None:
-        """All micro batches at once, through the schedule."""
+        """Runs all micro batches through the schedule."""
         args, named = on_device(self.request.inputs())
         if not args:
             # Stages hand on what the model takes first; the other inputs go to all of them.
@@ -204,7 +205,7 @@ class Training:
             self.schedule.step(*(args if self.ends.first else ()), **named, **given, return_outputs=False)
 
     def _all(self, one: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Inputs of all micro batches, from those of one."""
+        """Returns the inputs of all micro batches, made from those of one."""
         n = self.plan.n_microbatches
         return tuple(torch.cat([t] * n) if isinstance(t, torch.Tensor) and t.dim() else t for t in one)
 
@@ -219,21 +220,21 @@ class Training:
 
 
 def unique(values: list[Any]) -> list[Any]:
-    """The same objects, each once."""
+    """Returns the same objects, each once."""
     return list({id(value): value for value in values}.values())
 
 
 def loss_of(request: ModuleRequest) -> Callable[[Any, Any], Any]:
-    """The caller's loss or the default one, which looks at a target only if the caller gave one."""
+    """Returns the caller's loss or the default one, which sees a target only if the caller gave one."""
     loss, has_target = request.loss or default_loss, request.target is not None
     return lambda output, target: loss(output, target if has_target else None)
 
 
 def attention_of(plan: Plan) -> Any:
-    """The context that chooses the attention kernel.
+    """Returns the context that chooses the attention kernel.
 
     Raises:
-        ForerunError: it is not one of those behind scaled_dot_product_attention.
+        ForerunError: the kernel is not one of those behind scaled_dot_product_attention.
     """
     if plan.attention in ("auto", "sdpa"):
         return contextlib.nullcontext()
@@ -247,7 +248,7 @@ def attention_of(plan: Plan) -> Any:
 
 
 def offloaded_activations(plan: Plan) -> Any:
-    """The context in which saved activations live in pinned host memory."""
+    """Returns the context in which saved activations are kept in pinned host memory."""
     if plan.activation_offload:
         return torch.autograd.graph.save_on_cpu(pin_memory=True)
     return contextlib.nullcontext()

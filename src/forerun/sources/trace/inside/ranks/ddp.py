@@ -1,7 +1,8 @@
-"""DistributedDataParallel, with torch's own Reducer in C++.
+"""DistributedDataParallel on the virtual device, with torch's own Reducer in C++.
 
-After the first backward the Reducer puts gradients into buckets in the order in which they became ready. It takes that
-order from rank 0: the indices go to the device, through a broadcast, and back. They must come back as they left.
+After the first backward pass the Reducer sorts gradients into buckets in the order in which they became ready. It takes
+that order from rank 0: the indices are copied to the device, broadcast, and copied back, and their values have to
+survive that.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _Mode: Any = TorchDispatchMode
 
 
 class _CopiesAreKnown(_Mode):
-    """What is copied from the host to the device is known there, whatever was there before."""
+    """A mode under which a device tensor knows the value that is copied into it from the host."""
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -44,15 +45,16 @@ class _CopiesAreKnown(_Mode):
 
 
 def install(recorder: Recorder) -> None:
-    """Let DistributedDataParallel work on the virtual device. What happens once only is no part of a step."""
+    """Makes DistributedDataParallel work on the virtual device. What it does only once in a run is no part of a
+    step."""
     sync_batch_norm.install()
     rebuild = _dist.Reducer._rebuild_buckets
 
     class Logger(_dist.Logger):
-        """The run-time statistics ask for a timer of the device, which only a CUDA build has."""
+        """A logger without run-time statistics, which need a timer that only a CUDA build has."""
 
         def set_runtime_stats_and_log(self) -> None:
-            """Nothing was measured."""
+            """Does nothing: nothing was measured."""
 
     def rebuild_buckets(reducer: Any) -> bool:
         with recorder.beforehand(Category.GRADIENT), _CopiesAreKnown():

@@ -1,11 +1,11 @@
-"""Collectives that arrive as operations: functional ones (DTensor, compiled code). c10d's own never do: every method
-that would call them is overridden by VirtualGroup.
+"""Functional collectives: those that DTensor and compiled code call as operators.
 
-A functional collective runs on its group's stream; `wait_tensor` lets the current stream wait for it. The variants with
-a gradient (`_c10d_functional_autograd`) come down to the same operations.
+c10d's own collectives never arrive as operators, because VirtualGroup overrides every method that would call them. A
+functional collective runs on its group's stream, and `wait_tensor` makes the current stream wait for it. The variants
+with a gradient (`_c10d_functional_autograd`) call the same operators.
 
-Fused products of asynchronous tensor parallelism (`symm_mem`) are a collective on the group's stream beside their
-product: both start together, and what follows waits for both.
+A fused product of asynchronous tensor parallelism (`symm_mem`) is recorded as a collective on the group's stream beside
+its product: both start together, and later kernels wait for both.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from forerun.sources.trace.inside.ranks.transport import Transport
 from forerun.sources.trace.inside.recorder import Event, Recorder
 
 _pending: dict[int, tuple[Event, Any]] = {}
-"""end of the collective that made a storage, and what forgets it with the storage"""
+"""The end of the collective that made a storage, and a weak reference that removes the entry with the storage."""
 _OPS = {name.upper(): getattr(dist.ReduceOp, name.upper()) for name in ("sum", "avg", "product", "min", "max")}
 
 
 def handle(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> tuple[bool, Any]:
-    """Whether `func` is a collective, and if so its result: recorded, on fakes like the inputs."""
+    """Returns whether `func` is a collective, and its result on fake tensors if so; the collective is recorded."""
     if func.namespace not in _NAMESPACES:
         return False, None
     name = func._schema.name if hasattr(func, "_schema") else ""
@@ -56,11 +56,12 @@ _FUSED = {
     "symm_mem::fused_matmul_reduce_scatter": _SCATTER,
     "symm_mem::fused_scaled_matmul_reduce_scatter": _SCATTER,
 }
-"""products of asynchronous tensor parallelism, with the collective that each contains"""
+"""The collective that each product of asynchronous tensor parallelism contains."""
 
 
 def _beside(func: Any, args: Any, kwargs: Any, recorder: Recorder, name: str, kind: Collective) -> Any:
-    """Run a fused product on fakes; its collective moves the gathered input, or the product before it is scattered."""
+    """Runs a fused product on fake tensors. Its collective moves the gathered input, or the product before it is
+    scattered."""
     mode = args[0].fake_mode
     recorder.paused += 1
     try:
@@ -81,7 +82,7 @@ def _beside(func: Any, args: Any, kwargs: Any, recorder: Recorder, name: str, ki
 
 
 def group_of(name: Any) -> Any:
-    """The group that an operation names: by its registered name, as an object, or boxed for TorchScript."""
+    """Returns the group that an operator names: by its registered name, as an object, or boxed for TorchScript."""
     if isinstance(name, dist.ProcessGroup):
         return name
     module: Any = c10d

@@ -1,4 +1,4 @@
-"""How torch.distributed comes to its groups: every backend makes virtual ones, under names that people can read."""
+"""Makes torch.distributed create virtual groups for every backend, and gives them readable names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _labels: dict[str, int] = {}
 
 
 def install(group: Any) -> None:
-    """Let `group` (VirtualGroup) be what init_process_group, new_group, split_group and DeviceMesh make."""
+    """Makes init_process_group, new_group, split_group and DeviceMesh create groups of the class `group`
+    (VirtualGroup)."""
     module: Any = c10d
 
     def helper(
@@ -41,7 +42,7 @@ def install(group: Any) -> None:
         device_id: Any = None,
         group_desc: str | None = None,
     ) -> Any:
-        """In place of `_new_process_group_helper`; a group without this rank costs nothing."""
+        """Replaces `_new_process_group_helper`. A group without this rank is not created."""
         if global_ranks_in_group and group_rank is None:
             return dist.GroupMember.NON_GROUP_MEMBER, None
         if pg_tag not in (None, ""):
@@ -81,10 +82,10 @@ def install(group: Any) -> None:
 
 
 class _ProcessGroupNCCL:
-    """What a build without NCCL lacks: the name, and the options that programs fill in."""
+    """The class that a build without NCCL lacks, with the options that programs set."""
 
     class Options:
-        """Kept, and without effect."""
+        """Options that are kept and have no effect."""
 
         def __init__(self, is_high_priority_stream: bool = False, **settings: Any) -> None:
             self.is_high_priority_stream = is_high_priority_stream
@@ -94,7 +95,7 @@ class _ProcessGroupNCCL:
 
 
 def _with_data(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A mesh computes with tensors of ranks, however many there are."""
+    """Runs a method of DeviceMesh on real tensors: a mesh computes with tensors of ranks, whose values it needs."""
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -111,7 +112,7 @@ def _real(value: Any) -> Any:
 
 
 def _group_of_dimension(layout: Any, rank_map: torch.Tensor, name: str, override: Any) -> Any:
-    """In place of DeviceMesh._init_one_process_group, which goes through the groups of all ranks to make its own."""
+    """Replaces DeviceMesh._init_one_process_group, which goes through the groups of all ranks to make its own."""
     backend, options = override
     world = dist.get_world_size()
     if layout.numel() == world and override == (None, None):
@@ -136,7 +137,7 @@ def _group_of_dimension(layout: Any, rank_map: torch.Tensor, name: str, override
 
 
 def _batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
-    """In place of batch_isend_irecv, which batches only for groups of torch's own class."""
+    """Replaces batch_isend_irecv, which batches only for groups of torch's own class."""
     c10d._check_p2p_op_list(p2p_op_list)
     group: Any = p2p_op_list[0].group or c10d._get_default_group()
     group._start_coalescing()
@@ -147,7 +148,7 @@ def _batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
 
 
 def label(description: str | None) -> str:
-    """A readable name for a group: its mesh dimension, "world", or "group"; every group has one of its own."""
+    """Returns a unique readable name for a group: its mesh dimension, "world", or "group"."""
     text = description or ""
     if text in ("default_pg", "mesh_default"):
         base = "world"

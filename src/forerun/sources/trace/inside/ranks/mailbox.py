@@ -1,7 +1,7 @@
-"""Mailbox: how a traced rank hands real data to another traced rank, through the process that started both.
+"""Mailbox: passes real data from one traced rank to another through the process that started both.
 
-The parent gives an open socket's file descriptor in the environment. Messages are a header of fixed size and the
-payload; `coordinator.py` is the other end.
+The parent gives the file descriptor of an open socket in the environment. A message is a header of fixed size and the
+payload; `coordinator.py` is the parent's side.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from forerun.sources.trace.coordinator import FAILED, HEADER, RECEIVE, SEND, VAR
 
 
 class Mailbox:
-    """This rank's end; one request at a time."""
+    """This rank's side of the connection. It handles one request at a time."""
 
     def __init__(self, rank: int, connection: socket.socket) -> None:
         self.rank, self._connection = rank, connection
@@ -23,21 +23,21 @@ class Mailbox:
 
     @classmethod
     def from_environment(cls, rank: int) -> Mailbox | None:
-        """The mailbox that the parent gave; None without one."""
+        """Returns the mailbox whose descriptor the environment names; None without one."""
         descriptor = os.environ.get(VARIABLE)
         return None if not descriptor else cls(rank, socket.socket(fileno=int(descriptor)))
 
     def send(self, peer: int, key: str, data: bytes) -> None:
-        """Leave `data` for rank `peer` under `key`; does not wait.
+        """Leaves `data` for rank `peer` under `key` and does not wait.
 
         Raises:
-            ForerunError: the parent is gone.
+            ForerunError: the parent has ended.
         """
         with self._lock:
             self._write(SEND, self.rank, peer, key, data)
 
     def receive(self, peer: int, key: str) -> bytes:
-        """What rank `peer` left or will leave under `key`; waits for it.
+        """Returns the data that rank `peer` leaves under `key`, waiting for it.
 
         Raises:
             ForerunError: the peer failed, ended without sending it, or all ranks wait for each other.
@@ -60,16 +60,16 @@ class Mailbox:
 
 
 def packed(kind: bytes, source: int, destination: int, key: str, data: bytes) -> bytes:
-    """One message."""
+    """Returns a message as bytes."""
     name = key.encode()
     return HEADER.pack(kind, source, destination, len(name), len(data)) + name + data
 
 
 def read(connection: socket.socket) -> tuple[bytes, int, int, str, bytes]:
-    """Kind, source, destination, key and payload of the next message; blocks.
+    """Reads the next message, blocking: its kind, source, destination, key and payload.
 
     Raises:
-        EOFError: the other end is closed.
+        EOFError: the other side is closed.
     """
     kind, source, destination, name_bytes, data_bytes = HEADER.unpack(_exactly(connection, HEADER.size))
     name = _exactly(connection, name_bytes)

@@ -1,7 +1,7 @@
-"""Object collectives: symmetric answers, and the peer's own objects where its process can be asked.
+"""Object collectives: every peer is taken to hold the same object, except where a peer's own process can be asked.
 
-They pickle as torch does, so that objects arrive as copies. With NCCL torch moves the bytes through tensors on the
-device: two collectives (sizes, then data), and the host waits for both.
+Objects are pickled as torch pickles them, so they arrive as copies. With NCCL torch sends the bytes as device tensors:
+two collectives (sizes, then data), and the host waits for both.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _SIZE_BYTES = 8
 
 
 def install() -> None:
-    """Put these functions in the place of torch's."""
+    """Replaces torch's object collectives by the functions of this module."""
     made = (all_gather_object, gather_object, broadcast_object_list, scatter_object_list)
     rebind({id(getattr(c10d, f.__name__)): f for f in (*made, send_object_list, recv_object_list)})
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-    """Every peer holds a copy of `obj`."""
+    """Fills the list with copies of `obj`, one for each peer."""
     group = c10d._group_or_default_group(group)
     data = pickle.dumps(obj)
     _record(group, "all_gather_object", Collective.ALL_GATHER, group.size() * _SIZE_BYTES, group.size() * len(data))
@@ -37,7 +37,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> No
 def gather_object(
     obj: Any, object_gather_list: Any = None, dst: int | None = None, group: Any = None, group_dst: int | None = None
 ) -> None:
-    """The receiver gets a copy of its own object from every peer."""
+    """Fills the receiver's list with copies of its own object, one for each peer."""
     group = c10d._group_or_default_group(group)
     receiver = c10d._canonicalize_group_rank(group, 0 if dst is None and group_dst is None else dst, group_dst)
     data = pickle.dumps(obj)
@@ -50,7 +50,8 @@ def gather_object(
 def broadcast_object_list(
     object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None, group_src: int | None = None
 ) -> None:
-    """The source's objects where its process can be asked and the list holds only None; else the list stays."""
+    """Fetches the source's objects if its process can be asked and the list holds only None; else leaves the list as it
+    is."""
     group = c10d._group_or_default_group(group)
     source = c10d._canonicalize_group_rank(group, 0 if src is None and group_src is None else src, group_src)
     count = len(object_list)
@@ -72,7 +73,7 @@ def scatter_object_list(
     group: Any = None,
     group_src: int | None = None,
 ) -> None:
-    """This rank's part of the source's list."""
+    """Fetches this rank's part of the source's list."""
     group = c10d._group_or_default_group(group)
     source = c10d._canonicalize_group_rank(group, 0 if src is None and group_src is None else src, group_src)
     if group.rank() == source:
@@ -95,7 +96,7 @@ def send_object_list(
     group_dst: int | None = None,
     use_batch: bool = False,
 ) -> None:
-    """The peer's process gets a copy of the objects."""
+    """Sends copies of the objects to the peer's process."""
     group = c10d._group_or_default_group(group)
     peer = c10d._canonicalize_group_rank(group, dst, group_dst)
     c10d._check_not_self_rank(group, peer, "destination")
@@ -115,7 +116,7 @@ def recv_object_list(
     group_src: int | None = None,
     use_batch: bool = False,
 ) -> int:
-    """Waits for the objects of the peer's process."""
+    """Waits for the objects of the peer's process, and returns its rank."""
     group = c10d._group_or_default_group(group)
     if src is None and group_src is None:
         raise ForerunError("recv_object_list from any source: name the source rank to trace it")
@@ -131,9 +132,9 @@ def recv_object_list(
 
 
 _OBJECTS, _FOR_ALL = -1, -2
-"""tags of messages that are objects"""
+"""Message tags of objects."""
 _EVERYBODY = -1
-"""destination of what any rank may ask for"""
+"""The destination of a message that any rank may ask for."""
 
 
 def _key_for_all(group: Any, posts: bool, source: int) -> str:
@@ -141,14 +142,14 @@ def _key_for_all(group: Any, posts: bool, source: int) -> str:
 
 
 def _post(group: Any, data: bytes) -> None:
-    """Leave data for every member of the group that will ask."""
+    """Leaves data for every member of the group that asks for it."""
     key = _key_for_all(group, True, group.rank())
     if Transport.mailbox is not None:
         Transport.mailbox.send(_EVERYBODY, key, data)
 
 
 def _fetch(group: Any, source: int, key: str, operation: str) -> bytes:
-    """What the source left for all."""
+    """Returns the data that the source left for all members."""
     if Transport.mailbox is None:
         raise ForerunError(no_peer(operation, group.ranks[source]))
     return Transport.mailbox.receive(group.ranks[source], key)

@@ -1,17 +1,17 @@
-"""VirtualGroup: a process group of any size in one process. Collectives are recorded; nothing is sent.
+"""VirtualGroup: a process group of any size in one process, which records collectives and sends nothing.
 
-Every backend name makes one. Each method of `ProcessGroup` that a program, torch's Python or its C++ (DDP's Reducer)
-calls is overridden, so that a collective on tensors of the device is one node of the recorder:
+Every backend name creates one. Each method of `ProcessGroup` that a program, torch's Python or its C++ (DDP's Reducer)
+calls is overridden, so that a collective on device tensors is one recorded node:
 
-* bytes are the full buffer (nccl-tests): an all-gather's output, a reduce-scatter's or an all-to-all's whole input;
-* `async_op=False` runs on the current stream, `async_op=True` on the group's own stream, where `Work.wait` lets the
+* its bytes are the full buffer (nccl-tests): an all-gather's output, a reduce-scatter's or an all-to-all's whole input;
+* `async_op=False` runs on the current stream, `async_op=True` on the group's own stream, and `Work.wait` makes the
   current stream wait for it (torch 2.13, ProcessGroupNCCL.cpp, `collective`);
-* sends and receives of a batch run on the group's stream; others have one stream per pair of ranks, unless the group is
-  bound to a device (`pointToPoint`, "eager initialization mode");
+* the sends and receives of a batch run on the group's stream; others have one stream per pair of ranks, unless the
+  group is bound to a device (`pointToPoint`, "eager initialization mode");
 * a barrier is an all-reduce of one float, and the host waits.
 
-Data that is real or known is answered as if every peer held the same (`symmetric.py`), except that sends and receives
-of it go through the mailbox to the peer's process. Collectives on CPU tensors are not recorded.
+Where data is real or known, a collective's result is computed as if every peer held the same data (`symmetric.py`), but
+sends and receives exchange it with the peer's process through the mailbox. Collectives on CPU tensors are not recorded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ handle = functional.handle
 _dist: Any = dist
 _ProcessGroup: Any = _dist.ProcessGroup
 _SMALL = 1 << 12
-"""elements of an integer message on the device that may steer the program: its data is delivered"""
+"""The largest integer message on the device, in elements, whose data is delivered, because the program may branch on
+it."""
 
 
 def install(
@@ -47,9 +48,9 @@ def install(
     set_value: Callable[[Any, Any], None] | None = None,
     mailbox: Mailbox | None = None,
 ) -> None:
-    """Let torch.distributed make virtual groups. Without `mailbox`, that of the environment is used, if there is one.
+    """Makes torch.distributed create virtual groups. Without `mailbox`, the environment's is used if there is one.
 
-    `known_value(tensor)` is the real data of a fake tensor or None; `set_value(fake, real)` makes it known.
+    `known_value(tensor)` returns the real data of a fake tensor or None; `set_value(fake, real)` makes it known.
     """
     Transport.recorder = recorder
     Transport.values = Values(known_value, set_value)
@@ -60,7 +61,7 @@ def install(
 
 
 class _Backend:
-    """What `_get_backend` answers."""
+    """The object that `_get_backend` returns."""
 
     supports_splitting = supports_coalescing = True
     supports_time_estimate = False
@@ -78,7 +79,7 @@ class _Backend:
         return int(self._group.size())
 
     def _nothing(self, *_: Any, **__: Any) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     _set_sequence_number_for_group = eager_connect_single_device = perform_nocolor_split = _nothing
     _set_default_timeout = abort = shutdown = _nothing
@@ -91,7 +92,7 @@ class _Backend:
 
 
 class VirtualGroup(_ProcessGroup):
-    """One process group. `ranks` are its global ranks, `rank` is this process's place among them."""
+    """One process group. `ranks` are its global ranks, `rank` is this process's position among them."""
 
     def __init__(
         self, rank: int, ranks: Sequence[int], label: str, backends: dict[str, str], store: Any, options: Any = None
@@ -100,14 +101,14 @@ class VirtualGroup(_ProcessGroup):
         self.ranks, self.label, self._store = tuple(ranks), label, store
         self.rank_, self.size_ = rank, len(ranks)
         self.backends = backends
-        """name of the backend by device type"""
+        """The name of the backend for each device type."""
         self._options = options
         self._name = self._desc = ""
         self._batch: list[tuple[bool, torch.Tensor, int, int]] | None = None
         self._batch_works: list[Work] = []
         self._sequence: dict[tuple[int, int, int], int] = {}
         self._key = zlib.crc32(b",".join(b"%d" % r for r in self.ranks))
-        """the same on all members"""
+        """A number for the group that all its members compute alike."""
 
     # -- what a group is --------------------------------------------------------------------------------------
 
@@ -163,7 +164,7 @@ class VirtualGroup(_ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> VirtualGroup | None:
-        """The group of these ranks (numbers within this group); None where this process is not one of them."""
+        """Returns the group of these ranks (numbers within this group); None where this process is not one of them."""
         if self.rank_ not in ranks:
             return None
         members = [self.ranks[r] for r in ranks]
@@ -174,7 +175,7 @@ class VirtualGroup(_ProcessGroup):
         return made
 
     def _nothing(self, *_: Any, **__: Any) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     set_timeout = abort = shutdown = _set_sequence_number_for_group = _nothing
     _enable_collectives_timing = _wait_for_pending_works = _register_on_completion_hook = _nothing
@@ -197,7 +198,7 @@ class VirtualGroup(_ProcessGroup):
         answer: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
         asynchronous: bool = True,
     ) -> Work:
-        """Record a collective of the bytes of `sized`, and answer it where data is known."""
+        """Records a collective that moves the bytes of `sized`, and fills `outputs` where the data is known."""
         event = None
         if any(t.device.type == "cuda" for t in sized):
             nbytes = sum(t.numel() * t.element_size() for t in sized)
@@ -209,7 +210,7 @@ class VirtualGroup(_ProcessGroup):
         return work
 
     def record(self, name: str, kind: Collective, nbytes: float, dtype: str, asynchronous: bool) -> Event:
-        """A node of the recorder; the event is its end."""
+        """Records a collective and returns the event of its end."""
         return Transport.recorder.collective(name, int(kind), self.label, self.ranks, nbytes, dtype, asynchronous)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
@@ -351,7 +352,7 @@ class VirtualGroup(_ProcessGroup):
     all_to_all_single = alltoall_base
 
     def splits(self, tensor: torch.Tensor, sizes: Sequence[int]) -> list[int]:
-        """Rows that each member gets of `tensor`; none named: equally many."""
+        """Returns the rows of `tensor` for each member: `sizes`, or equal shares if it is empty."""
         return list(sizes) or [tensor.shape[0] // self.size_] * self.size_
 
     def barrier(self, opts: Any = None) -> Work:
@@ -362,7 +363,7 @@ class VirtualGroup(_ProcessGroup):
         return Work(event, [], lambda: Transport.recorder.host_waits(event))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Runs on the host."""
+        """Does nothing: it runs on the host."""
 
     # -- messages -------------------------------------------------------------------------------------------------
 
@@ -373,7 +374,7 @@ class VirtualGroup(_ProcessGroup):
         return self._message(False, _list(tensors)[0], peer, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """From the next rank of the group: who would be first nobody can say."""
+        """Receives from the next rank of the group, because the first sender is not known."""
         Transport.recorder.note("a receive from any source was taken to be from the next rank of its group")
         return self.recv(tensors, (self.rank_ + 1) % self.size_, tag)
 
@@ -406,7 +407,7 @@ class VirtualGroup(_ProcessGroup):
         return self._deliver(sends, tensor, peer, tag, self._recorded(sends, tensor, peer, batched=False))
 
     def transfer(self, sends: bool, nbytes: int, dtype: str, peer: int, batched: bool = False) -> Event:
-        """Record a message to or from member `peer` of the group."""
+        """Records a message to or from member `peer` of the group."""
         label, ranks = self.label, self.ranks
         if not batched and self.bound_device_id is None and self.size_ > 2:
             low, high = sorted((self.rank_, peer))
@@ -419,7 +420,7 @@ class VirtualGroup(_ProcessGroup):
         return self.transfer(sends, tensor.numel() * tensor.element_size(), dtype_name(tensor), peer, batched)
 
     def _deliver(self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, event: Event | None) -> Work:
-        """Hand data to or take it from the peer's process, where it is real or may steer the program."""
+        """Exchanges the data with the peer's process where it is real or the program may branch on it."""
         fake = isinstance(tensor, FakeTensor)
         steers = tensor.numel() <= _SMALL and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
         if fake and not (steers and tensor.device.type == "cuda"):
@@ -445,14 +446,14 @@ class VirtualGroup(_ProcessGroup):
         return work
 
     def next_key(self, sends: bool, peer: int, tag: int) -> str:
-        """Name of the next message to or from `peer`, the same at both ends."""
+        """Returns the name of the next message to or from `peer`, which both sides compute alike."""
         counted = (int(sends), peer, tag)
         number = self._sequence[counted] = self._sequence.get(counted, -1) + 1
         return f"{self._key:x}/{self.size_}/{tag}/{number}"
 
 
 def _payload(value: torch.Tensor | None) -> bytes:
-    """Bytes of a tensor; none where its data is not known."""
+    """Returns the bytes of a tensor; empty where its data is not known."""
     if value is None:
         return b""
     with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
@@ -468,7 +469,7 @@ def _same(values: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _fit(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """`value` in the size of `target`: peers may hold more or less of the same."""
+    """Repeats or cuts `value` to the size of `target`."""
     flat, count = value.flatten(), target.numel()
     if flat.numel() != count:
         flat = flat.repeat(-(-count // max(1, flat.numel())))[:count] if flat.numel() else flat.new_zeros(count)

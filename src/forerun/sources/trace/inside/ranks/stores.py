@@ -1,7 +1,7 @@
-"""Key-value stores of a program that has no peers: one dictionary per address, no sockets, no files.
+"""Key-value stores of a program without peers: one dictionary per address, no sockets and no files.
 
-Counters count as if every rank had added the same; who waits for a key finds it there. The value of a key that only
-another rank would set is not to be had.
+A counter counts as if every rank had added the same amount, and a key that is waited for counts as set. The value of a
+key that only another rank sets can't be read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 
 def install() -> None:
-    """Put the stores in the place of torch's."""
+    """Replaces torch's stores by those of this module."""
     old = {id(getattr(dist, name)): made for name, made in _STORES.items() if hasattr(dist, name)}
     rebind(old)
 
@@ -71,10 +71,10 @@ class _Store(_StoreBase):
         return True
 
     def wait(self, keys: Any, timeout: Any = None) -> None:
-        """Peers have set all keys."""
+        """Returns at once: peers count as having set all keys."""
 
     def barrier(self, *_: Any, **__: Any) -> None:
-        """Peers are there."""
+        """Returns at once: peers count as being there."""
 
     def delete_key(self, key: str) -> bool:
         return self._data.pop(key, None) is not None
@@ -100,7 +100,7 @@ class _Store(_StoreBase):
 
 
 class TCPStore(_Store):
-    """All stores of one address hold the same."""
+    """A store whose contents all stores of one address share."""
 
     def __init__(self, host_name: str, port: int = 0, *_: Any, **__: Any) -> None:
         super().__init__((host_name, port))
@@ -108,7 +108,7 @@ class TCPStore(_Store):
 
 
 class FileStore(_Store):
-    """All stores of one path hold the same."""
+    """A store whose contents all stores of one path share."""
 
     def __init__(self, file_name: str, *_: Any, **__: Any) -> None:
         super().__init__(str(file_name))
@@ -116,7 +116,7 @@ class FileStore(_Store):
 
 
 class HashStore(_Store):
-    """Every one of its own."""
+    """A store with contents of its own."""
 
     def __init__(self) -> None:
         super().__init__(next(_numbers))

@@ -1,7 +1,7 @@
-"""What collectives answer where data is real or known: as if every peer held what this rank holds.
+"""Results of collectives on real or known data, computed as if every peer held the same data as this rank.
 
-Sums are multiplied by the group's size, gathers repeat, averages leave a value as it is. An all-to-all takes from every
-peer what this rank sends to itself.
+Sums are multiplied by the group's size, gathers repeat, and averages leave a value as it is. An all-to-all receives
+from every peer what this rank sends to itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Op: Any = dist.ReduceOp
 
 
 def reduced(value: torch.Tensor, op: Any, size: int) -> Any:
-    """`size` equal values reduced by `op` (a ReduceOp)."""
+    """Returns `size` equal values reduced by `op` (a ReduceOp)."""
     if op == _Op.SUM or op == _Op.PREMUL_SUM:
         return value | value if value.dtype == torch.bool else value * size
     if op == _Op.PRODUCT:
@@ -29,9 +29,10 @@ def reduced(value: torch.Tensor, op: Any, size: int) -> Any:
 
 
 def own_chunk(value: Any, sizes: Sequence[int], rank: int, outputs: Sequence[int]) -> torch.Tensor:
-    """What an all-to-all gives rank `rank` of flat `value`, cut in `sizes` along dim 0, where it expects `outputs`.
+    """Returns what an all-to-all gives rank `rank` of `value`, cut into `sizes` along dim 0, where it expects
+    `outputs`.
 
-    Every peer sends this rank's own chunk, repeated or cut to the length that is expected of it.
+    Every peer sends this rank's own chunk, repeated or cut to the expected length.
     """
     chunk = value.split(list(sizes))[rank]
     parts = []
@@ -45,19 +46,19 @@ def own_chunk(value: Any, sizes: Sequence[int], rank: int, outputs: Sequence[int
 
 
 class Values:
-    """Reads and writes what is known of tensors; unknown ones are left without a value."""
+    """Reads and writes the known values of tensors."""
 
     def __init__(self, known: Callable[[Any], Any] | None, keep: Callable[[Any, Any], None] | None) -> None:
         self._known, self._keep = known, keep
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The real data of `tensor`, None where nobody knows it."""
+        """Returns the real data of `tensor`, None where it is not known."""
         if not isinstance(tensor, FakeTensor):
             return tensor if tensor.device.type == "cpu" else None
         return None if self._known is None else self._known(tensor)
 
     def put(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
-        """Let `tensor` hold `value`; None: nobody knows what it holds."""
+        """Makes `tensor` hold `value`; None makes its data unknown."""
         held = self.of(tensor)
         if value is None:
             forget(tensor)
@@ -72,7 +73,7 @@ class Values:
         outputs: Sequence[torch.Tensor],
         answer: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
     ) -> None:
-        """Fill `outputs` with what `answer` makes of the values of `inputs`."""
+        """Fills `outputs` with what `answer` computes from the values of `inputs`, if all of these are known."""
         values = [self.of(t) for t in inputs]
         real = [v for v in values if v is not None]
         with _disable_current_modes(), torch.no_grad():
@@ -85,7 +86,7 @@ class Values:
 
 
 def forget(tensor: torch.Tensor) -> None:
-    """Whatever was known of a fake tensor's data no longer holds."""
+    """Makes the data of a fake tensor unknown."""
     known = tensor.__dict__.get("_forerun_known") if isinstance(tensor, FakeTensor) else None
     if known is not None:
         known.holds[0] = False

@@ -1,4 +1,4 @@
-"""What all process groups of a traced process share."""
+"""The state that all process groups of a traced process share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from forerun.sources.trace.inside.recorder import Recorder
 
 
 class Transport:
-    """The recorder, what is known of tensors, and the way to other ranks' processes; set once."""
+    """The recorder, the known values of tensors, and the connection to other ranks' processes; set once."""
 
     recorder: Recorder
     values = Values(None, None)
@@ -16,5 +16,5 @@ class Transport:
 
 
 def no_peer(operation: str, peer: int) -> str:
-    """Why data from another rank is not to be had."""
+    """Returns the error message for data that only another rank's process has."""
     return f"{operation}: the data is in the process of rank {peer}, and this rank is traced alone (trace all roles)"

@@ -1,4 +1,4 @@
-"""Work and Future: what a recorded collective hands back."""
+"""Work and Future: the handles that a recorded collective returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _engine: Any = torch.autograd.Variable._execution_engine
 
 
 class Work(_Work):
-    """A collective that was recorded."""
+    """The handle of a recorded collective."""
 
     def __init__(
         self, event: Event | None, result: Sequence[torch.Tensor], finish: Callable[[], None] | None = None
@@ -29,7 +29,7 @@ class Work(_Work):
         self.source = -1
 
     def wait(self, timeout: Any = None) -> bool:
-        """The current stream waits; data from a peer is fetched."""
+        """Makes the current stream wait and fetches data from a peer."""
         Transport.recorder.wait_event(self.event)
         finish, self._finish = self._finish, None
         if finish is not None:
@@ -66,9 +66,10 @@ class Work(_Work):
 
 
 class Future(_Future):
-    """Done at once; who waits lets the current stream wait. Callbacks run on a stream of their own, as CUDA's do.
+    """A future that is done at once; waiting for it makes the current stream wait. Callbacks run on a stream of their
+    own, as CUDA futures run them.
 
-    DDP's Reducer waits in C++ at the end of backward, which Python doesn't see: the wait is put there.
+    DDP's Reducer waits in C++ at the end of the backward pass, which Python doesn't see, so the wait is queued there.
     """
 
     def __init__(self, event: Event | None, value: Any) -> None:

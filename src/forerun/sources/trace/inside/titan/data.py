@@ -1,4 +1,4 @@
-"""Batches for torchtitan without a data set, and how its settings are read and set."""
+"""Random batches for torchtitan in place of a data set, and functions that read and set its settings."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _SEED = 0
 
 
 class Batches:
-    """Random tokens without end, in batches as torchtitan's text loaders give them.
+    """Endless batches of random tokens, shaped as torchtitan's text loaders make them.
 
-    A sequence is one document: its last token, the highest of the vocabulary, is kept for its end.
+    A sequence is one document: the highest token of the vocabulary, which ends a document, is never drawn.
     """
 
     def __init__(self, vocabulary: int, batch: int, length: int, *, positions: bool) -> None:
-        """`batch` sequences of `length` tokens below `vocabulary`; with `positions` of their places in the document."""
+        """Makes `batch` sequences of `length` tokens below `vocabulary`; with `positions` also their positions in the
+        document."""
         self.vocabulary, self.batch, self.length, self.positions = vocabulary, batch, length, positions
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
@@ -37,15 +38,15 @@ class Batches:
             yield inputs, tokens[:, 1:].contiguous()
 
     def state_dict(self) -> dict[str, Any]:
-        """Every run has the same tokens."""
+        """Returns nothing: every run has the same tokens."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """There is nothing to load."""
+        """Does nothing: there is nothing to load."""
 
 
 class NoText:
-    """What trainers ask of a tokenizer whose batches are tokens already."""
+    """The tokenizer that trainers ask for where batches are tokens already."""
 
     vocabulary: int
 
@@ -62,18 +63,18 @@ class NoText:
 
 
 def end_of_text(vocabulary: int) -> int:
-    """The token that no batch contains."""
+    """Returns the token that no batch contains."""
     return max(vocabulary - 1, 1)
 
 
 def closest(name: str, known: Sequence[str]) -> str:
-    """What may have been meant by `name`, as the end of a message."""
+    """Returns the names close to `name`, as the end of an error message."""
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(near)}?" if near else f"; known: {', '.join(known)}" if known else ""
 
 
 def checked(config: Any, flags: Sequence[str], what: str) -> list[str]:
-    """`flags` as torchtitan's command line reads them, which has `--section.key` and `--section.no_key` for booleans.
+    """Returns `flags` as torchtitan's command line reads them: `--section.key`, and `--section.no_key` for booleans.
 
     Raises:
         ForerunError: a flag is no setting of `config`, a tree of dataclasses; the message names the nearest.
@@ -103,10 +104,10 @@ def _field(at: Any, name: str, known: str, what: str) -> str:
 
 
 def parsed(parse: Callable[[], Any], what: str) -> Any:
-    """What torchtitan's command line makes of its flags.
+    """Returns the settings that torchtitan's command line makes of its flags.
 
     Raises:
-        ForerunError: it refuses them; the message is its own.
+        ForerunError: torchtitan refuses them; the message is its own.
     """
     said = io.StringIO()
     try:
@@ -121,7 +122,7 @@ def parsed(parse: Callable[[], Any], what: str) -> Any:
 
 
 def assign(config: Any, values: Mapping[str, object]) -> None:
-    """Set each `section.key` that `config` has."""
+    """Sets each `section.key` that `config` has."""
     for path, value in values.items():
         *sections, name = path.split(".")
         at = config

@@ -1,7 +1,7 @@
 """torchtitan 0.2: models by name and flavor, settings by flags or a TOML file.
 
-What torchtitan's configuration files set is read from its installation where they are there (a checkout); wheels lack
-them, and then the few settings that shape the step are those of `titan_recipes`.
+The settings of torchtitan's configuration files are read from its installation where the files are there (a checkout).
+Wheels lack them; then `recipes.yaml` has the few settings that shape the step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OFF = {
 
 
 class Tokenizer(NoText, BaseTokenizer):
-    """Knows the size of the vocabulary and which token ends a text."""
+    """A tokenizer that knows the size of the vocabulary and which token ends a text."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -48,11 +48,11 @@ class Tokenizer(NoText, BaseTokenizer):
 
 
 class Loader(Batches, BaseDataLoader):
-    """Random tokens as a loader of torchtitan's."""
+    """Random tokens as one of torchtitan's loaders."""
 
 
 def trainer(module: str, config: str, flags: Sequence[str]) -> Trainer:
-    """The trainer of a configuration.
+    """Returns the trainer of a configuration.
 
     Raises:
         ForerunError: torchtitan does not know the model, the configuration or a setting.
@@ -67,7 +67,7 @@ def trainer(module: str, config: str, flags: Sequence[str]) -> Trainer:
 
 
 def settings(what: str, module: str, config: str, flags: Sequence[str]) -> JobConfig:
-    """torchtitan's settings: its own defaults, those of the configuration, then the flags.
+    """Returns torchtitan's settings: its own defaults, overridden by the configuration's, overridden by the flags.
 
     Raises:
         ForerunError: the configuration or a setting is not known.
@@ -90,7 +90,7 @@ def _own_flags(what: str, module: str, config: str) -> list[str]:
 
 
 def flavor_of(what: str, module: str, config: str, flavors: Sequence[str]) -> str:
-    """The flavor that a configuration's name (`llama3_8b`) means.
+    """Returns the flavor that a configuration's name (`llama3_8b`) means.
 
     Raises:
         ForerunError: the model has no such flavor.
@@ -115,7 +115,7 @@ def _spec(what: str, model: str) -> TrainSpec:
 
 
 def without_data(what: str, spec: TrainSpec, job_config: JobConfig) -> TrainSpec:
-    """`spec` with random tokens for its data.
+    """Returns `spec` with random tokens for its data.
 
     Raises:
         ForerunError: the model's input is not tokens.

@@ -1,4 +1,4 @@
-"""What torchtitan's settings say that its loop does every n steps, which a trace leaves out."""
+"""Reads from torchtitan's settings what its loop does every n steps, which a trace leaves out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from forerun.describe.plan.training_loop import CHECKPOINT_MODES, TrainingLoop
 
 
 def loop_of(config: Any, profiler: str) -> TrainingLoop:
-    """The loop of `config`, whose section about profiling is called `profiler`. What it does not have is not done."""
+    """Returns the loop of `config`, whose section about profiling is called `profiler`. A missing setting means
+    never."""
 
     def number(path: str, switch: str = "") -> int:
         return int(_value(config, path) or 0) if not switch or _value(config, switch) else 0
@@ -30,7 +31,7 @@ def loop_of(config: Any, profiler: str) -> TrainingLoop:
 
 
 def _value(config: Any, path: str) -> Any:
-    """The setting at `section.key`, None where there is none."""
+    """Returns the setting at `section.key`, None where there is none."""
     for name in path.split("."):
         config = getattr(config, name, None)
     return config

@@ -31,13 +31,13 @@ _OFF = {
     "debug.enable_structured_logging": False,
 }
 _OTHER_DEFAULTS = ("--training.disable_cuda_graphs", "--parallelism.spmd_backend=partial_dtensor")
-"""CUDA graphs hide the launches that are recorded, and pipelines refuse them. The backend spmd_types shards plain
-parameters over a mesh of all dimensions, which FSDP of torch 2.13 refuses (`all parameters must be DTensors on the full
-SPMD mesh`)."""
+"""CUDA graphs are off, because they hide the launches that are recorded and pipelines refuse them. The backend
+spmd_types is replaced, because it shards plain parameters over a mesh of all dimensions, which FSDP of torch 2.13
+refuses (`all parameters must be DTensors on the full SPMD mesh`)."""
 
 
 class Tokenizer(NoText, BaseTokenizer):
-    """Knows the size of the vocabulary and which token ends a text."""
+    """A tokenizer that knows the size of the vocabulary and which token ends a text."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
@@ -50,7 +50,7 @@ class Tokenizer(NoText, BaseTokenizer):
 
 
 class Loader(Batches, BaseDataLoader):
-    """Random tokens as a loader of torchtitan's."""
+    """Random tokens as one of torchtitan's loaders."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
@@ -61,7 +61,7 @@ class Loader(Batches, BaseDataLoader):
 
 
 def trainer(module: str, config: str, flags: Sequence[str]) -> Any:
-    """The trainer of a configuration.
+    """Returns the trainer of a configuration.
 
     Raises:
         ForerunError: torchtitan does not know the model, the configuration or a setting.
@@ -80,7 +80,7 @@ def trainer(module: str, config: str, flags: Sequence[str]) -> Any:
 
 
 def parse(what: str, module: str, config: str, flags: Sequence[str]) -> Any:
-    """torchtitan's settings: those of the configuration, then the flags.
+    """Returns torchtitan's settings: the configuration's, overridden by the flags.
 
     Raises:
         ForerunError: the configuration or a setting is not known.
@@ -92,7 +92,7 @@ def parse(what: str, module: str, config: str, flags: Sequence[str]) -> Any:
 
 
 def _timeouts() -> None:
-    """torchtitan 0.3 was written for a torch that has this function; nothing times out here."""
+    """Adds a function that torchtitan 0.3 expects and torch 2.13 lacks. Nothing times out in a trace."""
     distributed: Any = torch.distributed
     if not hasattr(distributed, "set_timeout"):
         distributed.set_timeout = lambda *_, **__: None

@@ -1,8 +1,8 @@
-"""Runs torchtitan's Trainer in a traced world: `python -m THIS_MODULE MODULE CONFIG [FLAGS]`.
+"""Runs torchtitan's Trainer in a traced process: `python -m THIS_MODULE MODULE CONFIG [FLAGS]`.
 
-Model, parallelisation, optimizer, loss and training loop are torchtitan's own. What would be read from elsewhere is
-made up through torchtitan's extension points: tokens are random (`titan_data`), and there is nothing to load or to
-log. A step is one call of the trainer's `train_step`.
+Model, parallelisation, optimizer, loss and training loop are torchtitan's own. Inputs from elsewhere are replaced
+through torchtitan's extension points: tokens are random (`data.py`), and nothing is loaded or logged. A step is one
+call of the trainer's `train_step`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from forerun.sources.trace.marks import mark_step
 from forerun.sources.trace.titan import installed_version
 
 _ADAPTERS = {"0.2": "forerun.sources.trace.inside.titan.flags", "0.3": "forerun.sources.trace.inside.titan.registry"}
-"""what builds a trainer, by version: `trainer(module, config, flags)`"""
+"""The module whose `trainer(module, config, flags)` builds a trainer, by version."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train what `arguments` (module, configuration, flags) name.
+    """Trains what `arguments` (module, configuration, flags) name.
 
     Raises:
         ForerunError: torchtitan lacks a package, or does not know what is named.
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def marked(train_step: Callable[..., Any]) -> Callable[..., Any]:
-    """`train_step`, with a mark at its end."""
+    """Returns `train_step` with a mark at its end."""
 
     def step(*args: Any, **kwargs: Any) -> Any:
         result = train_step(*args, **kwargs)
