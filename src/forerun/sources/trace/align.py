@@ -1,4 +1,4 @@
-"""Where a step of more layers has more nodes: three sequences that differ by what each layer adds."""
+"""Aligns three sequences of nodes, recorded at three depths, that differ by what each layer adds."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Nodes that all depths have in common, and then those that every further layer adds."""
+    """Nodes that all depths have in common, followed by those that every further layer adds."""
 
     first: tuple[int, int, int]
-    """where the common nodes begin in each sequence"""
+    """Where the common nodes begin in each sequence."""
     common: int
     added: int
-    """nodes a layer; once in the second sequence, twice in the third"""
+    """The nodes of one layer: the second sequence has them once, the third twice."""
 
 
 class NotPeriodic(Exception):
-    """The sequences differ by something else; `node` is where, in the third one."""
+    """Raised where the sequences differ by anything else, at `node` of the third one."""
 
     def __init__(self, node: int) -> None:
         super().__init__(node)
@@ -31,12 +31,12 @@ class NotPeriodic(Exception):
 
 
 def align(x: I64, y: I64, z: I64) -> list[Run]:
-    """What `y` adds to `x`, and `z` adds once more to `y`, at the same places.
+    """Returns the runs of nodes that `y` adds to `x`, and that `z` adds once more to `y`, at the same places.
 
     A layer is taken to be added as late as possible; in a run of equal layers every place is as good.
 
     Raises:
-        NotPeriodic: they don't differ that way.
+        NotPeriodic: the sequences differ in another way.
     """
     runs = []
     i = j = k = 0
@@ -54,7 +54,7 @@ def align(x: I64, y: I64, z: I64) -> list[Run]:
 
 
 def _common(a: I64, b: I64) -> int:
-    """Length of the common prefix."""
+    """Returns the length of the common prefix."""
     most = min(len(a), len(b))
     at, size = 0, _CHUNK
     while at < most:
@@ -66,9 +66,10 @@ def _common(a: I64, b: I64) -> int:
 
 
 def _added(x: I64, y: I64, z: I64) -> int:
-    """Nodes that `y` has before the first of `x`, and `z` has twice; 0 for none. `x` and `y` or `z` differ at once.
+    """Returns how many nodes `y` has before the first of `x`, where `z` has them twice; 0 for none. `x` differs from
+    `y` or `z` at once.
 
-    Of several possible numbers the one after which the sequences agree longest, of those the smallest.
+    Of several possible numbers it is the one after which the sequences agree longest, and of those the smallest.
     """
     most = min(len(y), len(z) // 2)
     if len(z) - len(y) == len(y) - len(x):

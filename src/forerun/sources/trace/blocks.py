@@ -1,10 +1,9 @@
-"""Blocks: the nodes of one role cut into steps, equal steps stored once.
+"""Cuts the nodes of one role into blocks, and stores equal blocks once.
 
-A step ends where the phase or the unit of the compute stream's modules changes. A unit is a module path up to its first
-number, a layer of a repeated stack, or a child of the model that is none; what runs outside of both belongs to the step
-around it. What a wait on a node
-of an earlier step becomes is an event slot of its own for each kind of node, so that layers that do the same get equal
-blocks.
+A block ends where the phase or the unit of the compute stream's modules changes. A unit is a layer of a repeated stack
+(a module path up to its first number), or any other child of the model; nodes outside both belong to the block around
+them. A wait for a node of an earlier block becomes an event slot, one for each kind of node, so that layers that do the
+same get equal blocks.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ _MOST_SLOTS = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module path: up to its first number, the number, what follows."""
+    """A module path: up to its first number, the number, the rest."""
 
     unit: str
     number: int
-    """-1 where the path has none"""
+    """-1 where the path has none."""
     rest: str
 
     @staticmethod
     def of(path: str) -> Module:
-        """The parts of `path`."""
+        """Splits `path`."""
         words = path.split(".")
         for at, word in enumerate(words):
             if word.isdigit():
@@ -40,7 +39,7 @@ class Module:
         return Module(path, -1, "")
 
     def relative(self, layer: int) -> str:
-        """The path as seen from a step of `layer`, whose own number is a star."""
+        """Returns the path as seen from a block of `layer`, whose own number is a star."""
         if self.number < 0:
             return self.unit
         distance = self.number - layer
@@ -120,7 +119,7 @@ class Blocks:
         return block, steps.layer
 
     def _relative_modules(self, nodes: Nodes, steps: _Steps) -> I32:
-        """Module of every node as its step's layer sees it."""
+        """Returns the module of every node, relative to its block's layer."""
         layer = steps.layer[steps.of_node].astype(np.int64)
         key = nodes.module.astype(np.int64) * (int(layer.max()) + 2) + layer + 1
         _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
@@ -184,7 +183,7 @@ def unit_changes(phase: I8, stream: I8, module: I32, modules: Sequence[Module]) 
 
 
 def _unit(module: Module) -> tuple[str, int]:
-    """What a module's nodes are cut by: its repeated layer, or the child of the model that it belongs to."""
+    """Returns the unit of a module: its repeated layer, or the child of the model that it belongs to."""
     return (module.unit, module.number) if module.number >= 0 else (module.unit.partition(".")[0], -1)
 
 
@@ -201,7 +200,7 @@ def _cut(nodes: Nodes, cuts: Iterable[int]) -> _Steps:
 
 
 def _waits(nodes: Nodes, steps: _Steps, module: I32) -> tuple[I32, I16]:
-    """Predecessors as Block has them, and the slot that each node records."""
+    """Returns predecessors as Block stores them, and the slot that each node records."""
     waiter = np.repeat(np.arange(len(nodes)), np.diff(nodes.pred_ptr))
     far = steps.of_node[waiter] != steps.of_node[nodes.pred]
     local = nodes.pred - steps.ptr[steps.of_node[nodes.pred]]
@@ -222,7 +221,8 @@ def _waits(nodes: Nodes, steps: _Steps, module: I32) -> tuple[I32, I16]:
 
 
 def _slots(nodes: list[int], last: list[int], kinds: list[int]) -> list[int]:
-    """Slot of each of the `nodes` (rising), which is needed up to the node `last`; each kind has slots of its own."""
+    """Returns the slot of each of the `nodes` (rising), which is in use up to the node `last`; each kind has slots of
+    its own."""
     of_kind: dict[int, list[list[int]]] = {}
     n_slots = 0
     out = []

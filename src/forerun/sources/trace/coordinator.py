@@ -1,7 +1,7 @@
-"""Coordinator: carries real data between the traced processes of one program, and starts those that are needed.
+"""Coordinator: passes real data between the traced processes of one program, and starts the processes that are needed.
 
-Ranks are traced one by one. When one asks for what another one sends, or sends something to it, the other's process is
-started. Messages wait here until they are asked for; the protocol is that of `inside/ranks/mailbox.py`.
+Ranks are traced one by one. When one asks for data of another rank, or sends data to it, the coordinator starts that
+rank's process. Messages wait here until they are asked for; the protocol is that of `inside/ranks/mailbox.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from forerun.common.errors import ForerunError
 
 VARIABLE = "FORERUN_MAILBOX"
-"""environment variable with the descriptor of a rank's end"""
+"""The environment variable with the file descriptor of a rank's connection."""
 HEADER = struct.Struct("<cqqII")
-"""kind, source rank, destination rank, bytes of the key, bytes of the payload"""
+"""The message's kind, source rank, destination rank, and the bytes of its key and of its payload."""
 SEND, RECEIVE, DATA, FAILED = b"s", b"r", b"d", b"f"
 MOST_RANKS = 256
 _EVERYBODY = -1
@@ -34,14 +34,16 @@ class _Rank:
     read: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
     wanted: _Key | None = None
-    """what it waits for"""
+    """The key of the message that it waits for."""
     ended: bool = False
 
 
 class Coordinator:
-    """The parent's side. `start_role(rank)` must start that rank's process, unless it was, after `connect(rank)`.
+    """The parent's side of the connections. `start_rank(rank)` must start that rank's process after `connect(rank)`,
+    unless it runs.
 
-    `most_ranks` are traced at most: a program where one rank hears from all others can't be traced rank by rank.
+    At most `most_ranks` ranks are traced: a program where one rank receives from all others can't be traced rank by
+    rank.
     """
 
     def __init__(self, start_role: Callable[[int], None], most_ranks: int = MOST_RANKS) -> None:
@@ -51,7 +53,7 @@ class Coordinator:
         self._selector = selectors.DefaultSelector()
 
     def connect(self, rank: int) -> int:
-        """A file descriptor for the process of `rank`: pass it on and close it."""
+        """Returns a file descriptor for the process of `rank`: pass it on and close it."""
         here, there = socket.socketpair()
         here.setblocking(False)
         descriptor = there.detach()
@@ -60,14 +62,14 @@ class Coordinator:
         return descriptor
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What the process of `rank` must find in its environment."""
+        """Returns the environment variables that the process of `rank` needs."""
         return {VARIABLE: str(self._ranks[rank].child_end)}
 
     def poll(self, timeout_s: float) -> None:
-        """Carry messages for at most about `timeout_s`; returns after the first ones.
+        """Passes messages on for at most about `timeout_s`, and returns after the first ones.
 
         Raises:
-            ForerunError: too many ranks exchange data, or a rank sends what is no message.
+            ForerunError: too many ranks exchange data, or a rank sends an invalid message.
         """
         for key, events in self._selector.select(timeout_s):
             rank = key.data
@@ -78,7 +80,7 @@ class Coordinator:
         self._look_for_deadlock()
 
     def ended(self, rank: int) -> None:
-        """The process of `rank` is over: who still waits for it gets an error."""
+        """Notes that the process of `rank` has ended: ranks that still wait for it get an error."""
         known = self._ranks.get(rank)
         if known is None or known.ended:
             return
@@ -90,7 +92,7 @@ class Coordinator:
                 self._fail(waiting, f"receive from rank {rank}: that rank's program ended without sending it")
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Closes all connections."""
         for rank in self._ranks.values():
             self._disconnect(rank)
         self._selector.close()
@@ -117,7 +119,7 @@ class Coordinator:
         self._disconnect(rank)
 
     def _take(self, number: int) -> None:
-        """Handle all whole messages that arrived."""
+        """Handles all messages that have arrived completely."""
         buffer = self._ranks[number].read
         while len(buffer) >= HEADER.size:
             kind, source, destination, name_bytes, data_bytes = HEADER.unpack_from(buffer)
@@ -161,7 +163,7 @@ class Coordinator:
         self._start(number)
 
     def _answer(self, number: int, key: _Key) -> bool:
-        """Give rank `number` what it waits for, if it is there."""
+        """Gives rank `number` the message that it waits for, and returns whether it was there."""
         source, _, name = key
         data = self._messages.pop(key, None)
         if data is None:
@@ -194,7 +196,7 @@ class Coordinator:
             self._selector.modify(rank.connection, events, number)
 
     def _look_for_deadlock(self) -> None:
-        """All that still run wait for each other: tell each of them."""
+        """Sends an error to each rank if all that still run wait for each other."""
         running = {number: rank for number, rank in self._ranks.items() if not rank.ended}
         if not running or any(rank.wanted is None for rank in running.values()):
             return

@@ -1,7 +1,8 @@
-"""A recording described node by node, in words that don't depend on how many layers there are.
+"""Describes a recording node by node in a way that doesn't depend on the number of layers.
 
-Module paths without their numbers, waits as "the node before the last one on stream 2", tensors as what a node
-allocates and what is freed after it. Recordings of one program with different numbers of layers then have equal nodes.
+Module paths lose their numbers, a wait becomes "the node before the last one on stream 2", and tensors become what a
+node allocates and what is freed after it. So recordings of one program with different numbers of layers have equal
+nodes.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from forerun.sources.trace.tracks import tracks_of
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 Waits = tuple[tuple[int, int], ...]
-"""(stream, how many nodes of that stream lie between) of each"""
+"""For each wait: the stream, and how many nodes of that stream lie between."""
 Tensors = tuple[tuple[int, int], ...]
-"""(bytes, category) of each, in rising order"""
+"""(bytes, category) of each tensor, in rising order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,53 +37,53 @@ class Path:
 
     @staticmethod
     def of(path: str) -> Path:
-        """The parts of `path`."""
+        """Splits `path`."""
         return Path(_NUMBER.sub("*", path), tuple(int(number) for number in _NUMBER.findall(path)))
 
     def with_numbers(self, numbers: Sequence[int]) -> str:
-        """The path with these numbers."""
+        """Returns the path with these numbers."""
         words = iter(numbers)
         return re.sub(r"\*", lambda _: str(next(words)), self.text)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """What a node is, apart from numbers in its module path. Nodes of equal layers are one and the same."""
+    """A node without the numbers in its module path. The nodes of equal layers are one object."""
 
     row: OpRow
     place: tuple[object, ...]
-    """stream, phase, module path without numbers, peer, sync, compiled"""
+    """Stream, phase, module path without numbers, peer, sync, compiled."""
     waits: Waits
     allocates: Tensors
     frees: Tensors
 
     def without_distances(self) -> tuple[object, ...]:
-        """The node, but for how far its waits reach back."""
+        """Returns the node without how far its waits reach back."""
         return (self.row, self.place, tuple(stream for stream, _ in self.waits), self.allocates, self.frees)
 
     def loosely(self) -> tuple[object, ...]:
-        """What is left of the node when its sizes don't count."""
+        """Returns the node without its sizes."""
         return (self.row[:3], self.row[7:9], self.place, tuple(stream for stream, _ in self.waits))
 
 
 Known = dict[tuple[object, ...], Node]
-"""every different node so far"""
+"""Every different node so far."""
 
 
 @dataclass(frozen=True)
 class Described:
-    """One recording, described."""
+    """The description of one recording."""
 
     recording: Recording
-    """without waits that others imply"""
+    """The recording, without waits that others imply."""
     nodes: list[Node]
     paths: list[Path]
-    """of every node"""
+    """The module path of every node."""
     start_bytes: I64
-    """bytes by category of what is there before the first node"""
+    """The bytes of each category that are allocated before the first node."""
 
     def where(self, node: int) -> str:
-        """A node in words."""
+        """Returns a node as text for an error message."""
         one = self.recording
         path = one.modules[one.module[node]]
         line = f", {one.lines[one.line[node]]}" if one.line[node] >= 0 else ""
@@ -140,7 +141,7 @@ def _tensors_of_nodes(one: Recording, at: np.ndarray[tuple[int], np.dtype[np.int
 
 
 def relative_waits(one: Recording) -> list[Waits]:
-    """(stream, nodes of that stream in between) of every wait of every node, in order."""
+    """Returns (stream, nodes of that stream in between) for every wait of every node, in order."""
     keys, n = _by_stream(one.stream), len(one)
     waiter = np.repeat(np.arange(n), np.diff(one.wait_ptr))
     stream = one.stream[one.wait].astype(np.int64)
@@ -151,7 +152,8 @@ def relative_waits(one: Recording) -> list[Waits]:
 
 
 def absolute_waits(stream: I64, waiter: I64, of_stream: I64, between: I64) -> I64:
-    """The nodes that `waiter` wait for. Inverse of `relative_waits`; -1 where a stream has too few nodes before."""
+    """Returns the nodes that `waiter` wait for: the inverse of `relative_waits`; -1 where a stream has too few nodes
+    before."""
     n = len(stream)
     keys = _by_stream(stream)
     place = np.searchsorted(keys, of_stream * n + waiter) - 1 - between
@@ -160,5 +162,5 @@ def absolute_waits(stream: I64, waiter: I64, of_stream: I64, between: I64) -> I6
 
 
 def _by_stream(stream: np.ndarray[tuple[int], np.dtype[np.int32]] | I64) -> I64:
-    """stream x N + node of every node, sorted."""
+    """Returns stream x N + node of every node, sorted."""
     return np.sort(stream.astype(np.int64) * len(stream) + np.arange(len(stream)))

@@ -1,4 +1,4 @@
-"""extrapolate_layers: recordings of few layers as the recording of many."""
+"""Extrapolates recordings of few layers to the recording of many."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ from forerun.sources.trace.to_program import OpRow, op_rows
 
 _TOLERANCE = 1e-9
 _MOST_LAUNCHES = 32767
-"""the op table's column has 16 bits"""
+"""The op table's column has 16 bits."""
 
 
 class LayerExtrapolation:
-    """What every further layer adds to the step of one role, from its recordings at three evenly spaced depths."""
+    """What every further layer adds to the step of one role, computed from its recordings at three evenly spaced
+    depths."""
 
     def __init__(self, shallow: Sequence[Described]) -> None:
-        """Raises ForerunError where the recordings don't differ by layers that are all equal."""
+        """Compares the recordings.
+
+        Raises:
+            ForerunError: they don't differ by layers that are all equal.
+        """
         self.x, self.y, self.z = shallow
         if any(one.recording.groups != self.z.recording.groups for one in shallow):
             raise self._broken(0, "process groups")
@@ -62,7 +67,7 @@ class LayerExtrapolation:
         return lambda n: x + n * (y - x)
 
     def _check_layers(self) -> None:
-        """Nodes of added layers are the same in every way."""
+        """Checks that the nodes of added layers are the same in every way."""
         for run in self.runs:
             _, j, k = (start + run.common for start in run.first)
             for at in range(run.added):
@@ -71,7 +76,8 @@ class LayerExtrapolation:
                     raise self._broken(k + at, _difference(mine))
 
     def _outside_changes(self) -> dict[int, Callable[[int], Node]]:
-        """By node of the third recording: what becomes of those outside of layers that depend on the depth."""
+        """Returns for each node outside the layers that depends on the depth, by its number in the third recording, a
+        function of the depth."""
         out = {}
         for run in self.runs:
             i, j, k = run.first
@@ -85,7 +91,8 @@ class LayerExtrapolation:
         return out
 
     def _path_numbers(self) -> tuple[I64, I64, I64]:
-        """Numbers in the paths of all nodes of the third recording, (N, most): value, slope in depth, in layer."""
+        """Returns the numbers in the paths of all nodes of the third recording, (N, most): value, slope in depth, slope
+        in layer."""
         most = max(len(path.numbers) for path in self.z.paths)
         value, by_depth, by_layer = (np.zeros((len(self.z.nodes), most), np.int64) for _ in range(3))
         for run in self.runs:
@@ -107,9 +114,8 @@ class LayerExtrapolation:
     # -- the deep recording ----------------------------------------------------------------------------------------
 
     def recording(self, n: int) -> tuple[Recording, list[range]]:
-        """The recording with `n` layers more than the first of the three, and where its runs of added layers are: from
-        their first node to the one after their last in steps of one layer.
-        """
+        """Returns the recording with `n` layers more than the first of the three, and the ranges of its added layers:
+        from their first node to the one after their last, in steps of one layer."""
         node, layer, added = self._expand(n)
         base = self.z.recording
         rows, op = self._ops(node, n)
@@ -139,7 +145,8 @@ class LayerExtrapolation:
         return deep, added
 
     def _expand(self, n: int) -> tuple[I64, I64, list[range]]:
-        """Node of the third recording and number of the added layer (0 outside) of every node; runs of layers."""
+        """Returns for every node the node of the third recording and the number of the added layer (0 outside), and the
+        ranges of layers."""
         nodes, layers, added, at = [], [], [], 0
         for run in self.runs:
             start = run.first[2]
@@ -194,7 +201,7 @@ class LayerExtrapolation:
         return ptr, found[order].astype(np.int32)
 
     def _distance_slopes(self, waits: Sequence[Waits]) -> tuple[list[list[int]], list[list[int]]]:
-        """How the distances of `waits` grow with the depth and with the number of the layer, inside added layers."""
+        """Returns how the distances of `waits` inside added layers grow with the depth and with the layer's number."""
         by_depth, by_layer = ([[0] * len(row) for row in waits] for _ in range(2))
         for run in self.runs:
             _, j, k = (start + run.common for start in run.first)
@@ -208,7 +215,7 @@ class LayerExtrapolation:
         return by_depth, by_layer
 
     def _tensors(self, node: I64, changed: dict[int, Node], start: I64) -> I64:
-        """Rows bytes, category, alloc, free of tensors that rise and fall as those of the recordings do."""
+        """Returns rows (bytes, category, alloc, free) of tensors that are allocated and freed as in the recordings."""
         now = [changed.get(at, one) for at, one in enumerate(self.z.nodes)]
         made, entry, at = _gathered([one.allocates for one in now], node)
         gone, gone_entry, gone_at = _gathered([one.frees for one in now], node)
@@ -235,7 +242,7 @@ class _Bent(Exception):
 
 
 def _difference(nodes: Sequence[Node]) -> str:
-    """What differs first between nodes that should be equal."""
+    """Returns what differs first between nodes that should be equal."""
     told = {"row": "the operation", "place": "the stream, phase or peer", "waits": "what is waited for"}
     for name, text in told.items():
         if len({getattr(node, name) for node in nodes}) > 1:
@@ -314,9 +321,10 @@ def _line_of_tensors(three: Sequence[Tensors]) -> Callable[[int], Tensors]:
 
 
 def _tokens(sequences: Sequence[Sequence[Node]], by_distance: bool) -> list[I64]:
-    """Numbers of nodes, equal where the nodes are, but for the distances of waits without `by_distance`.
+    """Returns a number for each node; equal nodes have equal numbers, without `by_distance` apart from the distances of
+    waits.
 
-    A node that only one sequence has is known by what it is but for its sizes: those may depend on the depth.
+    A node that only one sequence has is compared without its sizes, which may depend on the depth.
     """
     names: dict[int, object] = {}
     for nodes in sequences:
@@ -335,7 +343,7 @@ def _tokens(sequences: Sequence[Sequence[Node]], by_distance: bool) -> list[I64]
 
 
 def _hashed(rows: I64) -> I64:
-    """One number for each distinct row."""
+    """Returns one number for each distinct row."""
     out = np.zeros(len(rows), np.int64)
     for column in rows.T:
         _, dense = np.unique(column, return_inverse=True)
@@ -345,7 +353,8 @@ def _hashed(rows: I64) -> I64:
 
 
 def _gathered(values: Sequence[Sequence[tuple[int, int]]], node: I64) -> tuple[I64, I64, I64]:
-    """Pairs of all template nodes; for the nodes `node`: entries of their pairs and whose they are."""
+    """Returns the pairs of all template nodes, and for the nodes `node` the entries of their pairs and whose they
+    are."""
     pairs = np.array([pair for row in values for pair in row], np.int64).reshape(-1, 2)
     counts = np.array([len(row) for row in values], np.int64)
     first = np.cumsum(counts) - counts

@@ -1,9 +1,9 @@
-"""fold_layers: a model of many equal layers from recordings of a few.
+"""Builds the Program of a model with many equal layers from recordings with few.
 
-Recordings at three evenly spaced depths tell what every further layer adds to a step, and what grows with the depth
-elsewhere (fused optimizers, lists of norms, what is there before the step). From them follows the recording at any
-depth (`extrapolate_layers`), and its Program stores equal layers once (`blocks`). Layers of different kinds that
-alternate are layers of a longer period: depths then lie that far apart.
+Recordings at three evenly spaced depths show what every further layer adds to a step, and what grows with the depth
+elsewhere (fused optimizers, lists of norms, memory allocated before the step). The recording at any depth follows from
+them (`extrapolate_layers`), and its Program stores equal layers once (`blocks`). Layers of different kinds that
+alternate form a longer period: the depths then lie that far apart.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _NEEDED = 3
 
 
 def fold_layers(shallow: Mapping[int, Sequence[Recording]], depth: int) -> Program:
-    """The Program of a model with `depth` layers from recordings of all roles at three smaller depths or more.
+    """Returns the Program of a model with `depth` layers from recordings of all roles at three or more smaller depths.
 
-    The depths are evenly spaced: one layer apart where all are equal (2, 3, 4), p layers where kinds of layers repeat
-    after p (2p, 3p, 4p), as many as there are stages where every stage of a pipeline gets one more. The three greatest
-    count. Everything that they have is reproduced exactly, or this refuses.
+    The depths are evenly spaced: one layer apart where all layers are equal (2, 3, 4), p layers apart where kinds of
+    layers repeat after p (2p, 3p, 4p), as many as there are stages where every stage of a pipeline gets one more. The
+    three largest are used. The result reproduces them exactly, or this function refuses.
 
     Raises:
-        ForerunError: fewer depths or uneven ones, a depth that is not theirs plus whole periods, roles that differ, or
-            a step that doesn't grow by the same nodes, tensors and amounts with every layer (says where).
+        ForerunError: too few depths or uneven ones, a `depth` that is not theirs plus whole periods, roles that differ,
+        or a step that doesn't grow by the same nodes, tensors and amounts with every layer (the message says where).
     """
     recordings, added = _deep(shallow, depth)
     return to_program(recordings, [_cuts(*one) for one in zip(recordings, added, strict=True)])
 
 
 def extrapolated(shallow: Mapping[int, Sequence[Recording]], depth: int) -> list[Recording]:
-    """The recordings at `depth` that `fold_layers` makes its Program of. Equal tensors may have changed places.
+    """Returns the recordings at `depth` that `fold_layers` makes its Program of. Equal tensors may be in another order.
 
     Raises:
-        ForerunError: as `fold_layers`.
+        ForerunError: as in `fold_layers`.
     """
     return _deep(shallow, depth)[0]
 
@@ -68,7 +68,7 @@ def _deep(shallow: Mapping[int, Sequence[Recording]], depth: int) -> tuple[list[
 
 
 def _depths(found: list[int], depth: int) -> tuple[list[int], int]:
-    """The three depths to go by, and how many periods `depth` lies above the first of them."""
+    """Returns the three depths to use, and how many periods `depth` lies above the first of them."""
     text = ", ".join(map(str, found))
     if len(found) < _NEEDED:
         raise ForerunError(f"trace: folding layers needs recordings at {_NEEDED} depths, got {text or 'none'}")
@@ -83,7 +83,7 @@ def _depths(found: list[int], depth: int) -> tuple[list[int], int]:
 
 
 def _check_equal(made: Described, expected: Described, depth: int) -> None:
-    """Refuse a recording that is not reproduced."""
+    """Refuses a recording that is not reproduced."""
     rank = expected.recording.rank
     different = next(
         (
@@ -102,7 +102,7 @@ def _check_equal(made: Described, expected: Described, depth: int) -> None:
 
 
 def _cuts(recording: Recording, added: Iterable[range]) -> list[int]:
-    """Borders of added layers that no change of phase or module cuts: without modules they are steps all the same."""
+    """Returns the borders of added layers that no change of phase or module cuts, as in a model without modules."""
     modules = [Module.of(path) for path in recording.modules]
     beside = np.minimum(recording.stream, 1).astype(np.int8)
     starts, _, _ = unit_changes(recording.phase, beside, recording.module, modules)

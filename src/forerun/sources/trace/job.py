@@ -1,4 +1,4 @@
-"""Job: what a traced process is asked to do, and how it says what became of it."""
+"""Job: the task of a traced process, and the report of how it ended."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from pathlib import Path
 from forerun.common.errors import ForerunError
 
 _LONGEST = 600
-"""characters of a failure's message that users are shown"""
+"""The most characters of a failure's message that a user sees."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One rank of one program."""
+    """The task of one rank of one program."""
 
     folder: str
-    """where the process leaves its recording or its failure"""
+    """The folder for the recording or the failure."""
     target: str = ""
-    """path of a script, or name of a module"""
+    """The path of a script, or the name of a module."""
     arguments: tuple[str, ...] = ()
     is_module: bool = False
     rank: int = 0
     world_size: int = 1
     gpus_per_node: int = 8
     steps: int = 2
-    """optimizer steps to run; the last one is recorded"""
+    """The optimizer steps to run; the last one is recorded."""
     lines: bool = False
-    """record source lines"""
+    """Whether to record source lines."""
     expert_skew: float = 0.0
-    """0: routing is balanced; s: expert i is chosen in proportion to 1 / (i + 1) ** s"""
+    """0: routing is balanced; s: expert i is chosen in proportion to 1 / (i + 1) ** s."""
     device: str = "h100"
     alone: bool = False
-    """record no other rank, whoever it sends to"""
+    """Whether to record no other rank, even where this one sends to others."""
     variables: dict[str, str] = field(default_factory=dict)
-    """environment variables of the program's own"""
+    """Environment variables of the program."""
     title: str = ""
-    """what users know the program by, if not by `target`"""
+    """The name that users know the program by, if it is not `target`."""
 
     @property
     def name(self) -> str:
@@ -57,11 +57,11 @@ class Job:
 
     @property
     def last_place(self) -> Path:
-        """where Python's fault handler writes what the process did when it died"""
+        """The file to which Python's fault handler writes the stack when the process dies."""
         return Path(self.folder) / f"rank{self.rank}.fault.txt"
 
     def environment(self) -> dict[str, str]:
-        """What torchrun sets."""
+        """Returns the environment variables that torchrun sets."""
         local_size = min(self.gpus_per_node, self.world_size)
         return {
             "RANK": str(self.rank),
@@ -81,7 +81,7 @@ class Job:
         }
 
     def write(self) -> Path:
-        """The job as a file for the process to read."""
+        """Writes the job to a file for the process to read."""
         path = Path(self.folder) / f"rank{self.rank}.job.json"
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
         return path
@@ -95,13 +95,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a traced process has no recording."""
+    """The reason why a traced process has no recording."""
 
     message: str
     operation: str = ""
-    """the last operation on the device"""
+    """The last operation on the device."""
     line: str = ""
-    """file and line of the user's program"""
+    """File and line of the user's program."""
     trace: str = ""
 
     def write(self, path: Path) -> None:
@@ -109,7 +109,7 @@ class Failure:
 
     @staticmethod
     def read(path: Path) -> Failure | None:
-        """What the process left; None where it left nothing that can be read."""
+        """Returns the failure in a file; None where there is none that can be read."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             return Failure(**{key: str(value) for key, value in values.items()})
@@ -117,13 +117,13 @@ class Failure:
             return None
 
     def error(self, where: str) -> ForerunError:
-        """The one line that a user reads."""
+        """Returns the one-line error that a user reads."""
         at = f" at {self.line}" if self.line else ""
         operation = f" (in {self.operation})" if self.operation else ""
         return ForerunError(f"{where}: {_shortened(self.message)}{operation}{at}")
 
 
 def _shortened(message: str) -> str:
-    """One line, of which the beginning says most."""
+    """Returns the message on one line, cut at its end."""
     line = " ".join(message.split())
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} [...]"

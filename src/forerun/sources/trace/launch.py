@@ -1,7 +1,7 @@
-"""launch: run traced processes, one for each role, within limits, and read what they recorded.
+"""Runs traced processes, one for each recorded rank, within limits, and reads their recordings.
 
-The caller's own torch is never touched: programs run in processes of their own, which may fail, abort, hang or eat
-memory; each ends as one error.
+The caller's own torch is never touched: programs run in processes of their own, which may fail, abort, hang or use too
+much memory, and each of these ends as one error.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _MOST_PRINTED_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Limits:
-    """What traced processes may use."""
+    """The resources that traced processes may use."""
 
     time_s: float = 900.0
     memory_gib: float = 16.0
-    """resident memory of one process"""
+    """The resident memory of one process."""
 
 
 @dataclass
@@ -47,9 +47,9 @@ class _Process:
 
 
 def record_script(job: Job, limits: Limits, show_output: bool = False) -> list[Recording]:
-    """Recordings of `job` and of every rank that it sends to or receives from, in order of rank.
+    """Returns the recordings of `job` and of every rank that it exchanges messages with, in order of rank.
 
-    `job.folder` is ignored: recordings pass through a folder of their own.
+    `job.folder` is ignored: recordings pass through a temporary folder.
 
     Raises:
         ForerunError: a process failed; the message names the operation and the source line.
@@ -65,7 +65,7 @@ def record_script(job: Job, limits: Limits, show_output: bool = False) -> list[R
 
 
 def record_call(job: Job, program: Callable[[Any], None], limits: Limits, show_output: bool = False) -> list[Recording]:
-    """As `record_script`, of a function of the caller: `program(world)` runs in forked processes.
+    """Does the same as `record_script` for a function of the caller: `program(world)` runs in forked processes.
 
     Raises:
         ForerunError: a process failed, or this system can't fork.
@@ -81,7 +81,7 @@ def record_call(job: Job, program: Callable[[Any], None], limits: Limits, show_o
 
 
 class _Forked:
-    """A forked process, with what is used of subprocess.Popen."""
+    """A forked process with the methods of subprocess.Popen that are used here."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -1,4 +1,4 @@
-"""many: one Program for each configuration of a file, several at once; what is there already is kept."""
+"""Traces each configuration of a file to a Program, several at once, and keeps Programs that are already there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUFFIX = ".program"
 
 
 class _Entry(pydantic.BaseModel):
-    """One configuration of a file; what it leaves out is as on the command line."""
+    """One configuration of a file. The command line gives the settings that it leaves out."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -40,14 +40,14 @@ _FILE = pydantic.TypeAdapter(dict[_Name, _Entry])
 
 @dataclass(frozen=True)
 class Configuration:
-    """A name and what to trace for it."""
+    """A name and the job to trace for it."""
 
     name: str
     job: Job
 
     @property
     def key(self) -> str:
-        """Equal for what would give the same Program; the script's text is part of it."""
+        """A digest that is equal for jobs that give the same Program; it includes the script's text."""
         values = asdict(self.job) | {"folder": ""}
         script = Path(self.job.target)
         text = script.read_bytes() if not self.job.is_module and script.is_file() else b""
@@ -55,7 +55,7 @@ class Configuration:
 
 
 def read_configurations(path: Path, job: Job) -> list[Configuration]:
-    """The configurations of a YAML mapping from names; each adds its arguments and environment to those of `job`.
+    """Reads a YAML mapping from names to configurations, which add arguments and environment to those of `job`.
 
     Raises:
         ForerunError: the file can't be read, is empty, or an entry is wrong.
@@ -90,7 +90,8 @@ def trace_all(
     workers: int | None,
     advance: Callable[[int, int], None],
 ) -> list[tuple[str, str]]:
-    """Write `folder`/NAME.program for each configuration that is not there; names and reasons of those that failed."""
+    """Writes `folder`/NAME.program for each configuration that is not there, and returns the names and reasons of those
+    that failed."""
     folder.mkdir(parents=True, exist_ok=True)
     failed: list[tuple[str, str]] = []
     with ThreadPoolExecutor(workers or available_cpus()) as pool:

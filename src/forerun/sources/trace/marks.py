@@ -1,4 +1,4 @@
-"""marks: where a program says itself that a training step ends, and what its loop does between steps."""
+"""Lets a program say where a training step ends, and what its loop does between steps."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Callable
 from forerun.describe.plan.training_loop import TrainingLoop
 
 listeners: list[Callable[[], None]] = []
-"""called at each mark; empty where nobody traces"""
+"""Functions to call at each mark; empty outside `forerun trace`."""
 loop = TrainingLoop()
-"""what the training loop does every n steps, as far as the program said"""
+"""What the training loop does every n steps, as far as the program said."""
 
 
 def mark_loop(work: TrainingLoop) -> None:
-    """The training loop does `work` every n steps, whether or not the traced run does."""
+    """Declares that the training loop does `work` every n steps, whether or not the traced run does it."""
     global loop
     loop = work
 
 
 def mark_step() -> None:
-    """A training step ends here. For programs without an optimizer of torch's; does nothing outside `forerun trace`."""
+    """Marks the end of a training step, for programs without one of torch's optimizers. Has no effect outside `forerun
+    trace`."""
     for listener in listeners:
         listener()

@@ -1,4 +1,4 @@
-"""trace_module: a model and a plan in, the Program of one real training step under PyTorch's own parallelism out."""
+"""trace_module: traces a model under PyTorch's own parallelism, as a plan says."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def trace_module(
     fold: bool = True,
     limits: Limits | None = None,
 ) -> Program:
-    """The Program of one optimizer step of a model that PyTorch's own parallelism spreads as `plan` says.
+    """Returns the Program of one optimizer step of a model that PyTorch's own parallelism spreads as `plan` says.
 
-    Everything happens in forked processes on the CPU, with tensors that have no data: no GPU is needed, and the
-    caller's torch is untouched. The order is torchtitan's: tensor parallelism, activation checkpointing, compilation
-    of each layer, then FSDP2, HSDP or DDP.
+    Everything happens in forked processes on the CPU, with tensors that have no data: it needs no GPU and leaves the
+    caller's torch untouched. The order is torchtitan's: tensor parallelism, activation checkpointing, compilation of
+    each layer, then FSDP2, HSDP or DDP.
 
     `model_factory()` makes the model; it is called on the meta device. `example_inputs` are the inputs of one micro
-    batch of one rank, with the whole sequence: a tensor, a tuple, a mapping of keywords, or a function that makes
-    them. `loss(output, target)` is by default the model's own loss, else the cross entropy of its logits.
+    batch of one rank, with the whole sequence: a tensor, a tuple, a mapping of keywords, or a function that makes them.
+    `loss(output, target)` is by default the model's own loss, else the cross entropy of its logits.
     `optimizer(parameters)` is by default the plan's. `tp_plan` maps patterns of module names to PyTorch's
     `ParallelStyle`s or Hugging Face's words; by default it is the model's own (`tp_plan`, `_tp_plan`), or one for
-    modules named as in torchtitan's Llama. Keys that match nothing are skipped, which the Program's notes tell.
+    modules named as in torchtitan's Llama. Keys that match nothing are skipped, and the Program's notes name them.
 
-    `steps` optimizer steps are run and the last is recorded. With `fold`, layers that repeat are traced two, three
-    and four times and the rest is put in by their period; if the trace is not periodic the whole model is traced.
+    `steps` optimizer steps run and the last is recorded. With `fold`, repeated layers are traced two, three and four
+    times and the others are added by their period; if the trace is not periodic, the whole model is traced.
 
     Raises:
         ForerunError: the plan can't be applied to the model, or the model fails; the message names the operation.
@@ -82,7 +82,7 @@ def trace_module(
 
 
 def _folded(job: Job, request: ModuleRequest, limits: Limits) -> Program:
-    """The Program from as few layers as will do."""
+    """Returns the Program, traced with as few layers as possible."""
     if not request.fold or request.plan.pp == 1:
         recordings = record_call(job, lambda world: _run(world, request), limits)
         if not request.anything_described():
@@ -102,7 +102,7 @@ def _folded(job: Job, request: ModuleRequest, limits: Limits) -> Program:
 
 
 def _run(world: Any, request: ModuleRequest) -> None:
-    """In the traced process, which alone imports torch."""
+    """Runs in the traced process, the only one that imports torch."""
     import_module("forerun.sources.trace.inside.parallelize.module_program").run(world, request)
 
 

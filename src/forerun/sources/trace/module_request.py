@@ -1,4 +1,4 @@
-"""ModuleRequest: what `trace_module` asks of the traced processes, which are forks of the caller."""
+"""ModuleRequest: the task that `trace_module` gives to the traced processes, which are forks of the caller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.describe.plan.plan import Plan
 
 @dataclass(frozen=True)
 class ModuleRequest:
-    """A model, its inputs and a plan. Callables are run in the traced processes only."""
+    """A model, its inputs and a plan. Its functions are called in the traced processes only."""
 
     model_factory: Callable[[], Any]
     example_inputs: Any
@@ -26,36 +26,36 @@ class ModuleRequest:
     tp_plan: Mapping[str, Any] | None = None
     fold: bool = True
     per_stage: int | None = None
-    """repetitions of the layers to leave in each stage of a pipeline, where the rest can be put in again"""
+    """How many repetitions of the layers to keep in each stage of a pipeline, where the others can be added again."""
 
     @property
     def depths(self) -> tuple[int, int, int]:
-        """Repetitions of the repeated layers in the variants that are traced: enough that the ends of what is gathered
-        ahead don't meet. The deepest is recorded by the traced process itself."""
+        """The repetitions of the layers in the variants that are traced: enough that units gathered ahead at both ends
+        of the model don't overlap. The traced process itself records the largest."""
         first = 2 * max(1, self.plan.prefetch)
         return first, first + 1, first + 2
 
     def inputs(self) -> Any:
-        """The inputs of one micro batch of one rank."""
+        """Returns the inputs of one micro batch of one rank."""
         return self.example_inputs() if callable(self.example_inputs) else self.example_inputs
 
     def recording(self, depth: int, rank: int) -> Path:
-        """Where the recording of a shallow variant is left."""
+        """Returns the file for the recording of a variant with fewer layers."""
         return self.folder / f"depth{depth}-rank{rank}.npz"
 
     def described(self, rank: int) -> Path:
-        """Where it is said what repeats."""
+        """Returns the file in which a rank says how often its layers repeat."""
         return self.folder / f"repeats-rank{rank}.json"
 
     def anything_described(self) -> bool:
-        """Whether something was left out of what was traced."""
+        """Returns whether the traced processes left out layers."""
         return any(self.folder.glob("repeats-*.json"))
 
     def repeats(self) -> int:
-        """How often layers repeat in the whole model (in each stage of a pipeline).
+        """Returns how often layers repeat in the whole model (in each stage of a pipeline).
 
         Raises:
-            ForerunError: ranks say different things.
+            ForerunError: ranks say different numbers.
         """
         told = {json.loads(path.read_text(encoding="utf-8"))["repeats"] for path in self.folder.glob("repeats-*.json")}
         if len(told) != 1:

@@ -1,4 +1,4 @@
-"""What is known to have ended when a node starts: a clock for each track of a recording."""
+"""Computes which nodes have certainly ended when a node starts: a vector clock over the tracks of a recording."""
 
 from __future__ import annotations
 

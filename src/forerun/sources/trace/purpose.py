@@ -1,4 +1,4 @@
-"""What process groups are for, told from what a step did with them."""
+"""Finds the process groups of data parallelism by what a step did with them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from forerun.core.program.types import Category, Collective, OpKind, Phase
 from forerun.sources.trace.recording import Recording
 
 _MODEL_AXES = frozenset({"tp", "sp", "cp", "ep", "pp"})
-"""words in the names of groups that no gradient is averaged over"""
+"""Words in the names of groups that gradients are not averaged over."""
 _REDUCTIONS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
 _LEAST = 0.01
-"""share of the parameters' bytes that a group for gradients reduces at least: norms and losses are smaller"""
+"""The share of the parameters' bytes that a gradient group reduces at least. Norms and losses are smaller."""
 
 
 def words(name: str) -> set[str]:
-    """The words in a group's name."""
+    """Returns the words in a group's name."""
     return set(name.split("#")[0].lower().split("_"))
 
 
 def data_parallel(recording: Recording) -> tuple[list[str], list[str]]:
-    """Names of the groups over which gradients are reduced, and of those among them over which state is sharded.
+    """Returns the names of the groups over which gradients are reduced, and of those over which state is sharded too.
 
-    Such a group reduces much in the backward pass or the optimizer, and in the forward pass gathers and broadcasts
-    parameters at most. A group that is called after another axis is none; neither is one that reduces activations in
-    the forward pass.
+    Such a group reduces much in the backward pass or the optimizer, and in the forward pass it at most gathers and
+    broadcasts parameters. Groups named after another axis don't count, nor do groups that reduce activations in the
+    forward pass.
     """
     ops, op = recording.ops, recording.op
     kept = (recording.tensor_category == Category.PARAMETER) & (recording.tensor_alloc < 0)
@@ -49,7 +49,7 @@ def data_parallel(recording: Recording) -> tuple[list[str], list[str]]:
 
 
 def distinct_ranks(recording: Recording, names: list[str]) -> int:
-    """Ranks that see different samples or tokens: those that the groups in `names` join."""
+    """Returns the number of ranks that see different samples or tokens: those that the groups in `names` join."""
     groups = dict(recording.groups)
     total, covered = 1, {recording.rank}
     for members in sorted((groups[name] for name in names), key=len, reverse=True):

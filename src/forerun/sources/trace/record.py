@@ -1,4 +1,4 @@
-"""record: a job in, a Program out."""
+"""Traces a job and returns its Program."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from forerun.sources.trace.to_program import to_program
 
 
 def trace_job(job: Job, limits: Limits, show_output: bool = False) -> tuple[Program, float]:
-    """The Program of a script's step, and the seconds that it took to make it.
+    """Returns the Program of a script's step, and the seconds that tracing took.
 
     Raises:
-        ForerunError: the script is not there or failed, or its step can't be told.
+        ForerunError: the script is missing or failed, or where its step ends is not clear.
     """
     start = time.perf_counter()
     program = to_program(record_script(job, limits, show_output))
@@ -41,16 +41,16 @@ def trace_call(
     expert_skew: float = 0.0,
     limits: Limits | None = None,
 ) -> Program:
-    """The Program of one step of a training loop given as two functions.
+    """Returns the Program of one step of a training loop given as two functions.
 
-    `build()` makes whatever `step` needs, as model and optimizer; with `mesh` (axis -> degree, outermost first, e.g.
+    `build()` makes what `step` needs, such as model and optimizer; with `mesh` (axis -> degree, outermost first, e.g.
     `{"dp": 8, "tp": 4}`) it is called with that DeviceMesh of `device`. `step(state)` trains on one batch. Both run in
-    forked processes where 'cuda' is virtual: call this where no GPU has been used yet. `steps` of them run, the last
-    is recorded. Of all ranks, rank 0 and those it exchanges messages with are traced, or `rank` alone.
+    forked processes where 'cuda' is virtual, so call this before the process uses a GPU. `steps` steps run and the last
+    is recorded. Rank 0 and the ranks that it exchanges messages with are traced, or `rank` alone.
 
     Raises:
         ForerunError: the degrees of `mesh` don't multiply to `world_size`, the functions fail, or this system can't
-            fork.
+        fork.
     """
     if mesh is not None and prod(mesh.values()) != world_size:
         raise ForerunError(f"trace: mesh {dict(mesh)} has {prod(mesh.values())} ranks, world_size is {world_size}")
@@ -73,6 +73,6 @@ def trace_call(
 
 
 def write_program(program: Program, path: Path) -> None:
-    """Save `program`, in a folder that is made if it is not there."""
+    """Saves `program`, making its folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     save(program, path)

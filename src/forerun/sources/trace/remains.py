@@ -1,4 +1,4 @@
-"""remains: what a traced process tells when it can't any more, and what it leaves behind."""
+"""Finds out what a traced process did when it died, and ends the processes that it leaves behind."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 ASK = signal.SIGUSR1
-"""makes a traced process write where it is"""
+"""The signal that makes a traced process write where it is."""
 MARK = "FORERUN_TRACE"
-"""environment variable of traced processes, and of all that they start"""
+"""The environment variable of traced processes and of everything that they start."""
 _TAIL_BYTES = 4000
 _ANSWER_S = 0.5
 _POLL_S = 0.01
@@ -22,20 +22,20 @@ _PACKAGE = str(Path(__file__).parents[2])
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is the user's own: not of Python, of an installed package, or of Forerun."""
+    """Returns whether a file is the user's own rather than part of Python, an installed package, or Forerun."""
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed = [os.path.join(path, "") for path in (*paths, _PACKAGE)]
     return not filename.startswith((*installed, "<")) and "site-packages" not in filename
 
 
 def place(fault: Path) -> str:
-    """File and line of the user's program where Python's fault handler last saw it, or ""."""
+    """Returns file and line of the user's program where Python's fault handler last saw it, or ""."""
     found: list[tuple[str, str]] = _FRAME.findall(tail(fault))
     return next((f"{name}:{line}" for name, line in found if is_users(name)), "")
 
 
 def ask_place(pid: int, fault: Path) -> str:
-    """File and line of the user's program that process `pid` is at, or "" where it doesn't answer."""
+    """Returns file and line of the user's program where process `pid` is, or "" if it doesn't answer."""
     with contextlib.suppress(OSError):
         os.kill(pid, ASK)
         end = time.monotonic() + _ANSWER_S
@@ -45,7 +45,7 @@ def ask_place(pid: int, fault: Path) -> str:
 
 
 def tail(path: Path) -> str:
-    """The end of a text file; "" where it can't be read."""
+    """Returns the end of a text file; "" where it can't be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -55,12 +55,12 @@ def tail(path: Path) -> str:
 
 
 def last_words(path: Path) -> str:
-    """The last line of an output that says something."""
+    """Returns the last line of an output that is not empty."""
     return next((line for line in reversed(tail(path).splitlines()) if line.strip()), "none")
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process; 0 where the system does not say."""
+    """Returns the resident memory of a process; 0 where the system does not say."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):
@@ -69,7 +69,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def end_all(mark: str) -> None:
-    """Kill every process whose environment has `mark`, however far it went from the one that started it."""
+    """Kills every process whose environment has `mark`, whichever process started it."""
     wanted = f"{MARK}={mark}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -18,9 +18,8 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z_]*[A-Za-z]|[A-Za-z]")
 
 
 def axis_of(name: str) -> str:
-    """What a process group is named after, mostly a mesh dimension (`mesh_dp_shard` and `dp_shard#2` are dp_shard);
-    "group" where its name says nothing.
-    """
+    """Returns the mesh dimension that a process group is named after (`mesh_dp_shard` and `dp_shard#2` are dp_shard);
+    "group" where its name says nothing."""
     text = name.partition("#")[0].removeprefix("mesh_")
     found = _NAME.fullmatch(text)
     return "group" if found is None or text.lower() in _NO_NAMES or text.startswith("dim_") else text
@@ -96,7 +95,7 @@ class Roles:
 
 
 class Groups:
-    """The groups of all recordings, those that play the same part joined."""
+    """The groups of all recordings; groups with the same part in several recordings are one entry."""
 
     def __init__(self, roles: Roles, node_size: int) -> None:
         self.entries: list[CommGroup] = []
@@ -105,7 +104,7 @@ class Groups:
         self._roles, self._node_size = roles, node_size
         self._known: dict[tuple[str, int, CommGroup], int] = {}
         self.numbers = [self._of_role(one) for one in roles.recordings]
-        """of each recording: entry of each of its groups"""
+        """For each recording: the entry of each of its groups."""
 
     def _of_role(self, recording: Recording) -> list[int]:
         seen: dict[str, int] = {}

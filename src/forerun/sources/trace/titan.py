@@ -1,7 +1,7 @@
-"""titan: torchtitan's own trainer as the program that is traced.
+"""Makes torchtitan's own trainer the program that is traced.
 
-torchtitan is no part of Forerun and is never imported here: it is looked for in the installation, and the traced
-process runs its Trainer (`forerun.sources.trace.inside.titan.trainer`).
+torchtitan is no part of Forerun and is never imported here: the traced process runs its Trainer
+(`forerun.sources.trace.inside.titan.trainer`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from forerun.common.errors import ForerunError
 from forerun.sources.trace.job import Job
 
 SUPPORTED = ("0.2.2", "0.3.0")
-"""versions of torchtitan whose trainer was traced"""
+"""The versions of torchtitan whose trainer was traced."""
 _PROGRAM = "forerun.sources.trace.inside.titan.trainer"
 
 
 def installed_version() -> str:
-    """The version of torchtitan that is installed, one of those supported.
+    """Returns the version of torchtitan that is installed, one of those supported.
 
     Raises:
-        ForerunError: torchtitan is not installed, or is of another version.
+        ForerunError: torchtitan is not installed, or its version is not supported.
     """
     try:
         found = version("torchtitan")
@@ -37,7 +37,7 @@ def installed_version() -> str:
 
 
 def flags_of(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Settings `section.key=value` as torchtitan's own flags.
+    """Returns settings `section.key=value` as torchtitan's own flags.
 
     Raises:
         ForerunError: one is not of that form.
@@ -52,7 +52,7 @@ def flags_of(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def torchtitan_job(job: Job, arguments: Sequence[str], overrides: Sequence[str]) -> Job:
-    """`job` as a run of torchtitan's Trainer.
+    """Returns `job` as a run of torchtitan's Trainer.
 
     `job.target` is torchtitan's module (llama3, ...), `arguments` its configuration's name (llama3_8b, ...) and
     torchtitan's own flags; `overrides` are settings `section.key=value`, which come before those flags.

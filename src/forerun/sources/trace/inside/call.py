@@ -1,4 +1,4 @@
-"""Runs functions of the caller in a traced world. Only ever called in a forked process."""
+"""Runs functions of the caller in a traced process. It is only called in a forked process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Program = Callable[[World], None]
 
 
 def main(job: Job, program: Program) -> None:
-    """Run `program` as rank `job.rank` and leave."""
+    """Runs `program` as rank `job.rank` and ends the process."""
     fault = job.last_place.open("w", encoding="utf-8")
     faulthandler.enable(fault)
     faulthandler.register(ASK, fault, all_threads=False)
@@ -35,7 +35,8 @@ def main(job: Job, program: Program) -> None:
 def training(
     build: Callable[..., Any], step: Callable[[Any], Any], mesh: Mapping[str, int] | None, device: str
 ) -> Program:
-    """A program that calls `build` once, with the device mesh if there is one, and `step` on its result repeatedly."""
+    """Returns a program that calls `build` once, with the device mesh if there is one, and then `step` on its result
+    until the step is recorded."""
 
     def program(world: World) -> None:
         job = world.job

@@ -1,4 +1,4 @@
-"""What a program does beyond its own process: a traced one writes no checkpoints and starts no other ranks."""
+"""Stops a traced program from acting outside its process: it writes no checkpoints and starts no other ranks."""
 
 # mypy: disable-error-code="assignment, attr-defined, method-assign"
 # What torch does is replaced here, which its types don't foresee.
@@ -21,7 +21,7 @@ from forerun.sources.trace.inside.recorder import Recorder
 
 
 def install(recorder: Recorder, local_rank: int) -> None:
-    """Let the calls that leave the process have no effect."""
+    """Gives calls that act outside the process no effect."""
     os.environ.setdefault("WANDB_MODE", "disabled")  # no runs of a traced program in anybody's account
     _checkpoints(recorder)
     _processes(recorder, local_rank)
@@ -30,7 +30,7 @@ def install(recorder: Recorder, local_rank: int) -> None:
 
 
 def _checkpoints(recorder: Recorder) -> None:
-    """Weights of fakes are worth nothing, and must not take the place of real ones."""
+    """Writes no checkpoints: fake weights have no values and must not overwrite real ones."""
     save = torch.save
     distributed: Any = torch.distributed.checkpoint
 
@@ -57,7 +57,7 @@ def _checkpoints(recorder: Recorder) -> None:
 
 
 def _processes(recorder: Recorder, local_rank: int) -> None:
-    """Where a script starts the ranks of its node itself, this process is one of them."""
+    """Makes this process one of the ranks that a script starts on its node itself."""
 
     def start(fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
         index = min(local_rank, nprocs - 1)
@@ -69,7 +69,7 @@ def _processes(recorder: Recorder, local_rank: int) -> None:
 
 
 def _one_device() -> None:
-    """DataParallel over the one GPU that a process has."""
+    """Lets DataParallel run on the single GPU that a process has."""
     core: Any = torch._C
 
     def scatter(tensor: torch.Tensor, devices: Sequence[int], *_: Any) -> list[torch.Tensor]:
@@ -83,7 +83,7 @@ def _one_device() -> None:
 
 
 def _description(self: Any, _protocol: Any) -> Any:
-    """Pickled, a fake is what is known of it without its data."""
+    """Pickles a fake tensor as its shape, strides, dtype and device, without data."""
     return _of_description, (tuple(self.shape), self.stride(), self.dtype, str(self.device), self.requires_grad)
 
 

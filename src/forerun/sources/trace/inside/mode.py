@@ -1,8 +1,8 @@
-"""VirtualMode: every operation of the program passes here, runs on fakes where it is of the device, and is recorded.
+"""VirtualMode: the dispatch mode under which a traced program runs. It records every operation on the virtual device.
 
-Tensors on 'cuda' are fake: they have shapes, strides and dtypes, and no data. So are parameters wherever they are, and
+Tensors on 'cuda' are fake: they have shapes, strides and dtypes, and no data. So are parameters on every device and
 large tensors on the CPU, so that a model of any size fits. Small CPU tensors stay real: data loaders, random numbers
-and bookkeeping run as they would.
+and bookkeeping run as always.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from forerun.sources.trace.inside.values import Oracle, set_value
 
 aten = torch.ops.aten
 _LARGEST_REAL = 1 << 22
-"""elements of a tensor that a program makes on the CPU and that is real"""
+"""The largest tensor, in elements, that a program makes on the CPU and that is real."""
 _DEVICE = torch.ops.prim.device.default
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _AROUND_COLLECTIVES = ("cplib",)
-"""namespaces of such operators: context parallelism of flex attention"""
+"""The namespaces of operators that wrap collectives: context parallelism of flex attention."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _COPIES = (aten._to_copy.default, aten.copy_.default)
 Handler = Callable[..., tuple[bool, Any]]
@@ -48,7 +48,8 @@ class VirtualMode(TorchDispatchMode):
         return True
 
     def __init__(self, recorder: Recorder, oracle: Oracle, communication: Handler) -> None:
-        """`communication(func, args, kwargs, recorder)` answers collectives that arrive as operations."""
+        """Makes the mode. `communication(func, args, kwargs, recorder)` executes collectives that are called as
+        operators."""
         super().__init__()
         FakeTensorMode.avoid_device_init = property(lambda _: True)  # type: ignore[assignment]
         torch._C._set_only_lift_cpu_tensors(True)
@@ -137,7 +138,7 @@ class VirtualMode(TorchDispatchMode):
             return self._like(_shapes(tried_on_cpu(func, args, kwargs)), args[0].device)
 
     def last_operation(self) -> str:
-        """Name of the last operation on fakes."""
+        """Returns the name of the last operation on fake tensors."""
         return "" if self._last is None else str(self._last)
 
     # -- recording ---------------------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ class VirtualMode(TorchDispatchMode):
         self.seen(out, node)
 
     def seen(self, out: Any, node: int = -1) -> None:
-        """Follow the memory of tensors on the device, made by `node` (unless named: before the next)."""
+        """Records the memory of device tensors that kernel `node` made (-1: it begins before the next kernel)."""
         if isinstance(out, torch.Tensor):
             if isinstance(out, FakeTensor) and out.fake_device.type == "cuda":
                 storage = out.untyped_storage()
@@ -177,7 +178,7 @@ class VirtualMode(TorchDispatchMode):
     # -- where data would be needed ----------------------------------------------------------------------------
 
     def _to_host(self, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-        """Small tensors become real when they come to the host: what is known of them, or the oracle's word."""
+        """Makes small tensors real when they are copied to the host: with their known values, or the oracle's."""
         if func is aten.copy_.default:
             target, source = args[:2]
             if isinstance(target, FakeTensor) or not isinstance(source, FakeTensor):
@@ -194,7 +195,8 @@ class VirtualMode(TorchDispatchMode):
         return True, out
 
     def _index(self, index: Any) -> list[Any]:
-        """A boolean mask as the indices that it selects, one for each dimension; other indices as they are."""
+        """Returns a boolean mask as the indices that it selects, one tensor per dimension, and other indices as they
+        are."""
         if not isinstance(index, FakeTensor) or index.dtype not in (torch.bool, torch.uint8):
             return [index]
         real = self.oracle.shape_of(aten.nonzero.default, (index,), {})
@@ -202,7 +204,8 @@ class VirtualMode(TorchDispatchMode):
         return [self._like(real[:, d].contiguous(), index.device) for d in range(index.dim())]
 
     def _like(self, real: Any, device: torch.device) -> Any:
-        """Fakes on `device` like real (or meta) tensors, whose values they know."""
+        """Returns fake tensors on `device` with the shapes of `real` ones (or meta ones) and the values of real
+        ones."""
         if isinstance(real, (list, tuple)):
             return tuple(self._like(r, device) for r in real)
         if not isinstance(real, torch.Tensor):
@@ -214,15 +217,17 @@ class VirtualMode(TorchDispatchMode):
         return fake
 
     def as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A fake on the same device, knowing the value if it is small."""
+        """Returns a fake tensor on the same device that knows its value if it is small."""
         fake: torch.Tensor = self.fake.from_tensor(tensor, static_shapes=True)
         set_value(fake, tensor)
         return fake
 
 
 def _fakes() -> Any:
-    """Fakes that carry no constants of torch's own, which would be computed on a device that has no kernels. Copies of
-    tensors share the mode. The class must be torch's own: higher-order operators ask for it."""
+    """Returns a fake mode without torch's own constants, which it would compute on a device that has no kernels.
+
+    Copies of tensors share the mode. Its class must be torch's own, which higher-order operators check.
+    """
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
     mode.may_turn_const = lambda _tensor: False
     mode.allow_fallback_kernels = False
@@ -231,7 +236,7 @@ def _fakes() -> Any:
 
 
 def _shapes(real: Any) -> Any:
-    """Real tensors without their data."""
+    """Returns real tensors without their data."""
     if isinstance(real, (list, tuple)):
         return tuple(map(_shapes, real))
     return real.to("meta") if isinstance(real, torch.Tensor) else real
@@ -246,8 +251,9 @@ def _is_composite(func: Any) -> bool:
 
 @cache
 def _body(func: Any) -> Callable[..., Any] | None:
-    """The Python function behind an operator, where that is better than its fake: torch wraps operators around
-    collectives, which a fake would hide, and programs define operators without a fake."""
+    """Returns the Python function behind an operator where it has to run instead of its fake version: torch has
+    operators around collectives, which a fake version would hide, and programs define operators without a fake
+    version."""
     if not isinstance(func, torch._ops.OpOverload):
         return None
     definition: Any = OPDEFS.get(func._schema.name)
@@ -257,7 +263,7 @@ def _body(func: Any) -> Callable[..., Any] | None:
 
 
 def _unfused_flex(func: Any) -> Callable[..., Any] | None:
-    """What flex attention runs outside of compiled code: operations one by one, around all scores in fp32."""
+    """Returns the function that flex attention runs outside compiled code: unfused operations on all scores in fp32."""
     if not isinstance(func, torch._ops.HigherOrderOperator):
         return None
     flex = importlib.import_module("torch._higher_order_ops.flex_attention")
@@ -287,7 +293,7 @@ def _tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 
 def _large(args: Any, kwargs: Any) -> bool:
-    """Whether a factory makes a large tensor: its first argument that is a list of numbers is its size."""
+    """Returns whether a factory makes a large tensor; its first argument that is a list of numbers is the size."""
     for value in (*args, kwargs.get("size", ())):
         if isinstance(value, (list, tuple, torch.Size)) and value and all(type(v) is int for v in value):
             return prod(value) > _LARGEST_REAL

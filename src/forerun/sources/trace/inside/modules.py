@@ -1,4 +1,5 @@
-"""Which module a kernel belongs to: in forward the one that runs, in backward the one whose forward made the node."""
+"""Finds the module that a kernel belongs to: in forward the one that runs, in backward the one whose forward made the
+autograd node."""
 
 from __future__ import annotations
 
@@ -13,33 +14,33 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 _NO_SEQUENCE = 1 << 62
-"""gradient accumulators carry a number above all others"""
+"""The sequence number of gradient accumulators is above this."""
 
 
 class Modules:
-    """Follows module calls through global hooks. Index 0 is what runs outside all modules."""
+    """Follows module calls through global hooks. Index 0 stands for everything outside all modules."""
 
     def __init__(self) -> None:
         self.paths: list[str] = [""]
         self.roots: WeakKeyDictionary[torch.nn.Module, None] = WeakKeyDictionary()
-        """modules that were called from outside all modules"""
+        """The modules that were called from outside all modules."""
         self.backward_seen = False
         self.at_forward: Callable[[], None] | None = None
-        """called before modules that are called from outside all modules"""
+        """Called before each module that is called from outside all modules."""
         self.index: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
-        """index of every module that was met"""
+        """The index of every module that was called, or is inside one that was."""
         self._by_path: dict[str, int] = {"": 0}
         self.stack: list[int] = []
-        """indices of the modules that run, innermost last"""
+        """The indices of the modules that run, innermost last."""
         self._sequence: list[int] = []
-        """autograd sequence numbers from which on the module of the same place in `_module` ran"""
+        """The autograd sequence numbers from which on the module at the same position of `_module` ran."""
         self._module: list[int] = []
         self._last = 0
         register_module_forward_pre_hook(self.enter)
         register_module_forward_hook(self.leave, always_call=True)
 
     def current(self) -> int:
-        """Index of the module that the operation in progress belongs to."""
+        """Returns the index of the module that the operation in progress belongs to."""
         if self.stack:
             return self.stack[-1]
         node = torch._C._current_autograd_node()
@@ -53,18 +54,18 @@ class Modules:
         return self._last
 
     def forget_sequence(self) -> None:
-        """Drop what only the backward of an earlier step would ask for."""
+        """Drops the entries that only the backward pass of an earlier step would need."""
         self._sequence, self._module = self._sequence[-1:], self._module[-1:]
 
     def enter(self, module: torch.nn.Module, _: Any) -> None:
-        """`module` begins its forward."""
+        """Notes that `module` begins its forward."""
         if not self.stack and self.at_forward is not None:
             self.at_forward()
         self.stack.append(self.index_of(module))
         self._note()
 
     def leave(self, _module: torch.nn.Module, _args: Any, _out: Any) -> None:
-        """The innermost module ends its forward."""
+        """Notes that the innermost module ends its forward."""
         if self.stack:
             self.stack.pop()
         self._note()
@@ -79,7 +80,7 @@ class Modules:
             self._module.append(module)
 
     def index_of(self, module: torch.nn.Module) -> int:
-        """Index of `module`, which the innermost running module calls."""
+        """Returns the index of `module`, which the innermost running module calls."""
         found = self.index.get(module)
         if found is None:
             if not self.stack:
@@ -92,7 +93,7 @@ class Modules:
         return found
 
     def number_of(self, path: str) -> int:
-        """Index that stands for a path."""
+        """Returns the index that stands for a path."""
         number = self._by_path.get(path)
         if number is None:
             number = self._by_path[path] = len(self.paths)
@@ -101,7 +102,7 @@ class Modules:
 
 
 def plain(path: str) -> str:
-    """A module path without the names that wrappers (DDP, compile, checkpointing, FSDP1) put in."""
+    """Returns a module path without the names that wrappers (DDP, compile, checkpointing, FSDP1) insert."""
     names = path.split(".")
     own = [name for i, name in enumerate(names) if name not in _WRAPPERS and not (name == "module" and i == 0)]
     return ".".join(own)

@@ -1,6 +1,6 @@
-"""What torch assumes of tensors that have data, changed for fakes. Each patch names the failure that asks for it.
+"""Changes what torch assumes of tensors that have data. Each patch names the failure that it prevents.
 
-Only ever applied in a process that traces. Tested with torch 2.13.
+The patches are only applied in a traced process, and are tested with torch 2.13.
 """
 
 # mypy: disable-error-code="assignment, attr-defined, method-assign"
@@ -33,11 +33,11 @@ from forerun.sources.trace.inside.values import share_value
 _REAL = (torch.Tensor, torch.nn.Parameter)
 _FIRST_ADDRESS = 1 << 44
 _BLOCK_BYTES = 512
-"""what the caching allocator aligns to"""
+"""The alignment of the caching allocator."""
 
 
 def install(mode: VirtualMode, recorder: Recorder) -> None:
-    """Apply all patches."""
+    """Applies all patches."""
     _fake_parameters(mode)
     _swap_without_weakrefs()
     _data_of_another_kind(mode)
@@ -56,7 +56,7 @@ def install(mode: VirtualMode, recorder: Recorder) -> None:
 
 
 def _fake_parameters(mode: VirtualMode) -> None:
-    """Parameters are fake wherever they are: `Module.to` could not exchange a real one for a fake one and keep its
+    """Makes parameters fake on every device: `Module.to` could not replace a real parameter by a fake one and keep its
     identity, which tied weights and optimizers need."""
     make = torch.nn.Parameter.__new__
 
@@ -69,7 +69,8 @@ def _fake_parameters(mode: VirtualMode) -> None:
     plain = FakeTensor.__new__
 
     def new_fake(cls: Any, first: Any, *args: Any, **kwargs: Any) -> Any:
-        """Programs make parameters anew by `type(parameter)(data, **parameter.__dict__)`, to put them on meta."""
+        """Makes a parameter for `type(parameter)(data, **parameter.__dict__)`, by which programs move parameters to
+        meta."""
         if isinstance(first, torch.Tensor):
             return torch.nn.Parameter(first, kwargs.get("requires_grad", first.requires_grad))
         return plain(cls, first, *args, **kwargs)
@@ -78,7 +79,8 @@ def _fake_parameters(mode: VirtualMode) -> None:
 
 
 def _swap_without_weakrefs() -> None:
-    """`_apply(): Couldn't swap Linear.weight`: the fake mode keeps weak references to what it made."""
+    """Prevents `_apply(): Couldn't swap Linear.weight`: the fake mode keeps weak references to the tensors that it
+    made."""
     torch.utils.weakref = SimpleNamespace(getweakrefs=lambda _: [])
     swap = torch.utils.swap_tensors
 
@@ -99,8 +101,8 @@ def _same_memory(one: Any, other: Any) -> bool:
 
 
 def _data_of_another_kind(mode: VirtualMode) -> None:
-    """`tensor.data = other` gives a fake the other's storage, but leaves it on its own device; where only one of the
-    two is fake it fails (`incompatible tensor type`)."""
+    """Lets `tensor.data = other` change the device of a fake tensor, which torch leaves as it was, and exchange a real
+    tensor for a fake one, which fails with `incompatible tensor type`."""
     plain: Any = torch.Tensor.data
 
     def data(self: Any, other: Any) -> None:
@@ -122,7 +124,7 @@ def _data_of_another_kind(mode: VirtualMode) -> None:
 
 
 def _deep_copies() -> None:
-    """Tensors are copied with the fake mode that they know, and by way of their storage's data."""
+    """Copies tensors without their fake mode and without the data of their storage."""
 
     def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
         if id(self) in memo:
@@ -145,14 +147,14 @@ def _deep_copies() -> None:
 
 
 def _multi_tensor_kernels() -> None:
-    """Optimizers take the slow loop for tensor types that they don't know."""
+    """Lets optimizers use multi-tensor kernels, which they don't for tensor types that they don't know."""
     for types in (torch_optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
         if FakeTensor not in types:
             types.append(FakeTensor)
 
 
 def _storages(recorder: Recorder) -> None:
-    """FSDP frees and allocates by resizing storages, which no operation shows."""
+    """Records the resizing of storages, by which FSDP frees and allocates without an operation."""
     resize = torch.UntypedStorage.resize_
 
     def resize_(self: Any, size: int) -> Any:
@@ -165,7 +167,7 @@ def _storages(recorder: Recorder) -> None:
 
 
 def _addresses() -> None:
-    """Fakes are all at address 0, and programs tell tensors by their address: tied weights, what an optimizer holds."""
+    """Gives fake tensors addresses: all are at 0, and programs identify tied weights and optimizer state by address."""
     plain: Any = torch.UntypedStorage.data_ptr
     known: dict[int, tuple[int, Any]] = {}
     following = _FIRST_ADDRESS
@@ -191,7 +193,7 @@ def _addresses() -> None:
 
 
 def _quiet_propagation(recorder: Recorder) -> None:
-    """DTensor finds output shapes by running operations on fakes of the whole, unsharded tensors."""
+    """Records nothing while DTensor finds output shapes by running operations on fakes of the unsharded tensors."""
     for name in ("_propagate_tensor_meta_non_cached", "propagate_op_sharding_non_cached"):
         if hasattr(ShardingPropagator, name):
             setattr(ShardingPropagator, name, _paused(recorder, getattr(ShardingPropagator, name)))
@@ -210,7 +212,7 @@ def _paused(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., A
 
 
 def _data_loaders() -> None:
-    """Worker processes can't hand over tensors of a traced process, and batches are needed only in number."""
+    """Loads data in this process, because workers can't hand tensors to a traced process."""
     make = DataLoader.__init__
     signature = inspect.signature(make)
     here = {
@@ -232,7 +234,8 @@ def _data_loaders() -> None:
 
 
 def _threads(mode: VirtualMode) -> None:
-    """Modes hold for one thread, and transformers moves weights to the device in several."""
+    """Enters the mode in new threads: a mode holds for one thread, and transformers moves weights to the device in
+    several."""
     bootstrap = threading.Thread._bootstrap_inner
 
     def start(self: threading.Thread) -> None:
@@ -244,7 +247,7 @@ def _threads(mode: VirtualMode) -> None:
 
 
 def _initialisation() -> None:
-    """Rejection sampling never ends without data."""
+    """Skips `trunc_normal_`, whose rejection sampling never ends without data."""
 
     def trunc_normal_(tensor: Any, *_: Any, **__: Any) -> Any:
         return tensor
@@ -253,8 +256,11 @@ def _initialisation() -> None:
 
 
 def _absent_operators(recorder: Recorder) -> None:
-    """A package built for CUDA can't load its compiled part without a GPU's libraries, and then describes the fakes of
-    operators that are not there (`operator torchvision::nms does not exist`). Only calling them is an error here."""
+    """Lets packages describe the fake versions of operators that don't exist.
+
+    A package built for CUDA can't load its compiled part without a GPU's libraries, and then fails with `operator
+    torchvision::nms does not exist`. Only calling such an operator is an error here.
+    """
     register = torch.library.Library._register_fake
 
     @functools.wraps(register)
@@ -271,13 +277,16 @@ def _absent_operators(recorder: Recorder) -> None:
 
 
 def _seen_as_real() -> None:
-    """Programs leave out what would read data if tensors are `torch._subclasses.FakeTensor`s (transformers builds whole
-    attention masks then): only torch itself gets that class under its public name."""
+    """Hides that tensors are fake: only torch itself gets the class under its public name.
+
+    Programs skip what would read data if tensors are `torch._subclasses.FakeTensor`s; transformers then builds whole
+    attention masks.
+    """
     package: Any = torch._subclasses
     del package.FakeTensor
 
     class NoTensor:
-        """What no tensor is an instance of."""
+        """A class that no tensor is an instance of."""
 
     def found(name: str) -> Any:
         if name != "FakeTensor":
@@ -289,7 +298,7 @@ def _seen_as_real() -> None:
 
 
 def _grouped_products() -> None:
-    """`Expected inputs of BF16 type` of grouped products: CUDA computes others group by group."""
+    """Prevents `Expected inputs of BF16 type` of grouped products: CUDA computes other dtypes group by group."""
     registrations: Any = import_module("torch._meta_registrations")
     describe = registrations._meta_grouped_mm_common
 
@@ -305,7 +314,7 @@ def _grouped_products() -> None:
 
 
 def _values(mode: VirtualMode) -> None:
-    """`tolist`, `numpy` and formats read memory that fakes don't have."""
+    """Lets `tolist`, `numpy` and formatting work, which read memory that fake tensors don't have."""
     for name in ("tolist", "numpy", "__array__"):
         setattr(torch.Tensor, name, _on_host(mode, getattr(torch.Tensor, name)))
 

@@ -1,8 +1,8 @@
-"""Recorder: the kernels, streams, events and memory of a running program, as one growing list of nodes.
+"""Recorder: collects the kernels, streams, events and memory of a running program in one list of nodes.
 
-Everything that happens on the virtual device is told to the one Recorder of the process: kernels by the dispatch mode,
-streams and events by `torch.cuda`, collectives by the process group. `start` begins a step, `finish` makes its
-Recording; before `start` only memory is followed.
+Every event of the virtual device is reported to the one Recorder of the process: kernels by the dispatch mode, streams
+and events by `torch.cuda`, collectives by the process group. `start` begins a step and `finish` makes its Recording;
+before `start` only memory is followed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = (int(p) for p in Phase)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a stream had been given when an event was recorded on it."""
+    """The work that a stream had been given when an event was recorded on it."""
 
     nodes: dict[int, int]
-    """last node by stream"""
+    """The last node of each stream."""
     step: int
-    """of another step it says nothing"""
+    """The step that the event belongs to; in another step it has no effect."""
 
 
 class Stream:
-    """One stream: its last node, and the node of each other stream that the next node has to wait for."""
+    """One stream: its last node, and the nodes of other streams that its next node has to wait for."""
 
     __slots__ = ("last", "waits")
 
@@ -47,12 +47,12 @@ class Stream:
 
 
 class Recorder:
-    """One rank's program. Stream numbers are those of the virtual device; process groups take numbers from
+    """The recorder of one rank. Stream numbers are those of the virtual device; process groups have the numbers from
     `COMM_STREAMS` on."""
 
     COMM_STREAMS = 1 << 16
     HOST_STREAM = 1 << 17
-    """where the host waits, in no kernel's way"""
+    """The stream of the host's waits, which delays no kernel."""
 
     def __init__(self, rank: int, world_size: int, gpus_per_node: int, lines: bool = False) -> None:
         self.rank, self.world_size, self.gpus_per_node = rank, world_size, gpus_per_node
@@ -61,17 +61,17 @@ class Recorder:
         self.recording = False
         self.in_optimizer = 0
         self.compiled = 0
-        """depth of regions under torch.compile"""
+        """How many regions under torch.compile are running inside each other."""
         self.current_stream: Any = lambda: 0
-        """number of this thread's stream; the virtual device fills it in"""
+        """Returns this thread's stream number; set by the virtual device."""
         self.module_of_node: Any = lambda: 0
-        """index of the module that runs or whose backward runs; `modules.py` fills it in"""
+        """Returns the index of the module that runs or whose backward pass runs; set by `World`."""
         self.module_depth: Any = lambda: 0
-        """how many modules run inside each other; `modules.py` fills it in"""
+        """Returns how many modules run inside each other; set by `World`."""
         self._task, self._task_depth = -1, 0
         self.update_begins: Any = lambda _optimizer: None
         self.update_ends: Any = lambda _optimizer: None
-        """told of the steps of optimizers that are part of a graph; `steps.py` fills them in"""
+        """Called around the steps of optimizers that are part of a graph; set by `Steps`."""
         self.groups: dict[str, tuple[int, ...]] = {}
         self._group_numbers: dict[str, int] = {}
         self.notes: dict[str, None] = {}
@@ -81,7 +81,7 @@ class Recorder:
         self._comm_streams: dict[str, int] = {}
         self._storages: dict[int, _Storage] = {}
         self.most_bytes = sizes.MOST_BYTES
-        """of one tensor; `World` knows the device"""
+        """The largest tensor; `World` sets it by the device."""
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self._step = 0
@@ -90,7 +90,7 @@ class Recorder:
     # -- a step ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """From here on nodes are part of the step."""
+        """Starts a step: nodes from here on belong to it."""
         self._clear()
         self.recording = True
         self.peak_bytes = self.allocated_bytes
@@ -107,8 +107,8 @@ class Recorder:
 
     @contextmanager
     def beforehand(self, category: Category) -> Iterator[None]:
-        """What is done in here happens once in a run: no node of the step, and what it allocates, for `category`,
-        counts as there before."""
+        """Treats what happens inside as done once in a run: it records no nodes, and its allocations, of `category`,
+        count as made before the step."""
         recording, self.recording = self.recording, False
         known = len(self._rows)
         try:
@@ -131,13 +131,13 @@ class Recorder:
         return found
 
     def record_event(self, stream: int | None = None) -> Event:
-        """The event that says: everything given to `stream` (this thread's, unless named) so far has ended."""
+        """Returns the event that everything given to `stream` so far (this thread's by default) has ended."""
         number = self.current_stream() if stream is None else stream
         state = self._stream(number)
         return Event(state.waits | ({number: state.last} if state.last >= 0 else {}), self._step)
 
     def wait_event(self, event: Event | None, stream: int | None = None) -> None:
-        """The next node of `stream` (this thread's, unless named) waits for `event`."""
+        """Makes the next node of `stream` (this thread's by default) wait for `event`."""
         if event is None or event.step != self._step:
             return
         number = self.current_stream() if stream is None else stream
@@ -147,25 +147,27 @@ class Recorder:
                 waits[awaited] = node
 
     def wait_stream(self, waiting: int, awaited: int) -> None:
-        """The next node of stream `waiting` waits for all of stream `awaited` so far."""
+        """Makes the next node of stream `waiting` wait for all of stream `awaited` so far."""
         self.wait_event(self.record_event(awaited), waiting)
 
     def host_waits(self, event: Event | None = None) -> None:
-        """The host waits for `event`, or for the whole device."""
+        """Makes the host wait for `event`, or for the whole device."""
         if event is None:
             event = Event({number: s.last for number, s in self._streams.items() if s.last >= 0}, self._step)
         self.wait_event(event, self.HOST_STREAM)
         self.node(self.ops.delay("synchronize", 0), self.HOST_STREAM, sync=True)
 
     def comm_stream(self, group: str) -> int:
-        """Number of the stream that process group `group` has for its asynchronous work."""
+        """Returns the number of the stream on which process group `group` runs its asynchronous work."""
         return self._comm_streams.setdefault(group, self.COMM_STREAMS + len(self._comm_streams))
 
     # -- nodes -------------------------------------------------------------------------------------------------
 
     def phase(self) -> int:
-        """Optimizer inside its step, else by what autograd does: in backward, grad mode is on, or a module's forward
-        runs, only to recompute."""
+        """Returns the current phase: the optimizer's inside its step, else by what autograd does.
+
+        During the backward pass, grad mode is on or a module's forward runs only to recompute.
+        """
         if self.in_optimizer:
             return _OPTIMIZER
         task = torch._C._current_graph_task_id()
@@ -177,8 +179,8 @@ class Recorder:
         return _RECOMPUTE if torch.is_grad_enabled() or depth > self._task_depth else _BACKWARD
 
     def node(self, op: int, stream: int | None = None, peer: int = -1, sync: bool = False) -> int:
-        """Append a node of row `op` on `stream` (this thread's, unless named). Its number; -1 where it is no part of
-        the step."""
+        """Appends a node of row `op` on `stream` (this thread's by default) and returns its number; -1 outside a
+        step."""
         if self.paused or not self.recording:
             return -1
         number = self.current_stream() if stream is None else stream
@@ -196,10 +198,10 @@ class Recorder:
     def collective(
         self, name: str, kind: int, group: str, ranks: Sequence[int], bytes_comm: float, dtype: str, asynchronous: bool
     ) -> Event:
-        """A collective over process group `group` with global `ranks`; `bytes_comm` is the full buffer (nccl-tests).
+        """Records a collective over process group `group` with global `ranks` and returns the event of its end.
 
-        An asynchronous one runs on the group's own stream after everything on this thread's stream; another one on
-        this thread's stream, as NCCL's process group does. The event is its end.
+        `bytes_comm` is the full buffer (nccl-tests). An asynchronous collective runs on the group's own stream after
+        everything on this thread's stream, another one on this thread's stream, as in ProcessGroupNCCL.
         """
         number = self.group(group, ranks)
         return self._communicate(self.ops.collective(name, kind, number, bytes_comm, dtype), group, asynchronous, -1)
@@ -207,7 +209,7 @@ class Recorder:
     def transfer(
         self, send: bool, group: str, ranks: Sequence[int], peer: int, bytes_comm: float, dtype: str, asynchronous: bool
     ) -> Event:
-        """A send to or a receive from global rank `peer`."""
+        """Records a send to or a receive from global rank `peer`, and returns the event of its end."""
         number = self.group(group, ranks)
         dims = (1 if send else -1, 0, 0, 0, 0, 0, 0, 0, 0)
         row = self.ops.add(
@@ -231,7 +233,7 @@ class Recorder:
         return Event({stream: node} if node >= 0 else {}, self._step)
 
     def group(self, name: str, ranks: Sequence[int]) -> int:
-        """Number of process group `name`."""
+        """Returns the number of process group `name`."""
         number = self._group_numbers.get(name)
         if number is None:
             number = self._group_numbers[name] = len(self.groups)
@@ -239,29 +241,29 @@ class Recorder:
         return number
 
     def embedded(self, n_tokens: int) -> None:
-        """An embedding looked up so many indices."""
+        """Counts the tokens of an embedding lookup."""
         if self.recording and not self.paused and self.phase() == _FORWARD:
             module = self.module_of_node()
             self._tokens[module] = self._tokens.get(module, 0) + n_tokens
 
     @property
     def tokens(self) -> int:
-        """Tokens of the step: what the busiest embedding looked up."""
+        """The tokens of the step: the most that one embedding looked up."""
         return max(self._tokens.values(), default=0)
 
     def note(self, text: str) -> None:
-        """Something that a reader of the trace should know, once."""
+        """Adds a note for the reader of the trace, once."""
         self.notes.setdefault(text)
 
     # -- memory ------------------------------------------------------------------------------------------------
 
     def allocated(self, storage: Any, size_bytes: int, node: int = -1) -> None:
-        """`storage` (an UntypedStorage of the device) has this many bytes from `node` (unless named: the next) on.
+        """Records that `storage` (an UntypedStorage of the device) has this many bytes from `node` on (-1: the next).
 
-        0 bytes free it, as `resize_` does; the end of the storage frees it too.
+        0 bytes free it, as `resize_` does. It is also freed when the storage is deleted.
 
         Raises:
-            ForerunError: no tensor has that size.
+            ForerunError: the size is negative or beyond the limit.
         """
         key = storage._cdata
         known = self._storages.get(key)
@@ -279,11 +281,11 @@ class Recorder:
             self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
 
     def follows(self, storage: Any) -> bool:
-        """Whether the memory of `storage` is known."""
+        """Returns whether the memory of `storage` is recorded."""
         return storage._cdata in self._storages
 
     def workspace(self, size_bytes: int, node: int) -> None:
-        """Bytes that a kernel needs while it runs."""
+        """Records bytes that a kernel needs while it runs."""
         if node < 0:
             return
         size = sizes.rounded(size_bytes, self.most_bytes)
@@ -293,7 +295,7 @@ class Recorder:
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes + size)
 
     def mark(self, storage: Any, category: Category) -> None:
-        """`storage` is for this; the first mark counts."""
+        """Sets the category of `storage`; the first mark counts."""
         known = self._storages.get(storage._cdata)
         if known is not None and known.row is not None and known.row.category < 0:
             known.row.category = int(category)
@@ -312,10 +314,10 @@ class Recorder:
     # -- the result --------------------------------------------------------------------------------------------
 
     def finish(self, modules: Sequence[str], meta: dict[str, Any]) -> Recording:
-        """The step since `start`. `modules` are the paths that module indices stand for.
+        """Returns the step since `start`. `modules` are the paths of the module indices.
 
         Raises:
-            ForerunError: sizes that can't be.
+            ForerunError: a recorded size is impossible.
         """
         self.recording = False
         self._optimizer_from_last_backward()
@@ -356,7 +358,7 @@ class Recorder:
         )
 
     def _lives(self, names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-        """Of each storage that lives: the kernel that made it, the bytes recorded, the bytes it has."""
+        """Yields for each living storage the kernel that made it, the bytes recorded and the bytes it has."""
         for known in list(self._storages.values()):
             storage, row = known.watch(), known.row
             if storage is not None:
@@ -365,7 +367,8 @@ class Recorder:
                 yield name, 0 if row is None else row.size, storage.nbytes()
 
     def _optimizer_from_last_backward(self) -> None:
-        """What comes between the last backward and the end of the step (clipping, unscaling) is the optimizer's."""
+        """Gives everything between the last backward pass and the end of the step (clipping, unscaling) to the
+        optimizer."""
         phases = [node[2] for node in self._nodes]
         stop = len(phases) - (phases[::-1].index(_OPTIMIZER) + 1 if _OPTIMIZER in phases else 0)
         before = [i for i in range(stop) if phases[i] in (_BACKWARD, _RECOMPUTE)]
@@ -402,7 +405,7 @@ class _Storage:
 
 
 def _user_line() -> str:
-    """File and line of the innermost frame that is neither torch's nor ours."""
+    """Returns file and line of the innermost frame that is neither torch's nor Forerun's."""
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""Runs a training script, unmodified, in a traced world: `python -m forerun.sources.trace.inside.script JOB`."""
+"""Runs a training script, unmodified, in a traced process: `python -m forerun.sources.trace.inside.script JOB`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forerun.sources.trace.remains import ASK
 
 
 def main(path: str) -> None:
-    """Run the job in the file at `path` and leave."""
+    """Runs the job in the file at `path` and ends the process."""
     job = Job.read(path)
     fault = job.last_place.open("w", encoding="utf-8")
     faulthandler.enable(fault)

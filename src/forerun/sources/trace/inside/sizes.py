@@ -1,7 +1,6 @@
-"""Which sizes a recording may have: those of the fakes, and none that no tensor has.
+"""Checks the sizes that are recorded: each tensor's when it is recorded, and their sum when a step ends.
 
-A size that has wrapped around would pass for a smaller program. So each is checked where it is recorded, and what
-lives is summed up again when a step ends.
+A size that wrapped around to a small number would pass for a smaller program.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from forerun.common.units import GIB
 from forerun.core.program.types import OpTable
 
 ROUND = 512
-"""bytes: the caching allocator's smallest block"""
+"""The smallest block of the caching allocator, in bytes."""
 MOST_DEVICES = 64
-"""devices whose memory a single tensor may fill. Programs that need more memory than there is are traced to learn how
-much; one that makes a tensor beyond this is taken for a fault."""
+"""The largest tensor, as a multiple of the device's memory. A program that needs more memory than the device has is
+traced to learn how much, but a single tensor beyond this limit is taken for a fault."""
 MOST_BYTES = 1 << 50
-"""of a tensor, where the device is not known"""
+"""The largest tensor where the device is not known."""
 _PARTS = ("flops", "bytes_read", "bytes_written", "bytes_comm")
 
 
 def rounded(size_bytes: int, most_bytes: int) -> int:
-    """Bytes that the caching allocator takes for `size_bytes`.
+    """Returns the bytes that the caching allocator takes for `size_bytes`.
 
     Raises:
-        ForerunError: no tensor has that size.
+        ForerunError: the size is negative or beyond the limit.
     """
     if type(size_bytes) is not int or not 0 <= size_bytes <= most_bytes:
         raise ForerunError(
@@ -39,9 +38,9 @@ def rounded(size_bytes: int, most_bytes: int) -> int:
 
 
 def check_lives(lives: Iterable[tuple[str, int, int]], allocated_bytes: int) -> None:
-    """Hold what is recorded of the storages that live to the storages themselves.
+    """Compares the recorded sizes of the storages that are alive with the storages themselves.
 
-    `lives` are the kernel that made each, the bytes recorded and the bytes it has.
+    `lives` holds for each storage the kernel that made it, the bytes recorded and the bytes it has.
 
     Raises:
         ForerunError: they differ, or don't add up to `allocated_bytes`.
@@ -58,10 +57,10 @@ def check_lives(lives: Iterable[tuple[str, int, int]], allocated_bytes: int) -> 
 
 
 def check_ops(ops: OpTable) -> None:
-    """Refuse operations of negative or infinite size.
+    """Refuses operations of negative or infinite size.
 
     Raises:
-        ForerunError: names the first one.
+        ForerunError: the message names the first one.
     """
     for part in _PARTS:
         column = getattr(ops, part)

@@ -1,4 +1,4 @@
-"""Which part of a program is the step that is recorded: from the end of one optimizer step to the end of another."""
+"""Finds the step to record: from the end of one optimizer step to the end of another."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from forerun.sources.trace.recording import Recording
 
 
 class StepRecorded(BaseException):
-    """Ends the program once its step is recorded; no exception that a program would catch."""
+    """Ends the program once its step is recorded. It is no exception that a program would catch."""
 
 
 class Steps:
-    """Counts the steps of the optimizer that steps first, and records number `wanted` (from 1).
+    """Counts the steps of the first optimizer that steps, and records number `wanted` (from 1).
 
-    A program that marks its steps (`forerun.mark_step`) is believed: from its first mark on, optimizers count no more.
-    Where no optimizer of torch's steps, a step ends when a forward begins once a backward and a change of
-    parameters went before.
+    The marks of a program (`forerun.mark_step`) take precedence: from the first mark on, optimizers don't count. Where
+    none of torch's optimizers steps, a step ends when a forward begins after a backward pass and a change of
+    parameters.
     """
 
     def __init__(self, recorder: Recorder, modules: Modules, wanted: int, meta: dict[str, Any]) -> None:
@@ -34,7 +34,7 @@ class Steps:
         self.done = 0
         self.recording: Recording | None = None
         self.only_step: Recording | None = None
-        """the first step, for a program that ends with it"""
+        """The first step, for a program that ends with it."""
         self._first: Any = None
         self._marked = False
         _follow_optimizers(self._before, self._after)
@@ -46,7 +46,7 @@ class Steps:
         recorder.start()
 
     def _forward(self) -> None:
-        """What comes before the first forward with gradients is no part of the first step."""
+        """Leaves everything before the first forward with gradients out of the first step."""
         if not torch.is_grad_enabled():
             return
         if self._first is not None or self._marked:
@@ -59,7 +59,7 @@ class Steps:
             self.recorder.start()
 
     def wrote(self, tensors: Sequence[torch.Tensor]) -> None:
-        """An operation wrote to `tensors`: perhaps the program is its own optimizer."""
+        """Notes that an operation wrote to `tensors`: the program may update its parameters itself."""
         if self._first is not None or self._updated or not self.modules.backward_seen:
             return
         if torch._C._current_graph_task_id() == -1:
@@ -88,7 +88,7 @@ class Steps:
         self.mark_step()
 
     def mark_step(self) -> None:
-        """One step has ended."""
+        """Ends a step."""
         self.done += 1
         if self.done == self.wanted:
             self.recording = self._finish()
@@ -129,7 +129,7 @@ class Steps:
 
 
 def _parts(tensor: Any) -> list[torch.Tensor]:
-    """The tensors with storage that a DTensor, or another tensor made of tensors, consists of."""
+    """Returns the plain tensors that a DTensor or another wrapper of tensors consists of."""
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
@@ -137,7 +137,7 @@ def _parts(tensor: Any) -> list[torch.Tensor]:
 
 
 def _follow_optimizers(before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
-    """Call `before(optimizer)` and `after(optimizer)` around each step. Hooks of torch's would do the same, but
+    """Calls `before(optimizer)` and `after(optimizer)` around each step. torch's hooks would do the same, but
     torch.compile would see them."""
     optimizer_class: Any = torch.optim.Optimizer
     with_hooks = optimizer_class.profile_hook_step

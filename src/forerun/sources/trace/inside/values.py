@@ -1,13 +1,13 @@
-"""Known values: what small tensors on the virtual device hold, and the oracle for what nobody can know.
+"""Known values of small tensors on the virtual device, and the oracle that answers for unknown ones.
 
-Tensors on the device are fake. Yet programs branch on small ones: masks, lengths, token counts, indices. Whatever is
-computed from known values alone is computed for real beside the fake, on the CPU, so that `.item()`, `nonzero` or a
-split by counts give the true answer. Where a value depends on weights or activations, the oracle answers:
+Device tensors are fake, but programs branch on small ones: masks, lengths, token counts, indices. A value that is
+computed from known values alone is computed for real on the CPU beside the fake, so `.item()`, `nonzero` or a split by
+counts give the true answer. Where a value depends on weights or activations, the oracle answers:
 
-* a float read by the host is 1.0, an integer 1, a boolean False; `all` is True, `any` is False;
+* a float that the host reads is 1.0, an integer 1, a boolean False; `all` is True, `any` is False;
 * gradients are finite: `found_inf` of a gradient scaler stays 0;
 * `topk` picks experts (or anything else) in turn, so that every choice is equally frequent; `Oracle.skew` makes the
-  first ones busier. `argmax`, `sort` and `multinomial` give valid indices the same way;
+  first ones more frequent. `argmax`, `sort` and `multinomial` give valid indices the same way;
 * a mask selects everything.
 """
 
@@ -37,7 +37,7 @@ class _Known:
 
 
 def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The real value of a tensor, where it is known; real tensors are their own."""
+    """Returns the value of a tensor where it is known. A real CPU tensor is its own value."""
     if not isinstance(tensor, FakeTensor):
         return tensor if tensor.device.type == "cpu" else None
     known = tensor.__dict__.get("_forerun_known")
@@ -45,13 +45,13 @@ def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def set_value(tensor: torch.Tensor, value: torch.Tensor, holds: list[bool] | None = None) -> None:
-    """Let `value` be what fake `tensor` holds; `holds` is shared by the views of one storage."""
+    """Makes `value` the known value of fake `tensor`; the views of one storage share `holds`."""
     if isinstance(tensor, FakeTensor) and _small(value):
         tensor.__dict__["_forerun_known"] = _Known(value, [True] if holds is None else holds)
 
 
 def share_value(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Let fake `tensor` hold what fake `other` does: they have one storage."""
+    """Gives fake `tensor` the known value of fake `other`, whose storage it shares."""
     known = other.__dict__.get("_forerun_known")
     if known is None:
         tensor.__dict__.pop("_forerun_known", None)
@@ -65,19 +65,19 @@ def _small(tensor: torch.Tensor) -> bool:
 
 
 class Oracle:
-    """Runs known values along with the fakes, and answers what is not known."""
+    """Computes known values along with the fakes, and answers for unknown ones."""
 
     def __init__(self, skew: float = 0.0) -> None:
         self.skew = skew
-        """0: balanced; s: choice number i is picked in proportion to 1 / (i + 1) ** s (Zipf)"""
+        """0: choices are balanced; s: choice number i is picked in proportion to 1 / (i + 1) ** s (Zipf)."""
         self.on_write: Callable[[Sequence[torch.Tensor]], None] | None = None
-        """hears of the tensors that operations write to"""
+        """Called with the tensors that an operation writes to."""
         self._writes: dict[Any, tuple[tuple[int, str], ...]] = {}
 
     # -- along with the fakes ---------------------------------------------------------------------------------
 
     def follow(self, func: Any, tensors: Sequence[torch.Tensor], args: Any, kwargs: dict[str, Any], out: Any) -> None:
-        """Give the outputs of `func` their values, where all of `tensors` (its inputs) have one."""
+        """Computes the values of the outputs of `func` where the values of all `tensors` (its inputs) are known."""
         written = self._written(func, args, kwargs)
         if written and self.on_write is not None:
             self.on_write(written)
@@ -111,7 +111,7 @@ class Oracle:
                 set_value(fake, value, None if known is None else known.holds)
 
     def overwritten(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Something that is no operation of torch's has written to `tensors`."""
+        """Makes the values of `tensors` unknown, which something other than an operation of torch wrote to."""
         if tensors and self.on_write is not None:
             self.on_write(tensors)
         for tensor in tensors:
@@ -144,7 +144,7 @@ class Oracle:
             rule(self, args, out)
 
     def choices(self, shape: Sequence[int], n: int) -> torch.Tensor:
-        """Indices below `n`, the last dimension without repetition, all equally frequent but for the skew."""
+        """Returns indices below `n`, without repetition in the last dimension, equally frequent apart from the skew."""
         *rows_shape, k = shape if len(shape) else (1,)
         rows = int(np.prod(rows_shape)) if rows_shape else 1
         if not self.skew:
@@ -156,7 +156,7 @@ class Oracle:
         return torch.from_numpy(flat.astype(np.int64)).reshape(tuple(shape))
 
     def scalar(self, tensor: torch.Tensor) -> Any:
-        """What `.item()` answers."""
+        """Returns the result of `.item()`."""
         value = known_value(tensor)
         if value is not None:
             return aten._local_scalar_dense.default(value)
@@ -165,7 +165,8 @@ class Oracle:
         return 1.0 if tensor.dtype.is_floating_point else 1
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A real CPU tensor for a small one of the device: its value, or what `.item()` would say of each element."""
+        """Returns a real CPU tensor for a small device tensor: its value, or the result of `.item()` for each
+        element."""
         with _disable_current_modes():
             value = known_value(tensor)
             if value is not None:
@@ -174,7 +175,7 @@ class Oracle:
             return torch.full(tensor.shape, fill, dtype=tensor.dtype)
 
     def shape_of(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | Sequence[torch.Tensor] | None:
-        """The real result of an operation whose output shape depends on data; None if `func` is no such operation."""
+        """Returns the real result of an operation whose output shape depends on data; None for any other operation."""
         rule = _DYNAMIC.get(func)
         return None if rule is None else rule(self, func, args, kwargs)
 
@@ -183,7 +184,7 @@ class Oracle:
 
 
 def _real(value: Any) -> Any:
-    """Arguments with their known values for tensors, on the CPU."""
+    """Returns arguments with known values in place of tensors, on the CPU."""
     if isinstance(value, torch.Tensor):
         return known_value(value)
     if isinstance(value, torch.device):
@@ -287,7 +288,7 @@ _KEEPS_VALUE = {
     aten._amp_foreach_non_finite_check_and_unscale_.default,
     aten._amp_update_scale_.default,
 }
-"""they write values that are not known to be what the oracle says of them"""
+"""These operators write to tensors whose known values remain the oracle's answer."""
 
 
 def _histogram(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -302,9 +303,9 @@ _FILLS = {
     aten.new_ones.default,
     aten.new_full.default,
 }
-"""of their tensor they take shape and dtype alone"""
+"""These operators use only the shape and dtype of their tensor."""
 _ON_CPU: dict[Any, Callable[..., Any]] = {aten.histc.default: _histogram}
-"""operators that CUDA has for integers and the CPU has not"""
+"""Operators that CUDA has for integers and the CPU has not."""
 _UNKNOWABLE = {
     aten.empty.memory_format,
     aten.empty_strided.default,

@@ -1,4 +1,4 @@
-"""World: everything that makes a process believe that it is one rank of a training run on GPUs."""
+"""World: sets up a process to behave as one rank of a training run on GPUs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from forerun.sources.trace.recording import save_recording
 from forerun.sources.trace.remains import is_users
 
 SUPPORTED = ("2.13",)
-"""versions of torch whose internals the patches were tested with"""
+"""The versions of torch whose internals the patches were tested with."""
 
 
 def check_version(version: str = torch.__version__) -> None:
-    """Refuse a torch that was not tested, by name.
+    """Refuses a version of torch that was not tested.
 
     Raises:
         ForerunError: the version is not supported.
@@ -42,13 +42,13 @@ def check_version(version: str = torch.__version__) -> None:
 
 
 def _use_one_thread() -> None:
-    """Also renews torch's thread pool. In a forked process the threads of its autograd engine would race to do that,
-    and abort."""
+    """Limits torch to one thread, which also renews its thread pool: in a forked process the threads of autograd's
+    engine would race to do that, and abort."""
     torch.set_num_threads(1)
 
 
 class World:
-    """The one traced world of this process; it can't be left again."""
+    """The traced environment of this process. It can't be undone."""
 
     def __init__(self, job: Job) -> None:
         check_version()
@@ -103,7 +103,8 @@ class World:
     # -- how it ends ------------------------------------------------------------------------------------------
 
     def run(self, program: Any) -> int:
-        """Call `program`, and leave its recording or its failure in the job's folder. The process's exit code."""
+        """Calls `program`, saves its recording or its failure in the job's folder, and returns the process's exit
+        code."""
         failure = None
         try:
             program()
@@ -147,7 +148,7 @@ class World:
 
 
 def leave(code: int) -> None:
-    """End the process at once: nothing of the program's exit handlers is wanted."""
+    """Ends the process at once, without the program's exit handlers."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
