@@ -195,7 +195,7 @@ _OWN_EXPERTS = (r"no module with stacked experts", "its experts are called with 
 _NO_SEQUENCE = (r"no input has seq_len", "images have no sequence")
 _NO_TP_PLAN = (r"has no tp_plan and no module named as in Llama", "convolutions have no tensor-parallel style")
 _CONV1D = (r"has no tp_plan and no module named as in Llama", "its Conv1D layers fit no tensor-parallel style")
-_FORWARD = (r"can't run as stage \d", "its forward does more than call its parts in turn; cut it by hand")
+_FORWARD = (r"fails in stage \d", "its forward does more than call its parts in turn; cut it by hand")
 _UNMASKED = (r"Load balancing requires `is_causal=True`", "PyTorch balances causal attention only")
 _CHANGED = (r"has been mutated", "its router changes top-k weights in place that the policy saves; PyTorch refuses")
 REASONS: dict[tuple[str, str], tuple[str, str]] = {}

@@ -35,17 +35,17 @@ _SCRIPTS: dict[str, tuple[str, Limits, tuple[str, ...]]] = {
     ),
     "exits": ("import sys\nsys.exit(3)", _LIMITS, ("exited with 3 before its step was recorded", "{path}:2")),
     "vanishes": ("import os\nos._exit(0)", _LIMITS, ("ended with exit code 0 before its step was recorded",)),
-    "aborts": ("import os\nprint('bye')\nos.abort()", _LIMITS, ("SIGABRT at {path}:3", "its last words: bye")),
+    "aborts": ("import os\nprint('bye')\nos.abort()", _LIMITS, ("SIGABRT at {path}:3", "last line of its output: bye")),
     "crashes": ("import ctypes\nctypes.string_at(0)", _LIMITS, ("SIGSEGV at {path}:2",)),
     "hangs": (
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True:\n    pass",
         _SHORT,
-        ("not done after 8 s; raise --time-limit", "(at {path}:"),
+        ("the step was not recorded within 8 s; raise --time-limit", "(at {path}:"),
     ),
     "eats": (
         "held = []\nwhile True:\n    held.append(bytearray(b'x' * 20_000_000))",
         _SMALL,
-        ("of host memory, more than the limit of 0.7 (--host-memory-limit)", "(at {path}:3)"),
+        ("of host memory; the limit is 0.7 GiB (--host-memory-limit)", "(at {path}:3)"),
     ),
     "misspelt": ("x = 1\ndef f(:", _LIMITS, ("SyntaxError: invalid syntax", "at {path}:2")),
     "incomplete": ("import no_such_module", _LIMITS, ("No module named 'no_such_module' at {path}:1",)),
@@ -83,7 +83,7 @@ _SCRIPTS: dict[str, tuple[str, Limits, tuple[str, ...]]] = {
                 open(job.replace("job.json", "npz"), "wb").write(b"no recording")
         """,
         _LIMITS,
-        ("forges.py: the traced process left a recording that is damaged",),
+        ("forges.py: the traced process left a damaged recording",),
     ),
     "many_lines": ("raise ValueError('one\\ntwo\\nthree')", _LIMITS, ("ValueError: one two three at {path}:1",)),
 }
@@ -139,7 +139,7 @@ def test_the_command_exits_with_2_and_writes_nothing(tmp_path, capsys):
 
 
 def test_a_script_that_is_not_there():
-    with pytest.raises(ForerunError, match=r"^nowhere/train\.py: no such script$"):
+    with pytest.raises(ForerunError, match=r"^nowhere/train\.py: no such script; give its path"):
         record_script(Job("", "nowhere/train.py"), _LIMITS)
 
 

@@ -21,7 +21,7 @@ from forerun.sources.symbolic.schedule import layers_of_stages, rank_stages  # n
 from forerun.sources.trace.inside.parallelize.apply import check_traceable, materialise  # noqa: E402
 from forerun.sources.trace.inside.parallelize.checkpoint import checkpoint_layers  # noqa: E402
 from forerun.sources.trace.inside.parallelize.data import around_layers  # noqa: E402
-from forerun.sources.trace.inside.parallelize.depth import Passes, layer_containers, on_meta  # noqa: E402
+from forerun.sources.trace.inside.parallelize.depth import PassThrough, layer_containers, on_meta  # noqa: E402
 from forerun.sources.trace.inside.parallelize.expert import expert_parallel, grouped_experts, skew_of  # noqa: E402
 from forerun.sources.trace.inside.parallelize.pipeline import cut_stage, own_stages, stage_sizes  # noqa: E402
 from forerun.sources.trace.inside.parallelize.tensor import llama_styles, matching, model_styles, style_of  # noqa: E402
@@ -59,9 +59,9 @@ def quiet(_):
         ({"zero_stage": 2, "dp_shard": 2}, "zero_stage 2 has no counterpart"),
         ({"cp": 2, "cp_method": "ulysses"}, "ulysses has no counterpart"),
         ({"offload": "optimizer"}, "offload optimizer has no counterpart"),
-        ({"activation_offload": 0.5}, "takes all saved activations or none"),
+        ({"activation_offload": 0.5}, "offloads all saved activations"),
         ({"precision": "nvfp4"}, "precision nvfp4 can't be traced"),
-        ({"ep": 2, "dp_shard": 2, "zero_stage": 0}, "ep 2 needs zero_stage 3"),
+        ({"ep": 2, "dp_shard": 2, "zero_stage": 0}, "ep 2 can.t be traced without zero_stage 3"),
     ],
 )
 def test_what_pytorch_lacks_is_refused_by_name(fields, text):
@@ -140,6 +140,18 @@ def test_every_second_layer_is_checkpointed():
     assert wrapped == ["1", "3", "5"]
 
 
+@pytest.mark.parametrize(
+    ("policy", "wrapped"),
+    [("mlp", ["feed_forward"]), ("attention-block", ["attention"]), ("attention+mlp", ["attention", "feed_forward"])],
+)
+def test_a_policy_by_parts_wraps_these_parts_of_every_layer(policy, wrapped):
+    model = tiny()
+    plan = Plan(seq_len=16, activation_checkpointing="selective", selective_policy=policy)
+    checkpoint_layers(layer_containers(model), plan)
+    for layer in model.layers.values():
+        assert [name for name, part in layer.named_children() if hasattr(part, "_checkpoint_wrapped_module")] == wrapped
+
+
 def test_a_policy_for_parts_that_are_not_there_names_those_that_are():
     model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(3)])
     plan = Plan(seq_len=16, activation_checkpointing="selective", selective_policy="mlp")
@@ -182,8 +194,8 @@ def test_stages_together_compute_what_the_model_does():
         cut_stage(stage, layer_containers(stage), plan, number)
         stages.append(stage)
     assert [list(stage.layers) for stage in stages] == [["0", "1", "2"], ["3", "4"], ["5", "6"]]
-    assert isinstance(stages[1].tok_embeddings, Passes)
-    assert isinstance(stages[1].output, Passes)
+    assert isinstance(stages[1].tok_embeddings, PassThrough)
+    assert isinstance(stages[1].output, PassThrough)
     tokens = x = torch.randint(TINY.vocab_size, (2, 16))
     for stage in stages:
         x = stage(x)
@@ -203,7 +215,7 @@ def test_the_loss_is_the_models_own_or_cross_entropy():
     assert default_loss(SimpleNamespace(loss=torch.tensor(3.0), logits=logits), None) == 3
     flat = torch.nn.functional.cross_entropy(logits[0], target[0])
     assert torch.equal(default_loss(logits[0], target[0]), flat)
-    with pytest.raises(ForerunError, match="returns dict and no logits; give loss="):
+    with pytest.raises(ForerunError, match="returns dict, not logits or a loss; pass loss="):
         default_loss({}, None)
 
 

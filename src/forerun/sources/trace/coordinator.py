@@ -46,8 +46,8 @@ class Coordinator:
     rank.
     """
 
-    def __init__(self, start_role: Callable[[int], None], most_ranks: int = MOST_RANKS) -> None:
-        self._start, self._most_ranks = start_role, most_ranks
+    def __init__(self, start_rank: Callable[[int], None], most_ranks: int = MOST_RANKS) -> None:
+        self._start, self._most_ranks = start_rank, most_ranks
         self._ranks: dict[int, _Rank] = {}
         self._messages: dict[_Key, bytes] = {}
         self._selector = selectors.DefaultSelector()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from forerun.core.program.types import I64, N_CATEGORIES
-from forerun.sources.trace.order import last_ended, needed
+from forerun.sources.trace.order import last_ended
 from forerun.sources.trace.recording import Recording
 from forerun.sources.trace.roles import Roles
 from forerun.sources.trace.to_program import OpRow, op_rows
@@ -118,8 +118,7 @@ def describe(roles: Roles, role: int, known: Known) -> Described:
 
 def _without_implied_waits(roles: Roles, role: int) -> Recording:
     one, tracks = roles.recordings[role], tracks_of(roles, role)
-    clock = last_ended(tracks.of_node, tracks.pred_ptr, tracks.pred, one.sync, len(tracks.tracks))
-    keep = needed(tracks.of_node, tracks.pred_ptr, tracks.pred, one.sync, clock)
+    _, keep = last_ended(tracks.of_node, tracks.pred_ptr, tracks.pred, one.sync, len(tracks.tracks))
     waiter = np.repeat(np.arange(len(one)), np.diff(tracks.pred_ptr))
     said = np.repeat(np.arange(len(one)), np.diff(one.wait_ptr)) * len(one) + one.wait
     keep &= np.isin(waiter * len(one) + tracks.pred, said)

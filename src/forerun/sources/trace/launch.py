@@ -15,13 +15,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
 from forerun.common.errors import ForerunError
 from forerun.common.units import GIB
 from forerun.sources.trace.coordinator import Coordinator
+from forerun.sources.trace.inside.start import run
 from forerun.sources.trace.job import Failure, Job
 from forerun.sources.trace.recording import Recording, load_recording
 from forerun.sources.trace.remains import MARK, ask_place, end_all, last_words, place, resident_bytes
@@ -55,29 +55,32 @@ def record_script(job: Job, limits: Limits, show_output: bool = False) -> list[R
         ForerunError: a process failed; the message names the operation and the source line.
     """
     if not job.is_module and not Path(job.target).is_file():
-        raise ForerunError(f"{job.target}: no such script")
-    with tempfile.TemporaryDirectory(prefix="forerun-trace-") as folder:
-        roles = _Roles(replace(job, folder=folder), limits, show_output)
-        try:
-            return roles.run()
-        finally:
-            roles.stop()
+        raise ForerunError(f"{job.target}: no such script; give its path, or --module with a module's name")
+    return _record(job, limits, show_output)
 
 
-def record_call(job: Job, program: Callable[[Any], None], limits: Limits, show_output: bool = False) -> list[Recording]:
+def record_call(job: Job, program: Callable[[Any], None], limits: Limits) -> list[Recording]:
     """Does the same as `record_script` for a function of the caller: `program(world)` runs in forked processes.
 
     Raises:
         ForerunError: a process failed, or this system can't fork.
     """
     if not hasattr(os, "fork"):
-        raise ForerunError("tracing a function needs a system that forks; trace a script instead (forerun trace)")
+        raise ForerunError(
+            "trace: a function can't be traced, as this system can't fork; trace a script (forerun trace)"
+        )
+    return _record(job, limits, False, program)
+
+
+def _record(
+    job: Job, limits: Limits, show_output: bool, program: Callable[[Any], None] | None = None
+) -> list[Recording]:
     with tempfile.TemporaryDirectory(prefix="forerun-trace-") as folder:
-        roles = _Roles(replace(job, folder=folder), limits, show_output, program)
+        ranks = _TracedRanks(replace(job, folder=folder), limits, show_output, program)
         try:
-            return roles.run()
+            return ranks.run()
         finally:
-            roles.stop()
+            ranks.stop()
 
 
 class _Forked:
@@ -99,12 +102,10 @@ class _Forked:
             time.sleep(_POLL_S)
 
 
-class _Roles:
-    """The traced processes of one program."""
+class _TracedRanks:
+    """The traced processes of one program, one for each rank that is recorded."""
 
-    def __init__(
-        self, job: Job, limits: Limits, show_output: bool, program: Callable[[Any], None] | None = None
-    ) -> None:
+    def __init__(self, job: Job, limits: Limits, show_output: bool, program: Callable[[Any], None] | None) -> None:
         self.job, self.limits, self.show_output, self.program = job, limits, show_output, program
         self.processes: dict[int, _Process] = {}
         self.recordings: dict[int, Recording] = {}
@@ -121,7 +122,7 @@ class _Roles:
         return [self.recordings[rank] for rank in sorted(self.recordings)]
 
     def _start(self, rank: int) -> None:
-        """Start the process of `rank`, unless it was."""
+        """Starts the process of `rank`, unless it was started before."""
         if rank in self.processes:
             return
         job = replace(self.job, rank=rank)
@@ -152,10 +153,10 @@ class _Roles:
         try:
             os.setsid()
             os.environ.update(variables)
-            if not self.show_output:
-                os.dup2(sink.fileno(), 1)
-                os.dup2(sink.fileno(), 2)
-            import_module("forerun.sources.trace.inside.call").main(job, self.program)
+            os.dup2(sink.fileno(), 1)
+            os.dup2(sink.fileno(), 2)
+            assert self.program is not None
+            run(job, self.program)
         except BaseException as error:
             Failure(f"{type(error).__name__}: {error}").write(job.failure)
         finally:
@@ -172,7 +173,9 @@ class _Roles:
         try:
             recording = load_recording(process.job.recording)
         except ForerunError:
-            raise ForerunError(f"{self._name(process)}: the traced process left a recording that is damaged") from None
+            raise ForerunError(
+                f"{self._name(process)}: the traced process left a damaged recording; is the temporary folder full?"
+            ) from None
         self.recordings[rank] = recording
         if self.job.alone:
             return
@@ -183,14 +186,14 @@ class _Roles:
         where, pid = self._name(process), process.popen.pid
         used, printed = resident_bytes(pid), process.output.stat().st_size
         if time.monotonic() > self.deadline:
-            problem = f"not done after {self.limits.time_s:g} s; raise --time-limit or trace less"
+            problem = f"the step was not recorded within {self.limits.time_s:g} s; raise --time-limit or trace less"
         elif used > self.limits.memory_gib * GIB:
             problem = (
-                f"the traced process uses {used / GIB:.1f} GiB of host memory, more than the limit of"
-                f" {self.limits.memory_gib:g} (--host-memory-limit)"
+                f"the traced process uses {used / GIB:.1f} GiB of host memory; the limit is"
+                f" {self.limits.memory_gib:g} GiB (--host-memory-limit)"
             )
         elif printed > _MOST_PRINTED_BYTES:
-            problem = f"the traced process printed more than {_MOST_PRINTED_BYTES / GIB:g} GiB"
+            problem = f"the traced process printed more than {_MOST_PRINTED_BYTES / GIB:g} GiB; let it print less"
         else:
             return
         line = ask_place(pid, process.job.last_place)
@@ -209,11 +212,12 @@ class _Roles:
         at = f" at {line}" if line else ""
         words = last_words(process.output)
         return ForerunError(
-            f"{self._name(process)}: the traced process {how}{at} before its step was recorded; its last words: {words}"
+            f"{self._name(process)}: the traced process {how}{at} before its step was recorded; last line of its"
+            f" output: {words}"
         )
 
     def stop(self) -> None:
-        """End every process, and whatever it started."""
+        """Ends every process and all processes that it started."""
         for process in self.processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.popen.pid, signal.SIGKILL)

@@ -10,13 +10,17 @@ from forerun.core.program.types import I8, I32, I64
 
 
 @njit
-def last_ended(track: I32, pred_ptr: I64, pred: I32, sync: I8, n_tracks: int) -> I32:
-    """(N, n_tracks): the last node of each track that has certainly ended when a node starts, -1 for none.
+def last_ended(track: I32, pred_ptr: I64, pred: I32, sync: I8, n_tracks: int) -> tuple[I32, npt.NDArray[np.bool_]]:
+    """Returns when nodes start, as far as it is certain, and which waits are needed for that.
+
+    The first result, (N, n_tracks), is the last node of each track that has ended when a node starts, -1 for none. The
+    second, (len(pred),), is False for a wait that the order of the track, a wait of the host or another wait implies.
 
     Tracks run in order, `pred` (CSR) are earlier nodes that a node waits for, and after a node with sync = 1 the host
     issues nothing before that node has ended.
     """
     n = len(track)
+    keep = np.ones(len(pred), np.bool_)
     clock = np.full((n, n_tracks), -1, np.int32)
     host = np.full(n_tracks, -1, np.int32)
     last = np.full(n_tracks, -1, np.int32)
@@ -30,6 +34,18 @@ def last_ended(track: I32, pred_ptr: I64, pred: I32, sync: I8, n_tracks: int) ->
             clock[i, track[i]] = max(clock[i, track[i]], before)
         for e in range(pred_ptr[i], pred_ptr[i + 1]):
             p = pred[e]
+            at = track[p]
+            keep[e] = p > clock[i, at]
+        for e in range(pred_ptr[i], pred_ptr[i + 1]):
+            p = pred[e]
+            at = track[p]
+            for other in range(pred_ptr[i], pred_ptr[i + 1]):
+                q = pred[other]
+                implies = p <= clock[q, at] or (at == track[q] and (p < q or (p == q and other < e)))
+                if keep[e] and other != e and keep[other] and implies:
+                    keep[e] = False
+        for e in range(pred_ptr[i], pred_ptr[i + 1]):
+            p = pred[e]
             for t in range(n_tracks):
                 clock[i, t] = max(clock[i, t], clock[p, t])
             clock[i, track[p]] = max(clock[i, track[p]], p)
@@ -38,36 +54,4 @@ def last_ended(track: I32, pred_ptr: I64, pred: I32, sync: I8, n_tracks: int) ->
             for t in range(n_tracks):
                 host[t] = max(host[t], clock[i, t])
             host[track[i]] = max(host[track[i]], i)
-    return clock
-
-
-@njit
-def needed(track: I32, pred_ptr: I64, pred: I32, sync: I8, clock: I32) -> npt.NDArray[np.bool_]:
-    """Which entries of `pred` say something: those that no other entry, track order or host wait implies."""
-    keep = np.ones(len(pred), np.bool_)
-    n_tracks = clock.shape[1]
-    host = np.full(n_tracks, -1, np.int32)
-    last = np.full(n_tracks, -1, np.int32)
-    for i in range(len(track)):
-        before = last[track[i]]
-        for e in range(pred_ptr[i], pred_ptr[i + 1]):
-            p = pred[e]
-            at = track[p]
-            if p <= host[at] or (before >= 0 and (p <= clock[before, at] or (at == track[i] and p <= before))):
-                keep[e] = False
-                continue
-            for other in range(pred_ptr[i], pred_ptr[i + 1]):
-                q = pred[other]
-                if (
-                    other != e
-                    and keep[other]
-                    and (p <= clock[q, at] or (at == track[q] and (p < q or (p == q and other < e))))
-                ):
-                    keep[e] = False
-                    break
-        last[track[i]] = i
-        if sync[i]:
-            for t in range(n_tracks):
-                host[t] = max(host[t], clock[i, t])
-            host[track[i]] = max(host[track[i]], i)
-    return keep
+    return clock, keep

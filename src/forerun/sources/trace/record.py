@@ -66,8 +66,8 @@ def trace_call(
     )
 
     def program(world: Any) -> None:
-        # torch may be missing here, and is wanted in the traced process only
-        import_module("forerun.sources.trace.inside.call").training(build, step, mesh, device)(world)
+        # Only the traced process imports torch, which may be missing here.
+        import_module("forerun.sources.trace.inside.two_functions").training(build, step, mesh, device)(world)
 
     return to_program(record_call(job, program, limits or Limits()))
 

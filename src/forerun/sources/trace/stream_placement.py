@@ -57,7 +57,7 @@ class StreamPlacement:
 
 def place_on_streams(recording: Recording, tracks: Tracks) -> StreamPlacement:
     """The lane of every node."""
-    clock = last_ended(tracks.of_node, tracks.pred_ptr, tracks.pred, recording.sync, len(tracks.tracks))
+    clock, _ = last_ended(tracks.of_node, tracks.pred_ptr, tracks.pred, recording.sync, len(tracks.tracks))
     lane, notes = _Placing(tracks, clock).place()
     wanted = np.array([track.lane for track in tracks.tracks], np.int8)
     return StreamPlacement(lane[tracks.of_node], (lane == wanted).astype(np.int8)[tracks.of_node], notes)

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import runpy
 import sys
-from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from forerun.common.errors import ForerunError
-from forerun.sources.trace.job import Failure, Job
-from forerun.sources.trace.remains import ASK
+from forerun.sources.trace.inside.start import run
+from forerun.sources.trace.job import Job
 
 
 def main(path: str) -> None:
     """Runs the job in the file at `path` and ends the process."""
     job = Job.read(path)
-    fault = job.last_place.open("w", encoding="utf-8")
-    faulthandler.enable(fault)
-    faulthandler.register(ASK, fault, all_threads=False)
-    try:
-        # this imports torch, which may be missing or of another version
-        module = import_module("forerun.sources.trace.inside.world")
-        world = module.World(job)
-    except ForerunError as error:
-        Failure(str(error)).write(job.failure)
-        raise SystemExit(1) from None
-    except ImportError as error:
-        Failure(f"{error}; tracing needs torch (pip install 'forerun[trace]')").write(job.failure)
-        raise SystemExit(1) from None
-    sys.argv = [job.target, *job.arguments]
-    sys.path[0] = os.getcwd() if job.is_module else str(Path(job.target).resolve().parent)
 
-    def program() -> None:
+    def program(_: Any) -> None:
+        sys.argv = [job.target, *job.arguments]
         if job.is_module:
+            sys.path[0] = os.getcwd()
             runpy.run_module(job.target, run_name="__main__", alter_sys=True)
         else:
+            sys.path[0] = str(Path(job.target).resolve().parent)
             runpy.run_path(job.target, run_name="__main__")
 
-    module.leave(world.run(program))
+    run(job, program)
 
 
 if __name__ == "__main__":

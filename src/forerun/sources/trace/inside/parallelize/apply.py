@@ -35,8 +35,8 @@ def check_traceable(plan: Plan, note: Note) -> None:
         raise ForerunError("plan: offload optimizer has no counterpart in PyTorch; offload params can be traced")
     if plan.activation_offload not in (0.0, 1.0):
         raise ForerunError(
-            f"plan: activation_offload {plan.activation_offload:g}: PyTorch's save_on_cpu takes all saved activations"
-            " or none; use 0 or 1"
+            f"plan: activation_offload {plan.activation_offload:g} can't be traced: PyTorch's save_on_cpu offloads all"
+            " saved activations; use 0 or 1"
         )
     if plan.cp > 1 and plan.cp_method == "ulysses":
         raise ForerunError("plan: cp_method ulysses has no counterpart in PyTorch's context_parallel; use ring")
@@ -50,15 +50,17 @@ def check_traceable(plan: Plan, note: Note) -> None:
             " zero_stage must be 0 (DDP) or 3 (FSDP2) to be traced"
         )
     if plan.ep > 1 and not is_sharded(plan):
-        raise ForerunError(f"plan: ep {plan.ep} needs zero_stage 3 to be traced: DDP would mix gradients of experts")
+        raise ForerunError(
+            f"plan: ep {plan.ep} can't be traced without zero_stage 3: DDP would average gradients of different experts"
+        )
     if plan.precision not in DTYPES and plan.precision != "fp8":
         raise ForerunError(f"plan: precision {plan.precision} can't be traced; known: {', '.join(DTYPES)}, fp8")
     if plan.cuda_graphs:
-        note("cuda_graphs: traced without graphs; they change what the host costs, not the kernels")
+        note("cuda_graphs: traced without CUDA graphs, which change the host's launch costs and not the kernels")
     if plan.async_tp and not plan.compile:
-        note("async_tp: the compiler fuses products with their collectives; without compile they are traced apart")
+        note("async_tp: no effect without compile, as only the compiler fuses matrix products with collectives")
     if not plan.overlap_grad_reduce:
-        note("overlap_grad_reduce false: DDP and FSDP2 always overlap; traced so")
+        note("overlap_grad_reduce false: traced with overlap, because DDP and FSDP2 always overlap")
 
 
 def parallelize(
@@ -89,7 +91,7 @@ def parallelize(
         compile_layers(model, layers)
     host = "cpu" if plan.offload == "params" else "cuda"
     if not is_sharded(plan):
-        materialise(model, host)  # DDP looks at the device of parameters
+        materialise(model, host)  # DDP checks the device of parameters.
     wrapped = data_parallel(model, layers, meshes, plan, experts, note)
     if is_sharded(plan):
         materialise(model, host)

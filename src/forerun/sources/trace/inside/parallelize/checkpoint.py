@@ -77,7 +77,7 @@ def _wrapped(block: nn.Module, plan: Plan) -> nn.Module:
             "plan: selective_policy params is what FSDP2 does by reshard_after_forward; use that, and"
             " activation_checkpointing none"
         )
-    names = {"mlp": _MLP, "attention+mlp": _MLP + _ATTENTION}[policy]
+    names = {"mlp": _MLP, "attention-block": _ATTENTION, "attention+mlp": _MLP + _ATTENTION}[policy]
     found = [name for name, _ in block.named_children() if name in names]
     if not found:
         raise ForerunError(

@@ -69,7 +69,7 @@ def _shard(model: nn.Module, layers: Sequence[nn.Module], meshes: Meshes, plan: 
     common: dict[str, Any] = {"mesh": meshes.sharded(), "mp_policy": policy, "offload_policy": offload}
     reshard = plan.reshard_after_forward == "always" or (plan.reshard_after_forward == "default" and plan.pp == 1)
     front, back = around_layers(model, layers)
-    if _owned_elsewhere(model, [*front, *back]):  # left to the model as a whole
+    if _owned_elsewhere(model, [*front, *back]):  # Their weights go into the unit of the whole model.
         front = back = []
     if _tied(front, back):
         fully_shard([*front, *back], **common, reshard_after_forward=plan.reshard_after_forward == "always")
@@ -81,7 +81,7 @@ def _shard(model: nn.Module, layers: Sequence[nn.Module], meshes: Meshes, plan: 
         _shard_experts(block, experts, meshes, plan, common | {"reshard_after_forward": reshard})
         fully_shard(block, **common, reshard_after_forward=reshard)
     if back:
-        # The last layers are needed again at once.
+        # The backward pass needs the last layers again at once.
         fully_shard(back, **common, reshard_after_forward=plan.reshard_after_forward == "always")
     fully_shard(model, **common)
 
@@ -93,7 +93,7 @@ def _shard_experts(
         if module in experts:
             fully_shard(module, **common | {"mesh": meshes.expert_sharded()})
             assert isinstance(module, FSDPModule)
-            # Gradients are means over all tokens, not over the copies of an expert.
+            # A gradient is the mean over all tokens, not over the ranks that share an expert.
             module.set_gradient_divide_factor(plan.fsdp * plan.dp_replicate)
 
 
@@ -131,7 +131,7 @@ def _tied(front: list[nn.Module], back: list[nn.Module]) -> bool:
 def _prefetch(layers: Sequence[nn.Module], plan: Plan, note: Note) -> None:
     """Sets how many units FSDP2 gathers ahead. By itself it gathers one."""
     if plan.prefetch == 0:
-        note("prefetch 0: FSDP2 always gathers one unit ahead; traced so")
+        note("prefetch 0: traced with 1, because FSDP2 always gathers one unit ahead")
     units: list[Any] = [container.get_submodule(name) for container, name in blocks(layers)]
     if plan.prefetch > 1:
         for i, unit in enumerate(units):

@@ -13,8 +13,8 @@ _LONGEST_PERIOD = 16
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class Passes(nn.Module):
-    """Stands where a part of the model is left out: its first input is its output."""
+class PassThrough(nn.Module):
+    """Replaces a part of the model that a stage lacks: it returns its first input."""
 
     def forward(self, first: Any, *_: Any, **__: Any) -> Any:
         return first

@@ -25,7 +25,7 @@ from forerun.sources.trace.inside.parallelize.depth import Run, keep_repeats, la
 from forerun.sources.trace.inside.parallelize.expert import grouped_experts, skew_of
 from forerun.sources.trace.inside.parallelize.float8 import to_float8
 from forerun.sources.trace.inside.parallelize.mesh import Meshes
-from forerun.sources.trace.inside.parallelize.training_loop import Ends, Training, loss_of
+from forerun.sources.trace.inside.parallelize.training_loop import Pipeline, Training, loss_of
 from forerun.sources.trace.inside.steps import StepRecorded
 from forerun.sources.trace.inside.world import World
 from forerun.sources.trace.module_request import ModuleRequest
@@ -141,7 +141,7 @@ def _train_stages(world: World, request: ModuleRequest, meshes: Meshes) -> None:
         pipeline.cut_stage(model, layers, plan, stage)
         parts.append(parallelize(model, layers, meshes, plan, request.tp_plan, world.recorder.note))
     schedule = pipeline.make_schedule(parts, stages, mesh, plan, loss_of(request))
-    training = Training(parts, request, meshes, schedule, Ends(0 in stages, plan.n_stages - 1 in stages))
+    training = Training(parts, request, meshes, Pipeline(schedule, 0 in stages, plan.n_stages - 1 in stages))
     while True:
         training.step()
 

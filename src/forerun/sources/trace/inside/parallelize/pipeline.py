@@ -18,7 +18,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from forerun.common.errors import ForerunError, ImpossiblePlan
 from forerun.describe.plan.plan import Plan
 from forerun.sources.trace.inside.parallelize.data import around_layers
-from forerun.sources.trace.inside.parallelize.depth import Passes
+from forerun.sources.trace.inside.parallelize.depth import PassThrough
 from forerun.sources.trace.inside.parallelize.training_loop import logits_of
 
 _SCHEDULES = {"ZB1P": "InterleavedZeroBubble", "ZBV": "ZBVZeroBubble"}
@@ -45,10 +45,10 @@ def stage_sizes(n_layers: int, plan: Plan) -> list[int]:
                 f" {plan.n_stages} stages"
             )
         return list(plan.layers_per_stage)
-    ends = 2 if plan.balance_ends else 0
-    base, more = divmod(n_layers + ends, plan.n_stages)
+    # With balance_ends, embedding and head each count as a layer.
+    base, more = divmod(n_layers + (2 if plan.balance_ends else 0), plan.n_stages)
     sizes = [base + (stage < more) for stage in range(plan.n_stages)]
-    if ends:
+    if plan.balance_ends:
         sizes[0] -= 1
         sizes[-1] -= 1
     if min(sizes) < 0 or base == 0:
@@ -87,7 +87,7 @@ def _leave_out(model: nn.Module, parts: Sequence[nn.Module]) -> None:
     for module in list(model.modules()):
         for name, child in list(module._modules.items()):
             if id(child) in gone:
-                module._modules[name] = Passes()
+                module._modules[name] = PassThrough()
 
 
 def _explain(part: nn.Module, stage: int, plan: Plan) -> None:
@@ -99,8 +99,8 @@ def _explain(part: nn.Module, stage: int, plan: Plan) -> None:
             return forward(*args, **kwargs)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise ForerunError(
-                f"pp {plan.pp}: the forward of {type(part).__name__} can't run as stage {stage}, which lacks parts of"
-                f" the model: {type(error).__name__}: {error}; cut it into stages yourself and trace with forerun.trace"
+                f"pp {plan.pp}: the forward of {type(part).__name__} fails in stage {stage}, which lacks parts of the"
+                f" model: {type(error).__name__}: {error}; cut the model into stages yourself and use forerun.trace"
             ) from error
 
     part.forward = call

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 
 from forerun.common.errors import ForerunError
 from forerun.describe.plan.plan import Plan
-from forerun.sources.trace.inside.parallelize.depth import Passes
+from forerun.sources.trace.inside.parallelize.depth import PassThrough
 
 Styles = Mapping[str, Any]
 Note = Callable[[str], None]
@@ -107,8 +107,8 @@ def tensor_parallel(model: nn.Module, mesh: Any, plan: Plan, given: Styles | Non
     styles = dict(given if given is not None else model_styles(model) or llama_styles(model, plan))
     if not styles:
         raise ForerunError(
-            f"tp {plan.tp}: {type(model).__name__} has no tp_plan and no module named as in Llama; give tp_plan="
-            '{"layers.*.attention.wq": ColwiseParallel(), ...}'
+            f"tp {plan.tp}: {type(model).__name__} has no tp_plan and no module named as in Llama; pass trace_module"
+            ' tp_plan={"layers.*.attention.wq": ColwiseParallel(), ...}'
         )
     matches = 0
     for key, style in styles.items():
@@ -120,7 +120,7 @@ def tensor_parallel(model: nn.Module, mesh: Any, plan: Plan, given: Styles | Non
         made = style_of(key, style, plan, is_head=own and _is_head(model, key), note=note)
         if made is not None:
             for module in found:
-                if not isinstance(module, Passes):
+                if not isinstance(module, PassThrough):
                     parallelize_module(module, mesh, made)
     if not matches:
         raise ForerunError(f"tp_plan: none of its {len(styles)} keys matches a submodule of {type(model).__name__}")

@@ -30,14 +30,12 @@ _OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torc
 
 
 @dataclass(frozen=True)
-class Ends:
-    """Which ends of the model a rank has: what takes the inputs, and what gives the loss."""
+class Pipeline:
+    """The schedule that runs this rank's stages, and whether the model's first and last stage are among them."""
 
-    first: bool = True
-    last: bool = True
-
-
-BOTH = Ends()
+    schedule: Any
+    has_first: bool
+    has_last: bool
 
 
 def on_device(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -78,7 +76,9 @@ def default_loss(output: Any, target: Any) -> torch.Tensor:
         return own
     logits = logits_of(output)
     if not isinstance(logits, torch.Tensor) or not logits.is_floating_point():
-        raise ForerunError(f"the model returns {type(output).__name__} and no logits; give loss=")
+        raise ForerunError(
+            f"the model returns {type(output).__name__}, not logits or a loss; pass loss= to trace_module"
+        )
     if logits.dim() == 0:
         return logits
     rows = logits.flatten(0, -2)
@@ -93,7 +93,7 @@ def make_optimizer(model: Iterable[nn.Module], plan: Plan, given: Callable[[Any]
     if given is not None:
         made: torch.optim.Optimizer = given(parameters)
         return made
-    # Kernels over many tensors take DTensors of one mesh at a time.
+    # A multi-tensor kernel takes DTensors of one mesh only.
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(_mesh(parameter), []).append(parameter)
@@ -147,19 +147,18 @@ class Training:
     """One training run; each call of `step` is one optimizer step."""
 
     def __init__(
-        self, parts: list[nn.Module], request: ModuleRequest, meshes: Meshes, schedule: Any = None, ends: Ends = BOTH
+        self, parts: list[nn.Module], request: ModuleRequest, meshes: Meshes, pipeline: Pipeline | None = None
     ) -> None:
-        """`parts` are the model, or this rank's stages, which `schedule` runs; `ends` of the model that they have."""
-        self.parts, self.request, self.plan, self.meshes = parts, request, request.plan, meshes
-        self.schedule, self.ends = schedule, ends
+        """Makes the optimizer. `parts` are the model, or this rank's stages, which `pipeline` runs."""
+        self.parts, self.request, self.plan, self.meshes, self.pipeline = parts, request, request.plan, meshes, pipeline
         self.optimizer = make_optimizer(parts, self.plan, request.optimizer)
         self.loss = loss_of(request)
 
     def step(self) -> None:
         """Computes the gradients of all micro batches, clips them, and steps the optimizer."""
         self.optimizer.zero_grad()
-        if self.schedule is not None:
-            self._pipeline()
+        if self.pipeline is not None:
+            self._run_pipeline(self.pipeline)
         else:
             for number in range(self.plan.n_microbatches):
                 with self._reduction(number == self.plan.n_microbatches - 1):
@@ -189,20 +188,20 @@ class Training:
             del output
             loss.backward()
 
-    def _pipeline(self) -> None:
+    def _run_pipeline(self, pipeline: Pipeline) -> None:
         """Runs all micro batches through the schedule."""
         args, named = on_device(self.request.inputs())
         if not args:
-            # Stages hand on what the model takes first; the other inputs go to all of them.
+            # A stage passes on the model's first input; the other inputs go to all stages.
             first, *rest = named.items()
             args, named = (first[1],), dict(rest)
         args, named = self._all(args), dict(zip(named, self._all(tuple(named.values())), strict=True))
         target = self._target()
-        # Without one of the caller's the loss makes its own; the schedule wants something to split.
+        # Without a target of the caller's the loss makes its own, but the schedule needs a tensor to split.
         target = args[0] if target is None else self._all((target,))[0]
         with self._contexts([*args, *named.values(), target]), precision_of(self.plan):
-            given = {"target": target, "losses": []} if self.ends.last else {}
-            self.schedule.step(*(args if self.ends.first else ()), **named, **given, return_outputs=False)
+            given = {"target": target, "losses": []} if pipeline.has_last else {}
+            pipeline.schedule.step(*(args if pipeline.has_first else ()), **named, **given, return_outputs=False)
 
     def _all(self, one: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the inputs of all micro batches, made from those of one."""
@@ -241,8 +240,8 @@ def attention_of(plan: Plan) -> Any:
     kernel = _ATTENTION.get(plan.attention)
     if kernel is None:
         raise ForerunError(
-            f"plan: attention {plan.attention} is the model's own choice; for scaled_dot_product_attention:"
-            f" auto, sdpa, {', '.join(_ATTENTION)}"
+            f"plan: attention {plan.attention} can only be chosen in the model's code; a trace can set auto, sdpa,"
+            f" {', '.join(_ATTENTION)}"
         )
     return sdpa_kernel(kernel)
 
