@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.common.errors import UnknownName
-from forerun.core.cost.attention import BACKWARD_FLOPS, attention_kernels, attention_rates, attention_s
+from forerun.core.cost.attention import BACKWARD_FLOPS, attention_rates, attention_s
 from forerun.describe.cluster.catalog import load_device
+from forerun.describe.kernels.attention import attention_kernels
 
 CALIBRATED = ("a100", "h100", "h200", "b200", "gb200", "l40s")
 devices = st.sampled_from([*CALIBRATED, "v100", "mi300x", "a6000"])
-kernels = st.sampled_from(sorted(attention_kernels()))
+FUSED = [one for one in attention_kernels().values() if one.form == "fused"]
+kernels = st.sampled_from(sorted(one.name for one in FUSED))
 heads = st.sampled_from([1, 4, 8, 32])
 
 
@@ -118,8 +120,9 @@ def test_calibrated_head_sizes_are_flagged(device):
 
 
 def test_every_kernel_has_rates_that_a_kernel_can_have():
-    for kernel in attention_kernels().values():
-        for rate in kernel.rates.values():
+    for kernel in FUSED:
+        for architecture in ("volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "another"):
+            rate = kernel.rate_on(architecture)
             assert 0 < rate.forward <= 1
             assert 0 < rate.backward <= 1
 

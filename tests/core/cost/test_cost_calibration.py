@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from calibration import DEVICES, measured, needs_calibration
 
-from forerun.core.cost.attention import attention_kernels, attention_rates, attention_s
+from forerun.core.cost.attention import attention_rates, attention_s
 from forerun.core.cost.gemm import gemm_rates, gemm_s
 from forerun.core.cost.profile import load_profile
 from forerun.core.network.nccl import collective_s
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import Collective
 from forerun.describe.cluster.catalog import load_cluster, load_device
+from forerun.describe.kernels.attention import attention_kernels
 
 pytestmark = needs_calibration
 CLUSTERS = {"a100": "a100", "h100": "h100", "h200": "h200", "b200": "b200", "gb200": "gb200-nvl72"}
@@ -59,7 +60,7 @@ def test_attention_without_the_serving_cache_is_close_and_not_slower(device):
     )
     one = np.ones_like(seq)
     dims = np.array([batch, heads, kv_heads, seq, seq, size, one, 0 * one, size])
-    factor = attention_kernels()[kernel].rates[spec.architecture].forward
+    factor = attention_kernels()[kernel].rate_on(spec.architecture).forward
     time_s = attention_s(dims, attention_rates(spec, kernel, 128), speed=1 / factor)
     ratio = time_s * 1e6 / rows.latency_us.to_numpy()
     assert percent(ratio, 1.0).mean() < 11

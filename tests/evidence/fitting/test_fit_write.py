@@ -52,7 +52,7 @@ def test_every_constant_is_written_where_it_is_read(folder):
                 assert at(folder, DEVICES, "devices", name, "source", what).startswith("fitted on")
             elif what.startswith("attention_"):
                 direction = what.removeprefix("attention_")
-                assert at(folder, KERNELS, "kernels", kernel, "rates", architecture, direction) == fitted.value
+                assert at(folder, KERNELS, kernel, "rates", architecture, direction) == fitted.value
             else:
                 assert at(folder, f"{STACKS}/{name}.yaml", what) == fitted.value
                 assert "fitted on" in at(folder, f"{STACKS}/{name}.yaml", "fitted", what)
@@ -96,6 +96,6 @@ def test_stacks_that_share_a_constant_say_whose_steps_informed_it(folder):
 
 
 def test_a_file_without_the_place_is_named(folder):
-    (folder / KERNELS).write_text("source: x\nkernels:\n  flash2: {}\n")
-    with pytest.raises(ForerunError, match=r"attention_kernels\.yaml"):
+    (folder / KERNELS).write_text("flash2: {}\n")
+    with pytest.raises(ForerunError, match=r"attention\.yaml"):
         write_constants(all_constants(0.9), UNSURE, folder)

@@ -28,7 +28,7 @@ _OTHERS = {
     "layers_per_stage": (None,),
     "expert_imbalance": (1.0, 1.5),
     "checkpoint_every": (1, 1, 2),
-    "attention": ("auto", "auto", "sdpa", "flash2", "flash3", "flex", "cudnn"),
+    "attention": ("auto", "auto", "sdpa", "flash2", "flash3", "flash4", "flex", "cudnn"),
     "activation_offload": (0.0, 0.0, 0.5),
     "stack": ("torchtitan", "megatron-core", "deepspeed", "pytorch"),
 }

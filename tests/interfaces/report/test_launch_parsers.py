@@ -117,8 +117,8 @@ def test_torchtitan_0_2_builds_the_model(name, tmp_path, monkeypatch):
 def test_torchtitan_0_3_reads_its_module(tmp_path, monkeypatch):
     manager = torchtitan("0.3")
     every = configurations("torchtitan", 40)
-    taken = [case for case in every if case[1].precision in ("bf16", "fp32", "tf32") and case[1].attention != "flash3"]
-    assert taken, "torchtitan makes low precision and flash3 of a configuration only on a GPU"
+    taken = [case for case in every if case[1].precision in ("bf16", "fp32", "tf32") and case[1].attention != "flash4"]
+    assert taken, "torchtitan makes low precision and flash4 of a configuration only on a GPU"
     for number, (_, plan, files) in enumerate(taken):
         write_launch(tmp_path / str(number), files)
         fresh(monkeypatch, tmp_path / str(number), "forerun_torchtitan")

@@ -9,8 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from forerun.common.errors import ForerunError
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.types import OpKind
+from forerun.sources.trace.inside.kernels import attention as attention_module
 from forerun.sources.trace.inside.kernels.attention import window_pairs
 from forerun.sources.trace.inside.kernels.memory import multi_tensor_launches
 from forerun.sources.trace.inside.kernels.rules import describe
@@ -152,6 +154,23 @@ def test_attention_rows_have_dims_and_kernel_of_the_cost_room(op, kernel):
     ((name, kind, dtype, dims, *_),) = attention_rows(op, q, k, v, True, False)
     assert (name, kind, dtype) == (f"_scaled_dot_product_{op}_attention", OpKind.ATTENTION, kernel)
     assert dims == (2, 8, 2, 128, 192, 64, 1, 0, 32)
+
+
+@pytest.mark.parametrize(
+    ("active", "kernel"), [(None, "flash2"), ("FA2", "flash2"), ("FA3", "flash3"), ("FA4", "flash4")]
+)
+def test_the_flash_attention_that_is_active_runs(active, kernel, monkeypatch):
+    monkeypatch.setattr(attention_module, "current_flash_attention_impl", lambda: active)
+    q = empty(2, 8, 128, 64)
+    ((_, _, dtype, *_),) = attention_rows("flash", q, q, q, True, False)
+    assert dtype == kernel
+
+
+def test_a_flash_attention_without_an_entry_is_an_error_that_names_it(monkeypatch):
+    monkeypatch.setattr(attention_module, "current_flash_attention_impl", lambda: "FA9")
+    q = empty(2, 8, 128, 64)
+    with pytest.raises(ForerunError, match=r"'FA9'.*attention\.yaml.*names: \{torch: FA9\}"):
+        attention_rows("flash", q, q, q, True, False)
 
 
 def test_the_backward_of_grouped_flash_attention_sums_the_expanded_gradients():

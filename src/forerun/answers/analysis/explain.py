@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import numpy as np
+
 from forerun.answers.analysis.coverage import Coverage
 from forerun.answers.analysis.network_use import AxisUse, NetworkUse
 from forerun.common.units import GIB
 from forerun.core.memory.profile import MemoryProfile
 from forerun.core.memory.reserved import reserve_model
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import Program
-from forerun.describe.cluster.types import Cluster, KernelRates
+from forerun.core.program.types import OpKind, Program
+from forerun.describe.cluster.types import Cluster, Device, KernelRates
+from forerun.describe.kernels.attention import fused_kernel
 from forerun.describe.plan.stack import Stack
 
 
@@ -57,6 +60,7 @@ def explain(
         f" ({device.source.get('sustained', 'not fitted')})",
         f"calibrated shapes: {coverage.share:.0%} of kernel time{_by_kind(coverage)}",
         *_outside(coverage),
+        *_stand_ins(program, device),
         f"software: stack {stack.name!r}, {stack.description} ({stack.source})",
         *([f"software, fitted: {fitted}"] if fitted else []),
         *_shown_by_steps(cluster.rates),
@@ -99,6 +103,18 @@ def _outside(coverage: Coverage) -> list[str]:
         return []
     most = "; ".join(f"{what}, {share:.1%}" for what, share in coverage.outside)
     return [f"outside calibrated shapes, most kernel time first: {most}"]
+
+
+def _stand_ins(program: Program, device: Device) -> list[str]:
+    """A line for each attention kernel of the program whose own rates on the device are not known."""
+    ops = program.ops
+    kernels = sorted({ops.dtype[row] for row in np.flatnonzero(ops.kind == OpKind.ATTENTION).tolist()})
+    rates = {kernel: fused_kernel(kernel).rate_on(device.architecture).stands_in for kernel in kernels}
+    return [
+        f"attention {kernel}: its rates on {device.architecture} are not known; {other} stand in"
+        for kernel, other in rates.items()
+        if other
+    ]
 
 
 def _hottest(axis: AxisUse) -> str:

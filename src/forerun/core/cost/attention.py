@@ -15,17 +15,14 @@ The backward pass executes 2.5 times the FLOPs (FlashAttention-2, section 4.1) a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from importlib import resources
+from functools import lru_cache
 
 import numpy as np
-import pydantic
-import yaml
 
-from forerun.common.errors import ForerunError, UnknownName
 from forerun.core.cost.profile import AttentionEntry, Profile, load_profile
 from forerun.core.program.types import F64
 from forerun.describe.cluster.types import Device
+from forerun.describe.kernels.attention import fused_kernel
 
 BACKWARD_FLOPS = 2.5
 _US = 1e-6
@@ -34,50 +31,6 @@ _BYTES = 2.0
 _BACKWARD_PASSES = 3.0
 """the backward pass reads queries, output and its gradient, keys and values, and writes three gradients: three times
 the forward's bytes, with query gradients accumulated in fp32"""
-_DEFAULT = "default"
-
-
-@dataclass(frozen=True, slots=True)
-class KernelRate:
-    """A kernel on one architecture."""
-
-    forward: float
-    backward: float
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionKernel:
-    """One fused kernel."""
-
-    head_dim_multiple: int
-    rates: dict[str, KernelRate]
-
-
-@dataclass(frozen=True)
-class _Kernels:
-    source: str
-    kernels: dict[str, AttentionKernel]
-
-    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
-
-
-@cache
-def attention_kernels() -> dict[str, AttentionKernel]:
-    """The kernels of `attention_kernels.yaml` by name.
-
-    Raises:
-        ForerunError: an unknown key, a wrong type, or a kernel without a default rate.
-    """
-    text = (resources.files("forerun.core.cost") / "attention_kernels.yaml").read_text(encoding="utf-8")
-    try:
-        kernels = pydantic.TypeAdapter(_Kernels).validate_python(yaml.safe_load(text)).kernels
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise ForerunError(f"attention_kernels.yaml: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    for name, kernel in kernels.items():
-        if _DEFAULT not in kernel.rates:
-            raise ForerunError(f"attention_kernels.yaml: kernels.{name}.rates: give it a {_DEFAULT!r}")
-    return kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +81,14 @@ def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile
     """Constants of `kernel` at `head_dim` on `device`; `profile` stands in for the device's own.
 
     Raises:
-        UnknownName: a kernel that is not in `attention_kernels.yaml`.
+        UnknownName: there is no such fused kernel.
     """
     profile = profile or load_profile(device.cost_profile)
-    if kernel not in attention_kernels():
-        raise UnknownName("attention kernel", kernel, ["naive", "flex_uncompiled", *attention_kernels()])
-    found = attention_kernels()[kernel]
-    rate = found.rates.get(device.architecture, found.rates[_DEFAULT])
+    found = fused_kernel(kernel)
+    rate = found.rate_on(device.architecture)
     padded = -(-head_dim // found.head_dim_multiple) * found.head_dim_multiple
     entry = _at(profile.attention.head_dim, padded)
-    peak = next((device.peak_flops[d] for d in ("bf16", "fp16") if d in device.peak_flops), device.peak("fp32"))
+    peak = device.peak(next((dtype for dtype in ("bf16", "fp16") if dtype in device.peak_flops), "fp32"))
     return AttentionRates(
         flops_per_s=entry.p_tflops / profile.reference.peak_tflops["bf16"] * peak * rate.forward,
         peak_flops_per_s=peak,
@@ -149,7 +100,7 @@ def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile
         slowdown_tau_s=entry.slowdown_tau_us * _US,
         bytes_per_s=profile.attention.hbm_fraction * device.memory_bytes_per_s,
         padded=padded / head_dim,
-        calibrated=profile.calibrated and head_dim in profile.attention.head_dim,
+        calibrated=profile.calibrated and head_dim in profile.attention.head_dim and not rate.stands_in,
     )
 
 

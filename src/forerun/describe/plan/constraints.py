@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from forerun.common.errors import ForerunError, ImpossiblePlan
 from forerun.describe.cluster.types import Cluster
+from forerun.describe.kernels.attention import AttentionKernel, attention_choices, attention_kernel
 from forerun.describe.model.layer_types import SelfAttention
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
@@ -46,9 +47,6 @@ class Rule(Generic[Model]):
 
 
 _CHOICES = {name: choices(name) for name in FIELD_TYPES if choices(name)}
-_ATTENTION = ("auto", "naive", "flash1", "flash2", "flash3", "triton", "flex", "flex_uncompiled", "cudnn", "sdpa")
-_UNFUSED = ("naive", "flex_uncompiled")
-"""kernels that make all scores, for which nothing cuts the sequence"""
 _MICROSCALING = ("mxfp8", "nvfp4")
 
 
@@ -69,8 +67,8 @@ def check_plan(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster) ->
         if getattr(plan, name) not in options:
             known = ", ".join(map(str, options))
             raise ForerunError(f"plan: {name} must be one of {known}, got {getattr(plan, name)!r}")
-    if plan.attention not in _ATTENTION:
-        raise ForerunError(f"plan: attention must be one of {', '.join(_ATTENTION)}, got {plan.attention!r}")
+    if plan.attention not in attention_choices():
+        raise ForerunError(f"plan: attention must be one of {', '.join(attention_choices())}, got {plan.attention!r}")
     load_stack(plan.stack)
     refusal = refuse(model, plan, cluster)
     if refusal:
@@ -226,12 +224,26 @@ def _kernel(stack: str, attention: str) -> str:
 
 
 def _unfused(plan: Plans) -> Column:
-    """Where attention is composed of matrix products."""
+    """Where the kernel makes all scores, so that nothing cuts the sequence."""
+    return _kernels_that(plan, lambda kernel: kernel.form != "fused")
+
+
+def _kernels_that(plan: Plans, trait: Callable[[AttentionKernel], bool]) -> Column:
+    """Where the plan's attention kernel has a trait."""
     found: Column = False
     for stack, stacked in values_of(plan.stack):
         for attention, here in values_of(plan.attention):
-            found |= stacked & here & (_kernel(stack, attention) in _UNFUSED)
+            found |= stacked & here & trait(attention_kernel(_kernel(stack, attention)))
     return found
+
+
+def _foreign_kernel(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    return _kernels_that(plan, lambda kernel: not kernel.runs(cluster.device.architecture))
+
+
+def _foreign_kernel_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    kernel, device = attention_kernel(_kernel(plan.stack, plan.attention)), cluster.device
+    return f"attention {kernel.name} runs on {' and '.join(kernel.runs_on)}; {device.name} is {device.architecture}"
 
 
 def _context(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
@@ -401,6 +413,7 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("more GPUs than the cluster joins", _too_many, _too_many_why),
     Rule("precision that the device lacks", _precision, _precision_why),
     Rule("autocast of other weights than fp32", _autocast, _autocast_why),
+    Rule("attention kernel that the device does not run", _foreign_kernel, _foreign_kernel_why),
     Rule("attention heads do not split over tp", _heads, _heads_why),
     Rule("feed-forward width does not split over tp", _feed_forward, _feed_forward_why),
     Rule("async_tp without sequence parallelism", _async_tp, _async_tp_why),

@@ -9,6 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from forerun.common.errors import ForerunError
+from forerun.describe.kernels.attention import attention_kernels
 from forerun.describe.plan.plan import Plan
 
 FIELD_TYPES: dict[str, Any] = {name: hint for name, hint in get_type_hints(Plan).items() if name != "return"}
@@ -55,7 +56,7 @@ MEANINGS = {
     "compile_loss": "what is compiled includes the loss",
     "graph_breaks": "compiled graphs end at the borders of modules; products and collectives run eagerly",
     "cuda_graphs": "launch from CUDA graphs",
-    "attention": "attention kernel: naive, flash1, flash2, flash3, triton, flex, flex_uncompiled, cudnn, sdpa",
+    "attention": f"attention kernel: {', '.join(attention_kernels())}",
     "optimizer": "optimizer",
     "optimizer_impl": "kernels of the optimizer step",
     "offload": "what lives in host memory between uses",

@@ -109,7 +109,7 @@ class Plan:
     products and collectives run eagerly between them"""
     cuda_graphs: bool = False
     attention: str = "auto"
-    """attention kernel (naive, flash1, flash2, flash3, triton, flex, flex_uncompiled, cudnn, sdpa); auto is the stack's
+    """attention kernel (describe/kernels/attention.yaml); auto is the stack's
     own, flex_uncompiled is flex attention that nothing compiles, which makes all scores in fp32"""
 
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"

@@ -15,13 +15,10 @@ import pydantic
 import yaml
 
 from forerun.common.errors import ForerunError, UnknownName
+from forerun.describe.kernels.attention import attention_kernel
 
 Style = Literal["composed", "fused", "compiled"]
 """composed: one kernel per tensor operation; fused: hand-written kernels; compiled: TorchInductor's"""
-
-_CUDNN_FIRST = frozenset({"blackwell"})
-"""where scaled_dot_product_attention runs cuDNN's kernel before FlashAttention's: from compute capability 10 on in
-torchtitan's models/attention.py, from 2025-05"""
 
 
 @dataclass(frozen=True)
@@ -162,8 +159,8 @@ class Stack:
     """how the parts of attention under context parallelism are put together. Composed is PyTorch's: piece by piece also
     where keys and values are gathered at once, with gradients that are passed on in fp32 until they are back"""
     recompute_early_stop: bool = True
-    op_policy_keeps_cudnn: bool = True
-    """checkpointing by operation knows cuDNN's attention kernel, as it knows FlashAttention's, and keeps its output"""
+    op_policy_misses: tuple[str, ...] = ()
+    """attention kernels that checkpointing by operation does not know, so that it runs them again in backward"""
     op_policy_keeps_abs: bool = False
     """checkpointing by operation keeps the absolute values that eager casts to fp8 make of whole operands to find the
     largest one"""
@@ -194,7 +191,7 @@ class Stack:
     def attention_kernel(self, wanted: str, architecture: str) -> str:
         """What runs on a device of `architecture` where a plan's attention is `wanted`."""
         kernel = self.attention if wanted == "auto" else wanted
-        return "cudnn" if kernel == "sdpa" and architecture in _CUDNN_FIRST else kernel
+        return attention_kernel(kernel).becomes.get(architecture, kernel)
 
 
 _ADAPTER = pydantic.TypeAdapter(Stack)

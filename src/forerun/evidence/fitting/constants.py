@@ -18,8 +18,8 @@ import yaml
 
 from forerun.answers.analysis.setup import Setup
 from forerun.common.errors import ForerunError
-from forerun.core.cost.attention import attention_kernels
 from forerun.describe.cluster.catalog import load_device
+from forerun.describe.kernels.attention import KernelRate, attention_kernels
 from forerun.describe.plan.stack import Stack, load_stack
 
 What = Literal[
@@ -184,10 +184,11 @@ def shipped_value(what: What, of: str) -> float:
         return load_device(of).sustained
     if what in OF_KERNELS:
         kernel, _, architecture = of.partition(".")
-        known = attention_kernels()
-        if kernel not in known or architecture not in known[kernel].rates:
-            raise ForerunError(f"{what} of {of}: attention_kernels.yaml has no such kernel and architecture")
-        return float(getattr(known[kernel].rates[architecture], what.removeprefix("attention_")))
+        known = attention_kernels().get(kernel)
+        rate = known.rates.get(architecture) if known else None
+        if not isinstance(rate, KernelRate):
+            raise ForerunError(f"{what} of {of}: attention.yaml has no rates of such a kernel and architecture")
+        return float(getattr(rate, what.removeprefix("attention_")))
     return float(getattr(load_stack(of), what))
 
 

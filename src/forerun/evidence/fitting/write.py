@@ -19,7 +19,7 @@ from forerun.evidence.fitting.posterior import Posterior
 from forerun.evidence.fitting.yaml_text import with_value
 
 DEVICES = "describe/cluster/presets/devices.yaml"
-KERNELS = "core/cost/attention_kernels.yaml"
+KERNELS = "describe/kernels/attention.yaml"
 STACKS = "describe/plan/stacks"
 
 _Change = tuple[str, tuple[str, ...], str]
@@ -65,7 +65,7 @@ def _changes(fitted: FittedConstant) -> Iterable[_Change]:
         elif constant.what in OF_KERNELS:
             kernel, _, architecture = name.partition(".")
             direction = constant.what.removeprefix("attention_")
-            yield KERNELS, ("kernels", kernel, "rates", architecture, direction), value
+            yield KERNELS, (kernel, "rates", architecture, direction), value
         else:
             yield f"{STACKS}/{name}.yaml", (constant.what,), value
             yield f"{STACKS}/{name}.yaml", ("fitted", constant.what), f'"{_origin(fitted, name)}"'

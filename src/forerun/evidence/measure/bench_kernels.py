@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from forerun.describe.kernels.attention import attention_kernel, names_in
 from forerun.evidence.measure.timers import Run
 
 _LAYOUTS = ("forward", "dgrad", "wgrad")
@@ -121,11 +122,11 @@ def _scaled_product(torch: Any, device: str, dtype: str, layout: str, linear: tu
 
 
 def _attention(sizes: Sizes, torch: Any, device: str) -> Iterator[Case]:
-    backends = {
-        "flash2": torch.nn.attention.SDPBackend.FLASH_ATTENTION,
-        "cudnn": torch.nn.attention.SDPBackend.CUDNN_ATTENTION,
-    }
-    for kernel, backend in backends.items():
+    names = names_in("sdp_backend")
+    backends = torch.nn.attention.SDPBackend.__members__
+    fused = [name for name in names if attention_kernel(name).form == "fused" and names[name] in backends]
+    for kernel in fused:
+        backend = backends[names[kernel]]
         for head_dim in sizes.head_dims:
             for heads, kv_heads in sizes.heads:
                 for batch, seq in _batches(sizes):

@@ -99,7 +99,7 @@ def calibrate(cluster: Cluster, samples: Samples) -> Calibration:
     for label, rows, rate, shipped in backward_rates(samples, profile, device):
         notes.append(
             f"attention backward of {label}: {rate:.2f} of the forward rate on {rows} measurements; "
-            f"cost/attention_kernels.yaml has {shipped:.2f}"
+            f"describe/kernels/attention.yaml has {shipped:.2f}"
         )
     data = yaml.safe_load(profile_text(profile, ()))
     parse_profile({"name": profile.name, **data}, f"calibrated profile of {device.name}")

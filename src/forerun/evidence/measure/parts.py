@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from forerun.common.errors import UnknownName
 from forerun.common.units import GIGA, TERA
-from forerun.core.cost.attention import AttentionRates, attention_kernels, attention_s
+from forerun.core.cost.attention import AttentionRates, attention_s
 from forerun.core.cost.gemm import DGRAD, DTYPE_BYTES, WGRAD, GemmRates, gemm_s
 from forerun.core.cost.measured import ANY
 from forerun.core.cost.profile import AttentionEntry, GemmEntry, HostCopyEntry, MemoryEntry, Profile
 from forerun.core.network.constants import NodeOp
 from forerun.core.program.types import F64
 from forerun.describe.cluster.types import Device
+from forerun.describe.kernels.attention import fused_kernel
 from forerun.evidence.measure.fit import (
     LEAST_ROWS,
     Peaks,
@@ -39,7 +39,6 @@ from forerun.evidence.measure.fit import (
 from forerun.evidence.measure.samples import OPS, Mask, Samples, Table
 
 _US = 1e-6
-_DEFAULT = "default"
 FOLDS = 5
 ALL = "all"
 """the class of all rows"""
@@ -185,14 +184,11 @@ def kernel_rate(kernel: str, device: Device, backward: bool = False) -> float:
     """Rate of a kernel over the profile's on this architecture, backward over its own forward rate; 1 for any kernel.
 
     Raises:
-        UnknownName: a kernel that is not in `attention_kernels.yaml`.
+        UnknownName: there is no such fused kernel.
     """
     if kernel == ANY:
         return 1.0
-    if kernel not in attention_kernels():
-        raise UnknownName("attention kernel", kernel, [*attention_kernels()])
-    rates = attention_kernels()[kernel].rates
-    found = rates.get(device.architecture, rates[_DEFAULT])
+    found = fused_kernel(kernel).rate_on(device.architecture)
     return found.backward if backward else found.forward
 
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from forerun.common.errors import ForerunError
+from forerun.describe.kernels.attention import attention_kernel, kernel_in_words
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import FP8_PRECISIONS, Plan
 from forerun.describe.plan.stack import load_stack
@@ -275,8 +276,8 @@ def _recomputed_fraction(row: Measurement, notes: list[str]) -> Fields:
 def _kernels(row: Measurement, stack: str, notes: list[str]) -> Fields:
     """Compilation, attention kernel and optimizer."""
     compiled = row.torch_compile.lower()
-    attention = wording.first_match(wording.ATTENTION, row.attention_kernel)
-    if attention is None:
+    attention = kernel_in_words(row.attention_kernel)
+    if attention is None and not says(row.attention_kernel, wording.NO_ATTENTION):
         notes.append(f"attention kernel {row.attention_kernel or 'not stated'}: taken as the stack's own")
     optimizer = wording.first_match(wording.OPTIMIZERS, row.optimizer)
     if optimizer is None:
@@ -299,7 +300,8 @@ def _kernels(row: Measurement, stack: str, notes: list[str]) -> Fields:
 
 def _breaks_graphs(row: Measurement) -> bool:
     """Whether something inside of what is compiled ends its graphs."""
-    apart = says(row.attention_kernel, wording.COMPILED_APART)
+    kernel = kernel_in_words(row.attention_kernel)
+    apart = kernel is not None and attention_kernel(kernel).breaks_graphs
     return row.torch_compile.lower().startswith("yes") and (apart or says(row.ac_detail, wording.GRAPH_BREAKS))
 
 

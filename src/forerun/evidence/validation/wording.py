@@ -65,18 +65,8 @@ GATHER_CP_FAMILY = TORCHTITAN
 HALF_GRADIENT_STACKS = frozenset({"internevo", "deepspeed", "megatron-lm", "megatron-deepspeed"})
 """gradients are reduced in the dtype of the parameters unless a source says otherwise"""
 
-ATTENTION = (
-    (r"naive", "naive"),
-    (r"triton", "triton"),
-    (r"flex.*(uncompiled|eager)|(uncompiled|eager).*flex", "flex_uncompiled"),
-    (r"flex", "flex"),
-    (r"sdpa", "sdpa"),
-    (r"cudnn", "cudnn"),
-    (r"flash[-_ ]?(attn|attention)?[-_ ]?3|fa3", "flash3"),
-    (r"flash[-_ ]?(attn|attention)?[-_ ]?1", "flash1"),
-    (r"flash|fa2", "flash2"),
-    (r"^none", "auto"),
-)
+NO_ATTENTION = r"^none"
+"""of the attention kernel of a model that has none"""
 
 FP8_RECIPES = (
     (r"tensorwise|fp8-cs|current", "tensorwise"),
@@ -119,8 +109,6 @@ AUTOCAST = r"^amp_"
 """of a precision whose parameters are fp32: torch.autocast"""
 GRAPH_BREAKS = r"checkpoint\("
 """sub-blocks call checkpoint() themselves inside of what is compiled: its hooks end graphs at their borders"""
-COMPILED_APART = r"flex"
-"""attention that is compiled by itself, with a graph break on either side"""
 KEEPS_GATHERED = r"\bac_mode\b"
 """checkpointing is left to the model (simple_fsdp.py: regional_ac is ac_mode == "none"), and this one has none: what is
 gathered stays for the backward pass"""

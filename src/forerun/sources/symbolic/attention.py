@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forerun.core.program.types import Collective, Stream
+from forerun.describe.kernels.attention import attention_kernel
 from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.ring import Piece, far_piece, gathered_piece
 from forerun.sources.symbolic.tape import Stage, TapeOp, on_compute
@@ -19,9 +20,10 @@ def attention(section: Section, x: str, y: str, module: int) -> None:
     _repeat_kv(section, module)
     _copies(section, "layout_in", module)
     context = section.kernels.plan.cp
-    if kernel_name(section) == "naive":
+    form = attention_kernel(kernel_name(section)).form
+    if form == "products":
         _naive(section, module)
-    elif kernel_name(section) == "flex_uncompiled":
+    elif form == "operations":
         _unfused_flex(section, module)
     elif context == 1:
         _fused(section, module)
@@ -46,7 +48,7 @@ def kernel_name(section: Section) -> str:
 
 def _kind(section: Section) -> str:
     """Kind of the fused kernel: `attention`, or `core` where checkpointing by operation does not know it."""
-    unknown = kernel_name(section) == "cudnn" and not section.kernels.stack.op_policy_keeps_cudnn
+    unknown = kernel_name(section) in section.kernels.stack.op_policy_misses
     return "core" if unknown else "attention"
 
 
@@ -198,11 +200,12 @@ def _piece_op(section: Section, piece: Piece) -> tuple[int, int]:
 
 
 def _saved(section: Section) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
-    """What the kernel reads and keeps, and what it makes: output and the log-sum-exp per query (fp32)."""
+    """What the kernel reads and keeps, and what it makes: the output, and statistics of each query and head (fp32)."""
     s = section.kernels.shapes
     _, _, out = _sizes(section)
     reads = tuple(dict.fromkeys(_query_names(section)))
-    return reads, (("o", out), ("lse", s.tokens * s.heads * 4))
+    statistics = attention_kernel(kernel_name(section)).keeps
+    return reads, (("o", out), *((name, s.tokens * s.heads * 4) for name in statistics))
 
 
 def _fused(section: Section, module: int) -> None:
@@ -219,19 +222,19 @@ def _fused(section: Section, module: int) -> None:
             on_compute(forward),
             on_compute(backward),
             reads=reads,
-            saves=(*reads, "o", "lse"),
+            saves=(*reads, *(name for name, _ in makes)),
             makes=makes,
         )
     )
 
 
 def _unfused_flex(section: Section, module: int) -> None:
-    """Flex attention outside of compiled code; it also keeps the largest score of each query (fp32)."""
+    """FlexAttention outside of compiled code."""
     kernels, s, plan = section.kernels, section.kernels.shapes, section.kernels.plan
     reads, makes = _saved(section)
     kv_heads = s.heads if _repeats_kv(section) else s.kv_heads
     sizes = Sizes(plan.micro_batch, s.heads, kv_heads, s.seq, s.seq, s.head_dim, s.v_head_dim)
-    section.tape.add(unfused_flex(kernels, sizes, reads, (*makes, ("max", s.tokens * s.heads * 4)), module))
+    section.tape.add(unfused_flex(kernels, sizes, reads, makes, module))
 
 
 def _context_parallel(section: Section, module: int) -> None:
@@ -271,7 +274,7 @@ def _context_parallel(section: Section, module: int) -> None:
             forward,
             backward,
             reads=reads,
-            saves=(*reads, "o", "lse"),
+            saves=(*reads, *(name for name, _ in makes)),
             makes=makes,
         )
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from forerun.core.cost.checkpoint import SavedState
 from forerun.describe.cluster.types import Cluster
+from forerun.describe.kernels.attention import attention_kernel
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
@@ -174,7 +175,8 @@ def _block(size: int) -> int:
 
 def _uses_flex(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack) -> bool:
     heads = 0 if isinstance(model, LayeredModel) else model.n_heads
-    return heads > 0 and stack.attention_kernel(plan.attention, cluster.device.architecture) == "flex"
+    kernel = stack.attention_kernel(plan.attention, cluster.device.architecture)
+    return heads > 0 and attention_kernel(kernel).block_mask
 
 
 def _mask_bytes(seq_len: int) -> int:

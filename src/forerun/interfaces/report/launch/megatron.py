@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 
+from forerun.describe.kernels.attention import names_in
 from forerun.interfaces.report.launch.megatron_model import model_arguments
 from forerun.interfaces.report.launch.torchrun import script
 from forerun.interfaces.report.launch.translation import Launch, Translation
@@ -19,7 +20,6 @@ _PIPELINE_INSIDE = "tp-cp-pp-dp_shard-dp_replicate"
 """mesh_order that --use-tp-pp-dp-mapping makes"""
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _FP8_RECIPES = {"delayed": "delayed", "none": "delayed", "tensorwise": "tensorwise"}
-_BACKENDS = {"flash1": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused", "naive": "unfused"}
 _RECOMPUTED = {"attention": ("core_attn",), "mlp": ("mlp",), "attention+mlp": ("core_attn", "mlp")}
 """policy -> --recompute-modules that are the same"""
 
@@ -249,9 +249,10 @@ def _kernels(t: Translation) -> list[str]:
     else:
         lines += ["--cuda-graph-impl local"] if t.give("cuda_graphs") else []
     kernel = t.give("attention")
-    if kernel in _BACKENDS:
-        lines.append(f"--attention-backend {_BACKENDS[kernel]}")
-        if _BACKENDS[kernel] == "flash":
+    backend = names_in("megatron-lm").get(kernel)
+    if backend:
+        lines.append(f"--attention-backend {backend}")
+        if backend == "flash":
             t.remark(f"attention {kernel}: Transformer Engine runs the newest FlashAttention that is installed")
     elif kernel != "auto":
         t.note("attention", "Transformer Engine chooses among FlashAttention and cuDNN")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from forerun.describe.kernels.attention import names_in
 from forerun.describe.plan.plan import FP8_PRECISIONS
 from forerun.interfaces.report.launch.python_text import Call, Code, python_text
 from forerun.interfaces.report.launch.torchrun import script
@@ -23,7 +24,6 @@ _LONG = 60
 """characters of imported names on one line"""
 _QUANTIZED = FP8_PRECISIONS
 _SWITCHES = {"fused": "fused", "foreach": "foreach", "loop": "for-loop"}
-_ATTENTION = {"flash2": "varlen", "flash3": "flex_flash", "flex": "flex", "auto": "flex"}
 
 
 @dataclass
@@ -182,9 +182,12 @@ def _converters(t: Translation, source: _Source) -> list[Call]:
 
 
 def _attention(t: Translation) -> str:
-    kernel = t.plan.attention
-    if kernel in _ATTENTION:
-        return _ATTENTION[t.give("attention")]
+    name = "flex" if t.plan.attention == "auto" else names_in("torchtitan").get(t.plan.attention)
+    if name:
+        t.give("attention")
+        if name == "varlen":
+            t.remark("attention varlen: torchtitan runs FlashAttention-3 on Hopper and 4 on Blackwell")
+        return name
     t.note("attention", "torchtitan 0.3 has flex, and varlen (FlashAttention); flex is written")
     return "flex"
 

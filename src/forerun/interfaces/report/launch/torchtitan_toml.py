@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from forerun.describe.kernels.attention import names_in
 from forerun.interfaces.report.launch.python_text import Call, python_text
 from forerun.interfaces.report.launch.toml_text import toml_text
 from forerun.interfaces.report.launch.torchrun import script
@@ -133,9 +134,11 @@ def _quantize(t: Translation, settings: Settings) -> None:
 
 def _attention(t: Translation) -> str:
     plan = t.plan
-    if plan.attention == "flex" and plan.cp == 1:
-        return str(t.give("attention"))
-    fits = plan.attention in ("auto", "sdpa", "flash2", "cudnn")
+    name = names_in("torchtitan-0.2").get(plan.attention)
+    if name in _MASKED and plan.cp == 1:
+        t.give("attention")
+        return str(name)
+    fits = plan.attention == "auto" or name == "sdpa"
     t.habit_unless(fits, "attention", "torchtitan 0.2 calls scaled_dot_product_attention, which chooses the kernel")
     return "sdpa"
 

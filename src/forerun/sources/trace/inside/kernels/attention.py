@@ -1,9 +1,8 @@
 """Rules of fused attention: PyTorch's scaled_dot_product kernels, flex attention, the flash-attention library.
 
-Workspace of the backward passes, from the kernels' sources (flash_api.cpp, kernel_backward.h): fp32 accumulators of the
-query gradient and the row sums of grad * out; flash-attention expands the gradients of grouped keys and values to all
-heads and sums them afterwards; memory-efficient attention accumulates key and value gradients in fp32 too above a head
-size of 64. cuDNN's is taken as flash-attention's.
+Which operators run which kernel, and how its backward pass goes, stands in the kernel's entry
+(describe/kernels/attention.yaml). Each backward pass needs fp32 accumulators of the query gradient and the row sums of
+grad * out (flash_api.cpp, kernel_backward.h).
 """
 
 from __future__ import annotations
@@ -15,18 +14,34 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.attention import current_flash_attention_impl
 from torch.utils._python_dispatch import _disable_current_modes
 
+from forerun.common.errors import ForerunError
 from forerun.core.program.builder import OpTableBuilder
+from forerun.describe.kernels.attention import AttentionKernel, attention_kernel, attention_kernels, names_in
 from forerun.sources.trace.inside.kernels.tensors import Arguments, Kernel, Keywords, Plan, dtype_name, shape_of
 
-FLASH_KERNELS = {None: "flash2", "FA2": "flash2", "FA3": "flash3", "FA4": "flash3"}
-"""implementations of torch.nn.attention.activate_flash_attention_impl by the cost room's names"""
-EFFICIENT_KERNEL = "efficient"
+_FLASH = {
+    "heads_first": {
+        "forward": (
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_fused_attention_overrideable",
+        ),
+        "backward": (
+            "_scaled_dot_product_flash_attention_backward",
+            "_scaled_dot_product_flash_attention_for_cpu_backward",
+            "_scaled_dot_product_fused_attention_overrideable_backward",
+        ),
+    },
+    "sequence_first": {
+        "forward": ("_flash_attention_forward", "_flash_attention_forward_no_dropout_inplace"),
+        "backward": ("_flash_attention_backward",),
+    },
+}
+"""operators of PyTorch that run whichever FlashAttention is active"""
+_DEFAULT_FLASH = "FA2"
+"""what PyTorch itself carries"""
 _FP32 = 4
 _ROW_BLOCK = 128
-_IN_REGISTERS = 64
-"""head size up to which memory-efficient attention keeps key and value gradients in registers"""
-_BACKWARD_LAUNCHES = 3
-"""row sums, gradients, conversion of the query gradient"""
 _SAMPLES = 64
 """positions a side at which a mask function is evaluated"""
 _CAUSAL_HALF = 0.5
@@ -37,18 +52,37 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _flash_kernel() -> str:
-    return FLASH_KERNELS.get(current_flash_attention_impl(), "flash2")
+def _flash_kernel() -> AttentionKernel:
+    """The kernel of the FlashAttention that is active.
+
+    Raises:
+        ForerunError: the program activates one that no entry knows.
+    """
+    active = current_flash_attention_impl() or _DEFAULT_FLASH
+    for kernel, name in names_in("torch").items():
+        if name == active:
+            return attention_kernel(kernel)
+    raise ForerunError(
+        f"the program activates FlashAttention {active!r}, which no kernel in describe/kernels/attention.yaml is"
+        f" called by torch: add an entry with names: {{torch: {active}}}"
+    )
 
 
 def _backward_workspace(
-    kernel: str, batch: int, heads: int, kv_heads: int, seq_q: int, seq_kv: int, dims: tuple[int, int], size: int
+    kernel: AttentionKernel,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    seq_q: int,
+    seq_kv: int,
+    dims: tuple[int, int],
+    size: int,
 ) -> int:
     head_dim, v_dim = dims
     rows = batch * heads * _round_up(seq_q, _ROW_BLOCK)
     workspace = rows * _FP32 * (1 + _round_up(head_dim, 32))
-    if kernel == EFFICIENT_KERNEL:
-        if head_dim > _IN_REGISTERS:
+    if kernel.backward.grouped_gradients == "wide":
+        if head_dim > kernel.backward.registers_hold:
             workspace += batch * heads * seq_kv * (head_dim + v_dim) * _FP32
     elif kv_heads != heads:
         workspace += batch * heads * seq_kv * (head_dim + v_dim) * size
@@ -58,7 +92,7 @@ def _backward_workspace(
 def attention(
     table: OpTableBuilder,
     plan: Plan,
-    kernel: str,
+    kernel: AttentionKernel,
     batch: int,
     heads: tuple[int, int],
     seq: tuple[int, int],
@@ -91,23 +125,23 @@ def attention(
         causal,
         backward,
         v_dim,
-        kernel,
+        kernel.name,
         size,
         flops,
-        _BACKWARD_LAUNCHES if backward and kernel != EFFICIENT_KERNEL else 1,
+        kernel.backward.launches if backward else 1,
     )
     if not backward:
         return [Kernel(row)]
     workspace = _backward_workspace(kernel, batch, n_heads, kv_heads, seq_q, seq_kv, dims, size)
     kernels = [Kernel(row, workspace)]
-    if kv_heads != n_heads and kernel not in (EFFICIENT_KERNEL, "flex"):
+    if kv_heads != n_heads and kernel.backward.grouped_gradients == "summed":
         expanded = float(batch * seq_kv * (head_dim + v_dim) * size)
         kernels.append(Kernel(table.memory("sum", expanded * n_heads, expanded * kv_heads, 2, dtype=dtype_name(like))))
     return kernels
 
 
-def _heads_first(kernel: str | None, backward: bool) -> Any:
-    """Rule of an op on (batch, heads, sequence, head size); no `kernel`: the flash-attention in use."""
+def _heads_first(kernel: AttentionKernel | None, backward: bool) -> Any:
+    """Rule of an op on (batch, heads, sequence, head size); no `kernel`: the FlashAttention that is active."""
 
     def rule(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
         q, k, v = args[1:4] if backward else args[:3]
@@ -148,7 +182,7 @@ def window_pairs(seq_q: int, seq_kv: int, left: int, right: int) -> float:
     return upper - (count_up_to(shift - left - 1) if left >= 0 else 0.0)
 
 
-def _sequence_first(kernel: str | None, backward: bool) -> Any:
+def _sequence_first(kernel: AttentionKernel | None, backward: bool) -> Any:
     """Rule of an op on (batch, sequence, heads, head size), or on packed sequences with their cumulated lengths.
 
     Packed sequences count as equally long, as their lengths lie on the device.
@@ -174,8 +208,8 @@ def _sequence_first(kernel: str | None, backward: bool) -> Any:
         right = 0 if causal else -1 if right is None else int(right)
         pairs = window_pairs(*seq, left, right) if 0 <= left < seq[1] - 1 else None
         dims = (head_dim, shape_of(v)[-1])
-        name = kernel or _flash_kernel()
-        return attention(table, plan, name, batch, (heads, kv_heads), seq, dims, causal, backward, q, pairs)
+        runs = kernel or _flash_kernel()
+        return attention(table, plan, runs, batch, (heads, kv_heads), seq, dims, causal, backward, q, pairs)
 
     return rule
 
@@ -206,7 +240,9 @@ def _mask_density(mask: Any, seq_q: int, seq_kv: int) -> float:
     return found
 
 
-def _flex(backward: bool) -> Any:
+def _block_mask(kernel: AttentionKernel | None, backward: bool) -> Any:
+    """Rule of FlexAttention: heads first, under a mask function with its blocks."""
+
     def rule(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
         q, k, v = args[:3]
         block_mask = next((value for value in args[3:] if isinstance(value, tuple) and len(value) > 4), ())
@@ -217,36 +253,34 @@ def _flex(backward: bool) -> Any:
         pairs = None if causal or density >= 1.0 else density * seq_q * seq_kv
         dims = (head_dim, shape_of(v)[-1])
         return attention(
-            table, plan, "flex", batch, (heads, kv_heads), (seq_q, seq_kv), dims, causal, backward, q, pairs
+            table,
+            plan,
+            kernel or _flash_kernel(),
+            batch,
+            (heads, kv_heads),
+            (seq_q, seq_kv),
+            dims,
+            causal,
+            backward,
+            q,
+            pairs,
         )
 
     return rule
 
 
+def _rules(kernel: AttentionKernel | None, operators: Any) -> dict[str, Any]:
+    """Operator -> rule for the operators of an entry."""
+    layouts = {"heads_first": _heads_first, "sequence_first": _sequence_first, "block_mask": _block_mask}
+    return {
+        name: layouts[layout](kernel, direction == "backward")
+        for layout, directions in operators.items()
+        for direction, names in directions.items()
+        for name in names
+    }
+
+
 ATTENTION_RULES = {
-    "_scaled_dot_product_flash_attention": _heads_first(None, False),
-    "_scaled_dot_product_flash_attention_backward": _heads_first(None, True),
-    "_scaled_dot_product_efficient_attention": _heads_first(EFFICIENT_KERNEL, False),
-    "_scaled_dot_product_efficient_attention_backward": _heads_first(EFFICIENT_KERNEL, True),
-    "_scaled_dot_product_cudnn_attention": _heads_first("cudnn", False),
-    "_scaled_dot_product_cudnn_attention_backward": _heads_first("cudnn", True),
-    "_scaled_dot_product_fused_attention_overrideable": _heads_first(None, False),
-    "_scaled_dot_product_fused_attention_overrideable_backward": _heads_first(None, True),
-    "_scaled_dot_product_flash_attention_for_cpu": _heads_first(None, False),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _heads_first(None, True),
-    "_flash_attention_forward": _sequence_first(None, False),
-    "_flash_attention_forward_no_dropout_inplace": _sequence_first(None, False),
-    "_flash_attention_backward": _sequence_first(None, True),
-    "_efficient_attention_forward": _sequence_first(EFFICIENT_KERNEL, False),
-    "_efficient_attention_backward": _sequence_first(EFFICIENT_KERNEL, True),
-    "_cudnn_attention_forward": _heads_first("cudnn", False),
-    "_cudnn_attention_backward": _heads_first("cudnn", True),
-    "higher_order::flex_attention": _flex(False),
-    "higher_order::flex_attention_backward": _flex(True),
-    **{f"flash_attn::_flash_attn{kind}_forward": _sequence_first("flash2", False) for kind in ("", "_varlen")},
-    **{f"flash_attn::_flash_attn{kind}_backward": _sequence_first("flash2", True) for kind in ("", "_varlen")},
-    "flash_attn_3::_flash_attn_forward": _sequence_first("flash3", False),
-    "flash_attn_3::_flash_attn_backward": _sequence_first("flash3", True),
-    "flash_attn_3::fwd": _sequence_first("flash3", False),
-    "flash_attn_3::bwd": _sequence_first("flash3", True),
+    **_rules(None, _FLASH),
+    **{name: rule for one in attention_kernels().values() for name, rule in _rules(one, one.operators).items()},
 }

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from forerun.common.errors import ForerunError
+from forerun.describe.kernels.attention import AUTO, names_in
 from forerun.describe.plan.plan import Plan
 from forerun.sources.trace.inside.parallelize.context import context
 from forerun.sources.trace.inside.parallelize.data import compute_dtype, is_sharded
@@ -25,7 +26,6 @@ from forerun.sources.trace.inside.parallelize.mesh import Meshes
 from forerun.sources.trace.module_request import ModuleRequest
 
 _MAX_NORM = 1.0
-_ATTENTION = {"flash2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "naive": SDPBackend.MATH}
 _OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
@@ -235,15 +235,16 @@ def attention_of(plan: Plan) -> Any:
     Raises:
         ForerunError: the kernel is not one of those behind scaled_dot_product_attention.
     """
-    if plan.attention in ("auto", "sdpa"):
+    backends = names_in("sdp_backend")
+    backend = backends.get(plan.attention)
+    if plan.attention == AUTO or backend == "any":
         return contextlib.nullcontext()
-    kernel = _ATTENTION.get(plan.attention)
-    if kernel is None:
+    if backend is None:
         raise ForerunError(
-            f"plan: attention {plan.attention} can only be chosen in the model's code; a trace can set auto, sdpa,"
-            f" {', '.join(_ATTENTION)}"
+            f"plan: attention {plan.attention} can only be chosen in the model's code; a trace can set auto,"
+            f" {', '.join(backends)}"
         )
-    return sdpa_kernel(kernel)
+    return sdpa_kernel(SDPBackend[backend])
 
 
 def offloaded_activations(plan: Plan) -> Any:

@@ -1,0 +1,146 @@
+"""Attention kernels by name, from `attention.yaml`: plans choose them, costs price them, traces find them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import pydantic
+import yaml
+
+from forerun.common.errors import ForerunError, UnknownName
+
+AUTO = "auto"
+"""the stack's own kernel, whichever it is"""
+_DEFAULT = "default"
+_STRICT = pydantic.ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRate:
+    """Rates of a kernel on one architecture: `forward` over the profile's, `backward` over its own forward rate."""
+
+    forward: float
+    backward: float
+    stands_in: str = ""
+    """what the rates are in place of rates of the kernel itself; empty where they are its own"""
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """Another kernel, whose rates stand in."""
+
+    like: str
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The backward pass of a fused kernel, as a trace counts it."""
+
+    launches: int = 3
+    """kernels: row sums, gradients, conversion of the query gradient"""
+    grouped_gradients: Literal["summed", "expanded", "wide"] = "summed"
+    """how gradients of keys and values that several heads share come about (attention.yaml)"""
+    registers_hold: int = 0
+    """head size up to which `wide` needs no memory"""
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """One entry of `attention.yaml`, where its keys are explained."""
+
+    name: str
+    says: str
+    words: str
+    source: str = ""
+    runs_on: tuple[str, ...] = ()
+    becomes: dict[str, str] = field(default_factory=dict, hash=False)
+    form: Literal["fused", "products", "operations"] = "fused"
+    keeps: tuple[str, ...] = ("lse",)
+    head_dim_multiple: int = 1
+    rates: dict[str, KernelRate | Like] = field(default_factory=dict, hash=False)
+    backward: Backward = Backward()
+    block_mask: bool = False
+    breaks_graphs: bool = False
+    names: dict[str, str] = field(default_factory=dict, hash=False)
+    operators: dict[
+        Literal["heads_first", "sequence_first", "block_mask"], dict[Literal["forward", "backward"], tuple[str, ...]]
+    ] = field(default_factory=dict, hash=False)
+
+    __pydantic_config__ = _STRICT
+
+    def rate_on(self, architecture: str) -> KernelRate:
+        """The rates on `architecture`: its own, those of the kernel that stands in for it, or its default."""
+        found = self.rates.get(architecture)
+        if isinstance(found, KernelRate):
+            return found
+        if found is not None:
+            other = attention_kernels()[found.like].rate_on(architecture)
+            return KernelRate(other.forward, other.backward, f"those of {found.like}")
+        default = self.rates[_DEFAULT]
+        assert isinstance(default, KernelRate)
+        return KernelRate(default.forward, default.backward, "assumed ones")
+
+    def runs(self, architecture: str) -> bool:
+        """Whether the kernel runs on devices of `architecture`."""
+        return not self.runs_on or architecture in self.runs_on
+
+
+@cache
+def attention_kernels() -> dict[str, AttentionKernel]:
+    """The attention kernels by name, in the order of the file.
+
+    Raises:
+        ForerunError: the entry and the key, for an unknown key, a wrong type, a name of a kernel that there is not, or
+            a fused kernel without a default rate.
+    """
+    text = (resources.files("forerun.describe.kernels") / "attention.yaml").read_text(encoding="utf-8")
+    entries = {name: {"name": name, **entry} for name, entry in yaml.safe_load(text).items()}
+    try:
+        kernels = pydantic.TypeAdapter(dict[str, AttentionKernel]).validate_python(entries)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise ForerunError(f"attention.yaml: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    for name, kernel in kernels.items():
+        likes = {key: rate.like for key, rate in kernel.rates.items() if isinstance(rate, Like)}
+        for place, other in [*kernel.becomes.items(), *likes.items()]:
+            if other not in kernels:
+                raise ForerunError(f"attention.yaml: {name}.{place}: there is no kernel {other!r}")
+        if kernel.form == "fused" and (_DEFAULT not in kernel.rates or _DEFAULT in likes):
+            raise ForerunError(f"attention.yaml: {name}.rates: give it a {_DEFAULT!r} with forward and backward")
+    return kernels
+
+
+def attention_kernel(name: str) -> AttentionKernel:
+    """The kernel `name`; UnknownName lists the known ones."""
+    kernels = attention_kernels()
+    if name not in kernels:
+        raise UnknownName("attention kernel", name, [*kernels])
+    return kernels[name]
+
+
+def fused_kernel(name: str) -> AttentionKernel:
+    """The fused kernel `name`. Raises UnknownName, which lists the known kernels, for another one."""
+    kernel = attention_kernel(name)
+    if kernel.form != "fused":
+        raise UnknownName("fused attention kernel", name, [*attention_kernels()])
+    return kernel
+
+
+def attention_choices() -> tuple[str, ...]:
+    """What a plan's `attention` may be."""
+    return (AUTO, *attention_kernels())
+
+
+def names_in(tool: str) -> dict[str, str]:
+    """Kernel -> what `tool`, a key of `names` in the entries, calls it; without those that it doesn't have."""
+    return {name: one.names[tool] for name, one in attention_kernels().items() if tool in one.names}
+
+
+def kernel_in_words(text: str) -> str | None:
+    """The first kernel whose words occur in `text`, as people and measurement tables write it."""
+    found = (one.name for one in attention_kernels().values() if re.search(one.words, text, re.IGNORECASE))
+    return next(found, None)
