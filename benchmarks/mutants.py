@@ -66,9 +66,9 @@ class Mutant:
     def __str__(self) -> str:
         return f"{self.path.relative_to(ROOT)}:{self.start[0]}: {one_line(self.old)} -> {one_line(self.new)}"
 
-    def text(self) -> bytes:
-        """The whole file with the mistake."""
-        lines = self.path.read_bytes().splitlines(keepends=True)
+    def within(self, code: bytes) -> bytes:
+        """The whole file, which is `code` without the mistake."""
+        lines = code.splitlines(keepends=True)
         (first, begin), (last, end) = self.start, self.end
         head, tail = b"".join(lines[: first - 1]), b"".join(lines[last:])
         return head + lines[first - 1][:begin] + self.new.encode() + lines[last - 1][end:] + tail
@@ -176,14 +176,14 @@ class Workshop:
     def kills(self, mutant: Mutant) -> str:
         """The test that kills `mutant`, empty where it survives."""
         copy = self.folder / mutant.path.relative_to(ROOT)
-        before = copy.stat()
+        before, code = copy.stat(), copy.read_bytes()
         module = ".".join(mutant.path.relative_to(ROOT / "src").with_suffix("").parts)
         nearest = sorted(self.tests, key=lambda test: module not in test.read_text(encoding="utf-8"))
         with tempfile.TemporaryDirectory(dir=self.folder) as cache:
             shutil.copytree(self.warm, cache, dirs_exist_ok=True)
-            copy.write_bytes(mutant.text())
+            copy.write_bytes(mutant.within(code))
             done = self.run(nearest, Path(cache), self.limit_s)
-            shutil.copyfile(mutant.path, copy)
+            copy.write_bytes(code)
             os.utime(copy, ns=(before.st_atime_ns, before.st_mtime_ns))
         if done is None:
             return "time limit"
