@@ -21,7 +21,7 @@ WINGS = [
 ROOMS = {
     "common": [
         ["version", "errors", "units", "former_names"],
-        ["files", "jit", "processes", "content", "records"],
+        ["files", "jit", "processes", "content", "records", "shipped"],
         ["ray_cluster"],
     ],
     "describe": [["cluster", "model", "kernels"], ["plan"]],

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.common.units import MIB
+from forerun.common.units import GIB, MIB
 from forerun.core.memory.outside import (
     communicator_bytes,
     context_bytes,
@@ -59,7 +59,7 @@ def test_no_communicator_is_smaller_than_the_least() -> None:
 def test_kernels_that_are_loaded_at_once_take_more() -> None:
     eager = replace(STACK, lazy_kernels=False)
     more = outside_bytes([], eager, CLUSTER) - outside_bytes([], STACK, CLUSTER)
-    assert more == outside_model().eager_context_bytes - outside_model().context_bytes > 0
+    assert more == int(outside_model().eager_context_gib * GIB) - int(outside_model().context_gib * GIB) > 0
     assert context_bytes(eager) == outside_bytes([], replace(eager, communicators=()), CLUSTER)
 
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import resources
 
-import pydantic
-import yaml
-
+from forerun.common.shipped import shipped
 from forerun.common.units import GIGA
 
 _US = 1e-6
@@ -109,8 +105,6 @@ class PeriodicConstants:
     metrics: MetricsConstants
 
 
-@lru_cache(maxsize=1)
 def periodic_constants() -> PeriodicConstants:
     """The shipped constants."""
-    text = (resources.files("forerun.core.cost") / "periodic.yaml").read_text(encoding="utf-8")
-    return pydantic.TypeAdapter(PeriodicConstants).validate_python(yaml.safe_load(text))
+    return shipped(PeriodicConstants, "forerun.core.cost", "periodic.yaml")

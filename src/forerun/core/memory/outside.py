@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import resources
 from math import prod
 
-import yaml
-
+from forerun.common.shipped import shipped
 from forerun.common.units import GIB, MIB
 from forerun.core.program.groups import CommGroup
 from forerun.describe.cluster.types import Cluster
@@ -21,50 +18,49 @@ WORLD = "world"
 
 @dataclass(frozen=True, slots=True)
 class OutsideModel:
-    """Constants of outside.yaml."""
+    """Everything in outside.yaml."""
 
-    context_bytes: int
+    context_gib: float
     """context, kernels that were used, handles of libraries"""
-    eager_context_bytes: int
+    eager_context_gib: float
     """the same with every kernel of every library"""
-    receive_bytes: int
-    """of a connection: the buffers of all protocols"""
-    send_bytes: int
-    """of a connection to another node"""
+    context_source: str
+    protocols_mib: dict[str, float]
+    """buffers of each protocol of a connection"""
     node_channels: dict[str, int]
     """channels of a communicator inside a node, by kind of link"""
     other_node_channels: int
     channels_per_nic: int
     most_channels: int
     most_tree_peers: int
-    transfer_bytes: int
+    transfer_mib: float
     """buffers of all sends and receives of a communicator between nodes"""
+    nccl_source: str
+
+    @property
+    def receive_bytes(self) -> int:
+        """Bytes of the receiving side of a connection: the buffers of all protocols."""
+        return int(sum(self.protocols_mib.values()) * MIB)
+
+    @property
+    def send_bytes(self) -> int:
+        """Bytes of the sending side of a connection to another node, where the LL buffer is in host memory."""
+        return int((self.protocols_mib["ll128"] + self.protocols_mib["simple"]) * MIB)
+
+    @property
+    def transfer_bytes(self) -> int:
+        return int(self.transfer_mib * MIB)
 
 
-@lru_cache(maxsize=1)
 def outside_model() -> OutsideModel:
     """The shipped constants."""
-    text = (resources.files("forerun.core.memory") / "outside.yaml").read_text(encoding="utf-8")
-    data = yaml.safe_load(text)
-    protocols = data["protocols_mib"]
-    return OutsideModel(
-        context_bytes=int(data["context_gib"] * GIB),
-        eager_context_bytes=int(data["eager_context_gib"] * GIB),
-        receive_bytes=int(sum(protocols.values()) * MIB),
-        send_bytes=int((protocols["ll128"] + protocols["simple"]) * MIB),
-        node_channels=data["node_channels"],
-        other_node_channels=data["other_node_channels"],
-        channels_per_nic=data["channels_per_nic"],
-        most_channels=data["most_channels"],
-        most_tree_peers=data["most_tree_peers"],
-        transfer_bytes=int(data["transfer_mib"] * MIB),
-    )
+    return shipped(OutsideModel, "forerun.core.memory", "outside.yaml")
 
 
 def context_bytes(stack: Stack) -> int:
     """Bytes of the context of a process that runs `stack`."""
     model = outside_model()
-    return model.context_bytes if stack.lazy_kernels else model.eager_context_bytes
+    return int((model.context_gib if stack.lazy_kernels else model.eager_context_gib) * GIB)
 
 
 def communicator_bytes(group: CommGroup, cluster: Cluster) -> int:

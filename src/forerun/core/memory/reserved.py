@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import resources
 
-import yaml
-
+from forerun.common.shipped import shipped
 from forerun.common.units import MIB
 
 
@@ -21,19 +18,13 @@ class ReserveModel:
     memory is plenty"""
     least_slack: float
     """the same when memory is short: cached blocks are given back, only fragmentation is left"""
-    segment_bytes: int
+    segment_mib: int
+    source: str
 
 
-@lru_cache(maxsize=1)
 def reserve_model() -> ReserveModel:
     """The shipped constants."""
-    text = (resources.files("forerun.core.memory") / "reserved.yaml").read_text(encoding="utf-8")
-    data = yaml.safe_load(text)
-    return ReserveModel(
-        slack=data["slack"],
-        least_slack=data["least_slack"],
-        segment_bytes=int(data["segment_mib"] * MIB),
-    )
+    return shipped(ReserveModel, "forerun.core.memory", "reserved.yaml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +47,8 @@ def reserved(peak_bytes: int, resident_bytes: int, available_bytes: int) -> Rese
     """
     model = reserve_model()
     varying = max(0, peak_bytes - resident_bytes)
-    wanted = -int(-(peak_bytes + model.slack * varying) // model.segment_bytes) * model.segment_bytes
+    segment = model.segment_mib * MIB
+    wanted = -int(-(peak_bytes + model.slack * varying) // segment) * segment
     least = math.ceil(peak_bytes + model.least_slack * varying)
     fits = least <= available_bytes
     tight = fits and wanted > available_bytes

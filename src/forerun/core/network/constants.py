@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from math import log2
 
 import pydantic
-import yaml
 
-from forerun.common.errors import ForerunError
+from forerun.common.shipped import shipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +53,35 @@ class Protocol:
     rate: float
     """bandwidth as a share of what the fabric sustains"""
 
+    def ring_us(self, nodes: int, ranks: int, rounds: float, near_us: float, far_us: float) -> float:
+        """Latency of so many rounds of a ring over `nodes` nodes of `ranks` ranks.
+
+        Every hop takes `near_us` more inside a node and `far_us` more between nodes than where it was measured.
+        """
+        step = (ranks - 1) * (self.node_hop_us + near_us) + self.net_hop_us + far_us
+        return self.base_us + rounds * nodes * step
+
+    def tree_us(self, nodes: int, ranks: int, near_us: float, far_us: float) -> float:
+        """Latency of an all-reduce up and down a binary tree over the nodes, with a chain of ranks in each node."""
+        climb = (ranks - 1) * (self.node_hop_us + near_us) + log2(nodes) * (self.net_hop_us + far_us)
+        return self.base_us + 2 * climb
+
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """Between nodes: latency base_us + growth_us (ranks / 8)^power; each rank exchanges with every other."""
+    """An exchange between nodes, in which each rank sends to every other."""
 
     base_us: float
     growth_us: float
+    """on one node"""
     power: float
+    """power of the number of nodes with which the latency grows"""
+    node_ranks: int
+    """GPUs of a node where it was measured"""
+
+    def latency_us(self, ranks: int) -> float:
+        """Latency of an exchange among `ranks`."""
+        return self.base_us + float(self.growth_us * (ranks / self.node_ranks) ** self.power)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +124,16 @@ class Fabrics:
     efficiency_other: float
     crowding: Crowding
     host_path: HostPath
+    measured_ranks: int
+    """most ranks of a node that collectives inside one were measured on"""
+    measured_links: tuple[str, ...]
+    """kinds of links over which the collectives of a device's own profile were measured"""
     in_node: dict[str, NodeCollectives]
     source: dict[str, str]
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
 
-@cache
 def fabrics() -> Fabrics:
-    """The shipped constants.
-
-    Raises:
-        ForerunError: `fabrics.yaml` has an unknown key or a value of the wrong type.
-    """
-    text = (resources.files("forerun.core.network") / "fabrics.yaml").read_text(encoding="utf-8")
-    try:
-        return pydantic.TypeAdapter(Fabrics).validate_python(yaml.safe_load(text))
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise ForerunError(f"fabrics.yaml: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    """The shipped constants."""
+    return shipped(Fabrics, "forerun.core.network", "fabrics.yaml")

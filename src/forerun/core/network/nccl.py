@@ -8,25 +8,21 @@ with p ranks on a node drives p of them.
 from __future__ import annotations
 
 from functools import lru_cache
-from math import log2
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.common.errors import ForerunError
 from forerun.common.units import GIGA
-from forerun.core.network.constants import NodeCollectives, NodeOp, Protocol, fabrics
+from forerun.core.network.constants import NodeCollectives, NodeOp, fabrics
 from forerun.core.network.lines import FREE, Lines, smooth_minimum_s
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, Collective
 from forerun.describe.cluster.types import Cluster, Link
 
 _US = 1e-6
-_MEASURED_HOPS = 7
-"""Collectives were measured on up to 8 ranks of a node."""
 _SLOWER = 8
 """Power of the norm that joins the times of two resources: near the maximum, without its kink."""
-_MEASURED_LINKS = ("nvlink", "nvswitch")
 
 
 def collective_s(
@@ -70,7 +66,7 @@ def collective_lines(
 
 def measured_in_node(cluster: Cluster, measured: NodeCollectives | None) -> bool:
     """Whether the device's own constants hold on the innermost link of `cluster`: they were taken over NVLink."""
-    return measured is not None and cluster.links[0].kind in _MEASURED_LINKS
+    return measured is not None and cluster.links[0].kind in fabrics().measured_links
 
 
 def node_constants(cluster: Cluster, measured: NodeCollectives | None) -> tuple[NodeCollectives, float]:
@@ -101,9 +97,10 @@ def passes(kind: Collective, ranks: int) -> float:
 
 
 def hop_count(ranks: int) -> float:
-    """Steps of a ring; beyond the measured 8 ranks trees and switch reductions take over, and steps grow as a log."""
-    r = ranks - 1
-    return r if r <= _MEASURED_HOPS else _MEASURED_HOPS * (1.0 + float(np.log(r / _MEASURED_HOPS)))
+    """Steps of a ring in a node; beyond the ranks that were measured, where trees and switches take over, they grow as
+    a logarithm."""
+    r, measured = ranks - 1, fabrics().measured_ranks - 1
+    return r if r <= measured else measured * (1.0 + float(np.log(r / measured)))
 
 
 def measured_lines(kind: Collective, ranks: int, op: NodeOp, speed: float) -> Lines:
@@ -190,12 +187,9 @@ def ring_lines(kind: Collective, nodes: int, ranks: int, cluster: Cluster, measu
     wire, extra = ranks * _wire_bytes_per_s(link, nodes), _extra_hop_us(link)
     rounds = 2 if kind == Collective.ALL_REDUCE else 1
     slope = slower(passes(kind, nodes) / wire, node_slope)
-
-    def ring_us(p: Protocol) -> float:
-        return p.base_us + rounds * nodes * ((ranks - 1) * p.node_hop_us + p.net_hop_us + extra)
-
     protocols = fabrics().ring
-    return Lines(tuple(ring_us(p) * _US for p in protocols), tuple(slope / p.rate for p in protocols))
+    latency = tuple(p.ring_us(nodes, ranks, rounds, 0.0, extra) * _US for p in protocols)
+    return Lines(latency, tuple(slope / p.rate for p in protocols))
 
 
 def tree_lines(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
@@ -204,13 +198,9 @@ def tree_lines(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectiv
     around = passes(Collective.ALL_REDUCE, nodes * ranks)
     node_slope = _node_slope(Collective.ALL_GATHER, ranks, around, cluster, measured)
     slope, extra = slower(2.0 / (ranks * _wire_bytes_per_s(link, nodes)), node_slope), _extra_hop_us(link)
-
-    def tree_us(p: Protocol) -> float:
-        climb = (ranks - 1) * p.node_hop_us + log2(nodes) * (p.net_hop_us + extra)
-        return p.base_us + 2 * climb
-
     protocols = fabrics().tree
-    return Lines(tuple(tree_us(p) * _US for p in protocols), tuple(slope / p.rate for p in protocols))
+    latency = tuple(p.tree_us(nodes, ranks, 0.0, extra) * _US for p in protocols)
+    return Lines(latency, tuple(slope / p.rate for p in protocols))
 
 
 def _all_to_all(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
@@ -219,8 +209,7 @@ def _all_to_all(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollecti
     n = nodes * ranks
     near = _node_slope(Collective.ALL_TO_ALL, ranks, (ranks - 1) / n, cluster, measured)
     far = (n - ranks) / n / _wire_bytes_per_s(link)
-    growth = constants.growth_us * (n / 8) ** constants.power
-    latency = constants.base_us + growth + _extra_hop_us(link)
+    latency = constants.latency_us(n) + _extra_hop_us(link)
     return Lines((latency * _US,), (slower(far, near),))
 
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log2
 from pathlib import Path
 from typing import Literal
 
@@ -43,8 +42,6 @@ from forerun.describe.cluster.types import Cluster
 _US = 1e-6
 Pattern = Literal["ring", "rails", "trees", "direct", "hops"]
 _FILE_SUFFIXES = (".yaml", ".yml", ".json")
-_MESH_PEERS = 7
-"""peers of a GPU in a full mesh of 8; lines with a larger kappa were measured over one, whose links were the limit"""
 _SPREAD = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 """collectives that rings over all links of a node can speed up"""
 
@@ -168,9 +165,8 @@ def _ways(
         extra = loads.far_extra_us(load)
         return tuple(_way(p.base_us + p.net_hop_us + extra, load, "hops", rate=p.rate) for p in ends)
     if kind == Collective.ALL_TO_ALL:
-        load, constants = loads.direct(), fabrics().all_to_all
-        growth = constants.growth_us * (layout.size / 8) ** constants.power
-        return (_way(constants.base_us + growth + loads.far_extra_us(load), load, "direct"),)
+        load = loads.direct()
+        return (_way(fabrics().all_to_all.latency_us(layout.size) + loads.far_extra_us(load), load, "direct"),)
     return _between_nodes(kind, loads)
 
 
@@ -205,16 +201,13 @@ def _between_nodes(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
     if ranks > 1 and loads.ring(kind).s_per_byte < load.s_per_byte:
         load, pattern = loads.ring(kind), "ring"
     near_us, far_us = loads.near_extra_us(load), loads.far_extra_us(load)
-    found = []
-    for p in fabrics().ring:
-        step = (ranks - 1) * (p.node_hop_us + near_us) + p.net_hop_us + far_us
-        found.append(_way(p.base_us + rounds * nodes * step, load, pattern, rounds, p.rate))
+    found = [
+        _way(p.ring_us(nodes, ranks, rounds, near_us, far_us), load, pattern, rounds, p.rate) for p in fabrics().ring
+    ]
     if kind == Collective.ALL_REDUCE:
         load = loads.trees()
         near_us, far_us = loads.near_extra_us(load), loads.far_extra_us(load)
-        for p in fabrics().tree:
-            climb = (ranks - 1) * (p.node_hop_us + near_us) + log2(nodes) * (p.net_hop_us + far_us)
-            found.append(_way(p.base_us + 2 * climb, load, "trees", 1.0, p.rate))
+        found += [_way(p.tree_us(nodes, ranks, near_us, far_us), load, "trees", rate=p.rate) for p in fabrics().tree]
     return tuple(found)
 
 
@@ -231,9 +224,11 @@ def _rounds(kind: Collective) -> float:
 def sharing(op: NodeOp, ranks: int) -> float:
     """What a group of `ranks` loses in a node: (r + kappa) / r.
 
-    A kappa beyond the peers of a mesh says how many of its links small groups leave unused; here the topology does.
+    A kappa beyond the peers of a GPU was measured over a full mesh, and says how many of its links small groups leave
+    unused; here the topology does.
     """
-    r = _MESH_PEERS if op.kappa > _MESH_PEERS else ranks - 1
+    peers = fabrics().measured_ranks - 1
+    r = peers if op.kappa > peers else ranks - 1
     return (r + op.kappa) / r
 
 
