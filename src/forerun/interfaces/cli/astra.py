@@ -28,6 +28,7 @@ from forerun.astrasim.chakra.traces import open_traces
 from forerun.common.errors import ForerunError
 from forerun.core.network.network_file import read_network
 from forerun.interfaces.cli.issue_order_option import Order
+from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.report.records import to_json
 
 _NO_GROUPS = "empty"
@@ -45,16 +46,69 @@ class Semantics(str, Enum):
     STREAMS = "streams"
 
 
-def astra(
+@dataclass(frozen=True)
+class FileOptions:
+    """The files of a replay, with ASTRA-sim's names for the options."""
+
     workload_configuration: Annotated[
         str | None, typer.Option(help="Prefix of the traces: <prefix>.<rank>.et, also .gz or .zst.")
-    ] = None,
-    comm_group_configuration: Annotated[
-        str, typer.Option(help="JSON file of communicator groups, or empty.")
-    ] = _NO_GROUPS,
-    system_configuration: Annotated[Path | None, typer.Option(help="System file (JSON).")] = None,
-    network_configuration: Annotated[Path | None, typer.Option(help="Network file (YAML).")] = None,
-    remote_memory_configuration: Annotated[Path | None, typer.Option(help="Remote memory file (JSON).")] = None,
+    ] = None
+    comm_group_configuration: Annotated[str, typer.Option(help="JSON file of communicator groups, or empty.")] = (
+        _NO_GROUPS
+    )
+    system_configuration: Annotated[Path | None, typer.Option(help="System file (JSON).")] = None
+    network_configuration: Annotated[Path | None, typer.Option(help="Network file (YAML).")] = None
+    remote_memory_configuration: Annotated[Path | None, typer.Option(help="Remote memory file (JSON).")] = None
+    num_queues_per_dim: Annotated[int, typer.Option(min=1, help="Queues of each dimension.")] = 1
+    injection_scale: Annotated[float, typer.Option(min=0, help="Factor on the endpoint delay.")] = 1.0
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the user names traces, a system or a network."""
+        return bool(self.workload_configuration or self.system_configuration or self.network_configuration)
+
+    def machine(self, aware: bool) -> Machine:
+        """The machine that the files describe. Raises ForerunError where one is missing or wrong."""
+        if self.system_configuration is None or self.network_configuration is None or not self.workload_configuration:
+            raise ForerunError(
+                "give --workload-configuration, --system-configuration and --network-configuration, or a folder with"
+                " --case"
+            )
+        return Machine(
+            read_system(self.system_configuration),
+            read_network(self.network_configuration),
+            read_remote_memory(self.remote_memory_configuration),
+            aware,
+            self.num_queues_per_dim,
+            self.injection_scale,
+        )
+
+    def traces(self, machine: Machine, lenient: bool) -> tuple[list[RankTrace], CommGroups]:
+        """The traces of all ranks of a machine, and their groups. Raises ForerunError."""
+        n_ranks, tensors = machine.network.n_npus, machine.system.track_local_mem
+        found = open_traces(self.workload_configuration or "", n_ranks, tensors=tensors, lenient=lenient)
+        file = self.comm_group_configuration
+        groups: CommGroups = {} if _NO_GROUPS in file else read_comm_groups(file)
+        return resolve_groups([found[rank] for rank in range(n_ranks)], groups)
+
+
+@dataclass(frozen=True)
+class AcceptedOptions:
+    """Options of ASTRA-sim that are accepted so that its command lines run, and change nothing."""
+
+    comm_scale: Annotated[float, typer.Option(help="Accepted; without effect, as in ASTRA-sim.", hidden=True)] = 1.0
+    compute_scale: Annotated[float, typer.Option(help="Accepted; without effect, as in ASTRA-sim.", hidden=True)] = 1.0
+    rendezvous_protocol: Annotated[str, typer.Option(help="Not simulated: only false is accepted.", hidden=True)] = (
+        "false"
+    )
+    logging_configuration: Annotated[str, typer.Option(help="Accepted; nothing is logged.", hidden=True)] = _NO_GROUPS
+    logging_folder: Annotated[str, typer.Option(help="Accepted; nothing is logged.", hidden=True)] = "log"
+
+
+@grouped
+def astra(
+    files: FileOptions,
+    accepted: AcceptedOptions,
     case: Annotated[Path | None, typer.Option(help="Replay a case folder instead: traces, systems and all.")] = None,
     backend: Annotated[
         Backend | None, typer.Option(help="Congestion-unaware (closed form, the default) or -aware (links queue).")
@@ -74,57 +128,39 @@ def astra(
     semantics: Annotated[
         Semantics, typer.Option(help="Hardware slots, as ASTRA-sim, or CUDA streams, for traces of real training.")
     ] = Semantics.SLOTS,
-    num_queues_per_dim: Annotated[int, typer.Option(min=1, help="Queues of each dimension.")] = 1,
-    injection_scale: Annotated[float, typer.Option(min=0, help="Factor on the endpoint delay.")] = 1.0,
-    comm_scale: Annotated[float, typer.Option(help="Accepted; without effect, as in ASTRA-sim.", hidden=True)] = 1.0,
-    compute_scale: Annotated[float, typer.Option(help="Accepted; without effect, as in ASTRA-sim.", hidden=True)] = 1.0,
-    rendezvous_protocol: Annotated[
-        str, typer.Option(help="Not simulated: only false is accepted.", hidden=True)
-    ] = "false",
-    logging_configuration: Annotated[str, typer.Option(help="Accepted; nothing is logged.", hidden=True)] = _NO_GROUPS,
-    logging_folder: Annotated[str, typer.Option(help="Accepted; nothing is logged.", hidden=True)] = "log",
-    hottest: Annotated[int, typer.Option(min=0, help="Also list this many of the busiest links (aware).")] = 0,
+    hottest: Annotated[int, typer.Option(min=0, help="How many of the busiest links to list (aware).")] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of ASTRA-sim's lines.")
     ] = False,
 ) -> None:
     """Replay execution traces on a network, with ASTRA-sim's results."""
-    if rendezvous_protocol.lower() not in ("false", "0"):
+    if accepted.rendezvous_protocol.lower() not in ("false", "0"):
         raise ForerunError("--rendezvous-protocol is not simulated; leave it out")
     aware = None if backend is None else backend is Backend.AWARE
     build = release_named(release)
-    order = build.order(issue_order.policy if issue_order else None)
+    how = _How(semantics, build, build.order(issue_order.policy if issue_order else None), hottest)
     if case is not None:
-        if workload_configuration or system_configuration or network_configuration:
+        if files.is_given:
             raise ForerunError("--case brings its own traces, system and network; leave the configuration options out")
-        _replay_case(case, aware, semantics, build, order, hottest, as_json)
+        _replay_case(case, aware, how, as_json)
         return
-    if workload_configuration is None or system_configuration is None or network_configuration is None:
-        raise ForerunError(
-            "give --workload-configuration, --system-configuration and --network-configuration, or a folder with --case"
-        )
-    machine = Machine(
-        read_system(system_configuration),
-        read_network(network_configuration),
-        read_remote_memory(remote_memory_configuration),
-        bool(aware),
-        num_queues_per_dim,
-        injection_scale,
-    )
-    groups: CommGroups = {} if _NO_GROUPS in comm_group_configuration else read_comm_groups(comm_group_configuration)
-    n_ranks = machine.network.n_npus
-    found = open_traces(
-        workload_configuration,
-        n_ranks,
-        tensors=machine.system.track_local_mem,
-        lenient=semantics is Semantics.STREAMS,
-    )
-    traces, groups = resolve_groups([found[rank] for rank in range(n_ranks)], groups)
-    outcome = _replayed(traces, groups, machine, semantics, order, hottest)
+    machine = files.machine(bool(aware))
+    outcome = _replayed(*files.traces(machine, lenient=semantics is Semantics.STREAMS), machine, how)
     if as_json:
         print(to_json(outcome.record()))
     else:
         outcome.print_lines(build)
+
+
+@dataclass(frozen=True)
+class _How:
+    """How traces are replayed."""
+
+    semantics: Semantics
+    release: Release
+    order: IssueOrder
+    hottest: int
+    """busiest links to list"""
 
 
 @dataclass(frozen=True)
@@ -148,37 +184,31 @@ class _Outcome:
             print(f"link {link.source} -> {link.target}: busy {link.busy:.1%}, {link.size_bytes} bytes")
 
 
-def _replayed(
-    traces: Sequence[RankTrace], groups: CommGroups, machine: Machine, semantics: Semantics, order: IssueOrder,
-    hottest: int,
-) -> _Outcome:  # fmt: skip
-    if hottest and not machine.aware:
+def _replayed(traces: Sequence[RankTrace], groups: CommGroups, machine: Machine, how: _How) -> _Outcome:
+    if how.hottest and not machine.aware:
         raise ForerunError("--hottest needs --backend aware: without congestion no link is busy")
-    if semantics is Semantics.STREAMS:
-        if machine.aware or order != "ascending":
+    if how.semantics is Semantics.STREAMS:
+        if machine.aware or how.order != "ascending":
             raise ForerunError(
                 "--semantics streams has neither --backend aware nor the issue order of another build; leave them out"
             )
         return _Outcome(replay_streams(traces, groups, machine))
-    result = replay(traces, groups, machine, order)
+    result = replay(traces, groups, machine, how.order)
     return _Outcome(
         result.statistics,
-        hottest_links(machine.network, result.run, result.wall_ns, hottest) if hottest else (),
+        hottest_links(machine.network, result.run, result.wall_ns, how.hottest) if how.hottest else (),
         tuple(rings_of_rank_0(machine.system, machine.network)),
         tuple(rings_of_groups(result, traces, groups)),
     )
 
 
-def _replay_case(
-    folder: Path, aware: bool | None, semantics: Semantics, release: Release, order: IssueOrder, hottest: int,
-    as_json: bool,
-) -> None:  # fmt: skip
+def _replay_case(folder: Path, aware: bool | None, how: _How, as_json: bool) -> None:
     """Replay every system of a case; one that can't be simulated doesn't stop the others."""
     case = read_case(folder, aware)
     systems: dict[str, Any] = {}
     for name, machine in case.machines.items():
         try:
-            outcome = _replayed(case.traces, case.comm_groups, machine, semantics, order, hottest)
+            outcome = _replayed(case.traces, case.comm_groups, machine, how)
         except ForerunError as error:
             systems[name] = {"ok": False, "error": str(error), "per_rank": {}}
         else:
@@ -186,6 +216,6 @@ def _replay_case(
         if not as_json:
             print(f"# {name}: {systems[name].get('error', 'finished')}")
             if systems[name]["ok"]:
-                outcome.print_lines(release)
+                outcome.print_lines(how.release)
     if as_json:
         print(to_json({"systems": systems}))

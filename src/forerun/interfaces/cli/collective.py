@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
 from pathlib import Path
@@ -15,10 +16,11 @@ import typer
 
 from forerun.astrasim.astra.collective_cases import case_results, strided_groups
 from forerun.astrasim.astra.collective_sweep import KINDS, Setting, default_algorithms, fitting_setting, sweep
-from forerun.astrasim.astra.system import system_from
+from forerun.astrasim.astra.system import System, system_from
 from forerun.common.errors import ForerunError
 from forerun.core.network.network_file import Network, parse_topology, read_network
 from forerun.interfaces.cli.numbers import parse_bytes
+from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.report.collective_table import collectives_record, print_collectives
 from forerun.interfaces.report.console import console
 from forerun.interfaces.report.records import to_json
@@ -43,25 +45,87 @@ class Optimization(str, Enum):
     localBWAware = "localBWAware"
 
 
+@dataclass(frozen=True)
+class SizeOptions:
+    """The sizes to simulate: some, a range, or both."""
+
+    size: Annotated[
+        list[str] | None, typer.Option("--bytes", help="Size, such as 64MiB, 1GB or 1048576; can be repeated.")
+    ] = None
+    first: Annotated[str | None, typer.Option("--from", help="Smallest of a range of sizes.")] = None
+    last: Annotated[str | None, typer.Option("--to", help="Largest of a range of sizes.")] = None
+    factor: Annotated[float, typer.Option(min=1.01, help="Ratio of neighbouring sizes of the range.")] = 2.0
+
+    def bytes(self) -> list[int]:
+        """All sizes. Raises ForerunError where there is none."""
+        sizes = [parse_bytes(text) for text in self.size or ()]
+        if self.first is not None or self.last is not None:
+            if self.first is None or self.last is None:
+                raise ForerunError("a range of sizes needs both --from and --to")
+            low, high = parse_bytes(self.first), parse_bytes(self.last)
+            every = (round(low * self.factor**k) for k in range(_MOST_SIZES))
+            sizes += dict.fromkeys(takewhile(lambda size: size <= high, every))
+        if not sizes:
+            raise ForerunError("give sizes, as --bytes 64MiB or --from 1KiB --to 1GiB")
+        return sizes
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """The network: written on the command line, or a file."""
+
+    topology: Annotated[
+        str | None, typer.Option(help="Network, as ring:8,switch:4@50/500 (GB/s and ns), innermost dimension first.")
+    ] = None
+    network: Annotated[Path | None, typer.Option(help="Network file, in place of --topology.")] = None
+    bandwidth: Annotated[str, typer.Option(help="GB/s of links: one number, or one for each dimension: 50,25.")] = "50"
+    latency: Annotated[str, typer.Option(help="ns of links: one number, or one for each dimension: 500,700.")] = "500"
+
+    def read(self) -> Network:
+        """The network. Raises ForerunError for none or both, and for text that is wrong."""
+        if (self.topology is None) == (self.network is None):
+            raise ForerunError("give the network as --topology, such as ring:8,switch:4, or as --network FILE")
+        if self.network is not None:
+            return read_network(self.network)
+        texts = ((self.bandwidth, "bandwidth"), (self.latency, "latency"))
+        return parse_topology(self.topology or "", *(_figures(text, name) for text, name in texts))
+
+
+@dataclass(frozen=True)
+class SystemOptions:
+    """How a collective is cut into chunks and scheduled: keys of ASTRA-sim's system file."""
+
+    splits: Annotated[int, typer.Option(min=1, help="Chunks that a collective is cut into.")] = 4
+    active: Annotated[int, typer.Option(min=1, help="Chunks that a dimension works on at the same time.")] = 1
+    optimization: Annotated[Optimization, typer.Option(help="How the chunks are scheduled over the dimensions.")] = (
+        Optimization.localBWAware
+    )
+    endpoint_delay: Annotated[int, typer.Option(min=0, help="ns between messages of a rank.")] = 10
+    local_mem_bw: Annotated[float, typer.Option(min=0, help="GB/s that reductions run at.")] = 1600.0
+
+    def system(self) -> System:
+        """The system that the options describe."""
+        keys = {
+            "preferred-dataset-splits": self.splits,
+            "active-chunks-per-dimension": self.active,
+            "collective-optimization": self.optimization.value,
+            "endpoint-delay": self.endpoint_delay,
+            "local-mem-bw": self.local_mem_bw,
+        }
+        return system_from(keys, "options")
+
+
+@grouped
 def collective(
+    sizes: SizeOptions,
+    network: NetworkOptions,
+    scheduling: SystemOptions,
     kind: Annotated[
         str | None, typer.Argument(metavar="COLLECTIVE", help=f"One of {', '.join(KINDS)}; none with --cases.")
     ] = None,
     cases: Annotated[
         Path | None, typer.Option(help="File of cases, one JSON object a line (- for standard input).")
     ] = None,
-    size: Annotated[
-        list[str] | None, typer.Option("--bytes", help="Size, such as 64MiB, 1GB or 1048576; may be given again.")
-    ] = None,
-    first: Annotated[str | None, typer.Option("--from", help="Smallest of a range of sizes.")] = None,
-    last: Annotated[str | None, typer.Option("--to", help="Largest of a range of sizes.")] = None,
-    factor: Annotated[float, typer.Option(min=1.01, help="Ratio of neighbouring sizes of the range.")] = 2.0,
-    topology: Annotated[
-        str | None, typer.Option(help="Network, as ring:8,switch:4@50/500 (GB/s and ns), innermost dimension first.")
-    ] = None,
-    network: Annotated[Path | None, typer.Option(help="Network file, in place of --topology.")] = None,
-    bandwidth: Annotated[str, typer.Option(help="GB/s of links; one, or one a dimension: 50,25.")] = "50",
-    latency: Annotated[str, typer.Option(help="ns of links; one, or one a dimension: 500,700.")] = "500",
     algorithm: Annotated[
         str | None,
         typer.Option(
@@ -69,11 +133,6 @@ def collective(
             "or custom ones as module:Class or file.py:Class."
         ),
     ] = None,
-    splits: Annotated[int, typer.Option(min=1, help="Chunks that a collective is cut into.")] = 4,
-    active: Annotated[int, typer.Option(min=1, help="Chunks that a dimension works on at the same time.")] = 1,
-    optimization: Annotated[Optimization, typer.Option(help="Scheduling of chunks.")] = Optimization.localBWAware,
-    endpoint_delay: Annotated[int, typer.Option(min=0, help="ns between messages of a rank.")] = 10,
-    local_mem_bw: Annotated[float, typer.Option(min=0, help="GB/s that reductions run at.")] = 1600.0,
     backend: Annotated[
         Backend,
         typer.Option(
@@ -83,12 +142,12 @@ def collective(
     ] = Backend.auto,
     group_size: Annotated[int | None, typer.Option(min=2, help="Ranks of a group; all groups run at once.")] = None,
     stride: Annotated[int, typer.Option(min=1, help="Distance of neighbours in a group.")] = 1,
-    hottest: Annotated[int, typer.Option(min=0, help="Links to list (aware).")] = 5,
+    hottest: Annotated[int, typer.Option(min=0, help="How many of the busiest links to list (aware).")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Simulate collectives: a table by size and algorithm, or a JSON line for each case of a file.
 
-    Sizes and bandwidths are those of nccl-tests, also for all_gather: its size is what it makes.
+    Sizes and bandwidths are those of nccl-tests; the size of an all_gather is that of its output.
     """
     if cases is not None:
         if kind is not None:
@@ -97,16 +156,8 @@ def collective(
         return
     if kind is None:
         raise ForerunError(f"name a collective ({', '.join(KINDS)}) or give --cases FILE")
-    where = _network(topology, network, bandwidth, latency)
-    keys = {
-        "preferred-dataset-splits": splits,
-        "active-chunks-per-dimension": active,
-        "collective-optimization": optimization.value,
-        "endpoint-delay": endpoint_delay,
-        "local-mem-bw": local_mem_bw,
-    }
+    where, system = network.read(), scheduling.system()
     groups = () if group_size is None else strided_groups(where.n_npus, group_size, stride)
-    system = system_from(keys, "options")
     if backend is Backend.auto:
         setting = fitting_setting(where, system, groups, hottest)
         if setting.aware and where.n_npus > _MANY_NPUS:
@@ -114,7 +165,7 @@ def collective(
     else:
         setting = Setting(where, system, groups, backend is Backend.aware, hottest)
     names = [name.strip() for name in algorithm.split(",")] if algorithm else default_algorithms(kind, bool(groups))
-    points = sweep(setting, kind, _sizes(size or [], first, last, factor), names)
+    points = sweep(setting, kind, sizes.bytes(), names)
     if as_json:
         print(to_json(collectives_record(setting, kind, points)))
     else:
@@ -137,30 +188,8 @@ def _lines(path: Path) -> Iterator[TextIO]:
         yield file
 
 
-def _network(topology: str | None, network: Path | None, bandwidth: str, latency: str) -> Network:
-    if (topology is None) == (network is None):
-        raise ForerunError("give the network as --topology, such as ring:8,switch:4, or as --network FILE")
-    if network is not None:
-        return read_network(network)
-    figures = [_figures(text, name) for text, name in ((bandwidth, "bandwidth"), (latency, "latency"))]
-    return parse_topology(topology or "", *figures)
-
-
 def _figures(text: str, name: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ForerunError(f"--{name} is {text!r}, it has to be a number, or one a dimension: 50,25") from None
-
-
-def _sizes(given: list[str], first: str | None, last: str | None, factor: float) -> list[int]:
-    sizes = [parse_bytes(text) for text in given]
-    if first is not None or last is not None:
-        if first is None or last is None:
-            raise ForerunError("a range of sizes needs both --from and --to")
-        low, high = parse_bytes(first), parse_bytes(last)
-        in_range = takewhile(lambda size: size <= high, (round(low * factor**k) for k in range(_MOST_SIZES)))
-        sizes += dict.fromkeys(in_range)
-    if not sizes:
-        raise ForerunError("give sizes, as --bytes 64MiB or --from 1KiB --to 1GiB")
-    return sizes

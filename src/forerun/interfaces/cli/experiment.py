@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,6 @@ import typer
 
 from forerun.answers.experiment.answers import answers_of
 from forerun.answers.experiment.comparison import compare
-from forerun.answers.experiment.description.examples import examples
 from forerun.answers.experiment.description.key_table import key_table
 from forerun.answers.experiment.description.read import changed, preset_table, read_experiment
 from forerun.answers.experiment.other_reading import other_reading
@@ -22,7 +22,9 @@ from forerun.answers.experiment.stragglers import study
 from forerun.common.errors import ForerunError
 from forerun.describe.cluster.files import parse_yaml
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
-from forerun.interfaces.cli.experiment_source import chosen
+from forerun.interfaces.cli.experiment_source import SourceOptions
+from forerun.interfaces.cli.option_groups import grouped
+from forerun.interfaces.cli.program_options import AsJson
 from forerun.interfaces.cli.report_option import typed
 from forerun.interfaces.cli.spread import SpreadCommand
 from forerun.interfaces.report.console import console, make_table
@@ -36,60 +38,55 @@ experiment = typer.Typer(help="Study a cluster from one experiment file.", no_ar
 Source = Annotated[str, typer.Argument(metavar="FILE|PRESET", help="YAML or JSON file, or a preset's name.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Another value of a key, as YAML; several may follow."),
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a key to this value (YAML); several may follow."),
 ]
 Out = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Write configuration, results, pictures and report.html here."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-EXAMPLES = examples()
-_EXAMPLE_WORDS = ", ".join(f"{each.number} {each.title}" for each in EXAMPLES.values())
-Jobs = Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each CPU).")]
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """What the studies share: changes of the experiment, and what becomes of the result."""
+
+    settings: Settings = None
+    out: Out = None
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each CPU).")] = None
+    as_json: AsJson = False
 
 
 @experiment.command("run", cls=SpreadCommand)
+@grouped
 def run_command(
     context: typer.Context,
-    source: Annotated[
-        str | None, typer.Argument(metavar="FILE|PRESET", help="YAML or JSON file, or a preset's name.")
-    ] = None,
-    preset: Annotated[str | None, typer.Option(help="A preset: small, medium, large or another one.")] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML or JSON file.")] = None,
-    example: Annotated[
-        int | None,
-        typer.Option(min=1, max=len(EXAMPLES), help=f"A shipped example: {_EXAMPLE_WORDS}."),
-    ] = None,
-    scaling: Annotated[bool, typer.Option("--scaling", help="A scaling study, as `forerun experiment scale`.")] = False,
-    nodes: Annotated[
-        list[int] | None, typer.Option(min=1, help="With --scaling: numbers of nodes, 1 2 4 8 16 unless given.")
-    ] = None,
+    source: SourceOptions,
     settings: Settings = None,
     out: Out = None,
     history: Annotated[
-        bool, typer.Option("--history", help="With --out: every event, as a table and as a Perfetto trace.")
+        bool, typer.Option("--history", help="With --out: write every event, as a table and as a Perfetto trace.")
     ] = False,
     analysis: Annotated[
-        bool, typer.Option("--analysis/--no-analysis", help="Bottlenecks, what-if and recommendations.")
+        bool, typer.Option("--analysis/--no-analysis", help="Show bottlenecks, what-if and recommendations.")
     ] = True,
     must_fit: Annotated[bool, typer.Option("--must-fit", help="Exit with 3 if it does not fit in memory.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a run: time, memory, bottlenecks, what would help, cost."""
-    choice = chosen(source, preset, config, example, scaling, nodes)
-    is_study = bool(choice.nodes or choice.patterns)
-    if history and is_study:
+    choice = source.chosen()
+    if history and (choice.nodes or choice.patterns):
         raise ForerunError("--history: goes with a run, not with a scaling study or a comparison")
     if history and out is None:
         raise ForerunError("--history: give --out, the folder to write it to")
     request = _request(choice.source, settings)
     if choice.shipped is not None and not as_json:
         console().print(f"experiment file: {choice.shipped} (copy it to make it your own)\n", soft_wrap=True)
+    of_study = StudyOptions(settings, out, None, as_json)
     if choice.patterns:
-        _compare(context, request, {"patterns": choice.patterns}, False, out, None, as_json)
+        _compare(context, request, {"patterns": choice.patterns}, False, of_study)
         return
     if choice.nodes:
-        _scale(context, request, choice.nodes, False, out, None, as_json)
+        _scale(context, request, choice.nodes, False, of_study)
         return
     result = run(request)
     answers = answers_of(result) if analysis else None
@@ -101,101 +98,79 @@ def run_command(
 
 
 @experiment.command("scale", cls=SpreadCommand)
+@grouped
 def scale_command(
     context: typer.Context,
     source: Source,
     nodes: Annotated[list[int], typer.Option(min=1, help="Numbers of nodes: --nodes 1 2 4 8.")],
+    options: StudyOptions,
     strong: Annotated[
         bool, typer.Option("--strong/--weak", help="Keep the batch of all GPUs, or that of each GPU.")
     ] = False,
-    settings: Settings = None,
-    out: Out = None,
-    jobs: Jobs = None,
-    as_json: AsJson = False,
 ) -> None:
-    """The experiment on more and more nodes: efficiency, where it breaks down and why, the best scale.
+    """Simulate the experiment on more and more nodes: efficiency, where it breaks down and why, the best scale.
 
-    With --out a study that was broken off goes on from where it was.
+    With --out a study that was interrupted continues where it stopped.
     """
-    _scale(context, _request(source, settings), nodes, strong, out, jobs, as_json)
+    _scale(context, _request(source, options.settings), nodes, strong, options)
 
 
-def _scale(
-    context: typer.Context,
-    request: Request,
-    nodes: Sequence[int],
-    strong: bool,
-    out: Path | None,
-    jobs: int | None,
-    as_json: bool,
-) -> None:
+def _scale(context: typer.Context, request: Request, nodes: Sequence[int], strong: bool, options: StudyOptions) -> None:
     with progress_bar("simulating") as advance:
-        result = scale(request, nodes, strong, folder=out, progress=advance, workers=jobs)
-    files = None if out is None else export(result, out, command=typed(context))
-    _show(as_json, result, lambda: print_scaling(console(), result), files)
+        result = scale(request, nodes, strong, folder=options.out, progress=advance, workers=options.jobs)
+    _finish(context, result, lambda: print_scaling(console(), result), options)
     if not any(point.fits for point in result.points):
         raise typer.Exit(NOTHING_FITS)
 
 
 @experiment.command("compare", cls=SpreadCommand)
+@grouped
 def compare_command(
     context: typer.Context,
     source: Source,
+    options: StudyOptions,
     patterns: Annotated[list[str] | None, typer.Option(help="Communication patterns to try.")] = None,
     topologies: Annotated[list[str] | None, typer.Option(help="Topologies to try.")] = None,
     devices: Annotated[list[str] | None, typer.Option(help="GPUs to try.")] = None,
     precisions: Annotated[list[str] | None, typer.Option(help="Precisions to try.")] = None,
-    grid: Annotated[bool, typer.Option("--grid", help="All combinations, not one change at a time.")] = False,
-    settings: Settings = None,
-    out: Out = None,
-    jobs: Jobs = None,
-    as_json: AsJson = False,
+    grid: Annotated[bool, typer.Option("--grid", help="Try all combinations, not one change at a time.")] = False,
 ) -> None:
-    """Patterns, topologies, devices and precisions side by side.
+    """Compare patterns, topologies, devices and precisions side by side.
 
-    With --out a comparison that was broken off goes on from where it was.
+    With --out a comparison that was interrupted continues where it stopped.
     """
-    request = _request(source, settings)
     axes = {"patterns": patterns, "topologies": topologies, "devices": devices, "precisions": precisions}
     if not any(axes.values()):
         raise ForerunError(f"nothing to compare: give one of {', '.join('--' + name for name in axes)}")
     given = {name: tuple(values or ()) for name, values in axes.items()}
-    _compare(context, request, given, grid, out, jobs, as_json)
+    _compare(context, _request(source, options.settings), given, grid, options)
 
 
 def _compare(
-    context: typer.Context,
-    request: Request,
-    axes: Mapping[str, Sequence[str]],
-    grid: bool,
-    out: Path | None,
-    jobs: int | None,
-    as_json: bool,
+    context: typer.Context, request: Request, axes: Mapping[str, Sequence[str]], grid: bool, options: StudyOptions
 ) -> None:
     with progress_bar("simulating") as advance:
-        result = compare(request, **axes, grid=grid, folder=out, progress=advance, workers=jobs)
-    files = None if out is None else export(result, out, command=typed(context))
-    _show(as_json, result, lambda: print_comparison(console(), result), files)
+        result = compare(request, **axes, grid=grid, folder=options.out, progress=advance, workers=options.jobs)
+    _finish(context, result, lambda: print_comparison(console(), result), options)
 
 
 @experiment.command("stragglers", cls=SpreadCommand)
-def stragglers_command(
-    context: typer.Context,
-    source: Source,
-    settings: Settings = None,
-    out: Out = None,
-    jobs: Jobs = None,
-    as_json: AsJson = False,
-) -> None:
-    """Step times under jitter and stragglers, and what the slowest rank costs.
+@grouped
+def stragglers_command(context: typer.Context, source: Source, options: StudyOptions) -> None:
+    """Simulate step times under jitter and stragglers, and what the slowest rank costs.
 
-    What disturbs the run stands in its file, or is set: --set training.straggler_probability=0.01.
+    The file says what disturbs the run, or an option does: --set training.straggler_probability=0.01.
     """
-    request = _request(source, settings)
+    request = _request(source, options.settings)
     with progress_bar("simulating") as advance:
-        result = study(request, folder=out, progress=advance, workers=jobs)
-    files = None if out is None else export(result, out, command=typed(context))
-    _show(as_json, result, lambda: print_stragglers(console(), result), files)
+        result = study(request, folder=options.out, progress=advance, workers=options.jobs)
+    _finish(context, result, lambda: print_stragglers(console(), result), options)
+
+
+def _finish(context: typer.Context, result: Result, print_text: Callable[[], None], options: StudyOptions) -> None:
+    """Write the files of a study, and print it."""
+    files = None if options.out is None else export(result, options.out, command=typed(context))
+    _show(options.as_json, result, print_text, files)
 
 
 @experiment.command("presets")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from forerun.answers.experiment.description.examples import examples
 from forerun.answers.experiment.description.read import preset_path
@@ -29,37 +32,52 @@ class Chosen:
     """communication patterns to compare"""
 
 
-def chosen(
-    source: str | None,
-    preset: str | None,
-    config: Path | None,
-    example: int | None,
-    scaling: bool,
-    nodes: list[int] | None,
-) -> Chosen:
-    """What the argument and the options name together.
+EXAMPLES = examples()
+_EXAMPLE_WORDS = ", ".join(f"{each.number} {each.title}" for each in EXAMPLES.values())
 
-    Raises:
-        ForerunError: none or several of them name an experiment; --nodes without --scaling; --scaling with an example
-            that is a comparison.
-    """
-    given = {"FILE|PRESET": source, "--preset": preset, "--config": config, "--example": example}
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise ForerunError(f"{' and '.join(named)} each name an experiment; give one of them")
-    if nodes and not scaling:
-        raise ForerunError("--nodes goes with --scaling")
-    scales = tuple(nodes or SCALES) if scaling else ()
-    if example is not None:
-        found = examples()[example]
-        if scaling and found.patterns:
-            raise ForerunError(f"--example {example} is a comparison; --scaling goes with the others")
-        return Chosen(str(found.path), found.path, scales or found.nodes, found.patterns)
-    if not named and scaling:
-        preset = _SCALED
-    if preset is not None:
-        return Chosen(preset, preset_path(preset), scales)
-    file = source or config
-    if file is None:
-        raise ForerunError("no experiment is named; give FILE|PRESET, --preset, --config or --example")
-    return Chosen(str(file), nodes=scales)
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """The ways to name an experiment, and whether to study how it scales."""
+
+    source: Annotated[
+        str | None, typer.Argument(metavar="FILE|PRESET", help="YAML or JSON file, or a preset's name.")
+    ] = None
+    preset: Annotated[str | None, typer.Option(help="A preset: small, medium, large or another one.")] = None
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML or JSON file.")] = None
+    example: Annotated[
+        int | None, typer.Option(min=1, max=len(EXAMPLES), help=f"A shipped example: {_EXAMPLE_WORDS}.")
+    ] = None
+    scaling: Annotated[
+        bool, typer.Option("--scaling", help="Run a scaling study, as `forerun experiment scale` does.")
+    ] = False
+    nodes: Annotated[
+        list[int] | None, typer.Option(min=1, help="With --scaling: numbers of nodes (default: 1 2 4 8 16).")
+    ] = None
+
+    def chosen(self) -> Chosen:
+        """What the argument and the options name together.
+
+        Raises:
+            ForerunError: none or several of them name an experiment; --nodes without --scaling; --scaling with an
+                example that is a comparison.
+        """
+        given = {"FILE|PRESET": self.source, "--preset": self.preset, "--config": self.config}
+        named = [name for name, value in (given | {"--example": self.example}).items() if value is not None]
+        if len(named) > 1:
+            raise ForerunError(f"{' and '.join(named)} each name an experiment; give one of them")
+        if self.nodes and not self.scaling:
+            raise ForerunError("--nodes goes with --scaling")
+        scales = tuple(self.nodes or SCALES) if self.scaling else ()
+        if self.example is not None:
+            found = EXAMPLES[self.example]
+            if self.scaling and found.patterns:
+                raise ForerunError(f"--example {self.example} is a comparison; --scaling goes with the others")
+            return Chosen(str(found.path), found.path, scales or found.nodes, found.patterns)
+        preset = _SCALED if not named and self.scaling else self.preset
+        if preset is not None:
+            return Chosen(preset, preset_path(preset), scales)
+        file = self.source or self.config
+        if file is None:
+            raise ForerunError("no experiment is named; give FILE|PRESET, --preset, --config or --example")
+        return Chosen(str(file), nodes=scales)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,29 +15,32 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.interfaces.report.launch.tools import NOTES, TOOLS, check_tool, launch_files, write_launch
 
-Launch = Annotated[
-    str | None, typer.Option("--launch", metavar="TOOL", help=f"Write the plan for this tool: {', '.join(TOOLS)}.")
-]
-LaunchOut = Annotated[
-    Path | None, typer.Option("--launch-out", metavar="FOLDER", help="Where --launch writes its files.")
-]
 
+@dataclass(frozen=True)
+class LaunchOptions:
+    """The tool that is to run the plan, and the folder for its files."""
 
-def check_launch(tool: str | None, folder: Path | None) -> None:
-    """Raise ForerunError for a tool that is not known, or one option without the other."""
-    if tool is not None:
-        check_tool(tool)
-    if (tool is None) != (folder is None):
-        given, missing = ("--launch", "--launch-out") if folder is None else ("--launch-out", "--launch")
-        raise ForerunError(f"{given}: give {missing} too")
+    launch: Annotated[
+        str | None, typer.Option(metavar="TOOL", help=f"Write the plan as files of this tool: {', '.join(TOOLS)}.")
+    ] = None
+    launch_out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="The folder that --launch writes its files to.")
+    ] = None
 
+    def check(self) -> None:
+        """Raise ForerunError for a tool that is not known, or for one option without the other."""
+        if self.launch is not None:
+            check_tool(self.launch)
+        if (self.launch is None) != (self.launch_out is None):
+            both = ("--launch", "--launch-out")
+            given, missing = both if self.launch_out is None else both[::-1]
+            raise ForerunError(f"{given}: give {missing} too")
 
-def write_launch_files(
-    tool: str | None, folder: Path | None, plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster
-) -> None:
-    """Write the files where a tool is asked for, and say so on stderr. Raises ForerunError."""
-    if tool is None or folder is None:
-        return
-    files = launch_files(plan, model, cluster, tool)
-    write_launch(folder, files)
-    typer.echo(f"{folder}: {', '.join(files)} ({NOTES} says what {tool} does otherwise)", err=True)
+    def write(self, plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster) -> None:
+        """Write the files where the user names a tool, and say so on stderr. Raises ForerunError."""
+        if self.launch is None or self.launch_out is None:
+            return
+        files = launch_files(plan, model, cluster, self.launch)
+        write_launch(self.launch_out, files)
+        names = ", ".join(files)
+        typer.echo(f"{self.launch_out}: {names} ({NOTES} says what {self.launch} does otherwise)", err=True)

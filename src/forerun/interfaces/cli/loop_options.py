@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -11,42 +11,42 @@ from forerun.common.errors import ForerunError
 from forerun.describe.cluster.storage import Storage
 from forerun.describe.plan.training_loop import CHECKPOINT_MODES, KINDS, TrainingLoop
 
-Every = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KIND=N,...",
-        help=f"Periodic work of the training loop, each kind every N steps, 0 for never: {', '.join(KINDS)}. Adds the"
-        " mean step with its stalls.",
-    ),
-]
-CheckpointModeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--checkpoint-mode",
-        metavar="|".join(CHECKPOINT_MODES),
-        help="How checkpoints are saved (torchtitan's checkpoint.async_mode).",
-    ),
-]
-StorageOption = Annotated[
-    str | None,
-    typer.Option(
-        "--storage", metavar="GB/s[,GB/s]", help="Storage of checkpoints: bandwidth of a rank, and of all ranks."
-    ),
-]
 
+@dataclass(frozen=True)
+class LoopOptions:
+    """What the training loop does every n steps, and where its checkpoints go."""
 
-def loop_of(base: TrainingLoop, every: str | None, mode: str | None) -> TrainingLoop:
-    """`base` with what the options say over it. Raises ForerunError for a value that is wrong."""
-    loop = base if every is None else base.with_every(every)
-    if mode is None:
-        return loop
-    if not loop.checkpoint:
-        raise ForerunError("--checkpoint-mode: there are no checkpoints; ask for them, as in --every checkpoint=500")
-    return replace(loop, checkpoint_mode=mode)  # type: ignore[arg-type]
+    every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND=N,...",
+            help="Periodic work of the training loop, each kind every N steps (0 for never):"
+            f" {', '.join(KINDS)}. The prediction then also gives the mean step with this work.",
+        ),
+    ] = None
+    checkpoint_mode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(CHECKPOINT_MODES), help="How checkpoints are saved (torchtitan's checkpoint.async_mode)."
+        ),
+    ] = None
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GB/s[,GB/s]", help="Bandwidth of the storage of checkpoints: of one rank, and of all ranks."
+        ),
+    ] = None
 
+    def loop(self, base: TrainingLoop) -> TrainingLoop:
+        """`base` with what the options change. Raises ForerunError for a value that is wrong."""
+        loop = base if self.every is None else base.with_every(self.every)
+        for option, value in (("--checkpoint-mode", self.checkpoint_mode), ("--storage", self.storage)):
+            if value is not None and not loop.checkpoint:
+                raise ForerunError(f"{option}: the run writes no checkpoints; add --every checkpoint=500")
+        if self.checkpoint_mode is None:
+            return loop
+        return replace(loop, checkpoint_mode=self.checkpoint_mode)  # type: ignore[arg-type]
 
-def storage_of(text: str | None, loop: TrainingLoop) -> Storage | None:
-    """The storage that an option names. Raises ForerunError for a value that is wrong, or of no use."""
-    if text is not None and not loop.checkpoint:
-        raise ForerunError("--storage: there are no checkpoints; ask for them, as in --every checkpoint=500")
-    return None if text is None else Storage.of_text(text)
+    def where(self) -> Storage | None:
+        """The storage of checkpoints, None for the default one. Raises ForerunError for a value that is wrong."""
+        return None if self.storage is None else Storage.of_text(self.storage)

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -15,8 +15,7 @@ from forerun.common.errors import ForerunError
 from forerun.describe.cluster.files import read_yaml
 from forerun.describe.plan.fields import FIELD_TYPES, MEANINGS, choices, from_text, is_flag, is_list, plan_fields
 from forerun.describe.plan.plan import Plan
-
-Command = TypeVar("Command", bound=Callable[..., None])
+from forerun.interfaces.cli.option_groups import Command, grouped, with_parameters
 
 _SEARCHED = (
     *("micro_batch", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "zero_stage", "reshard_after_forward"),
@@ -26,9 +25,10 @@ _SEARCHED = (
 
 
 def with_plan_options(several: bool) -> Callable[[Command], Command]:
-    """Give a command an option for each field of Plan; it receives those given as `fields`, name -> text or flag.
+    """Give a command an option for each field of Plan, and those of its option groups.
 
-    With `several`, options take a list of values, as --tp 1,2,4.
+    The command receives the given fields as `fields`: name -> text or flag. With `several`, options take a list of
+    values, as --tp 1,2,4.
     """
 
     def decorate(command: Command) -> Command:
@@ -40,12 +40,7 @@ def with_plan_options(several: bool) -> Callable[[Command], Command]:
             given = {name: values.pop(name) for name in names}
             command(**values, fields={name: value for name, value in given.items() if value is not None})
 
-        parameters = own + [_option(name, several) for name in names]
-        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-        keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-        wrapped.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {p.name: p.annotation for p in keyword}
-        return wrapped  # type: ignore[return-value]
+        return grouped(with_parameters(wrapped, own + [_option(name, several) for name in names], command))
 
     return decorate
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.reading import Simulation
@@ -24,8 +26,10 @@ from forerun.describe.model.parameters import model_flops_per_token
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.evidence.fitting.anchor import best_anchor
-from forerun.interfaces.cli.launch_option import write_launch_files
+from forerun.interfaces.cli.anchor_option import SuggestAnchor
+from forerun.interfaces.cli.launch_option import LaunchOptions
 from forerun.interfaces.cli.plan_options import plan_asked_about
+from forerun.interfaces.cli.report_option import Report, check_report
 from forerun.interfaces.report.console import console
 from forerun.interfaces.report.documents import MAPS, search_document
 from forerun.interfaces.report.drawing import drawing_is_possible
@@ -64,6 +68,8 @@ class Question:
     """what the user called model and cluster"""
     place: str
     """options of the command that change what is predicted"""
+    command: str
+    """what the user typed"""
 
     @property
     def is_range(self) -> bool:
@@ -73,50 +79,64 @@ class Question:
 
 @dataclass(frozen=True)
 class Shown:
-    """What becomes of the result."""
+    """What is shown of the result, and the files that it is written to."""
 
-    top: int | None
-    command: str
-    """what was typed"""
-    csv: Path | None
-    report: Path | None
-    pictures: Path | None
-    heat: tuple[str, ...]
-    asked: str | None
-    """plans that --why is about"""
-    suggest_anchor: bool
-    launch: str | None
-    launch_out: Path | None
-    as_json: bool
+    top: Annotated[int | None, typer.Option(min=1, help=f"How many plans to list (default {TOP}).")] = None
+    why: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELDS|FILE", help="Say what became of such plans: tp=16,pp=3, or a YAML file of a plan."
+        ),
+    ] = None
+    suggest_anchor: SuggestAnchor = False
+    csv: Annotated[
+        Path | None,
+        typer.Option(help="Write every possible plan to this CSV file; of a range, the best of each search."),
+    ] = None
+    report: Report = None
+    pictures: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write heat maps and other plots to this folder, as PNG files."),
+    ] = None
+    heat: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="AXIS,AXIS",
+            help="A heat map to draw, such as tp,pp, in place of the most telling ones; can be repeated.",
+        ),
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False
+
+    @property
+    def maps(self) -> list[tuple[str, str]]:
+        """The axes of the heat maps that the user asks for. Raises ForerunError for text that is not two axes."""
+        return [_axes(text) for text in self.heat or ()]
+
+    def check(self) -> None:
+        """Raise ForerunError for what can't be written after all the work."""
+        check_report(self.report)
+        if self.pictures is not None and not drawing_is_possible():
+            raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
+        if self.heat and not (self.report or self.pictures):
+            raise ForerunError("--heat: give --report or --pictures, where the maps go")
+
+    def check_heat(self, fixed: Mapping[str, object]) -> None:
+        """Raise ForerunError for heat maps of something else than two axes that may differ."""
+        for text in self.heat or ():
+            for axis in _axes(text):
+                if axis not in (*FIELD_TYPES, DATA_PARALLEL):
+                    raise ForerunError(f"--heat {text}: a plan has no {axis!r}")
+                if axis in fixed and not isinstance(fixed[axis], list):
+                    problem = f"{axis} is fixed to {fixed[axis]}; name an axis with several values"
+                    raise ForerunError(f"--heat {text}: {problem}")
 
 
-def check_shown(shown: Shown) -> None:
-    """Raise ForerunError for what could not be written after all the work."""
-    if shown.pictures is not None and not drawing_is_possible():
-        raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
-    if shown.heat and not (shown.report or shown.pictures):
-        raise ForerunError("--heat: give --report or --pictures, where the maps go")
-
-
-def check_heat(shown: Shown, fixed: Mapping[str, object]) -> None:
-    """Raise ForerunError for heat maps of something else than two axes that may differ."""
-    for text in shown.heat:
-        axes = _axes(text)
-        for axis in axes:
-            if axis not in (*FIELD_TYPES, DATA_PARALLEL):
-                raise ForerunError(f"--heat {text}: a plan has no {axis!r}")
-            if axis in fixed and not isinstance(fixed[axis], list):
-                raise ForerunError(
-                    f"--heat {text}: {axis} is fixed to {fixed[axis]}, so there is nothing to tell apart"
-                )
-
-
-def single_search(question: Question, shown: Shown) -> bool:
+def single_search(question: Question, shown: Shown, launch: LaunchOptions) -> bool:
     """Search, and show what was found. Whether anything fits. Raises ForerunError."""
     top = shown.top or TOP
     n_gpus, batch, model, options = question.gpus[0], question.batches[0], question.model, question.options
     place = (model, question.where, n_gpus, question.seq_len, batch)
-    asked = None if shown.asked is None else plan_asked_about(shown.asked, question.seq_len)
+    asked = None if shown.why is None else plan_asked_about(shown.why, question.seq_len)
     alone = None
     if asked is not None:
         fixed, on_network = {**options["fixed"], **asked}, options["network"] is not None
@@ -140,23 +160,23 @@ def single_search(question: Question, shown: Shown) -> bool:
     if shown.report is not None:
         found = _whole(question, result.best)
         write_page(
-            shown.report, search_document(result, top, found, shown.command, _again(question, result.best), maps)
+            shown.report, search_document(result, top, found, question.command, _again(question, result.best), maps)
         )
     if shown.pictures is not None:
         write_pictures(shown.pictures, search_pictures(result, maps))
     if result.best is not None:
-        write_launch_files(shown.launch, shown.launch_out, result.best.own_plan(), model, question.where)
+        launch.write(result.best.own_plan(), model, question.where)
     return result.best is not None
 
 
-def range_of_searches(question: Question, shown: Shown) -> bool:
+def range_of_searches(question: Question, shown: Shown, launch: LaunchOptions) -> bool:
     """Search for each number of GPUs and each batch, and show what was found. Whether anything fits.
 
     Raises ForerunError, also for what is about one search only.
     """
     about_one = {
         "--top": shown.top,
-        "--why": shown.asked,
+        "--why": shown.why,
         "--heat": shown.heat,
         "--suggest-anchor": shown.suggest_anchor,
     }
@@ -178,11 +198,13 @@ def range_of_searches(question: Question, shown: Shown) -> bool:
         flops = model_flops_per_token(question.model, question.seq_len)
         print_sweep(console(), found, flops, _again(question, best))
     if shown.report is not None:
-        write_page(shown.report, sweep_document(found, _whole(question, best), shown.command, _again(question, best)))
+        write_page(
+            shown.report, sweep_document(found, _whole(question, best), question.command, _again(question, best))
+        )
     if shown.pictures is not None:
         write_pictures(shown.pictures, sweep_pictures(found))
     if best is not None:
-        write_launch_files(shown.launch, shown.launch_out, best.own_plan(), question.model, question.where)
+        launch.write(best.own_plan(), question.model, question.where)
     return best is not None
 
 
@@ -190,9 +212,9 @@ def _print_search(question: Question, shown: Shown, result: SearchResult, top: i
     out = console()
     flops = model_flops_per_token(question.model, question.seq_len)
     print_search(out, result, top, flops, _again(question, result.best))
-    if verdict is not None and shown.asked is not None:
+    if verdict is not None and shown.why is not None:
         out.print()
-        print_verdict(out, shown.asked, verdict)
+        print_verdict(out, shown.why, verdict)
 
 
 def _suggested(question: Question, result: SearchResult, top: int) -> int | None:
@@ -207,7 +229,7 @@ def _suggested(question: Question, result: SearchResult, top: int) -> int | None
 def _maps(shown: Shown, result: SearchResult) -> list[HeatMap]:
     """The heat maps that were asked for, or those that say most."""
     if shown.heat:
-        return [heat_map(result, *_axes(text)) for text in shown.heat]
+        return [heat_map(result, *axes) for axes in shown.maps]
     return telling_maps(result, MAPS) if shown.report or shown.pictures else []
 
 

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from forerun.answers.analysis.allocation import allocation
+from forerun.answers.analysis.allocation import Allocation, allocation
 from forerun.answers.analysis.around_step import around_plan
 from forerun.answers.analysis.predict_program import read_program
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
-from forerun.answers.analysis.what_if import sensitivities, sensitivities_of_program
-from forerun.answers.search.search import limited
+from forerun.answers.analysis.what_if import WhatIf, sensitivities, sensitivities_of_program
 from forerun.astrasim.chakra.export import write_run
 from forerun.common.errors import ForerunError
-from forerun.core.cost.measured_files import read_measured
 from forerun.core.memory.allocator_settings import AllocatorSettings
-from forerun.core.network.on_topology import network_of
-from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.catalog import load_any
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.plan.complete import LAYERED, complete_plan
@@ -29,18 +28,10 @@ from forerun.describe.plan.stack import load_stack
 from forerun.describe.plan.training_loop import TrainingLoop
 from forerun.interfaces.cli.anchor_option import Anchor, with_anchor
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
-from forerun.interfaces.cli.launch_option import Launch, LaunchOut, check_launch, write_launch_files
-from forerun.interfaces.cli.loop_options import CheckpointModeOption, Every, StorageOption, loop_of, storage_of
+from forerun.interfaces.cli.launch_option import LaunchOptions
+from forerun.interfaces.cli.loop_options import LoopOptions
 from forerun.interfaces.cli.plan_options import parse, with_plan_options
-from forerun.interfaces.cli.program_options import (
-    KernelProfile,
-    MemoryLimit,
-    Network,
-    NetworkProfile,
-    TokensPerStep,
-    refuse,
-    simulate_file,
-)
+from forerun.interfaces.cli.program_options import AsJson, ClusterOption, Conditions, refuse, simulate_file
 from forerun.interfaces.cli.report_option import Report, check_report, typed
 from forerun.interfaces.report.allocation import allocation_record, print_allocation
 from forerun.interfaces.report.console import console, print_prediction
@@ -51,140 +42,152 @@ from forerun.interfaces.report.perfetto import write_trace
 from forerun.interfaces.report.records import prediction_record, to_json
 
 
-@with_plan_options(several=False)
-def predict(
-    context: typer.Context,
-    cluster: Annotated[str, typer.Option(help="Preset (forerun clusters) or a YAML file.")],
-    fields: dict[str, str | bool],
+@dataclass(frozen=True)
+class Subject:
+    """What is predicted: a model under a plan, or a saved program."""
+
     model: Annotated[
         str | None, typer.Argument(help="Preset (forerun models), config.json, its folder, or a YAML file.")
-    ] = None,
+    ] = None
     program: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A saved program (forerun trace) in place of a model and a plan."),
-    ] = None,
+    ] = None
     gpus: Annotated[
         int | None,
         typer.Option(
-            help="GPUs of the run; the product of the degrees, or those of the program, unless given."
+            help="GPUs of the run (default: the product of the degrees, or those of the program)."
             " A program is scaled along data parallelism."
         ),
-    ] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(help="Tokens of a sequence; not for a model given layer by layer.")
-    ] = None,
-    global_batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.")] = None,
-    memory_limit: MemoryLimit = None,
-    network: Network = None,
-    kernel_profile: KernelProfile = None,
-    network_profile: NetworkProfile = None,
-    tokens_per_step: TokensPerStep = None,
-    anchor: Anchor = None,
-    every: Every = None,
-    checkpoint_mode: CheckpointModeOption = None,
-    storage: StorageOption = None,
-    plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields; options go over it.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write the step as a Perfetto / Chrome trace.")] = None,
+    ] = None
+    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence; not for a model given layer by layer.")] = (
+        None
+    )
+    global_batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.")] = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is shown of a prediction, and the files that it is written to."""
+
+    trace: Annotated[Path | None, typer.Option(help="Write the step as a Perfetto / Chrome trace.")] = None
     chakra: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the step as Chakra traces, one a rank.")
-    ] = None,
+        Path | None, typer.Option(metavar="FOLDER", help="Write the step as Chakra traces, one for each rank.")
+    ] = None
     memory_snapshot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the fullest rank's memory as a PyTorch snapshot (memory_viz)."),
-    ] = None,
+    ] = None
     allocator: Annotated[
         str | None,
         typer.Option(
             metavar="SETTINGS",
-            help="Settings of PyTorch's caching allocator, as in PYTORCH_CUDA_ALLOC_CONF, or default, in place of the"
-            " stack's; and what it does.",
+            help="Replay PyTorch's caching allocator under these settings in place of the stack's, and show what it"
+            " does: as in PYTORCH_CUDA_ALLOC_CONF, or default.",
         ),
-    ] = None,
-    report: Report = None,
-    launch: Launch = None,
-    launch_out: LaunchOut = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show where each figure comes from.")] = False,
-    must_fit: Annotated[bool, typer.Option("--must-fit", help="Exit with 3 if it does not fit in memory.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    ] = None
+    report: Report = None
+    explain: Annotated[bool, typer.Option("--explain", help="Show where each figure comes from.")] = False
+    must_fit: Annotated[bool, typer.Option("--must-fit", help="Exit with 3 if it does not fit in memory.")] = False
+    as_json: AsJson = False
+
+    @property
+    def own_settings(self) -> str:
+        """The settings of the allocator that the user wrote, empty for the default ones."""
+        return "" if self.allocator in (None, "default") else str(self.allocator)
+
+    @property
+    def needs_whole_timeline(self) -> bool:
+        """Whether a file shows every node of the step."""
+        files = (self.trace, self.chakra, self.memory_snapshot, self.report, self.allocator)
+        return any(each is not None for each in files)
+
+
+@with_plan_options(several=False)
+def predict(
+    context: typer.Context,
+    cluster: ClusterOption,
+    fields: dict[str, str | bool],
+    subject: Subject,
+    under: Conditions,
+    loop: LoopOptions,
+    shown: Written,
+    launch: LaunchOptions,
+    anchor: Anchor = None,
+    plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields; options override it.")] = None,
 ) -> None:
     """Predict one plan, or a saved program: time, memory, where both go."""
+    model, program = subject.model, subject.program
     if (model is None) == (program is None):
-        given = "give a model or --program, not both" if model else "give a model, or a saved program with --program"
-        raise ForerunError(f"predict: {given}")
-    check_report(report)
-    check_launch(launch, launch_out)
-    own_settings = "" if allocator in (None, "default") else str(allocator)
-    settings = None if allocator is None else AllocatorSettings.parse(own_settings)
+        choice = "give a model or --program, not both" if model else "give a model, or a saved program with --program"
+        raise ForerunError(f"predict: {choice}")
+    check_report(shown.report)
+    launch.check()
+    settings = None if shown.allocator is None else AllocatorSettings.parse(shown.own_settings)
+    where = under.cluster(cluster)
+    gains: Callable[[], tuple[WhatIf, ...]]
     if program is not None:
-        own = {**fields, "plan_file": plan_file, "seq_len": seq_len, "global_batch": global_batch, "launch": launch}
-        own["anchor"] = anchor
-        refuse({name: True for name, value in own.items() if value is not None}, "a program has its plan; leave it out")
-        simulation = simulate_file(
-            program,
-            cluster,
-            gpus=gpus,
-            memory_limit=memory_limit,
-            network=network,
-            kernel_profile=kernel_profile,
-            network_profile=network_profile,
-            tokens_per_step=tokens_per_step,
-            every=every,
-            checkpoint_mode=checkpoint_mode,
-            storage=storage,
-            whole_timeline=any(asked is not None for asked in (trace, chakra, memory_snapshot, report, allocator)),
-        )
-        if report is not None:
-            where, measured = (
-                limited(load_cluster(cluster), memory_limit),
-                read_measured(kernel_profile, network_profile),
-            )
-            gains = sensitivities_of_program(
-                read_program(program), where, simulation, network=network_of(where, network), measured=measured
-            )
-            write_page(report, prediction_document(simulation, gains, typed(context)))
+        of_plan = {**fields, "plan_file": plan_file, "seq_len": subject.seq_len, "global_batch": subject.global_batch}
+        of_plan |= {"launch": launch.launch, "anchor": anchor}
+        refuse({name: True for name, value in of_plan.items() if value is not None}, _HAS_ITS_PLAN)
+        whole = shown.needs_whole_timeline
+        simulation = simulate_file(program, cluster, subject.gpus, under, loop, whole_timeline=whole)
+        gains = partial(_gains_of_program, program, where, simulation, under)
     else:
-        refuse({"tokens_per_step": tokens_per_step}, "only with --program; a plan has its tokens")
+        refuse({"tokens_per_step": under.tokens_per_step}, "only with --program; a plan has its tokens")
         values: dict[str, Any] = parse(fields, plan_file, several=False)
-        if seq_len is not None:
-            values["seq_len"] = seq_len
+        if subject.seq_len is not None:
+            values["seq_len"] = subject.seq_len
         assert model is not None
-        spec, where = load_any(model), limited(load_cluster(cluster), memory_limit)
+        spec = load_any(model)
         if isinstance(spec, LayeredModel):
             values = {**LAYERED, **values}
         where = with_anchor(anchor, spec, where, values)
-        plan = complete_plan(values, n_gpus=gpus, global_batch=global_batch)
-        measured = read_measured(kernel_profile, network_profile)
-        write_launch_files(launch, launch_out, plan, spec, where)
-        habits = None if settings is None else replace(load_stack(plan.stack), allocator=own_settings)
-        setup = Setup(spec, plan, where, network_of(where, network), measured, habits=habits, replays=True)
-        loop = loop_of(TrainingLoop(), every, checkpoint_mode)
-        simulation = around_plan(simulate_setup(setup), setup, loop, storage_of(storage, loop))
-        if report is not None:
-            write_page(report, prediction_document(simulation, sensitivities(setup, simulation), typed(context)))
-    _write(simulation, trace, chakra, memory_snapshot)
-    prediction = simulation.prediction
+        plan = complete_plan(values, n_gpus=subject.gpus, global_batch=subject.global_batch)
+        launch.write(plan, spec, where)
+        stack = None if settings is None else replace(load_stack(plan.stack), allocator=shown.own_settings)
+        setup = Setup(spec, plan, where, under.topology(where), under.measured(), habits=stack, replays=True)
+        around = loop.loop(TrainingLoop())
+        simulation = around_plan(simulate_setup(setup), setup, around, loop.where())
+        gains = partial(sensitivities, setup, simulation)
+    if shown.report is not None:
+        write_page(shown.report, prediction_document(simulation, gains(), typed(context)))
+    _write(simulation, shown)
     found = None
     if settings is not None:
-        where = limited(load_cluster(cluster), memory_limit)
-        found = allocation(simulation.program, where, simulation.subject.stack, settings)
-    if as_json:
-        held = {} if found is None else {"allocator": allocation_record(found)}
-        print(to_json(prediction_record(prediction) | held))
-    else:
-        print_prediction(console(), prediction, simulation.model_flops_per_token, explain=explain)
-        if found is not None:
-            print_allocation(console(), found)
-    if must_fit and not prediction.fits:
+        found = allocation(simulation.program, under.cluster(cluster), simulation.subject.stack, settings)
+    _show(simulation, found, shown)
+    if shown.must_fit and not simulation.prediction.fits:
         raise typer.Exit(NOTHING_FITS)
 
 
-def _write(simulation: Simulation, trace: Path | None, chakra: Path | None, memory_snapshot: Path | None) -> None:
+def _gains_of_program(program: Path, where: Cluster, simulation: Simulation, under: Conditions) -> tuple[WhatIf, ...]:
+    network, measured = under.topology(where), under.measured()
+    return sensitivities_of_program(read_program(program), where, simulation, network=network, measured=measured)
+
+
+_HAS_ITS_PLAN = "a program has its plan; leave it out"
+
+
+def _show(simulation: Simulation, found: Allocation | None, shown: Written) -> None:
+    """Print the prediction, and what the allocator does where the user asks for it."""
+    if shown.as_json:
+        of_allocator = {} if found is None else {"allocator": allocation_record(found)}
+        print(to_json(prediction_record(simulation.prediction) | of_allocator))
+        return
+    print_prediction(console(), simulation.prediction, simulation.model_flops_per_token, explain=shown.explain)
+    if found is not None:
+        print_allocation(console(), found)
+
+
+def _write(simulation: Simulation, shown: Written) -> None:
+    """Write the files that the options name."""
     program, flat, timeline = simulation.program, simulation.flat, simulation.timeline
-    if trace is not None:
-        write_trace(trace, program, flat, timeline, simulation.costs.issue_ps)
-    if chakra is not None:
-        write_run(chakra, program, simulation.costs.duration_ps)
-    if memory_snapshot is not None:
+    if shown.trace is not None:
+        write_trace(shown.trace, program, flat, timeline, simulation.costs.issue_ps)
+    if shown.chakra is not None:
+        write_run(shown.chakra, program, simulation.costs.duration_ps)
+    if shown.memory_snapshot is not None:
         memory = simulation.memory
         fullest = max(range(len(memory)), key=lambda i: memory[i].peak_bytes)
-        write_snapshot(memory_snapshot, program, flat, timeline, fullest)
+        write_snapshot(shown.memory_snapshot, program, flat, timeline, fullest)

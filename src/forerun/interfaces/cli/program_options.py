@@ -1,8 +1,9 @@
-"""Options of the commands that read a saved Program, and what they share."""
+"""Options that predict, plan and simulate share, and how a saved Program runs under them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,64 +13,77 @@ from forerun.answers.analysis.predict_program import predict_program, read_progr
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.search.search import limited
 from forerun.common.errors import ForerunError
+from forerun.core.cost.measured import Measured
 from forerun.core.cost.measured_files import read_measured
+from forerun.core.network.network_file import Network
 from forerun.core.network.on_topology import network_of
 from forerun.core.program.origin import Origin
 from forerun.describe.cluster.catalog import load_cluster
-from forerun.interfaces.cli.loop_options import loop_of, storage_of
+from forerun.describe.cluster.types import Cluster
+from forerun.interfaces.cli.loop_options import LoopOptions
 from forerun.interfaces.cli.numbers import memory_gib
 
-KernelProfile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="CSV file of your own kernel times; they go over the shipped model.")
-]
-NetworkProfile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="CSV file of your own collective times; they go over the shipped model."),
-]
-TokensPerStep = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens of a step over all GPUs, where the program does not say.")
-]
-Network = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Network file (or text as switch:8@450,fat-tree:16@50) to communicate over."),
-]
-MemoryLimit = Annotated[
-    float | None,
-    typer.Option(
-        parser=memory_gib, metavar="GIB|SIZE", help="Memory of a GPU to use at most: 70 (GiB), 74.5GiB or 80GB."
-    ),
-]
+ClusterOption = Annotated[str, typer.Option(help="Preset (forerun clusters) or a YAML file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a step runs under beside model, plan and cluster."""
+
+    memory_limit: Annotated[
+        float | None,
+        typer.Option(
+            parser=memory_gib, metavar="GIB|SIZE", help="Memory of a GPU to use at most: 70 (GiB), 74.5GiB or 80GB."
+        ),
+    ] = None
+    network: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Network to communicate over: a file, or text such as switch:8@450,fat-tree:16@50."
+        ),
+    ] = None
+    kernel_profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV file of kernel times that you measured; they replace the model's."),
+    ] = None
+    network_profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV file of collective times that you measured; they replace the model's."),
+    ] = None
+    tokens_per_step: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tokens of a step over all GPUs, for a program that does not say it."),
+    ] = None
+
+    def cluster(self, name: str) -> Cluster:
+        """The cluster of this name or file, with no more memory than the limit. Raises ForerunError."""
+        return limited(load_cluster(name), self.memory_limit)
+
+    def topology(self, where: Cluster) -> Network | None:
+        """The network in place of the links of the cluster, if any. Raises ForerunError."""
+        return network_of(where, self.network)
+
+    def measured(self) -> Measured | None:
+        """The user's own measurements, if any. Raises ForerunError."""
+        return read_measured(self.kernel_profile, self.network_profile)
 
 
 def simulate_file(
-    program: Path,
-    cluster: str,
-    *,
-    gpus: int | None,
-    memory_limit: float | None,
-    network: str | None,
-    kernel_profile: Path | None,
-    network_profile: Path | None,
-    tokens_per_step: int | None,
-    whole_timeline: bool,
-    every: str | None = None,
-    checkpoint_mode: str | None = None,
-    storage: str | None = None,
+    program: Path, cluster: str, gpus: int | None, under: Conditions, loop: LoopOptions, *, whole_timeline: bool
 ) -> Simulation:
-    """Run a saved Program as options ask for. Raises ForerunError."""
-    where = limited(load_cluster(cluster), memory_limit)
-    read = read_program(program)
-    loop = loop_of(Origin.of(read).loop, every, checkpoint_mode)
+    """Run a saved Program under these conditions. Raises ForerunError."""
+    where, read = under.cluster(cluster), read_program(program)
     return predict_program(
         read,
         where,
         n_gpus=gpus,
-        network=network_of(where, network),
-        measured=read_measured(kernel_profile, network_profile),
-        tokens_per_step=tokens_per_step,
+        network=under.topology(where),
+        measured=under.measured(),
+        tokens_per_step=under.tokens_per_step,
         whole_timeline=whole_timeline,
-        loop=loop,
-        storage=storage_of(storage, loop),
+        loop=loop.loop(Origin.of(read).loop),
+        storage=loop.where(),
     )
 
 

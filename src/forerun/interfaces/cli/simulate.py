@@ -9,31 +9,23 @@ import typer
 
 from forerun.common.errors import ForerunError
 from forerun.core.program.types import Program
-from forerun.interfaces.cli.program_options import (
-    KernelProfile,
-    MemoryLimit,
-    Network,
-    NetworkProfile,
-    TokensPerStep,
-    simulate_file,
-)
+from forerun.interfaces.cli.loop_options import LoopOptions
+from forerun.interfaces.cli.option_groups import grouped
+from forerun.interfaces.cli.program_options import AsJson, ClusterOption, Conditions, simulate_file
 from forerun.interfaces.report.console import console
 from forerun.interfaces.report.perfetto import write_trace
 from forerun.interfaces.report.records import to_json
 from forerun.interfaces.report.timeline import print_timeline, timeline_record
 
 
+@grouped
 def simulate(
+    under: Conditions,
     program: Annotated[Path, typer.Option(metavar="FILE", help="A saved program (forerun trace).")],
-    cluster: Annotated[str, typer.Option(help="Preset (forerun clusters) or a YAML file.")],
+    cluster: ClusterOption,
     gpus: Annotated[
         int | None, typer.Option(help="GPUs of the run; the program's unless given. Scales data parallelism.")
     ] = None,
-    memory_limit: MemoryLimit = None,
-    network: Network = None,
-    kernel_profile: KernelProfile = None,
-    network_profile: NetworkProfile = None,
-    tokens_per_step: TokensPerStep = None,
     rank_class: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Ranks to show: name or number of a class (default: the slowest)."),
@@ -41,20 +33,10 @@ def simulate(
     top: Annotated[int, typer.Option(min=1, help="How many kernels and modules to list.")] = 20,
     depth: Annotated[int, typer.Option(min=1, help="Parts of a module's path to tell apart.")] = 2,
     trace: Annotated[Path | None, typer.Option(help="Write the step as a Perfetto / Chrome trace.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a saved program: its kernels, streams and modules by time."""
-    simulation = simulate_file(
-        program,
-        cluster,
-        gpus=gpus,
-        memory_limit=memory_limit,
-        network=network,
-        kernel_profile=kernel_profile,
-        network_profile=network_profile,
-        tokens_per_step=tokens_per_step,
-        whole_timeline=True,
-    )
+    simulation = simulate_file(program, cluster, gpus, under, LoopOptions(), whole_timeline=True)
     number = simulation.slowest if rank_class is None else _number(simulation.program, rank_class)
     if trace is not None:
         write_trace(trace, simulation.program, simulation.flat, simulation.timeline, simulation.costs.issue_ps)
