@@ -17,7 +17,8 @@ import pytest
 
 import forerun
 from forerun.core.program.counts import op_counts
-from forerun.core.program.types import OpKind, Phase
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Phase
 
 pytest.importorskip("torch", reason="tracing needs torch")
 pytestmark = pytest.mark.slow

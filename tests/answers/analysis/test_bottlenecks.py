@@ -9,7 +9,8 @@ from forerun.answers.analysis.bottlenecks import bottlenecks, exposed_by_collect
 from forerun.answers.analysis.setup import RankKind, Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
 from forerun.common.units import PS_PER_S
-from forerun.core.program.types import OpKind, Stream
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Stream
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan

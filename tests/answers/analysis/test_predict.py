@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from forerun.answers.analysis.predict import predict, simulate
 from forerun.answers.analysis.prediction import Prediction
 from forerun.common.errors import ForerunError, ImpossiblePlan, UnknownName
-from forerun.core.program.types import OpKind
+from forerun.core.program.kinds import OpKind
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.catalog import load_model

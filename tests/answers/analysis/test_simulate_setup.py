@@ -14,7 +14,8 @@ from forerun.common.errors import ForerunError
 from forerun.core.cost.measured import ANY, Curve, KernelProfile, Measured
 from forerun.core.network.on_topology import load_network
 from forerun.core.network.patterns import NoNetwork, TimedBy
-from forerun.core.program.types import Collective, OpKind
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Collective
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_any, load_model
 from forerun.describe.model.layered import LayeredModel

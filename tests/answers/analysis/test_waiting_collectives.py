@@ -9,7 +9,8 @@ import pytest
 
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
-from forerun.core.program.types import Collective, OpKind, Stream
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Collective, Stream
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan

@@ -16,7 +16,8 @@ from forerun.common.errors import ForerunError
 from forerun.core.engine.simulate import simulate
 from forerun.core.program.builder import BlockBuilder, OpTableBuilder
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import Channel, Collective, OpKind, Program, Stream
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Channel, Collective, Program, Stream
 from forerun.core.program.unfold import unfold
 from forerun.core.program.validate import check
 from forerun.describe.cluster.catalog import load_cluster
@@ -38,7 +39,8 @@ def costs_ps(ops):
     """Whole microseconds for compute, so that traces hold them exactly; something for what communicates."""
     compute_us = np.round((ops.flops / 1e14 + (ops.bytes_read + ops.bytes_written) / 1e12) * 1e6)
     moves = np.isin(ops.kind, [OpKind.COLLECTIVE, OpKind.P2P, OpKind.HOST_COPY])
-    time = np.where(ops.kind == OpKind.DELAY, ops.bytes_read, compute_us * US)
+    time = compute_us * US
+    time[ops.is_delay] = ops.delay(np.flatnonzero(ops.is_delay)).duration_ps
     return np.where(moves, ops.bytes_comm * 20 + 5 * US, time).astype(np.int64)
 
 
@@ -71,7 +73,7 @@ def test_a_program_that_went_through_traces_has_the_same_work():
     for c, one in enumerate(program.rank_classes):
         nodes = slice(flat.class_ptr[c], flat.class_ptr[c + 1])
         ops, op = program.ops, flat.op[nodes]
-        join = (ops.kind == OpKind.DELAY) & (ops.bytes_read == 0)
+        join = ops.is_delay & (ops.delay(np.arange(len(ops))).duration_ps == 0)
         for rank in range(4 * c, 4 * c + 4):
             mine = flat_again.op[flat_again.class_ptr[rank] : flat_again.class_ptr[rank + 1]]
             assert len(mine) == (~join[op]).sum(), one.name

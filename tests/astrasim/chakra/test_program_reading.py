@@ -15,7 +15,8 @@ from forerun.astrasim.chakra.trace import NodeKind
 from forerun.astrasim.chakra.traces import open_traces
 from forerun.astrasim.chakra.writer import write_rank
 from forerun.common.errors import ForerunError
-from forerun.core.program.types import OpKind, Stream
+from forerun.core.program.kinds import Delay, Direction, OpKind, Transfer
+from forerun.core.program.types import Stream
 from forerun.core.program.unfold import unfold
 from forerun.core.program.validate import check
 
@@ -123,7 +124,7 @@ def test_what_launches_a_collective_on_the_host_is_host_work(tmp_path):
     block = program.blocks[0]
     assert block.stream.tolist() == [HOST_STREAM, Stream.COMPUTE]
     assert program.ops.kind[block.op].tolist() == [OpKind.DELAY, OpKind.COLLECTIVE]
-    assert program.ops.bytes_read[block.op[0]] == 7e6
+    assert program.ops.details_of(block.op[0]) == Delay(7_000_000)
 
 
 def test_groups_that_ranks_number_for_themselves_are_told_apart(tmp_path):
@@ -159,8 +160,8 @@ def test_streams_of_a_real_trace_become_lanes_in_launch_order(tmp_path):
         host_lane,
         compute,
     ]
-    durations_us = program.ops.bytes_read[block.op] / 1e6
-    assert durations_us[program.ops.kind[block.op] == OpKind.DELAY].tolist() == [0, 10, 100, 20, 5, 60, 5, 40]
+    delays = block.op[program.ops.is_delay[block.op]]
+    assert (program.ops.delay(delays).duration_ps / 1e6).tolist() == [0, 10, 100, 20, 5, 60, 5, 40]
     assert program.ops.name[block.op[4]] == "node5"
     assert program.groups[0].size == 2
 
@@ -266,7 +267,8 @@ def test_figures_of_nodes_go_to_the_op_table(tmp_path):
     ops = measured.ops
     assert ops.kind.tolist() == [OpKind.HOST_COPY, OpKind.MEMORY, OpKind.DELAY, OpKind.COLLECTIVE]
     assert ops.flops.tolist() == [0, 10, 30, 0]
-    assert (ops.bytes_read + ops.bytes_written).tolist() == [0, 20, 5_000_040, 0]
+    assert (ops.bytes_read + ops.bytes_written).tolist() == [0, 20, 40, 0]
+    assert ops.details_of(2) == Delay(5_000_000)
     assert ops.bytes_comm.tolist() == [64, 0, 0, 200]
     assert roofline.ops.kind.tolist() == [OpKind.HOST_COPY, OpKind.MEMORY, OpKind.MEMORY, OpKind.COLLECTIVE]
     assert roofline.ops.bytes_read.tolist() == [0, 20, 40, 0]
@@ -281,8 +283,8 @@ def test_ranks_that_send_are_classes_of_their_own_and_meet_on_channels(tmp_path)
     assert flat.meeting[flat.meeting >= 0].tolist() == [0, 0]
     assert program.blocks[0].stream.tolist() == [Stream.COMPUTE, Stream.PP_SEND]
     assert program.blocks[1].stream.tolist() == [Stream.PP_RECV, Stream.COMPUTE]
-    assert program.ops.dims[program.blocks[0].op[1], 0] == 1
-    assert program.ops.dims[program.blocks[1].op[0], 0] == -1
+    assert program.ops.details_of(program.blocks[0].op[1]) == Transfer(Direction.OUT)
+    assert program.ops.details_of(program.blocks[1].op[0]) == Transfer(Direction.IN)
 
 
 def test_equal_ranks_share_a_class_only_where_their_groups_are_inside_it(tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from forerun.common.errors import UnknownName
 from forerun.core.cost.attention import BACKWARD_FLOPS, attention_rates, attention_s
+from forerun.core.program.kinds import Attention
 from forerun.describe.cluster.catalog import load_device
 from forerun.describe.kernels.attention import attention_kernels
 
@@ -33,9 +34,9 @@ def seconds(
     v_head_dim: int = 0,
     speed: float = 1.0,
 ) -> float:
-    dims = (batch, heads, kv_heads, seq_q, seq_kv, head_dim, causal, backward, v_head_dim or head_dim)
+    sizes = (batch, heads, kv_heads, seq_q, seq_kv, head_dim, causal, backward, v_head_dim or head_dim)
     rates = attention_rates(load_device(device), kernel, head_dim)
-    return float(attention_s(np.array(dims, np.float64), rates, speed))
+    return float(attention_s(Attention(*(np.float64(size) for size in sizes)), rates, speed))
 
 
 @given(devices, kernels, heads, st.integers(1, 16), st.integers(1, 65536), st.booleans(), st.booleans())
@@ -90,8 +91,8 @@ def test_pieces_of_a_sequence_cost_about_as_much_as_the_whole():
 def test_long_kernels_run_slower_and_no_piece_of_a_sequence_slower_than_they():
     rates = replace(attention_rates(load_device("h100"), "flash3", 128), slowdown=0.2, slowdown_tau_s=4e-3)
     length = 2 ** np.arange(10, 19)
-    dims = np.array([[1, 32, 8, s, s, 128, 1, 0, 128] for s in length.tolist()], np.float64).T
-    ratio = attention_s(dims, rates) / attention_s(dims, replace(rates, slowdown=0.0))
+    shapes = Attention(1, 32, 8, length, length, 128, causal=1, backward=0, v_head_dim=128)
+    ratio = attention_s(shapes, rates) / attention_s(shapes, replace(rates, slowdown=0.0))
     assert np.all(np.diff(ratio) > 0)
     assert ratio[0] < 1.01
     assert 1.19 < ratio[-1] < 1.2

@@ -9,6 +9,7 @@ from forerun.core.cost.gemm import gemm_rates, gemm_s
 from forerun.core.cost.profile import load_profile
 from forerun.core.network.nccl import collective_s
 from forerun.core.program.groups import CommGroup
+from forerun.core.program.kinds import Attention
 from forerun.core.program.types import Collective
 from forerun.describe.cluster.catalog import load_cluster, load_device
 from forerun.describe.kernels.attention import attention_kernels
@@ -59,9 +60,9 @@ def test_attention_without_the_serving_cache_is_close_and_not_slower(device):
         rows[name].to_numpy(np.float64) for name in ("batch", "heads", "kv_heads", "seq", "head_dim")
     )
     one = np.ones_like(seq)
-    dims = np.array([batch, heads, kv_heads, seq, seq, size, one, 0 * one, size])
+    shapes = Attention(batch, heads, kv_heads, seq, seq, size, causal=one, backward=0 * one, v_head_dim=size)
     factor = attention_kernels()[kernel].rate_on(spec.architecture).forward
-    time_s = attention_s(dims, attention_rates(spec, kernel, 128), speed=1 / factor)
+    time_s = attention_s(shapes, attention_rates(spec, kernel, 128), speed=1 / factor)
     ratio = time_s * 1e6 / rows.latency_us.to_numpy()
     assert percent(ratio, 1.0).mean() < 11
     assert -6 < (np.median(ratio) - 1) * 100 < 0.5

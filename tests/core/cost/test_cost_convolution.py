@@ -1,12 +1,14 @@
 """Convolutions: bounded by the roofline, alike in all three roles, and slower where there is more to do."""
 
-import numpy as np
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.core.cost.convolution import convolution_s
 from forerun.core.cost.gemm import gemm_rates, gemm_s
+from forerun.core.program.kinds import Gemm
 from forerun.describe.cluster.catalog import load_device
 from forerun.describe.model.layer_types import conv2d
 from forerun.describe.model.layered import Matmul
@@ -31,9 +33,9 @@ def kernels(batch, shape, channels, kernel, stride):
 
 def seconds(kernel, role, rates=A100, speed=1.0):
     width = int(rates.input_bytes)
-    sizes = (kernel.elements_read * width, kernel.elements_written * width)
-    dims = (kernel.m, kernel.n, kernel.k, kernel.groups, role, 0, 1, *sizes)
-    return float(convolution_s(np.array([dims], np.float64).T, rates, speed)[0])
+    read, written = kernel.elements_read * width, kernel.elements_written * width
+    shape = Gemm(kernel.m, kernel.n, kernel.k, kernel.groups, role, operand_bytes=read, result_bytes=written)
+    return float(convolution_s(shape, rates, speed))
 
 
 @given(sizes)
@@ -78,9 +80,6 @@ def test_a_deep_and_small_weight_gradient_is_split():
 def test_what_older_files_say_of_a_convolution_is_enough():
     """Programs saved without the result's bytes: those of the product stand for them."""
     kernel = kernels(64, (64, 56, 56), 64, 1, 1)["forward"]
-    known = np.array(
-        [[kernel.m, kernel.n, kernel.k, 1, 0, 0, 1, 2 * kernel.elements_read, 2 * kernel.elements_written]]
-    )
-    older = known.copy()
-    older[0, 8] = 0
-    assert convolution_s(known.T.astype(float), A100) == convolution_s(older.T.astype(float), A100)
+    older = Gemm(kernel.m, kernel.n, kernel.k, operand_bytes=2 * kernel.elements_read)
+    known = replace(older, result_bytes=2 * kernel.elements_written)
+    assert convolution_s(known, A100) == convolution_s(older, A100)

@@ -10,6 +10,7 @@ from forerun.common.units import PS_PER_S, PS_PER_US
 from forerun.core.cost.op_costs import durations_ps
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.groups import CommGroup
+from forerun.core.program.kinds import Attention
 from forerun.core.program.types import Collective, OpTable
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import KernelRates
@@ -22,8 +23,8 @@ def table() -> OpTable:
     ops = OpTableBuilder()
     ops.gemm("product", 4096, 4096, 4096)
     ops.gemm("product.fp8", 4096, 4096, 4096, dtype="fp8")
-    ops.attention("attention", 1, 32, 8, 4096, 4096, 128, kernel="flash3")
-    ops.attention("attention.backward", 1, 32, 8, 4096, 4096, 128, backward=True, kernel="flash3")
+    ops.attention("attention", Attention(1, 32, 8, 4096, 4096, 128, 1, 0, 128), kernel="flash3")
+    ops.attention("attention.backward", Attention(1, 32, 8, 4096, 4096, 128, 1, 1, 128), kernel="flash3")
     ops.memory("norm", 1e8, 1e8)
     ops.collective("gather", Collective.ALL_GATHER, 0, 1e8)
     ops.collective("reduce", Collective.REDUCE_SCATTER, 1, 1e8)
@@ -62,7 +63,7 @@ def test_the_order_of_rows_does_not_matter():
     ops.delay("wait", 12345)
     ops.collective("reduce", Collective.REDUCE_SCATTER, 1, 1e8)
     ops.gemm("product", 4096, 4096, 4096)
-    ops.attention("attention", 1, 32, 8, 4096, 4096, 128, kernel="flash3")
+    ops.attention("attention", Attention(1, 32, 8, 4096, 4096, 128, 1, 0, 128), kernel="flash3")
     whole, part = durations(table()), durations(ops.build())
     assert part == {name: whole[name] for name in part}
 

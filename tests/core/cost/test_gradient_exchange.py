@@ -17,7 +17,8 @@ from forerun.core.network.patterns_catalog import pattern_of
 from forerun.core.network.patterns_collectives import Compressed, Nccl, RingAllReduce
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import Collective, OpKind
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Collective
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan

@@ -12,6 +12,7 @@ from forerun.core.cost.measured import ANY, Curve, KernelProfile, Measured, Netw
 from forerun.core.cost.measured_files import read_kernel_profile, read_measured, read_network_profile
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.groups import CommGroup
+from forerun.core.program.kinds import Attention
 from forerun.core.program.types import Collective
 
 RING = Curve((1e3, 1e6, 1e9), (10e-6, 20e-6, 5e-3))
@@ -102,8 +103,8 @@ def test_products_are_found_by_shape_and_dtype():
 
 def test_attention_is_found_by_kernel_or_by_any():
     ops = table_of(
-        lambda b: b.attention("forward", 1, 32, 8, 4096, 4096, 128, kernel="flash2"),
-        lambda b: b.attention("backward", 1, 32, 8, 4096, 4096, 128, kernel="flash2", backward=True),
+        lambda b: b.attention("forward", Attention(1, 32, 8, 4096, 4096, 128, 1, 0, 128), kernel="flash2"),
+        lambda b: b.attention("backward", Attention(1, 32, 8, 4096, 4096, 128, 1, 1, 128), kernel="flash2"),
     )
     shape = (1, 32, 8, 4096, 4096, 128, 1, 0, 128)
     named = Measured(KernelProfile(attention={("flash2", shape): 1.0, (ANY, shape): 2.0})).lookup(ops, ())

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from random_programs import program
 
 from forerun.core.program.builder import BlockBuilder, OpTableBuilder
-from forerun.core.program.types import Category, Collective, OpKind, Phase, Stream
+from forerun.core.program.kinds import Attention, Direction, Gemm, GemmRole, HostCopy, OpKind
+from forerun.core.program.types import Category, Collective, Phase, Stream
 
 
 def test_equal_ops_are_stored_once() -> None:
@@ -25,14 +27,16 @@ def test_gemm_counts_flops_and_bytes() -> None:
     assert table.flops.tolist() == [2 * 3 * 8 * 4 * 2, 2 * 8 * 4 * 2]
     assert table.bytes_read.tolist() == [3 * (8 + 4) * 2 * 2, (8 + 4) * 2 * 2 + 8 * 4 * 4]
     assert table.bytes_written.tolist() == [3 * 8 * 4 * 2, 8 * 4 * 4]
-    assert table.dims[:, :6].tolist() == [[8, 4, 2, 3, 0, 0], [8, 4, 2, 1, 2, 4]]
+    assert table.details_of(0) == Gemm(m=8, n=4, k=2, batch=3)
+    assert table.details_of(1) == Gemm(m=8, n=4, k=2, role=GemmRole.WGRAD, accumulate_bytes=4)
+    assert table.gemm(np.array([1, 0])).batch.tolist() == [1, 3]
 
 
 def test_attention_halves_the_causal_square_and_multiplies_backward() -> None:
     ops = OpTableBuilder()
-    for causal, backward in ((False, False), (True, False), (True, True)):
-        ops.attention("attention", 2, 8, 2, 128, 128, 64, causal, backward)
-    ops.attention("last 128 of 256", 2, 8, 2, 128, 256, 64)
+    for causal, backward in ((0, 0), (1, 0), (1, 1)):
+        ops.attention("attention", Attention(2, 8, 2, 128, 128, 64, causal, backward, 64))
+    ops.attention("last 128 of 256", Attention(2, 8, 2, 128, 256, 64, 1, 0, 64))
     full, causal, backward, chunk = ops.build().flops.tolist()
     assert full == 4 * 2 * 8 * 128 * 128 * 64
     assert causal == full / 2
@@ -44,13 +48,16 @@ def test_other_kinds_fill_their_columns() -> None:
     ops = OpTableBuilder()
     ops.memory("norm", 100, 50, launches=3, flops=7)
     ops.collective("gather", Collective.ALL_GATHER, 0, 1000, "fp32")
-    ops.p2p("send", 0, 10)
+    ops.p2p("send", 0, 10, direction=Direction.OUT)
     ops.host_copy("offload", 20)
     ops.delay("wait", 99)
     table = ops.build()
     assert table.kind.tolist() == [OpKind.MEMORY, OpKind.COLLECTIVE, OpKind.P2P, OpKind.HOST_COPY, OpKind.DELAY]
     assert table.bytes_comm.tolist() == [0, 1000, 10, 20, 0]
-    assert table.bytes_read.tolist() == [100, 0, 0, 0, 99]
+    assert table.bytes_read.tolist() == [100, 0, 0, 0, 0]
+    assert table.sends.tolist() == [False, False, True, False, False]
+    assert table.details_of(3) == HostCopy(Direction.EITHER)
+    assert table.delay(np.array([4])).duration_ps.tolist() == [99]
     assert table.collective.tolist() == [0, Collective.ALL_GATHER, Collective.SEND_RECV, 0, 0]
     assert table.group.tolist() == [-1, 0, 0, -1, -1]
     assert table.launches.tolist() == [3, 1, 1, 1, 0]

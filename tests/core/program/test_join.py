@@ -9,7 +9,8 @@ import pytest
 
 from forerun.common.errors import ForerunError
 from forerun.core.program.join import Part, joined
-from forerun.core.program.types import OpKind, Program
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Program
 from forerun.core.program.unfold import unfold
 from forerun.core.program.validate import check
 from forerun.describe.cluster.catalog import load_cluster

@@ -10,9 +10,23 @@ from hypothesis import HealthCheck, given, settings
 from random_programs import program, random_programs
 
 from forerun.common.errors import ForerunError
+from forerun.core.cost.op_costs import durations_ps
 from forerun.core.program.builder import BlockBuilder
+from forerun.core.program.kinds import (
+    Attention,
+    Delay,
+    Details,
+    Direction,
+    Gemm,
+    GemmRole,
+    HostCopy,
+    OpKind,
+    Transfer,
+)
 from forerun.core.program.storage import load, save
 from forerun.core.program.types import Program
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.cluster.types import KernelRates
 
 
 def small() -> Program:
@@ -94,7 +108,7 @@ def rewritten(path: Path, **header: object) -> Path:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"version": 2}, "format version 2, this forerun reads 1"),
+        ({"version": 3}, "format version 3, this forerun reads 1 to 2"),
         ({"format": "other"}, "not a saved Program"),
         ({"blocks": "b"}, "damaged or not a saved Program"),
         ({"blocks": ["b", "c"]}, "damaged or not a saved Program"),
@@ -137,3 +151,58 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "folder.npz").mkdir()
     with pytest.raises(ForerunError, match=r"can't be written"):
         save(small(), tmp_path / "folder.npz")
+
+
+# -- files of earlier versions -------------------------------------------------------------------------------------
+
+SAVED_BEFORE = Path(__file__).parent / "saved_before"
+
+
+def test_a_program_of_version_1_is_read_with_every_figure_in_its_own_column() -> None:
+    ops = load(SAVED_BEFORE / "program_version_1.npz").ops
+    kinds = [OpKind.GEMM] * 3 + [OpKind.ATTENTION, OpKind.MEMORY, OpKind.COLLECTIVE] + [OpKind.P2P] * 3
+    assert ops.kind.tolist() == [*kinds, *[OpKind.HOST_COPY] * 3, OpKind.DELAY]
+    assert [ops.details_of(row) for row in range(len(ops))] == [
+        Gemm(4096, 1024, 512, batch=2, role=GemmRole.DGRAD, kernels=2),
+        Gemm(512, 1024, 4096, role=GemmRole.WGRAD, accumulate_bytes=4),
+        Gemm(6272, 64, 576, operand_bytes=900000, result_bytes=802816),
+        Attention(2, 8, 2, 1024, 2048, 128, causal=1, backward=1, v_head_dim=64),
+        Details(),
+        Details(),
+        *(Transfer(way) for way in (Direction.OUT, Direction.IN, Direction.EITHER)),
+        *(HostCopy(way) for way in (Direction.IN, Direction.OUT, Direction.EITHER)),
+        Delay(123456789),
+    ]
+    assert (ops.kernel[3], ops.dtype[3]) == ("flash3", "")
+    assert (set(ops.kernel) - {"flash3"}, ops.dtype[4]) == ({""}, "fp32")
+    assert (ops.flops[-1], ops.bytes_read[-1], ops.bytes_written[-1]) == (7, 0, 11)
+
+
+def test_a_program_of_version_1_takes_the_time_that_it_took() -> None:
+    """Times of the code that wrote it, in picoseconds."""
+    program = load(SAVED_BEFORE / "program_version_1.npz")
+    time_ps, _ = durations_ps(program.ops, program.groups, load_cluster("h100-sxm"), KernelRates())
+    products, moves = [18535810, 9258075, 4078608, 100089481], [59664597] * 3 + [29531250] * 2 + [49062500]
+    assert time_ps.tolist() == [*products, 3559701, 287904808, *moves, 123456789]
+
+
+def test_columns_are_found_by_name_wherever_they_stand(tmp_path: Path) -> None:
+    """A file whose kinds have their columns in another order, or lack one that is new, reads the same."""
+    saved = load(SAVED_BEFORE / "program_version_1.npz")
+    save(saved, tmp_path / "p.npz")
+    with np.load(tmp_path / "p.npz") as file:
+        arrays = dict(file)
+    header = json.loads(arrays["header"].tobytes())
+    header["op_details"] = {kind: names[::-1] for kind, names in header["op_details"].items()}
+    for row, kind in enumerate(saved.ops.kind.tolist()):
+        width = len(header["op_details"][OpKind(kind).name])
+        arrays["ops.details"][row, :width] = arrays["ops.details"][row, :width][::-1].copy()
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(tmp_path / "p.npz", **arrays)
+    assert_same(load(tmp_path / "p.npz"), saved)
+
+
+def test_a_column_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    save(small(), tmp_path / "p.npz")
+    with pytest.raises(ForerunError, match="damaged or not a saved Program"):
+        load(rewritten(tmp_path / "p.npz", op_details={"GEMM": ["m", "colour"]}))

@@ -11,7 +11,7 @@ from forerun.core.cost.gemm import gemm_s
 from forerun.core.cost.profile import AttentionEntry, GemmEntry
 from forerun.core.network.constants import NodeOp
 from forerun.core.program.types import Collective
-from forerun.evidence.measure.fit import Peaks, attention_constants, attention_dims, collective_s, gemm_constants
+from forerun.evidence.measure.fit import Peaks, attention_constants, attention_shapes, collective_s, gemm_constants
 
 PEAKS = Peaks(tflops=989.4, hbm_gb_s=3350, multiprocessors=132)
 """those of the H100 SXM"""
@@ -45,8 +45,8 @@ def write_kernels(path: Path) -> Path:
     )
     shape = {"batch": batch, "seq": seq, "heads": heads, "kv_heads": heads, "head_dim": np.full(len(seq), 128.0)}
     for backward, rate in ((0, 1.0), (1, 0.8)):
-        dims = attention_dims(shape | {"backward": np.full(len(seq), float(backward))})
-        time_us = attention_s(dims, attention_constants(HEAD, PEAKS), rate) * 1e6 * wobble(len(seq), 7)
+        shapes = attention_shapes(shape | {"backward": np.full(len(seq), float(backward))})
+        time_us = attention_s(shapes, attention_constants(HEAD, PEAKS), rate) * 1e6 * wobble(len(seq), 7)
         lines += [
             f"attention,,,,,,{b:.0f},{h:.0f},{h:.0f},{s:.0f},{s:.0f},128,1,{backward},flash3,,{t!r}"
             for b, h, s, t in zip(batch, heads, seq, time_us.tolist(), strict=True)

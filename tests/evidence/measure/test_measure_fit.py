@@ -14,7 +14,7 @@ from forerun.core.program.types import Collective
 from forerun.evidence.measure.fit import (
     Peaks,
     attention_constants,
-    attention_dims,
+    attention_shapes,
     collective_s,
     fit_attention,
     fit_bytes,
@@ -42,7 +42,7 @@ def heads() -> dict[str, np.ndarray]:
     batch, seq, count = (x.ravel() for x in np.meshgrid([1, 2, 8], [128, 512, 2048, 4096, 16384], [8, 32, 64]))
     data = {"batch": batch, "seq": seq, "heads": count, "kv_heads": np.maximum(count // 4, 1)}
     data["head_dim"] = np.full(len(seq), 128)
-    data["latency_us"] = attention_s(attention_dims(data), attention_constants(HEAD, PEAKS)) * 1e6
+    data["latency_us"] = attention_s(attention_shapes(data), attention_constants(HEAD, PEAKS)) * 1e6
     return data
 
 
@@ -94,7 +94,7 @@ def test_collectives_are_reproduced():
 def test_a_kernel_of_another_rate_gives_the_same_constants():
     data = heads()
     speed = np.where(data["batch"] > 1, 0.5, 1.0)
-    times = attention_s(attention_dims(data), attention_constants(HEAD, PEAKS), speed) * 1e6
+    times = attention_s(attention_shapes(data), attention_constants(HEAD, PEAKS), speed) * 1e6
     entry, _, error = fit_attention(data | {"latency_us": times, "speed": speed}, PEAKS)
     assert error < 0.1
     assert entry.p_tflops == pytest.approx(HEAD.p_tflops, rel=0.01)

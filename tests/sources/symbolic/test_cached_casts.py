@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.core.program.types import Category, OpKind
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Category
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan

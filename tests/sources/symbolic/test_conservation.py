@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from forerun.core.memory.profile import profile
-from forerun.core.program.types import Category, OpKind, Program
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Category, Program
 from forerun.core.program.unfold import unfold
 from forerun.describe.model.parameters import parameter_count
 from forerun.describe.model.spec import ModelSpec

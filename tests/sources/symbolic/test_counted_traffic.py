@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.core.program.types import OpKind, OpTable
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import OpTable
 from forerun.describe.model.parameters import parameter_count
 from forerun.sources.symbolic.build import build
 

@@ -12,7 +12,8 @@ from forerun.answers.analysis.simulate_setup import simulate_setup
 from forerun.common.errors import ForerunError, ImpossiblePlan
 from forerun.core.memory.profile import profile
 from forerun.core.program.counts import op_counts
-from forerun.core.program.types import Category, Collective, OpKind, Phase, Program
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Category, Collective, Phase, Program
 from forerun.core.program.validate import check
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.convolutional import ConvNet, load_convolutional
@@ -266,7 +267,7 @@ def test_plans_that_need_a_transformer_are_refused(fields: dict[str, object], me
 def test_scaled_dot_product_attention_is_cudnns_on_blackwell(device: str, kernel: str) -> None:
     model = layers_from([{"layer_id": "a", "layer_type": "attention", "input_shape": [64, 128]}], "net.yaml")
     ops = build(model, plan(stack="torchtitan"), load_cluster(device)).ops
-    assert {name for name, kind in zip(ops.dtype, ops.kind, strict=True) if kind == OpKind.ATTENTION} == {kernel}
+    assert {name for name, kind in zip(ops.kernel, ops.kind, strict=True) if kind == OpKind.ATTENTION} == {kernel}
 
 
 def test_attention_by_hand_needs_a_fused_kernel() -> None:

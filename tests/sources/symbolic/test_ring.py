@@ -8,7 +8,7 @@ import pytest
 from forerun.answers.analysis.predict import predict
 from forerun.common.errors import ImpossiblePlan
 from forerun.core.program.counts import op_counts
-from forerun.core.program.types import OpKind
+from forerun.core.program.kinds import OpKind
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.canonical import canonical

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from forerun.common.errors import ImpossiblePlan
 from forerun.core.memory.profile import profile
 from forerun.core.program.counts import op_counts
-from forerun.core.program.types import OpKind, Phase
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Phase
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.constraints import check_plan
 from forerun.describe.plan.stack import load_stack

@@ -12,7 +12,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from forerun.core.program.types import Category, OpKind, Phase
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Category, Phase
 from forerun.sources.trace.inside.world import World
 from forerun.sources.trace.job import Job
 

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from forerun.core.program.builder import OpTableBuilder
-from forerun.core.program.types import N_CATEGORIES, Category, Collective, OpKind, Phase
+from forerun.core.program.kinds import Direction, OpKind
+from forerun.core.program.types import N_CATEGORIES, Category, Collective, OpRow, Phase
 from forerun.sources.trace.recording import Recording
 
 LAUNCH_PS = 3
@@ -37,28 +38,15 @@ class Recorder:
         return self.node(op, stream, **where)
 
     def collective(self, kind, group, size_bytes, time_ps, stream=0, name="collective", **where):
-        op = self.ops.add(
-            name,
-            OpKind.COLLECTIVE,
-            "bf16",
-            flops=float(time_ps),
-            collective=int(kind),
-            group=group,
-            bytes_comm=float(size_bytes),
-        )
+        comm = {"collective": int(kind), "group": group, "bytes_comm": float(size_bytes)}
+        op = self.ops.add(OpRow(name, OpKind.COLLECTIVE, "bf16", flops=float(time_ps), **comm))
         return self.node(op, stream, **where)
 
     def message(self, sends, peer, group, size_bytes, time_ps, stream=0, **where):
-        op = self.ops.add(
-            "send" if sends else "recv",
-            OpKind.P2P,
-            "bf16",
-            (1 if sends else -1, 0, 0, 0, 0, 0, 0, 0, 0),
-            flops=float(time_ps),
-            collective=int(Collective.SEND_RECV),
-            group=group,
-            bytes_comm=float(size_bytes),
-        )
+        way = (Direction.OUT if sends else Direction.IN,)
+        comm = {"collective": int(Collective.SEND_RECV), "group": group, "bytes_comm": float(size_bytes)}
+        row = OpRow("send" if sends else "recv", OpKind.P2P, "bf16", details=way, flops=float(time_ps), **comm)
+        op = self.ops.add(row)
         return self.node(op, stream, peer=peer, **where)
 
     def tensor(self, size_bytes, category, alloc, free):
@@ -172,7 +160,7 @@ def _before(one: Recording) -> list[set[int]]:
                 out[node] |= set(batches[k - 1]) if k else set()
                 for other in batch[:at]:
                     out[node] |= set(waits[other])
-                    same_op = one.ops.dims[one.op[other], 0] == one.ops.dims[one.op[node], 0]
+                    same_op = one.ops.sends[one.op[other]] == one.ops.sends[one.op[node]]
                     out[node] |= {other} if same_op and one.peer[other] == one.peer[node] else set()
     return out
 
@@ -186,7 +174,7 @@ def _meetings(recordings: Sequence[Recording]) -> list[list[tuple[int, int]]]:
             op, peer = int(one.op[i]), int(one.peer[i])
             group = one.groups[one.ops.group[op]] if one.ops.group[op] >= 0 else ("", ())
             if one.ops.kind[op] == OpKind.P2P and peer in of_rank:
-                ends = (one.rank, peer) if one.ops.dims[op, 0] > 0 else (peer, one.rank)
+                ends = (one.rank, peer) if one.ops.sends[op] else (peer, one.rank)
             elif one.ops.kind[op] == OpKind.COLLECTIVE and sum(rank in of_rank for rank in group[1]) > 1:
                 ends = group[1]
             else:

@@ -29,7 +29,8 @@ from transformers import (
 
 from forerun.core.memory.profile import profile
 from forerun.core.program.counts import op_counts
-from forerun.core.program.types import Collective, OpKind, Phase
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Collective, Phase
 from forerun.describe.plan.plan import Plan
 from forerun.sources.trace.module import trace_module
 

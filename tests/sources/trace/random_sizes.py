@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from forerun.core.program.types import OpKind
+from forerun.core.program.kinds import OpKind
 from forerun.sources.trace.inside.world import World
 from forerun.sources.trace.job import Job
 

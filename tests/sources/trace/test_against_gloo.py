@@ -27,7 +27,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.core.program.types import Collective, OpKind
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Collective
 from forerun.sources.trace.job import Job
 from forerun.sources.trace.launch import Limits, record_script
 

@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 
 from forerun.core.memory.profile import profile  # noqa: E402
 from forerun.core.program.counts import op_counts  # noqa: E402
-from forerun.core.program.types import Collective, OpKind, Phase  # noqa: E402
+from forerun.core.program.kinds import OpKind  # noqa: E402
+from forerun.core.program.types import Collective, Phase  # noqa: E402
 from forerun.describe.cluster.catalog import load_cluster  # noqa: E402
 from forerun.describe.model.spec import ModelSpec, MoESpec  # noqa: E402
 from forerun.describe.plan.plan import Plan  # noqa: E402

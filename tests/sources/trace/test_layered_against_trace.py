@@ -12,7 +12,8 @@ from torch_resnet import NETWORKS  # noqa: E402
 from forerun.core.cost.op_costs import durations_ps  # noqa: E402
 from forerun.core.memory.profile import profile  # noqa: E402
 from forerun.core.program.counts import op_counts  # noqa: E402
-from forerun.core.program.types import Collective, OpKind, Phase  # noqa: E402
+from forerun.core.program.kinds import OpKind  # noqa: E402
+from forerun.core.program.types import Collective, Phase  # noqa: E402
 from forerun.describe.cluster.catalog import load_cluster  # noqa: E402
 from forerun.describe.cluster.types import KernelRates  # noqa: E402
 from forerun.describe.model.convolutional import load_convolutional  # noqa: E402

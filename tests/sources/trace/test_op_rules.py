@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from forerun.common.errors import ForerunError
 from forerun.core.program.builder import OpTableBuilder
-from forerun.core.program.types import OpKind
+from forerun.core.program.kinds import Attention, Gemm, OpKind
 from forerun.sources.trace.inside.kernels import attention as attention_module
 from forerun.sources.trace.inside.kernels.attention import window_pairs
 from forerun.sources.trace.inside.kernels.memory import multi_tensor_launches
@@ -35,14 +35,14 @@ class Rows(TorchDispatchMode):
         return out
 
     def rows(self):
-        """(name, kind, dtype, dims, flops, read, written, launches) of every kernel, in order."""
+        """(name, kind, kernel or dtype, details, flops, read, written, launches) of every kernel, in order."""
         table = self.table.build()
         return [
             (
                 table.name[k.op],
                 OpKind(int(table.kind[k.op])),
-                table.dtype[k.op],
-                tuple(table.dims[k.op].tolist()),
+                table.kernel[k.op] or table.dtype[k.op],
+                table.details_of(k.op),
                 table.flops[k.op],
                 table.bytes_read[k.op],
                 table.bytes_written[k.op],
@@ -149,11 +149,11 @@ def attention_rows(op, q, k, v, causal, backward):
 
 
 @pytest.mark.parametrize(("op", "kernel"), [("flash", "flash2"), ("efficient", "efficient"), ("cudnn", "cudnn")])
-def test_attention_rows_have_dims_and_kernel_of_the_cost_room(op, kernel):
+def test_attention_rows_have_shape_and_kernel_of_the_cost_room(op, kernel):
     q, k, v = empty(2, 8, 128, 64), empty(2, 2, 192, 64), empty(2, 2, 192, 32)
-    ((name, kind, dtype, dims, *_),) = attention_rows(op, q, k, v, True, False)
-    assert (name, kind, dtype) == (f"_scaled_dot_product_{op}_attention", OpKind.ATTENTION, kernel)
-    assert dims == (2, 8, 2, 128, 192, 64, 1, 0, 32)
+    ((name, kind, found, shape, *_),) = attention_rows(op, q, k, v, True, False)
+    assert (name, kind, found) == (f"_scaled_dot_product_{op}_attention", OpKind.ATTENTION, kernel)
+    assert shape == Attention(2, 8, 2, 128, 192, 64, causal=1, backward=0, v_head_dim=32)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_packed_sequences_count_as_equally_long():
     mode = Rows()
     args = (q, k, k, lengths, lengths, 256, 256, 0.0, True, False)
     mode.kernels = describe(mode.table, aten._flash_attention_forward.default, args, {}, (q,))
-    ((_, _, _, dims, flops, *_),) = mode.rows()
-    assert dims == (4, 8, 2, 256, 256, 64, 1, 0, 64)
+    ((_, _, _, shape, flops, *_),) = mode.rows()
+    assert shape == Attention(4, 8, 2, 256, 256, 64, causal=1, backward=0, v_head_dim=64)
     assert flops == 2.0 * 4 * 8 * 256 * 256 / 2 * 128
 
 
@@ -235,9 +235,9 @@ def test_roles_follow_autograd_and_a_recomputed_forward_is_a_forward():
 def test_a_product_added_to_a_matrix_copies_it_and_accumulates():
     rows = record(aten.baddbmm, empty(3, 96, 56), empty(3, 96, 40), empty(3, 40, 56)).rows()
     assert [row[0] for row in rows] == ["copy_", "baddbmm"]
-    assert rows[1][3][5] == 2
-    ((_, _, _, dims, *_),) = record(empty(96, 56).addmm_, empty(96, 40), empty(40, 56)).rows()
-    assert dims == (96, 56, 40, 1, 0, 2, 1, 0, 0)
+    assert rows[1][3].accumulate_bytes == 2
+    ((_, _, _, shape, *_),) = record(empty(96, 56).addmm_, empty(96, 40), empty(40, 56)).rows()
+    assert shape == Gemm(96, 56, 40, accumulate_bytes=2)
 
 
 def test_fp32_products_are_tf32_where_the_switch_says_so():
@@ -264,7 +264,7 @@ def test_scaled_products_are_fp8_and_block_scales_mxfp8():
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "out", "dims"),
+    ("left", "right", "out", "shape"),
     [
         ((1024, 64), (8, 64, 96), (1024, 96), (128, 96, 64, 8)),
         ((64, 1024), (1024, 96), (8, 64, 96), (64, 96, 128, 8)),
@@ -272,12 +272,12 @@ def test_scaled_products_are_fp8_and_block_scales_mxfp8():
         ((1023, 64), (8, 64, 96), (1023, 96), (127, 96, 64, 8)),
     ],
 )
-def test_grouped_products_are_one_kernel_with_exact_flops(left, right, out, dims):
+def test_grouped_products_are_one_kernel_with_exact_flops(left, right, out, shape):
     mode = Rows()
     args = (empty(*left), empty(*right), empty(8, dtype=torch.int32))
     mode.kernels = describe(mode.table, aten._grouped_mm.default, args, {}, empty(*out))
     ((_, _, _, got, flops, *_, launches),) = mode.rows()
-    assert got[:4] == dims
+    assert (got.m, got.n, got.k, got.batch) == shape
     shared = left[0] * left[1] * right[-1] if len(left) == 2 else 8 * left[1] * left[2] * right[-1]
     assert (flops, launches) == (2.0 * shared, 1)
 
@@ -581,16 +581,16 @@ def test_flex_attention_takes_the_density_of_its_mask():
         return (i >= j) & (i - j < 128)
 
     table = OpTableBuilder()
-    dims = {}
+    shapes = {}
     for name, mask in (("causal", causal), ("window", window)):
         block_mask = (1024, 1024, *[None] * 8, 128, 128, mask)
         flex = torch.ops.higher_order.flex_attention
         (kernel,) = describe(table, flex, (q, k, k, None, block_mask, 0.125, {}, (), ()), {}, (q, None, None))
-        dims[name] = tuple(table.build().dims[kernel.op].tolist())
-        assert table.build().dtype[kernel.op] == "flex"
-    assert dims["causal"] == (1, 8, 2, 1024, 1024, 64, 1, 0, 64)
-    assert dims["window"][6] == 0
-    assert 90 < dims["window"][4] < 150
+        shapes[name] = table.build().details_of(kernel.op)
+        assert table.build().kernel[kernel.op] == "flex"
+    assert shapes["causal"] == Attention(1, 8, 2, 1024, 1024, 64, causal=1, backward=0, v_head_dim=64)
+    assert not shapes["window"].causal
+    assert 90 < shapes["window"].seq_kv < 150
 
 
 def test_a_description_takes_microseconds():

@@ -10,9 +10,10 @@ from made_recordings import LAUNCH_PS, Recorder, ends_ps, memory_levels, peak_by
 from forerun.common.errors import ForerunError
 from forerun.core.engine.simulate import simulate
 from forerun.core.memory.profile import profile
+from forerun.core.program.kinds import OpKind
 from forerun.core.program.origin import Origin
 from forerun.core.program.storage import load, save
-from forerun.core.program.types import Category, Collective, OpKind, Phase, Stream
+from forerun.core.program.types import Category, Collective, Phase, Stream
 from forerun.core.program.unfold import unfold
 from forerun.core.program.validate import check
 from forerun.sources.trace.to_program import to_program

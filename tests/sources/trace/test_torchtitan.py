@@ -14,8 +14,9 @@ import pytest
 import standin_torchtitan
 
 from forerun.common.errors import ForerunError
+from forerun.core.program.kinds import OpKind
 from forerun.core.program.storage import load
-from forerun.core.program.types import Collective, OpKind
+from forerun.core.program.types import Collective
 from forerun.sources.trace import titan
 from forerun.sources.trace.inside.titan.data import Batches, assign, checked, end_of_text, parsed
 from forerun.sources.trace.job import Failure, Job

@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 
 from forerun.common.errors import ForerunError  # noqa: E402
 from forerun.core.program.counts import op_counts  # noqa: E402
-from forerun.core.program.types import Collective, OpKind, Phase  # noqa: E402
+from forerun.core.program.kinds import OpKind  # noqa: E402
+from forerun.core.program.types import Collective, Phase  # noqa: E402
 from forerun.describe.plan.plan import Plan  # noqa: E402
 from forerun.interfaces.api import predict_program  # noqa: E402
 from forerun.sources.trace.module import trace_module  # noqa: E402

@@ -14,7 +14,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention 
 
 from forerun.core.memory.profile import profile  # noqa: E402
 from forerun.core.program.counts import op_counts  # noqa: E402
-from forerun.core.program.types import OpKind, Phase  # noqa: E402
+from forerun.core.program.kinds import OpKind  # noqa: E402
+from forerun.core.program.types import Phase  # noqa: E402
 from forerun.describe.cluster.catalog import load_cluster  # noqa: E402
 from forerun.describe.model.spec import ModelSpec  # noqa: E402
 from forerun.describe.plan.plan import Plan  # noqa: E402

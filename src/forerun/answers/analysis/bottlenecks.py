@@ -14,7 +14,8 @@ from forerun.answers.analysis.breakdown import Cause, breakdown_ps
 from forerun.answers.analysis.reading import Simulation
 from forerun.common.units import PS_PER_S
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import I64, Collective, OpKind, Stream
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import I64, Collective, Stream
 
 WORDS = {
     Cause.MATMUL: "matrix products",

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from forerun.common.jit import njit
 from forerun.core.engine.simulate import Timeline
+from forerun.core.program.kinds import OpKind
 from forerun.core.program.origin import Origin
-from forerun.core.program.types import F64, I8, I32, I64, FlatProgram, OpKind, Phase, Program, Stream
+from forerun.core.program.types import F64, I8, I32, I64, FlatProgram, Phase, Program, Stream
 
 
 class Cause(IntEnum):

@@ -10,7 +10,8 @@ import numpy as np
 from forerun.core.cost.step_costs import StepCosts
 from forerun.core.program.counts import op_counts
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import OpKind, OpTable, Program
+from forerun.core.program.kinds import Attention, Gemm, OpKind
+from forerun.core.program.types import OpTable, Program
 
 _KINDS = {
     "matrix products": (OpKind.GEMM,),
@@ -74,12 +75,12 @@ def coverage(program: Program, costs: StepCosts) -> Coverage:
 
 def _described(ops: OpTable, row: int, groups: Sequence[CommGroup]) -> str:
     """An op by its name and by what decides whether it was measured."""
-    kind, dims = OpKind(int(ops.kind[row])), ops.dims[row].tolist()
-    if kind == OpKind.GEMM:
-        return f"{ops.name[row]} of {dims[0]} x {dims[1]} x {dims[2]}"
-    if kind == OpKind.ATTENTION:
-        return f"{ops.name[row]} ({ops.dtype[row]}, head size {dims[5]}, {dims[4]} keys)"
-    if kind in (OpKind.COLLECTIVE, OpKind.P2P) and ops.group[row] >= 0:
+    of = ops.details_of(row)
+    if isinstance(of, Gemm):
+        return f"{ops.name[row]} of {of.m} x {of.n} x {of.k}"
+    if isinstance(of, Attention):
+        return f"{ops.name[row]} ({ops.kernel[row]}, head size {of.head_dim}, {of.seq_kv} keys)"
+    if ops.is_communication[row] and ops.group[row] >= 0:
         group = groups[int(ops.group[row])]
         return f"{ops.name[row]} over {group.nodes} x {group.ranks_per_node} ranks"
     return ops.name[row]

@@ -108,7 +108,7 @@ def _outside(coverage: Coverage) -> list[str]:
 def _stand_ins(program: Program, device: Device) -> list[str]:
     """A line for each attention kernel of the program whose own rates on the device are not known."""
     ops = program.ops
-    kernels = sorted({ops.dtype[row] for row in np.flatnonzero(ops.kind == OpKind.ATTENTION).tolist()})
+    kernels = sorted(set(ops.kernel) - {""})
     rates = {kernel: fused_kernel(kernel).rate_on(device.architecture).stands_in for kernel in kernels}
     return [
         f"attention {kernel}: its rates on {device.architecture} are not known; {other} stand in"

@@ -20,8 +20,8 @@ from forerun.answers.analysis.link_sharing import shared_ps
 from forerun.core.cost.step_costs import StepCosts
 from forerun.core.engine.sharing import crowded_links, joined_demand, pairs_of_program
 from forerun.core.engine.simulate import simulate
-from forerun.core.program.builder import BlockBuilder
-from forerun.core.program.types import F64, I64, N_CATEGORIES, Block, OpKind, OpTable, Program, RankClass, Stream
+from forerun.core.program.builder import BlockBuilder, OpTableBuilder
+from forerun.core.program.types import F64, I64, N_CATEGORIES, Block, OpTable, Program, RankClass, Stream, joined_ops
 from forerun.core.program.unfold import unfold
 
 Mask = npt.NDArray[np.bool_]
@@ -317,21 +317,10 @@ def _with_macros(ops: OpTable, macros: list[_Closed]) -> OpTable:
     n = 2 * len(macros)
     flops = np.zeros(n)
     flops[::2] = [macro.flops for macro in macros]
-    zero = np.zeros(n)
-    return replace(
-        ops,
-        name=ops.name + (FOLDED_BLOCKS, FOLDED_HOST) * len(macros),
-        dtype=ops.dtype + ("",) * n,
-        kind=np.concatenate([ops.kind, np.full(n, OpKind.DELAY, np.int8)]),
-        dims=np.concatenate([ops.dims, np.zeros((n, ops.dims.shape[1]), np.int64)]),
-        flops=np.concatenate([ops.flops, flops]),
-        bytes_read=np.concatenate([ops.bytes_read, zero]),
-        bytes_written=np.concatenate([ops.bytes_written, zero]),
-        collective=np.concatenate([ops.collective, np.zeros(n, np.int8)]),
-        group=np.concatenate([ops.group, np.full(n, -1, np.int16)]),
-        bytes_comm=np.concatenate([ops.bytes_comm, zero]),
-        launches=np.concatenate([ops.launches, np.zeros(n, np.int16)]),
-    )
+    blank = OpTableBuilder()
+    blank.delay("", 0)
+    rows = replace(blank.build().take([0] * n), name=(FOLDED_BLOCKS, FOLDED_HOST) * len(macros), flops=flops)
+    return joined_ops([ops, rows])
 
 
 def _macro_costs(costs: StepCosts, macros: list[_Closed]) -> StepCosts:

@@ -12,7 +12,8 @@ from forerun.answers.analysis.reading import Simulation
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.common.units import PS_PER_S
 from forerun.core.engine.simulate import Timeline
-from forerun.core.program.types import I8, I64, N_STREAMS, FlatProgram, OpKind, Phase, Program, Stream
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import I8, I64, N_STREAMS, FlatProgram, Phase, Program, Stream
 
 if TYPE_CHECKING:
     import pandas

@@ -12,7 +12,8 @@ from forerun.answers.analysis.setup import Setup
 from forerun.common.errors import ForerunError
 from forerun.core.cost.step_costs import StepCosts
 from forerun.core.engine.sharing import joined_demand
-from forerun.core.program.types import OpKind, OpTable
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import OpTable
 
 
 def check_kinds(setup: Setup) -> None:

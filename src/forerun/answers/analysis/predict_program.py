@@ -19,7 +19,7 @@ from forerun.core.program.counts import op_counts
 from forerun.core.program.origin import TRACE, Origin
 from forerun.core.program.scale import scaled
 from forerun.core.program.storage import load
-from forerun.core.program.types import F64, I64, OpKind, OpTable, Phase, Program
+from forerun.core.program.types import F64, I64, OpTable, Phase, Program
 from forerun.describe.cluster.storage import Storage
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.plan.stack import load_stack
@@ -137,18 +137,18 @@ def _of_model(ops: OpTable) -> F64:
 
     A causal mask halves the square on the diagonal, and fused backward kernels run 2.5 times the forward's FLOPs.
     """
-    share: F64 = (ops.kind == OpKind.GEMM).astype(np.float64)
-    rows = np.flatnonzero(ops.kind == OpKind.ATTENTION)
-    seq_q, seq_kv, causal, backward = ops.dims[rows][:, [3, 4, 6, 7]].T.astype(np.float64)
-    pairs = np.maximum(1.0, seq_q * seq_kv)
-    run = pairs - np.where(causal != 0, 0.5 * np.minimum(seq_q, seq_kv) ** 2, 0.0)
-    share[rows] = pairs / run * np.where(backward != 0, _PALM_BACKWARD / BACKWARD_FLOPS, 1.0)
+    share: F64 = ops.is_gemm.astype(np.float64)
+    rows = np.flatnonzero(ops.is_attention)
+    of = ops.attention(rows)
+    pairs = np.maximum(1.0, of.seq_q * of.seq_kv)
+    run = pairs - np.where(of.causal, 0.5 * np.minimum(of.seq_q, of.seq_kv) ** 2, 0.0)
+    share[rows] = pairs / run * np.where(of.backward, _PALM_BACKWARD / BACKWARD_FLOPS, 1.0)
     return share
 
 
 def _precision(ops: OpTable, counts: I64) -> str:
     """The dtype in which most FLOPs of matrix products are."""
     by_dtype: dict[str, float] = {}
-    for row in np.flatnonzero(ops.kind == OpKind.GEMM).tolist():
+    for row in np.flatnonzero(ops.is_gemm).tolist():
         by_dtype[ops.dtype[row]] = by_dtype.get(ops.dtype[row], 0.0) + float(ops.flops[row] * counts[row])
     return max(by_dtype, key=lambda name: by_dtype[name], default="bf16")

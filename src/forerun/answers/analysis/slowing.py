@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from forerun.core.cost.step_costs import StepCosts
-from forerun.core.program.types import F64, I64, OpKind, OpTable
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import F64, I64, OpTable
 
 
 def slowed(

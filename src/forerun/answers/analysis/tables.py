@@ -8,8 +8,9 @@ import numpy as np
 
 from forerun.answers.analysis.reading import Simulation
 from forerun.common.units import PS_PER_S
+from forerun.core.program.kinds import OpKind
 from forerun.core.program.origin import Origin
-from forerun.core.program.types import I64, OpKind, Phase, Stream
+from forerun.core.program.types import I64, Phase, Stream
 
 HOST = "host"
 

@@ -30,7 +30,8 @@ from forerun.core.cost.measured import Measured
 from forerun.core.network.host_path import host_path_bytes_per_s
 from forerun.core.network.network_file import Network
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import OpKind, Program
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Program
 from forerun.describe.cluster.types import Cluster, Device
 from forerun.describe.plan.stack import Stack
 

@@ -21,8 +21,9 @@ from forerun.common.processes import Processes, default_workers
 from forerun.common.units import GIB
 from forerun.core.cost.measured import Measured
 from forerun.core.network.network_file import Network
+from forerun.core.program.kinds import OpKind
 from forerun.core.program.origin import Origin
-from forerun.core.program.types import OpKind, Program
+from forerun.core.program.types import Program
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.plan.stack import load_stack
 

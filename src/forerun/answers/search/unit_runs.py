@@ -19,7 +19,8 @@ from forerun.core.cost.step_costs import Launching, step_costs
 from forerun.core.engine.simulate import simulate
 from forerun.core.memory.profile import profile
 from forerun.core.network.network_file import Network
-from forerun.core.program.types import F64, I64, N_CATEGORIES, Block, OpKind, Program, RankClass
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import F64, I64, N_CATEGORIES, Block, Program, RankClass
 from forerun.core.program.unfold import unfold
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec

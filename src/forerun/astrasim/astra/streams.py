@@ -25,7 +25,7 @@ from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTr
 from forerun.common.errors import ForerunError
 from forerun.core.engine.simulate import Timeline, simulate
 from forerun.core.network.network_file import Network, bytes_per_ns
-from forerun.core.program.types import F64, I64, Collective, OpKind, OpTable
+from forerun.core.program.types import F64, I64, Collective, OpTable
 from forerun.core.program.unfold import unfold
 
 _PS_PER_NS = 1000
@@ -86,7 +86,7 @@ def run_streams(
     for c, one in enumerate(traced.classes):
         nodes = slice(flat.class_ptr[c], flat.class_ptr[c + 1])
         start, end = timeline.start_ps[nodes] // _PS_PER_NS, timeline.end_ps[nodes] // _PS_PER_NS
-        estimated = traced.program.ops.kind[flat.op[nodes]] == OpKind.MEMORY
+        estimated = traced.program.ops.is_memory_bound[flat.op[nodes]]
         of_class.append(_statistics(one, estimated, machine, start, end))
     return StreamReplay(tuple(of_class[c] for c in traced.class_of_rank), traced, timeline)
 
@@ -114,17 +114,18 @@ class _Times:
         """
         machine = self.machine
         duration = np.zeros(len(ops), np.int64)
-        duration[ops.kind == OpKind.DELAY] = (ops.bytes_read[ops.kind == OpKind.DELAY] / _PS_PER_NS).astype(np.int64)
-        compute = ops.kind == OpKind.MEMORY
+        delays = np.flatnonzero(ops.is_delay)
+        duration[delays] = ops.delay(delays).duration_ps // _PS_PER_NS
+        compute = ops.is_memory_bound
         duration[compute] = _roofline_ns(ops.flops[compute], ops.bytes_read[compute], machine)
-        storage = ops.kind == OpKind.HOST_COPY
+        storage = ops.is_host_copy
         if storage.any():
             duration[storage] = machine.memory.runtime_ns(ops.bytes_comm[storage].astype(np.int64))
-        message = ops.kind == OpKind.P2P
+        message = ops.is_transfer
         if message.any():
             ends = np.array([groups[group] for group in ops.group[message]])
             duration[message] = _message_ns(machine, ends[:, 0], ends[:, 1], ops.bytes_comm[message].astype(np.int64))
-        for op in np.flatnonzero(ops.kind == OpKind.COLLECTIVE).tolist():
+        for op in np.flatnonzero(ops.is_collective).tolist():
             members, kind = groups[ops.group[op]], _COMM_TYPES[Collective(int(ops.collective[op]))]
             size = int(ops.bytes_comm[op]) // (len(members) if kind == CommType.ALL_GATHER else 1)
             try:

@@ -26,13 +26,13 @@ from forerun.astrasim.chakra.writer import write_rank
 from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
 from forerun.common.units import PS_PER_US
+from forerun.core.program.kinds import Delay, Direction, HostCopy, Transfer
 from forerun.core.program.origin import Origin
 from forerun.core.program.places import role_ranks, tiles_of
-from forerun.core.program.types import I64, N_STREAMS, Collective, FlatProgram, OpKind, OpTable, Program, Stream
+from forerun.core.program.types import I64, N_STREAMS, Collective, FlatProgram, OpTable, Program, Stream
 from forerun.core.program.unfold import unfold
 
 _COMM_TYPES = {collective: kind for kind, collective in reversed(COLLECTIVES.items())}
-_COMPUTE = (OpKind.GEMM, OpKind.ATTENTION, OpKind.MEMORY, OpKind.DELAY)
 _SENDS = {int(stream) for stream in Stream if stream.name.startswith("PP_SEND")}
 _EVERYONE = -1
 """group of all ranks, which needs no name"""
@@ -239,8 +239,8 @@ class _Columns:
 
     def _add(self, op: int, stream: int, channel: int, data: frozenset[int], ctrl: frozenset[int]) -> frozenset[int]:
         """Append a node, or two for a hop of a ring; the rows that end it."""
-        kind = OpKind(int(self._ops.kind[op]))
-        if kind == OpKind.P2P and channel < 0 and not self._ops.dims[op, 0]:
+        details = self._ops.details_of(op)
+        if isinstance(details, Transfer) and channel < 0 and details.direction == Direction.EITHER:
             # Both ways at once: on one stream the two would wait for each other round the ring.
             sent = self._node(op, NodeKind.SEND, stream, channel, data, ctrl)
             return frozenset({sent, self._node(op, NodeKind.RECV, stream + N_STREAMS, channel, data, ctrl)})
@@ -250,7 +250,7 @@ class _Columns:
         self, op: int, kind: NodeKind, stream: int, channel: int, data: frozenset[int], ctrl: frozenset[int]
     ) -> int:
         row, ops = len(self._rows), self._ops
-        on_host = stream == HOST_STREAM and ops.kind[op] == OpKind.DELAY
+        on_host = stream == HOST_STREAM and ops.is_delay[op]
         num_ops = touched = comm_size = duration_us = 0
         comm_type = int(CommType.NONE)
         if kind in (NodeKind.SEND, NodeKind.RECV, NodeKind.COLLECTIVE):
@@ -276,7 +276,7 @@ class _Columns:
     def _work(self, op: int, on_host: bool) -> tuple[int, int]:
         """num_ops and tensor_size."""
         ops = self._ops
-        if ops.kind[op] == OpKind.DELAY:
+        if isinstance(ops.details_of(op), Delay):
             return int(ops.flops[op]), int(ops.bytes_written[op])
         touched = int(ops.bytes_read[op] + ops.bytes_written[op])
         return max(1, round(ops.flops[op])), max(1, touched)
@@ -285,8 +285,8 @@ class _Columns:
         """Whole microseconds; what rounding takes from one node, it gives to the next."""
         if self._times is not None:
             time_ps = int(self._times[op])
-        elif self._ops.kind[op] == OpKind.DELAY:
-            time_ps = int(self._ops.bytes_read[op])
+        elif isinstance(details := self._ops.details_of(op), Delay):
+            time_ps = details.duration_ps
         else:
             return 0
         before = round(self._time_ps / PS_PER_US)
@@ -330,21 +330,21 @@ class _Columns:
 def _joins(ops: OpTable, duration_ps: I64 | None) -> npt.NDArray[np.bool_]:
     """Which ops take no time and do nothing."""
     idle: npt.NDArray[np.bool_] = (
-        (ops.flops == 0) & (ops.bytes_written == 0) & (ops.bytes_read == 0) & np.isin(ops.kind, _COMPUTE)
+        (ops.flops == 0) & (ops.bytes_written == 0) & (ops.bytes_read == 0) & (ops.is_compute | ops.is_delay)
     )
+    delays = np.flatnonzero(ops.is_delay)
+    idle[delays] &= ops.delay(delays).duration_ps == 0
     return idle if duration_ps is None else idle & (duration_ps == 0)
 
 
 def _node_kind(ops: OpTable, op: int, stream: int) -> NodeKind:
-    kind = OpKind(int(ops.kind[op]))
-    if kind == OpKind.COLLECTIVE:
-        return NodeKind.COLLECTIVE
-    if kind == OpKind.P2P:
-        direction = int(ops.dims[op, 0]) or (1 if stream in _SENDS else -1)
-        return NodeKind.SEND if direction > 0 else NodeKind.RECV
-    if kind == OpKind.HOST_COPY:
-        return NodeKind.MEM_LOAD if ops.dims[op, 0] == NodeKind.MEM_LOAD else NodeKind.MEM_STORE
-    return NodeKind.COMP
+    details = ops.details_of(op)
+    if isinstance(details, Transfer):
+        sends = details.direction == Direction.OUT if details.direction else stream in _SENDS
+        return NodeKind.SEND if sends else NodeKind.RECV
+    if isinstance(details, HostCopy):
+        return NodeKind.MEM_LOAD if details.direction == Direction.IN else NodeKind.MEM_STORE
+    return NodeKind.COLLECTIVE if ops.is_collective[op] else NodeKind.COMP
 
 
 def _pointer(lists: list[list[int]]) -> I64:

@@ -6,7 +6,7 @@ A node becomes an op on a stream. What the columns of the op table hold:
 * any other compute node is a MEMORY op of num_ops FLOPs that reads tensor_size bytes: whoever costs it takes a
   roofline;
 * a collective is a COLLECTIVE of its group; `bytes_comm` is the full buffer, for an all-gather comm_size times ranks;
-* a send or a receive is a P2P op, `dims[0]` 1 or -1; both ends meet, as NCCL's kernels do;
+* a send or a receive is a P2P op; both ends meet, as NCCL's kernels do;
 * a load from or a store to remote memory is a HOST_COPY;
 * a node that runs on the host is a DELAY on `node_streams.HOST_STREAM`.
 
@@ -31,6 +31,7 @@ from forerun.common.errors import ForerunError
 from forerun.common.units import PS_PER_S, PS_PER_US
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.groups import CommGroup
+from forerun.core.program.kinds import Direction
 from forerun.core.program.types import (
     I16,
     I32,
@@ -40,7 +41,6 @@ from forerun.core.program.types import (
     Category,
     Channel,
     Collective,
-    OpKind,
     OpTable,
     Program,
     RankClass,
@@ -228,7 +228,10 @@ def _rough_ps(ops: OpTable) -> I64:
     """Times that say which nodes are long, for an order where no costs are known: of a device of today."""
     rough = ops.flops / _ROUGH_FLOPS + (ops.bytes_read + ops.bytes_written) / _ROUGH_BYTES_PER_S
     rough += ops.bytes_comm / _ROUGH_LINK_BYTES_PER_S
-    return np.where(ops.kind == OpKind.DELAY, ops.bytes_read, rough * PS_PER_S).astype(np.int64)
+    out = (rough * PS_PER_S).astype(np.int64)
+    delays = np.flatnonzero(ops.is_delay)
+    out[delays] = ops.delay(delays).duration_ps
+    return out
 
 
 def _check_order(ranks: Sequence[RankNodes], meetings: Meetings) -> None:
@@ -339,20 +342,16 @@ class _Builder:
         if not trace.is_cpu[row] and kind in _COMM:
             pair = (one.rank, int(trace.peer[row]))
             ends = pair if kind == NodeKind.SEND else pair[::-1]
-            group, sends = self._group(f"{ends[0]} to {ends[1]}", ends), 1 if kind == NodeKind.SEND else -1
-            direction = (sends, *(0,) * 8)
-            return self.ops.add(
-                name, OpKind.P2P, dims=direction, collective=Collective.SEND_RECV, group=group, bytes_comm=float(size)
-            )
+            direction = Direction.OUT if kind == NodeKind.SEND else Direction.IN
+            return self.ops.p2p(name, self._group(f"{ends[0]} to {ends[1]}", ends), size, "", direction=direction)
         touched = float(trace.tensor_size[row])
         if kind in (NodeKind.MEM_LOAD, NodeKind.MEM_STORE):
-            return self.ops.add(name, OpKind.HOST_COPY, dims=(int(kind), *(0,) * 8), bytes_comm=touched)
+            return self.ops.host_copy(name, touched, "", Direction.IN if kind == NodeKind.MEM_LOAD else Direction.OUT)
         duration_us, flops = int(trace.duration_us[row]), float(trace.num_ops[row])
         timed = (duration_us > 0 and self._measured) or trace.is_cpu[row] or kind != NodeKind.COMP
         if timed or not (flops or touched):
-            time_ps = float(duration_us * PS_PER_US)
-            return self.ops.add(name, OpKind.DELAY, flops=flops, bytes_read=time_ps, bytes_written=touched, launches=0)
-        return self.ops.add(name, OpKind.MEMORY, flops=flops, bytes_read=touched)
+            return self.ops.delay(name, duration_us * PS_PER_US, flops=flops, bytes_written=touched)
+        return self.ops.memory(name, touched, 0.0, flops=flops, dtype="")
 
     def _collective(self, one: RankNodes, row: int, node: int, name: str) -> int:
         trace = one.trace

@@ -20,7 +20,8 @@ from functools import lru_cache
 import numpy as np
 
 from forerun.core.cost.profile import AttentionEntry, Profile, load_profile
-from forerun.core.program.types import F64
+from forerun.core.program.kinds import Attention
+from forerun.core.program.types import F64, I64
 from forerun.describe.cluster.types import Device
 from forerun.describe.kernels.attention import fused_kernel
 
@@ -104,18 +105,17 @@ def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile
     )
 
 
-def attention_s(dims: F64, rates: AttentionRates, speed: float | F64 = 1.0) -> F64:
-    """Seconds of fused attention kernels.
+def attention_s(shape: Attention[I64] | Attention[F64], rates: AttentionRates, speed: float | F64 = 1.0) -> F64:
+    """Seconds of fused attention kernels of one head size.
 
-    `dims` are the first nine dims of OpTable's ATTENTION rows as an array (9, ...): batch, heads, kv_heads, seq_q,
-    seq_kv, head_dim, causal, backward, v_head_dim. A causal mask halves the square on the diagonal: pairs =
-    s_q s_k - min(s_q, s_k)^2 / 2. `speed` multiplies the compute rate, which never passes the peak.
+    A causal mask halves the square on the diagonal: pairs = s_q s_k - min(s_q, s_k)^2 / 2. `speed` multiplies the
+    compute rate, which never passes the peak.
     """
-    batch, heads, kv_heads, seq_q, seq_kv, head_dim, causal, backward, v_head_dim = dims
+    batch, heads, seq_q, seq_kv = shape.batch, shape.heads, shape.seq_q, shape.seq_kv
     square = np.minimum(seq_q, seq_kv)
-    keys = seq_kv - (causal != 0) * 0.5 * square * square / seq_q
-    width = head_dim + v_head_dim
-    is_backward = backward != 0
+    keys = seq_kv - (shape.causal != 0) * 0.5 * square * square / seq_q
+    width = shape.head_dim + shape.v_head_dim
+    is_backward = shape.backward != 0
     rate = rates.flops_per_s * np.where(is_backward, rates.backward_rate * speed, speed)
     per_pair = 2.0 * rates.padded * width * np.where(is_backward, BACKWARD_FLOPS, 1.0)
     per_pair = per_pair / np.minimum(rate, rates.peak_flops_per_s)
@@ -124,7 +124,7 @@ def attention_s(dims: F64, rates: AttentionRates, speed: float | F64 = 1.0) -> F
     slower = 1.0 + rates.slowdown * ideal / (ideal + rates.slowdown_tau_s)
     work = per_key * (keys + rates.extra_keys) * slower
     tail = rates.tail_rows * per_pair * (seq_kv + rates.extra_keys)
-    traffic = _BYTES * batch * (seq_q * heads + seq_kv * kv_heads) * width / rates.bytes_per_s
+    traffic = _BYTES * batch * (seq_q * heads + seq_kv * shape.kv_heads) * width / rates.bytes_per_s
     traffic = traffic * np.where(is_backward, _BACKWARD_PASSES, 1.0)
     time: F64 = rates.launch_s + ((work + tail) ** 4 + traffic**4) ** 0.25
     return time

@@ -14,19 +14,20 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.core.cost.gemm import DGRAD, WGRAD, GemmRates, overlapped_s
-from forerun.core.program.types import F64
+from forerun.core.program.kinds import Gemm
+from forerun.core.program.types import F64, I64
 
 _PARTIAL_BYTES = 8.0
 """written and read again for each partial sum, fp32"""
 
 
-def convolution_s(dims: F64, rates: GemmRates, speed: float = 1.0) -> F64:
-    """Seconds of convolutions with columns `dims`, (9, n) as in an OpTable; `speed` multiplies the compute rate."""
-    m, n, k, groups, role, _, _, operand_bytes, result_bytes = dims
+def convolution_s(shape: Gemm[I64], rates: GemmRates, speed: float = 1.0) -> F64:
+    """Seconds of convolutions as the implicit products `shape`, (n,); `speed` multiplies the compute rate."""
+    role, outputs = shape.role, shape.batch * shape.m * shape.n
     by_role = np.where(role == WGRAD, rates.wgrad_rate, np.where(role == DGRAD, rates.dgrad_rate, 1.0))
     rate = np.minimum(rates.flops_per_s * speed * by_role, rates.peak_flops_per_s)
-    work = groups * m * n * k
-    result = np.where(result_bytes > 0, result_bytes / rates.output_bytes, groups * m * n)
+    work = 1.0 * outputs * shape.k
+    result = np.where(shape.result_bytes > 0, shape.result_bytes / rates.output_bytes, outputs)
     depth = work / result
     split = np.where(
         role == WGRAD, np.maximum(1.0, np.sqrt(rates.wave_outputs * depth / (result * rates.depth_pad))), 1.0
@@ -35,5 +36,5 @@ def convolution_s(dims: F64, rates: GemmRates, speed: float = 1.0) -> F64:
     ideal = 2.0 * work / rate
     compute = compute * (1.0 + rates.slowdown * ideal / (ideal + rates.slowdown_tau_s))
     partial = np.where(split > 1.0, result * split * _PARTIAL_BYTES, 0.0)
-    memory = (operand_bytes + result * rates.output_bytes + partial) / rates.bytes_per_s
+    memory = (shape.operand_bytes + result * rates.output_bytes + partial) / rates.bytes_per_s
     return np.asarray(rates.launch_s + overlapped_s(compute, memory, rates), np.float64)

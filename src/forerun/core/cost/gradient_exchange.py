@@ -12,7 +12,7 @@ from forerun.core.cost.profile import load_profile
 from forerun.core.network.network_file import Network
 from forerun.core.network.patterns import CommunicationPattern, Wires
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import F64, I64, Collective, OpKind, OpTable
+from forerun.core.program.types import F64, I64, Collective, OpTable
 from forerun.describe.cluster.types import Cluster
 
 _MODEL_AXES = frozenset({"tp", "sp", "cp", "ep", "pp"})
@@ -38,7 +38,7 @@ def gradient_rows(ops: OpTable, groups: Sequence[CommGroup]) -> I64:
     Forerun's own Programs name them. In traced ones they are the all-reduces over groups that are not called after
     another mesh axis, of more bytes than the norms of all tensors have.
     """
-    rows = np.flatnonzero((ops.kind == OpKind.COLLECTIVE) & (ops.collective == Collective.ALL_REDUCE))
+    rows = np.flatnonzero(ops.is_collective & (ops.collective == Collective.ALL_REDUCE))
     found = [row for row in rows.tolist() if _is_gradient(ops, row, groups[ops.group[row]])]
     return np.array(found, np.int64)
 
@@ -55,7 +55,7 @@ def priced_rows(ops: OpTable, groups: Sequence[CommGroup], pattern: Communicatio
     """Rows of `ops` whose time `pattern` says."""
     if not pattern.everything:
         return gradient_rows(ops, groups)
-    return np.flatnonzero((ops.kind == OpKind.COLLECTIVE) | (ops.kind == OpKind.P2P))
+    return np.flatnonzero(ops.is_communication)
 
 
 def exchange_s(

@@ -17,7 +17,7 @@ from forerun.core.network.link_load import fabric_of
 from forerun.core.network.link_use import link_busy_s
 from forerun.core.network.on_topology import OnTopology
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import F64, I64, Collective, OpKind, OpTable
+from forerun.core.program.types import F64, I64, Collective, OpTable
 from forerun.describe.cluster.types import Cluster
 
 _TINY = 1e-300
@@ -40,7 +40,7 @@ def link_demand(
     equal groups of an axis at once. Rows `without` ask for nothing: nobody knows what they send where. Without peer
     access the link inside a node is the way through host memory, which each op keeps busy for `host_path_ps` (n_ops,).
     """
-    moves = np.isin(ops.kind, (OpKind.COLLECTIVE, OpKind.P2P)) & (duration_ps > 0)
+    moves = ops.is_communication & (duration_ps > 0)
     if without is not None:
         moves[without] = False
     rows = np.flatnonzero(moves)

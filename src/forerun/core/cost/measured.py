@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import F64, Collective, OpKind, OpTable
+from forerun.core.program.kinds import Attention, Gemm, OpKind
+from forerun.core.program.types import F64, Collective, OpTable
 
 GemmShape = tuple[str, int, int, int, int]
 """dtype, m, n, k, batch"""
 AttentionShape = tuple[int, ...]
-"""batch, heads, kv_heads, seq_q, seq_kv, head_dim, causal, backward, v_head_dim, as OpTable.dims"""
+"""the columns of `kinds.Attention`"""
 CollectiveShape = tuple[Collective, int, int]
 """kind, ranks of the group, ranks between its neighbours"""
 ANY = ""
@@ -131,23 +133,23 @@ def _along(found: Found, row: int, curve: Curve | None, size: float, what: str, 
 
 
 def _gemm(profile: KernelProfile, ops: OpTable, row: int, found: Found) -> None:
-    m, n, k, batch, layout, accumulate, kernels = ops.dims[row, :7].tolist()
-    what = f"gemm m {m} n {n} k {k} batch {batch} {ops.dtype[row]}"
-    if accumulate or kernels > 1:  # another kernel than the plain product of this shape
-        _take(found, row, None, what + (" grouped" if kernels > 1 else " accumulating"))
+    of = cast(Gemm[int], ops.details_of(row))
+    what = f"gemm m {of.m} n {of.n} k {of.k} batch {of.batch} {ops.dtype[row]}"
+    if of.accumulate_bytes or of.kernels > 1:  # another kernel than the plain product of this shape
+        _take(found, row, None, what + (" grouped" if of.kernels > 1 else " accumulating"))
         return
-    shape = (ops.dtype[row], m, n, k, batch)
-    _take(found, row, profile.gemm_of_layout.get((layout, shape), profile.gemm.get(shape)), what)
+    shape = (ops.dtype[row], of.m, of.n, of.k, of.batch)
+    _take(found, row, profile.gemm_of_layout.get((of.role, shape), profile.gemm.get(shape)), what)
 
 
 def _attention(profile: KernelProfile, ops: OpTable, row: int, found: Found) -> None:
-    shape = tuple(ops.dims[row].tolist())
-    named = profile.attention.get((ops.dtype[row], shape))
+    of = cast(Attention[int], ops.details_of(row))
+    shape, kernel = of.values(), ops.kernel[row]
+    named = profile.attention.get((kernel, shape))
     time_s = profile.attention.get((ANY, shape)) if named is None else named
-    batch, heads, kv_heads, seq_q, seq_kv, head_dim, causal, backward, _ = shape
     what = (
-        f"attention batch {batch} heads {heads}/{kv_heads} seq {seq_q}/{seq_kv} head_dim {head_dim}"
-        f"{' causal' if causal else ''}{' backward' if backward else ''} {ops.dtype[row]}"
+        f"attention batch {of.batch} heads {of.heads}/{of.kv_heads} seq {of.seq_q}/{of.seq_kv} head_dim {of.head_dim}"
+        f"{' causal' if of.causal else ''}{' backward' if of.backward else ''} {kernel}"
     )
     _take(found, row, time_s, what)
 

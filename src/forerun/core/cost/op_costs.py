@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.common.units import PS_PER_S
 from forerun.core.cost.attention import attention_rates, attention_s
@@ -18,7 +19,8 @@ from forerun.core.network.nccl import collective_lines, measured_in_node
 from forerun.core.network.network_file import Network
 from forerun.core.network.on_topology import OnTopology
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import F64, I64, Collective, OpKind, OpTable
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import F64, I64, Collective, OpTable
 from forerun.describe.cluster.types import Cluster, Device, KernelRates
 
 _GEMM_RANGE = (64, 65536)
@@ -67,9 +69,9 @@ def durations_ps(
         elif number == OpKind.HOST_COPY:
             time_s[rows] = host_copy_s(ops.bytes_comm[rows], cluster.host_bytes_per_s, memory_rates(device))
         else:
-            time_s[rows] = ops.bytes_read[rows] / PS_PER_S
+            time_s[rows] = ops.delay(rows).duration_ps / PS_PER_S
     if not load_profile(device.cost_profile).calibrated:
-        covered[kind != OpKind.DELAY] = 0.0
+        covered[~ops.is_delay] = 0.0
     return np.rint(time_s * PS_PER_S).astype(np.int64), covered
 
 
@@ -94,29 +96,30 @@ def _gemms(
     pads = np.zeros(len(ops), np.bool_)
     pads[list(padded)] = True
     for dtype, same in _same(ops.dtype, rows).items():
-        constants, implicit = gemm_rates(device, dtype), ops.dims[same, 7] > 0
+        constants, implicit = gemm_rates(device, dtype), ops.gemm(same).operand_bytes > 0
         if implicit.any():
             convolutions, same = same[implicit], same[~implicit]
-            time_s[convolutions] = convolution_s(ops.dims[convolutions].T.astype(np.float64), constants, speed)
-        m, n, k, batch, role, accumulate, kernels = ops.dims[same, :7].T
-        sizes = (m, n, k, constants, batch.astype(np.float64), role, accumulate)
-        time_s[same] = gemm_s(*sizes, speed, kernels, pads[same])
-    shape = ops.dims[rows, :3]
-    covered[rows] = (shape.min(axis=1) >= _GEMM_RANGE[0]) & (shape.max(axis=1) <= _GEMM_RANGE[1])
+            time_s[convolutions] = convolution_s(ops.gemm(convolutions), constants, speed)
+        of = ops.gemm(same)
+        sizes = (of.m, of.n, of.k, constants, of.batch.astype(np.float64), of.role, of.accumulate_bytes)
+        time_s[same] = gemm_s(*sizes, speed, of.kernels, pads[same])
+    every = ops.gemm(rows)
+    covered[rows] = _within(_GEMM_RANGE, every.m, every.n, every.k)
+
+
+def _within(allowed: tuple[int, int], *sizes: I64) -> npt.NDArray[np.bool_]:
+    return np.asarray((np.minimum.reduce(sizes) >= allowed[0]) & (np.maximum.reduce(sizes) <= allowed[1]))
 
 
 def _attention(ops: OpTable, rows: I64, device: Device, rates: KernelRates, time_s: F64, covered: F64) -> None:
-    for kernel, of_kernel in _same(ops.dtype, rows).items():
-        head_dims = ops.dims[of_kernel, 5]
+    for kernel, of_kernel in _same(ops.kernel, rows).items():
+        head_dims = ops.attention(of_kernel).head_dim
         for head_dim in np.unique(head_dims).tolist():
             same = of_kernel[head_dims == head_dim]
-            constants = attention_rates(device, kernel, head_dim)
-            dims = ops.dims[same].T.astype(np.float64)
-            speed = device.sustained * rates.attention * np.where(dims[7] != 0, rates.attention_backward, 1.0)
-            time_s[same] = attention_s(dims, constants, speed)
-            seq = dims[3:5]
-            inside = (seq.min(axis=0) >= _SEQ_RANGE[0]) & (seq.max(axis=0) <= _SEQ_RANGE[1])
-            covered[same] = inside & constants.calibrated
+            constants, shape = attention_rates(device, kernel, head_dim), ops.attention(same)
+            speed = device.sustained * rates.attention * np.where(shape.backward, rates.attention_backward, 1.0)
+            time_s[same] = attention_s(shape, constants, speed)
+            covered[same] = _within(_SEQ_RANGE, shape.seq_q, shape.seq_kv) & constants.calibrated
 
 
 _Row = tuple[list[float], list[float], float]

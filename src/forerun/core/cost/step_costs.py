@@ -18,7 +18,7 @@ from forerun.core.network.host_path import host_path_s_per_byte
 from forerun.core.network.network_file import Network
 from forerun.core.network.patterns import CommunicationPattern
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import F64, I64, Collective, OpKind, OpTable
+from forerun.core.program.types import F64, I64, Collective, OpTable
 from forerun.describe.cluster.types import Cluster, KernelRates
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.stack import Stack
@@ -117,11 +117,11 @@ def step_costs(
         if pattern.everything:
             issue_ps[rows] = 0
         lacks = {op: what for op, what in lacks.items() if op not in set(rows.tolist())}
-    kernel = ops.kind <= OpKind.MEMORY
+    kernel = ops.is_compute
     launches = ops.launches.astype(np.int64)
     gap_us = 0.0 if launching.cuda_graphs else stack.kernel_gap_us + stack.launch_blocking_us
     duration = duration + np.where(kernel, launches, 0) * int(gap_us * PS_PER_US)
-    on_network = ops.kind == OpKind.COLLECTIVE
+    on_network = ops.is_collective
     demand = link_demand(ops, groups, duration, cluster, placed, without=unknown, host_path_ps=least_ps)
     return StepCosts(
         duration_ps=duration,
@@ -139,7 +139,7 @@ def _host_path_ps(ops: OpTable, groups: tuple[CommGroup, ...], cluster: Cluster,
     """What the way through host memory takes of each op at least, (n_ops,); 0 with peer access."""
     slope = np.zeros(len(ops))
     if not cluster.links[0].peer_to_peer:
-        for row in np.flatnonzero((ops.kind == OpKind.COLLECTIVE) | (ops.kind == OpKind.P2P)).tolist():
+        for row in np.flatnonzero(ops.is_communication).tolist():
             kind, group = Collective(int(ops.collective[row])), groups[ops.group[row]]
             slope[row] = host_path_s_per_byte(kind, group, cluster, n_gpus)
     out: I64 = np.rint(ops.bytes_comm * slope * PS_PER_S).astype(np.int64)

@@ -7,50 +7,32 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import chain, zip_longest
 
 import numpy as np
 
-from forerun.core.program.types import Block, Category, Collective, OpKind, OpTable, Phase, Stream
+from forerun.core.program.kinds import N_DETAILS, Attention, Direction, Gemm, OpKind
+from forerun.core.program.types import Block, Category, Collective, OpRow, OpTable, Phase, Stream
 
 _GEMM = int(OpKind.GEMM)
 _ATTENTION = int(OpKind.ATTENTION)
 _MEMORY = int(OpKind.MEMORY)
-_COLLECTIVE = int(OpKind.COLLECTIVE)
-_P2P = int(OpKind.P2P)
-_HOST_COPY = int(OpKind.HOST_COPY)
-_DELAY = int(OpKind.DELAY)
 _SEND_RECV = int(Collective.SEND_RECV)
-_N_DIMS = 9
-_NO_DIMS = (0,) * _N_DIMS
-
-_Row = tuple[str, int, str, tuple[int, ...], float, float, float, int, int, float, int]
+_ALL_DETAILS = (0,) * N_DETAILS
+_BACKWARD_FLOPS = 2.5
 
 
 class OpTableBuilder:
     """Collects distinct operations; adding an operation twice returns the same index."""
 
     def __init__(self) -> None:
-        self._index: dict[_Row, int] = {}
+        self._index: dict[OpRow | tuple[object, ...], int] = {}
 
     def __len__(self) -> int:
         return len(self._index)
 
-    def add(
-        self,
-        name: str,
-        kind: int,
-        dtype: str = "",
-        dims: tuple[int, ...] = _NO_DIMS,
-        flops: float = 0.0,
-        bytes_read: float = 0.0,
-        bytes_written: float = 0.0,
-        collective: int = 0,
-        group: int = -1,
-        bytes_comm: float = 0.0,
-        launches: int = 1,
-    ) -> int:
-        """Index of the operation with exactly these columns; `dims` has 9 entries (see OpTable)."""
-        row = (name, kind, dtype, dims, flops, bytes_read, bytes_written, collective, group, bytes_comm, launches)
+    def add(self, row: OpRow | tuple[object, ...]) -> int:
+        """Index of the operation with exactly these fields: an OpRow, or a plain tuple of its fields in order."""
         index = self._index
         found = index.get(row)
         if found is None:
@@ -80,52 +62,56 @@ class OpTableBuilder:
         """
         result = batch * m * n
         return self.add(
-            name,
-            _GEMM,
-            dtype,
-            (m, n, k, batch, role, accumulate_bytes, kernels, 0, 0),
-            2.0 * result * k,
-            float(batch * (m + n) * k * input_bytes + result * accumulate_bytes),
-            float(result * (accumulate_bytes or output_bytes)),
-            launches=kernels,
+            (
+                *(name, _GEMM, dtype, "", (m, n, k, batch, role, accumulate_bytes, kernels, 0, 0)),
+                2.0 * result * k,
+                float(batch * (m + n) * k * input_bytes + result * accumulate_bytes),
+                float(result * (accumulate_bytes or output_bytes)),
+                *(0, -1, 0.0, kernels),
+            )
         )
+
+    def counted_gemm(
+        self, name: str, shape: Gemm[int], dtype: str, flops: float, bytes_read: float, bytes_written: float
+    ) -> int:
+        """A product whose FLOPs and bytes are not those of its shape: an implicit one, or one of uneven groups."""
+        amounts = float(flops), float(bytes_read), float(bytes_written)
+        return self.add((name, _GEMM, dtype, "", shape.values(), *amounts, 0, -1, 0.0, 1))
 
     def attention(
         self,
         name: str,
-        batch: int,
-        heads: int,
-        kv_heads: int,
-        seq_q: int,
-        seq_kv: int,
-        head_dim: int,
-        causal: bool = True,
-        backward: bool = False,
-        v_head_dim: int = 0,
+        shape: Attention[int],
         kernel: str = "flash2",
+        dtype: str = "bf16",
         element_bytes: float = 2,
         flops: float | None = None,
         launches: int = 1,
         share: float = 1.0,
     ) -> int:
-        """Fused attention. `v_head_dim` 0 means `head_dim`; `kernel` goes to OpTable.dtype; `share` of the kernel's
-        FLOPs is what ranks execute in the mean, where this is the rank that executes most.
+        """Fused attention by `kernel`; `share` of its FLOPs is what ranks execute in the mean, where this is the rank
+        that executes most.
 
-        FLOPs that the kernel executes: 2 (head_dim + v_head_dim) for each (query, key) pair and head, a causal mask
-        halves the square on the diagonal, backward is 2.5 times forward (FlashAttention-2, section 4.1).
+        FLOPs that the kernel executes, unless given: 2 (head_dim + v_head_dim) for each (query, key) pair and head, a
+        causal mask halves the square on the diagonal, backward is 2.5 times forward (FlashAttention-2, section 4.1).
         """
-        v_dim = v_head_dim or head_dim
+        batch, heads, seq_q, seq_kv = shape.batch, shape.heads, shape.seq_q, shape.seq_kv
+        width = shape.head_dim + shape.v_head_dim
         if flops is None:
             square = min(seq_q, seq_kv)
-            pairs = seq_q * seq_kv - (0.5 * square * square if causal else 0.0)
-            flops = 2.0 * batch * heads * pairs * (head_dim + v_dim) * (2.5 if backward else 1.0) * share
-        query = batch * seq_q * heads * head_dim * element_bytes
-        output = batch * seq_q * heads * v_dim * element_bytes
-        key_value = batch * seq_kv * kv_heads * (head_dim + v_dim) * element_bytes
-        read = query + key_value + (2 * output if backward else 0)
-        written = query + key_value if backward else output
-        dims = (batch, heads, kv_heads, seq_q, seq_kv, head_dim, int(causal), int(backward), v_dim)
-        return self.add(name, _ATTENTION, kernel, dims, flops, float(read), float(written), launches=launches)
+            pairs = seq_q * seq_kv - (0.5 * square * square if shape.causal else 0.0)
+            flops = 2.0 * batch * heads * pairs * width * (_BACKWARD_FLOPS if shape.backward else 1.0) * share
+        query = batch * seq_q * heads * shape.head_dim * element_bytes
+        output = batch * seq_q * heads * shape.v_head_dim * element_bytes
+        key_value = batch * seq_kv * shape.kv_heads * width * element_bytes
+        read = query + key_value + (2 * output if shape.backward else 0)
+        written = query + key_value if shape.backward else output
+        return self.add(
+            (
+                *(name, _ATTENTION, dtype, kernel, shape.values()),
+                *(flops, float(read), float(written), 0, -1, 0.0, launches),
+            )
+        )
 
     def memory(
         self,
@@ -138,51 +124,78 @@ class OpTableBuilder:
     ) -> int:
         """Memory-bound kernels that together move these bytes."""
         read, written = float(bytes_read), float(bytes_written)
-        return self.add(name, _MEMORY, dtype, _NO_DIMS, flops, read, written, launches=launches)
+        return self.add((name, _MEMORY, dtype, "", (), flops, read, written, 0, -1, 0.0, launches))
 
     def collective(
         self, name: str, kind: int, group: int, bytes_comm: float, dtype: str = "bf16", launches: int = 1
     ) -> int:
         """Collective `kind` over Program.groups[group]; `bytes_comm` is the full buffer (nccl-tests' convention)."""
         return self.add(
-            name,
-            _COLLECTIVE,
-            dtype,
-            collective=int(kind),
-            group=group,
-            bytes_comm=float(bytes_comm),
-            launches=launches,
+            OpRow(
+                name,
+                OpKind.COLLECTIVE,
+                dtype,
+                collective=int(kind),
+                group=group,
+                bytes_comm=float(bytes_comm),
+                launches=launches,
+            )
         )
 
-    def p2p(self, name: str, group: int, bytes_comm: float, dtype: str = "bf16", launches: int = 1) -> int:
+    def p2p(
+        self,
+        name: str,
+        group: int,
+        bytes_comm: float,
+        dtype: str = "bf16",
+        launches: int = 1,
+        direction: int = Direction.EITHER,
+    ) -> int:
         """A send or a receive of `bytes_comm` between neighbours of Program.groups[group]."""
         return self.add(
-            name, _P2P, dtype, collective=_SEND_RECV, group=group, bytes_comm=float(bytes_comm), launches=launches
+            OpRow(
+                name,
+                OpKind.P2P,
+                dtype,
+                details=(int(direction),),
+                collective=_SEND_RECV,
+                group=group,
+                bytes_comm=float(bytes_comm),
+                launches=launches,
+            )
         )
 
-    def host_copy(self, name: str, bytes_comm: float, dtype: str = "bf16") -> int:
+    def host_copy(self, name: str, bytes_comm: float, dtype: str = "bf16", direction: int = Direction.EITHER) -> int:
         """A copy of `bytes_comm` between device and host memory."""
-        return self.add(name, _HOST_COPY, dtype, bytes_comm=float(bytes_comm))
+        return self.add(OpRow(name, OpKind.HOST_COPY, dtype, details=(int(direction),), bytes_comm=float(bytes_comm)))
 
-    def delay(self, name: str, duration_ps: int, launches: int = 0) -> int:
-        """A fixed time on its stream."""
-        return self.add(name, _DELAY, bytes_read=float(duration_ps), launches=launches)
+    def delay(
+        self, name: str, duration_ps: int, launches: int = 0, flops: float = 0.0, bytes_written: float = 0.0
+    ) -> int:
+        """A fixed time on its stream; `flops` and `bytes_written` are what is known to be done in it."""
+        return self.add(
+            OpRow(
+                name,
+                OpKind.DELAY,
+                details=(int(duration_ps),),
+                flops=flops,
+                bytes_written=bytes_written,
+                launches=launches,
+            )
+        )
 
     def build(self) -> OpTable:
         """The table, one row for each distinct operation, in order of first addition."""
-        if not self._index:
-            return _empty_op_table()
-        name, kind, dtype, dims, flops, read, written, collective, group, comm, launches = zip(
-            *self._index, strict=True
-        )
-        flat = array("q")
-        for row in dims:
-            flat.extend(row)
+        by_field = zip(*self._index, strict=True) if self._index else [()] * len(OpRow._fields)
+        name, kind, dtype, kernel, details, flops, read, written, collective, group, comm, launches = by_field
+        # The first column is for the width, and left out.
+        wide = array("q", chain.from_iterable(zip_longest(_ALL_DETAILS, *details, fillvalue=0)))
         return OpTable(
             name=name,
             kind=np.array(kind, np.int8),
             dtype=dtype,
-            dims=np.frombuffer(flat, np.int64).reshape(-1, _N_DIMS),
+            kernel=kernel,
+            details=np.frombuffer(wide, np.int64).reshape(N_DETAILS, -1)[:, 1:].T,
             flops=np.array(flops, np.float64),
             bytes_read=np.array(read, np.float64),
             bytes_written=np.array(written, np.float64),
@@ -191,23 +204,6 @@ class OpTableBuilder:
             bytes_comm=np.array(comm, np.float64),
             launches=np.array(launches, np.int16),
         )
-
-
-def _empty_op_table() -> OpTable:
-    none = np.zeros(0)
-    return OpTable(
-        name=(),
-        kind=none.astype(np.int8),
-        dtype=(),
-        dims=np.zeros((0, _N_DIMS), np.int64),
-        flops=none,
-        bytes_read=none,
-        bytes_written=none,
-        collective=none.astype(np.int8),
-        group=none.astype(np.int16),
-        bytes_comm=none,
-        launches=none.astype(np.int16),
-    )
 
 
 class BlockBuilder:

@@ -10,7 +10,7 @@ import numpy as np
 
 from forerun.common.errors import ForerunError
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import I64, Block, Channel, Collective, OpKind, OpTable, Program, RankClass
+from forerun.core.program.types import I64, Block, Channel, Collective, OpTable, Program, RankClass, joined_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def joined(parts: Sequence[Part]) -> Program:
         joining.add(number)
     return replace(
         first,
-        ops=_joined_ops([part.program.ops for part in parts]),
+        ops=joined_ops([part.program.ops for part in parts]),
         blocks=tuple(joining.blocks),
         rank_classes=tuple(joining.classes),
         channels=tuple(joining.channels),
@@ -74,7 +74,7 @@ def _divided(groups: Sequence[CommGroup], parts: Sequence[Part]) -> list[int]:
 def _meets(block: Block, ops: OpTable, divided: Sequence[int]) -> I64:
     """The divided group in which each node of `block` runs a collective, -1 for none, (n,)."""
     group = ops.group[block.op].astype(np.int64)
-    meets = (ops.kind[block.op] == OpKind.COLLECTIVE) & np.isin(group, divided)
+    meets = ops.is_collective[block.op] & np.isin(group, divided)
     return np.where(meets, group, -1)
 
 
@@ -169,19 +169,3 @@ class _Joining:
             self.joint[place, group] = len(self.channels)
             self.channels.append(Channel(name, members))
         return self.joint[place, group]
-
-
-def _joined_ops(tables: Sequence[OpTable]) -> OpTable:
-    return OpTable(
-        name=tuple(name for table in tables for name in table.name),
-        kind=np.concatenate([table.kind for table in tables]),
-        dtype=tuple(dtype for table in tables for dtype in table.dtype),
-        dims=np.concatenate([table.dims for table in tables]),
-        flops=np.concatenate([table.flops for table in tables]),
-        bytes_read=np.concatenate([table.bytes_read for table in tables]),
-        bytes_written=np.concatenate([table.bytes_written for table in tables]),
-        collective=np.concatenate([table.collective for table in tables]),
-        group=np.concatenate([table.group for table in tables]),
-        bytes_comm=np.concatenate([table.bytes_comm for table in tables]),
-        launches=np.concatenate([table.launches for table in tables]),
-    )

@@ -24,14 +24,22 @@ import numpy.typing as npt
 from forerun.common.errors import ForerunError
 from forerun.core.program.layout import laid_out
 from forerun.core.program.origin import Origin
-from forerun.core.program.types import Block, Category, Collective, OpKind, OpTable, Phase, Program, RankClass, Stream
+from forerun.core.program.types import (
+    Block,
+    Category,
+    Collective,
+    Mask,
+    OpTable,
+    Phase,
+    Program,
+    RankClass,
+    Stream,
+    joined_ops,
+)
 
 _STATE = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER)
-_SCALED_KINDS = (OpKind.MEMORY, OpKind.HOST_COPY)
 _ROUNDING = 1e-3
 """shares are rounded up to whole elements and aligned"""
-
-Mask = npt.NDArray[np.bool_]
 
 
 def scaled(program: Program, n_ranks: int, node_size: int) -> Program:
@@ -218,14 +226,19 @@ def _shard_copies(program: Program, origin: Origin) -> Mask:
     for size in shares[shares > 0]:
         near |= (np.abs(moved - size) <= _ROUNDING * size).any(axis=0)
         host = np.minimum(np.abs(ops.bytes_comm - size), np.abs(ops.bytes_comm - 2 * size)) <= _ROUNDING * size
-        near |= host & (ops.kind == OpKind.HOST_COPY)
-    out: Mask = near & np.isin(ops.kind, [int(one) for one in _SCALED_KINDS])
+        near |= host & ops.is_host_copy
+    out: Mask = near & _scales(ops)
     return out
+
+
+def _scales(ops: OpTable) -> Mask:
+    """Ops whose size is the bytes that they move, (n_ops,)."""
+    return ops.is_memory_bound | ops.is_host_copy
 
 
 def _works_on_share(block: Block, ops: OpTable, copies: Mask) -> Mask:
     """Nodes of `block` that work on a rank's share."""
-    update = (block.phase == Phase.OPTIMIZER) & np.isin(ops.kind[block.op], [int(one) for one in _SCALED_KINDS])
+    update = (block.phase == Phase.OPTIMIZER) & _scales(ops)[block.op]
     out: Mask = update | (copies[block.op] & (block.stream != Stream.COMPUTE))
     return out
 
@@ -236,21 +249,15 @@ def _with_twins(program: Program, mine: Sequence[Mask], share: float) -> tuple[O
     used = [np.unique(block.op[nodes]) for block, nodes in zip(program.blocks, mine, strict=True)]
     rows = np.unique(np.concatenate([*used, np.zeros(0, np.int32)])).astype(np.int64)
     twin = {int(row): len(ops) + i for i, row in enumerate(rows)}
-    chosen = rows.tolist()
-    return replace(
-        ops,
-        name=ops.name + tuple(ops.name[i] for i in chosen),
-        dtype=ops.dtype + tuple(ops.dtype[i] for i in chosen),
-        kind=np.concatenate([ops.kind, ops.kind[rows]]),
-        dims=np.concatenate([ops.dims, ops.dims[rows]]),
-        flops=np.concatenate([ops.flops, ops.flops[rows] * share]),
-        bytes_read=np.concatenate([ops.bytes_read, ops.bytes_read[rows] * share]),
-        bytes_written=np.concatenate([ops.bytes_written, ops.bytes_written[rows] * share]),
-        collective=np.concatenate([ops.collective, ops.collective[rows]]),
-        group=np.concatenate([ops.group, ops.group[rows]]),
-        bytes_comm=np.concatenate([ops.bytes_comm, ops.bytes_comm[rows] * share]),
-        launches=np.concatenate([ops.launches, ops.launches[rows]]),
-    ), twin
+    twins = ops.take(rows)
+    smaller = replace(
+        twins,
+        flops=twins.flops * share,
+        bytes_read=twins.bytes_read * share,
+        bytes_written=twins.bytes_written * share,
+        bytes_comm=twins.bytes_comm * share,
+    )
+    return joined_ops([ops, smaller]), twin
 
 
 def _unreduced(program: Program, origin: Origin) -> list[int]:

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import Block, Channel, OpTable, Program, RankClass
+from forerun.core.program.stored_ops import VERSION, arrays_of, header_of, read_ops
+from forerun.core.program.types import Block, Channel, Program, RankClass
 from forerun.core.program.validate import check
 
 FORMAT = "forerun-program"
-VERSION = 1
 
 _Array = npt.NDArray[np.generic]
 _DAMAGE = (
@@ -30,17 +30,6 @@ _DAMAGE = (
 )  # fmt: skip
 
 # Every column and its dtype: a file is made to have them, whatever it says.
-OP_COLUMNS: dict[str, type[np.generic]] = {
-    "kind": np.int8,
-    "dims": np.int64,
-    "flops": np.float64,
-    "bytes_read": np.float64,
-    "bytes_written": np.float64,
-    "collective": np.int8,
-    "group": np.int16,
-    "bytes_comm": np.float64,
-    "launches": np.int16,
-}
 _BLOCK_COLUMNS: dict[str, type[np.generic]] = {
     "op": np.int32,
     "stream": np.int8,
@@ -73,8 +62,7 @@ def save(program: Program, path: str | Path) -> None:
     header = {
         "format": FORMAT,
         "version": VERSION,
-        "op_names": program.ops.name,
-        "op_dtypes": program.ops.dtype,
+        **header_of(program.ops),
         "blocks": [b.name for b in program.blocks],
         "rank_classes": [{"name": c.name, "n_ranks": c.n_ranks} for c in program.rank_classes],
         "groups": [asdict(g) for g in program.groups],
@@ -86,9 +74,7 @@ def save(program: Program, path: str | Path) -> None:
         text = json.dumps(header)
     except (TypeError, ValueError) as error:
         raise ForerunError(f"program: meta can't be saved as JSON: {error}") from error
-    arrays: dict[str, _Array] = {"header": np.frombuffer(text.encode(), np.uint8)}
-    for column in OP_COLUMNS:
-        arrays[f"ops.{column}"] = getattr(program.ops, column)
+    arrays: dict[str, _Array] = {"header": np.frombuffer(text.encode(), np.uint8), **arrays_of(program.ops)}
     for column in _BLOCK_COLUMNS:
         arrays.update(_joined(f"blocks.{column}", [getattr(b, column) for b in program.blocks]))
     for column in _CLASS_COLUMNS:
@@ -112,8 +98,8 @@ def load(path: str | Path) -> Program:
             header = json.loads(file["header"].tobytes())
             if not isinstance(header, dict) or header.get("format") != FORMAT:
                 raise ForerunError(f"{path}: not a saved Program; save one with forerun.core.program.storage.save")
-            if header.get("version") != VERSION:
-                raise ForerunError(f"{path}: format version {header.get('version')}, this forerun reads {VERSION}")
+            if header.get("version") not in range(1, VERSION + 1):
+                raise ForerunError(f"{path}: format version {header.get('version')}, this forerun reads 1 to {VERSION}")
             program = _program(header, file)
     except OSError as error:
         raise ForerunError(f"{path}: can't be read: {error.strerror or error}") from error
@@ -129,12 +115,11 @@ def _program(header: Mapping[str, object], file: Mapping[str, _Array]) -> Progra
     """Put the arrays back in place. Whatever is missing or of a wrong type raises one of _DAMAGE."""
     blocks = {c: _split(file, f"blocks.{c}", dtype) for c, dtype in _BLOCK_COLUMNS.items()}
     steps = {c: _split(file, f"classes.{c}", dtype) for c, dtype in _CLASS_COLUMNS.items()}
-    ops = {c: _column(file, f"ops.{c}", dtype) for c, dtype in OP_COLUMNS.items()}
     meta = header["meta"]
     if not isinstance(meta, dict):
         raise TypeError("meta is not an object")
     return Program(
-        ops=OpTable(name=_entries(header, "op_names"), dtype=_entries(header, "op_dtypes"), **ops),
+        ops=read_ops(header, file),
         blocks=tuple(
             Block(name=name, **{c: blocks[c][i] for c in blocks}) for i, name in enumerate(_entries(header, "blocks"))
         ),

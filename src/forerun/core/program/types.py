@@ -11,32 +11,36 @@ recorded the slot before it in issue order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.core.program.groups import CommGroup
+from forerun.core.program.kinds import (
+    KINDS,
+    WIDTH,
+    WORK,
+    Attention,
+    Delay,
+    Details,
+    Direction,
+    Gemm,
+    HostCopy,
+    OpKind,
+    Transfer,
+    Work,
+)
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
 I16 = npt.NDArray[np.int16]
 I8 = npt.NDArray[np.int8]
 F64 = npt.NDArray[np.float64]
-
-
-class OpKind(IntEnum):
-    GEMM = 0
-    ATTENTION = 1
-    MEMORY = 2
-    """memory-bound kernels: element-wise, norms, optimizer, casts, copies on the device"""
-    COLLECTIVE = 3
-    P2P = 4
-    HOST_COPY = 5
-    """copy between device and host memory"""
-    DELAY = 6
-    """fixed time on its stream (`bytes_read` is picoseconds)"""
+Mask = npt.NDArray[np.bool_]
 
 
 class Phase(IntEnum):
@@ -101,23 +105,48 @@ class Category(IntEnum):
 N_CATEGORIES = len(Category)
 
 
+class OpRow(NamedTuple):
+    """One row of an OpTable, field by field."""
+
+    name: str
+    kind: int
+    dtype: str = ""
+    kernel: str = ""
+    details: tuple[int, ...] = ()
+    """as many as the kind has columns of its own"""
+    flops: float = 0.0
+    bytes_read: float = 0.0
+    bytes_written: float = 0.0
+    collective: int = 0
+    group: int = -1
+    bytes_comm: float = 0.0
+    launches: int = 1
+
+    def without_sizes(self) -> tuple[object, ...]:
+        """What the row is, but for its sizes."""
+        return (self.name, self.kind, self.dtype, self.kernel, self.collective, self.group)
+
+    def amounts(self) -> tuple[float, float, float, float, int]:
+        """FLOPs, bytes read, written and communicated, launches."""
+        return (self.flops, self.bytes_read, self.bytes_written, self.bytes_comm, self.launches)
+
+
 @dataclass(frozen=True, slots=True)
 class OpTable:
     """One row for each distinct operation.
 
-    `dims` by kind: GEMM (m, n, k, batch, role, accumulate_bytes, kernels, operand_bytes, result_bytes) with role
-    0 forward, 1 dgrad, 2 wgrad, and the bytes of operands and result of an implicit product (a convolution's), else 0;
-    ATTENTION (batch, heads, kv_heads, seq_q, seq_kv, head_dim, causal, backward, v_head_dim).
-    COLLECTIVE and P2P: `bytes_comm` is the full buffer, nccl-tests' convention (for an all-gather the gathered
-    output, for a reduce-scatter the whole input).
+    What only one kind has stands in `details`, and is read by name: `ops.gemm(rows).m`, `ops.delay(rows).duration_ps`.
     """
 
     name: tuple[str, ...]
     kind: I8
+    """OpKind"""
     dtype: tuple[str, ...]
-    """dtype of the arithmetic, or the attention kernel's name for ATTENTION rows"""
-    dims: I64
-    """(n_ops, 9)"""
+    """dtype of the arithmetic, or of what is moved; empty where it is not known"""
+    kernel: tuple[str, ...]
+    """which kernel does it, where there are several (those of attention); else empty"""
+    details: I64
+    """(n_ops, N_DETAILS): the columns of each row's own kind (`kinds.KINDS`), then zeros"""
     flops: F64
     bytes_read: F64
     bytes_written: F64
@@ -125,11 +154,121 @@ class OpTable:
     group: I16
     """index into Program.groups, -1 for none"""
     bytes_comm: F64
+    """bytes of a copy; of a collective or transfer the full buffer, nccl-tests' convention (for an all-gather the
+    gathered output, for a reduce-scatter the whole input)"""
     launches: I16
     """kernels that the host launches for this op"""
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    def gemm(self, rows: I64) -> Gemm[I64]:
+        """Columns of rows that are GEMMs."""
+        return Gemm(*self.details[rows, : WIDTH[OpKind.GEMM]].T)
+
+    def attention(self, rows: I64) -> Attention[I64]:
+        """Columns of rows that are attention kernels."""
+        return Attention(*self.details[rows, : WIDTH[OpKind.ATTENTION]].T)
+
+    def transfer(self, rows: I64) -> Transfer[I64]:
+        """Columns of rows that are sends and receives."""
+        return Transfer(self.details[rows, 0])
+
+    def host_copy(self, rows: I64) -> HostCopy[I64]:
+        """Columns of rows that are copies between device and host memory."""
+        return HostCopy(self.details[rows, 0])
+
+    def delay(self, rows: I64) -> Delay[I64]:
+        """Columns of rows that are delays."""
+        return Delay(self.details[rows, 0])
+
+    def details_of(self, row: int) -> Details[int]:
+        """What only the kind of one row has."""
+        kind = OpKind(self.kind[row])
+        return KINDS[kind].details(*self.details[row, : WIDTH[kind]].tolist())
+
+    @property
+    def is_compute(self) -> Mask:
+        """Which ops are kernels on the device, (n_ops,)."""
+        return self._works(Work.COMPUTE)
+
+    @property
+    def is_communication(self) -> Mask:
+        """Which ops are collectives or transfers between ranks, (n_ops,)."""
+        return self._works(Work.COMMUNICATION)
+
+    @property
+    def is_host_copy(self) -> Mask:
+        """Which ops copy between device and host memory, (n_ops,)."""
+        return self._works(Work.COPY)
+
+    @property
+    def is_delay(self) -> Mask:
+        """Which ops are fixed times, (n_ops,)."""
+        return self._works(Work.DELAY)
+
+    @property
+    def is_collective(self) -> Mask:
+        """Which ops are collectives, (n_ops,)."""
+        return np.asarray(self.kind == OpKind.COLLECTIVE)
+
+    @property
+    def is_transfer(self) -> Mask:
+        """Which ops are sends, receives or both, (n_ops,)."""
+        return np.asarray(self.kind == OpKind.P2P)
+
+    @property
+    def sends(self) -> Mask:
+        """Which ops are sends, (n_ops,)."""
+        return np.asarray(self.is_transfer & (self.details[:, 0] == Direction.OUT))
+
+    @property
+    def is_memory_bound(self) -> Mask:
+        """Which ops are memory-bound kernels, (n_ops,)."""
+        return np.asarray(self.kind == OpKind.MEMORY)
+
+    @property
+    def is_gemm(self) -> Mask:
+        """Which ops are matrix products, (n_ops,)."""
+        return np.asarray(self.kind == OpKind.GEMM)
+
+    @property
+    def is_attention(self) -> Mask:
+        """Which ops are fused attention, (n_ops,)."""
+        return np.asarray(self.kind == OpKind.ATTENTION)
+
+    def _works(self, work: Work) -> Mask:
+        return np.asarray(WORK[self.kind] == work)
+
+    def rows(self) -> list[OpRow]:
+        """All rows, as `OpTableBuilder.add` takes them."""
+        columns = {
+            name: column if isinstance(column, tuple) else column.tolist() for name, column in self._columns().items()
+        }
+        pairs = zip(columns["details"], columns["kind"], strict=True)
+        columns["details"] = [tuple(row[: WIDTH[kind]]) for row, kind in pairs]
+        return [OpRow(*row) for row in zip(*columns.values(), strict=True)]
+
+    def take(self, rows: Sequence[int] | I64) -> OpTable:
+        """The table of `rows` alone, in their order."""
+        numbers = np.asarray(rows, np.int64)
+        columns: dict[str, Any] = {
+            name: tuple(column[row] for row in numbers.tolist()) if isinstance(column, tuple) else column[numbers]
+            for name, column in self._columns().items()
+        }
+        return OpTable(**columns)
+
+    def _columns(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in OpRow._fields}
+
+
+def joined_ops(tables: Sequence[OpTable]) -> OpTable:
+    """The rows of `tables`, one table after the other."""
+    columns: dict[str, Any] = {}
+    for name in OpRow._fields:
+        parts = [getattr(table, name) for table in tables]
+        columns[name] = sum(parts, ()) if isinstance(parts[0], tuple) else np.concatenate(parts)
+    return OpTable(**columns)
 
 
 @dataclass(frozen=True, slots=True)

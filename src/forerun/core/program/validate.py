@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.common.errors import ForerunError
+from forerun.core.program.kinds import N_DETAILS, OpKind
 from forerun.core.program.types import (
     N_CATEGORIES,
     N_STREAMS,
     Block,
     Channel,
     Collective,
-    OpKind,
+    OpRow,
     Phase,
     Program,
     RankClass,
@@ -64,13 +65,12 @@ def _unequal(where: str, lengths: dict[str, int], expected: int) -> list[str]:
 
 def _op_problems(program: Program) -> Iterator[str]:
     ops = program.ops
-    columns = ("name", "dtype", "dims", "flops", "bytes_read", "bytes_written", "collective", "group", "bytes_comm")
-    unequal = _unequal("ops", {c: len(getattr(ops, c)) for c in (*columns, "launches")}, len(ops.kind))
+    unequal = _unequal("ops", {column: len(getattr(ops, column)) for column in OpRow._fields}, len(ops.kind))
     yield from unequal
     if unequal:
         return
-    if ops.dims.shape != (len(ops), 9):
-        yield f"ops: column dims has shape {ops.dims.shape}, not {(len(ops), 9)}"
+    if ops.details.shape != (len(ops), N_DETAILS):
+        yield f"ops: column details has shape {ops.details.shape}, not {(len(ops), N_DETAILS)}"
     yield from _outside("ops", "row", "kind", ops.kind, 0, len(OpKind))
     yield from _outside("ops", "row", "collective", ops.collective, 0, len(Collective))
     yield from _outside("ops", "row", "group", ops.group, -1, len(program.groups))

@@ -31,7 +31,7 @@ from forerun.core.cost.step_costs import Launching, step_costs
 from forerun.core.memory.profile import profile
 from forerun.core.program.counts import op_counts
 from forerun.core.program.origin import Origin
-from forerun.core.program.types import Collective, OpKind, Program
+from forerun.core.program.types import Collective, Program
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.plan.stack import load_stack
@@ -109,8 +109,8 @@ def _predicted(program: Program, cluster: Cluster, role: int) -> dict[str, tuple
     costs = step_costs(ops, program.groups, cluster, load_stack(STACK), launching, origin.world_size)
     counts = op_counts(program)[role]
     out: dict[str, tuple[int, float]] = {}
-    for op in np.flatnonzero((counts > 0) & (ops.kind != OpKind.DELAY)).tolist():
-        talks = ops.kind[op] in (OpKind.COLLECTIVE, OpKind.P2P)
+    for op in np.flatnonzero((counts > 0) & ~ops.is_delay).tolist():
+        talks = ops.is_communication[op]
         name = collective_key(Collective(ops.collective[op]).name.lower()) if talks else ops.name[op]
         launches = 1 if talks else int(ops.launches[op])
         kernels, total = out.get(name, (0, 0.0))

@@ -21,6 +21,7 @@ from forerun.core.cost.profile import AttentionEntry, GemmEntry
 from forerun.core.network.constants import NodeOp
 from forerun.core.network.lines import smooth_minimum_s
 from forerun.core.network.nccl import measured_lines
+from forerun.core.program.kinds import Attention
 from forerun.core.program.types import F64, Collective
 
 Columns = Mapping[str, npt.ArrayLike]
@@ -199,35 +200,33 @@ def attention_constants(entry: AttentionEntry, peaks: Peaks) -> AttentionRates:
     )
 
 
-def attention_dims(data: Columns) -> F64:
-    """Dims (9, rows) as OpTable has them.
-
-    Of causal forward kernels, unless columns seq_kv, causal, backward or v_head_dim say otherwise.
-    """
+def attention_shapes(data: Columns) -> Attention[F64]:
+    """Shapes of causal forward kernels, unless columns seq_kv, causal, backward or v_head_dim say otherwise."""
     batch, seq, heads, kv_heads, head_dim = _columns(data, ("batch", "seq", "heads", "kv_heads", "head_dim"), 1)
     causal, backward = _optional(data, "causal", np.ones_like(seq)), _optional(data, "backward", np.zeros_like(seq))
     seq_kv, width = _optional(data, "seq_kv", seq), _optional(data, "v_head_dim", head_dim)
-    return np.array([batch, heads, kv_heads, seq, seq_kv, head_dim, causal, backward, width])
+    return Attention(batch, heads, kv_heads, seq, seq_kv, head_dim, causal, backward, width)
 
 
-def cache_pass_s(dims: F64, peaks: Peaks) -> F64:
+def cache_pass_s(shapes: Attention[F64], peaks: Peaks) -> F64:
     """Seconds of one pass over keys and values, as filling a serving cache takes."""
-    return np.asarray(4.0 * dims[0] * dims[3] * dims[2] * dims[5] / (peaks.hbm_gb_s * GIGA), np.float64)
+    elements = shapes.batch * shapes.seq_q * shapes.kv_heads * shapes.head_dim
+    return np.asarray(4.0 * elements / (peaks.hbm_gb_s * GIGA), np.float64)
 
 
 def fit_attention(data: Columns, peaks: Peaks, kv_cache: bool = False) -> tuple[AttentionEntry, float, float]:
     """Constants of forward kernels of one head size, passes over a serving cache, mean absolute error in percent.
 
-    Columns: batch, seq, heads, kv_heads, head_dim, latency_us, those of `attention_dims`, and `speed`: the rate of a
+    Columns: batch, seq, heads, kv_heads, head_dim, latency_us, those of `attention_shapes`, and `speed`: the rate of a
     row's kernel over that of the constants, 1 unless given. `kv_cache`: the measured kernels make passes over keys
     and values for a serving cache, which are fitted beside the constants and left out of them.
     """
     (latency_us,) = _columns(data, ("latency_us",), LEAST_ROWS["attention"])
-    dims = attention_dims(data)
+    shapes = attention_shapes(data)
     speed = _optional(data, "speed", np.ones_like(latency_us))
-    if len(np.unique(dims[5])) > 1:
+    if len(np.unique(shapes.head_dim)) > 1:
         raise ForerunError("measurements: fit one head_dim at a time")
-    cache_s = cache_pass_s(dims, peaks)
+    cache_s = cache_pass_s(shapes, peaks)
     parameters = [
         _Parameter(0.6 * peaks.tflops, 0.02 * peaks.tflops, peaks.tflops),
         _Parameter(300.0, 1.0, 3000.0),
@@ -245,11 +244,11 @@ def fit_attention(data: Columns, peaks: Peaks, kv_cache: bool = False) -> tuple[
         return float(x[6]) if kv_cache else 0.0
 
     def model_s(x: F64) -> F64:
-        kernel_s = attention_s(dims, attention_constants(entry(x), peaks), speed)
+        kernel_s = attention_s(shapes, attention_constants(entry(x), peaks), speed)
         return np.asarray(kernel_s + passes(x) * cache_s, np.float64)
 
-    training = (dims[3] >= 2048) & (dims[0] * dims[1] >= 16)
-    weight = np.where(training, 3.0, np.where(dims[3] >= 1024, 1.5, 0.5))
+    training = (shapes.seq_q >= 2048) & (shapes.batch * shapes.heads >= 16)
+    weight = np.where(training, 3.0, np.where(shapes.seq_q >= 1024, 1.5, 0.5))
     best, error = _fit(parameters, model_s, latency_us * _US, weight)
     return entry(best), passes(best), error
 

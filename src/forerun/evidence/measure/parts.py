@@ -19,6 +19,7 @@ from forerun.core.cost.gemm import DGRAD, DTYPE_BYTES, WGRAD, GemmRates, gemm_s
 from forerun.core.cost.measured import ANY
 from forerun.core.cost.profile import AttentionEntry, GemmEntry, HostCopyEntry, MemoryEntry, Profile
 from forerun.core.network.constants import NodeOp
+from forerun.core.program.kinds import Attention
 from forerun.core.program.types import F64
 from forerun.describe.cluster.types import Device
 from forerun.describe.kernels.attention import fused_kernel
@@ -26,7 +27,7 @@ from forerun.evidence.measure.fit import (
     LEAST_ROWS,
     Peaks,
     attention_constants,
-    attention_dims,
+    attention_shapes,
     cache_pass_s,
     collective_s,
     fit_attention,
@@ -211,9 +212,9 @@ def _head(head_dim: int, table: Table, old: Profile, device: Device, serving: bo
     peaks = peaks_of(device, "bf16")
 
     def under(entry: AttentionEntry, passes: float, rows: Table) -> F64:
-        dims = attention_dims(rows)
-        kernel_s = attention_s(dims, attention_constants(entry, peaks), rows["speed"])
-        return np.asarray(kernel_s + passes * cache_pass_s(dims, peaks), np.float64)
+        shapes = attention_shapes(rows)
+        kernel_s = attention_s(shapes, attention_constants(entry, peaks), rows["speed"])
+        return np.asarray(kernel_s + passes * cache_pass_s(shapes, peaks), np.float64)
 
     def fit(rows: Table) -> Fitted:
         entry, passes, _ = fit_attention(rows, peaks, serving)
@@ -247,17 +248,20 @@ def backward_rates(samples: Samples, profile: Profile, device: Device) -> Iterat
         for head_dim in np.unique(table["head_dim"][backward]).tolist():
             rows = rows_of(table, backward & (table["head_dim"] == head_dim))
             entry = profile.attention.head_dim.get(int(head_dim), nearest(profile, int(head_dim)))
-            constants, dims = attention_constants(entry, peaks_of(device, "bf16")), attention_dims(rows)
+            constants, shapes = attention_constants(entry, peaks_of(device, "bf16")), attention_shapes(rows)
             forward = kernel_rate(kernel, device)
 
             def seconds(
-                rate: float, constants: AttentionRates = constants, dims: F64 = dims, forward: float = forward
+                rate: float,
+                constants: AttentionRates = constants,
+                shapes: Attention[F64] = shapes,
+                forward: float = forward,
             ) -> F64:
-                return attention_s(dims, constants, rate * forward)
+                return attention_s(shapes, constants, rate * forward)
 
             rate, _ = fit_rate(seconds, rows["latency_us"] * _US)
             label = f"{kernel or 'any kernel'}, head size {int(head_dim)}"
-            yield label, len(dims[0]), rate, kernel_rate(kernel, device, backward=True)
+            yield label, len(shapes.batch), rate, kernel_rate(kernel, device, backward=True)
 
 
 # -- bytes and collectives ---------------------------------------------------------------------------------------

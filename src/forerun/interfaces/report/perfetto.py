@@ -12,7 +12,8 @@ from typing import TextIO
 from forerun.answers.analysis.history import RunIteration
 from forerun.common.files import whole_file
 from forerun.core.engine.simulate import Timeline
-from forerun.core.program.types import I64, N_STREAMS, Collective, FlatProgram, OpKind, Phase, Program, Stream
+from forerun.core.program.kinds import OpKind, columns_of
+from forerun.core.program.types import I64, N_STREAMS, Collective, FlatProgram, Phase, Program, Stream
 
 _HOST_TID = N_STREAMS
 """the host's thread comes after the streams"""
@@ -143,8 +144,10 @@ def _op_texts(program: Program) -> list[tuple[str, str]]:
         if ops.group[i] >= 0:
             group = program.groups[ops.group[i]]
             args["group"] = f"{group.axis} of {group.size}: {group.nodes} nodes x {group.ranks_per_node}"
-        if ops.dims[i].any():
-            args["dims"] = ops.dims[i].tolist()
+        if ops.kernel[i]:
+            args["kernel"] = ops.kernel[i]
+        details = ops.details_of(i)
+        args |= dict(zip(columns_of(type(details)), details.values(), strict=True))
         texts.append((json.dumps(name), json.dumps(args)[1:-1]))
     return texts
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from forerun.common.units import GIB
 from forerun.core.memory.profile import profile
-from forerun.core.program.types import Collective, OpKind, Program
+from forerun.core.program.types import Collective, Program
 
 _NOTES = 8
 
@@ -26,15 +26,15 @@ def print_trace(out: Console, program: Program, path: Path, seconds: float) -> N
         table.add_column(heading, justify="left" if heading == "role" else "right")
     for number, (cls, memory) in enumerate(zip(program.rank_classes, profile(program), strict=True)):
         count = _counts(program, number)
-        kind = program.ops.kind
-        kernels = int(count[kind <= OpKind.MEMORY].sum())
+        ops = program.ops
+        kernels = int(count[ops.is_compute].sum())
         flops = float((count * program.ops.flops).sum())
         table.add_row(
             cls.name,
             f"{cls.n_ranks:,}",
             f"{kernels:,}",
-            f"{int(count[kind == OpKind.COLLECTIVE].sum()):,}",
-            f"{int(count[(kind == OpKind.P2P) & (program.ops.dims[:, 0] > 0)].sum()):,}",
+            f"{int(count[ops.is_collective].sum()):,}",
+            f"{int(count[ops.sends].sum()):,}",
             f"{flops / 1e12:,.3g}" if flops < 1e15 else f"{flops / 1e12:,.0f}",
             f"{memory.peak_bytes / GIB:.3g}",
         )
@@ -61,7 +61,7 @@ def _print_collectives(out: Console, program: Program) -> None:
     """Collectives of the first role by group and kind."""
     ops, count = program.ops, _counts(program, 0)
     rows: dict[tuple[int, int], list[float]] = {}
-    for row in np.flatnonzero((ops.kind == OpKind.COLLECTIVE) & (count > 0)).tolist():
+    for row in np.flatnonzero(ops.is_collective & (count > 0)).tolist():
         entry = rows.setdefault((int(ops.group[row]), int(ops.collective[row])), [0.0, 0.0])
         entry[0] += int(count[row])
         entry[1] += int(count[row]) * float(ops.bytes_comm[row])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forerun.core.program.kinds import Attention
 from forerun.core.program.types import Collective, Stream
 from forerun.describe.kernels.attention import attention_kernel
 from forerun.sources.symbolic.linear import Section
@@ -186,10 +187,11 @@ def _kernel_op(
     window = kernels.model.sliding_window
     if window and window < seq_kv and causal:
         seq_kv, causal = window, False
-    args = (kernels.plan.micro_batch, heads, kv_heads, seq_q, seq_kv, s.head_dim, causal)
+    sizes = (kernels.plan.micro_batch, heads, kv_heads, seq_q, seq_kv, s.head_dim, int(causal))
+    forward, backward = (Attention(*sizes, backward=turn, v_head_dim=s.v_head_dim) for turn in (0, 1))
     return (
-        add("attention.kernel", *args, False, s.v_head_dim, kernel, share=share),
-        add("attention.kernel.backward", *args, True, s.v_head_dim, kernel, share=share),
+        add("attention.kernel", forward, kernel, kernels.wide_dtype, share=share),
+        add("attention.kernel.backward", backward, kernel, kernels.wide_dtype, share=share),
     )
 
 

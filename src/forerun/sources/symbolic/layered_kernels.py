@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import OpKind
+from forerun.core.program.kinds import Attention as AttentionShape
+from forerun.core.program.kinds import Gemm
 from forerun.describe.model.layered import Attention, Kernel, LayeredModel, Matmul, Traffic
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import DTYPE_BYTES
@@ -62,15 +63,19 @@ class LayeredKernels(PlanKernels):
         if isinstance(kernel, Attention):
             return ops.attention(
                 name,
-                kernel.samples,
-                kernel.heads,
-                kernel.heads,
-                kernel.seq,
-                kernel.seq,
-                kernel.head_dim,
-                kernel.causal,
-                kernel.backward,
-                kernel=self.attention_kernel,
+                AttentionShape(
+                    batch=kernel.samples,
+                    heads=kernel.heads,
+                    kv_heads=kernel.heads,
+                    seq_q=kernel.seq,
+                    seq_kv=kernel.seq,
+                    head_dim=kernel.head_dim,
+                    causal=int(kernel.causal),
+                    backward=int(kernel.backward),
+                    v_head_dim=kernel.head_dim,
+                ),
+                self.attention_kernel,
+                self.wide_dtype,
                 element_bytes=width,
                 flops=kernel.flops,
             )
@@ -91,5 +96,5 @@ class LayeredKernels(PlanKernels):
                 output_bytes=width,
             )
         read, written = kernel.elements_read * width, kernel.elements_written * width
-        dims = (kernel.m, kernel.n, kernel.k, kernel.groups, role, 0, 1, read, written)
-        return ops.add(name, OpKind.GEMM, dtype, dims, kernel.flops, float(read), float(written))
+        implicit = Gemm(kernel.m, kernel.n, kernel.k, kernel.groups, role, operand_bytes=read, result_bytes=written)
+        return ops.counted_gemm(name, implicit, dtype, kernel.flops, read, written)

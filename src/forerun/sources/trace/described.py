@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from forerun.core.program.types import I64, N_CATEGORIES
+from forerun.core.program.types import I64, N_CATEGORIES, OpRow
 from forerun.sources.trace.order import last_ended
 from forerun.sources.trace.recording import Recording
 from forerun.sources.trace.roles import Roles
-from forerun.sources.trace.to_program import OpRow, op_rows
 from forerun.sources.trace.tracks import tracks_of
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -63,7 +62,7 @@ class Node:
 
     def loosely(self) -> tuple[object, ...]:
         """Returns the node without its sizes."""
-        return (self.row[:3], self.row[7:9], self.place, tuple(stream for stream, _ in self.waits))
+        return (self.row.without_sizes(), self.place, tuple(stream for stream, _ in self.waits))
 
 
 Known = dict[tuple[object, ...], Node]
@@ -93,7 +92,7 @@ class Described:
 def describe(roles: Roles, role: int, known: Known) -> Described:
     """Describe one recording of a run. Nodes that are equal to `known` ones are those; new ones are added."""
     one = _without_implied_waits(roles, role)
-    rows, paths = op_rows(one.ops), [Path.of(path) for path in one.modules]
+    rows, paths = one.ops.rows(), [Path.of(path) for path in one.modules]
     path_of = [paths[k] for k in one.module.tolist()]
     columns = (one.op, one.stream, one.phase, one.peer, one.sync, one.compiled)
     told = zip(*(column.tolist() for column in columns), (path.text for path in path_of), strict=True)

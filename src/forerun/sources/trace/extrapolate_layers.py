@@ -10,11 +10,10 @@ import numpy as np
 
 from forerun.common.errors import ForerunError
 from forerun.core.program.builder import OpTableBuilder
-from forerun.core.program.types import I32, I64
+from forerun.core.program.types import I32, I64, OpRow
 from forerun.sources.trace.align import NotPeriodic, align
 from forerun.sources.trace.described import Described, Node, Tensors, Waits, absolute_waits
 from forerun.sources.trace.recording import Recording
-from forerun.sources.trace.to_program import OpRow, op_rows
 
 _TOLERANCE = 1e-9
 _MOST_LAUNCHES = 32767
@@ -49,7 +48,7 @@ class LayerExtrapolation:
         self.start_bytes = self._start_bytes()
         self._check_layers()
         self._outside = self._outside_changes()
-        self._base_ops = op_rows(self.z.recording.ops)
+        self._base_ops = self.z.recording.ops.rows()
         self._numbers = self._path_numbers()
 
     def _broken(self, node: int, what: str) -> ForerunError:
@@ -162,10 +161,10 @@ class LayerExtrapolation:
 
     def _ops(self, node: I64, n: int) -> tuple[OpTableBuilder, I32]:
         rows = OpTableBuilder()
-        number = [rows.add(*row) for row in self._base_ops]
+        number = [rows.add(row) for row in self._base_ops]
         of_node = np.array(number, np.int32)[self.z.recording.op]
         for at, change in self._outside.items():
-            of_node[at] = rows.add(*change(n).row)
+            of_node[at] = rows.add(change(n).row)
         return rows, of_node[node]
 
     def _modules(self, node: I64, layer: I64, n: int) -> tuple[tuple[str, ...], I32]:
@@ -280,17 +279,22 @@ def _line(three: Sequence[Sequence[float]], what: str) -> Callable[[int], list[f
 
 
 def _line_of_rows(three: Sequence[OpRow]) -> Callable[[int], OpRow]:
-    if len({(row[:3], row[7:9]) for row in three}) > 1:
+    if len({row.without_sizes() for row in three}) > 1:
         raise _Bent("the operation")
-    what = f"the size of {three[0][0]}"
-    dims = _line([row[3] for row in three], what)
-    amounts = _line([(*row[4:7], row[9], row[10]) for row in three], what)
+    what = f"the size of {three[0].name}"
+    details = _line([row.details for row in three], what)
+    amounts = _line([row.amounts() for row in three], what)
 
     def at(n: int) -> OpRow:
         flops, read, written, moved, launches = amounts(n)
-        sizes = tuple(int(size) for size in dims(n))
-        few = min(int(launches), _MOST_LAUNCHES)
-        return (*three[0][:3], sizes, flops, read, written, *three[0][7:9], moved, few)
+        return three[0]._replace(
+            details=tuple(int(size) for size in details(n)),
+            flops=flops,
+            bytes_read=read,
+            bytes_written=written,
+            bytes_comm=moved,
+            launches=min(int(launches), _MOST_LAUNCHES),
+        )
 
     return at
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.core.program.types import Category, Collective, OpKind, Phase
+from forerun.core.program.types import Category, Collective, Phase
 from forerun.sources.trace.recording import Recording
 
 _MODEL_AXES = frozenset({"tp", "sp", "cp", "ep", "pp"})
@@ -29,7 +29,7 @@ def data_parallel(recording: Recording) -> tuple[list[str], list[str]]:
     ops, op = recording.ops, recording.op
     kept = (recording.tensor_category == Category.PARAMETER) & (recording.tensor_alloc < 0)
     least = _LEAST * float(recording.tensor_bytes[kept].sum())
-    communicates = (ops.kind[op] == OpKind.COLLECTIVE) | (ops.kind[op] == OpKind.P2P)
+    communicates = ops.is_communication[op]
     forward = recording.phase == Phase.FORWARD
     names, sharded = [], []
     for number, (name, _) in enumerate(recording.groups):

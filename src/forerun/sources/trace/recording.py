@@ -17,11 +17,11 @@ import numpy as np
 
 from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
-from forerun.core.program.storage import OP_COLUMNS
-from forerun.core.program.types import I8, I32, I64, N_CATEGORIES, OpKind, OpTable, Phase
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.stored_ops import VERSION, arrays_of, header_of, read_ops
+from forerun.core.program.types import I8, I32, I64, N_CATEGORIES, OpRow, OpTable, Phase
 
 FORMAT = "forerun-recording"
-VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Recording:
 
     rank: int
     ops: OpTable
-    """`group` is an index into `groups`; P2P rows have dims[0] 1 for a send, -1 for a receive"""
+    """`group` is an index into `groups`"""
     op: I32
     """(N,) row of `ops`"""
     stream: I32
@@ -84,15 +84,24 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "tensor_free": np.int32,
 }
 _PLAIN = ("rank", "groups", "modules", "lines", "meta")
-_DAMAGE = (ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
+_DAMAGE = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def save_recording(recording: Recording, path: str | Path) -> None:
     """Write `recording` to `path`: one .npz of plain arrays with a JSON header. Whole or not at all."""
     header = {"format": FORMAT, "version": VERSION} | {name: getattr(recording, name) for name in _PLAIN}
-    header |= {"op_names": recording.ops.name, "op_dtypes": recording.ops.dtype}
-    arrays: dict[str, Any] = {name: getattr(recording, name) for name in _ARRAYS}
-    arrays |= {f"ops.{name}": getattr(recording.ops, name) for name in OP_COLUMNS}
+    header |= header_of(recording.ops)
+    arrays: dict[str, Any] = {name: getattr(recording, name) for name in _ARRAYS} | arrays_of(recording.ops)
     with whole_file(path) as file:
         np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
 
@@ -106,10 +115,10 @@ def load_recording(path: str | Path) -> Recording:
     try:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(file["header"].tobytes())
-            if header.get("format") != FORMAT or header.get("version") != VERSION:
+            if header.get("format") != FORMAT or header.get("version") not in range(1, VERSION + 1):
                 raise ForerunError(f"{path}: not a recording of this version of forerun")
             arrays = {name: file[name].astype(dtype, casting="same_kind") for name, dtype in _ARRAYS.items()}
-            ops = {name: file[f"ops.{name}"].astype(dtype, casting="same_kind") for name, dtype in OP_COLUMNS.items()}
+            ops = read_ops(header, file)
     except OSError as error:
         raise ForerunError(f"{path}: can't be read: {error.strerror or error}") from error
     except _DAMAGE as error:
@@ -117,7 +126,7 @@ def load_recording(path: str | Path) -> Recording:
     try:
         recording = Recording(
             rank=int(header["rank"]),
-            ops=OpTable(name=tuple(header["op_names"]), dtype=tuple(header["op_dtypes"]), **ops),
+            ops=ops,
             groups=tuple((str(name), tuple(map(int, ranks))) for name, ranks in header["groups"]),
             modules=tuple(header["modules"]),
             lines=tuple(header["lines"]),
@@ -136,10 +145,9 @@ def _check(recording: Recording) -> None:
     lengths = {name: len(getattr(recording, name)) for name in ("stream", "phase", "module", "peer", "sync", "line")}
     lengths |= {"wait_ptr": len(recording.wait_ptr) - 1, "compiled": len(recording.compiled)}
     tensors = (recording.tensor_category, recording.tensor_alloc, recording.tensor_free)
-    tables = (ops.name, ops.dtype, ops.dims, ops.flops, ops.bytes_read, ops.bytes_written, ops.collective, ops.group)
     if any(length != n for length in lengths.values()) or any(len(column) != t for column in tensors):
         raise ValueError("columns of different lengths")
-    if any(len(column) != len(ops.kind) for column in (*tables, ops.bytes_comm, ops.launches)):
+    if any(len(getattr(ops, name)) != len(ops) for name in OpRow._fields):
         raise ValueError("an operation table of different lengths")
     node = np.repeat(np.arange(n), np.diff(recording.wait_ptr)) if n else np.zeros(0, np.int64)
     ranges = (

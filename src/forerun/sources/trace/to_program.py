@@ -21,8 +21,7 @@ from forerun.core.program.types import (
     N_CATEGORIES,
     Category,
     Channel,
-    OpKind,
-    OpTable,
+    OpRow,
     Program,
     RankClass,
 )
@@ -120,7 +119,7 @@ class _Ops:
     def __init__(self, roles: Roles, groups: Groups, borders: int) -> None:
         self.ops = OpTableBuilder()
         self._roles, self._groups, self._borders = roles, groups, borders
-        self._rows = [op_rows(one.ops) for one in roles.recordings]
+        self._rows = [one.ops.rows() for one in roles.recordings]
         self._eager: set[OpRow] = set()
         for one, rows in zip(roles.recordings, self._rows, strict=True):
             self._eager |= {rows[op] for op in set(one.op[one.compiled == 0].tolist())}
@@ -130,7 +129,7 @@ class _Ops:
     def _of_role(self, role: int) -> I32:
         """Row of every node."""
         one = self._roles.recordings[role]
-        peer = np.where(one.ops.kind[one.op] == OpKind.P2P, one.peer, -1)
+        peer = np.where(one.ops.is_transfer[one.op], one.peer, -1)
         key = (peer.astype(np.int64) + 1) * 2 * len(one.ops) + 2 * one.op + one.compiled
         _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         columns = (one.op[first].tolist(), one.compiled[first].tolist(), peer[first].tolist())
@@ -141,40 +140,16 @@ class _Ops:
     def _add(self, role: int, number: int, compiled: int, peer: int) -> int:
         """A message between roles belongs to its two ranks, not to their process group."""
         row = self._rows[role][number]
-        name, group = row[0], row[8]
+        name, group = row.name, row.group
         merged = self._groups.numbers[role][group] if group >= 0 else -1
         if peer >= 0 and (group < 0 or self._roles.of_peer(role, group, peer) != role):
             merged = self._groups.border(self._roles.recordings[role].rank, peer, self._borders)
         # Launches of compiled code cost the host something else: a kernel that runs both ways is two ops.
         name += " (compiled)" if compiled and row in self._eager else ""
-        op = self.ops.add(name, *row[1:8], merged, *row[9:])
+        op = self.ops.add(row._replace(name=name, group=merged))
         if compiled:
             self.compiled.add(op)
         return op
-
-
-OpRow = tuple[str, int, str, tuple[int, ...], float, float, float, int, int, float, int]
-"""a row of an op table, as OpTableBuilder.add takes it"""
-
-
-def op_rows(ops: OpTable) -> list[OpRow]:
-    """The rows of `ops`."""
-    return list(
-        zip(
-            ops.name,
-            ops.kind.tolist(),
-            ops.dtype,
-            map(tuple, ops.dims.tolist()),
-            ops.flops.tolist(),
-            ops.bytes_read.tolist(),
-            ops.bytes_written.tolist(),
-            ops.collective.tolist(),
-            ops.group.tolist(),
-            ops.bytes_comm.tolist(),
-            ops.launches.tolist(),
-            strict=True,
-        )
-    )
 
 
 # -- meetings ------------------------------------------------------------------------------------------------------
@@ -197,12 +172,12 @@ class _Meetings:
         """The k-th send of a role to another over a process group meets the k-th receive there."""
         ends: dict[tuple[int, int, str], dict[int, list[int]]] = {}
         for role, one in enumerate(self._roles.recordings):
-            for node in np.flatnonzero(one.ops.kind[one.op] == OpKind.P2P).tolist():
+            for node in np.flatnonzero(one.ops.is_transfer[one.op]).tolist():
                 op = int(one.op[node])
                 group = int(one.ops.group[op])
                 peer = self._roles.of_peer(role, group, int(one.peer[node]))
                 if peer != role:
-                    key = (role, peer) if one.ops.dims[op, 0] > 0 else (peer, role)
+                    key = (role, peer) if one.ops.sends[op] else (peer, role)
                     name = one.groups[group][0] if group >= 0 else ""
                     ends.setdefault((*key, name), {}).setdefault(role, []).append(node)
         names = self._roles.names()
@@ -228,7 +203,7 @@ class _Meetings:
                 if len(members := self._roles.in_group(role, ranks)) > 1
             }
             group = one.ops.group[one.op]
-            wide = (one.ops.kind[one.op] == OpKind.COLLECTIVE) & np.isin(group, list(shared))
+            wide = one.ops.is_collective[one.op] & np.isin(group, list(shared))
             for node in np.flatnonzero(wide).tolist():
                 ends.setdefault(shared[int(group[node])], {}).setdefault(role, []).append(node)
         for (name, members), nodes in ends.items():

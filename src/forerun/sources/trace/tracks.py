@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.core.program.types import I32, I64, Collective, OpKind, Phase, Stream
+from forerun.core.program.types import I32, I64, Collective, Phase, Stream
 from forerun.sources.trace.roles import Roles, axis_of
 
 _AXES = {
@@ -75,7 +75,9 @@ class _Builder:
     def __init__(self, roles: Roles, role: int) -> None:
         self.roles, self.role, self.recording = roles, role, roles.recordings[role]
         one = self.recording
-        self.kind = one.ops.kind[one.op]
+        self.is_collective, self.is_transfer = one.ops.is_collective[one.op], one.ops.is_transfer[one.op]
+        self.sends = one.ops.sends
+        """of each op"""
         self.stream: list[int] = one.stream.tolist()
         self._lanes = self._collective_lanes()
         self._numbers: dict[tuple[object, ...], int] = {}
@@ -87,8 +89,8 @@ class _Builder:
         _, streams = np.unique(one.stream, return_inverse=True)
         number: I32 = (streams.reshape(-1) + 1).astype(np.int32)
         number[one.stream == COMPUTE_STREAM] = 0
-        talks = np.isin(self.kind, (OpKind.COLLECTIVE, OpKind.P2P))
-        moved = np.flatnonzero((self.kind == OpKind.P2P) | (talks & (one.stream == COMPUTE_STREAM)))
+        talks = one.ops.is_communication[one.op]
+        moved = np.flatnonzero(self.is_transfer | (talks & (one.stream == COMPUTE_STREAM)))
         first = int(number.max(initial=0)) + 1
         for node in moved.tolist():
             number[node] = first + self._number(node)
@@ -107,7 +109,7 @@ class _Builder:
         one = self.recording
         parallel = set(one.meta.get("data_parallel") or ())
         out = {}
-        rows = np.flatnonzero(self.kind == OpKind.COLLECTIVE)
+        rows = np.flatnonzero(self.is_collective)
         for op, phase in {(int(one.op[i]), int(one.phase[i])) for i in rows}:
             group = int(one.ops.group[op])
             name = one.groups[group][0] if group >= 0 else ""
@@ -119,13 +121,13 @@ class _Builder:
         one = self.recording
         op, key = int(one.op[node]), (int(one.op[node]), int(one.peer[node]), self.stream[node], int(one.phase[node]))
         if key not in self._numbers:
-            if self.kind[node] == OpKind.COLLECTIVE:
+            if self.is_collective[node]:
                 track = Track(self._lanes[op, int(one.phase[node])])
                 ends: tuple[object, ...] = (track.lane,)
             else:
                 peer = self.roles.of_peer(self.role, int(one.ops.group[op]), int(one.peer[node]))
                 track = Track(self._message_lane(op, peer), message=True)
-                ends = (self.stream[node], int(one.ops.dims[op, 0]), peer, track.lane)
+                ends = (self.stream[node], bool(self.sends[op]), peer, track.lane)
             if ends not in self._numbers:
                 self._numbers[ends] = len(self._own)
                 self._own.append(track)
@@ -134,7 +136,7 @@ class _Builder:
 
     def _message_lane(self, op: int, peer: int) -> Stream:
         one = self.recording
-        group, sends = int(one.ops.group[op]), int(one.ops.dims[op, 0]) > 0
+        group, sends = int(one.ops.group[op]), bool(self.sends[op])
         if peer == self.role:
             lane = _LANE_OF_WORD.get(axis_of(one.groups[group][0]).lower()) if group >= 0 else None
             return lane if lane is not None else Stream.CP
@@ -149,7 +151,7 @@ class _Builder:
         out = [np.zeros(0, np.int64)]
         for number in streams:
             nodes = np.flatnonzero(self.recording.stream == number)
-            if (self.kind[nodes] == OpKind.P2P).any():
+            if self.is_transfer[nodes].any():
                 out.append(np.array(self._batch_order(nodes, track[nodes].tolist()), np.int64))
             else:
                 turns = np.flatnonzero(np.diff(track[nodes]))
@@ -169,7 +171,7 @@ class _Builder:
         batch: dict[int, int] = {}
         waits: list[int] = []
         last, joins = -2, False
-        is_message = (self.kind[nodes] == OpKind.P2P).tolist()
+        is_message = self.is_transfer[nodes].tolist()
         for node, track, message in zip(nodes.tolist(), tracks, is_message, strict=True):
             if not (message and joins and last == node - 1):
                 waited_for, batch, waits = batch, {}, []
@@ -187,7 +189,7 @@ class _Builder:
         """What each track is for; tracks of kernels are for what waits for them, or what they wait for."""
         one = self.recording
         known = {0: Track(Stream.COMPUTE), **known}
-        idle = (self.kind == OpKind.DELAY) & (one.sync == 1) & (one.stream != COMPUTE_STREAM)
+        idle = one.ops.is_delay[one.op] & (one.sync == 1) & (one.stream != COMPUTE_STREAM)
         for number in set(range(n_tracks)) - set(known):
             nodes = np.flatnonzero(track == number)
             mine = Track(Stream.COMPUTE, joins=True) if idle[nodes].all() else self._own_purpose(nodes)
@@ -203,11 +205,11 @@ class _Builder:
     def _own_purpose(self, nodes: I64) -> Track | None:
         """By what a track mostly communicates."""
         one = self.recording
-        talk = nodes[self.kind[nodes] == OpKind.COLLECTIVE]
+        talk = nodes[self.is_collective[nodes]]
         if len(talk):
             pairs = zip(one.op[talk].tolist(), one.phase[talk].tolist(), strict=True)
             return Track(Counter(self._lanes[pair] for pair in pairs).most_common(1)[0][0])
-        return Track(Stream.COPY) if (self.kind[nodes] == OpKind.HOST_COPY).any() else None
+        return Track(Stream.COPY) if one.ops.is_host_copy[one.op[nodes]].any() else None
 
 
 def _csr(n: int, *pairs: I64) -> tuple[I64, I32]:

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from forerun.core.program.builder import OpTableBuilder
-from forerun.core.program.types import Category, Collective, OpKind, Phase
+from forerun.core.program.kinds import Direction
+from forerun.core.program.types import Category, Phase
 from forerun.sources.trace.inside import sizes
 from forerun.sources.trace.inside.unseen import PACKAGE
 from forerun.sources.trace.recording import Recording
@@ -211,16 +212,8 @@ class Recorder:
     ) -> Event:
         """Records a send to or a receive from global rank `peer`, and returns the event of its end."""
         number = self.group(group, ranks)
-        dims = (1 if send else -1, 0, 0, 0, 0, 0, 0, 0, 0)
-        row = self.ops.add(
-            "send" if send else "recv",
-            OpKind.P2P,
-            dtype,
-            dims,
-            collective=int(Collective.SEND_RECV),
-            group=number,
-            bytes_comm=float(bytes_comm),
-        )
+        name, direction = ("send", Direction.OUT) if send else ("recv", Direction.IN)
+        row = self.ops.p2p(name, number, bytes_comm, dtype, direction=direction)
         return self._communicate(row, group, asynchronous, peer)
 
     def _communicate(self, op: int, group: str, asynchronous: bool, peer: int) -> Event:

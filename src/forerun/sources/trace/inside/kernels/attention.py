@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forerun.common.errors import ForerunError
 from forerun.core.program.builder import OpTableBuilder
+from forerun.core.program.kinds import Attention
 from forerun.describe.kernels.attention import AttentionKernel, attention_kernel, attention_kernels, names_in
 from forerun.sources.trace.inside.kernels.tensors import Arguments, Kernel, Keywords, Plan, dtype_name, shape_of
 
@@ -116,16 +117,9 @@ def attention(
         keys, causal = max(1, round(pairs / seq_q)), False
     row = table.attention(
         plan.name,
-        batch,
-        n_heads,
-        kv_heads,
-        seq_q,
-        keys,
-        head_dim,
-        causal,
-        backward,
-        v_dim,
+        Attention(batch, n_heads, kv_heads, seq_q, keys, head_dim, int(causal), int(backward), v_dim),
         kernel.name,
+        dtype_name(like),
         size,
         flops,
         kernel.backward.launches if backward else 1,

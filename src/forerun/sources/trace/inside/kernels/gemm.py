@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from forerun.core.program.builder import OpTableBuilder
-from forerun.core.program.types import OpKind
+from forerun.core.program.kinds import Gemm, GemmRole
 from forerun.sources.trace.inside.kernels.tensors import (
     Arguments,
     Kernel,
@@ -28,7 +28,7 @@ from forerun.sources.trace.inside.kernels.tensors import (
     shape_of,
 )
 
-FORWARD, DGRAD, WGRAD = 0, 1, 2
+FORWARD, DGRAD, WGRAD = (int(role) for role in GemmRole)
 _DTYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
@@ -225,9 +225,9 @@ def _grouped(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keyword
     flops = 2.0 * m * n * k * (1 if shared else groups)
     share = {"m": (max(1, m // groups), n, k), "n": (m, max(1, n // groups), k), "k": (m, n, max(1, k // groups))}
     rows, columns, depth = share.get(shared, (m, n, k))
-    dims = (rows, columns, depth, groups, role_of(a, plan.name == "_grouped_mm"), 0, 1, 0, 0)
-    read, written = float(bytes_of(a) + bytes_of(b)), float(all_bytes(out))
-    return [Kernel(table.add(plan.name, OpKind.GEMM, gemm_dtype(a.dtype), dims, flops, read, written))]
+    shape = Gemm(rows, columns, depth, groups, role_of(a, plan.name == "_grouped_mm"))
+    read, written = bytes_of(a) + bytes_of(b), all_bytes(out)
+    return [Kernel(table.counted_gemm(plan.name, shape, gemm_dtype(a.dtype), flops, read, written))]
 
 
 def _foreach_mm(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
@@ -268,9 +268,9 @@ def _convolution_row(
         return []
     if groups > 1 and weight.shape[1] == 1:
         return memory(table, plan, read, written, 1, dtype_name(weight), flops=flops)
-    all_dims = (m, n, k, groups, role, 0, 1, int(read), int(written))
+    implicit = Gemm(m, n, k, groups, role, operand_bytes=int(read), result_bytes=int(written))
     dtype = gemm_dtype(weight.dtype, "conv")
-    return [Kernel(table.add(plan.name, OpKind.GEMM, dtype, all_dims, flops, float(read), float(written)))]
+    return [Kernel(table.counted_gemm(plan.name, implicit, dtype, flops, read, written))]
 
 
 def _geometry(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, transposed: bool, groups: int) -> tuple[int, ...]:

@@ -1,0 +1,178 @@
+"""The kinds of operations: what each is called, what it keeps busy, and the columns that only it has.
+
+A new kind is a member of `OpKind` and an entry of `KINDS` here, a method of `OpTableBuilder` and a time in
+`core/cost/op_costs.py`. Whoever reads a Program asks the entry, through the properties of `OpTable`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+_NONE: Any = 0
+_ONE: Any = 1
+
+
+class OpKind(IntEnum):
+    GEMM = 0
+    """matrix products, and convolutions as implicit ones"""
+    ATTENTION = 1
+    """fused attention kernels"""
+    MEMORY = 2
+    """memory-bound kernels: element-wise, norms, optimizer, casts, copies on the device"""
+    COLLECTIVE = 3
+    P2P = 4
+    """a send, a receive, or both at once"""
+    HOST_COPY = 5
+    """copy between device and host memory"""
+    DELAY = 6
+    """fixed time on its stream"""
+
+
+class Work(IntEnum):
+    """What an operation keeps busy."""
+
+    COMPUTE = 0
+    """the multiprocessors of the device"""
+    COMMUNICATION = 1
+    """links between devices"""
+    COPY = 2
+    """the link between device and host memory"""
+    DELAY = 3
+    """its stream alone"""
+
+
+class GemmRole(IntEnum):
+    """Which product of a layer a GEMM is."""
+
+    FORWARD = 0
+    DGRAD = 1
+    """gradient of the input"""
+    WGRAD = 2
+    """gradient of the weight"""
+
+
+class Direction(IntEnum):
+    """Which way bytes move, seen from the device that runs the operation."""
+
+    EITHER = 0
+    """both ways at once (a hop of a ring), or not known"""
+    OUT = 1
+    """a send, or a copy to host memory"""
+    IN = -1
+    """a receive, or a copy from host memory"""
+
+
+# -- columns by kind -----------------------------------------------------------------------------------------------
+# Each class is for one row (of ints) or for several (of arrays). `OpTable.details` holds the columns in this order.
+
+
+@dataclass(frozen=True, slots=True)
+class Details(Generic[T]):
+    """The columns that only one kind has: none, unless a kind says so."""
+
+    def values(self) -> tuple[T, ...]:
+        """The columns in order."""
+        return tuple(getattr(self, name) for name in columns_of(type(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm(Details[T]):
+    """`batch` products of (m, k) by (k, n)."""
+
+    m: T
+    n: T
+    k: T
+    batch: T = _ONE
+    role: T = _NONE
+    """GemmRole"""
+    accumulate_bytes: T = _NONE
+    """bytes per element of the buffer that the result is added to, 0 where the result is stored"""
+    kernels: T = _ONE
+    """1 for a batched product, `batch` for a grouped one"""
+    operand_bytes: T = _NONE
+    """bytes of the operands of an implicit product, whose elements are read for many taps of a convolution; else 0"""
+    result_bytes: T = _NONE
+    """bytes of the result of an implicit product, else 0"""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(Details[T]):
+    """Fused attention of `seq_q` queries to `seq_kv` keys."""
+
+    batch: T
+    heads: T
+    kv_heads: T
+    seq_q: T
+    seq_kv: T
+    head_dim: T
+    """size of a head of queries and keys"""
+    causal: T
+    """1 where a mask leaves out half of the square on the diagonal"""
+    backward: T
+    v_head_dim: T
+    """size of a head of values"""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer(Details[T]):
+    """Bytes between two ranks."""
+
+    direction: T
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy(Details[T]):
+    """Bytes between device and host memory."""
+
+    direction: T
+
+
+@dataclass(frozen=True, slots=True)
+class Delay(Details[T]):
+    """A fixed time."""
+
+    duration_ps: T
+
+
+def columns_of(details: type[Details[Any]]) -> tuple[str, ...]:
+    """Names of the columns in order."""
+    return _COLUMNS[details]
+
+
+_COLUMNS: dict[type[Details[Any]], tuple[str, ...]] = {
+    one: tuple(field.name for field in fields(one)) for one in (Details, Gemm, Attention, Transfer, HostCopy, Delay)
+}
+N_DETAILS = max(map(len, _COLUMNS.values()))
+
+
+# -- the kinds -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What holds for all operations of a kind."""
+
+    work: Work
+    label: str
+    """what a report calls them, in the plural; kinds of one label are one line there"""
+    details: type[Details[Any]] = Details
+
+
+KINDS = {
+    OpKind.GEMM: Kind(Work.COMPUTE, "matrix products", Gemm),
+    OpKind.ATTENTION: Kind(Work.COMPUTE, "attention", Attention),
+    OpKind.MEMORY: Kind(Work.COMPUTE, "memory-bound kernels"),
+    OpKind.COLLECTIVE: Kind(Work.COMMUNICATION, "collectives"),
+    OpKind.P2P: Kind(Work.COMMUNICATION, "collectives", Transfer),
+    OpKind.HOST_COPY: Kind(Work.COPY, "copies to the host", HostCopy),
+    OpKind.DELAY: Kind(Work.DELAY, "fixed delays", Delay),
+}
+WORK = np.array([KINDS[kind].work for kind in OpKind])
+"""Work of every kind, (n_kinds,)"""
+WIDTH = [len(columns_of(KINDS[kind].details)) for kind in OpKind]
+"""columns of `OpTable.details` that every kind uses"""
