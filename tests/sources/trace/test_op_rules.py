@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from forerun.common.errors import ForerunError
 from forerun.core.program.builder import OpTableBuilder
-from forerun.core.program.kinds import Attention, Gemm, OpKind
+from forerun.core.program.kinds import Attention, Gemm, GemmRole, OpKind
 from forerun.sources.trace.inside.kernels import attention as attention_module
 from forerun.sources.trace.inside.kernels.attention import window_pairs
 from forerun.sources.trace.inside.kernels.memory import multi_tensor_launches
@@ -176,7 +176,7 @@ def test_a_flash_attention_without_an_entry_is_an_error_that_names_it(monkeypatc
 def test_the_backward_of_grouped_flash_attention_sums_the_expanded_gradients():
     q, k = empty(2, 8, 256, 64), empty(2, 2, 256, 64)
     row, total = attention_rows("flash", q, k, k, True, True)
-    assert row[3] == (2, 8, 2, 256, 256, 64, 1, 1, 64)
+    assert row[3] == Attention(2, 8, 2, 256, 256, 64, causal=1, backward=1, v_head_dim=64)
     assert total[0] == "sum"
     assert total[5:7] == (2 * 8 * 256 * 128 * 2, 2 * 2 * 256 * 128 * 2)
     mode = Rows()
@@ -226,10 +226,9 @@ def test_roles_follow_autograd_and_a_recomputed_forward_is_a_forward():
         x, w = empty(96, 40, grad=True), empty(56, 40, grad=True)
         torch.utils.checkpoint.checkpoint(body, x, w, use_reentrant=False).sum().backward()
 
-    rows = [row for row in record(step).rows() if row[1] == OpKind.GEMM]
-    assert sorted(row[3][4] for row in rows) == [0, 0, 1, 2]
-    wgrad = next(row for row in rows if row[3][4] == 2)
-    assert wgrad[3][:4] == (56, 40, 96, 1)
+    shapes = [row[3] for row in record(step).rows() if row[1] == OpKind.GEMM]
+    assert sorted(shape.role for shape in shapes) == [0, 0, GemmRole.DGRAD, GemmRole.WGRAD]
+    assert Gemm(56, 40, 96, role=GemmRole.WGRAD) in shapes
 
 
 def test_a_product_added_to_a_matrix_copies_it_and_accumulates():
@@ -260,7 +259,7 @@ def test_scaled_products_are_fp8_and_block_scales_mxfp8():
         args = (a, empty(48, 32, dtype=torch.float8_e4m3fn).t(), empty(1, dtype=scale), empty(1, dtype=scale))
         mode.kernels = describe(mode.table, aten._scaled_mm.default, args, {}, out)
         row = mode.rows()[0]
-        assert (row[2], row[3][:3], row[5], row[6]) == (dtype, (64, 48, 32), (64 + 48) * 32, 64 * 48 * 2)
+        assert (row[2], row[3], row[5], row[6]) == (dtype, Gemm(64, 48, 32), (64 + 48) * 32, 64 * 48 * 2)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +293,8 @@ def test_a_convolution_backward_has_a_row_for_each_gradient_that_is_asked_for():
         out = (empty(*x.shape), empty(*w.shape), empty(12))
         mode.kernels = describe(mode.table, aten.convolution_backward.default, args, {}, out)
         assert [row[0] for row in mode.rows()] == names
-    assert mode.rows()[0][3][:5] == (12, 72, 2 * 14 * 14, 1, 2)
+    shape = mode.rows()[0][3]
+    assert (shape.m, shape.n, shape.k, shape.batch, shape.role) == (12, 72, 2 * 14 * 14, 1, GemmRole.WGRAD)
 
 
 # -- bytes and launches ------------------------------------------------------------------------------------------------

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-import numpy as np
-
 from forerun.answers.analysis.coverage import Coverage
 from forerun.answers.analysis.network_use import AxisUse, NetworkUse
 from forerun.common.units import GIB
 from forerun.core.memory.profile import MemoryProfile
 from forerun.core.memory.reserved import reserve_model
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import OpKind, Program
+from forerun.core.program.types import Program
 from forerun.describe.cluster.types import Cluster, Device, KernelRates
 from forerun.describe.kernels.attention import fused_kernel
 from forerun.describe.plan.stack import Stack
