@@ -51,7 +51,7 @@ def made(model, plan, tool):
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_every_field_is_written_noted_a_habit_or_refused(tool):
+def test_every_field_is_written_implied_noted_or_refused(tool):
     taken = 0
     for number in range(CASES):
         model, plan = random_case(number)
@@ -59,7 +59,7 @@ def test_every_field_is_written_noted_a_habit_or_refused(tool):
         if result is None:
             continue
         taken += 1
-        assert {*result.written, *result.habits, *result.noted} == set(FIELD_TYPES)
+        assert {*result.written, *result.implied, *result.noted} == set(FIELD_TYPES)
         for name in result.noted:
             assert any(note.startswith(f"{name} {getattr(plan, name)}: ") for note in result.notes), name
     assert taken > CASES / 20, "hardly any plan is taken"
@@ -87,7 +87,7 @@ def test_a_field_that_is_written_changes_what_is_written(tool):
             idle |= {getattr(plan, name), getattr(other, name)} & {"auto", "default"} != set()
             if second is None or idle:
                 continue
-            if name in first.habits and name in second.habits:
+            if name in first.implied and name in second.implied:
                 alike = {getattr(plan, name), getattr(other, name)} <= ALIKE.get(name, set())
                 assert alike or without_effect(model, plan, name), (name, plan, getattr(other, name))
                 continue

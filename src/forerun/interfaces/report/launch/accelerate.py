@@ -13,7 +13,7 @@ import yaml
 
 from forerun.interfaces.report.launch.deepspeed import CONFIG as DEEPSPEED_CONFIG
 from forerun.interfaces.report.launch.deepspeed import deepspeed_config, json_text, shape_lines
-from forerun.interfaces.report.launch.torchrun import nodes_of
+from forerun.interfaces.report.launch.torchrun import bash, nodes_of, remark_nodes
 from forerun.interfaces.report.launch.translation import Launch, Translation
 
 CONFIG = "accelerate.yaml"
@@ -32,7 +32,7 @@ def accelerate_fsdp(t: Translation) -> Launch:
     config |= _fp8(t) | (_fsdp(t) if sharded else _replicated(t)) | _mesh(t)
     if t.give("compile"):
         config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
-        t.habit_unless(not plan.compile_loss, "compile_loss", "regions are layers, and the loss is in none")
+        t.implied_if(not plan.compile_loss, "compile_loss", "regions are layers, and the loss is in none")
     _rest(t)
     environment = [*shape_lines(t), f"export MICRO_BATCH={t.give('micro_batch')}"]
     t.remark("your script reads MICRO_BATCH; Accelerator() takes ACCELERATE_GRADIENT_ACCUMULATION_STEPS by itself")
@@ -97,7 +97,7 @@ def _machine(t: Translation) -> dict[str, Any]:
 
 def _fp8(t: Translation) -> dict[str, Any]:
     if t.plan.precision != "fp8":
-        t.habit("fp8_recipe", "fp8_all_gather")
+        t.implied("fp8_recipe", "fp8_all_gather")
         return {}
     if t.give("fp8_recipe") == "none":
         t.remark("fp8_recipe none: torchao scales tensorwise")
@@ -112,9 +112,8 @@ def _fsdp(t: Translation) -> dict[str, Any]:
             "zero_stage 2: FSDP2 keeps parameters gathered from forward to backward, and shards them between steps"
         )
     reshard = stage == 3 and t.give("reshard_after_forward") != "never"
-    t.habit_unless(plan.prefetch == 1 or not t.open("prefetch"), "prefetch", "FSDP2 gathers one unit ahead")
-    if t.open("ddp_bucket_mib"):
-        t.habit_unless(plan.ddp_bucket_mib == 0, "ddp_bucket_mib", "FSDP2 reduces unit by unit")
+    t.implied_if(plan.prefetch == 1, "prefetch", "FSDP2 gathers one unit ahead")
+    t.implied_if(plan.ddp_bucket_mib == 0, "ddp_bucket_mib", "FSDP2 reduces unit by unit")
     fsdp: dict[str, Any] = {
         "fsdp_version": 2,
         "fsdp_reshard_after_forward": reshard,
@@ -138,25 +137,25 @@ def _checkpointing(t: Translation) -> bool:
     mode, every = t.give("activation_checkpointing"), t.plan.checkpoint_every
     if mode == "selective":
         t.note("selective_policy", "FSDP2's plugin checkpoints whole layers, which are recomputed here")
-    t.habit_unless(every == 1 or mode == "none", "checkpoint_every", "FSDP2's plugin checkpoints every layer")
+    t.implied_if(every == 1 or mode == "none", "checkpoint_every", "FSDP2's plugin checkpoints every layer")
     return bool(mode != "none")
 
 
 def _replicated(t: Translation) -> dict[str, Any]:
     plan = t.plan
-    t.habit("zero_stage", "reshard_after_forward", "prefetch")
-    t.habit_unless(
-        plan.ddp_bucket_mib == 0 or not t.open("ddp_bucket_mib"),
+    t.implied("zero_stage", "reshard_after_forward", "prefetch")
+    t.implied_if(
+        plan.ddp_bucket_mib == 0,
         "ddp_bucket_mib",
         f"give Accelerator DistributedDataParallelKwargs(bucket_cap_mb={plan.ddp_bucket_mib:g})",
     )
-    t.habit_unless(plan.offload == "none", "offload", "DDP keeps everything on the GPU")
+    t.implied_if(plan.offload == "none", "offload", "DDP keeps everything on the GPU")
     if plan.activation_checkpointing == "none":
-        t.habit("activation_checkpointing")
+        t.implied("activation_checkpointing")
     else:
         t.note("activation_checkpointing", "call model.gradient_checkpointing_enable() in your script")
-        t.habit("selective_policy")
-        t.habit_unless(plan.checkpoint_every == 1, "checkpoint_every", "your script checkpoints every layer")
+        t.implied("selective_policy")
+        t.implied_if(plan.checkpoint_every == 1, "checkpoint_every", "your script checkpoints every layer")
     return {}
 
 
@@ -164,11 +163,11 @@ def _mesh(t: Translation) -> dict[str, Any]:
     plan = t.plan
     replicate, shard, tp, cp = (t.give(name) for name in ("dp_replicate", "dp_shard", "tp", "cp"))
     t.give("zero_stage")
-    t.habit("pp", "ep")
+    t.implied("pp", "ep")
     if tp > 1:
-        t.habit_unless(not plan.sequence_parallel, "sequence_parallel", "the model's own tensor-parallel plan decides")
-        t.habit_unless(not plan.loss_parallel, "loss_parallel", "the model's own tensor-parallel plan decides")
-        t.habit_unless(not plan.async_tp, "async_tp", "accelerate does not overlap tensor-parallel collectives")
+        t.implied_if(not plan.sequence_parallel, "sequence_parallel", "the model's own tensor-parallel plan decides")
+        t.implied_if(not plan.loss_parallel, "loss_parallel", "the model's own tensor-parallel plan decides")
+        t.implied_if(not plan.async_tp, "async_tp", "accelerate does not overlap tensor-parallel collectives")
     if cp > 1:
         if plan.cp_method == "ulysses":
             t.note("cp_method", "accelerate exchanges heads with DeepSpeed only; keys and values are gathered")
@@ -192,15 +191,15 @@ def _rest(t: Translation) -> None:
     plan = t.plan
     if plan.precision == "tf32":
         t.remark("precision tf32: call torch.set_float32_matmul_precision('high') before training")
-    t.habit("master_dtype", "reduce_dtype", "accumulate_dtype")
-    t.habit_unless(
-        plan.overlap_grad_reduce or not t.open("overlap_grad_reduce"),
+    t.implied("master_dtype", "reduce_dtype", "accumulate_dtype")
+    t.implied_if(
+        plan.overlap_grad_reduce,
         "overlap_grad_reduce",
         "gradients are reduced while the backward pass runs",
     )
-    t.habit_unless(not plan.cuda_graphs, "cuda_graphs", "accelerate launches each kernel")
-    t.habit_unless(plan.activation_offload == 0, "activation_offload", "activations stay on the GPU")
-    t.habit_unless(plan.attention == "auto", "attention", "load the model with attn_implementation")
+    t.implied_if(not plan.cuda_graphs, "cuda_graphs", "accelerate launches each kernel")
+    t.implied_if(plan.activation_offload == 0, "activation_offload", "activations stay on the GPU")
+    t.implied_if(plan.attention == "auto", "attention", "load the model with attn_implementation")
     optimizer = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}[plan.optimizer]
     switch = {"fused": "fused=True", "foreach": "foreach=True", "loop": "foreach=False"}[plan.optimizer_impl]
     t.note("optimizer", f"your script makes it: torch.optim.{optimizer}(..., {switch})")
@@ -210,17 +209,9 @@ def _rest(t: Translation) -> None:
 
 def _script(t: Translation, environment: list[str], options: Sequence[str] = ()) -> str:
     nodes, _ = nodes_of(t.plan.world_size, t.cluster.node_size)
-    head = [
-        "#!/usr/bin/env bash",
-        f"# {t.title}; see notes.txt.",
-        "set -euo pipefail",
-        'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
-        *environment,
-    ]
+    remark_nodes(t, nodes)
     run = ["accelerate launch", f'--config_file "$HERE/{CONFIG}"']
     if nodes > 1:
-        t.remark("launch.sh runs on every node; MASTER_ADDR is the first node's address, NODE_RANK counts from 0")
         run += ['--machine_rank "${NODE_RANK:-0}"', '--main_process_ip "${MASTER_ADDR:?the first node}"']
         run += ['--main_process_port "${MASTER_PORT:-29500}"']
-    run += [*options, '"${SCRIPT:?your training script}"', '"$@"']
-    return "\n".join(head) + "\n" + " \\\n    ".join(run) + "\n"
+    return bash(t, environment, [*run, *options, '"${SCRIPT:?your training script}"'])

@@ -61,11 +61,11 @@ def deepspeed_config(t: Translation) -> dict[str, Any]:
     }
     config["zero_optimization"] = _zero(t)
     config |= _precision(t) | _axes(t) | _optimizer(t) | _checkpointing(t)
-    t.habit_unless(not plan.compile, "compile", "call engine.compile() after deepspeed.initialize")
-    t.habit_unless(not plan.compile or plan.compile_loss, "compile_loss", "compile the loss in your script, or not")
-    t.habit_unless(not plan.cuda_graphs, "cuda_graphs", "DeepSpeed launches each kernel")
-    t.habit_unless(plan.attention == "auto", "attention", "your model chooses its attention kernel")
-    t.habit_unless(plan.activation_offload == 0, "activation_offload", "activations stay on the GPU")
+    t.implied_if(not plan.compile, "compile", "call engine.compile() after deepspeed.initialize")
+    t.implied_if(plan.compile_loss, "compile_loss", "compile the loss in your script, or not")
+    t.implied_if(not plan.cuda_graphs, "cuda_graphs", "DeepSpeed launches each kernel")
+    t.implied_if(plan.attention == "auto", "attention", "your model chooses its attention kernel")
+    t.implied_if(plan.activation_offload == 0, "activation_offload", "activations stay on the GPU")
     t.stack(*OWN_STACKS)
     return config
 
@@ -82,11 +82,11 @@ def _zero(t: Translation) -> dict[str, Any]:
         width = 4 if plan.reduce_dtype == "fp32" else 2
         zero["reduce_bucket_size"] = max(1, round(plan.ddp_bucket_mib * _MIB / width))
     if stage == 3:
-        t.habit_unless(plan.reshard_after_forward != "never", "reshard_after_forward", "see stage3_max_reuse_distance")
-        t.habit_unless(plan.prefetch == 1, "prefetch", "DeepSpeed gathers by bytes ahead (stage3_prefetch_bucket_size)")
+        t.implied_if(plan.reshard_after_forward != "never", "reshard_after_forward", "see stage3_max_reuse_distance")
+        t.implied_if(plan.prefetch == 1, "prefetch", "DeepSpeed gathers by bytes ahead (stage3_prefetch_bucket_size)")
         if plan.prefetch == 0:
             zero["stage3_prefetch_bucket_size"] = 0
-    t.habit("reshard_after_forward", "prefetch")
+    t.implied("reshard_after_forward", "prefetch")
     _offload(t, zero, stage)
     return zero
 
@@ -114,7 +114,7 @@ def _precision(t: Translation) -> dict[str, Any]:
         t.refuse("master_dtype", "DeepSpeed keeps master weights in fp32, or with bf16 products in bf16")
     if master == "bf16" and not plan.shards_optimizer:
         t.refuse("master_dtype", "DeepSpeed keeps them in bf16 only with zero_stage 1 to 3 and dp_shard above 1")
-    t.habit("fp8_recipe", "fp8_all_gather")
+    t.implied("fp8_recipe", "fp8_all_gather")
     config: dict[str, Any] = {}
     if precision in ("bf16", "fp16"):
         config[precision] = {"enabled": True}
@@ -133,8 +133,8 @@ def _axes(t: Translation) -> dict[str, Any]:
     plan, config = t.plan, dict[str, Any]()
     if t.give("tp") > 1:
         config["tensor_parallel"] = {"autotp_size": plan.tp, "tp_overlap_comm": t.give("async_tp")}
-        t.habit_unless(not plan.sequence_parallel, "sequence_parallel", "AutoTP keeps whole sequences on every rank")
-        t.habit_unless(not plan.loss_parallel, "loss_parallel", "set vocab_parallel_lm_head for it")
+        t.implied_if(not plan.sequence_parallel, "sequence_parallel", "AutoTP keeps whole sequences on every rank")
+        t.implied_if(not plan.loss_parallel, "loss_parallel", "set vocab_parallel_lm_head for it")
         if plan.shards_parameters:
             t.refuse("zero_stage", "AutoTP goes with zero_stage 0 to 2")
     if t.give("cp") > 1:
@@ -158,12 +158,12 @@ def _pipeline(t: Translation) -> None:
         t.refuse("zero_stage", "DeepSpeed's pipelines go with zero_stage 0 or 1")
     if plan.pp_schedule != "1F1B":
         t.refuse("pp_schedule", "DeepSpeed's pipelines run 1F1B")
-    t.habit("pp_schedule", "virtual_stages")
+    t.implied("pp_schedule", "virtual_stages")
     t.remark(
         f"pp {plan.pp}: your script wraps the layers in deepspeed.pipe.PipelineModule(layers, num_stages={plan.pp})"
     )
     for name in ("layers_per_stage", "balance_ends"):
-        t.habit_unless(not getattr(plan, name), name, "PipelineModule spreads layers by its partition_method")
+        t.implied_if(not getattr(plan, name), name, "PipelineModule spreads layers by its partition_method")
 
 
 def _optimizer(t: Translation) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _optimizer(t: Translation) -> dict[str, Any]:
     if name == "sgd":  # torch.optim.SGD, which takes these switches
         parameters |= _SWITCHES[t.give("optimizer_impl")]
     else:
-        t.habit_unless(t.plan.optimizer_impl == "fused", "optimizer_impl", "DeepSpeed runs its FusedAdam")
+        t.implied_if(t.plan.optimizer_impl == "fused", "optimizer_impl", "DeepSpeed runs its FusedAdam")
         parameters |= {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1 if name == "adamw" else 0.0}
     t.remark("optimizer: learning rate and its schedule are yours; lr 3e-4 is a placeholder")
     return {"optimizer": {"type": _OPTIMIZERS[name], "params": parameters}}
@@ -185,5 +185,5 @@ def _checkpointing(t: Translation) -> dict[str, Any]:
     t.remark(f"activation_checkpointing {mode}: your model calls deepspeed.checkpointing.checkpoint on its layers")
     if mode == "selective":
         t.note("selective_policy", "what is recomputed is what your model checkpoints")
-    t.habit_unless(t.plan.checkpoint_every == 1, "checkpoint_every", "checkpoint every n-th layer in your model")
+    t.implied_if(t.plan.checkpoint_every == 1, "checkpoint_every", "checkpoint every n-th layer in your model")
     return {"activation_checkpointing": {"partition_activations": False, "contiguous_memory_optimization": False}}

@@ -74,7 +74,7 @@ def _mesh(t: Translation) -> list[str]:
     ]
     if plan.tp > 1:
         lines += ["--sequence-parallel"] if t.give("sequence_parallel") else []
-        t.habit_unless(plan.loss_parallel, "loss_parallel", "Megatron-LM keeps the logits split over tp")
+        t.implied_if(plan.loss_parallel, "loss_parallel", "Megatron-LM keeps the logits split over tp")
         lines += ["--tp-comm-overlap"] if t.give("async_tp") else []
     if plan.cp > 1:
         if plan.seq_len % (2 * plan.cp):
@@ -127,10 +127,8 @@ def _data_parallel(t: Translation) -> list[str]:
         lines += ["--no-gradient-accumulation-fusion", "--ckpt-format fsdp_dtensor"]
         if plan.reshard_after_forward != "default" and t.open("reshard_after_forward"):
             t.note("reshard_after_forward", "Megatron-FSDP frees gathered parameters after each use")
-        t.habit_unless(
-            plan.prefetch == 1 or not t.open("prefetch"), "prefetch", "see --suggested-communication-unit-size"
-        )
-    t.habit("reshard_after_forward", "prefetch")
+        t.implied_if(plan.prefetch == 1, "prefetch", "see --suggested-communication-unit-size")
+    t.implied("reshard_after_forward", "prefetch")
     if t.give("ddp_bucket_mib"):
         size = round(plan.ddp_bucket_mib * 2**20 / _BYTES[_gradient_dtype(t)])
         lines.append(f"--ddp-bucket-size {size}")
@@ -168,7 +166,7 @@ def _precision(t: Translation) -> list[str]:
     elif plan.precision in ("mxfp8", "nvfp4"):
         t.scaled_in_blocks()
     else:
-        t.habit("fp8_recipe")
+        t.implied("fp8_recipe")
     if plan.precision == "mxfp8":
         lines += ["--fp8-format e4m3", "--fp8-recipe mxfp8"]
     elif plan.precision == "nvfp4":
@@ -179,7 +177,7 @@ def _precision(t: Translation) -> list[str]:
 def _low_precision_gather(t: Translation) -> list[str]:
     plan = t.plan
     if not plan.fp8_all_gather:
-        t.habit("fp8_all_gather")
+        t.implied("fp8_all_gather")
         return []
     if plan.precision == "nvfp4" or not plan.shards_optimizer:
         t.note("fp8_all_gather", "Megatron-LM gathers fp8 parameters with its distributed optimizer only")
@@ -195,7 +193,7 @@ def _checkpointing(t: Translation) -> list[str]:
         layers = max(1, max(layers_of_stages(t.model.n_layers, plan)) // every)
         t.note("checkpoint_every", f"Megatron-LM recomputes the first {layers} layers of a stage instead")
         return ["--recompute-granularity full", "--recompute-method block", f"--recompute-num-layers {layers}"]
-    t.habit_unless(every == 1 or mode == "none", "checkpoint_every", "Megatron-LM recomputes in every layer")
+    t.implied_if(every == 1 or mode == "none", "checkpoint_every", "Megatron-LM recomputes in every layer")
     if mode == "full":
         return ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
     if mode == "none":
@@ -227,10 +225,10 @@ def _offload(t: Translation) -> list[str]:
         t.give("offload")
         lines += ["--offload-optimizer-states"]
     else:
-        t.habit_unless(plan.offload == "none", "offload", "Megatron-LM offloads the optimizer's state at zero_stage 1")
+        t.implied_if(plan.offload == "none", "offload", "Megatron-LM offloads the optimizer's state at zero_stage 1")
     layers = round(plan.activation_offload * t.model.n_layers)
     if not plan.activation_offload:
-        t.habit("activation_offload")
+        t.implied("activation_offload")
     elif plan.pp == 1 and plan.activation_checkpointing == "none" and 0 < layers < t.model.n_layers:
         t.give("activation_offload")
         t.remark(f"activation_offload {plan.activation_offload}: of whole layers, {layers}")
@@ -242,8 +240,8 @@ def _offload(t: Translation) -> list[str]:
 
 def _kernels(t: Translation) -> list[str]:
     plan, lines = t.plan, list[str]()
-    t.habit_unless(not plan.compile, "compile", "Megatron-LM has fused kernels in place of torch.compile")
-    t.habit_unless(not plan.compile or plan.compile_loss, "compile_loss", "the loss is a fused kernel")
+    t.implied_if(not plan.compile, "compile", "Megatron-LM has fused kernels in place of torch.compile")
+    t.implied_if(plan.compile_loss, "compile_loss", "the loss is a fused kernel")
     if plan.cuda_graphs and t.model.moe:
         t.note("cuda_graphs", "Megatron-LM captures no layers whose experts take as many tokens as are routed to them")
     else:
@@ -262,7 +260,7 @@ def _kernels(t: Translation) -> list[str]:
 def _optimizer(t: Translation) -> list[str]:
     plan = t.plan
     name = t.give("optimizer")
-    t.habit_unless(plan.optimizer_impl == "fused", "optimizer_impl", "Megatron-LM runs a fused, multi-tensor optimizer")
+    t.implied_if(plan.optimizer_impl == "fused", "optimizer_impl", "Megatron-LM runs a fused, multi-tensor optimizer")
     if name == "adam":
         return ["--optimizer adam", "--weight-decay 0.0"]
     return [f"--optimizer {'sgd' if name == 'sgd' else 'adam'}"]

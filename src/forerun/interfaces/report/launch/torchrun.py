@@ -18,24 +18,22 @@ def nodes_of(world: int, node_size: int) -> tuple[int, int]:
     return world // per_node, per_node
 
 
-def script(t: Translation, words: Sequence[str], lines: Sequence[str] = ()) -> str:
-    """A bash script that starts `words` under torchrun on every node; `lines` come before.
+def remark_nodes(t: Translation, nodes: int) -> None:
+    """Say how several nodes find each other."""
+    if nodes > 1:
+        t.remark("launch.sh runs on every node; MASTER_ADDR is the first node's address, NODE_RANK counts from 0")
 
-    NNODES, GPUS_PER_NODE, NODE_RANK, MASTER_ADDR and MASTER_PORT of the environment go over what the plan says.
+
+def script(t: Translation, words: Sequence[str], lines: Sequence[str] = ()) -> str:
+    """A bash script that runs `lines`, then `words` under torchrun on every node.
+
+    The variables NNODES, GPUS_PER_NODE, NODE_RANK, MASTER_ADDR and MASTER_PORT replace what the plan says.
     """
     world = t.plan.world_size
     nodes, per_node = nodes_of(world, t.cluster.node_size)
     if per_node > _HOST_GPUS:
         t.remark(f"{per_node} GPUs share one link domain; where a host holds fewer, set NNODES and GPUS_PER_NODE")
-    if nodes > 1:
-        t.remark("launch.sh runs on every node; MASTER_ADDR is the first node's address, NODE_RANK counts from 0")
-    head = [
-        "#!/usr/bin/env bash",
-        f"# {t.title}; see notes.txt.",
-        "set -euo pipefail",
-        'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
-        *lines,
-    ]
+    remark_nodes(t, nodes)
     run = [
         "torchrun",
         f'--nnodes "${{NNODES:-{nodes}}}"',
@@ -44,6 +42,17 @@ def script(t: Translation, words: Sequence[str], lines: Sequence[str] = ()) -> s
         '--master-addr "${MASTER_ADDR:-localhost}"',
         '--master-port "${MASTER_PORT:-29500}"',
         *words,
-        '"$@"',
     ]
-    return "\n".join(head) + "\n" + " \\\n    ".join(run) + "\n"
+    return bash(t, lines, run)
+
+
+def bash(t: Translation, lines: Sequence[str], command: Sequence[str]) -> str:
+    """A bash script that runs `lines` and then one command, to whose words it adds its own arguments."""
+    head = [
+        "#!/usr/bin/env bash",
+        f"# {t.title}; see notes.txt.",
+        "set -euo pipefail",
+        'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
+        *lines,
+    ]
+    return "\n".join(head) + "\n" + " \\\n    ".join([*command, '"$@"']) + "\n"

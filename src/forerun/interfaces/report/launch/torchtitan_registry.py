@@ -69,13 +69,13 @@ def _parallelism(t: Translation, settings: Settings) -> None:
     plan, parallelism = t.plan, settings["parallelism"]
     if plan.tp > 1:
         parallelism["enable_sequence_parallel"] = t.give("sequence_parallel")
-        t.habit_unless(plan.loss_parallel, "loss_parallel", "torchtitan 0.3 always keeps the logits split over tp")
+        t.implied_if(plan.loss_parallel, "loss_parallel", "torchtitan 0.3 always keeps the logits split over tp")
         if plan.async_tp and not plan.compile:
             t.note("async_tp", "torchtitan overlaps tensor-parallel collectives only in compiled layers")
         elif t.give("async_tp"):
             settings["compile"]["enable_async_tensor_parallel"] = True
     if plan.cp > 1:
-        t.habit_unless(plan.cp_method == "allgather", "cp_method", "torchtitan 0.3 gathers keys and values")
+        t.implied_if(plan.cp_method == "allgather", "cp_method", "torchtitan 0.3 gathers keys and values")
     if plan.ep > 1 and plan.tp > 1:
         t.remark(f"ep {plan.ep}: torchtitan takes it from tp {plan.tp} first; predicted inside dp_shard x cp")
     graphs = plan.cuda_graphs and plan.pp == 1 and plan.ep == 1
@@ -151,9 +151,7 @@ def _checkpointing(t: Translation, source: _Source) -> Call | None:
     elif mode == "selective":
         t.give("selective_policy")
     every = t.plan.checkpoint_every
-    t.habit_unless(
-        every == 1 or not t.open("checkpoint_every"), "checkpoint_every", "torchtitan 0.3 checkpoints every layer"
-    )
+    t.implied_if(every == 1, "checkpoint_every", "torchtitan 0.3 checkpoints every layer")
     if not full and mode == "none":
         return None
     name = "FullAC.Config" if full else "SelectiveAC.Config"
@@ -163,11 +161,9 @@ def _checkpointing(t: Translation, source: _Source) -> Call | None:
 def _converters(t: Translation, source: _Source) -> list[Call]:
     plan, module = t.plan, "torchtitan.components.quantization"
     if plan.precision not in _QUANTIZED:
-        t.habit("fp8_recipe", "fp8_all_gather")
+        t.implied("fp8_recipe", "fp8_all_gather")
         return []
-    t.habit_unless(
-        not plan.fp8_all_gather, "fp8_all_gather", "torchtitan 0.3 gathers parameters in the mixed precision"
-    )
+    t.implied_if(not plan.fp8_all_gather, "fp8_all_gather", "torchtitan 0.3 gathers parameters in the mixed precision")
     arguments: dict[str, Any] = {"model_compile_enabled": plan.compile}
     if plan.precision == "fp8":
         if plan.fp8_recipe not in ("rowwise", "none"):

@@ -40,7 +40,7 @@ def common_settings(t: Translation, family: Family, head: str) -> Settings:
         settings["compile"]["components"] = ["model", "loss"] if t.give("compile_loss") else ["model"]
     if family == "llama3" and plan.ep > 1:
         t.refuse("ep", "the model has no experts")
-    _habits(t)
+    _fixed_behaviour(t)
     return settings
 
 
@@ -76,7 +76,7 @@ def _training(t: Translation) -> dict[str, Any]:
     }
     if plan.precision == "tf32":
         t.remark("precision tf32: call torch.set_float32_matmul_precision('high') before training")
-    t.habit("reduce_dtype", "accumulate_dtype")
+    t.implied("reduce_dtype", "accumulate_dtype")
     if plan.offload == "optimizer":
         t.note("offload", "torchtitan offloads parameters with the optimizer state, or nothing; it stays on the GPU")
     else:
@@ -126,19 +126,19 @@ def stage_modules(layers: list[int], head: str) -> list[list[str]]:
     return parts
 
 
-def _habits(t: Translation) -> None:
+def _fixed_behaviour(t: Translation) -> None:
     plan = t.plan
-    t.habit_unless(plan.prefetch == 1 or not t.open("prefetch"), "prefetch", "FSDP2 gathers one unit ahead")
+    t.implied_if(plan.prefetch == 1, "prefetch", "FSDP2 gathers one unit ahead")
     replicated = plan.dp_replicate > 1 and not plan.shards_optimizer
-    t.habit_unless(
+    t.implied_if(
         plan.ddp_bucket_mib in (0, _DDP_BUCKET_MIB) or not replicated, "ddp_bucket_mib", f"is {_DDP_BUCKET_MIB} MiB"
     )
-    t.habit_unless(
-        plan.overlap_grad_reduce or not t.open("overlap_grad_reduce"),
+    t.implied_if(
+        plan.overlap_grad_reduce,
         "overlap_grad_reduce",
         "gradients are reduced while the backward pass runs",
     )
-    t.habit_unless(plan.activation_offload == 0, "activation_offload", "torchtitan keeps activations on the GPU")
+    t.implied_if(plan.activation_offload == 0, "activation_offload", "torchtitan keeps activations on the GPU")
     t.stack(*OWN_STACKS)
 
 

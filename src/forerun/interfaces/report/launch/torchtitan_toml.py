@@ -60,7 +60,7 @@ def _refuse_mixture(t: Translation) -> None:
 def _parallelism(t: Translation, settings: Settings) -> None:
     plan, parallelism = t.plan, settings["parallelism"]
     if plan.tp > 1:
-        t.habit_unless(plan.sequence_parallel, "sequence_parallel", "torchtitan 0.2 always splits the sequence over tp")
+        t.implied_if(plan.sequence_parallel, "sequence_parallel", "torchtitan 0.2 always splits the sequence over tp")
         parallelism["disable_loss_parallel"] = not t.give("loss_parallel")
         if plan.async_tp and not plan.compile:
             t.note("async_tp", "torchtitan overlaps tensor-parallel collectives only in compiled layers")
@@ -76,7 +76,7 @@ def _parallelism(t: Translation, settings: Settings) -> None:
         parallelism["expert_tensor_parallel_degree"] = plan.tp
         if plan.tp > 1:
             t.remark(f"ep {plan.ep}: torchtitan splits experts over tp {plan.tp} too; predicted whole on each rank")
-    t.habit_unless(not plan.cuda_graphs, "cuda_graphs", "torchtitan 0.2 launches each kernel")
+    t.implied_if(not plan.cuda_graphs, "cuda_graphs", "torchtitan 0.2 launches each kernel")
 
 
 def _checkpointing(t: Translation, settings: Settings) -> None:
@@ -86,13 +86,13 @@ def _checkpointing(t: Translation, settings: Settings) -> None:
         section = {"mode": "selective", "selective_ac_option": str(t.give("checkpoint_every"))}
     elif mode == "selective" and t.plan.selective_policy == "op":
         section["selective_ac_option"] = t.give("selective_policy")
-        t.habit_unless(every == 1, "checkpoint_every", "torchtitan applies the policy op to every layer")
+        t.implied_if(every == 1, "checkpoint_every", "torchtitan applies the policy op to every layer")
     elif mode == "selective":
         coarser_checkpointing(t)
         params = t.plan.selective_policy == "params"
         section = {"mode": "none"} if params else {"mode": "selective", "selective_ac_option": str(every)}
         t.give("checkpoint_every")
-    t.habit("checkpoint_every")
+    t.implied("checkpoint_every")
     settings["activation_checkpoint"] = section
 
 
@@ -111,7 +111,7 @@ def _quantize(t: Translation, settings: Settings) -> None:
     if plan.precision == "mxfp8":
         settings["model"]["converters"] = ["quantize.linear.mx"]
         settings["quantize.linear.mx"] = {"recipe_name": "mxfp8_cublas", "filter_fqns": ["output"]}
-        t.habit_unless(not plan.fp8_all_gather, "fp8_all_gather", "torchtitan gathers parameters of mxfp8 in bf16")
+        t.implied_if(not plan.fp8_all_gather, "fp8_all_gather", "torchtitan gathers parameters of mxfp8 in bf16")
         t.scaled_in_blocks()
     elif plan.precision == "fp8":
         if plan.fp8_recipe in ("delayed", "mx"):
@@ -123,13 +123,13 @@ def _quantize(t: Translation, settings: Settings) -> None:
         section: dict[str, Any] = {"filter_fqns": ["output"]}
         if rowwise:
             section["recipe_name"] = "rowwise"
-            t.habit_unless(not plan.fp8_all_gather, "fp8_all_gather", "rowwise scaling gathers parameters in bf16")
+            t.implied_if(not plan.fp8_all_gather, "fp8_all_gather", "rowwise scaling gathers parameters in bf16")
         else:
             section["enable_fsdp_float8_all_gather"] = t.give("fp8_all_gather")
             section["precompute_float8_dynamic_scale_for_fsdp"] = plan.fp8_all_gather
         settings["quantize.linear.float8"] = section
     else:
-        t.habit("fp8_recipe", "fp8_all_gather")
+        t.implied("fp8_recipe", "fp8_all_gather")
 
 
 def _attention(t: Translation) -> str:
@@ -139,7 +139,7 @@ def _attention(t: Translation) -> str:
         t.give("attention")
         return str(name)
     fits = plan.attention == "auto" or name == "sdpa"
-    t.habit_unless(fits, "attention", "torchtitan 0.2 calls scaled_dot_product_attention, which chooses the kernel")
+    t.implied_if(fits, "attention", "torchtitan 0.2 calls scaled_dot_product_attention, which chooses the kernel")
     return "sdpa"
 
 

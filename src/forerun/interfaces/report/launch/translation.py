@@ -1,4 +1,4 @@
-"""Translation: what becomes of each field of a plan in the files of one tool, so that none is dropped silently."""
+"""How a plan becomes the files of one tool: every field of the plan has an outcome, so that none is lost silently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forerun.sources.symbolic.mesh import groups_of
 
 @dataclass(frozen=True)
 class Launch:
-    """The files that start a run with one tool, and what they can't say."""
+    """The files that start a run with one tool, and the outcome of every field of the plan."""
 
     tool: str
     files: dict[str, str]
@@ -24,21 +24,21 @@ class Launch:
     notes: tuple[str, ...]
     """what differs from the plan, or is left to the user; one line each"""
     written: tuple[str, ...]
-    """fields of the plan that stand in a file"""
-    habits: tuple[str, ...]
-    """fields that the tool has no setting for and does as the plan says, or that change nothing in this plan"""
+    """fields of the plan that a file holds"""
+    implied: tuple[str, ...]
+    """fields without a setting: the tool does what the plan says anyway, or the field changes nothing in this plan"""
     noted: tuple[str, ...]
-    """fields that a note is about"""
+    """fields that the tool treats otherwise than planned, as a note says"""
 
 
 class Translation:
-    """A plan that is being written for a tool. Every field ends as written, a habit of the tool, noted or refused."""
+    """A plan on its way into the files of a tool. The outcome of each field is written, implied, noted or refused."""
 
     def __init__(self, tool: str, plan: Plan, model: ModelSpec, cluster: Cluster) -> None:
         self.tool, self.plan, self.model, self.cluster = tool, plan, model, cluster
         self.notes: list[str] = []
         self._written: dict[str, None] = {}
-        self._habits: dict[str, None] = {}
+        self._implied: dict[str, None] = {}
         self._noted: dict[str, None] = {}
 
     @property
@@ -48,28 +48,28 @@ class Translation:
         return re.sub(r"[^\w ,:.+-]", "_", words)
 
     def give(self, name: str) -> Any:
-        """The value of field `name`, which goes into a file."""
+        """Record that a file holds field `name`, and return its value."""
         self._written[name] = None
         return getattr(self.plan, name)
 
-    def habit(self, *names: str) -> None:
-        """The tool does what these fields say without being told; nothing for those that have an outcome already."""
-        self._habits |= dict.fromkeys(name for name in names if self.open(name))
+    def implied(self, *names: str) -> None:
+        """Record that the tool does what these fields say without a setting; fields with an outcome keep it."""
+        self._implied |= dict.fromkeys(name for name in names if self.open(name))
 
     def note(self, name: str, text: str) -> None:
-        """The tool can't do what field `name` says, and does what `text` says; what is trained is the same."""
+        """Note that the tool does what `text` says in place of field `name`; it still trains the same model."""
         self._noted[name] = None
         self.notes.append(f"{name} {getattr(self.plan, name)}: {text}")
 
-    def habit_unless(self, fits: bool, name: str, text: str) -> None:
-        """A habit of the tool where it `fits`, else a note."""
+    def implied_if(self, fits: bool, name: str, text: str) -> None:
+        """Record an implied field where it `fits`, else a note; a field with an outcome keeps it."""
         if fits:
-            self.habit(name)
-        else:
+            self.implied(name)
+        elif self.open(name):
             self.note(name, text)
 
     def remark(self, text: str) -> None:
-        """A note on what is no field of the plan."""
+        """Add a note that is about no field of the plan."""
         self.notes.append(text)
 
     def refuse(self, name: str, text: str) -> NoReturn:
@@ -81,70 +81,70 @@ class Translation:
         raise ForerunError(f"--launch {self.tool}: {self.model.name}: {text}")
 
     def stack(self, *own: str) -> None:
-        """Note a plan that was predicted with the habits of another framework than the tool's `own` stacks."""
-        self.habit_unless(
+        """Note a plan that was predicted for another framework than the tool's `own` stacks."""
+        self.implied_if(
             self.plan.stack in own,
             "stack",
-            f"predicted with the habits of that framework; {self.tool} runs kernels of its own (stack {own[0]})",
+            f"predicted for that framework; {self.tool} runs kernels of its own (stack {own[0]})",
         )
 
     def without_effect_here(self) -> None:
-        """Mark the fields that say nothing in this plan, whatever the tool."""
-        plan, habit = self.plan, self.habit
+        """Record the fields that change nothing in this plan, whatever the tool."""
+        plan, implied = self.plan, self.implied
         if self.places_as(DEFAULT_ORDER):
-            habit("mesh_order")
+            implied("mesh_order")
         if plan.tp == 1:
-            habit("sequence_parallel", "loss_parallel", "async_tp")
+            implied("sequence_parallel", "loss_parallel", "async_tp")
         if plan.pp == 1:
-            habit("pp_schedule", "virtual_stages", "layers_per_stage", "balance_ends")
+            implied("pp_schedule", "virtual_stages", "layers_per_stage", "balance_ends")
         if plan.cp == 1:
-            habit("cp_method")
+            implied("cp_method")
         balanced = plan.cp == 1 or plan.cp_method == "ulysses" or plan.cp_load_balance == "head_tail"
-        self.habit_unless(balanced, "cp_load_balance", "the tool gives each rank a chunk from the head and the tail")
+        self.implied_if(balanced, "cp_load_balance", "the tool gives each rank a chunk from the head and the tail")
         if not plan.shards_parameters:
-            habit("reshard_after_forward", "prefetch")
+            implied("reshard_after_forward", "prefetch")
         if plan.fsdp == 1:
-            habit("zero_stage")
+            implied("zero_stage")
         if plan.shards_parameters:
-            habit("ddp_bucket_mib")
+            implied("ddp_bucket_mib")
         if plan.dp_replicate * plan.fsdp == 1:
-            habit("ddp_bucket_mib", "reduce_dtype", "overlap_grad_reduce")
+            implied("ddp_bucket_mib", "reduce_dtype", "overlap_grad_reduce")
         if plan.n_microbatches == 1:
-            habit("accumulate_dtype")
+            implied("accumulate_dtype")
         if plan.precision not in FP8_PRECISIONS or plan.fsdp == 1:
-            habit("fp8_all_gather")
+            implied("fp8_all_gather")
         if plan.activation_checkpointing == "none":
-            habit("checkpoint_every")
+            implied("checkpoint_every")
         if plan.activation_checkpointing != "selective":
-            habit("selective_policy")
+            implied("selective_policy")
         if not plan.compile:
-            habit("compile_loss", "graph_breaks")
+            implied("compile_loss", "graph_breaks")
         if plan.graph_breaks:
             self.note("graph_breaks", "what the script does inside of what it compiles, not a setting")
         else:
-            habit("graph_breaks")
+            implied("graph_breaks")
         without = not plan.shards_parameters or not plan.shard_min_mib
-        self.habit_unless(without, "shard_min_mib", "shards parameters of every size")
-        self.habit_unless(not plan.autocast, "autocast", "put torch.autocast around the model in your script")
+        self.implied_if(without, "shard_min_mib", "shards parameters of every size")
+        self.implied_if(not plan.autocast, "autocast", "put torch.autocast around the model in your script")
         if plan.expert_imbalance == 1:
-            habit("expert_imbalance")
+            implied("expert_imbalance")
         else:
             self.note("expert_imbalance", "what routing came to be, not a setting")
 
     def places_as(self, order: str) -> bool:
-        """Whether the plan has all groups on the same nodes as one with its axes in `order`."""
+        """Whether axes in this `order` would place all groups on the same nodes as the plan does."""
         size = self.cluster.node_size
         return groups_of(replace(self.plan, mesh_order=order), size) == groups_of(self.plan, size)
 
     def scaled_in_blocks(self) -> None:
-        """mxfp8 and nvfp4 scale blocks, whatever the tool: another fp8_recipe is refused."""
+        """Refuse an fp8_recipe other than mx for mxfp8 and nvfp4, which always scale blocks of elements."""
         if self.plan.fp8_recipe not in ("none", "mx"):
             self.refuse("fp8_recipe", f"{self.plan.precision} scales blocks of elements; leave it out, or mx")
-        self.habit("fp8_recipe")
+        self.implied("fp8_recipe")
 
     def open(self, name: str) -> bool:
-        """Whether field `name` still needs an outcome."""
-        return name not in self._written and name not in self._habits and name not in self._noted
+        """Whether field `name` has no outcome yet."""
+        return name not in self._written and name not in self._implied and name not in self._noted
 
     def finish(self, files: dict[str, str]) -> Launch:
         """The files with the notes. Raises AssertionError for a field that the tool's module did not look at."""
@@ -153,5 +153,5 @@ class Translation:
         left = [name for name in FIELD_TYPES if self.open(name)]
         assert not left, f"{self.tool}: no outcome for {', '.join(left)}"
         return Launch(
-            self.tool, files, tuple(self.notes), tuple(self._written), tuple(self._habits), tuple(self._noted)
+            self.tool, files, tuple(self.notes), tuple(self._written), tuple(self._implied), tuple(self._noted)
         )
