@@ -1,22 +1,22 @@
 """Profiles: complete, sourced, checked."""
 
 from copy import deepcopy
-from importlib.resources import files
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
 
 from forerun.common.errors import ForerunError, UnknownName
+from forerun.core.cost.attention import attention_rates
 from forerun.core.cost.gemm import gemm_rates, gemm_s
 from forerun.core.cost.profile import load_profile, parse_profile, profile_names
-from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.cluster.catalog import device_kernels, load_cluster, load_device
 
 
 @pytest.fixture
 def data() -> dict[str, Any]:
-    text = (files("forerun.core.cost") / "profiles" / "h100.yaml").read_text(encoding="utf-8")
-    return {"name": "mine", **yaml.safe_load(text)}
+    return {**deepcopy(device_kernels()["h100"]), "name": "mine"}
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -122,3 +122,13 @@ def test_a_bad_profile_file_is_one_line_that_names_it(tmp_path, content, message
     with pytest.raises(ForerunError, match=message) as caught:
         load_profile(str(tmp_path / "mine.yaml"))
     assert "\n" not in str(caught.value)
+
+
+def test_a_device_can_have_rates_of_its_own_for_an_attention_kernel(data, tmp_path):
+    data["attention"]["rates"] = {"flash4": {"forward": 0.9, "backward": 0.7}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"kernels": data}), encoding="utf-8")
+    shipped = load_device("h100")
+    own = replace(shipped, cost_profile=str(tmp_path / "mine.yaml"))
+    assert attention_rates(own, "flash4", 128).calibrated
+    assert attention_rates(own, "flash4", 128).backward_rate == 0.7
+    assert attention_rates(own, "flash3", 128) == attention_rates(shipped, "flash3", 128)

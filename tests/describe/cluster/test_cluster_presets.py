@@ -21,6 +21,11 @@ def preset(file_name: str) -> dict[str, Any]:
     return yaml.safe_load((files("forerun.describe.cluster") / "presets" / file_name).read_text(encoding="utf-8"))
 
 
+def device_file(name: str) -> dict[str, Any]:
+    text = (files("forerun.describe.cluster") / "devices" / f"{name}.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)
+
+
 def is_numeric(value: Any) -> bool:
     if isinstance(value, dict):
         return bool(value) and all(is_numeric(item) for item in value.values())
@@ -39,9 +44,32 @@ def unsourced(entry: dict[str, Any], place: str) -> Iterator[str]:
             yield from unsourced(value, f"{place}.{key}")
 
 
-@pytest.mark.parametrize("file_name", ["devices.yaml", "clusters.yaml", "links.yaml"])
+@pytest.mark.parametrize("file_name", ["clusters.yaml", "links.yaml"])
 def test_every_number_has_a_source(file_name: str) -> None:
     assert list(unsourced(preset(file_name), file_name)) == []
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_every_number_of_a_device_has_a_source(name: str) -> None:
+    assert list(unsourced(with_documents(device_file(name)), name)) == []
+
+
+def with_documents(entry: Any) -> Any:
+    """`entry` with the texts of documents in place of their keys."""
+    documents = preset("documents.yaml")
+    if isinstance(entry, dict):
+        return {key: with_documents(value) for key, value in entry.items() if key != "kernels"}
+    return documents.get(entry, entry) if isinstance(entry, str) else entry
+
+
+def test_every_document_is_the_source_of_a_figure() -> None:
+    named = {text for name in device_names() for text in texts(device_file(name))}
+    assert set(preset("documents.yaml")) <= named
+
+
+def texts(entry: dict[str, Any]) -> Iterator[str]:
+    for value in entry.values():
+        yield from texts(value) if isinstance(value, dict) else [value] if isinstance(value, str) else []
 
 
 def test_the_search_for_missing_sources_finds_them() -> None:
@@ -49,9 +77,8 @@ def test_the_search_for_missing_sources_finds_them() -> None:
     assert list(unsourced(entry, "x")) == ["x.b", "x.d.e"]
 
 
-@pytest.mark.parametrize("file_name", ["devices.yaml", "clusters.yaml"])
-def test_sources_are_of_figures_that_are_there(file_name: str) -> None:
-    entries = preset(file_name)[file_name.removesuffix(".yaml")]
+def test_sources_are_of_figures_that_are_there() -> None:
+    entries = preset("clusters.yaml")["clusters"] | {name: device_file(name) for name in device_names()}
     stray = [f"{n}.{key}" for n, entry in entries.items() for key in entry.get("source", {}) if key not in entry]
     assert stray == []
 

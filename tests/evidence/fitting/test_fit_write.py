@@ -15,13 +15,15 @@ from forerun.evidence.fitting.posterior import FILE as POSTERIOR
 from forerun.evidence.fitting.posterior import Posterior, parse_posterior
 from forerun.evidence.fitting.write import DEVICES, KERNELS, STACKS, write_constants
 
+DEVICE = f"{DEVICES}/h200-sxm-141gb.yaml"
 PACKAGE = Path(str(resources.files("forerun")))
 UNSURE = Posterior(("sustained of a100-sxm-80gb", "memory_rate of composer"), np.array([[0.01, -0.01], [-0.01, 0.04]]))
 
 
 @pytest.fixture
 def folder(tmp_path):
-    for part in (DEVICES, KERNELS, POSTERIOR, *(f"{STACKS}/{path.name}" for path in (PACKAGE / STACKS).iterdir())):
+    listed = [f"{part}/{path.name}" for part in (DEVICES, STACKS) for path in (PACKAGE / part).iterdir()]
+    for part in (KERNELS, POSTERIOR, *listed):
         (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PACKAGE / part, tmp_path / part)
     return tmp_path
@@ -48,8 +50,8 @@ def test_every_constant_is_written_where_it_is_read(folder):
             kernel, _, architecture = name.partition(".")
             what = fitted.constant.what
             if what == "sustained":
-                assert at(folder, DEVICES, "devices", name, what) == fitted.value
-                assert at(folder, DEVICES, "devices", name, "source", what).startswith("fitted on")
+                assert at(folder, f"{DEVICES}/{name}.yaml", what) == fitted.value
+                assert at(folder, f"{DEVICES}/{name}.yaml", "source", what) == "sustained"
             elif what.startswith("attention_"):
                 direction = what.removeprefix("attention_")
                 assert at(folder, KERNELS, kernel, "rates", architecture, direction) == fitted.value
@@ -60,7 +62,7 @@ def test_every_constant_is_written_where_it_is_read(folder):
 
 def test_a_diff_shows_values_and_nothing_else(folder):
     write_constants(all_constants(1.0), UNSURE, folder)
-    before = {file: (folder / file).read_text().splitlines() for file in (DEVICES, KERNELS)}
+    before = {file: (folder / file).read_text().splitlines() for file in (DEVICE, KERNELS)}
     write_constants(all_constants(0.9), UNSURE, folder)
     for file, lines in before.items():
         changes = [
@@ -84,7 +86,7 @@ def test_what_no_step_informs_says_so(folder):
         "eager-memory that forerun fit finds"
     )
     assert "userbuffers" in at(folder, f"{STACKS}/nemo.yaml", "fitted", "network_rate")
-    assert at(folder, DEVICES, "devices", "h200-sxm-141gb", "source", "sustained").startswith("no training step")
+    assert at(folder, DEVICE, "source", "sustained") == "sustained_kin"
 
 
 def test_stacks_that_share_a_constant_say_whose_steps_informed_it(folder):

@@ -1,5 +1,6 @@
 """Refitted profiles: known constants come back, files are the same every time, shipped constants come out again."""
 
+import shutil
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -22,13 +23,14 @@ from synthetic_device import (
 
 from forerun.common.errors import ForerunError
 from forerun.core.cost.profile import load_profile, parse_profile, profile_names
-from forerun.core.cost.profile_text import header_of, profile_text
+from forerun.core.cost.profile_text import profile_text, written_over
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.evidence.measure.calibrate import Calibration, calibrate, folds
 from forerun.evidence.measure.new_profile import at_device
 from forerun.evidence.measure.samples import of_source, read_samples, read_tables
 
-SHIPPED = Path(str(resources.files("forerun.core.cost") / "profiles"))
+DEVICES = Path(str(resources.files("forerun.describe.cluster") / "devices"))
+GENERIC = Path(str(resources.files("forerun.core.cost") / "generic_kernels.yaml"))
 TABLES = Path(__file__).resolve().parents[3].parent / "shared" / "calibration"
 
 
@@ -89,24 +91,37 @@ def test_a_refit_gives_the_same_bytes_whatever_the_order_of_rows(found, files, t
     turned = tmp_path / "kernels.csv"
     turned.write_text("\n".join([header, *reversed(rows)]))
     again = calibrate(load_cluster("h100-sxm"), read_samples([turned], [network], 8))
-    assert again.text(["# mine"]) == found.text(["# mine"])
+    assert again.text() == found.text()
 
 
 def test_the_written_file_is_a_profile_that_a_device_takes(found, tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text(found.text(["# Of the machine in the cellar."]))
+    path.write_text(found.text("# Of the machine in the cellar.\n"))
     assert replace(load_profile(str(path)), name=found.profile.name) == found.profile
-    assert header_of(path, "h100") == ["# Of the machine in the cellar."]
-    assert header_of(tmp_path / "none.yaml", "h100")[0].startswith("# Kernel constants of the h100.")
+    assert path.read_text().startswith("# Of the machine in the cellar.\nsource: ")
+    assert found.text().startswith("# Kernel constants of the h100-sxm-80gb.")
     assert found.profile.gemm["bf16"].source.startswith("forerun calibrate on kernels.csv: 343 rows, mean error 0.")
 
 
 @pytest.mark.parametrize("name", profile_names())
 def test_shipped_profiles_stand_as_they_are_written_so_that_a_diff_shows_a_refit(name):
-    path, profile = SHIPPED / f"{name}.yaml", load_profile(name)
-    text = profile_text(profile, header_of(path, name))
-    assert text == path.read_text(encoding="utf-8")
-    assert parse_profile({"name": name, **yaml.safe_load(text)}, name) == profile
+    texts = [path.read_text() for path in (GENERIC, *DEVICES.iterdir())]
+    (old,) = [text for text in texts if kernels_name(text) == name] or texts[:1]
+    assert written_over(old, load_profile(name), name) == old
+
+
+def kernels_name(text: str) -> str | None:
+    return yaml.safe_load(text).get("kernels", {}).get("name")
+
+
+def test_a_refit_changes_the_kernels_of_a_device_and_nothing_else(found, tmp_path):
+    path = tmp_path / "h100-sxm-80gb.yaml"
+    shutil.copy(DEVICES / path.name, path)
+    old, new = path.read_text(), found.text(path.read_text())
+    path.write_text(new)
+    assert old.partition("kernels:")[0] == new.partition("kernels:")[0]
+    assert kernels_name(new) == "h100"
+    assert replace(load_profile(str(path)), name=found.profile.name) == found.profile
 
 
 def test_a_profile_says_where_its_measurements_come_from(files):

@@ -86,7 +86,7 @@ def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile
     """
     profile = profile or load_profile(device.cost_profile)
     found = fused_kernel(kernel)
-    rate = found.rate_on(device.architecture)
+    rate = profile.attention.rates.get(kernel) or found.rate_on(device.architecture)
     padded = -(-head_dim // found.head_dim_multiple) * found.head_dim_multiple
     entry = _at(profile.attention.head_dim, padded)
     peak = device.peak(next((dtype for dtype in ("bf16", "fp16") if dtype in device.peak_flops), "fp32"))

@@ -1,4 +1,4 @@
-"""Profile: the kernel constants of one measured device, from `cost/profiles/<name>.yaml`.
+"""Profile: the kernel constants of one measured device, from `kernels` of its file (`describe/cluster/devices`).
 
 A profile states rates as measured, beside the peaks of the device they were measured on. A device that uses the
 profile of another takes the fraction: compute scales with its peak, memory traffic with its HBM bandwidth,
@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
-import yaml
 
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.core.network.constants import NodeCollectives
+from forerun.describe.cluster.catalog import device_kernels
 from forerun.describe.cluster.files import parse_yaml, read_text
 from forerun.describe.cluster.types import is_profile_file
+from forerun.describe.kernels.attention import KernelRate
 
 STRICT = pydantic.ConfigDict(extra="forbid")
 
@@ -95,6 +96,8 @@ class AttentionTable:
     hbm_fraction: float
     head_dim: dict[int, AttentionEntry] = field(hash=False)
     source: str
+    rates: dict[str, KernelRate] = field(default_factory=dict, hash=False)
+    """of attention kernels on this device, where they are not those of its architecture (describe/kernels)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class HostCopyEntry:
 
 @dataclass(frozen=True)
 class Profile:
-    """One file of `cost/profiles`."""
+    """The kernel constants of one device, or the `generic` ones."""
 
     name: str
     source: str
@@ -135,13 +138,14 @@ class Profile:
     __pydantic_config__ = STRICT
 
 
+_GENERIC = "generic"
+"""the profile of devices that were not measured"""
 _ADAPTER = pydantic.TypeAdapter(Profile)
 
 
 def profile_names() -> list[str]:
     """Names of the shipped profiles, sorted."""
-    folder = resources.files("forerun.core.cost") / "profiles"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return sorted([_GENERIC, *device_kernels()])
 
 
 def parse_profile(data: dict[str, Any], place: str) -> Profile:
@@ -203,13 +207,18 @@ def load_profile(name: str) -> Profile:
 
 @lru_cache(maxsize=16)
 def _of_text(path: str, text: str) -> Profile:
-    """The profile in a file that holds `text`: a file that was written again is another one."""
-    return parse_profile({"name": Path(path).stem, **parse_yaml(text, path)}, path)
+    """The profile of the text of a file: all of it, or its `kernels`; a file that was written again is another one."""
+    data = parse_yaml(text, path)
+    own = data["kernels"] if isinstance(data.get("kernels"), dict) else data
+    return parse_profile({"name": Path(path).stem, **own}, path)
 
 
 @cache
 def _shipped(name: str) -> Profile:
     if name not in profile_names():
         raise UnknownName("cost profile", name, profile_names())
-    text = (resources.files("forerun.core.cost") / "profiles" / f"{name}.yaml").read_text(encoding="utf-8")
-    return parse_profile({"name": name, **yaml.safe_load(text)}, f"cost profile {name}")
+    place = f"cost profile {name}"
+    if name == _GENERIC:
+        text = (resources.files("forerun.core.cost") / "generic_kernels.yaml").read_text(encoding="utf-8")
+        return parse_profile({"name": name, **parse_yaml(text, place)}, place)
+    return parse_profile({"name": name, **device_kernels()[name]}, place)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import takewhile
-from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import numpy as np
 
 from forerun.core.cost.profile import Profile
 
+_KERNELS = "\nkernels:\n"
+"""before the constants in the file of a device, whose first line is their name"""
 _FORMS = "Forms: cost/gemm.py, cost/attention.py, cost/memory_bound.py, network/constants.py."
 _RATES = "# Rates are stated as measured on the reference; other devices take the fraction of its peaks."
-_LEFT_OUT_WHEN_ZERO = {"odd_rows", "quant_passes", "unaligned"}
-_TABLES = {"head_dim", "collectives"}
+_LEFT_OUT_WHEN_EMPTY = {"odd_rows", "quant_passes", "unaligned", "rates", "stands_in"}
+"""what a file does not say where it is 0 or empty"""
+_TABLES = {"head_dim", "rates", "collectives"}
 """what holds rows of the same constants: each stands on a line"""
 
 
@@ -57,7 +60,7 @@ def _entry(key: Any, value: Any, depth: int, flow: bool = False) -> Iterator[str
 
 def _kept(values: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
     """Entries in their order, head sizes by size."""
-    pairs = [(key, value) for key, value in values.items() if value != 0 or key not in _LEFT_OUT_WHEN_ZERO]
+    pairs = [(key, value) for key, value in values.items() if value or key not in _LEFT_OUT_WHEN_EMPTY]
     return sorted(pairs) if all(isinstance(key, int) for key, _ in pairs) else pairs
 
 
@@ -74,11 +77,14 @@ def _scalar(value: Any) -> str:
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def header_of(path: Path, device: str) -> list[str]:
-    """Comment lines that a profile's file begins with: those of `path` where it exists, else what its constants are."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        lines = []
-    found = list(takewhile(lambda line: line.startswith("#"), lines))
-    return found or [f"# Kernel constants of the {device}. {_FORMS}", _RATES]
+def written_over(old: str, profile: Profile, device: str) -> str:
+    """The text of a file that says `profile`, where the text `old` stood: the file of a device, a profile, or nothing.
+
+    A device keeps all but its `kernels`, which stand last. A profile keeps its first comments.
+    """
+    before, inside, kernels = old.partition(_KERNELS)
+    if inside:
+        name = kernels.partition("\n")[0]
+        return f"{before}{inside}{name}\n{indent(profile_text(profile, ()), '  ')}"
+    found = list(takewhile(lambda line: line.startswith("#"), old.splitlines()))
+    return profile_text(profile, found or [f"# Kernel constants of the {device}. {_FORMS}", _RATES])

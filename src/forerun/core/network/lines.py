@@ -41,7 +41,7 @@ FREE = Lines((0.0,), (0.0,))
 def smooth_minimum_s(latency_s: F64, s_per_byte: F64, size_bytes: F64) -> F64:
     """Seconds of transfers of `size_bytes` (n,) over lines (n, N_LINES): (sum t^-8)^(-1/8) of each row.
 
-    The power is the one that the constants of the lines were fitted with (cost/profiles). A row with a line of no
+    The power is the one that the constants of the lines were fitted with (cost profiles). A row with a line of no
     time at all is free.
     """
     time_s = latency_s + size_bytes[..., None] * s_per_byte

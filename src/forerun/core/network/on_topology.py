@@ -12,7 +12,7 @@ What NCCL chooses from:
 * all-to-all: direct. Point to point: every rank of the axis sends to the next at the same time.
 
 Constants that are NCCL's stay as in `network.nccl`: its protocols' base latencies, steps and rates (fabrics.yaml); the
-lines inside a node (cost/profiles) with their latencies and the share of the links' rate that they reach; the share of
+lines inside a node (cost profiles) with their latencies and the share of the links' rate that they reach; the share of
 a wire's rate that collectives sustain (by the kind of the cluster's links). Bandwidths of the network are wire rates,
 as those of a cluster. The latency of a hop is that of NCCL's hop, with that of the route in place of that of the link
 that NCCL was measured on.

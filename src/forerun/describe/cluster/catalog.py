@@ -26,6 +26,7 @@ from forerun.describe.cluster.types import Cluster, Device, Link, LinkKind, is_p
 
 INTRA_NODE = "intra-node"
 INTER_NODE = "inter-node"
+_LINKS = ("intra_node", "inter_node")
 _FILE_SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -54,6 +55,7 @@ class _Catalog:
     devices: Mapping[str, DeviceEntry]
     raw_devices: Mapping[str, dict[str, Any]]
     device_by_alias: Mapping[str, str]
+    kernels: Mapping[str, dict[str, Any]]
     clusters: Mapping[str, ClusterEntry]
     cluster_aliases: Mapping[str, tuple[str, ...]]
     cluster_by_alias: Mapping[str, str]
@@ -61,13 +63,18 @@ class _Catalog:
 
 
 def device_names() -> list[str]:
-    """Names of the known devices, without their aliases, in the order of the file."""
+    """Names of the known devices, without their aliases, sorted."""
     return list(_catalog().devices)
 
 
 def cluster_names() -> list[str]:
     """Names of the cluster presets, without their aliases, in the order of the file."""
     return list(_catalog().clusters)
+
+
+def device_kernels() -> Mapping[str, dict[str, Any]]:
+    """The kernel constants that files of devices hold, by the name that `cost_profile` calls them, unchecked."""
+    return _catalog().kernels
 
 
 def load_device(name: str) -> Device:
@@ -184,14 +191,18 @@ def _positive(value: float, what: str, place: str) -> float:
 @lru_cache(maxsize=1)
 def _catalog() -> _Catalog:
     links = _preset("links.yaml")
-    raw_devices, device_aliases = _without_aliases(_preset("devices.yaml")["devices"])
-    devices = {name: check(DeviceEntry, raw, f"devices.yaml: {name}") for name, raw in raw_devices.items()}
+    files_of_devices, documents = _device_files(), _preset("documents.yaml")
+    kernels = {name: raw.pop("kernels") for name, raw in files_of_devices.items() if "kernels" in raw}
+    raw_devices, device_aliases = _without_aliases(files_of_devices)
+    raw_devices = {name: _with_documents(raw, documents) for name, raw in raw_devices.items()}
+    devices = {name: check(DeviceEntry, raw, f"devices/{name}.yaml") for name, raw in raw_devices.items()}
     raw_clusters, cluster_aliases = _without_aliases(_preset("clusters.yaml")["clusters"])
     clusters = {name: check(ClusterEntry, raw, f"clusters.yaml: {name}") for name, raw in raw_clusters.items()}
     return _Catalog(
         devices=devices,
         raw_devices=raw_devices,
         device_by_alias=_names_of(device_aliases),
+        kernels={raw.pop("name", name): raw for name, raw in kernels.items()},
         clusters=clusters,
         cluster_aliases=cluster_aliases,
         cluster_by_alias=_names_of(cluster_aliases),
@@ -202,6 +213,26 @@ def _catalog() -> _Catalog:
 def _preset(file_name: str) -> dict[str, Any]:
     text = (files("forerun.describe.cluster") / "presets" / file_name).read_text(encoding="utf-8")
     return parse_yaml(text, file_name)
+
+
+def _device_files() -> dict[str, dict[str, Any]]:
+    """What each file of the folder `devices` holds, by its name without .yaml."""
+    folder = files("forerun.describe.cluster") / "devices"
+    entries = {entry.name.removesuffix(".yaml"): entry for entry in folder.iterdir() if entry.name.endswith(".yaml")}
+    texts = {name: entries[name].read_text(encoding="utf-8") for name in sorted(entries)}
+    return {name: parse_yaml(text, f"devices/{name}.yaml") for name, text in texts.items()}
+
+
+def _with_documents(raw: dict[str, Any], documents: Mapping[str, str]) -> dict[str, Any]:
+    """`raw` with the text of a document in place of its key wherever a `source` names one."""
+
+    def text(source: Any) -> Any:
+        if isinstance(source, dict):
+            return {key: text(value) for key, value in source.items()}
+        return documents.get(source, source) if isinstance(source, str) else source
+
+    linked = {key: {**link, "source": text(link.get("source", ""))} for key, link in raw.items() if key in _LINKS}
+    return {**raw, **linked, "source": text(raw.get("source", {}))}
 
 
 def _without_aliases(raw: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, tuple[str, ...]]]:
@@ -266,7 +297,11 @@ def _inline_device(data: dict[str, Any], cluster_name: str, place: str) -> tuple
         except UnknownName as error:
             raise ForerunError(f"{place}: device.like: {error}") from None
         own = _overlay(base, own)
-    return name, check(DeviceEntry, own, f"{place}: device")
+    entry = check(DeviceEntry, own, f"{place}: device")
+    known = sorted({one.architecture for one in _catalog().devices.values()})
+    if entry.architecture not in known:
+        raise ForerunError(f"{place}: device: architecture: {UnknownName('architecture', entry.architecture, known)}")
+    return name, entry
 
 
 def _overlay(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from forerun.describe.cluster.files import Entry
 from forerun.describe.cluster.types import Device, Link, LinkKind
 
 Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "nvfp4"]
-Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "tpu"]
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -91,7 +90,8 @@ class DeviceEntry(SystemEntry):
     """One accelerator and the reference system its vendor puts it in."""
 
     vendor: str = "unknown"
-    architecture: Architecture
+    architecture: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=100)]
+    """one that the file of a device names: kernels have rates by architecture"""
     peak_tflops: Annotated[dict[Dtype, Positive], Field(min_length=1)]
     """dense, never with sparsity"""
     memory_gib: Positive | None = None

@@ -37,7 +37,7 @@ class Device:
     name: str
     vendor: str
     architecture: str
-    """volta, ampere, ada, hopper, blackwell, cdna3, tpu: selects kernels"""
+    """as ampere, hopper, blackwell: kernels have rates by architecture"""
     peak_flops: dict[str, float] = field(hash=False)
     """dtype (fp32, tf32, bf16, fp16, fp8, nvfp4) -> FLOP/s"""
     memory_bytes: int
@@ -45,7 +45,7 @@ class Device:
     multiprocessors: int
     power_w: float
     cost_profile: str
-    """fitted kernel constants: the name of a file in cost/profiles, or the path of a user's own (.yaml, .yml)"""
+    """kernel constants: the name of a device's `kernels`, `generic`, or the path of a user's own file (.yaml, .yml)"""
     profile_digest: str = ""
     """of what a user's own file of `cost_profile` holds: what was computed under another is not taken for this one's"""
     sustained: float = 1.0

@@ -18,7 +18,7 @@ from forerun.evidence.fitting.posterior import FILE as POSTERIOR
 from forerun.evidence.fitting.posterior import Posterior
 from forerun.evidence.fitting.yaml_text import with_value
 
-DEVICES = "describe/cluster/presets/devices.yaml"
+DEVICES = "describe/cluster/devices"
 KERNELS = "describe/kernels/attention.yaml"
 STACKS = "describe/plan/stacks"
 
@@ -56,12 +56,9 @@ def _changes(fitted: FittedConstant) -> Iterable[_Change]:
     constant, value = fitted.constant, f"{fitted.value:g}"
     for name in constant.of:
         if constant.what == "sustained":
-            yield DEVICES, ("devices", name, "sustained"), value
-            yield (
-                DEVICES,
-                ("devices", name, "source", "sustained"),
-                "*sustained" if fitted.rows_of[name] else "*sustained_kin",
-            )
+            document = "sustained" if fitted.rows_of[name] else "sustained_kin"
+            yield f"{DEVICES}/{name}.yaml", ("sustained",), value
+            yield f"{DEVICES}/{name}.yaml", ("source", "sustained"), document
         elif constant.what in OF_KERNELS:
             kernel, _, architecture = name.partition(".")
             direction = constant.what.removeprefix("attention_")

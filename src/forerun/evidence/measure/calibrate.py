@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import yaml
 from forerun.common.errors import ForerunError
 from forerun.common.units import GIGA
 from forerun.core.cost.profile import Profile, load_profile, parse_profile
-from forerun.core.cost.profile_text import profile_text
+from forerun.core.cost.profile_text import profile_text, written_over
 from forerun.core.program.types import F64
 from forerun.describe.cluster.types import Cluster
 from forerun.evidence.measure.fit import mape
@@ -59,9 +59,9 @@ class Calibration:
     errors: tuple[ErrorRow, ...]
     notes: tuple[str, ...]
 
-    def text(self, header: Sequence[str]) -> str:
-        """The profile's file under comment lines."""
-        return profile_text(self.profile, header)
+    def text(self, old: str = "") -> str:
+        """The text of the profile's file, which may have held `old`: a profile, or a device with its kernels."""
+        return written_over(old, self.profile, self.profile.name)
 
 
 def calibrate(cluster: Cluster, samples: Samples) -> Calibration:

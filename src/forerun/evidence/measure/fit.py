@@ -1,7 +1,7 @@
 """Fit the constants of a cost profile to measured kernel times.
 
 Every function takes columns (a pandas DataFrame, or a mapping of names to arrays) and returns the entry of a profile
-(`cost/profiles/*.yaml`). Fits minimise a soft-L1 of log(predicted / measured), so a few stray measurements do not
+(core/cost/profile.py). Fits minimise a soft-L1 of log(predicted / measured), so a few stray measurements do not
 steer them, over the logarithms of positive constants. Needs scipy.
 """
 

@@ -10,8 +10,8 @@ import typer
 
 from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
-from forerun.core.cost.profile_text import header_of
 from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.cluster.files import read_text
 from forerun.evidence.measure.calibrate import calibrate as fit
 from forerun.evidence.measure.nccl_tests import network_csv
 from forerun.evidence.measure.samples import network_times, of_source, read_samples, read_tables
@@ -56,7 +56,7 @@ def calibrate(
         raise ForerunError(f"{profile_out}: a profile's file ends in .yaml")
     found = fit(cluster, samples if source is None else of_source(samples, source))
     if profile_out is not None:
-        text = found.text(header_of(profile_out, cluster.device.name))
+        text = found.text(read_text(profile_out) if profile_out.exists() else "")
         with whole_file(profile_out) as file:
             file.write(text.encode())
     if network_out is not None:
