@@ -7,7 +7,7 @@ from forerun.answers.experiment.description.read import read_experiment
 
 def test_a_cost_profile_is_relative_to_the_cluster_file_and_the_configuration_reads_back(tmp_path):
     (tmp_path / "machines").mkdir()
-    text = (files("forerun.core.cost") / "profiles" / "a100.yaml").read_text(encoding="utf-8")
+    text = (files("forerun.describe.cluster") / "devices" / "a100-sxm-80gb.yaml").read_text(encoding="utf-8")
     (tmp_path / "machines" / "profile.yaml").write_text(text, encoding="utf-8")
     device = "{like: a100-sxm-40gb, cost_profile: profile.yaml}"
     (tmp_path / "machines" / "mine.yaml").write_text(f"device: {device}\n", encoding="utf-8")

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from copy import deepcopy
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from forerun.common.errors import ForerunError
 from forerun.common.records import Records
 from forerun.core.cost.measured_files import read_measured
 from forerun.core.network.on_topology import load_network
+from forerun.describe.cluster.catalog import device_kernels
 from forerun.describe.plan.plan import Plan
 
 SCRIPT = Path(__file__).parent / "kept_search.py"
@@ -183,7 +184,7 @@ def test_whatever_an_answer_depends_on_is_part_of_its_key(tmp_path: Path) -> Non
 
 
 def test_the_content_of_a_users_cost_profile_counts(tmp_path: Path) -> None:
-    data = yaml.safe_load((resources.files("forerun.core.cost") / "profiles" / "h100.yaml").read_text(encoding="utf-8"))
+    data = deepcopy(device_kernels()["h100"])
     own = replace(CLUSTER, device=replace(CLUSTER.device, cost_profile=str(tmp_path / "mine.yaml")))
     bases = []
     for share in (1.0, 0.9):

@@ -8,26 +8,29 @@ that, so that topologies differ by what their routes share, not by how many cabl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isqrt
+
+import numpy as np
 
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.common.units import GIGA
 from forerun.core.network.nccl import outer_link
 from forerun.core.network.network_file import Network, NetworkDim
 from forerun.core.network.of_cluster import link_dimension
+from forerun.core.network.topology.registry import TOPOLOGIES, make
+from forerun.core.network.topology.switch import Switch
 from forerun.describe.cluster.types import Cluster
 
 CLUSTER = "cluster"
+_SWITCH, _RAIL = "full_mesh", "rail"
+_FOUND = {re.sub(r"(?<=[a-z])(?=[A-Z0-9])", "_", name).lower(): kind for name, kind in TOPOLOGIES.items()}
 TOPOLOGY_TYPES = {
     CLUSTER: "the cluster's own links: switches that never block",
-    "full_mesh": "one hop from any node to any other at full bandwidth: no topology is faster",
-    "fat_tree": "three layers of switches that don't block; more hops the farther away",
-    "rail": "one switch for each place in a node; messages to another place cross their own node first",
-    "tree": "a binary tree of switches whose links are all alike: half of all traffic meets at the root",
-    "ring": "two links, to the nodes on either side",
-    "torus_2d": "four links, to the neighbours in a grid as square as possible that wraps around",
-    "mesh_2d": "the same without wrapping around; the links of nodes at its edge lead nowhere",
+    _SWITCH: "one hop from any node to any other at full bandwidth: no topology is faster",
+    **{name: kind.between_nodes for name, kind in _FOUND.items() if "between_nodes" in vars(kind)},
 }
 _US_TO_NS = 1e3
 _GBIT_TO_GB = 1 / 8
@@ -70,16 +73,17 @@ def topology_of(
             f"topology_type {kind}: bandwidth {bandwidth_gbit_s} Gbit/s has to be above 0, base_latency_us"
             f" {base_latency_us} 0 or more"
         )
-    if kind == "rail":
+    if kind == _RAIL:
         return Network((_rail(cluster, n_nodes, bandwidth_gb_s, latency_ns),), gib=False)
     outer = _between_nodes(kind, n_nodes, bandwidth_gb_s, latency_ns, options)
-    _check(outer, kind)
     return Network((*_inside(cluster), outer), gib=False)
 
 
-def _check(outer: NetworkDim, kind: str) -> None:
+@contextmanager
+def _named(kind: str) -> Iterator[None]:
+    """Whatever is wrong with a topology names the type that the experiment asked for."""
     try:
-        outer.build()
+        yield
     except ForerunError as error:
         raise ForerunError(f"topology_type {kind}: {error}") from None
 
@@ -113,35 +117,32 @@ def _rail(cluster: Cluster, n_nodes: int, bandwidth_gb_s: float, latency_ns: flo
 
 def _options(kind: str, oversubscription: float, radix: int | None) -> dict[str, int]:
     """Options of the topology. Raises ForerunError for one that it doesn't have."""
-    if oversubscription != 1 and (kind != "fat_tree" or oversubscription < 1 or oversubscription % 1):
+    has = _FOUND[kind].option_names() if kind in _FOUND else ()
+    if oversubscription != 1 and ("oversubscription" not in has or oversubscription < 1 or oversubscription % 1):
         raise ForerunError(
             f"topology_type {kind}: oversubscription is {oversubscription:g}; it goes with fat_tree and is a whole"
             " number of at least 1"
         )
-    if radix is not None and kind not in ("fat_tree", "tree"):
+    ports = next((name for name in ("radix", "arity") if name in has), None)
+    if radix is not None and ports is None:
         raise ForerunError(f"topology_type {kind}: radix goes with fat_tree and tree")
-    ports = {} if radix is None else {"radix" if kind == "fat_tree" else "arity": radix}
-    return ports | ({} if oversubscription == 1 else {"oversubscription": int(oversubscription)})
+    given = {} if radix is None or ports is None else {ports: radix}
+    return given | ({} if oversubscription == 1 else {"oversubscription": int(oversubscription)})
 
 
 def _between_nodes(
     kind: str, n_nodes: int, bandwidth_gb_s: float, latency_ns: float, options: dict[str, int]
 ) -> NetworkDim:
-    """One plane: the topology of the GPUs at the same place of each node."""
+    """One plane: the topology of the GPUs at the same place of each node.
 
-    def switched(name: str) -> NetworkDim:
-        return NetworkDim(name, (n_nodes,), bandwidth_gb_s, latency_ns / 2, tuple(options.items()))
-
-    def direct(name: str, *sizes: int) -> NetworkDim:
-        ports = sum(min(side - 1, 2) for side in sizes)
-        return NetworkDim(name, sizes, bandwidth_gb_s / ports, latency_ns)
-
-    made: dict[str, Callable[[], NetworkDim]] = {
-        "full_mesh": lambda: switched("Switch"),
-        "fat_tree": lambda: switched("FatTree"),
-        "tree": lambda: switched("Tree"),
-        "ring": lambda: direct("Ring", n_nodes),
-        "torus_2d": lambda: direct("Torus2D", *grid(n_nodes)),
-        "mesh_2d": lambda: direct("Mesh2D", *grid(n_nodes)),
-    }
-    return made[kind]()
+    Where it has no switches, a link goes the whole way to a neighbour and has its share of the GPU's bandwidth; else
+    the way to a neighbour takes two links.
+    """
+    found = _FOUND.get(kind, Switch)
+    sizes = (n_nodes,) if len(found.size_names()) == 1 else grid(n_nodes)
+    with _named(kind):
+        probe = make(found.__name__, sizes, bandwidth_gb_s, latency_ns, **options)
+        if probe.n_devices > probe.n_npus:
+            return NetworkDim(found.__name__, sizes, bandwidth_gb_s, latency_ns / 2, tuple(options.items()))
+        ports = int(np.bincount(probe.links().src).max())
+        return NetworkDim(found.__name__, sizes, bandwidth_gb_s / ports, latency_ns, tuple(options.items()))

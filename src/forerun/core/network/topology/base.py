@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,9 @@ class Topology(ABC):
 
     A subclass is a frozen dataclass. Its plain fields are sizes (integers), its keyword-only fields options.
     """
+
+    between_nodes: ClassVar[str] = ""
+    """what it is like between the nodes of a cluster, in words; experiments offer topologies that say so"""
 
     bandwidth_gbps: float = field(kw_only=True)
     """of a link, GB/s in the unit of the network it belongs to"""
@@ -141,6 +144,11 @@ class Topology(ABC):
     def size_names(cls) -> tuple[str, ...]:
         """What the sizes are called, in their order."""
         return tuple(each.name for each in fields(cls) if not each.kw_only)
+
+    @classmethod
+    def has_plain_sizes(cls) -> bool:
+        """Whether all sizes are integers, as a network file says them."""
+        return all(each.type == "int" for each in fields(cls) if not each.kw_only)
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,8 @@ class FatTree(Topology):
     Routing is by destination ("d mod k"): the way up is chosen by the number of the NPU that a message goes to.
     Switches are numbered edge, aggregation, core; those of a layer pod by pod.
     """
+
+    between_nodes: ClassVar[str] = "three layers of switches that don't block; more hops the farther away"
 
     n: int
     radix: int | None = field(default=None, kw_only=True)

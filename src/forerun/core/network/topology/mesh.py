@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,6 +14,10 @@ from forerun.core.program.types import I32
 @dataclass(frozen=True)
 class Mesh2D(Topology):
     """NPU x + nx * y has links to its up to four neighbours; messages go along x first, then along y (xy routing)."""
+
+    between_nodes: ClassVar[str] = (
+        "four links, to the neighbours in a grid as square as possible; those of nodes at its edge lead nowhere"
+    )
 
     nx: int
     ny: int

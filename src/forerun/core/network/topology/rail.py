@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,10 @@ class Rail(Topology):
     those of the links inside a node, default to them. To another rail a message crosses inside its node first, as NCCL
     does (PXN), so that it stays on one rail between nodes. Node switches come before rail switches.
     """
+
+    between_nodes: ClassVar[str] = (
+        "one switch for each place in a node; messages to another place cross their own node first"
+    )
 
     gpus: int
     nodes: int

@@ -1,35 +1,31 @@
-"""Topologies by name."""
+"""Topologies by name: every one that a module of this folder defines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator, Sequence
 
 from forerun.common.errors import ForerunError, UnknownName
+from forerun.core.network import topology
 from forerun.core.network.topology.base import Topology
-from forerun.core.network.topology.dragonfly import Dragonfly
-from forerun.core.network.topology.fat_tree import FatTree
-from forerun.core.network.topology.fully_connected import FullyConnected
-from forerun.core.network.topology.mesh import Mesh2D
-from forerun.core.network.topology.rail import Rail
-from forerun.core.network.topology.ring import Ring
-from forerun.core.network.topology.switch import Switch
-from forerun.core.network.topology.torus import Torus2D, Torus3D
-from forerun.core.network.topology.tree import Tree
 
 Option = int | float | bool | None
 
-TOPOLOGIES: dict[str, type[Topology]] = {
-    "Ring": Ring,
-    "FullyConnected": FullyConnected,
-    "Switch": Switch,
-    "Mesh2D": Mesh2D,
-    "Torus2D": Torus2D,
-    "Torus3D": Torus3D,
-    "Tree": Tree,
-    "FatTree": FatTree,
-    "Rail": Rail,
-    "Dragonfly": Dragonfly,
-}
+
+def _found() -> Iterator[type[Topology]]:
+    """The classes of the folder's modules that a network file can describe: all of their sizes are integers."""
+    for module in pkgutil.iter_modules(topology.__path__, f"{topology.__name__}."):
+        if module.name == __name__:
+            continue
+        for value in vars(importlib.import_module(module.name)).values():
+            own = inspect.isclass(value) and issubclass(value, Topology) and value.__module__ == module.name
+            if own and not inspect.isabstract(value) and value.has_plain_sizes():
+                yield value
+
+
+TOPOLOGIES: dict[str, type[Topology]] = {one.__name__: one for one in _found()}
 
 
 def find(name: str) -> type[Topology]:
@@ -52,18 +48,18 @@ def make(
     Raises:
         ForerunError: unknown name, wrong number of sizes, unknown option, a value that makes no sense.
     """
-    topology = find(name)
+    found = find(name)
     given = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
-    expected = topology.size_names()
+    expected = found.size_names()
     if len(given) != len(expected):
         needs = f"{len(expected)} size{'s' if len(expected) > 1 else ''} ({', '.join(expected)})"
-        raise ForerunError(f"{topology.__name__} takes {needs}, got {len(given)}")
+        raise ForerunError(f"{found.__name__} takes {needs}, got {len(given)}")
     for option in options:
-        if not topology.option_names():
-            raise ForerunError(f"{topology.__name__} has no options, got {option!r}")
-        if option not in topology.option_names():
-            raise UnknownName(f"option of {topology.__name__}", option, list(topology.option_names()))
-    return topology(*given, bandwidth_gbps=bandwidth_gbps, latency_ns=latency_ns, **options)
+        if not found.option_names():
+            raise ForerunError(f"{found.__name__} has no options, got {option!r}")
+        if option not in found.option_names():
+            raise UnknownName(f"option of {found.__name__}", option, list(found.option_names()))
+    return found(*given, bandwidth_gbps=bandwidth_gbps, latency_ns=latency_ns, **options)
 
 
 def _plain(name: str) -> str:

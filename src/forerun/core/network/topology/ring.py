@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from forerun.core.program.types import I32
 @dataclass(frozen=True)
 class Ring(Topology):
     """Each NPU has links to both neighbours; messages take the shorter way round, clockwise (+1) on a tie."""
+
+    between_nodes: ClassVar[str] = "two links, to the nodes on either side"
 
     n: int
 

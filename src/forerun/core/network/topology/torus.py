@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from forerun.core.network.topology.base import Links, Topology
 from forerun.core.network.topology.ring import Ring
@@ -14,6 +15,8 @@ from forerun.core.program.types import I32
 @dataclass(frozen=True)
 class Torus2D(Topology):
     """NPU x + nx * y, a ring in every row and column; x first, the shorter way round, clockwise (+1) on a tie."""
+
+    between_nodes: ClassVar[str] = "four links, to the neighbours in a grid as square as possible that wraps around"
 
     nx: int
     ny: int

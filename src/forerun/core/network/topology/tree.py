@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,10 @@ class Tree(Topology):
     Switches are numbered level by level upwards; the last is the root. With `npu_nodes` there are no switches: the NPUs
     are the nodes, NPU 0 is the root and the children of NPU i are i * arity + 1 to i * arity + arity.
     """
+
+    between_nodes: ClassVar[str] = (
+        "a binary tree of switches whose links are all alike: half of all traffic meets at the root"
+    )
 
     n: int
     arity: int = field(default=2, kw_only=True)
