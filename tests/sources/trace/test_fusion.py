@@ -279,7 +279,7 @@ INDUCTOR = """
     import torch.nn as nn
     import torch.nn.functional as F
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from forerun.sources.trace.inside.device import cuda_module
+    from forerun.sources.trace.inside.device import cuda_module, virtual_device
     from forerun.sources.trace.inside.device.attention_choice import install
     from forerun.sources.trace.inside.device.machine import VirtualCuda
     from forerun.sources.trace.inside.recorder import Recorder
@@ -289,7 +289,7 @@ INDUCTOR = """
     machine = VirtualCuda(8, lambda stream: 7, lambda event, stream: 0, lambda: 0)
     machine.install()
     recorder.current_stream = machine.stream
-    cuda_module.install(machine, recorder, cuda_module.device("h100"))
+    cuda_module.install(machine, recorder, virtual_device.device("h100"))
     exchange = torch.cuda._exchange_device
     torch.cuda._maybe_exchange_device = lambda index: exchange(index)  # dynamo tells handlers apart by identity
     FakeTensorMode.avoid_device_init = property(lambda mode: True)

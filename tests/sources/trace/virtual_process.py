@@ -15,7 +15,7 @@ import torch, torch.distributed as dist
 from torch import nn
 from forerun.common.errors import ForerunError
 from forerun.sources.trace.inside import patches
-from forerun.sources.trace.inside.device import cuda_module
+from forerun.sources.trace.inside.device import cuda_module, virtual_device
 from forerun.sources.trace.inside.ranks import ddp, process_group
 from forerun.sources.trace.inside.device.machine import VirtualCuda
 from forerun.sources.trace.inside.mode import VirtualMode
@@ -38,7 +38,7 @@ def _sync():
 machine = VirtualCuda(8, _record, _block, _sync)
 machine.install()
 recorder.current_stream = machine.stream
-cuda_module.install(machine, recorder, cuda_module.device())
+cuda_module.install(machine, recorder, virtual_device.device())
 process_group.install(recorder, known_value, set_value)
 mode = VirtualMode(recorder, Oracle(), process_group.handle)
 patches.install(mode, recorder)

@@ -16,8 +16,8 @@ import torch.multiprocessing
 from torch._subclasses.fake_tensor import FakeTensor
 
 from forerun.common.errors import ForerunError
-from forerun.sources.trace.inside.device.cuda_module import rebind
 from forerun.sources.trace.inside.recorder import Recorder
+from forerun.sources.trace.inside.unseen import rebind
 
 
 def install(recorder: Recorder, local_rank: int) -> None:

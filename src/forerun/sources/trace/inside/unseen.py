@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -66,3 +68,17 @@ def in_place_of(original: Any, function: Any) -> Any:
     made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__
     return functools.update_wrapper(made, original)
+
+
+def rebind(new: Mapping[int, Any], prefix: str = "torch") -> None:
+    """Replaces objects by identity in every loaded module of a package. torch.compile still captures the original
+    functions."""
+    made: dict[int, Any] = {}
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and (name == prefix or name.startswith(prefix + ".")):
+            for key, value in list(vars(module).items()):
+                number = id(value)
+                if number in new:
+                    if number not in made:
+                        made[number] = stand_in(value, new[number])
+                    setattr(module, key, made[number])

@@ -15,6 +15,7 @@ from forerun.sources.trace.inside.compiled import install as compile
 from forerun.sources.trace.inside.device import cuda_module, device_kernels, flash_attention
 from forerun.sources.trace.inside.device.attention_choice import install as install_attention
 from forerun.sources.trace.inside.device.machine import VirtualCuda
+from forerun.sources.trace.inside.device.virtual_device import device as device_named
 from forerun.sources.trace.inside.kernels import shapes, triton_kernels
 from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.modules import Modules
@@ -63,7 +64,7 @@ class World:
         self.machine.install()
         self.machine.set_index(job.local_rank)
         self.recorder.current_stream = self.machine.stream
-        device = cuda_module.device(job.device)
+        device = device_named(job.device)
         self.recorder.most_bytes = MOST_DEVICES * device.total_memory
         cuda_module.install(self.machine, self.recorder, device)
         device_kernels.install()

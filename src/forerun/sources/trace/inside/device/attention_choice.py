@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch._C import DispatchKey
 
+from forerun.sources.trace.inside.device.virtual_device import torch_build
+
 Choice = Literal["flash", "efficient", "cudnn", "math"]
 Capability = tuple[int, int]
+Tensor = torch.Tensor
 
-CUDNN_VERSION = 92000
-"""9.20; what the choice asks of it (9.10 for wide heads, 9.15.1 to be preferred) holds for any later one"""
 _MATH, _FLASH, _EFFICIENT, _CUDNN, _OVERRIDEABLE = range(5)
 """The values of at::SDPBackend."""
 _CUDNN_FIRST = [_CUDNN, _FLASH, _EFFICIENT, _MATH, _OVERRIDEABLE]
@@ -31,7 +32,62 @@ _MAX_HEAD_DIM = 256
 _HALF = (torch.float16, torch.bfloat16)
 _OLDEST, _NEWEST = (8, 0), (12, 1)
 
-Tensor = torch.Tensor
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The inputs of one call: tensors (batch, heads, seq, head size), and the device's compute capability."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dropout_p: float
+    is_causal: bool
+    enable_gqa: bool
+    capability: Capability
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query, self.key, self.value
+
+    def has_four_dims(self) -> bool:
+        return all(tensor.dim() == 4 for tensor in self.tensors)
+
+    def has_equal_dtypes(self, *allowed: torch.dtype) -> bool:
+        return self.query.dtype in allowed and self.query.dtype == self.key.dtype == self.value.dtype
+
+    def has_tokens(self) -> bool:
+        return self.query.shape[-2] != 0 and self.key.shape[-2] != 0
+
+    def half_dtypes(self) -> tuple[torch.dtype, ...]:
+        return _HALF if self.capability[0] >= 8 else (torch.float16,)
+
+    def last_dim_is_dense(self, ignore_singleton: bool) -> bool:
+        dense = all(tensor.stride(-1) == 1 for tensor in self.tensors)
+        dense = dense or (ignore_singleton and self.query.shape[-1] == 1)
+        return dense and (self.mask is None or self.mask.stride(-1) == 1)
+
+    def heads_match(self, grouped: bool, same_heads: bool = True) -> bool:
+        """Returns whether batch sizes are equal, and the numbers of heads too; with `grouped` those of keys and values
+        have to divide that of the queries."""
+        if not self.query.shape[0] == self.key.shape[0] == self.value.shape[0]:
+            return False
+        heads, key_heads, value_heads = (tensor.shape[-3] for tensor in self.tensors)
+        if not grouped:
+            return bool(heads == key_heads == value_heads)
+        if same_heads and key_heads != value_heads:
+            return False
+        return bool(heads % key_heads == 0 and (same_heads or heads % value_heads == 0))
+
+    def mask_fits(self) -> bool:
+        """Returns whether the mask needs no gradient and has 2 or 4 dims, each of size 1 or as in the scores."""
+        mask, query = self.mask, self.query
+        if mask is None:
+            return True
+        if mask.requires_grad or mask.dim() not in (2, 4):
+            return False
+        scores = (query.shape[0], query.shape[1], query.shape[2], self.key.shape[2])[-mask.dim() :]
+        return all(size in (1, full) for size, full in zip(mask.shape, scores, strict=True))
 
 
 def choose(
@@ -41,9 +97,8 @@ def choose(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
     *,
+    enable_gqa: bool = False,
     capability: Capability = (9, 0),
 ) -> Choice:
     """Returns the kernel for queries (batch, heads, seq, head size) and their keys and values on a device of
@@ -55,167 +110,90 @@ def choose(
     Raises:
         RuntimeError: no enabled kernel accepts the inputs; the message is torch's own.
     """
-    tensors = (query, key, value)
-    takes: dict[int, tuple[Choice, Callable[[], bool]]] = {
-        _FLASH: (
-            "flash",
-            lambda: _flash_takes(tensors, attn_mask, dropout_p, is_causal, enable_gqa, capability),
-        ),
-        _EFFICIENT: (
-            "efficient",
-            lambda: _efficient_takes(tensors, attn_mask, enable_gqa, capability),
-        ),
-        _CUDNN: (
-            "cudnn",
-            lambda: _cudnn_takes(tensors, attn_mask, dropout_p, enable_gqa, capability),
-        ),
-        _MATH: ("math", torch._C._get_math_sdp_enabled),
-    }
-    for backend in torch._C._get_sdp_priority_order():
-        name, taken = takes.get(int(backend), ("math", lambda: False))
-        if taken():
-            return name
+    given = _Inputs(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, capability)
+    for backend in map(int, torch._C._get_sdp_priority_order()):
+        if backend == _FLASH and _flash_accepts(given):
+            return "flash"
+        if backend == _EFFICIENT and _efficient_accepts(given):
+            return "efficient"
+        if backend == _CUDNN and _cudnn_accepts(given):
+            return "cudnn"
+        if backend == _MATH and torch._C._get_math_sdp_enabled():
+            return "math"
     raise RuntimeError("No available kernel. Aborting execution.")
 
 
 def prefers_cudnn(capability: Capability) -> bool:
     """Returns whether torch puts cuDNN first on the device: on Hopper and on Blackwell for data centres."""
-    if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED", "") in (
-        "1",
-        "ON",
-        "YES",
-        "TRUE",
-        "Y",
-        "on",
-        "yes",
-        "true",
-        "y",
-    ):
+    switched_off = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED", "")
+    if switched_off in ("1", "ON", "YES", "TRUE", "Y", "on", "yes", "true", "y"):
         return False
-    return CUDNN_VERSION > 91500 and capability[0] in (9, 10) and capability[1] in (0, 3)
+    return torch_build().cudnn > 91500 and capability[0] in (9, 10) and capability[1] in (0, 3)
 
 
-def _needs_gradient(tensors: tuple[Tensor, ...]) -> bool:
+def _needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def _four_dims(tensors: tuple[Tensor, ...]) -> bool:
-    return all(tensor.dim() == 4 for tensor in tensors)
-
-
-def _heads_match(tensors: tuple[Tensor, ...], grouped: bool, same_heads: bool = True) -> bool:
-    """Returns whether batch sizes are equal, and the numbers of heads too; with `grouped` those of keys and values have
-    to divide that of the queries."""
-    query, key, value = tensors
-    if not query.shape[0] == key.shape[0] == value.shape[0]:
+def _flash_accepts(given: _Inputs) -> bool:
+    capability, head_dim = given.capability, given.query.shape[-1]
+    if not torch._C._get_flash_sdp_enabled() or not given.has_four_dims() or given.mask is not None:
         return False
-    heads, key_heads, value_heads = (tensor.shape[-3] for tensor in tensors)
-    if not grouped:
-        return bool(heads == key_heads == value_heads)
-    if same_heads and key_heads != value_heads:
-        return False
-    return bool(heads % key_heads == 0 and (same_heads or heads % value_heads == 0))
-
-
-def _last_dim_dense(tensors: tuple[Tensor, ...], mask: Tensor | None, ignore_singleton: bool) -> bool:
-    dense = all(tensor.stride(-1) == 1 for tensor in tensors)
-    dense = dense or (ignore_singleton and tensors[0].shape[-1] == 1)
-    return dense and (mask is None or mask.stride(-1) == 1)
-
-
-def _sequences_not_empty(tensors: tuple[Tensor, ...]) -> bool:
-    return bool(tensors[0].shape[-2] != 0 and tensors[1].shape[-2] != 0)
-
-
-def _half_precision(tensors: tuple[Tensor, ...], capability: Capability, more: tuple[torch.dtype, ...] = ()) -> bool:
-    allowed = (*_HALF, *more) if capability[0] >= 8 else (torch.float16, *more)
-    return tensors[0].dtype in allowed and len({tensor.dtype for tensor in tensors}) == 1
-
-
-def _flash_takes(
-    tensors: tuple[Tensor, ...],
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    enable_gqa: bool,
-    capability: Capability,
-) -> bool:
-    query, key, value = tensors
-    if not torch._C._get_flash_sdp_enabled() or not _four_dims(tensors) or mask is not None:
-        return False
-    head_dim = query.shape[-1]
-    if not (head_dim == key.shape[-1] == value.shape[-1] and head_dim <= _MAX_HEAD_DIM):
+    if not (head_dim == given.key.shape[-1] == given.value.shape[-1] and head_dim <= _MAX_HEAD_DIM):
         return False
     if not _OLDEST <= capability <= _NEWEST:
         return False
     if (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1):
-        untrained = 192 < head_dim <= 224 or (head_dim > 224 and dropout_p > 0.0)
-        if untrained and _needs_gradient(tensors):
+        no_backward = 192 < head_dim <= 224 or (head_dim > 224 and given.dropout_p > 0.0)
+        if no_backward and _needs_gradient(*given.tensors):
             return False
-    if is_causal and query.shape[-2] != key.shape[-2]:
+    if given.is_causal and given.query.shape[-2] != given.key.shape[-2]:
         return False
     fp8 = (torch.float8_e4m3fn,) if capability[0] >= 9 and torch._C._get_fa3_sdp_enabled() else ()
     return (
-        _half_precision(tensors, capability, fp8)
-        and _heads_match(tensors, enable_gqa)
-        and _sequences_not_empty(tensors)
-        and _last_dim_dense(tensors, mask, True)
+        given.has_equal_dtypes(*given.half_dtypes(), *fp8)
+        and given.heads_match(given.enable_gqa)
+        and given.has_tokens()
+        and given.last_dim_is_dense(ignore_singleton=True)
     )
 
 
 def _gemm_alignment(dtype: torch.dtype, capability: Capability) -> int:
     """Returns the number of elements to which CUTLASS wants rows aligned."""
     half = dtype in _HALF
-    alignment = 4 if capability[0] >= 8 else 1
     if capability[0] >= 8 or (capability[0] == 7 and half):
-        alignment = max(alignment, 8 if half else 4)
-    return alignment
+        return 8 if half else 4
+    return 1
 
 
-def _efficient_takes(
-    tensors: tuple[Tensor, ...], mask: Tensor | None, enable_gqa: bool, capability: Capability
-) -> bool:
-    query, key, value = tensors
+def _efficient_accepts(given: _Inputs) -> bool:
+    capability = given.capability
     if not torch._C._get_mem_efficient_sdp_enabled() or not (5, 0) <= capability <= _NEWEST:
         return False
-    if not _four_dims(tensors):
+    if not given.has_four_dims():
         return False
-    alignment = _gemm_alignment(query.dtype, capability)
-    head_dim, value_dim = query.shape[-1], value.shape[-1]
-    if head_dim != key.shape[-1] or not head_dim or not value_dim:
+    alignment = _gemm_alignment(given.query.dtype, capability)
+    head_dim, value_dim = given.query.shape[-1], given.value.shape[-1]
+    if head_dim != given.key.shape[-1] or not head_dim or not value_dim:
         return False
     if head_dim % alignment or value_dim % alignment:
         return False
-    dtypes = (torch.float16, torch.float32, *((torch.bfloat16,) if capability[0] >= 8 else ()))
     return (
-        _sequences_not_empty(tensors)
-        and _last_dim_dense(tensors, mask, False)
-        and _heads_match(tensors, grouped=False)
-        and query.dtype in dtypes
-        and len({tensor.dtype for tensor in tensors}) == 1
+        given.has_tokens()
+        and given.last_dim_is_dense(ignore_singleton=False)
+        and given.heads_match(grouped=False)
+        and given.has_equal_dtypes(torch.float32, *given.half_dtypes())
     )
 
 
-def _mask_fits(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
-    """Returns whether a mask needs no gradient and has 2 or 4 dims, each of size 1 or as in the scores."""
-    if mask is None:
-        return True
-    if mask.requires_grad or mask.dim() not in (2, 4):
-        return False
-    wanted = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])[-mask.dim() :]
-    return all(size in (1, full) for size, full in zip(mask.shape, wanted, strict=True))
-
-
-def _cudnn_takes(
-    tensors: tuple[Tensor, ...], mask: Tensor | None, dropout_p: float, enable_gqa: bool, capability: Capability
-) -> bool:
-    query, key, value = tensors
+def _cudnn_accepts(given: _Inputs) -> bool:
+    capability, query = given.capability, given.query
     strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
-    if not torch._C._get_cudnn_sdp_enabled() or not _four_dims(tensors) or strict:
+    if not torch._C._get_cudnn_sdp_enabled() or not given.has_four_dims() or strict:
         return False
-    if not _OLDEST <= capability <= _NEWEST or not _half_precision(tensors, capability):
+    if not _OLDEST <= capability <= _NEWEST or not given.has_equal_dtypes(*given.half_dtypes()):
         return False
-    head_dim, value_dim, seq_q, seq_kv = query.shape[3], value.shape[3], query.shape[2], key.shape[2]
+    head_dim, value_dim = query.shape[3], given.value.shape[3]
     limit = 128
     if capability == (9, 0):
         limit = _MAX_HEAD_DIM
@@ -223,17 +201,17 @@ def _cudnn_takes(
         limit = 192
     if max(head_dim, value_dim) > limit or head_dim % 8 or value_dim % 8:
         return False
-    if seq_kv == 1 or (seq_q == 1 and dropout_p != 0.0):
+    if given.key.shape[2] == 1 or (query.shape[2] == 1 and given.dropout_p != 0.0):
         return False
     return (
-        _mask_fits(query, key, mask)
-        and _sequences_not_empty(tensors)
-        and _last_dim_dense(tensors, mask, True)
-        and _heads_match(tensors, enable_gqa, same_heads=False)
+        given.mask_fits()
+        and given.has_tokens()
+        and given.last_dim_is_dense(ignore_singleton=True)
+        and given.heads_match(given.enable_gqa, same_heads=False)
     )
 
 
-# -- the op ------------------------------------------------------------------------------------------------------
+# -- the operator ------------------------------------------------------------------------------------------------
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype, lowest: float) -> Tensor | None:
@@ -294,7 +272,7 @@ def attend(
     """
     aten = torch.ops.aten
     _check(query, key, value, attn_mask)
-    choice = choose(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, capability=capability)
+    choice = choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, capability=capability)
     tensors = (query, key, value)
     if choice == "flash":
         head_dim = query.shape[-1]
@@ -302,7 +280,7 @@ def attend(
         q, k, v = (_padded(tensor) for tensor in tensors)
         out: Tensor = aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :head_dim] if out.shape[-1] != head_dim else out
-    gradient = _needs_gradient(tensors)
+    gradient = _needs_gradient(*tensors)
     if choice == "cudnn":
         mask = _additive(attn_mask, query.dtype, _CUDNN_LOWEST)
         made = aten._scaled_dot_product_cudnn_attention(

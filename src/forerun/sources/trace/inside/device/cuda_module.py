@@ -1,160 +1,54 @@
-"""`torch.cuda` on a virtual device: what a build without CUDA (or without a driver) lacks, in Python.
+"""`torch.cuda` on a virtual device: the Python functions that a build without CUDA (or without a driver) lacks.
 
-Most of `torch.cuda` is Python that calls `torch._C._cuda_*`. Those functions are given here, so that torch's own Python
-runs as it is; what stays is listed in `_UNAVAILABLE` and raises an error that names the function. Four things are
-replaced higher up: stream and event classes (torch's, made again on base classes of ours), CUDA graphs (a capture keeps
-the kernels, a replay issues them), `make_graphed_callables` (the callables run eagerly) and what NVML would be asked.
+Most of `torch.cuda` is Python that calls `torch._C._cuda_*`. This module defines those functions, so that torch's own
+Python runs unchanged; the functions that `cuda_functions.yaml` lists as unavailable raise an error with their name.
+Four things are replaced at a higher level: stream and event classes (torch's, rebuilt on base classes of ours), CUDA
+graphs (a capture keeps the kernels, a replay issues them), `make_graphed_callables` (the callables run eagerly) and
+what torch asks NVML.
 
 Known differences: `Event.elapsed_time` is 1 ms; reserved memory is allocated memory rounded up to 2 MiB; cuDNN says
-that it is there, but recurrent layers don't use it; a device has one current stream for all its devices.
+that it is available, but recurrent layers don't use it; all devices of a process share one current stream.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-import time
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from forerun.common.errors import ForerunError
+from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.device.cuda_streams import capturing, graph_class, pool_handle, stream_classes
+from forerun.sources.trace.inside.device.generator import DeviceGenerator
 from forerun.sources.trace.inside.device.machine import CUDA, VirtualCuda
+from forerun.sources.trace.inside.device.virtual_device import VirtualDevice, torch_build
 from forerun.sources.trace.inside.recorder import Recorder
-from forerun.sources.trace.inside.unseen import stand_in
+from forerun.sources.trace.inside.unseen import rebind
 
 _SEGMENT_BYTES = 2 << 20
-"""the caching allocator asks the driver for multiples of this"""
-_CUDA_VERSION = "12.8"
-_CUDA_NUMBER = 12080
-_NCCL_VERSION = (2, 27, 5)
-_CUDNN_VERSION = 91002
+"""The caching allocator requests multiples of this from the driver."""
 _BLAS_WORKSPACE_BYTES = 32 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualDevice:
-    """What programs can ask about the GPU; the fields of `torch.cuda.get_device_properties`."""
-
-    name: str
-    major: int
-    minor: int
-    total_memory: int
-    """bytes"""
-    multi_processor_count: int
-    L2_cache_size: int
-    """bytes"""
-    shared_memory_per_multiprocessor: int = 233472
-    """bytes"""
-    shared_memory_per_block: int = 49152
-    shared_memory_per_block_optin: int = 232448
-    max_threads_per_multi_processor: int = 2048
-    max_threads_per_block: int = 1024
-    regs_per_multiprocessor: int = 65536
-    warp_size: int = 32
-    clock_rate: int = 1980000
-    """kHz"""
-    memory_clock_rate: int = 2619000
-    """kHz"""
-    memory_bus_width: int = 5120
-    """bits"""
-    is_integrated: int = 0
-    is_multi_gpu_board: int = 0
-    pci_bus_id: int = 0
-    pci_device_id: int = 0
-    pci_domain_id: int = 0
-    gcnArchName: str = ""
-    uuid: str = "00000000-0000-0000-0000-000000000000"
-
-    @property
-    def capability(self) -> tuple[int, int]:
-        """Compute capability."""
-        return self.major, self.minor
-
-
-_GIB = 1 << 30
-DEVICES: Mapping[str, VirtualDevice] = {
-    "a100": VirtualDevice("NVIDIA A100-SXM4-80GB", 8, 0, int(79.25 * _GIB), 108, 40 << 20, 167936, 49152, 166912),
-    "h100": VirtualDevice("NVIDIA H100 80GB HBM3", 9, 0, int(79.1 * _GIB), 132, 50 << 20),
-    "h200": VirtualDevice("NVIDIA H200", 9, 0, int(139.8 * _GIB), 132, 60 << 20),
-    "b200": VirtualDevice("NVIDIA B200", 10, 0, int(178.3 * _GIB), 148, 126 << 20),
-}
-"""devices by short name; sizes are those that the driver reports"""
-
-
-def device(name: str = "h100") -> VirtualDevice:
-    """The device of that name.
-
-    Raises:
-        ForerunError: no such device.
-    """
-    found = DEVICES.get(name.lower())
-    if found is None:
-        raise ForerunError(f"no device {name!r} to trace on; known: {', '.join(sorted(DEVICES))}")
-    return found
-
-
-class _Generator(torch.Generator):
-    """A generator of the device: seed and offset (Philox), as programs save and restore them."""
-
-    def __init__(self) -> None:
-        self._seed, self._offset = 0, 0
-
-    def manual_seed(self, seed: int) -> _Generator:
-        self._seed, self._offset = int(seed) & (1 << 64) - 1, 0
-        torch.Generator.manual_seed(self, self._seed)
-        return self
-
-    def seed(self) -> int:
-        return self.manual_seed(time.time_ns() & (1 << 63) - 1)._seed
-
-    def initial_seed(self) -> int:
-        return self._seed
-
-    def get_offset(self) -> int:
-        return self._offset
-
-    def set_offset(self, offset: int) -> _Generator:
-        self._offset = int(offset)
-        return self
-
-    def get_state(self) -> torch.Tensor:
-        """16 bytes, as CUDA's generators have."""
-        data = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
-        return torch.tensor(list(data), dtype=torch.uint8)
-
-    def set_state(self, state: torch.Tensor) -> _Generator:
-        data = bytes(state.flatten()[:16].tolist())
-        self.manual_seed(int.from_bytes(data[:8], "little"))
-        self._offset = int.from_bytes(data[8:], "little")
-        return self
-
-    def graphsafe_get_state(self) -> _Generator:
-        return self
-
-    def graphsafe_set_state(self, _state: Any) -> _Generator:
-        return self
-
-
 def built_for_cuda() -> bool:
-    """Whether this torch has CUDA's libraries, which need a driver wherever they are called."""
+    """Returns whether this torch contains CUDA's libraries, which need a driver wherever they are called."""
     return any((Path(torch.__file__).parent / "lib").glob("*torch_cuda.*"))
 
 
 def install(machine: VirtualCuda, recorder: Recorder, device: VirtualDevice) -> None:
-    """Fill `torch.cuda` and all that goes with it. `machine` must be installed."""
+    """Fills `torch.cuda` and everything that belongs to it. `machine` must be installed before."""
     count = int(torch._C._accelerator_hooks_device_count())
     core: Any = torch._C
     names = _device_functions(machine, recorder, count) | _stream_functions(machine, recorder)
     names |= _memory_functions(recorder, device) | _settings() | _accelerator_functions(recorder, device)
-    for name in _UNAVAILABLE:
-        names[name] = _unavailable(name)
+    alike = read_data("device/cuda_functions.yaml")
+    names |= dict.fromkeys(alike["nothing"], _nothing) | {name: _unavailable(name) for name in alike["unavailable"]}
     for name, value in names.items():
         setattr(core, name, value)
     core._has_cuda = True
@@ -163,8 +57,8 @@ def install(machine: VirtualCuda, recorder: Recorder, device: VirtualDevice) -> 
     cuda: Any = torch.cuda
     for name, value in _cuda_attributes(recorder, device, count).items():
         setattr(cuda, name, value)
-    cuda._is_in_bad_fork = lambda: False  # nothing of the device is lost in a fork
-    if built_for_cuda():  # its cuDNN would ask the driver which convolutions it has
+    cuda._is_in_bad_fork = lambda: False  # A forked process keeps the whole virtual device.
+    if built_for_cuda():  # Its cuDNN would ask the driver which convolutions there are.
         core._set_cudnn_enabled(False)
     _make_again(cuda)
     _elsewhere()
@@ -184,8 +78,8 @@ def _device_functions(machine: VirtualCuda, recorder: Recorder, count: int) -> d
             )
         machine.set_index(index)
 
+    major, minor, patch = torch_build().nccl
     return {
-        "_cuda_init": _nothing,
         "_cuda_getDeviceCount": lambda: count,
         "_cuda_getDevice": lambda: int(machine.index()),
         "_cuda_setDevice": set_device,
@@ -195,11 +89,9 @@ def _device_functions(machine: VirtualCuda, recorder: Recorder, count: int) -> d
         "_cuda_isInBadFork": lambda: False,
         "_cuda_canDeviceAccessPeer": lambda one, other: one != other,
         "_cuda_getArchFlags": lambda: "sm_80 sm_86 sm_90 sm_100 sm_120",
-        "_cuda_getCompiledVersion": lambda: _CUDA_NUMBER,
+        "_cuda_getCompiledVersion": lambda: torch_build().cuda_number,
         "_cuda_synchronize": lambda: recorder.host_waits(),
-        "_cuda_sleep": _nothing,
-        "_cuda_ipc_collect": _nothing,
-        "_nccl_version": lambda: _NCCL_VERSION[0] << 32 | _NCCL_VERSION[1] << 16 | _NCCL_VERSION[2],
+        "_nccl_version": lambda: major << 32 | minor << 16 | patch,
         "_nccl_version_suffix": lambda: b"",
     }
 
@@ -253,31 +145,19 @@ def _memory_functions(recorder: Recorder, device: VirtualDevice) -> dict[str, An
         "_cuda_memoryStats": stats,
         "_cuda_hostMemoryStats": dict,
         "_cuda_resetPeakMemoryStats": reset_peak,
-        "_cuda_resetPeakHostMemoryStats": _nothing,
-        "_cuda_resetAccumulatedMemoryStats": _nothing,
-        "_cuda_resetAccumulatedHostMemoryStats": _nothing,
-        "_cuda_emptyCache": _nothing,
-        "_host_emptyCache": _nothing,
-        "_cuda_setMemoryFraction": _nothing,
         "_cuda_getMemoryFraction": lambda _index: 1.0,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-        "_cuda_cudaCachingAllocator_enable": _nothing,
         "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": [], "allocator_settings": {}},
-        "_cuda_record_memory_history": _nothing,
-        "_cuda_record_memory_history_legacy": _nothing,
         "_cuda_isHistoryEnabled": lambda: False,
-        "_cuda_attach_out_of_memory_observer": _nothing,
-        "_cuda_setMemoryMetadata": _nothing,
         "_cuda_getMemoryMetadata": lambda: "",
         "_cuda_CUDAAllocator_AllocatorState": type("AllocatorState", (), {}),
-        "_set_cached_tensors_enabled": _nothing,
         "_cudart": _runtime(recorder, device),
     }
 
 
 def _runtime(recorder: Recorder, device: VirtualDevice) -> SimpleNamespace:
-    """The functions of the CUDA runtime that torch binds."""
+    """Returns the functions of the CUDA runtime that torch binds."""
 
     def memory(_index: int = 0) -> tuple[int, int]:
         return max(0, device.total_memory - recorder.allocated_bytes), device.total_memory
@@ -292,13 +172,13 @@ def _runtime(recorder: Recorder, device: VirtualDevice) -> SimpleNamespace:
 
 
 def _settings() -> dict[str, Any]:
-    """Switches that programs set and read back."""
+    """Returns setters and getters of switches that programs set and read back."""
     kept = {
         "cudnn_benchmark_limit": 10,
         "sync_debug_mode": 0,
         "conv_benchmark_empty_cache": False,
     }
-    names: dict[str, Any] = {"_cudnn_set_conv_benchmark_empty_cache": _nothing, "_cuda_clearCublasWorkspaces": _nothing}
+    names: dict[str, Any] = {"_cuda_clearCublasWorkspaces": _nothing}
     for name in kept:
         names[f"_cuda_get_{name}"] = lambda key=name: kept[key]
         names[f"_cuda_set_{name}"] = lambda value, key=name: kept.__setitem__(key, value)
@@ -314,14 +194,11 @@ def _settings() -> dict[str, Any]:
 
 
 def _accelerator_functions(recorder: Recorder, device: VirtualDevice) -> dict[str, Any]:
-    """What `torch.accelerator` asks of the device's allocator."""
+    """Returns the functions by which `torch.accelerator` asks the device's allocator."""
     memory = _memory_functions(recorder, device)
     return {
         "_accelerator_isAllocatorInitialized": lambda: True,
-        "_accelerator_emptyCache": _nothing,
-        "_accelerator_emptyHostCache": _nothing,
         "_accelerator_getDeviceStats": memory["_cuda_memoryStats"],
-        "_accelerator_resetAccumulatedStats": _nothing,
         "_accelerator_resetPeakStats": memory["_cuda_resetPeakMemoryStats"],
         "_accelerator_getMemoryInfo": memory["_cudart"].cudaMemGetInfo,
         "_accelerator_getDeviceCapability": lambda _index: {"supported_dtypes": _DTYPES},
@@ -341,7 +218,7 @@ _DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.fl
 
 
 def _make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
-    """Graphed callables run eagerly: the same kernels, launched one by one."""
+    """Returns the callables themselves: they run eagerly and launch the same kernels one by one."""
     return callables
 
 
@@ -356,7 +233,7 @@ def _cuda_attributes(recorder: Recorder, device: VirtualDevice, count: int) -> d
         "_get_device_properties": lambda _index: device,
         "_exchange_device": core._cuda_exchangeDevice,
         "_maybe_exchange_device": core._cuda_maybeExchangeDevice,
-        "default_generators": tuple(_Generator() for _ in range(count)),
+        "default_generators": tuple(DeviceGenerator() for _ in range(count)),
         "utilization": lambda *_: 0,
         "memory_usage": lambda *_: 0,
         "temperature": lambda *_: 0,
@@ -368,7 +245,7 @@ def _cuda_attributes(recorder: Recorder, device: VirtualDevice, count: int) -> d
 
 
 def _make_again(cuda: Any) -> None:
-    """Let torch define its stream, event and graph classes again, on our bases, and put them where the old ones are."""
+    """Lets torch define its stream, event and graph classes again on our base classes, and replaces the old classes."""
     before: dict[int, Any] = {}
     for module, names in (
         ("torch.cuda.streams", ("Stream", "Event", "ExternalStream")),
@@ -389,34 +266,20 @@ def _make_again(cuda: Any) -> None:
         interface.CudaInterface.Stream, interface.CudaInterface.Event = cuda.Stream, cuda.Event
 
 
-def rebind(new: Mapping[int, Any], prefix: str = "torch") -> None:
-    """In every loaded module of a package, let names that stand for the object of an `id` stand for another one.
-    torch.compile goes on capturing functions as they were."""
-    made: dict[int, Any] = {}
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and (name == prefix or name.startswith(prefix + ".")):
-            for key, value in list(vars(module).items()):
-                number = id(value)
-                if number in new:
-                    if number not in made:
-                        made[number] = stand_in(value, new[number])
-                    setattr(module, key, made[number])
-
-
 def _elsewhere() -> None:
-    """Tensor methods, backends and versions that programs ask on a GPU machine."""
+    """Sets tensor methods, backends and versions that programs use on a GPU machine."""
     tensor: Any = torch.Tensor
     tensor.record_stream = _nothing
     tensor.pin_memory = _pin_memory
     tensor.is_pinned = _is_pinned
     version: Any = torch.version
-    version.cuda = _CUDA_VERSION
+    version.cuda = torch_build().cuda
     cudnn: Any = torch.backends.cudnn
     backend = sys.modules["torch.backends.cudnn"]
     for module in {id(cudnn): cudnn, id(backend): backend}.values():
         module.is_available = lambda: True
         module.is_acceptable = lambda _tensor: False
-        module.version = lambda: _CUDNN_VERSION
+        module.version = lambda: torch_build().cudnn
     ranges: Any = sys.modules["torch.cuda.nvtx"]
     depth = SimpleNamespace(rangePushA=_success, rangePop=_success, markA=_nothing)
     depth.rangeStartA, depth.rangeEnd = _success, _nothing
@@ -434,7 +297,7 @@ def _pin_memory(self: Any, *_: Any, **__: Any) -> Any:
 
 
 _pinned: dict[int, Any] = {}
-"""storages that a program pinned"""
+"""The storages that the program pinned."""
 
 
 def _is_pinned(self: Any, *_: Any, **__: Any) -> bool:
@@ -442,42 +305,11 @@ def _is_pinned(self: Any, *_: Any, **__: Any) -> bool:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """For calls whose effect no trace shows."""
+    """Does nothing, for calls whose effect shows in no trace."""
 
 
 def _success(*_: Any, **__: Any) -> int:
     return 0
-
-
-_UNAVAILABLE = (
-    "_cuda_jiterator_compile_and_launch_kernel",
-    "_cuda_customAllocator",
-    "_cuda_changeCurrentAllocator",
-    "_cuda_getAllocator",
-    "_cuda_cudaHostAllocator",
-    "_cuda_cudaCachingAllocator_raw_alloc",
-    "_cuda_cudaCachingAllocator_raw_delete",
-    "_cuda_allocationTraceback",
-    "_cuda_getCheckpointState",
-    "_cuda_setCheckpointPoolState",
-    "_cuda_beginAllocateToPool",
-    "_cuda_beginAllocateCurrentStreamToPool",
-    "_cuda_beginAllocateCurrentThreadToPool",
-    "_cuda_endAllocateToPool",
-    "_cuda_releasePool",
-    "_cuda_checkPoolLiveAllocations",
-    "_cuda_tunableop_read_file",
-    "_cuda_tunableop_get_results",
-    "_cuda_tunableop_get_validators",
-    "_nccl_unique_id",
-    "_nccl_init_rank",
-    "_nccl_all_reduce",
-    "_nccl_reduce",
-    "_nccl_broadcast",
-    "_nccl_all_gather",
-    "_nccl_reduce_scatter",
-)
-"""functions of `torch._C` that need a GPU"""
 
 
 def _unavailable(name: str) -> Callable[..., Any]:

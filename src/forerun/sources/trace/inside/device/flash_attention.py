@@ -28,7 +28,6 @@ from forerun.sources.trace.inside.recorder import Recorder
 VERSION = "2.8.3"
 """The version of the package whose functions these are."""
 _NAME = "flash_attn"
-_WINDOW = (-1, -1)
 
 
 def install(recorder: Recorder) -> None:
@@ -42,12 +41,17 @@ def _attention(
     k: Tensor,
     v: Tensor,
     lengths: tuple[Tensor | None, Tensor | None, int, int],
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Sequence[int],
-    return_attn_probs: bool,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
 ) -> Any:
+    """The parameters that both kinds of attention of the package have in common, in its order."""
     window = dict(zip(("window_size_left", "window_size_right"), window_size, strict=True))
     left_open = {name: value for name, value in window.items() if value >= 0}
     operator: Any = torch.ops.aten._flash_attention_forward
@@ -57,22 +61,9 @@ def _attention(
     return (out, logsumexp, weights) if return_attn_probs else out
 
 
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Sequence[int] = _WINDOW,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Attention of (batch, sequence, heads, head size)."""
-    lengths = (None, None, q.shape[1], k.shape[1])
-    return _attention(q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, return_attn_probs)
+    return _attention(q, k, v, (None, None, q.shape[1], k.shape[1]), *args, **kwargs)
 
 
 def flash_attn_varlen_func(
@@ -83,19 +74,11 @@ def flash_attn_varlen_func(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Sequence[int] = _WINDOW,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    block_table: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Attention of packed sequences, (tokens, heads, head size), with their cumulative lengths."""
-    lengths = (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k))
-    return _attention(q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, return_attn_probs)
+    return _attention(q, k, v, (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)), *args, **kwargs)
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -230,7 +213,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
 
     def exec_module(self, module: ModuleType) -> None:
-        self._recorder.note("flash_attn is not installed: torch's own flash attention stands for it")
+        self._recorder.note("flash_attn is not installed: traced with torch's own flash attention instead")
         vars(module).update({function.__name__: function for function in _MODULES[module.__name__]})
         if module.__name__ == _NAME:
             vars(module)["__version__"] = VERSION

@@ -16,9 +16,8 @@ from torch.distributed import device_mesh
 from torch.distributed._mesh_layout import _MeshLayout
 from torch.utils._python_dispatch import _disable_current_modes
 
-from forerun.sources.trace.inside.device.cuda_module import rebind
 from forerun.sources.trace.inside.ranks.transport import Transport
-from forerun.sources.trace.inside.unseen import stand_in
+from forerun.sources.trace.inside.unseen import rebind, stand_in
 
 _dist: Any = dist
 _labels: dict[str, int] = {}

@@ -14,8 +14,8 @@ import torch.distributed.distributed_c10d as c10d
 
 from forerun.common.errors import ForerunError
 from forerun.core.program.types import Collective
-from forerun.sources.trace.inside.device.cuda_module import rebind
 from forerun.sources.trace.inside.ranks.transport import Transport, no_peer
+from forerun.sources.trace.inside.unseen import rebind
 
 _SIZE_BYTES = 8
 

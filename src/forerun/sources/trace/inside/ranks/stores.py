@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from forerun.common.errors import ForerunError
-from forerun.sources.trace.inside.device.cuda_module import rebind
+from forerun.sources.trace.inside.unseen import rebind
 
 _dist: Any = dist
 _StoreBase: Any = _dist.Store

@@ -19,9 +19,9 @@ from torchtitan.protocols.train_spec import TrainSpec, get_train_spec, register_
 from torchtitan.train import Trainer
 
 from forerun.common.errors import ForerunError
+from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.titan.data import Batches, NoText, assign, checked, closest, end_of_text, parsed
 from forerun.sources.trace.inside.titan.loop import loop_of
-from forerun.sources.trace.inside.titan.recipes import RECIPES
 from forerun.sources.trace.marks import mark_loop
 
 _OFF = {
@@ -85,8 +85,8 @@ def _own_flags(what: str, module: str, config: str) -> list[str]:
     if file.is_file():
         return [f"--job.config_file={file}"]
     flavor = flavor_of(what, short, config, list(_spec(what, module).model_args))
-    recipe = RECIPES.get(config, ())
-    return [f"--model.name={module}", f"--model.flavor={flavor}", *(f"--{one}" for one in recipe)]
+    recipe = read_data("titan/recipes.yaml")["settings"].get(config, {})
+    return [f"--model.name={module}", f"--model.flavor={flavor}", *(f"--{key}={recipe[key]}" for key in recipe)]
 
 
 def flavor_of(what: str, module: str, config: str, flavors: Sequence[str]) -> str:
