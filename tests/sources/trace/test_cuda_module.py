@@ -193,8 +193,6 @@ def test_mixed_precision_runs(answers):
 
 def test_an_unknown_device_is_refused_by_name():
     virtual_device = pytest.importorskip("forerun.sources.trace.inside.device.virtual_device")
-    with pytest.raises(
-        ForerunError, match="--device abacus: .* known: a100, b200"
-    ):
+    with pytest.raises(ForerunError, match=r"--device abacus: .* known: a100, b200"):
         virtual_device.device("abacus")
     assert virtual_device.device("A100").capability == (8, 0)

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from forerun.sources.trace.inside.compiled.fusion import Access, FusionNode, Kind, fuse
+from forerun.sources.trace.inside.compiled.fusion import fuse
+from forerun.sources.trace.inside.compiled.groups import Access, FusionNode, Kind
 
 ROWS, WIDTH = 512, 256
 BIG, ROW = ROWS * WIDTH, ROWS

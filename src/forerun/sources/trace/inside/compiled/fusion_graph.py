@@ -10,7 +10,7 @@ import torch
 from torch._inductor.lowering import fallbacks, lowerings
 from torch.fx import Graph, Node
 
-from forerun.sources.trace.inside.compiled.fusion import Access, FusionNode, Kind
+from forerun.sources.trace.inside.compiled.groups import Access, FusionNode, Kind
 from forerun.sources.trace.inside.kernels.attention import ATTENTION_RULES
 from forerun.sources.trace.inside.kernels.gemm import GEMM_RULES
 from forerun.sources.trace.inside.kernels.tensors import as_int, elements, shape_of

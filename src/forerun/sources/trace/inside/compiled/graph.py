@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from forerun.core.program.types import Phase
-from forerun.sources.trace.inside.compiled.fusion import FusionGroup
+from forerun.sources.trace.inside.compiled.groups import FusionGroup
 from forerun.sources.trace.inside.compiled.optimizers import update_of
 from forerun.sources.trace.inside.compiled.places import Places
 from forerun.sources.trace.inside.compiled.plan import Step, is_mutable, steps_of

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from forerun.sources.trace.inside.compiled.fusion import FusionGroup, FusionNode, Kind, fuse
+from forerun.sources.trace.inside.compiled.fusion import fuse
 from forerun.sources.trace.inside.compiled.fusion_graph import fusion_nodes
+from forerun.sources.trace.inside.compiled.groups import FusionGroup, FusionNode, Kind
 
 
 @dataclass(eq=False)

@@ -25,7 +25,6 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from forerun.core.program.types import Collective
 from forerun.sources.trace.inside.kernels.rules import describe
 from forerun.sources.trace.inside.kernels.tensors import dtype_name
-from forerun.sources.trace.inside.ranks.symmetric import reduced
 from forerun.sources.trace.inside.ranks.transport import Transport
 from forerun.sources.trace.inside.recorder import Event, Recorder
 
@@ -125,16 +124,7 @@ def _reduce_op(name: str) -> Any:
 
 def _all_reduce_into(outputs: list[torch.Tensor], inputs: Sequence[torch.Tensor], op: str, name: Any) -> Any:
     group = group_of(name)
-    kind = _reduce_op(op)
-    work = group.collect(
-        "all_reduce",
-        Collective.ALL_REDUCE,
-        inputs,
-        inputs,
-        outputs,
-        lambda values: [reduced(v, kind, group.size_) for v in values],
-    )
-    _made(work, outputs)
+    _made(group.collect(Collective.ALL_REDUCE, inputs, outputs, group.reduction(_reduce_op(op))), outputs)
     return outputs
 
 
@@ -166,13 +156,9 @@ def _all_gather(tensor: torch.Tensor, size: int, name: Any, *, out: Any = None) 
 
 def _reduce_scatter_coalesced(tensors: Sequence[torch.Tensor], op: str, size: int, name: Any, out: Any = None) -> Any:
     group = group_of(name)
-    kind = _reduce_op(op)
     outputs = out or [_new(t, (t.shape[0] // size, *t.shape[1:])) for t in tensors]
-
-    def answer(values: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [reduced(v.flatten().chunk(size)[group.rank_], kind, size) for v in values]
-
-    _made(group.collect("reduce_scatter", Collective.REDUCE_SCATTER, tensors, tensors, outputs, answer), outputs)
+    answer = group.reduction_of_own_chunk(_reduce_op(op))
+    _made(group.collect(Collective.REDUCE_SCATTER, tensors, outputs, answer), outputs)
     return outputs
 
 
@@ -189,8 +175,7 @@ def _all_to_all(tensor: torch.Tensor, output_splits: Sequence[int], input_splits
 
 def _broadcast_into(output: torch.Tensor, tensor: torch.Tensor, name: Any) -> torch.Tensor:
     group = group_of(name)
-    work = group.collect("broadcast", Collective.BROADCAST, [tensor], [tensor], [output], lambda values: values)
-    _made(work, [output])
+    _made(group.collect(Collective.BROADCAST, [tensor], [output], lambda values: values), [output])
     return output
 
 
@@ -205,7 +190,7 @@ def _shard_dim_alltoall(tensor: torch.Tensor, gather_dim: int, shard_dim: int, n
         mine = values[0].chunk(group.size_, shard_dim)[group.rank_]
         return [torch.cat([mine] * group.size_, gather_dim)]
 
-    event = group.collect("all_to_all", Collective.ALL_TO_ALL, [tensor], [tensor], [output], answer).event
+    event = group.collect(Collective.ALL_TO_ALL, [tensor], [output], answer).event
     Transport.recorder.wait_event(event)
     return output
 

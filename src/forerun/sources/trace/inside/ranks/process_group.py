@@ -37,6 +37,7 @@ from forerun.sources.trace.inside.recorder import Event, Recorder
 handle = functional.handle
 _dist: Any = dist
 _ProcessGroup: Any = _dist.ProcessGroup
+Answer = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 _SMALL = 1 << 12
 """The largest integer message on the device, in elements, whose data is delivered, because the program may branch on
 it."""
@@ -190,19 +191,22 @@ class VirtualGroup(_ProcessGroup):
 
     def collect(
         self,
-        name: str,
         kind: Collective,
-        sized: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
-        answer: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
-        asynchronous: bool = True,
+        answer: Answer,
+        opts: Any = None,
+        *,
+        sized: Sequence[torch.Tensor] | None = None,
+        name: str = "",
     ) -> Work:
-        """Records a collective that moves the bytes of `sized`, and fills `outputs` where the data is known."""
+        """Records a collective that moves the bytes of `sized` (by default the inputs), and fills `outputs` with
+        `answer(values of inputs)` where the data is known."""
         event = None
-        if any(t.device.type == "cuda" for t in sized):
-            nbytes = sum(t.numel() * t.element_size() for t in sized)
-            event = self.record(name, kind, nbytes, dtype_name(*sized), asynchronous)
+        moved = inputs if sized is None else sized
+        if any(t.device.type == "cuda" for t in moved):
+            nbytes = sum(t.numel() * t.element_size() for t in moved)
+            event = self.record(name or kind.name.lower(), kind, nbytes, dtype_name(*moved), _asynchronous(opts))
         Transport.values.settle(inputs, outputs, answer)
         work = Work(event, outputs)
         if self._batch is not None:
@@ -213,45 +217,37 @@ class VirtualGroup(_ProcessGroup):
         """Records a collective and returns the event of its end."""
         return Transport.recorder.collective(name, int(kind), self.label, self.ranks, nbytes, dtype, asynchronous)
 
+    def reduction(self, op: Any) -> Answer:
+        """Returns the function that reduces values over all members by `op` (a ReduceOp)."""
+        return lambda values: [reduced(v, op, self.size_) for v in values]
+
+    def reduction_of_own_chunk(self, op: Any) -> Answer:
+        """Returns the function that reduces this member's chunk of each value."""
+        return lambda values: [reduced(v.flatten().chunk(self.size_)[self.rank_], op, self.size_) for v in values]
+
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
-        tensors, op = _list(tensors), _reduction(opts)
-        return self.collect(
-            "all_reduce",
-            Collective.ALL_REDUCE,
-            tensors,
-            tensors,
-            tensors,
-            lambda values: [reduced(v, op, self.size_) for v in values],
-            _asynchronous(opts),
-        )
+        tensors = _list(tensors)
+        return self.collect(Collective.ALL_REDUCE, tensors, tensors, self.reduction(_reduce_op(opts)), opts)
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Any, opts: Any = None) -> Work:
-        tensors, op = _list(tensors), _reduction(opts)
+        tensors = _list(tensors)
         here = opts is None or opts.rootRank == self.rank_
-        return self.collect(
-            "reduce",
-            Collective.BROADCAST,
-            tensors,
-            tensors,
-            tensors,
-            lambda values: [reduced(v, op, self.size_) if here else v for v in values],
-            _asynchronous(opts),
-        )
+        answer = self.reduction(_reduce_op(opts)) if here else _same
+        return self.collect(Collective.BROADCAST, tensors, tensors, answer, opts, name="reduce")
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Work:
         tensors = _list(tensors)
-        return self.collect("broadcast", Collective.BROADCAST, tensors, tensors, tensors, _same, _asynchronous(opts))
+        return self.collect(Collective.BROADCAST, tensors, tensors, _same, opts)
 
     def allgather(self, output_lists: Any, tensors: Any, opts: Any = None) -> Work:
-        tensors = _list(tensors)
         outputs = [t for one in output_lists for t in one]
 
         def answer(values: list[torch.Tensor]) -> list[torch.Tensor]:
             return [_fit(v, t) for v, one in zip(values, output_lists, strict=True) for t in one]
 
-        return self.collect("all_gather", Collective.ALL_GATHER, outputs, tensors, outputs, answer, _asynchronous(opts))
+        return self.collect(Collective.ALL_GATHER, _list(tensors), outputs, answer, opts, sized=outputs)
 
     def allgather_coalesced(self, output_lists: Any, tensors: Any, opts: Any = None) -> Work:
         by_tensor = [list(outputs) for outputs in zip(*output_lists, strict=True)]
@@ -264,90 +260,50 @@ class VirtualGroup(_ProcessGroup):
         def answer(values: list[torch.Tensor]) -> list[torch.Tensor]:
             return [v.flatten().repeat(self.size_) for v in values]
 
-        return self.collect("all_gather", Collective.ALL_GATHER, outputs, tensors, outputs, answer, _asynchronous(opts))
+        return self.collect(Collective.ALL_GATHER, tensors, outputs, answer, opts, sized=outputs)
 
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def gather(self, output_lists: Any, tensors: Any, opts: Any = None) -> Work:
-        tensors = _list(tensors)
-        outputs = [t for one in output_lists for t in one]
-        return self.collect(
-            "gather",
-            Collective.ALL_GATHER,
-            outputs or tensors * self.size_,
-            tensors,
-            outputs,
-            lambda values: [_fit(values[0], t) for t in outputs],
-            _asynchronous(opts),
-        )
+        tensors, outputs = _list(tensors), [t for one in output_lists for t in one]
+        moved = outputs or tensors * self.size_
+        return self.collect(Collective.ALL_GATHER, tensors, outputs, _copies(outputs), opts, sized=moved, name="gather")
 
     def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
-        outputs = _list(outputs)
-        inputs = [t for one in input_lists for t in one]
+        outputs, inputs = _list(outputs), [t for one in input_lists for t in one]
         mine = [inputs[self.rank_]] if inputs else outputs
-        return self.collect(
-            "scatter",
-            Collective.ALL_GATHER,
-            inputs or outputs * self.size_,
-            mine,
-            outputs,
-            _same,
-            _asynchronous(opts),
-        )
+        moved = inputs or outputs * self.size_
+        return self.collect(Collective.ALL_GATHER, mine, outputs, _same, opts, sized=moved, name="scatter")
 
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
-        outputs, op = _list(outputs), _reduction(opts)
-        mine = [one[self.rank_] for one in input_lists]
-        return self.collect(
-            "reduce_scatter",
-            Collective.REDUCE_SCATTER,
-            [t for one in input_lists for t in one],
-            mine,
-            outputs,
-            lambda values: [reduced(v, op, self.size_) for v in values],
-            _asynchronous(opts),
-        )
+        mine, moved = [one[self.rank_] for one in input_lists], [t for one in input_lists for t in one]
+        answer = self.reduction(_reduce_op(opts))
+        return self.collect(Collective.REDUCE_SCATTER, mine, _list(outputs), answer, opts, sized=moved)
 
     def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any = None) -> Work:
         return self.reduce_scatter_tensor_coalesced([output], [tensor], opts)
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Work:
-        op = _reduction(opts)
-
-        def answer(values: list[torch.Tensor]) -> list[torch.Tensor]:
-            return [reduced(v.flatten().chunk(self.size_)[self.rank_], op, self.size_) for v in values]
-
-        return self.collect(
-            "reduce_scatter", Collective.REDUCE_SCATTER, tensors, tensors, outputs, answer, _asynchronous(opts)
-        )
+        answer = self.reduction_of_own_chunk(_reduce_op(opts))
+        return self.collect(Collective.REDUCE_SCATTER, tensors, outputs, answer, opts)
 
     reduce_scatter_single = _reduce_scatter_base
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def alltoall(self, outputs: Any, tensors: Any, opts: Any = None) -> Work:
         outputs, tensors = list(outputs), list(tensors)
-        return self.collect(
-            "all_to_all",
-            Collective.ALL_TO_ALL,
-            tensors,
-            [tensors[self.rank_]],
-            outputs,
-            lambda values: [_fit(values[0], t) for t in outputs],
-            _asynchronous(opts),
-        )
+        mine = [tensors[self.rank_]]
+        return self.collect(Collective.ALL_TO_ALL, mine, outputs, _copies(outputs), opts, sized=tensors)
 
     def alltoall_base(
         self, output: Any, tensor: Any, output_splits: Any = (), input_splits: Any = (), opts: Any = None
     ) -> Work:
         def answer(values: list[torch.Tensor]) -> list[torch.Tensor]:
-            return [
-                own_chunk(values[0], self.splits(tensor, input_splits), self.rank_, self.splits(output, output_splits))
-            ]
+            sizes = self.splits(tensor, input_splits), self.splits(output, output_splits)
+            return [own_chunk(values[0], sizes[0], self.rank_, sizes[1])]
 
-        return self.collect(
-            "all_to_all", Collective.ALL_TO_ALL, [tensor], [tensor], [output], answer, _asynchronous(opts)
-        )
+        return self.collect(Collective.ALL_TO_ALL, [tensor], [output], answer, opts)
 
     all_to_all_single = alltoall_base
 
@@ -476,7 +432,12 @@ def _fit(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return flat
 
 
-def _reduction(opts: Any) -> Any:
+def _copies(outputs: Sequence[torch.Tensor]) -> Answer:
+    """Returns the function that gives every output the first value, repeated or cut to its size."""
+    return lambda values: [_fit(values[0], t) for t in outputs]
+
+
+def _reduce_op(opts: Any) -> Any:
     return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
 
 
