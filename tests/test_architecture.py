@@ -24,7 +24,7 @@ ROOMS = {
         ["files", "jit", "processes", "content", "records", "shipped"],
         ["ray_cluster"],
     ],
-    "describe": [["cluster", "model", "kernels"], ["plan"]],
+    "describe": [["cluster", "model", "kernels"], ["stacks"], ["plan"]],
     "core": [["program"], ["engine"], ["network"], ["cost", "memory"]],
     "sources": [["symbolic", "trace"]],
     "astrasim": [["chakra", "messages"], ["stage"], ["astra"], ["dse"]],

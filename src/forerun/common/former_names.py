@@ -31,6 +31,7 @@ _MESSAGES = {
 NOW = {f"forerun.{room}": f"forerun.{wing}.{room}" for wing, rooms in _ROOMS.items() for room in rooms} | {
     f"forerun.{room}.{name}": f"forerun.astrasim.messages.{name}" for room, names in _MESSAGES.items() for name in names
 }
+NOW["forerun.plan.stack"] = "forerun.describe.stacks.catalog"
 """former name of a room or module -> its name now"""
 _FUNCTIONS = ("forerun.search", "forerun.trace")
 """rooms that must not become attributes of `forerun`, as functions have these names: empty packages stand for them"""

@@ -21,7 +21,7 @@ from forerun.describe.model.catalog import load_model
 from forerun.describe.model.parameters import model_flops_per_token
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import stack_names
+from forerun.describe.stacks.catalog import stack_names
 
 LLAMA = replace(load_model("llama-3.1-8b"), n_layers=4)
 MIXTRAL = replace(load_model("mixtral-8x7b"), n_layers=4)

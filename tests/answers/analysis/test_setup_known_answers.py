@@ -17,7 +17,7 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_any
 from forerun.describe.model.layered import Kernel, Layer, LayeredModel, Traffic
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 
 CLUSTER = load_cluster("a100-80gb-sxm")
 STACK = load_stack("pytorch-vision")

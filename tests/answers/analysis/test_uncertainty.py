@@ -18,7 +18,7 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import KernelRates
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack, stack_names
+from forerun.describe.stacks.catalog import load_stack, stack_names
 
 CLUSTER = load_cluster("h100-sxm")
 KNOWN, NEW = load_stack("composer"), load_stack("deepspeed")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from forerun.answers.analysis.predict import predict
-from forerun.answers.search.habits import habits_of
 from forerun.answers.search.orders import all_orders
 from forerun.answers.search.screening import Screening
 from forerun.answers.search.space import Tally, make_space
@@ -164,7 +163,7 @@ def test_bounds_know_the_way_through_host_memory():
 
 def test_the_time_bound_is_close_without_communication():
     model = load_model("llama-3.1-8b")
-    plan = Plan(seq_len=8192, n_microbatches=2, zero_stage=0, stack=habits_of("torchtitan").stacks[0])
+    plan = Plan(seq_len=8192, n_microbatches=2, zero_stage=0, stack="torchtitan")
     table = SpaceTable.of_plans([replace(plan, tp=8)], CLUSTER.node_size)
     assert held_to_simulations(model, table, plan.stack, [0]).min() > 0.95
 

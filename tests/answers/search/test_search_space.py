@@ -4,14 +4,13 @@ from itertools import product
 
 import pytest
 
-from forerun.answers.search.habits import habits_of
 from forerun.answers.search.space import Limits, Tally, divisors, make_space, powers_of_two
 from forerun.common.errors import ForerunError
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.constraints import check_plan
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import stack_names
+from forerun.describe.stacks.catalog import load_stack, stack_names
 
 DENSE, MOE = load_model("llama-3.1-8b"), load_model("mixtral-8x7b")
 CLUSTER = load_cluster("h100-sxm")
@@ -90,7 +89,7 @@ def test_the_order_is_the_same_every_time():
 
 @pytest.mark.parametrize("stack", stack_names())
 def test_every_stack_has_a_space_of_schedules_that_exist(stack):
-    for schedule, virtual in habits_of(stack).schedules:
+    for schedule, virtual in load_stack(stack).search_space().schedules:
         Plan(seq_len=1, pp_schedule=schedule, virtual_stages=virtual)
 
 

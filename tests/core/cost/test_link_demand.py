@@ -21,7 +21,7 @@ from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import Collective, Stream
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import KernelRates
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 
 CLUSTER = load_cluster("h100-sxm")
 NEAR = CLUSTER.links[0].bytes_per_s

@@ -9,7 +9,7 @@ from forerun.core.program.types import Category
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.build import build
 
 MODEL = replace(load_model("llama-3.1-8b"), n_layers=16)

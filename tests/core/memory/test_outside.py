@@ -17,7 +17,7 @@ from forerun.core.memory.outside import (
 from forerun.core.program.groups import CommGroup
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack, stack_names
+from forerun.describe.stacks.catalog import load_stack, stack_names
 from forerun.sources.symbolic.mesh import groups_of
 
 CLUSTER = load_cluster("a100-sxm")

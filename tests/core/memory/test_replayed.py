@@ -15,7 +15,7 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 
 MODEL = replace(load_model("llama-3.1-8b"), n_layers=4)
 PLAN = Plan(seq_len=4096, dp_shard=8)

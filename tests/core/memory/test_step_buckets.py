@@ -12,7 +12,7 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.model.parameters import parameter_count
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.build import build
 
 MODEL = replace(load_model("gpt2-small"), vocab=50304)  # nothing to pad

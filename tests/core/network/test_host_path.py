@@ -21,7 +21,7 @@ from forerun.describe.cluster.catalog import cluster_names, load_cluster
 from forerun.describe.cluster.types import KernelRates
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 
 STAGED = load_cluster("rtx4090")
 DIRECT = replace(STAGED, links=(replace(STAGED.links[0], peer_to_peer=True), *STAGED.links[1:]))

@@ -12,7 +12,7 @@ from forerun.answers.search.table import PlanTable
 from forerun.describe.plan import rules
 from forerun.describe.plan.fields import choices
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack, stack_names
+from forerun.describe.stacks.catalog import load_stack, stack_names
 from forerun.sources.symbolic.states import resident_states, update_gradient_bytes, update_of
 
 SOURCE = Path(__file__).parents[3] / "src" / "forerun"

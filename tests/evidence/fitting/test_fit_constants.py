@@ -12,11 +12,11 @@ from forerun.common.errors import ForerunError
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.fitting.constants import changed, load_registry, parse_registry, shipped_value
 from forerun.evidence.fitting.fit import priors_of
 
-HEAD = "scale: 0.03\nsource: here\nfamilies: {}\nanchor: {sigma: {sustained: 0.1}, noise: 0.05, source: here}\n"
+HEAD = "scale: 0.03\nsource: here\nanchor: {sigma: {sustained: 0.1}, noise: 0.05, source: here}\n"
 KINDS = "kinds:\n  warm: {what: sustained, prior: 0.9, sigma: 0.1, spread: 0.05, source: here}\n"
 SETUP = Setup(load_model("llama-3.1-8b"), Plan(seq_len=4096, dp_shard=8), load_cluster("h100-sxm"))
 

@@ -10,7 +10,7 @@ from forerun.answers.analysis.setup import Setup
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.fitting.constants import changed, parse_registry
 from forerun.evidence.fitting.fit import StepFit, row_weights
 from forerun.evidence.fitting.left_out import fitted_errors, left_out_errors, mean_errors
@@ -29,7 +29,6 @@ constants:
   - {what: memory_rate, of: [torchtitan, torchtitan-2024], kind: bandwidth}
   - {what: memory_rate, of: [megatron-core], kind: bandwidth}
   - {what: memory_rate, of: [nemo], kind: bandwidth}
-families: {titan: [torchtitan], mega: [megatron-core]}
 anchor: {sigma: {sustained: 0.05, memory_rate: 0.1}, noise: 0.03, source: here}
 """,
     "file",
@@ -52,7 +51,7 @@ def made(plan: Plan) -> Step:
     }
     setup = Setup(MODEL, plan, CLUSTER)
     time_s = predict_setup(replace(setup, habits=changed(stack, factors))).step_time_s
-    return Step(plan.describe(), stack.name, REGISTRY.family_of(stack.name), setup, time_s)
+    return Step(plan.describe(), stack.name, stack.family, setup, time_s)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +95,7 @@ def test_what_no_step_informs_takes_the_value_of_its_kind(fitted):
 
 
 def test_a_family_that_is_left_out_is_predicted_by_the_others(times, fitted):
-    found = fitted.leave_out("titan")
+    found = fitted.leave_out("torchtitan and torchao")
     assert found.numbers == (0, 1, 2)
     _, titan, mega, nemo = np.exp(found.values)
     assert mega == pytest.approx(TRUE["megatron-core"], rel=0.1)
@@ -136,7 +135,7 @@ def test_the_result_as_data_and_as_csv(times, fitted):
     anchored = Anchored(fitted_errors(fitted, times), left_out_errors(fitted, times))
     record = step_fit_record(fitted.fit, anchored)
     assert record["fitted"]["MAPE"] < 0.01 < record["shipped"]["MAPE"]
-    assert list(record["left_out"]) == ["titan", "mega", "all"]
+    assert list(record["left_out"]) == ["torchtitan and torchao", "Megatron", "all"]
     rows = {name: each["left_out"]["all"]["rows"] for name, each in record["anchored"].items()}
     assert rows == {"same_cluster": 6, "same_run": 6, "best": 4}
     lines = step_fit_csv(fitted.fit, anchored).splitlines()

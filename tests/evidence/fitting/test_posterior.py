@@ -9,7 +9,7 @@ from forerun.answers.analysis.setup import Setup
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.fitting.constants import load_registry
 from forerun.evidence.fitting.posterior import Posterior, load_posterior, parse_posterior
 

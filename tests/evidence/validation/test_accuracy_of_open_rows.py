@@ -8,7 +8,7 @@ from published import HARDWARE, MEASUREMENTS, MODELS, needs_measurements
 from forerun.answers.analysis.predict import predict
 from forerun.answers.analysis.uncertainty import is_fitted
 from forerun.describe.model.architecture_table import load_architectures
-from forerun.describe.plan.stack import load_stack, stack_names
+from forerun.describe.stacks.catalog import load_stack, stack_names
 from forerun.evidence.validation import bands, metrics
 from forerun.evidence.validation.hardware import read_hardware
 from forerun.evidence.validation.metrics import Forecast

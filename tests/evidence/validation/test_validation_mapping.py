@@ -13,7 +13,7 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.evidence.validation.hardware import HostFacts
 from forerun.evidence.validation.mapping import Inexpressible, Inputs, map_row, to_inputs
-from forerun.evidence.validation.wording import stack_name
+from forerun.evidence.validation.wording import named_stack
 
 MODEL = ModelSpec(
     name="Small-Llama", n_layers=16, hidden=2048, n_heads=16, n_kv_heads=8, head_dim=128, ffn_hidden=5632, vocab=32000
@@ -87,7 +87,7 @@ def test_a_complete_row_needs_no_assumption(tmp_path: Path) -> None:
     ],
 )
 def test_stack_by_its_words(tmp_path: Path, framework: str, software: str, notes: str, stack: str) -> None:
-    assert stack_name(measurement(tmp_path, framework=framework, software=software, notes=notes)) == stack
+    assert named_stack(measurement(tmp_path, framework=framework, software=software, notes=notes)) == stack
 
 
 def test_unknown_software_is_taken_as_the_nearest_and_says_so(tmp_path: Path) -> None:

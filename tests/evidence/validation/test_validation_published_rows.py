@@ -9,11 +9,11 @@ from published import HARDWARE, MEASUREMENTS, MODELS, needs_measurements
 
 from forerun.describe.model.architecture_table import load_architectures
 from forerun.describe.model.parameters import parameter_count
-from forerun.describe.plan.stack import stack_names
+from forerun.describe.stacks.catalog import DEFAULT_STACK, stack_names
 from forerun.evidence.validation.hardware import read_hardware
 from forerun.evidence.validation.mapping import Inexpressible, Inputs, map_row
 from forerun.evidence.validation.rows import Measurement, read_measurements
-from forerun.evidence.validation.wording import names_a_stack, stack_name
+from forerun.evidence.validation.wording import named_stack
 
 pytestmark = needs_measurements
 Mapped = list[tuple[Measurement, Inputs | str]]
@@ -67,9 +67,9 @@ def test_models_have_the_parameters_that_the_sources_count(mapped: Mapped) -> No
 
 
 def test_complete_rows_run_on_known_software(mapped: Mapped) -> None:
-    unknown = {row.framework for row, _ in mapped if row.tier == "A" and not names_a_stack(row)}
+    unknown = {row.framework for row, _ in mapped if row.tier == "A" and named_stack(row) is None}
     assert not unknown
 
 
 def test_stacks_of_the_rows_are_shipped(mapped: Mapped) -> None:
-    assert {stack_name(row) for row, _ in mapped} <= set(stack_names())
+    assert {named_stack(row) or DEFAULT_STACK for row, _ in mapped} <= set(stack_names())

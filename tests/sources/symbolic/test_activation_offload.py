@@ -10,7 +10,7 @@ import pytest
 
 from forerun.core.program.types import Category, Program
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.activation_offload import ActivationOffload, Place
 from forerun.sources.symbolic.build import build
 from forerun.sources.symbolic.schedule import rank_actions

@@ -12,7 +12,7 @@ from forerun.core.program.unfold import unfold
 from forerun.describe.model.parameters import parameter_count
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack, stack_names
+from forerun.describe.stacks.catalog import load_stack, stack_names
 from forerun.sources.symbolic.build import build
 from forerun.sources.symbolic.fsdp_units import build_units, layer_unit
 from forerun.sources.symbolic.kernels import TransformerKernels

@@ -22,7 +22,7 @@ from forerun.describe.model.layered import Layer, LayeredModel, Traffic
 from forerun.describe.model.layers_by_hand import layers_from
 from forerun.describe.plan.constraints import check_plan
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.build import build
 
 from .cases import CLUSTER

@@ -9,7 +9,7 @@ from forerun.answers.analysis.setup import Setup
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.schedule import layers_of_stages, stage_layers
 
 MODEL = replace(

@@ -13,7 +13,7 @@ from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import Phase
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.constraints import check_plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.build import build
 from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.mesh import groups_of

@@ -19,7 +19,7 @@ from forerun.core.program.types import Phase  # noqa: E402
 from forerun.describe.cluster.catalog import load_cluster  # noqa: E402
 from forerun.describe.model.spec import ModelSpec  # noqa: E402
 from forerun.describe.plan.plan import Plan  # noqa: E402
-from forerun.describe.plan.stack import load_stack  # noqa: E402
+from forerun.describe.stacks.catalog import load_stack  # noqa: E402
 from forerun.sources.symbolic.build import build  # noqa: E402
 from forerun.sources.trace.module import trace_module  # noqa: E402
 

@@ -10,7 +10,7 @@ from forerun.core.memory.caching_allocator import Replayed
 from forerun.core.memory.program_events import replay_steps
 from forerun.core.program.types import Program
 from forerun.describe.cluster.types import Cluster
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import Program
 from forerun.describe.cluster.types import Cluster, Device, KernelRates
 from forerun.describe.kernels.attention import fused_kernel
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 
 
 def explain(

@@ -22,8 +22,8 @@ from forerun.core.program.storage import load
 from forerun.core.program.types import F64, I64, OpTable, Phase, Program
 from forerun.describe.cluster.storage import Storage
 from forerun.describe.cluster.types import Cluster
-from forerun.describe.plan.stack import load_stack
 from forerun.describe.plan.training_loop import TrainingLoop
+from forerun.describe.stacks.catalog import load_stack
 
 STACK = "pytorch"
 _MANY_NODES = 50_000

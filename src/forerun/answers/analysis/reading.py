@@ -35,7 +35,7 @@ from forerun.core.program.types import F64, FlatProgram, Program
 from forerun.core.program.unfold import unfold
 from forerun.describe.cluster.types import Cluster, Device
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 
 TIGHT = "memory is full: the allocator retries, after giving back what it caches, and that time is not counted"
 """the warning of a Prediction that fits only so"""

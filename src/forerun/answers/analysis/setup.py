@@ -11,8 +11,10 @@ from forerun.core.network.patterns import CommunicationPattern
 from forerun.describe.cluster.types import Cluster, Device
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import Stack, load_stack
+from forerun.describe.stacks.catalog import load_stack
+from forerun.describe.stacks.stack import Stack
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,12 @@ class Setup:
     @property
     def reduce_dtype(self) -> str:
         """Dtype in which gradients are reduced."""
-        plan, stack = self.plan, self.stack
-        dtype = stack.reduce_dtype if plan.reduce_dtype == "auto" else plan.reduce_dtype
-        if dtype != "param":
-            return dtype
-        return "fp32" if plan.precision in ("fp32", "tf32") else "bf16"
+        return str(rules.reduce_dtype(self.plan, self.stack))
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of an element of the gradients that are reduced."""
-        return 4 if self.reduce_dtype == "fp32" else 2
+        return int(rules.element_bytes(self.reduce_dtype))
 
     @property
     def parts(self) -> tuple[RankKind, ...]:

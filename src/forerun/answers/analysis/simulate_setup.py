@@ -16,7 +16,7 @@ from forerun.describe.cluster.types import Cluster, Device
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.parameters import model_flops_per_token
 from forerun.describe.plan.constraints import check_plan
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.build import build
 
 
@@ -140,7 +140,7 @@ def _subject(setup: Setup) -> Subject:
         name=model.name,
         n_gpus=setup.n_gpus,
         stack=setup.stack,
-        launching=Launching.of_plan(plan),
+        launching=Launching.of_plan(setup.model, plan, setup.stack),
         precision=plan.precision,
         tokens_per_step=tokens,
         model_flops=flops,

@@ -30,7 +30,7 @@ from typing import Any
 import yaml
 
 from forerun.describe.cluster.types import Cluster, Device, KernelRates
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 
 _GROUPS = {"fitted": "with fitted rates", "unfitted": "to which few steps or none were fitted"}
 _FITTED = re.compile(r"fitted on (?:whole|(\d+)) published")

@@ -33,7 +33,7 @@ from forerun.core.program.groups import CommGroup
 from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import Program
 from forerun.describe.cluster.types import Cluster, Device
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 
 TWICE = 2.0
 

@@ -19,7 +19,7 @@ from forerun.common.jit import njit
 from forerun.core.program.types import F64, I8, I32, I64
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.schedule import Action, actions, rank_actions, stage_layers, stage_rank
 
 STAGED = ("pp", "pp_schedule", "virtual_stages", "layers_per_stage", "balance_ends", "checkpoint_every")

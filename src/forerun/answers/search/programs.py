@@ -25,7 +25,7 @@ from forerun.core.program.kinds import OpKind
 from forerun.core.program.origin import Origin
 from forerun.core.program.types import Program
 from forerun.describe.cluster.types import Cluster
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 
 SUFFIXES = (".program", ".npz")
 UNKNOWN_TOKENS = "the program does not say how many tokens its step trains on"

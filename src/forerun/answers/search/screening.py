@@ -24,7 +24,8 @@ from forerun.describe.model.parameters import layer_parameters, outer_parameters
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan import rules
 from forerun.describe.plan.columns import Column, Plans, where
-from forerun.describe.plan.stack import Stack, load_stack
+from forerun.describe.stacks.catalog import load_stack
+from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.states import States, resident_states, update_gradient_bytes, update_of
 
 CAUSES = ("parameter", "gradient", "optimizer", "activation", "unsharded")

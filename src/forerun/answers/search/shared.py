@@ -16,7 +16,7 @@ from forerun.answers.search.unit_runs import ALONE, Part, UnitRuns, UnitSizes, U
 from forerun.core.program.types import F64, I64
 from forerun.describe.plan import rules
 from forerun.describe.plan.columns import Column, Plans
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.states import accumulation_bytes
 
 

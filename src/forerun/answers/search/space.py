@@ -1,6 +1,6 @@
 """The plans that a search considers: every combination of the axes, as a table; impossible ones counted by rule.
 
-The default space is what stacks offer today (`spaces.yaml`):
+The default space is what frameworks offer (`search` of a stack's file):
 
 * tp: divisors of the GPUs up to the node size; cp: up to one rank for 4,096 tokens; pp: up to one layer a stage;
   ep: divisors of the experts;
@@ -32,7 +32,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from forerun.answers.search.habits import Habits, habits_of
 from forerun.answers.search.names import Renamed, without_other_names
 from forerun.answers.search.orders import Orders, Placed, all_orders
 from forerun.answers.search.space_table import MESH_FIELDS, SpaceTable, Variants, combined
@@ -42,6 +41,9 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.constraints import RULES
 from forerun.describe.plan.fields import FIELD_TYPES, checked, is_list
 from forerun.describe.plan.plan import DEFAULT_ORDER, Plan
+from forerun.describe.stacks.catalog import load_stack
+from forerun.describe.stacks.search_space import SearchSpace
+from forerun.describe.stacks.stack import Stack
 
 Extent = Literal["default", "whole"]
 TOKENS_PER_CP_RANK = {"default": 4096, "whole": 1024}
@@ -105,7 +107,9 @@ class Space:
     global_batch: int
     fixed: Mapping[str, tuple[Any, ...]]
     limits: Limits
-    habits: Habits
+    framework: Stack
+    offered: SearchSpace
+    """what the framework offers"""
     extent: Extent = "default"
     on_network: bool = False
     """the GPUs communicate over a network, where places matter"""
@@ -213,8 +217,8 @@ class Space:
                 meshes.append({**mesh, "mesh_order": each.order})
                 placed.append(each)
                 blocks.append((block.first, block.length))
-        usual = {name: [getattr(_PLAIN, name)] for name in FIELD_TYPES}
-        usual["seq_len"] = [self.seq_len]
+        plain = Plan(seq_len=self.seq_len, stack=self.stack)
+        usual = {name: [getattr(plain, name)] for name in FIELD_TYPES}
         return combined(
             usual, meshes, [each.groups for each in placed], blocks, below, list(map(self._unplaced, placed))
         )
@@ -229,7 +233,7 @@ class Space:
     def _degrees(self, axis: str, most: int, of: int) -> tuple[int, ...]:
         if axis in self.fixed:
             return self.fixed[axis]
-        if axis not in self.habits.axes:
+        if axis not in self.offered.axes:
             return (1,)
         return tuple(n for n in divisors(of) if n <= most)
 
@@ -252,7 +256,7 @@ class Space:
 
     def _splits(self, dp: int, tp: int, cp: int, ep: int) -> list[dict[str, int]]:
         """dp_replicate, dp_shard and what is sharded."""
-        stages = self.fixed.get("zero_stage", self.habits.zero_stages)
+        stages = self.fixed.get("zero_stage", self.offered.zero_stages)
         single = dp * cp == 1 and "zero_stage" not in self.fixed
         splits = []
         for stage in (0,) if single else stages:
@@ -287,7 +291,7 @@ class Space:
     def _axes(self, key: tuple[int, int, bool, bool, bool]) -> dict[str, Sequence[Any]]:
         """Names and values of the axes below a mesh."""
         local, pp, fsdp, sharded, split = key
-        fixed, habits, whole = self.fixed, self.habits, self.extent == "whole"
+        fixed, offered, whole = self.fixed, self.offered, self.extent == "whole"
         most = self.limits.max_micro_batch or local
         micro = [n for n in divisors(local) if n <= most] if whole else powers_of_two(local, most)
         axes: dict[str, Sequence[Any]] = {
@@ -295,23 +299,22 @@ class Space:
             "activation_checkpointing": fixed.get("activation_checkpointing", ("none", "selective", "full")),
             "schedule": self._schedules(pp),
         }
-        axes["reshard_after_forward"] = fixed.get("reshard_after_forward", habits.reshard if sharded else ("default",))
-        axes["selective_policy"] = fixed.get("selective_policy", (habits.selective_policy,))
-        axes["cp_method"] = fixed.get("cp_method", (habits.cp_method,))
-        if whole and split:
-            axes["sequence_parallel"] = (True, False)
+        axes["reshard_after_forward"] = fixed.get("reshard_after_forward", offered.reshard if sharded else ("default",))
+        if split:
+            both = (True, False) if whole else (offered.sequence_parallel,)
+            axes["sequence_parallel"] = fixed.get("sequence_parallel", both)
         if whole:
-            axes["offload"] = [what for what in habits.offload if what != "params" or fsdp]
-        taken = {"micro_batch", "activation_checkpointing", "schedule", "reshard_after_forward", "selective_policy"}
-        taken |= {"cp_method", *MESH_FIELDS, *_COUNTED, "pp_schedule", "virtual_stages", "mesh_order"}
+            axes["offload"] = [what for what in offered.offload if what != "params" or fsdp]
+        taken = {"micro_batch", "activation_checkpointing", "schedule", "reshard_after_forward"}
+        taken |= {*MESH_FIELDS, *_COUNTED, "pp_schedule", "virtual_stages", "mesh_order"}
         return axes | {name: values for name, values in fixed.items() if name not in taken}
 
     def _schedules(self, pp: int) -> Sequence[tuple[Any, int]]:
         if pp == 1:
             return (("1F1B", 1),)
         names, virtual = self.fixed.get("pp_schedule"), self.fixed.get("virtual_stages")
-        offered = self.habits.all_schedules if self.extent == "whole" else self.habits.schedules
-        pairs: list[tuple[Any, int]] = list(offered)
+        whole = self.extent == "whole"
+        pairs: list[tuple[Any, int]] = list(self.offered.all_schedules if whole else self.offered.schedules)
         if names:
             pairs = [pair for pair in pairs if pair[0] in names]
             pairs += [(name, _usual_stages(name)) for name in names if name not in {pair[0] for pair in pairs}]
@@ -346,8 +349,24 @@ def make_space(
     stacks = values.get("stack", (Plan.__dataclass_fields__["stack"].default,))
     if len(stacks) != 1:
         raise ForerunError(f"stack: one search is about one software stack, got {', '.join(map(str, stacks))}")
-    habits, limits = habits_of(stacks[0]), limits or Limits()
-    return Space(model, cluster, n_gpus, seq_len, global_batch, values, limits, habits, extent, on_network)
+    framework = load_stack(stacks[0])
+    if framework.keeps_gathered_at_zero_2 and 2 in values.get("zero_stage", ()):
+        values["zero_stage"] = tuple(dict.fromkeys(3 if stage == 2 else stage for stage in values["zero_stage"]))
+        values.setdefault("reshard_after_forward", ("never",))
+    offered = framework.search_space()
+    return Space(
+        model,
+        cluster,
+        n_gpus,
+        seq_len,
+        global_batch,
+        values,
+        limits or Limits(),
+        framework,
+        offered,
+        extent,
+        on_network,
+    )
 
 
 def divisors(number: int) -> tuple[int, ...]:

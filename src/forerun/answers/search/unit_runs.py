@@ -25,7 +25,7 @@ from forerun.core.program.unfold import unfold
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import DEFAULT_ORDER, Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.fsdp_units import Unit, build_units
 from forerun.sources.symbolic.kernels import MODULES, TransformerKernels
 from forerun.sources.symbolic.mesh import groups_of
@@ -142,7 +142,7 @@ class BuiltUnits:
     """The units of one plan, each pass a rank class of its own with nothing beside it."""
 
     def __init__(self, model: ModelSpec, cluster: Cluster, plan: Plan, split: bool) -> None:
-        self._plan = plan
+        self._model, self._plan = model, plan
         groups = groups_of(plan, cluster.node_size)
         kernels = TransformerKernels(model, plan, load_stack(plan.stack), groups, cluster.device.architecture)
         made = build_units(kernels, split)
@@ -182,7 +182,14 @@ class BuiltUnits:
         groups = tuple(inside.get(axis, group) for axis, group in zip(self._axes, self._program.groups, strict=True))
         n_gpus = max(plan.world_size, *(group.size * group.inner for group in inside.values()))
         costs = step_costs(
-            self._program.ops, groups, runs.cluster, stack, Launching.of_plan(plan), n_gpus, runs.network, runs.measured
+            self._program.ops,
+            groups,
+            runs.cluster,
+            stack,
+            Launching.of_plan(self._model, plan, stack),
+            n_gpus,
+            runs.network,
+            runs.measured,
         )
         free = np.zeros_like(costs.issue_ps)
         # copies to and from the host run beside other units

@@ -20,8 +20,10 @@ from forerun.core.network.patterns import CommunicationPattern
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, I64, Collective, OpTable
 from forerun.describe.cluster.types import Cluster, KernelRates
+from forerun.describe.model.layered import LayeredModel
+from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 
 _GRAPH_ISSUE_US = 0.05
 
@@ -37,9 +39,10 @@ class Launching:
     cuda_graphs: bool = False
 
     @staticmethod
-    def of_plan(plan: Plan) -> Launching:
-        """As a plan says."""
-        return Launching(compiled=plan.compile and not plan.graph_breaks, cuda_graphs=plan.cuda_graphs)
+    def of_plan(model: ModelSpec | LayeredModel, plan: Plan, stack: Stack) -> Launching:
+        """Who issues the kernels of `model` under a plan that `stack` runs."""
+        compiled = plan.compile and not plan.breaks_graphs(model, stack)
+        return Launching(compiled=compiled, cuda_graphs=plan.cuda_graphs)
 
 
 @dataclass(frozen=True, slots=True)

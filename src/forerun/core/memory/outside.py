@@ -10,7 +10,7 @@ from forerun.common.shipped import shipped
 from forerun.common.units import GIB, MIB
 from forerun.core.program.groups import CommGroup
 from forerun.describe.cluster.types import Cluster
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 
 WORLD = "world"
 """in Stack.communicators: all ranks"""

@@ -26,7 +26,7 @@ from forerun.core.program.types import F64
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import scatters_gradients
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""How it is trained: mesh, batch, precision, checkpointing, schedule, and the software stack."""
+"""How it is trained: mesh, batch, precision, checkpointing, schedule."""

@@ -17,8 +17,9 @@ import numpy as np
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.columns import Column, Plans, no, values_of
 from forerun.describe.plan.plan import DEFAULT_ORDER, MESH_AXES, Plan
-from forerun.describe.plan.rules import gathers_parameters
-from forerun.describe.plan.stack import Stack, load_stack
+from forerun.describe.plan.rules import gathers_parameters, wide_dtype
+from forerun.describe.stacks.catalog import load_stack
+from forerun.describe.stacks.stack import Stack, gradient_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,16 @@ def canonical(model: ModelSpec, plan: Plan) -> Plan:
 def _usual(field: str, value: Any, where: Callable[[ModelSpec, Plans], Column]) -> Naming:
     """A field whose value is `value` where it makes no difference."""
     return Naming((field,), where, lambda plan: (value,))
+
+
+def _as_stack(field: str, where: Callable[[ModelSpec, Plans], Column]) -> Naming:
+    """A field that has the framework's value where it makes no difference."""
+    return Naming((field,), where, lambda plan: (getattr(_first_stack(plan), field),))
+
+
+def _first_stack(plan: Plans) -> Stack:
+    """The stack of a plan, or of a table, whose plans all have the same one."""
+    return load_stack(next(name for name, _ in values_of(plan.stack)))
 
 
 def _in_stack(plan: Plans, holds: Callable[[Stack], Column]) -> Column:
@@ -142,17 +153,13 @@ def _no_bucket(model: ModelSpec, plan: Plans) -> Column:
     return own | _no_overlap(model, plan) | no(plan.overlap_grad_reduce)
 
 
-_NARROW = ("fp8", "mxfp8", "nvfp4")
-
-
 def _own_reduce_dtype(model: ModelSpec, plan: Plans) -> Column:
     """Where the dtype of reductions is the stack's own."""
     found: Column = False
-    for precision, here in values_of(plan.precision):
-        wide = "bf16" if precision in _NARROW else precision
+    for wide, here in values_of(wide_dtype(plan)):
 
         def own(stack: Stack, wide: str = wide) -> Column:
-            return plan.reduce_dtype == (wide if stack.reduce_dtype == "param" else stack.reduce_dtype)
+            return plan.reduce_dtype == gradient_dtype(stack.reduce_dtype, wide)
 
         found |= here & _in_stack(plan, own)
     return found
@@ -239,15 +246,15 @@ NAMINGS = (
     _usual("overlap_grad_reduce", True, _no_overlap),
     _usual("ddp_bucket_mib", 0.0, _no_bucket),
     _usual("reduce_dtype", "auto", _own_reduce_dtype),
-    _usual("sequence_parallel", True, _no_tensor_parallelism),
+    _as_stack("sequence_parallel", _no_tensor_parallelism),
     _usual("loss_parallel", True, _no_tensor_parallelism),
-    _usual("cp_method", "ring", _no_context_parallelism),
+    _as_stack("cp_method", _no_context_parallelism),
     _usual("cp_load_balance", "head_tail", _balanced_ranks),
     _usual("expert_imbalance", 1.0, _balanced_experts),
     _usual("pp_schedule", "1F1B", _no_schedule),
     _usual("layers_per_stage", None, _one_stage),
     _usual("balance_ends", False, _ends_are_given),
-    _usual("selective_policy", "op", _not_selective),
+    _as_stack("selective_policy", _not_selective),
     _usual("checkpoint_every", 1, _not_checkpointed),
     _usual("compile_loss", True, _loss_as_it_is),
     _usual("graph_breaks", False, _not_compiled),

@@ -7,8 +7,10 @@ from typing import Any
 
 from forerun.common.errors import ForerunError, ImpossiblePlan
 from forerun.describe.plan.plan import Plan
+from forerun.describe.stacks.catalog import load_stack
 
 REST = -1
+_BATCH = ("micro_batch", "n_microbatches")
 LAYERED = {"seq_len": 1, "stack": "pytorch-vision"}
 """fields of the plan of a model given layer by layer, where nobody says otherwise: it takes samples, not tokens"""
 
@@ -31,6 +33,9 @@ def complete_plan(values: Mapping[str, Any], n_gpus: int | None = None, global_b
         raise ForerunError("plan: seq_len is missing; give --seq-len or put it in the plan file")
     _fill_data_parallel(fields, n_gpus)
     plan = Plan(**fields)
+    if global_batch is not None and fields.keys().isdisjoint(_BATCH):
+        fields |= _pipeline_batch(plan, global_batch)
+        plan = Plan(**fields)
     if n_gpus is not None and plan.world_size != n_gpus:
         raise ImpossiblePlan(f"impossible plan: {_product(plan)} = {plan.world_size} GPUs, not {n_gpus}")
     if global_batch is None or global_batch == plan.global_batch:
@@ -47,6 +52,15 @@ def complete_plan(values: Mapping[str, Any], n_gpus: int | None = None, global_b
             f" {plan.dp} data-parallel ranks"
         )
     return Plan(**fields, n_microbatches=count)
+
+
+def _pipeline_batch(plan: Plan, global_batch: int) -> dict[str, int]:
+    """The micro batches into which the framework cuts the batch of a pipeline; {}: one for each sequence."""
+    local, rest = divmod(global_batch, plan.dp)
+    count = plan.pp * load_stack(plan.stack).microbatches_per_stage if plan.pp > 1 else 0
+    if rest or not count or local % count:
+        return {}
+    return {"micro_batch": local // count, "n_microbatches": count}
 
 
 def _fill_data_parallel(fields: dict[str, Any], n_gpus: int | None) -> None:

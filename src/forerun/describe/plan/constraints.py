@@ -22,7 +22,7 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.columns import Column, Plans, no, values_of
 from forerun.describe.plan.fields import FIELD_TYPES, choices
 from forerun.describe.plan.plan import FP8_PRECISIONS, V_SCHEDULES, Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 
 AnyModel = ModelSpec | LayeredModel
 Model = TypeVar("Model", ModelSpec, LayeredModel, contravariant=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import fields as dataclass_fields
+from itertools import chain
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -61,7 +62,7 @@ MEANINGS = {
     "optimizer_impl": "kernels of the optimizer step",
     "offload": "what lives in host memory between uses",
     "activation_offload": "fraction of saved activations kept in host memory",
-    "stack": "software stack (forerun stacks)",
+    "stack": "training framework: a name (forerun stacks) or the path of a stack's file",
 }
 """one line for each field but seq_len, which commands have as an option of their own"""
 
@@ -71,12 +72,13 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 def choices(name: str) -> tuple[str | int, ...]:
     """The values that field `name` may take; empty where they can't be listed."""
     hint = FIELD_TYPES[name]
-    return get_args(hint) if get_origin(hint) is Literal else ()
+    parts = _alternatives(hint)
+    return tuple(chain(*map(get_args, parts))) if all(get_origin(part) is Literal for part in parts) else ()
 
 
 def is_flag(name: str) -> bool:
     """Whether field `name` is a yes or no."""
-    return FIELD_TYPES[name] is bool
+    return bool in _alternatives(FIELD_TYPES[name])
 
 
 def is_list(name: str) -> bool:
@@ -90,7 +92,7 @@ def from_text(name: str, text: str) -> object:
     if is_list(name):
         return tuple(_whole_number(place, part) for part in text.split(","))
     hint, options = FIELD_TYPES[name], choices(name)
-    if hint is bool:
+    if is_flag(name):
         return _boolean(place, text)
     if hint is int or (options and isinstance(options[0], int)):
         return checked(name, _whole_number(place, text), place)

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forerun.common.errors import ForerunError
+from forerun.describe.model.layered import LayeredModel
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.stacks.catalog import DEFAULT_STACK, load_stack
+from forerun.describe.stacks.stack import Stack
+from forerun.describe.stacks.words import CpMethod, OptimizerImpl, Schedule, SelectivePolicy
 
 Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4"]
-Schedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "ZB1P", "ZBV", "DualPipeV"]
 MESH_AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 """axes of the mesh in the usual order, innermost first (torchtitan, Megatron)"""
 DEFAULT_ORDER = "-".join(MESH_AXES)
@@ -18,6 +22,8 @@ V_SCHEDULES = ("ZBV", "DualPipeV")
 """schedules with two stages a rank, down the ranks and up again"""
 SPLIT_SCHEDULES = ("ZB1P", *V_SCHEDULES)
 """schedules that run weight gradients apart from input gradients"""
+_FROM_STACK = ("cp_method", "sequence_parallel", "selective_policy", "optimizer_impl")
+"""fields that a plan may leave open to the attribute of this name of its stack"""
 LARGEST_BUCKET_MIB = 1_000_000
 """more than any GPU holds"""
 
@@ -54,15 +60,16 @@ class Plan:
     prefetch: int = 1
     """how many FSDP units are gathered ahead (FSDP2: one); 0 serialises gathers and compute"""
     ddp_bucket_mib: float = 0.0
-    """size of a bucket in which replicated gradients are reduced; 0 is the stack's habit"""
+    """size of a bucket in which replicated gradients are reduced; 0: as the framework does"""
     reduce_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """dtype in which gradients are reduced; auto is the stack's habit"""
+    """dtype in which gradients are reduced; auto: as the framework does"""
     accumulate_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """dtype of the gradient buffer that micro batches add into; auto is the stack's habit"""
+    """dtype of the gradient buffer that micro batches add into; auto: as the framework does"""
     overlap_grad_reduce: bool = True
     """reduce gradients while the backward pass still runs"""
 
-    sequence_parallel: bool = True
+    sequence_parallel: bool | None = None
+    """split the sequence outside of tensor-parallel regions; None: as the framework does"""
     loss_parallel: bool = True
     async_tp: bool = False
 
@@ -74,7 +81,8 @@ class Plan:
     balance_ends: bool = False
     """count embedding and head as one layer each when spreading layers over stages"""
 
-    cp_method: Literal["ring", "allgather", "ulysses"] = "ring"
+    cp_method: CpMethod | Literal["auto"] = "auto"
+    """how context-parallel ranks exchange keys and values; auto: as the framework does"""
     cp_load_balance: Literal["head_tail", "striped", "none"] = "head_tail"
     """which tokens of a causal sequence a context-parallel rank has: a chunk from the head and one from the tail
     (PyTorch, Megatron), every cp-th token, or consecutive ones; `ulysses` is balanced by itself"""
@@ -92,13 +100,11 @@ class Plan:
     fp8_all_gather: bool = False
 
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    selective_policy: Literal[
-        "op", "attention", "attention-block", "mlp", "mlp-act-norm", "attention+mlp", "params"
-    ] = "op"
+    selective_policy: SelectivePolicy | Literal["auto"] = "auto"
     """op: torchtitan's per-operator list; attention: Megatron's core attention; attention-block: attention with its
     projections; mlp: the feed-forward;
     mlp-act-norm: feed-forward activation and norms; attention+mlp: the two sub-blocks apart;
-    params: only the gathered or cast parameters"""
+    params: only the gathered or cast parameters; auto: as the framework does"""
     checkpoint_every: int = 1
     """checkpoint every n-th layer"""
     compile: bool = False
@@ -113,16 +119,18 @@ class Plan:
     own, flex_uncompiled is flex attention that nothing compiles, which makes all scores in fp32"""
 
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
-    optimizer_impl: Literal["fused", "foreach", "loop"] = "fused"
+    optimizer_impl: OptimizerImpl | Literal["auto"] = "auto"
     offload: Literal["none", "optimizer", "params"] = "none"
     """what lives in host memory between uses"""
     activation_offload: float = 0.0
     """fraction of the saved activations kept in host memory until backward"""
 
-    stack: str = "torchtitan"
-    """software stack: which kernels run, what overlaps, what the host costs (`forerun stacks`)"""
+    stack: str = DEFAULT_STACK
+    """the training framework: a name that `forerun stacks` lists, or the path of a stack's file. It decides which
+    kernels run, what overlaps, what the host costs, and what the plan leaves open"""
 
     def __post_init__(self) -> None:
+        self._take_from_stack()
         positive = (
             "seq_len",
             "micro_batch",
@@ -157,6 +165,21 @@ class Plan:
                 f"plan: mesh_order must name {', '.join(MESH_AXES)} once each, innermost first and joined by -,"
                 f" got {self.mesh_order!r}"
             )
+
+    def _take_from_stack(self) -> None:
+        """Fill what is left open with what the framework does. The dtypes of gradients stay `auto`: they follow
+        `precision`."""
+        open_fields = [name for name in _FROM_STACK if getattr(self, name) in (None, "auto")]
+        if not open_fields and self.zero_stage != 2:
+            return
+        stack = load_stack(self.stack)
+        values = {name: getattr(stack, name) for name in open_fields}
+        if self.zero_stage == 2 and stack.keeps_gathered_at_zero_2:
+            values["zero_stage"] = 3
+            if self.reshard_after_forward == "default":
+                values["reshard_after_forward"] = "never"
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @property
     def world_size(self) -> int:
@@ -236,6 +259,12 @@ class Plan:
         for schedule in SPLIT_SCHEDULES:
             split |= self.pp_schedule == schedule
         return split & (self.pp > 1)
+
+    def breaks_graphs(self, model: ModelSpec | LayeredModel, stack: Stack) -> bool:
+        """Whether compiled graphs end at the borders of modules: as the plan says, or as `stack` compiles attention."""
+        attention = stack.attention if self.attention == "auto" else self.attention
+        apart = self.compile and attention in stack.compiled_apart
+        return self.graph_breaks or (apart and isinstance(model, ModelSpec) and model.n_heads > 0)
 
     def describe(self) -> str:
         """The mesh in one short line, axes of degree 1 left out."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from forerun.describe.plan.columns import Column, Plans, mapped, no, numbers
 from forerun.describe.plan.plan import FP8_PRECISIONS
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack, gradient_dtype
 
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1, "nvfp4": 1}
 
@@ -44,8 +44,7 @@ def reduce_dtype(plan: Plans, stack: Stack) -> Column:
     """The dtype in which gradients are reduced."""
 
     def of(asked: str, wide: str) -> str:
-        own = wide if stack.reduce_dtype == "param" else stack.reduce_dtype
-        return own if asked == "auto" else asked
+        return gradient_dtype(stack.reduce_dtype, wide) if asked == "auto" else asked
 
     return mapped(of, plan.reduce_dtype, wide_dtype(plan))
 
@@ -56,8 +55,10 @@ def accumulate_dtype(plan: Plans, stack: Stack) -> Column:
     def of(asked: str, sharded: bool, reduced: str, autocast: bool, wide: str) -> str:
         if asked != "auto":
             return asked
+        if stack.accumulate_dtype == "reduce":
+            return reduced
         if stack.accumulate_dtype != "param":
-            return stack.accumulate_dtype
+            return gradient_dtype(stack.accumulate_dtype, wide)
         if stack.fsdp == "fsdp2" and sharded:
             return reduced  # FSDP2 casts what it does not reduce yet
         return "fp32" if autocast else wide
@@ -106,7 +107,7 @@ def accumulates(plan: Plans, stack: Stack) -> Column:
 
 def keeps_gradient_buffer(stack: Stack) -> bool:
     """Whether the buffer of replicated gradients is there through the whole step (Megatron's main_grad)."""
-    return stack.fused_accumulation or stack.accumulate_dtype != "param"
+    return stack.fused_accumulation or stack.accumulate_dtype not in ("param", "reduce")
 
 
 def keeps_bucket_copies(plan: Plans, stack: Stack) -> Column:

@@ -20,7 +20,8 @@ from forerun.answers.analysis.setup import Setup
 from forerun.common.errors import ForerunError
 from forerun.describe.cluster.catalog import load_device
 from forerun.describe.kernels.attention import KernelRate, attention_kernels
-from forerun.describe.plan.stack import Stack, load_stack
+from forerun.describe.stacks.catalog import load_stack
+from forerun.describe.stacks.stack import Stack
 
 What = Literal[
     "sustained",
@@ -91,15 +92,13 @@ class AnchorPriors:
 
 @dataclass(frozen=True)
 class Registry:
-    """All constants with their kinds, and which stacks are of one family."""
+    """All constants with their kinds."""
 
     scale: float
     """error of a row, as a logarithm, beyond which it loses weight"""
     source: str
     kinds: dict[str, Kind]
     constants: tuple[Constant, ...]
-    families: dict[str, tuple[str, ...]]
-    """stacks that are left out of a fit together"""
     anchor: AnchorPriors
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
@@ -124,10 +123,6 @@ class Registry:
     def _numbers(self) -> dict[tuple[str, str], int]:
         return {(one.what, name): i for i, one in enumerate(self.constants) for name in one.of}
 
-    def family_of(self, stack: str) -> str:
-        """The family of a stack; its own name where it is in none."""
-        return next((name for name, stacks in self.families.items() if stack in stacks), stack)
-
     def constants_of(self, setup: Setup) -> dict[What, tuple[int, str]]:
         """What the time of `setup` depends on -> number of the constant, and the place among its `of`.
 
@@ -135,11 +130,12 @@ class Registry:
         """
         stack, device = setup.stack, setup.cluster.device
         kernel = stack.attention_kernel(setup.plan.attention, device.architecture)
-        places: dict[What, str] = dict.fromkeys(OF_STACKS, stack.name)
-        places |= {"sustained": device.name}
-        places |= dict.fromkeys(OF_KERNELS, f"{kernel}.{device.architecture}")
+        places: dict[What, tuple[str, ...]] = dict.fromkeys(OF_STACKS, (stack.name, *stack.lineage))
+        places |= {"sustained": (device.name,)}
+        places |= dict.fromkeys(OF_KERNELS, (f"{kernel}.{device.architecture}",))
         known = self._numbers
-        return {what: (known[what, place], place) for what, place in places.items() if (what, place) in known}
+        found = {what: next((one for one in ofs if (what, one) in known), None) for what, ofs in places.items()}
+        return {what: (known[what, place], place) for what, place in found.items() if place is not None}
 
     def spread_of(self, constant: Constant) -> float:
         """How far a constant may be from its prior or the value of its kind, as a standard deviation of logarithms."""

@@ -55,7 +55,7 @@ def steps_of(
         except Inexpressible:
             continue
         setup = Setup(inputs.model, inputs.plan, inputs.cluster)
-        steps.append(Step(row.id, row.source_id, registry.family_of(setup.stack.name), setup, time_s))
+        steps.append(Step(row.id, row.source_id, setup.stack.family, setup, time_s))
     if not steps:
         raise ForerunError(f"nothing to fit: no row of tier {TIER} with a measured time can be expressed")
     return steps

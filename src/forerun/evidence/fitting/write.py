@@ -20,7 +20,7 @@ from forerun.evidence.fitting.yaml_text import with_value
 
 DEVICES = "describe/cluster/devices"
 KERNELS = "describe/kernels/attention.yaml"
-STACKS = "describe/plan/stacks"
+STACKS = "describe/stacks/frameworks"
 
 _Change = tuple[str, tuple[str, ...], str]
 """file under the package's folder, path of keys, value as YAML writes it"""

@@ -34,7 +34,7 @@ from forerun.core.program.origin import Origin
 from forerun.core.program.types import Collective, Program
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import Cluster
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.measure.kernels import Kernel, collective_key
 from forerun.sources.trace.job import Job
 from forerun.sources.trace.launch import Limits

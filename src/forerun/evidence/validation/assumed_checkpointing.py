@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from forerun.answers.analysis.reading import memory_need
 from forerun.common.errors import ImpossiblePlan
@@ -11,20 +10,10 @@ from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.constraints import check_plan
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack
-from forerun.evidence.validation import wording
+from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.validation.plan_mapping import NOT_STATED
 from forerun.evidence.validation.rows import Measurement
 from forerun.sources.symbolic.build import build
-
-_FULL = {"activation_checkpointing": "full"}
-_MEGATRON: tuple[dict[str, Any], ...] = (
-    {"activation_checkpointing": "selective", "selective_policy": "attention"},
-    {"activation_checkpointing": "selective", "selective_policy": "mlp-act-norm"},
-    _FULL,
-)
-_OTHERS: tuple[dict[str, Any], ...] = ({"activation_checkpointing": "selective", "selective_policy": "op"}, _FULL)
-"""what software offers, the least first"""
 
 
 def with_assumed_checkpointing(
@@ -36,8 +25,9 @@ def with_assumed_checkpointing(
     """
     if row.activation_checkpointing or row.ac_detail or _fits(model, plan, cluster):
         return plan
-    for fields in _MEGATRON if plan.stack in wording.MEGATRON_FAMILY else _OTHERS:
-        other = replace(plan, **fields)
+    selective = replace(plan, activation_checkpointing="selective")
+    offered = [replace(selective, selective_policy=policy) for policy in load_stack(plan.stack).recomputes]
+    for other in (*offered, replace(plan, activation_checkpointing="full")):
         if _fits(model, other, cluster):
             kind = other.activation_checkpointing
             if NOT_STATED in notes:

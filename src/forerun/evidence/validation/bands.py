@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from forerun.answers.analysis.uncertainty import Quantiles, group_of, is_fitted, residuals, widening
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.validation.metrics import COMPARED_MEMORY, mean, measured_memory_gib, measured_time_s
 from forerun.evidence.validation.run import RowResult
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from forerun.answers.analysis.uncertainty import Quantiles, residuals, time_band
 from forerun.common.errors import ForerunError
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.validation import metrics
 from forerun.evidence.validation.bands import Held, conformal, time_held, time_quantiles, time_scores
 from forerun.evidence.validation.metrics import ErrorStats

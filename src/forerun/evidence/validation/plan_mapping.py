@@ -6,10 +6,12 @@ import re
 from typing import Any
 
 from forerun.common.errors import ForerunError
-from forerun.describe.kernels.attention import attention_kernel, kernel_in_words
+from forerun.describe.kernels.attention import kernel_in_words
 from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan import rules
+from forerun.describe.plan.complete import complete_plan
 from forerun.describe.plan.plan import FP8_PRECISIONS, Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import DEFAULT_STACK, load_stack
 from forerun.evidence.validation import wording
 from forerun.evidence.validation.rows import Measurement
 from forerun.evidence.validation.wording import says
@@ -28,23 +30,39 @@ class Inexpressible(ForerunError):
 
 
 def plan_of(row: Measurement, model: ModelSpec, notes: list[str]) -> Plan:
-    """The Plan of a row. Raises Inexpressible with the reason; appends each assumption to `notes`."""
-    stack = wording.stack_name(row)
-    if not wording.names_a_stack(row):
+    """The Plan of a row. Raises Inexpressible with the reason; appends each assumption to `notes`.
+
+    It sets what the row states and nothing else, so that its stack decides the rest as it does for every user.
+    """
+    named = wording.named_stack(row)
+    stack = named or DEFAULT_STACK
+    if named is None:
         notes.append(f"software {row.framework or 'not stated'}: taken as {stack}")
-    mesh = _mesh(row, stack, notes)
-    fields: Fields = {"seq_len": _stated(row.seq_len, "seq_len"), "stack": stack, **mesh}
-    fields |= _batch(row, stack, mesh, notes)
-    fields |= _pipeline(row, model, mesh["pp"], notes)
-    fields |= _tensor_and_context(row, stack, notes)
-    fields |= _precision(row, stack, notes)
-    fields |= _checkpointing(row, stack, notes)
-    fields |= _kernels(row, stack, notes)
-    fields |= _offload(row, model, notes)
+    fields = {"stack": stack, **stated_fields(row, model, notes)}
+    batch = row.global_batch_seqs if fields.keys().isdisjoint(("micro_batch", "n_microbatches")) else None
     try:
-        return Plan(**fields)
+        plan = complete_plan(fields, global_batch=batch)
     except ForerunError as error:
         raise Inexpressible(str(error)) from None
+    if batch:
+        notes.append(f"micro_batch not stated: taken as {plan.micro_batch}")
+    if not _gradient_dtype(row):
+        reduced = rules.reduce_dtype(plan, load_stack(stack))
+        notes.append(f"grad_reduce_dtype not stated: taken as {reduced}, as {stack} reduces gradients")
+    return plan
+
+
+def stated_fields(row: Measurement, model: ModelSpec, notes: list[str]) -> Fields:
+    """The fields of a Plan that the row states, apart from its stack. Raises Inexpressible; appends to `notes`."""
+    mesh = _mesh(row, notes)
+    fields: Fields = {"seq_len": _stated(row.seq_len, "seq_len"), **mesh}
+    fields |= _batch(row, mesh, notes)
+    fields |= _pipeline(row, model, mesh["pp"], notes)
+    fields |= _tensor_and_context(row, notes)
+    fields |= _precision(row, notes)
+    fields |= _checkpointing(row, notes)
+    fields |= _kernels(row, notes)
+    return fields | _offload(row, model, notes)
 
 
 def _stated(value: int | None, column: str) -> int:
@@ -53,7 +71,7 @@ def _stated(value: int | None, column: str) -> int:
     return value
 
 
-def _mesh(row: Measurement, stack: str, notes: list[str]) -> Fields:
+def _mesh(row: Measurement, notes: list[str]) -> Fields:
     """Degrees of the mesh and what the shard axis shards."""
     mesh = {axis: getattr(row, axis) or 1 for axis in ("dp_replicate", "cp", "tp", "pp", "ep")}
     n_gpus = _stated(row.n_gpus, "n_gpus")
@@ -72,26 +90,24 @@ def _mesh(row: Measurement, stack: str, notes: list[str]) -> Fields:
         mesh["dp_replicate"], dp_shard = mesh["dp_replicate"] * dp_shard, 1
     if (dp_shard * mesh["cp"]) % mesh["ep"]:
         raise Inexpressible(f"ep {mesh['ep']} does not divide dp_shard x cp = {dp_shard * mesh['cp']}")
-    return {**mesh, "dp_shard": dp_shard, **_sharding(row, stack, zero_stage)}
+    return {**mesh, "dp_shard": dp_shard, **_sharding(row, zero_stage)}
 
 
-def _sharding(row: Measurement, stack: str, zero_stage: int) -> Fields:
-    """ZeRO stage and reshard policy: FSDP's "stage 2" still shards parameters between steps."""
+def _sharding(row: Measurement, zero_stage: int) -> Fields:
+    """ZeRO stage and reshard policy."""
     fields: Fields = {"zero_stage": zero_stage}
-    if zero_stage == 2 and stack in wording.FSDP_FAMILY:
-        fields = {"zero_stage": 3, "reshard_after_forward": "never"}
     stated = re.search(wording.RESHARD, row.notes, re.IGNORECASE)
     if stated:
         fields["reshard_after_forward"] = stated[1].lower()
-    if load_stack(stack).parametrized and says(row.ac_detail, wording.KEEPS_GATHERED):
+    if says(row.ac_detail, wording.KEEPS_GATHERED):
         fields["reshard_after_forward"] = "never"
     if says(row.notes, wording.NO_GRADIENT_OVERLAP):
         fields["overlap_grad_reduce"] = False
     return fields
 
 
-def _batch(row: Measurement, stack: str, mesh: Fields, notes: list[str]) -> Fields:
-    """Micro batch and number of micro batches of one data-parallel rank."""
+def _batch(row: Measurement, mesh: Fields, notes: list[str]) -> Fields:
+    """Micro batch and number of micro batches of one data-parallel rank; {} where only the global batch is stated."""
     dp = mesh["dp_replicate"] * mesh["dp_shard"]
     micro, count = row.micro_batch, row.n_microbatches
     if count is None and mesh["pp"] == 1:
@@ -106,8 +122,7 @@ def _batch(row: Measurement, stack: str, mesh: Fields, notes: list[str]) -> Fiel
         notes.append("global_batch_seqs not stated: one micro batch per step")
         return {"micro_batch": micro, "n_microbatches": 1}
     if not micro and not count:
-        # torchtitan's default splits the local batch into one micro batch per stage
-        count = mesh["pp"] if stack.startswith(("torchtitan", "simple-fsdp")) and local % mesh["pp"] == 0 else local
+        return {}
     micro = micro or local // (count or 1)
     count = count or local // micro
     if micro * count != local:
@@ -180,33 +195,39 @@ def _stages(row: Measurement, model: ModelSpec, stages: int, notes: list[str]) -
     return {}
 
 
-def _tensor_and_context(row: Measurement, stack: str, notes: list[str]) -> Fields:
-    fields: Fields = {"sequence_parallel": bool(row.sp), "async_tp": bool(row.async_tp)}
-    if row.sp is None and (row.tp or 1) > 1:
-        fields["sequence_parallel"] = stack in wording.FSDP_FAMILY
-        notes.append(f"sp not stated: taken as {'yes' if fields['sequence_parallel'] else 'no'}")
+def _tensor_and_context(row: Measurement, notes: list[str]) -> Fields:
+    """How tensor-parallel and context-parallel ranks share a sequence."""
+    fields: Fields = {}
+    if row.sp is not None:
+        fields["sequence_parallel"] = row.sp
+    elif (row.tp or 1) > 1:
+        notes.append("sp not stated: taken as the stack's own")
+    if row.async_tp is not None:
+        fields["async_tp"] = row.async_tp
     if (row.cp or 1) > 1:
-        if says(row.notes, wording.ALL_TO_ALL_CP):
-            fields["cp_method"] = "ulysses"
-        elif says(row.notes, wording.RING_CP) or stack not in wording.GATHER_CP_FAMILY:
-            fields["cp_method"] = "ring"
-        else:
-            fields["cp_method"] = "allgather"
+        method = wording.first_match(wording.CP_METHODS, row.notes)
+        if method is not None:
+            fields["cp_method"] = method
     return fields
 
 
-def _precision(row: Measurement, stack: str, notes: list[str]) -> Fields:
+def _precision(row: Measurement, notes: list[str]) -> Fields:
     """Dtypes of matrix multiplications, reductions and gradient buffers. Master weights are fp32 in every source."""
     precision = wording.PRECISIONS.get(row.precision.lower())
     if precision is None:
         known = ", ".join(wording.PRECISIONS)
         raise Inexpressible(f"precision {row.precision!r} is not known; known: {known}")
-    fields: Fields = {"precision": precision, "master_dtype": "fp32"}
+    fields: Fields = {"precision": precision}
     if row.param_dtype == "fp32" and precision not in ("fp32", "tf32") and (row.dp_shard or 1) > 1:
         notes.append("weights are gathered in fp32 and cast for each use: gathers taken in the compute dtype")
     if says(row.precision, wording.AUTOCAST) and row.param_dtype == "fp32" and not row.zero_stage:
         fields["autocast"] = precision in ("bf16", "fp16")
-    fields |= _gradient_dtypes(row, stack, precision, notes)
+    reduced = _gradient_dtype(row)
+    if reduced is not None:
+        fields["reduce_dtype"] = reduced
+    accumulated = wording.first_match(wording.ACCUMULATION, row.notes)
+    if accumulated is not None:
+        fields["accumulate_dtype"] = accumulated
     if precision in FP8_PRECISIONS:
         recipe = "mx" if precision != "fp8" else wording.first_match(wording.FP8_RECIPES, row.fp8_recipe)
         if recipe is None:
@@ -216,27 +237,13 @@ def _precision(row: Measurement, stack: str, notes: list[str]) -> Fields:
     return fields
 
 
-def _gradient_dtypes(row: Measurement, stack: str, precision: str, notes: list[str]) -> Fields:
-    reduce = row.grad_reduce_dtype.lower()
-    fields: Fields = {}
-    if reduce not in ("fp32", "bf16", "fp16"):
-        half = precision if precision in ("bf16", "fp16") else "fp32"
-        fp32_buffers = stack == "megatron-lm" and precision == "bf16"
-        reduce = half if stack in wording.HALF_GRADIENT_STACKS and not fp32_buffers else "fp32"
-        if fp32_buffers:  # bf16 sets --accumulate-allreduce-grads-in-fp32 (megatron/arguments.py)
-            fields["accumulate_dtype"] = "fp32"
-        notes.append(f"grad_reduce_dtype not stated: taken as {reduce}")
-    elif stack in wording.MEGATRON_FAMILY:
-        # Megatron reduces the very buffer that micro batches add into
-        fields["accumulate_dtype"] = reduce
-    if says(row.notes, wording.FP32_ACCUMULATION):
-        fields["accumulate_dtype"] = "fp32"
-    elif says(row.notes, wording.FP16_GRADIENTS):
-        fields["accumulate_dtype"] = "fp16"
-    return {"reduce_dtype": reduce, **fields}
+def _gradient_dtype(row: Measurement) -> str | None:
+    """The dtype in which the row says that gradients are reduced."""
+    stated = row.grad_reduce_dtype.lower()
+    return stated if stated in ("fp32", "bf16", "fp16") else None
 
 
-def _checkpointing(row: Measurement, stack: str, notes: list[str]) -> Fields:
+def _checkpointing(row: Measurement, notes: list[str]) -> Fields:
     """What backward computes again. The detail, where a source gives one, is more exact than the mode."""
     mode, detail = row.activation_checkpointing.lower(), row.ac_detail
     if mode not in ("", "none", "full", "selective"):
@@ -245,22 +252,22 @@ def _checkpointing(row: Measurement, stack: str, notes: list[str]) -> Fields:
         if says(detail, pattern):
             return {"activation_checkpointing": level, "selective_policy": policy}
     if mode == "selective":
-        return _selective(row, detail, stack, notes)
+        return _selective(row, detail, notes)
     if not mode:
         notes.append(NOT_STATED)
+        return {}
     every = re.search(wording.EVERY_NTH_LAYER, detail, re.IGNORECASE)
-    return {"activation_checkpointing": mode or "none", "checkpoint_every": int(every[1]) if every else 1}
+    return {"activation_checkpointing": mode, "checkpoint_every": int(every[1]) if every else 1}
 
 
-def _selective(row: Measurement, detail: str, stack: str, notes: list[str]) -> Fields:
+def _selective(row: Measurement, detail: str, notes: list[str]) -> Fields:
     every = re.search(wording.EVERY_NTH_LAYER, detail, re.IGNORECASE)
     if every:
         return {"activation_checkpointing": "full", "checkpoint_every": int(every[1])}
     if says(detail, wording.UNSTATED_FRACTION):
         return _recomputed_fraction(row, notes)
-    policy = "attention" if stack in wording.MEGATRON_FAMILY else "op"
-    notes.append(f"what selective checkpointing keeps is not stated: taken as policy {policy}")
-    return {"activation_checkpointing": "selective", "selective_policy": policy}
+    notes.append("what selective checkpointing keeps is not stated: taken as the stack's own")
+    return {"activation_checkpointing": "selective"}
 
 
 def _recomputed_fraction(row: Measurement, notes: list[str]) -> Fields:
@@ -273,36 +280,30 @@ def _recomputed_fraction(row: Measurement, notes: list[str]) -> Fields:
     return {"activation_checkpointing": "full", "checkpoint_every": every}
 
 
-def _kernels(row: Measurement, stack: str, notes: list[str]) -> Fields:
+def _kernels(row: Measurement, notes: list[str]) -> Fields:
     """Compilation, attention kernel and optimizer."""
-    compiled = row.torch_compile.lower()
+    compiled, fields = row.torch_compile.lower(), Fields()
+    if compiled:
+        fields |= {
+            "compile": says(compiled, r"^(yes|aot)"),
+            "compile_loss": not says(compiled, r"\(model\b"),
+            "graph_breaks": compiled.startswith("yes") and says(row.ac_detail, wording.GRAPH_BREAKS),
+            "cuda_graphs": says(compiled, r"cuda ?graphs"),
+        }
     attention = kernel_in_words(row.attention_kernel)
-    if attention is None and not says(row.attention_kernel, wording.NO_ATTENTION):
+    if attention is not None:
+        fields["attention"] = attention
+    elif not says(row.attention_kernel, wording.NO_ATTENTION):
         notes.append(f"attention kernel {row.attention_kernel or 'not stated'}: taken as the stack's own")
     optimizer = wording.first_match(wording.OPTIMIZERS, row.optimizer)
-    if optimizer is None:
+    if optimizer is not None:
+        fields["optimizer"] = optimizer
+    else:
         notes.append(f"optimizer {row.optimizer or 'not stated'}: taken as adamw")
     kernels = wording.first_match(wording.OPTIMIZER_KERNELS, row.optimizer)
-    if kernels is None:
-        kernels = "fused" if stack in wording.MEGATRON_FAMILY else "foreach"
-    if kernels == "foreach" and says(compiled, wording.COMPILED_STEP):
+    if kernels in (None, "foreach") and says(compiled, wording.COMPILED_STEP):
         kernels = "fused"  # the compiler makes one pass of the optimizer's
-    return {
-        "compile": says(compiled, r"^(yes|aot)"),
-        "compile_loss": not says(compiled, r"\(model\b"),
-        "graph_breaks": load_stack(stack).whole_graph and _breaks_graphs(row),
-        "cuda_graphs": says(compiled, r"cuda ?graphs"),
-        "attention": attention or "auto",
-        "optimizer": optimizer or "adamw",
-        "optimizer_impl": kernels,
-    }
-
-
-def _breaks_graphs(row: Measurement) -> bool:
-    """Whether something inside of what is compiled ends its graphs."""
-    kernel = kernel_in_words(row.attention_kernel)
-    apart = kernel is not None and attention_kernel(kernel).breaks_graphs
-    return row.torch_compile.lower().startswith("yes") and (apart or says(row.ac_detail, wording.GRAPH_BREAKS))
+    return fields if kernels is None else fields | {"optimizer_impl": kernels}
 
 
 def _offload(row: Measurement, model: ModelSpec, notes: list[str]) -> Fields:

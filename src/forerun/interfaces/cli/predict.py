@@ -24,8 +24,8 @@ from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.catalog import load_any
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.plan.complete import LAYERED, complete_plan
-from forerun.describe.plan.stack import load_stack
 from forerun.describe.plan.training_loop import TrainingLoop
+from forerun.describe.stacks.catalog import load_stack
 from forerun.interfaces.cli.anchor_option import Anchor, with_anchor
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
 from forerun.interfaces.cli.launch_option import LaunchOptions

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forerun.describe.plan.stack import load_stack, stack_names
+from forerun.describe.stacks.catalog import load_stack, stack_names
 from forerun.interfaces.report.console import console, print_stacks
 from forerun.interfaces.report.records import to_json
 

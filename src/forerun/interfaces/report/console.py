@@ -12,7 +12,7 @@ from forerun.answers.analysis.loop_time import LoopTime
 from forerun.answers.analysis.prediction import Prediction
 from forerun.describe.cluster.catalog import ClusterRow
 from forerun.describe.model.catalog import ModelRow
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 from forerun.interfaces.report import bands
 from forerun.interfaces.report.around_step import (
     INIT,

@@ -14,7 +14,8 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import DTYPE_BYTES
-from forerun.describe.plan.stack import Stack, load_stack
+from forerun.describe.stacks.catalog import load_stack
+from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic import data_parallel
 from forerun.sources.symbolic.activation_offload import ActivationOffload
 from forerun.sources.symbolic.data_parallel import REDUCED, DataParallel, sharded

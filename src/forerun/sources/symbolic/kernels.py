@@ -16,7 +16,8 @@ from forerun.core.program.types import Collective, Stream
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan import rules
 from forerun.describe.plan.plan import FP8_PRECISIONS, Plan
-from forerun.describe.plan.stack import Stack, Style
+from forerun.describe.stacks.stack import Stack
+from forerun.describe.stacks.words import Style
 from forerun.sources.symbolic.shapes import Shapes
 from forerun.sources.symbolic.tape import Stage, on_compute
 
@@ -33,6 +34,9 @@ def _patterns() -> dict[str, dict[str, list[float]]]:
 
 class PlanKernels:
     """Adds kernels to an op table; every method answers with op numbers or stages."""
+
+    breaks_graphs: bool
+    """whether compiled graphs end at the borders of modules"""
 
     def __init__(
         self, plan: Plan, stack: Stack, groups: dict[str, CommGroup], modules: tuple[str, ...], border_bytes: int = 0
@@ -80,7 +84,7 @@ class PlanKernels:
     @property
     def whole_graph(self) -> bool:
         """Whether the forward pass is one compiled graph, and so is the backward pass."""
-        return self.stack.whole_graph and self.plan.compile and not self.plan.graph_breaks
+        return self.stack.whole_graph and self.plan.compile and not self.breaks_graphs
 
     @property
     def caches_casts(self) -> bool:
@@ -176,6 +180,7 @@ class TransformerKernels(PlanKernels):
     ) -> None:
         """`architecture` is the device's, which decides what scaled_dot_product_attention runs."""
         self.model, self.architecture = model, architecture
+        self.breaks_graphs = plan.breaks_graphs(model, stack)
         self.shapes = shapes = Shapes.of(model, plan, stack)
         share = plan.tp if plan.sequence_parallel or stack.p2p_scatter else 1
         super().__init__(plan, stack, groups, MODULES, shapes.tokens * shapes.hidden * shapes.act_bytes // share)

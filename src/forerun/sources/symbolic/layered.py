@@ -13,7 +13,7 @@ from forerun.describe.model.layer_types import Activation, Add, Norm
 from forerun.describe.model.layered import INPUT, Layer, LayeredModel, Traffic
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import DTYPE_BYTES
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.fsdp_units import Staged, Unit, tape_unit
 from forerun.sources.symbolic.layer import settle_activations
 from forerun.sources.symbolic.layered_kernels import LayeredKernels

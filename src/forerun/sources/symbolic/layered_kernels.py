@@ -10,7 +10,7 @@ from forerun.core.program.kinds import Gemm
 from forerun.describe.model.layered import Attention, Kernel, LayeredModel, Matmul, Traffic
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import DTYPE_BYTES
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.kernels import PlanKernels
 from forerun.sources.symbolic.tape import Stage, on_compute
 
@@ -23,6 +23,7 @@ class LayeredKernels(PlanKernels):
     ) -> None:
         """`architecture` is the device's, which decides what scaled_dot_product_attention runs."""
         self.model, self.architecture = model, architecture
+        self.breaks_graphs = plan.breaks_graphs(model, stack)
         super().__init__(plan, stack, groups, (*(layer.layer_id for layer in model.layers), "loss", "optimizer"))
 
     @property

@@ -120,7 +120,7 @@ class Section:
 
     @property
     def sp(self) -> bool:
-        return self.kernels.plan.sequence_parallel and self.tp > 1
+        return bool(self.kernels.plan.sequence_parallel) and self.tp > 1
 
     @property
     def gathered_share(self) -> float:

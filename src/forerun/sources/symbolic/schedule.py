@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from forerun.common.errors import ImpossiblePlan
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import V_SCHEDULES, Plan
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 
 Pass = Literal["F", "B", "W"]
 

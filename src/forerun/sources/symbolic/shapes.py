@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import weight_bytes
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -14,7 +14,7 @@ import yaml
 
 from forerun.describe.plan import rules
 from forerun.describe.plan.columns import Column, Plans, no, numbers, where
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 
 _FP32 = 4
 

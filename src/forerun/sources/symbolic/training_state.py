@@ -18,7 +18,7 @@ from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import DTYPE_BYTES, has_working_copy
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.build import staged_model
 from forerun.sources.symbolic.data_parallel import shard_elements, sharded
 from forerun.sources.symbolic.kernels import PlanKernels

@@ -10,11 +10,10 @@ from forerun.answers.experiment.advice.balance import balances
 from forerun.answers.experiment.advice.change import Candidate, of_plan, with_plan
 from forerun.answers.experiment.advice.machine import devices, devices_of, half, patterns
 from forerun.answers.experiment.request import Request
-from forerun.answers.search.habits import habits_of
-from forerun.common.errors import ForerunError
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.describe.plan.plan import Plan
+from forerun.describe.stacks.catalog import load_stack
 
 _BUCKETS_MIB = (25.0, 100.0, 400.0)
 _SHARDING = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP"}
@@ -192,11 +191,8 @@ def _zero_stages(setup: Setup) -> tuple[int, ...]:
     plan = setup.plan
     if plan.dp == 1 or plan.ep > 1 or (plan.dp_replicate > 1 and plan.dp_shard > 1):
         return ()
-    try:
-        offered = habits_of(plan.stack).zero_stages
-    except ForerunError:
-        return ()
-    return tuple(stage for stage in offered if stage != plan.zero_stage)
+    offered = load_stack(plan.stack).search
+    return () if offered is None else tuple(stage for stage in offered.zero_stages if stage != plan.zero_stage)
 
 
 def plan_candidate(request: Request, plan: Plan) -> Candidate:

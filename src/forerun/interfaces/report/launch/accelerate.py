@@ -17,7 +17,6 @@ from forerun.interfaces.report.launch.torchrun import bash, nodes_of, remark_nod
 from forerun.interfaces.report.launch.translation import Launch, Translation
 
 CONFIG = "accelerate.yaml"
-OWN_STACKS = ("pytorch", "fms-fsdp")
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "no", "tf32": "no", "fp8": "fp8"}
 
 
@@ -204,7 +203,7 @@ def _rest(t: Translation) -> None:
     switch = {"fused": "fused=True", "foreach": "foreach=True", "loop": "foreach=False"}[plan.optimizer_impl]
     t.note("optimizer", f"your script makes it: torch.optim.{optimizer}(..., {switch})")
     t.note("optimizer_impl", f"{switch} of torch.optim.{optimizer}")
-    t.stack(*OWN_STACKS)
+    t.stack()
 
 
 def _script(t: Translation, environment: list[str], options: Sequence[str] = ()) -> str:

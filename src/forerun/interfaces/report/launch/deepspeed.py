@@ -15,7 +15,6 @@ from forerun.interfaces.report.launch.torchrun import script
 from forerun.interfaces.report.launch.translation import Launch, Translation
 
 CONFIG = "ds_config.json"
-OWN_STACKS = ("deepspeed", "megatron-deepspeed")
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
 _SWITCHES = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}
 _MIB = 2**20
@@ -66,7 +65,7 @@ def deepspeed_config(t: Translation) -> dict[str, Any]:
     t.implied_if(not plan.cuda_graphs, "cuda_graphs", "DeepSpeed launches each kernel")
     t.implied_if(plan.attention == "auto", "attention", "your model chooses its attention kernel")
     t.implied_if(plan.activation_offload == 0, "activation_offload", "activations stay on the GPU")
-    t.stack(*OWN_STACKS)
+    t.stack()
     return config
 
 

@@ -14,7 +14,6 @@ from forerun.interfaces.report.launch.torchrun import script
 from forerun.interfaces.report.launch.translation import Launch, Translation
 from forerun.sources.symbolic.schedule import layers_of_stages
 
-OWN_STACKS = ("megatron-core", "megatron-lm", "megatron-kwai", "nemo", "megatron-deepspeed")
 _SCHEDULES = ("1F1B", "Interleaved1F1B")
 _PIPELINE_INSIDE = "tp-cp-pp-dp_shard-dp_replicate"
 """mesh_order that --use-tp-pp-dp-mapping makes"""
@@ -34,7 +33,7 @@ def megatron(t: Translation) -> Launch:
         "MEMORY": _checkpointing(t) + _offload(t),
         "KERNELS": _kernels(t) + _optimizer(t),
     }
-    t.stack(*OWN_STACKS)
+    t.stack()
     t.remark("data, learning rate, --train-iters and checkpoints are yours: launch.sh passes its own arguments on")
     arrays = [_array(name, arguments) for name, arguments in groups.items()]
     words = ['"${MEGATRON:?the folder of Megatron-LM}/pretrain_gpt.py"', *(f'"${{{name}[@]}}"' for name in groups)]

@@ -7,7 +7,7 @@ megatron/core/transformer/transformer_config.py (whose fields are arguments).
 from __future__ import annotations
 
 from forerun.describe.model.spec import MoESpec
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 from forerun.interfaces.report.launch.translation import Translation
 
 _PADDED_VOCABULARY = 128

@@ -20,14 +20,6 @@ _SCHEDULES = {
 """torch.distributed.pipelining's names. Source: torch 2.13, distributed/pipelining/schedules.py, get_schedule_class"""
 _DDP_BUCKET_MIB = 100
 """bucket_cap_mb of torchtitan's DDP. Source: torchtitan 0.2.2, models/llama3/infra/parallelize.py"""
-OWN_STACKS = (
-    "torchtitan",
-    "torchtitan-0.2",
-    "torchtitan-0.1",
-    "torchtitan-2024",
-    "torchtitan-simple-fsdp",
-    "simple-fsdp",
-)
 
 
 def common_settings(t: Translation, family: Family, head: str) -> Settings:
@@ -139,7 +131,7 @@ def _fixed_behaviour(t: Translation) -> None:
         "gradients are reduced while the backward pass runs",
     )
     t.implied_if(plan.activation_offload == 0, "activation_offload", "torchtitan keeps activations on the GPU")
-    t.stack(*OWN_STACKS)
+    t.stack()
 
 
 def coarser_checkpointing(t: Translation) -> None:

@@ -60,7 +60,9 @@ def _refuse_mixture(t: Translation) -> None:
 def _parallelism(t: Translation, settings: Settings) -> None:
     plan, parallelism = t.plan, settings["parallelism"]
     if plan.tp > 1:
-        t.implied_if(plan.sequence_parallel, "sequence_parallel", "torchtitan 0.2 always splits the sequence over tp")
+        t.implied_if(
+            bool(plan.sequence_parallel), "sequence_parallel", "torchtitan 0.2 always splits the sequence over tp"
+        )
         parallelism["disable_loss_parallel"] = not t.give("loss_parallel")
         if plan.async_tp and not plan.compile:
             t.note("async_tp", "torchtitan overlaps tensor-parallel collectives only in compiled layers")

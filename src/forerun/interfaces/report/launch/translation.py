@@ -11,6 +11,7 @@ from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.describe.plan.plan import DEFAULT_ORDER, FP8_PRECISIONS, Plan
+from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.mesh import groups_of
 
 
@@ -80,13 +81,10 @@ class Translation:
         """Raise ForerunError: the tool has no such architecture."""
         raise ForerunError(f"--launch {self.tool}: {self.model.name}: {text}")
 
-    def stack(self, *own: str) -> None:
-        """Note a plan that was predicted for another framework than the tool's `own` stacks."""
-        self.implied_if(
-            self.plan.stack in own,
-            "stack",
-            f"predicted for that framework; {self.tool} runs kernels of its own (stack {own[0]})",
-        )
+    def stack(self) -> None:
+        """Note a plan that was predicted for a framework that the tool does not launch."""
+        own = self.tool in load_stack(self.plan.stack).launch
+        self.implied_if(own, "stack", f"predicted for that framework; {self.tool} launches another, with other kernels")
 
     def without_effect_here(self) -> None:
         """Record the fields that change nothing in this plan, whatever the tool."""

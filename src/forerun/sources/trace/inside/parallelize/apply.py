@@ -39,7 +39,9 @@ def check_traceable(plan: Plan, note: Note) -> None:
             " saved activations; use 0 or 1"
         )
     if plan.cp > 1 and plan.cp_method == "ulysses":
-        raise ForerunError("plan: cp_method ulysses has no counterpart in PyTorch's context_parallel; use ring")
+        raise ForerunError(
+            "plan: cp_method ulysses has no counterpart in PyTorch's context_parallel; use ring or allgather"
+        )
     if plan.cp > 1 and plan.cp_load_balance == "striped":
         raise ForerunError(
             "plan: cp_load_balance striped has no counterpart in PyTorch's context_parallel; use head_tail or none"

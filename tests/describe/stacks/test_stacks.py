@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from forerun.common.errors import ForerunError, UnknownName
-from forerun.describe.plan.stack import Stack, load_stack, stack_names
+from forerun.describe.stacks.catalog import load_stack, stack_names
+from forerun.describe.stacks.stack import Stack
 
 RATES = ("gemm_rate", "memory_rate", "attention_rate", "network_rate")
 

@@ -1,24 +1,21 @@
-"""Stack: the habits of a training framework that decide which kernels run and what overlaps.
+"""Stack: what a training framework does that decides which kernels run, what overlaps and what a plan leaves open.
 
-A stack is a data file in `stacks/`. Structural habits (which kernels are fused, who waits for whom) are facts of
-the code; the few rates in it are fitted, and the file says on what.
+A stack is one YAML file in `frameworks/`, or a user's own. Which kernels are fused and who waits for whom are facts of
+the framework's code. The few rates are fitted, and `fitted` says on what.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib import resources
 from typing import Literal
 
 import pydantic
-import yaml
 
-from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.errors import ForerunError
 from forerun.describe.kernels.attention import attention_kernel
-
-Style = Literal["composed", "fused", "compiled"]
-"""composed: one kernel per tensor operation; fused: hand-written kernels; compiled: TorchInductor's"""
+from forerun.describe.stacks.names import StackName
+from forerun.describe.stacks.search_space import SearchSpace
+from forerun.describe.stacks.words import CpMethod, GradientDtype, OptimizerImpl, SelectivePolicy, Style
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,35 @@ class Stack:
     name: str
     description: str
     source: str
+    lineage: tuple[str, ...] = ()
+    """the stacks that this one extends, the nearest first; it has their fitted rates unless it states its own"""
+    family: str = ""
+    """stacks that a fit leaves out together have one family; the name where a file states none"""
+    names: tuple[StackName, ...] = ()
+    """the words by which a table of measurements names this framework"""
+    launch: tuple[str, ...] = ()
+    """the tools of `--launch` that start this framework"""
+    search: SearchSpace | None = None
+    """what a search tries; None: there is nothing to search"""
 
+    # What a plan means that leaves the field open.
+    cp_method: CpMethod = "ring"
+    sequence_parallel: bool = True
+    optimizer_impl: OptimizerImpl = "fused"
+    recomputes: tuple[SelectivePolicy, ...] = ("op",)
+    """policies of selective checkpointing, the one that recomputes least first, which is the usual one"""
+    keeps_gathered_at_zero_2: bool = False
+    """ZeRO-2 is FSDP whose parameters stay gathered from forward to backward, and are sharded between steps"""
+    microbatches_per_stage: int = 0
+    """micro batches of a pipeline for each of its ranks; 0: one for each sequence"""
+    attention: str = "flash2"
+    reduce_dtype: GradientDtype = "fp32"
+    """dtype in which gradients are reduced"""
+    accumulate_dtype: GradientDtype | Literal["reduce"] = "param"
+    """dtype of the gradient buffer that micro batches add into; param: as the backward pass makes gradients; reduce:
+    the buffer is the one that is reduced"""
+
+    # Kernels.
     norm: Style = "composed"
     activation: Style = "composed"
     rope: Style = "composed"
@@ -44,7 +69,6 @@ class Stack:
     """scale, mask and softmax of unfused attention"""
     moe: Style = "composed"
     """routing, permutation and combination of a mixture of experts"""
-    attention: str = "flash2"
     attention_dropout: bool = False
     hidden_dropout: bool = False
     repeat_kv: bool = False
@@ -122,9 +146,6 @@ class Stack:
     """replicas take over rank 0's buffers (running statistics) before the first forward pass of a step, as DDP does"""
     bucket_copies: bool = False
     """buckets are buffers of their own beside the gradients, for good (DDP without gradient_as_bucket_view)"""
-    reduce_dtype: Literal["fp32", "bf16", "fp16", "param"] = "fp32"
-    accumulate_dtype: Literal["fp32", "bf16", "fp16", "param"] = "param"
-    """dtype of the gradient buffer that micro batches add into"""
     late_accumulation: bool = False
     """gradients of all units stay in their own dtype until the backward pass ends, and then go into a wider buffer
     (DeepSpeed's BF16_Optimizer)"""
@@ -183,36 +204,30 @@ class Stack:
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
     def across(self, nodes: int) -> Stack:
-        """These habits as the script for so many nodes has them."""
+        """The stack with the settings of its script for so many nodes."""
         if nodes == 1 or self.allocator_across_nodes is None:
             return self
         return replace(self, allocator=self.allocator_across_nodes)
 
+    def search_space(self) -> SearchSpace:
+        """What a search tries. Raises ForerunError for a stack that says nothing about it."""
+        if self.search is None:
+            raise ForerunError(f"stack {self.name} has no section search; add one to its file, or use predict")
+        return self.search
+
     def attention_kernel(self, wanted: str, architecture: str) -> str:
-        """What runs on a device of `architecture` where a plan's attention is `wanted`."""
+        """The attention kernel that a device of `architecture` runs for a plan whose attention is `wanted`."""
         kernel = self.attention if wanted == "auto" else wanted
         return attention_kernel(kernel).becomes.get(architecture, kernel)
 
-
-_ADAPTER = pydantic.TypeAdapter(Stack)
-
-
-def stack_names() -> list[str]:
-    """Names of the shipped stacks, sorted."""
-    folder = resources.files("forerun.describe.plan") / "stacks"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    @property
+    def selective_policy(self) -> SelectivePolicy:
+        """The policy of selective checkpointing that the framework has unless it is told another."""
+        return self.recomputes[0]
 
 
-@cache
-def load_stack(name: str) -> Stack:
-    """The shipped stack `name`; UnknownName lists the known ones."""
-    key = name.lower()
-    if key not in stack_names():
-        raise UnknownName("stack", name, stack_names())
-    text = (resources.files("forerun.describe.plan") / "stacks" / f"{key}.yaml").read_text(encoding="utf-8")
-    try:
-        return _ADAPTER.validate_python({"name": key, **yaml.safe_load(text)})
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ForerunError(f"stack {key}: {place}: {first['msg']}") from None
+def gradient_dtype(named: str, wide: str) -> str:
+    """The dtype that a GradientDtype means for parameters in the dtype `wide`."""
+    if named == "fp32-unless-fp16":
+        return "fp16" if wide == "fp16" else "fp32"
+    return wide if named == "param" else named

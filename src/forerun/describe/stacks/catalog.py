@@ -1,0 +1,129 @@
+"""The shipped stacks by name, a user's own by the path of a file, and any of them by the words of a table.
+
+A file may say `extends: NAME`: it then states only what differs from that stack. The sections `search` and `fitted` are
+merged key by key, other keys replace the extended stack's, and `names` is each file's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+
+from forerun.common.errors import ForerunError, UnknownName
+from forerun.describe.stacks.stack import Stack
+
+DEFAULT_STACK = "torchtitan"
+OWN_FOLDER = "FORERUN_STACKS"
+"""environment variable with a folder of further stacks"""
+_SUFFIXES = (".yaml", ".yml")
+_MERGED = ("search", "fitted")
+_OWN = ("names", "description")
+"""keys that a stack does not take over from the one that it extends"""
+_ADAPTER = pydantic.TypeAdapter(Stack)
+
+
+def stack_names() -> list[str]:
+    """Names of the shipped stacks, and of those in the folder that FORERUN_STACKS names, sorted."""
+    return sorted(_files(os.environ.get(OWN_FOLDER, "")))
+
+
+def load_stack(name: str) -> Stack:
+    """The stack called `name`, or the stack of the file whose path `name` is.
+
+    Raises UnknownName with the known ones, or ForerunError that names the file and the place of a mistake.
+    """
+    path = _path_of(name, "")
+    try:
+        changed = os.stat(path).st_mtime_ns
+    except OSError as error:
+        raise ForerunError(f"--stack {name}: {error.strerror or error}; give a stack's name or its file") from None
+    return _read(path, changed)
+
+
+def named_by(columns: Mapping[str, str]) -> str | None:
+    """The stack that the words of a table's `framework`, `software` and `notes` name; None where none does.
+
+    Where several match, the one wins whose patterns cover the most letters of `framework`, then of `software`, then of
+    `notes`: it is the most exact. Of equals the first in the alphabet wins.
+    """
+    found = {
+        name: max((one.letters_in(columns) for one in load_stack(name).names), default=()) for name in stack_names()
+    }
+    best = max(found, key=lambda name: found[name])
+    return best if found[best] else None
+
+
+@cache
+def _files(own_folder: str) -> dict[str, str]:
+    """Name of every stack -> its file."""
+    shipped = str(resources.files("forerun.describe.stacks") / "frameworks")
+    folders = [shipped, *([own_folder] if own_folder else [])]
+    try:
+        paths = [path for folder in folders for path in sorted(Path(folder).iterdir()) if path.suffix in _SUFFIXES]
+    except OSError as error:
+        raise ForerunError(f"{OWN_FOLDER} {own_folder}: {error.strerror or error}; name a folder of stacks") from None
+    return {path.stem.lower(): str(path) for path in paths}
+
+
+def _path_of(name: str, beside: str) -> str:
+    """The file of stack `name`; a relative path starts in the folder `beside`."""
+    if name.endswith(_SUFFIXES):
+        return os.path.join(beside, os.path.expanduser(name))
+    found = _files(os.environ.get(OWN_FOLDER, "")).get(name.lower())
+    if found is None:
+        raise UnknownName("stack", name, stack_names())
+    return found
+
+
+@cache
+def _read(path: str, changed: int) -> Stack:
+    """The stack of the file `path`, which was changed at that time (ns)."""
+    data = _merged(path, ())
+    try:
+        return _ADAPTER.validate_python({"family": data["name"], **data})
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ForerunError(
+            f"stack {path}: {place}: {first['msg']}; docs/extending.md lists what a stack holds"
+        ) from None
+
+
+def _merged(path: str, above: tuple[str, ...]) -> dict[str, Any]:
+    """The keys of the file `path` over those of the stack that it extends. `above` are the files that extend it."""
+    if path in above:
+        raise ForerunError(f"stack {path}: extends itself over {', '.join(above)}; remove one extends")
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ForerunError(f"stack {path}: can't be read: {reason}") from None
+    if not isinstance(data, dict):
+        raise ForerunError(f"stack {path}: expected keys with values, as `norm: fused`")
+    if not isinstance(data.get("extends", ""), str):
+        raise ForerunError(f"stack {path}: extends: expected the name of a stack, or a path")
+    if isinstance(data.get("search"), str):
+        data["search"] = _base(path, data["search"], "search", above).get("search")
+    data["name"] = Path(path).stem.lower()
+    if "extends" not in data:
+        return data
+    base = _base(path, data.pop("extends"), "extends", above)
+    data["lineage"] = [base["name"], *base.get("lineage", ())]
+    for key in _MERGED:
+        if isinstance(base.get(key), dict) and isinstance(data.get(key), dict):
+            data[key] = base[key] | data[key]
+    return {key: value for key, value in base.items() if key not in _OWN} | data
+
+
+def _base(path: str, name: str, key: str, above: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        return _merged(_path_of(name, os.path.dirname(path)), (*above, path))
+    except UnknownName as error:
+        raise ForerunError(f"stack {path}: {key}: {error}") from None
