@@ -64,7 +64,10 @@ def test_a_table_answers_as_its_plans_do(plans, stack):
     [
         ({"dp_shard": 8}, {"uses_fsdp", "shards_parameters", "shards_gradients", "shards_optimizer", "reshards"}),
         ({"dp_shard": 1, "dp_replicate": 8}, {"uses_fsdp", "reshards"}),
-        ({"cp": 2, "zero_stage": 2}, {"shards_gradients", "shards_optimizer", "gathers_updates", "reshards"}),
+        (
+            {"cp": 2, "zero_stage": 2, "stack": "deepspeed"},
+            {"shards_gradients", "shards_optimizer", "gathers_updates", "reshards"},
+        ),
         ({"dp_shard": 8, "zero_stage": 1}, {"shards_optimizer", "gathers_updates", "reshards"}),
         ({"dp_shard": 8, "zero_stage": 0}, {"reshards"}),
         ({"zero_stage": 0, "pp": 2, "pp_schedule": "ZB1P"}, {"splits_backward", "gathers_once"}),

@@ -10,7 +10,9 @@ import pytest
 from measured_rows import measurement
 
 from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
+from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.validation.hardware import HostFacts
 from forerun.evidence.validation.mapping import Inexpressible, Inputs, map_row, to_inputs
 from forerun.evidence.validation.wording import named_stack
@@ -199,11 +201,11 @@ def test_layers_over_stages(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"precision": "amp_bf16", "grad_reduce_dtype": "bf16"}, ("bf16", "bf16", "auto")),
-        ({"precision": "fp32"}, ("fp32", "fp32", "auto")),
-        ({"grad_reduce_dtype": ""}, ("bf16", "fp32", "auto")),
-        ({"framework": "InternEvo", "grad_reduce_dtype": ""}, ("bf16", "bf16", "auto")),
-        (megatron(precision="fp16", grad_reduce_dtype=""), ("fp16", "fp16", "auto")),
+        ({"precision": "amp_bf16", "grad_reduce_dtype": "bf16"}, ("bf16", "bf16", "bf16")),
+        ({"precision": "fp32"}, ("fp32", "fp32", "fp32")),
+        ({"grad_reduce_dtype": ""}, ("bf16", "fp32", "fp32")),
+        ({"framework": "InternEvo", "grad_reduce_dtype": ""}, ("bf16", "bf16", "bf16")),
+        (megatron(precision="fp16", grad_reduce_dtype=""), ("fp16", "fp16", "fp16")),
         (megatron(grad_reduce_dtype=""), ("bf16", "fp32", "fp32")),
         (megatron(precision="fp16", grad_reduce_dtype="fp32"), ("fp16", "fp32", "fp32")),
         ({"notes": "fp32 gradient accumulation", "grad_reduce_dtype": "bf16"}, ("bf16", "bf16", "fp32")),
@@ -212,7 +214,8 @@ def test_layers_over_stages(tmp_path: Path) -> None:
 )
 def test_dtypes(tmp_path: Path, change: dict[str, str], expected: tuple[str, str, str]) -> None:
     p = plan(tmp_path, **change)
-    assert (p.precision, p.reduce_dtype, p.accumulate_dtype) == expected
+    stack = load_stack(p.stack)
+    assert (p.precision, rules.reduce_dtype(p, stack), rules.accumulate_dtype(p, stack)) == expected
     assert p.master_dtype == "fp32"
 
 
@@ -290,13 +293,13 @@ def test_attention_kernel(tmp_path: Path, text: str, kernel: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("adamw", ("adamw", "foreach")),
+        ("adamw", ("adamw", "fused")),
         ("adamw_foreach", ("adamw", "foreach")),
         ("decoupled_adamw", ("adamw", "loop")),
         ("adam(distributed)", ("adam", "fused")),
         ("adamw_apex_fused", ("adamw", "fused")),
-        ("sgd", ("sgd", "foreach")),
-        ("", ("adamw", "foreach")),
+        ("sgd", ("sgd", "fused")),
+        ("", ("adamw", "fused")),
     ],
 )
 def test_optimizer(tmp_path: Path, text: str, expected: tuple[str, str]) -> None:

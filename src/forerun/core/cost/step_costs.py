@@ -23,6 +23,7 @@ from forerun.describe.cluster.types import Cluster, KernelRates
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.rules import breaks_graphs
 from forerun.describe.stacks.stack import Stack
 
 _GRAPH_ISSUE_US = 0.05
@@ -41,7 +42,7 @@ class Launching:
     @staticmethod
     def of_plan(model: ModelSpec | LayeredModel, plan: Plan, stack: Stack) -> Launching:
         """Who issues the kernels of `model` under a plan that `stack` runs."""
-        compiled = plan.compile and not plan.breaks_graphs(model, stack)
+        compiled = plan.compile and not breaks_graphs(model, plan, stack)
         return Launching(compiled=compiled, cuda_graphs=plan.cuda_graphs)
 
 

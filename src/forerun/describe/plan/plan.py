@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forerun.common.errors import ForerunError
-from forerun.describe.model.layered import LayeredModel
-from forerun.describe.model.spec import ModelSpec
 from forerun.describe.stacks.catalog import DEFAULT_STACK, load_stack
-from forerun.describe.stacks.stack import Stack
 from forerun.describe.stacks.words import CpMethod, OptimizerImpl, Schedule, SelectivePolicy
 
 Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4"]
@@ -259,12 +256,6 @@ class Plan:
         for schedule in SPLIT_SCHEDULES:
             split |= self.pp_schedule == schedule
         return split & (self.pp > 1)
-
-    def breaks_graphs(self, model: ModelSpec | LayeredModel, stack: Stack) -> bool:
-        """Whether compiled graphs end at the borders of modules: as the plan says, or as `stack` compiles attention."""
-        attention = stack.attention if self.attention == "auto" else self.attention
-        apart = self.compile and attention in stack.compiled_apart
-        return self.graph_breaks or (apart and isinstance(model, ModelSpec) and model.n_heads > 0)
 
     def describe(self) -> str:
         """The mesh in one short line, axes of degree 1 left out."""

@@ -6,8 +6,10 @@ Plan. `build` and the bounds of a search ask the same rules.
 
 from __future__ import annotations
 
+from forerun.describe.model.layered import LayeredModel
+from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.columns import Column, Plans, mapped, no, numbers
-from forerun.describe.plan.plan import FP8_PRECISIONS
+from forerun.describe.plan.plan import FP8_PRECISIONS, Plan
 from forerun.describe.stacks.stack import Stack, gradient_dtype
 
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1, "nvfp4": 1}
@@ -113,3 +115,13 @@ def keeps_gradient_buffer(stack: Stack) -> bool:
 def keeps_bucket_copies(plan: Plans, stack: Stack) -> Column:
     """Whether the buckets of replicated gradients are buffers of their own beside the gradients."""
     return (plan.zero_stage == 0) & (plan.dp * plan.cp > 1) & stack.bucket_copies
+
+
+# -- compilation -----------------------------------------------------------------------------------------------
+
+
+def breaks_graphs(model: ModelSpec | LayeredModel, plan: Plan, stack: Stack) -> bool:
+    """Whether compiled graphs end at the borders of modules: the plan says so, or `stack` compiles attention apart."""
+    attention = stack.attention if plan.attention == "auto" else plan.attention
+    apart = plan.compile and attention in stack.compiled_apart
+    return plan.graph_breaks or (apart and isinstance(model, ModelSpec) and model.n_heads > 0)

@@ -180,7 +180,7 @@ class TransformerKernels(PlanKernels):
     ) -> None:
         """`architecture` is the device's, which decides what scaled_dot_product_attention runs."""
         self.model, self.architecture = model, architecture
-        self.breaks_graphs = plan.breaks_graphs(model, stack)
+        self.breaks_graphs = rules.breaks_graphs(model, plan, stack)
         self.shapes = shapes = Shapes.of(model, plan, stack)
         share = plan.tp if plan.sequence_parallel or stack.p2p_scatter else 1
         super().__init__(plan, stack, groups, MODULES, shapes.tokens * shapes.hidden * shapes.act_bytes // share)

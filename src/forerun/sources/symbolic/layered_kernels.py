@@ -8,6 +8,7 @@ from forerun.core.program.groups import CommGroup
 from forerun.core.program.kinds import Attention as AttentionShape
 from forerun.core.program.kinds import Gemm
 from forerun.describe.model.layered import Attention, Kernel, LayeredModel, Matmul, Traffic
+from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import DTYPE_BYTES
 from forerun.describe.stacks.stack import Stack
@@ -23,7 +24,7 @@ class LayeredKernels(PlanKernels):
     ) -> None:
         """`architecture` is the device's, which decides what scaled_dot_product_attention runs."""
         self.model, self.architecture = model, architecture
-        self.breaks_graphs = plan.breaks_graphs(model, stack)
+        self.breaks_graphs = rules.breaks_graphs(model, plan, stack)
         super().__init__(plan, stack, groups, (*(layer.layer_id for layer in model.layers), "loss", "optimizer"))
 
     @property
