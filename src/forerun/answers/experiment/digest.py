@@ -9,6 +9,7 @@ from dataclasses import fields
 from forerun.answers.experiment.request import Request
 from forerun.common.content import content
 from forerun.common.version import __version__
+from forerun.describe.stacks.catalog import own_stack
 
 _FORMAT = 1
 """goes up when the figures of a point mean something else"""
@@ -22,5 +23,7 @@ def digest(what: str, request: Request, *more: object) -> str:
     The version of Forerun is part of it, and the file of every class or function of the user's own.
     """
     parts = [getattr(request, field.name) for field in fields(request) if field.name not in _SHOWN_ONLY]
+    own = own_stack(request.setup.plan.stack)
+    more = more if own is None else (*more, own)
     text = json.dumps([_FORMAT, __version__, what, content(parts), content(more)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -18,6 +18,7 @@ from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.search.executor import Answer, AnswersPlans, Refused
 from forerun.common.records import Records
 from forerun.describe.plan.plan import Plan
+from forerun.describe.stacks.catalog import own_stack
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -57,7 +58,9 @@ class AnswerStore:
         self._records.add([(self._key(plan), _record(answer))])
 
     def _key(self, plan: Plan) -> str:
-        return hashlib.sha256(f"{self._basis} {plan!r}".encode()).hexdigest()
+        own = own_stack(plan.stack)
+        parts = (self._basis, repr(plan), *([] if own is None else [repr(own)]))
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 class Remembering:

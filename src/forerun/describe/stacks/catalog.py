@@ -26,6 +26,7 @@ _SUFFIXES = (".yaml", ".yml")
 _MERGED = ("search", "fitted")
 _OWN = ("names", "description")
 """keys that a stack does not take over from the one that it extends"""
+_SHIPPED = Path(str(resources.files("forerun.describe.stacks"))) / "frameworks"
 _ADAPTER = pydantic.TypeAdapter(Stack)
 
 
@@ -43,8 +44,16 @@ def load_stack(name: str) -> Stack:
     try:
         changed = os.stat(path).st_mtime_ns
     except OSError as error:
-        raise ForerunError(f"--stack {name}: {error.strerror or error}; give a stack's name or its file") from None
+        raise ForerunError(
+            f"stack {name}: {error.strerror or error}; give a stack of `forerun stacks` or a file"
+        ) from None
     return _read(path, changed)
+
+
+def own_stack(name: str) -> Stack | None:
+    """The stack called `name` where its file is the user's; None for a shipped one, which is a part of Forerun."""
+    stack = load_stack(name)
+    return None if Path(_path_of(name, "")).parent == _SHIPPED else stack
 
 
 def named_by(columns: Mapping[str, str]) -> str | None:
@@ -63,10 +72,9 @@ def named_by(columns: Mapping[str, str]) -> str | None:
 @cache
 def _files(own_folder: str) -> dict[str, str]:
     """Name of every stack -> its file."""
-    shipped = str(resources.files("forerun.describe.stacks") / "frameworks")
-    folders = [shipped, *([own_folder] if own_folder else [])]
+    folders = [_SHIPPED, *([Path(own_folder).expanduser()] if own_folder else [])]
     try:
-        paths = [path for folder in folders for path in sorted(Path(folder).iterdir()) if path.suffix in _SUFFIXES]
+        paths = [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES]
     except OSError as error:
         raise ForerunError(f"{OWN_FOLDER} {own_folder}: {error.strerror or error}; name a folder of stacks") from None
     return {path.stem.lower(): str(path) for path in paths}

@@ -168,6 +168,8 @@ def _pipeline(row: Measurement, model: ModelSpec, pp: int, notes: list[str]) -> 
         notes.append("pp_schedule not stated: taken as 1F1B")
     if row.pp_schedule.lower() not in ("", "none", "1f1b", "gpipe", "interleaved_1f1b"):
         raise Inexpressible(f"pp_schedule {row.pp_schedule!r} is not known")
+    if not row.pp_schedule and not row.pp_virtual_stages:
+        return _stages(row, model, pp, notes)
     schedule = "GPipe" if says(row.pp_schedule, "gpipe") else "Interleaved1F1B" if chunks > 1 else "1F1B"
     return {"pp_schedule": schedule, "virtual_stages": chunks, **_stages(row, model, pp * chunks, notes)}
 

@@ -13,10 +13,14 @@ from forerun.interfaces.report.records import to_json
 
 
 def stacks(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names of stacks, or files with stacks of your own; all stacks unless given."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """List the software stacks."""
-    found = [load_stack(name) for name in stack_names()]
+    """List the software stacks: what Forerun knows of each training framework."""
+    found = [load_stack(name) for name in names or stack_names()]
     if as_json:
         print(to_json({"stacks": [asdict(stack) for stack in found]}))
     else:
