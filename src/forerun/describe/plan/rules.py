@@ -6,6 +6,7 @@ Plan. `build` and the bounds of a search ask the same rules.
 
 from __future__ import annotations
 
+from forerun.describe.kernels.attention import AUTO, attention_kernel
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.columns import Column, Plans, mapped, no, numbers
@@ -122,6 +123,6 @@ def keeps_bucket_copies(plan: Plans, stack: Stack) -> Column:
 
 def breaks_graphs(model: ModelSpec | LayeredModel, plan: Plan, stack: Stack) -> bool:
     """Whether compiled graphs end at the borders of modules: the plan says so, or `stack` compiles attention apart."""
-    attention = stack.attention if plan.attention == "auto" else plan.attention
-    apart = plan.compile and attention in stack.compiled_apart
+    attention = attention_kernel(stack.attention if plan.attention == AUTO else plan.attention)
+    apart = plan.compile and stack.whole_graph and attention.breaks_graphs
     return plan.graph_breaks or (apart and isinstance(model, ModelSpec) and model.n_heads > 0)
