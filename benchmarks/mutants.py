@@ -163,9 +163,12 @@ class Workshop:
 
     def run(self, tests: list[Path], cache: Path, limit_s: float | None) -> subprocess.CompletedProcess[str] | None:
         """Run `tests` on the copy until the first fails; None where they take longer than `limit_s`."""
-        environment = dict(
-            os.environ, PYTHONPATH=str(self.folder / "src"), NUMBA_CACHE_DIR=str(cache), PYTHONDONTWRITEBYTECODE="1"
-        )
+        environment = os.environ | {
+            "PYTHONPATH": str(self.folder / "src"),
+            "PYTHONPYCACHEPREFIX": str(self.folder / "bytecode"),
+            "NUMBA_CACHE_DIR": str(cache),
+            "NUMBA_OPT": "1",
+        }
         options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--hypothesis-profile=first-failure"]
         command = [sys.executable, "-m", "pytest", *options, *map(str, tests)]
         try:
