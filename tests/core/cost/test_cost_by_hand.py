@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from forerun.common.units import PS_PER_S, PS_PER_US
+from forerun.core.cost.attention import AttentionRates, attention_s
 from forerun.core.cost.checkpoint import SavedState, load_s, save_cost
 from forerun.core.cost.gemm import DGRAD, WGRAD, GemmRates, gemm_s
 from forerun.core.cost.periodic import (
@@ -21,6 +22,7 @@ from forerun.core.cost.periodic import (
 from forerun.core.cost.step_costs import Launching, rates_of, step_costs
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.groups import CommGroup
+from forerun.core.program.kinds import Attention
 from forerun.core.program.types import Collective, OpTable
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.storage import Storage
@@ -101,6 +103,64 @@ def test_odd_rows_and_quantising_cost_more() -> None:
     assert odd_s < float(gemm_s(65, N, K, odd)) < odd_s + 0.5 * (odd_s - 1e-3)
     assert even_s < odd_s
     assert product_s(replace(RATES, quant_passes=2.0)) == pytest.approx(product_s() + 2 * 3 * M * K / 1e9, rel=1e-12)
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+FUSED = AttentionRates(
+    flops_per_s=1e12,
+    peak_flops_per_s=2e12,
+    backward_rate=0.5,
+    extra_keys=32.0,
+    launch_s=1e-3,
+    tail_rows=300.0,
+    slowdown=0.0,
+    slowdown_tau_s=1.0,
+    bytes_per_s=1e15,
+    padded=2.0,
+    calibrated=True,
+)
+"""round numbers, and a memory so fast that only computing counts"""
+
+
+def attention_time(rates: AttentionRates = FUSED, causal: bool = False, backward: bool = False, **more: float) -> float:
+    """2 sequences, 8 heads of size 64 (values of 32) and 4 of keys, 256 queries against 512 keys."""
+    shape = Attention(*(np.float64(size) for size in (2, 8, 4, 256, 512, 64, causal, backward, 32)))
+    return float(attention_s(shape, rates, **more))
+
+
+PER_PAIR_S = 2 * 2 * (64 + 32) / 1e12
+"""a query and a key meet in two products, on heads of twice their size"""
+
+
+def test_attention_computes_all_pairs_some_extra_keys_and_an_uneven_end() -> None:
+    pairs = 2 * 8 * 256 * (512 + 32) + 300 * (512 + 32)
+    assert attention_time() == pytest.approx(1e-3 + pairs * PER_PAIR_S, rel=1e-9)
+    assert attention_time(speed=1.5) == pytest.approx(1e-3 + pairs * PER_PAIR_S / 1.5, rel=1e-9)
+    assert attention_time(speed=9.0) == pytest.approx(1e-3 + pairs * PER_PAIR_S / 2, rel=1e-9)
+
+
+def test_a_causal_mask_leaves_out_half_of_the_square_on_the_diagonal() -> None:
+    pairs = 2 * 8 * 256 * (512 - 128 + 32) + 300 * (512 + 32)
+    assert attention_time(causal=True) == pytest.approx(1e-3 + pairs * PER_PAIR_S, rel=1e-9)
+
+
+def test_its_backward_pass_has_two_and_a_half_times_the_products_at_a_rate_of_its_own() -> None:
+    assert attention_time(backward=True) - 1e-3 == pytest.approx(2.5 / 0.5 * (attention_time() - 1e-3), rel=1e-9)
+
+
+def test_long_attention_runs_at_a_lower_clock() -> None:
+    ideal_s = 2 * 8 * 256 * 512 * PER_PAIR_S
+    slow = attention_time(replace(FUSED, slowdown=0.5, slowdown_tau_s=ideal_s, tail_rows=0.0))
+    assert slow - 1e-3 == pytest.approx(1.25 * 2 * 8 * 256 * (512 + 32) * PER_PAIR_S, rel=1e-9)
+
+
+def test_attention_that_computes_at_once_moves_its_operands() -> None:
+    """Queries and output, keys and values in two bytes; three times that backward."""
+    fast = replace(FUSED, flops_per_s=1e30, peak_flops_per_s=1e30, bytes_per_s=1e9)
+    size = 2 * 2 * (256 * 8 + 512 * 4) * (64 + 32)
+    assert attention_time(fast) == pytest.approx(1e-3 + size / 1e9)
+    assert attention_time(fast, backward=True) == pytest.approx(1e-3 + 3 * size / 1e9)
 
 
 # -- rows of a step ----------------------------------------------------------------------------------------------------
