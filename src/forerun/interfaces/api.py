@@ -71,7 +71,7 @@ def predict(
     loop: TrainingLoop | None = None,
     storage: Storage | None = None,
 ) -> Prediction:
-    """What one optimizer step of `model` under `plan` does on `cluster`.
+    """Predict one optimizer step of `model` under `plan` on `cluster`.
 
     `model` is a ModelSpec, a LayeredModel (whose plan has a seq_len of 1), a preset's name or a file; `cluster` a
     Cluster, a preset's name or a YAML file. `network` is what the GPUs communicate over in place of the links of the
@@ -99,7 +99,7 @@ def simulate(
     loop: TrainingLoop | None = None,
     storage: Storage | None = None,
 ) -> Simulation:
-    """As `predict`, with the Program, its Timeline and its memory."""
+    """Predict as `predict` does, and keep the Program, its Timeline and its memory."""
     where = _cluster(cluster)
     setup = Setup(_any_model(model), plan, where, network_of(where, network), measured, replays=True)
     return around_plan(simulate_setup(setup), setup, loop, storage)
@@ -117,7 +117,7 @@ def load_program(path: str | Path) -> Program:
 def load_measured(
     kernel_profile: str | Path | None = None, network_profile: str | Path | None = None
 ) -> Measured | None:
-    """Your own times of kernels and collectives, from CSV files as docs/cli.md describes them; None without any.
+    """Read your measured times of kernels and collectives from CSV files (docs/cli.md); None without files.
 
     Raises:
         ForerunError: a file can't be read or holds something wrong; the message names the line and the column.
@@ -137,7 +137,7 @@ def predict_program(
     loop: TrainingLoop | None = None,
     storage: Storage | None = None,
 ) -> Simulation:
-    """What one step of a saved Program (or of the file it is in) does on `cluster`.
+    """Predict one step of a saved Program, or of its file, on `cluster`.
 
     `n_gpus` is another number of ranks, reached by data parallelism alone. See
     `forerun.answers.analysis.predict_program.predict_program` for the other arguments and the errors.

@@ -64,7 +64,7 @@ class Experiment:
         return Run(run(self.request))
 
     def scale(self, nodes: Sequence[int], *, strong: bool = False, folder: str | Path | None = None) -> Study:
-        """The experiment on so many nodes; with `folder` the study can be broken off and goes on from there."""
+        """Simulate the experiment on each number of nodes; with `folder` an interrupted study continues there."""
         return Study(scale(self.request, nodes, strong, folder=_path(folder)))
 
     def compare(
@@ -139,7 +139,7 @@ class Run:
         return frame
 
     def events(self, kind: str | None = None) -> Iterator[Event]:
-        """The same one by one, as objects with `event_type`, `timestamp` (seconds) and the columns of the table.
+        """Iterate over the events as objects with `event_type`, `timestamp` (seconds) and the columns of the table.
 
         Args:
             kind: compute, communication, copy, delay or host; or one of their starts or ends: communication_start.

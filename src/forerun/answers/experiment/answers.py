@@ -1,4 +1,4 @@
-"""Answers: what an experiment's run is asked for beyond its figures. Bottlenecks, critical path, what-if, advice."""
+"""The analysis of an experiment's run: bottlenecks, critical path, what-if and advice."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from forerun.answers.experiment.result import RunResult
 
 @dataclass(frozen=True)
 class Answers:
-    """Of one run, about its undisturbed iteration."""
+    """The analysis of one run, from its undisturbed iteration."""
 
     bottlenecks: Bottlenecks
     path: CriticalPath
     sensitivities: tuple[WhatIf, ...]
-    """most gain first"""
+    """the largest gain first"""
     advice: tuple[Advice, ...]
-    """each simulated; most gain first"""
+    """each simulated; the largest gain first"""
 
 
 def answers_of(result: RunResult) -> Answers:

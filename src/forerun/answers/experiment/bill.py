@@ -1,4 +1,4 @@
-"""What a run costs: GPU hours, dollars and energy."""
+"""The cost of a run: GPU hours, dollars and energy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WAITING = (*EXPOSED, Cause.BUBBLE, Cause.HOST, Cause.WAITING)
 def bill_of(
     request: Request, total_s: float, samples: int, tokens: int | None, busy_share: float | None = None
 ) -> Bill:
-    """What `total_s` seconds of `request.setup` cost, in which `samples` samples of `tokens` tokens were trained.
+    """The cost of `total_s` seconds of `request.setup` that train `samples` samples of `tokens` tokens each.
 
     A GPU takes power_w x (b + idle_power x (1 - b)) where it computes the share b of the time, a node host_power_w
     more; energy is that x PUE. Dollars are those of the GPUs, and of the energy where it has a price of its own.
@@ -50,7 +50,7 @@ def bill_of(
 
 
 def gpu_dollars_per_hour(setup: Setup, prices: Prices) -> float | None:
-    """Of all GPUs together, each kind at the price of its own device where one is known. None without a price.
+    """Dollars per hour of all GPUs together, each kind at the price of its device. None without a price.
 
     Where the cluster has the list price of the catalogue, kinds of other devices have theirs.
     """
@@ -72,7 +72,7 @@ def _no_price_given(prices: Prices) -> bool:
 
 @cache
 def _list_prices() -> dict[str, float]:
-    """Device -> dollars for a GPU and hour of the first cluster of the catalogue that has it and a price."""
+    """Device -> dollars for a GPU and hour, from the first priced cluster of the catalogue with this device."""
     found: dict[str, float] = {}
     for row in cluster_table():
         if row.price_per_gpu_hour is not None:
@@ -81,7 +81,7 @@ def _list_prices() -> dict[str, float]:
 
 
 def price_per_gpu_hour(setup: Setup, prices: Prices) -> float | None:
-    """Dollars for a GPU of the cluster and hour: by the cluster's name, by its device's, for all, the cluster's own."""
+    """Dollars per GPU and hour: the price by cluster name, else by device, else for all, else the cluster's own."""
     cluster = setup.cluster
     known = (
         prices.by_name.get(cluster.name),

@@ -33,7 +33,7 @@ _OF_THE_DEVICE = (
     *("cluster", "compute_tflops", "memory_gb", "memory_bandwidth_gb_s"),
     *("intra_node_bandwidth", "intra_node_bandwidth_gbps"),
 )
-"""keys of `hardware` that say what another device says otherwise"""
+"""keys of `hardware` that another device replaces"""
 
 
 def compare(
@@ -47,8 +47,9 @@ def compare(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Comparison:
-    """Run `request`, and once with each of the changes; with `grid` once with each combination of one change of every
-    kind. A variant that can't run has the reason in place of figures.
+    """Run `request` as it is and with each of the changes; with `grid`, with every combination of one change per kind.
+
+    A variant that can't run has the reason in place of figures.
 
     Args:
         folder: where finished variants are kept, so that a comparison that is broken off goes on from there.
@@ -80,13 +81,13 @@ def compare(
 @dataclass(frozen=True)
 class _Row:
     request: Request
-    """the variant; where that can't be, the experiment as it is"""
+    """the variant, or the experiment as it is if the variant is impossible"""
     variant: Variant
-    """what is known before the simulation"""
+    """the row before its simulation"""
 
 
 def _combinations(asked: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """One value of every axis, the last axis first to change."""
+    """Every combination of one value per axis; the last axis changes fastest."""
     return [dict(zip(asked, values, strict=True)) for values in product(*asked.values())] if asked else []
 
 
@@ -149,7 +150,7 @@ def _device(request: Request, name: str) -> dict[str, Any]:
 
 
 def _precision(request: Request, name: str, other_device: bool) -> dict[str, Any]:
-    """compute_tflops is the peak of the precision in force: that of another follows from the device's proportions."""
+    """compute_tflops is the peak of the present precision; that of another follows from the device's proportions."""
     changes: dict[str, Any] = {"training.mixed_precision": name, "training.precision": None}
     peak = request.setup.cluster.device.peak_flops.get(peak_dtype(name))
     if "compute_tflops" in request.given["hardware"] and not other_device and peak is not None:

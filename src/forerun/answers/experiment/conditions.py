@@ -18,13 +18,13 @@ from forerun.common.errors import ForerunError
 from forerun.core.program.types import F64
 
 _NAMED = 4
-"""stragglers that a note names"""
+"""the most stragglers that a note names"""
 _MOST = 1e6
-"""factor beyond which a draw is a mistake in the figures that it is drawn from"""
+"""a larger factor means that the figures of the distribution are wrong"""
 
 
 class _Draw(IntEnum):
-    """What is drawn: part of a generator's seed, so the numbers stay as they are."""
+    """What a draw is for. The numbers are part of a generator's seed and must not change."""
 
     COMPUTE = 0
     NETWORK = 1
@@ -34,7 +34,7 @@ class _Draw(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Conditions:
-    """Of one iteration. Factors are times over undisturbed ones."""
+    """The conditions of one iteration. A factor is a time over the undisturbed time."""
 
     compute: F64
     """(n_gpus,): of each rank's kernels; not to be written to"""
@@ -43,10 +43,10 @@ class Conditions:
     host: float = 1.0
     """of the host's launches, on all ranks"""
     note: str = ""
-    """what sets the iteration apart"""
+    """what makes the iteration different"""
 
     def slow(self, rank: int, factor: float, note: str = "") -> Conditions:
-        """The same with the kernels of `rank` taking `factor` times as long as they did.
+        """The same conditions with the kernels of `rank` `factor` times as long as before.
 
         Raises:
             ForerunError: there is no such rank, or `factor` is not above 0.
@@ -74,7 +74,7 @@ class Conditions:
 
     @property
     def middle(self) -> float:
-        """Factor of the rank in the middle: half of the others are as slow or slower (of two the faster)."""
+        """The median factor of the ranks (the smaller of the two middle ones)."""
         n = (len(self.compute) - 1) // 2
         return float(np.partition(self.compute, n)[n])
 
@@ -99,7 +99,7 @@ class Weather:
 
     @property
     def is_random(self) -> bool:
-        """Whether iterations differ by what is drawn."""
+        """Whether random draws make iterations differ."""
         return self._of.compute_jitter > 0 or self._of.network_jitter > 0 or self._stragglers
 
     @property
@@ -109,7 +109,7 @@ class Weather:
 
     @property
     def warmup_iterations(self) -> int:
-        """How many iterations at the beginning differ by their warm-up."""
+        """The number of iterations at the beginning that warm-up slows."""
         return self._of.warmup_iterations if self._of.warmup_slowdown != 1 else 0
 
     def at(self, iteration: int) -> Conditions:
@@ -143,7 +143,7 @@ class Weather:
         return Conditions(compute, network, host, note)
 
     def _slowdowns(self, iteration: int) -> F64:
-        """What each rank's factor would be as a straggler, (n_gpus,)."""
+        """The factor of each rank if it were a straggler, (n_gpus,)."""
         excess = np.full(self._n_gpus, self._of.straggler_slowdown - 1.0)
         if self._of.straggler_tail > 0:
             excess *= 1.0 + self._draw(_Draw.TAIL, iteration).pareto(self._of.straggler_tail, self._n_gpus)
@@ -177,7 +177,7 @@ def check_disturbance(disturbance: Disturbance, n_gpus: int) -> None:
 
 
 def _exp(exponents: F64) -> F64:
-    """Factors of jitter; those that no float holds are infinite."""
+    """Factors of jitter; one that overflows a float is infinite."""
     with np.errstate(over="ignore"):
         factors: F64 = np.exp(exponents)
     return factors
@@ -195,5 +195,5 @@ def _stragglers(ranks: list[int]) -> str:
 
 
 def joined(*notes: str) -> str:
-    """Notes after each other, empty ones left out."""
+    """Join notes, without empty ones."""
     return "; ".join(note for note in notes if note)

@@ -12,9 +12,9 @@ from forerun.common.version import __version__
 from forerun.describe.stacks.catalog import own_stack
 
 _FORMAT = 1
-"""goes up when the figures of a point mean something else"""
+"""increased when the meaning of a point's figures changes"""
 _SHOWN_ONLY = ("name", "config", "given", "echo", "thresholds")
-"""fields of a Request that no simulation depends on"""
+"""fields of a Request that change no simulation"""
 
 
 def digest(what: str, request: Request, *more: object) -> str:

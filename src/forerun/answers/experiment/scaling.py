@@ -68,7 +68,7 @@ class _Scale:
     request: Request
     """the experiment on so many nodes; where that can't be, as it is"""
     point: ScalePoint
-    """what is known before the simulation"""
+    """the row before its simulation"""
 
 
 def _scaled(request: Request, num_nodes: int, strong: bool) -> _Scale:

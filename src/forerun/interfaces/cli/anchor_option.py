@@ -1,4 +1,4 @@
-"""`--anchor`: measured steps of the user's own that correct what is predicted."""
+"""`--anchor`: steps that the user measured, which correct predictions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SuggestAnchor = Annotated[
 def with_anchor(
     anchor: Path | None, model: ModelSpec | LayeredModel, cluster: Cluster, fields: Mapping[str, Any]
 ) -> Cluster:
-    """`cluster` corrected by the steps in `anchor`, where there is one; `fields` are those given for the plan.
+    """Correct `cluster` by the steps in the file `anchor`, if there is one; `fields` are those of the plan.
 
     Raises ForerunError as `anchored_by_file`.
     """

@@ -22,7 +22,7 @@ from forerun.interfaces.cli.exit_codes import FOUND_ERRORS
 from forerun.interfaces.report.records import to_json
 
 PIPED_WIDTH = 160
-"""columns when the output is no terminal: names must not be cut"""
+"""width of the output outside a terminal, so that names are not cut"""
 _STDOUT = "-"
 
 chakra = typer.Typer(help="Check, describe and convert Chakra execution traces.", rich_markup_mode=None)

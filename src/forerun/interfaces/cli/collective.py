@@ -27,7 +27,7 @@ from forerun.interfaces.report.records import to_json
 
 _MOST_SIZES = 1000
 _MANY_NPUS = 1024
-"""up to so many, the queues of every link take seconds"""
+"""up to this many NPUs, simulating a queue at every link takes seconds"""
 
 
 class Backend(str, Enum):

@@ -1,4 +1,4 @@
-"""What the console command tells a shell."""
+"""The exit codes of the console command."""
 
 FOUND_ERRORS = 1
 """`chakra validate` found errors in the traces"""

@@ -183,7 +183,7 @@ def presets_command() -> None:
 
 
 _DEFAULT_WIDTH, _LEAST_MEANING_WIDTH = 14, 20
-"""columns of the terminal; both wrap, names of keys are to be read in one piece"""
+"""widths in columns of the terminal; these two columns wrap, names of keys do not"""
 
 
 @experiment.command("keys")
@@ -200,7 +200,7 @@ def keys_command() -> None:
 
 
 def _request(source: str, settings: Sequence[str] | None) -> Request:
-    """The experiment, with what --set says."""
+    """Read the experiment and apply --set."""
     request = read_experiment(source)
     changes: dict[str, Any] = {}
     for setting in settings or ():

@@ -1,4 +1,4 @@
-"""What `forerun experiment run` is to run: a file or preset as its argument, or by one of the options."""
+"""How `forerun experiment run` finds its experiment: by an argument or by one of the options."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from forerun.answers.experiment.description.read import preset_path
 from forerun.common.errors import ForerunError
 
 SCALES = (1, 2, 4, 8, 16)
-"""of --scaling without --nodes"""
+"""numbers of nodes of --scaling without --nodes"""
 _SCALED = "medium"
 """the preset of --scaling without an experiment"""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """An experiment, and which study of it."""
+    """An experiment and the study to run."""
 
     source: str
     """a file, or a preset's name"""
     shipped: Path | None = None
-    """the file, where it comes with Forerun"""
+    """the file, if it comes with Forerun"""
     nodes: tuple[int, ...] = ()
     """scales of a scaling study"""
     patterns: tuple[str, ...] = ()

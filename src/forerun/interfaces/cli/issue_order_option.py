@@ -1,4 +1,4 @@
-"""`--issue-order`: in which order a rank looks through its ready nodes."""
+"""`--issue-order`: the order in which a rank issues its ready nodes."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from forerun.common.errors import ForerunError
 from forerun.common.units import GIB
 
 _MOST = 1000
-"""numbers of one option"""
+"""the most numbers of one option"""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B|B)?")
 _FACTORS: dict[str, int] = {"": 1, "B": 1} | {
     f"{letter}{unit}": base ** (power + 1)
@@ -58,7 +58,7 @@ def memory_gib(text: str) -> float:
 
 
 def memory_left(text: str, own_gib: float) -> float:
-    """GiB that are left of `own_gib` when as much is kept free as `text` says: `10%`, `8`, `8GiB` or `8GB`.
+    """The GiB of `own_gib` that remain if `text` (`10%`, `8`, `8GiB` or `8GB`) is kept free.
 
     Raises ForerunError for another text, or where nothing is left.
     """

@@ -46,7 +46,7 @@ def with_plan_options(several: bool) -> Callable[[Command], Command]:
 
 
 def parse(fields: Mapping[str, str | bool], plan_file: Path | None, *, several: bool) -> dict[str, Any]:
-    """Plan fields of a file and, over them, of options. With `several`, options with commas become lists.
+    """Plan fields of a file, overridden by options. With `several`, options with commas become lists.
 
     Raises ForerunError for a file or value that is wrong.
     """
@@ -62,7 +62,7 @@ def parse(fields: Mapping[str, str | bool], plan_file: Path | None, *, several: 
 
 
 def plan_asked_about(text: str, seq_len: int) -> dict[str, Any]:
-    """Plan fields that a person asks about: `tp=16,pp=3`, or the YAML file of a plan.
+    """The plan fields of --why: `tp=16,pp=3`, or the YAML file of a plan.
 
     What follows from a search's question is left out. Raises ForerunError for a field or value that is wrong, and for
     sequences of another length than `seq_len`.

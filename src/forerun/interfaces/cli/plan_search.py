@@ -1,4 +1,4 @@
-"""What `forerun plan` does with a model: one search or a range of them, and everything that is shown of it."""
+"""How `forerun plan` searches the plans of a model, once or over a range, and shows the result."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from forerun.interfaces.report.sweep_document import sweep_document
 from forerun.interfaces.report.wording import command_line, plan_words
 
 TOP = 10
-"""plans to list unless somebody says how many"""
+"""plans to list by default"""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is searched for."""
+    """The question of a search."""
 
     model: ModelSpec
     where: Cluster
@@ -63,9 +63,9 @@ class Question:
     seq_len: int
     batches: tuple[int, ...]
     options: Mapping[str, Any]
-    """of `search`"""
+    """arguments of `search`"""
     names: tuple[str, str]
-    """what the user called model and cluster"""
+    """model and cluster as the user wrote them"""
     place: str
     """options of the command that change what is predicted"""
     command: str
@@ -132,7 +132,7 @@ class Shown:
 
 
 def single_search(question: Question, shown: Shown, launch: LaunchOptions) -> bool:
-    """Search, and show what was found. Whether anything fits. Raises ForerunError."""
+    """Search, show the result, and return whether anything fits. Raises ForerunError."""
     top = shown.top or TOP
     n_gpus, batch, model, options = question.gpus[0], question.batches[0], question.model, question.options
     place = (model, question.where, n_gpus, question.seq_len, batch)
@@ -170,9 +170,9 @@ def single_search(question: Question, shown: Shown, launch: LaunchOptions) -> bo
 
 
 def range_of_searches(question: Question, shown: Shown, launch: LaunchOptions) -> bool:
-    """Search for each number of GPUs and each batch, and show what was found. Whether anything fits.
+    """Search for each number of GPUs and each batch, show the result, and return whether anything fits.
 
-    Raises ForerunError, also for what is about one search only.
+    Raises ForerunError, also for an option that is about one search only.
     """
     about_one = {
         "--top": shown.top,
@@ -218,7 +218,7 @@ def _print_search(question: Question, shown: Shown, result: SearchResult, top: i
 
 
 def _suggested(question: Question, result: SearchResult, top: int) -> int | None:
-    """The place, from 0, whose measured step tells most about the others that are listed; None with fewer than two."""
+    """The place (from 0) whose measurement would tell most about the other listed plans; None with fewer than two."""
     plans = [place.own_plan() for place in result.top(top)]
     if len(plans) < 2:
         return None
@@ -227,7 +227,7 @@ def _suggested(question: Question, result: SearchResult, top: int) -> int | None
 
 
 def _maps(shown: Shown, result: SearchResult) -> list[HeatMap]:
-    """The heat maps that were asked for, or those that say most."""
+    """The heat maps that the user asks for, or the most telling ones."""
     if shown.heat:
         return [heat_map(result, *axes) for axes in shown.maps]
     return telling_maps(result, MAPS) if shown.report or shown.pictures else []
@@ -241,7 +241,7 @@ def _axes(text: str) -> tuple[str, str]:
 
 
 def _whole(question: Question, best: Prediction | None) -> tuple[Simulation, tuple[WhatIf, ...]] | None:
-    """The best plan simulated whole, and what a better machine would gain; None where nothing fits."""
+    """Simulate the best plan with every node, and what a better machine would gain; None if nothing fits."""
     if best is None:
         return None
     options = question.options

@@ -1,4 +1,4 @@
-"""The option that writes a page, and the command line that the page says it came from."""
+"""The option that writes a page, and the command line that the page shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.interfaces.report.page import needs_plotly
 
 NAME = "--report"
 _PLACES = (NAME, "--out", "--pictures", "--launch", "--launch-out")
-"""options that say which files go where, and change nothing in the page"""
+"""options that name output files and change nothing in the page"""
 Report = Annotated[
     Path | None,
     typer.Option(NAME, metavar="FILE", help="Write a page of figures, plots and what-if to this HTML file."),
@@ -33,7 +33,7 @@ def check_report(path: Path | None) -> None:
 
 
 def typed(context: typer.Context) -> str:
-    """The command as it was typed, but for where its page goes."""
+    """The command as the user typed it, without the options that name output files."""
     return typed_command(context.find_root().obj or ())
 
 

@@ -30,6 +30,6 @@ class SpreadCommand(TyperCommand):
     """A command whose list options take several values after one name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As the class above does, with such options spread."""
+        """Parse arguments after repeating the name of such options."""
         several = {name for option in self.params if getattr(option, "multiple", False) for name in option.opts}
         return super().parse_args(ctx, spread(args, several))

@@ -111,7 +111,7 @@ def trace(
 
 
 def _job(script: ScriptOptions, run: RunOptions) -> Job:
-    """What the options ask to trace. Raises ForerunError for options that contradict each other."""
+    """The job that the options describe. Raises ForerunError for options that contradict each other."""
     if run.rank is not None and run.all_roles:
         raise ForerunError("--rank and --all-roles exclude each other")
     if run.rank is not None and run.rank >= run.world_size:

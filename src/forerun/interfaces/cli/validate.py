@@ -25,7 +25,7 @@ from forerun.evidence.validation.tables import print_report
 from forerun.interfaces.report.pictures_of_validation import write_validation_pictures
 
 PIPED_WIDTH = 160
-"""columns when the output is no terminal: names must not be cut"""
+"""width of the output outside a terminal, so that names are not cut"""
 
 
 def validate(

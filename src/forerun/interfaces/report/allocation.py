@@ -11,7 +11,7 @@ from forerun.common.units import GIB
 
 
 def print_allocation(out: Console, found: Allocation) -> None:
-    """Two lines below a prediction."""
+    """Print the allocator's figures in two lines below a prediction."""
     last, steps = found.last, len(found.steps)
     held = f"{last.reserved_bytes / GIB:.1f} GiB reserved, {last.allocated_bytes / GIB:.1f} allocated"
     if last.out_of_memory:

@@ -1,4 +1,4 @@
-"""How sure a prediction is, in words."""
+"""How certain a prediction is, in words."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def reserved(prediction: Prediction) -> str:
 
 
 def fits(prediction: Prediction) -> str:
-    """Whether it fits, and whether that is sure."""
+    """Whether the run fits in memory, and whether that is certain."""
     answer = "fits" if prediction.fits else "does not fit"
     return f"{answer}, but within the error of the estimate" if prediction.fit_in_doubt else answer

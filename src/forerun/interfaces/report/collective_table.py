@@ -44,7 +44,7 @@ def print_collectives(out: Console, setting: Setting, collective: str, points: S
 
 
 def collectives_record(setting: Setting, collective: str, points: Sequence[Point]) -> dict[str, Any]:
-    """The same as one object."""
+    """The same figures as one object."""
     return {
         "collective": collective,
         "network": network_words(setting.network),
@@ -57,7 +57,7 @@ def collectives_record(setting: Setting, collective: str, points: Sequence[Point
 
 
 def network_words(network: Network) -> str:
-    """Its dimensions, with bandwidths and latencies."""
+    """The dimensions of a network, with bandwidths and latencies."""
     unit = "GiB/s" if network.gib else "GB/s"
     return ", ".join(
         f"{dim.topology} {'x'.join(map(str, dim.sizes))} ({dim.bandwidth_gbps:g} {unit}, {dim.latency_ns:g} ns)"
@@ -66,7 +66,7 @@ def network_words(network: Network) -> str:
 
 
 def size_words(size: int) -> str:
-    """In KiB, MiB or GiB where it is a whole number of them, else in bytes."""
+    """A size as a whole number of KiB, MiB or GiB if it is one, else in bytes."""
     factor, unit = next(((f, u) for f, u in _UNITS if size >= f and size % f == 0), (1, "B"))
     return f"{size // factor:,} {unit}"
 

@@ -29,7 +29,7 @@ from forerun.interfaces.report.wording import log_line, percent, plan_words, sec
 
 _BAR_WIDTH = 40
 _LISTED = 10
-"""what measurements lack, most time first"""
+"""the most lines about kernels that the measurements lack, most time first"""
 _SHORT = 0.001
 """shares of the step below this are summed up as 'other'"""
 
@@ -59,7 +59,7 @@ def print_prediction(out: Console, prediction: Prediction, flops_per_token: floa
 
 
 def print_heading(out: Console, prediction: Prediction) -> None:
-    """What was predicted, on what."""
+    """Print the model and the cluster of a prediction."""
     plan = prediction.plan
     out.print(Text(f"{prediction.model} on {prediction.n_gpus} x {prediction.cluster}", style="bold"))
     if plan is None:
@@ -71,7 +71,7 @@ def print_heading(out: Console, prediction: Prediction) -> None:
 
 
 def print_missing(out: Console, prediction: Prediction) -> None:
-    """What the user's own measurements lack, where some were given."""
+    """Print what the user's measurements lack, if there are any."""
     if prediction.missing is None:
         return
     out.print()
@@ -86,7 +86,7 @@ def print_missing(out: Console, prediction: Prediction) -> None:
 
 
 def print_loop(out: Console, loop: LoopTime) -> None:
-    """What the periodic work of the training loop adds to a step."""
+    """Print what the periodic work of the training loop adds to a step."""
     _print_rows(out, LOOP, ("", *LOOP_COLUMNS[1:]), loop_rows(loop), 1)
     out.print(f"  {mean_step(loop)}")
     if loop.checkpoint is not None:
@@ -153,7 +153,7 @@ def make_table(*columns: tuple[str, str]) -> Table:
 
 
 def print_histogram(out: Console, bins: Sequence[Bin]) -> None:
-    """How step times spread."""
+    """Print how the step times are distributed."""
     most = max(each.simulated + each.bounded for each in bins)
     bounded = any(each.bounded for each in bins)
     note = "# simulated" + (", . not simulated, at the least they take" if bounded else "")
@@ -239,7 +239,7 @@ def _print_network(out: Console, prediction: Prediction) -> None:
 
 
 def bars(out: Console, rows: Mapping[str, tuple[str, float]]) -> None:
-    """Name -> (figure, share of 1), a bar for each."""
+    """Print a bar for each name -> (figure, share of 1)."""
     table = make_table(("", "left"), ("", "right"), ("", "right"), ("", "left"))
     table.show_header = False
     for name, (text, share) in rows.items():

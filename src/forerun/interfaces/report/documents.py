@@ -1,4 +1,4 @@
-"""Documents: what the pages of one prediction and of a search say."""
+"""Documents: the contents of the pages of a prediction and of a search."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from forerun.interfaces.report.records import plan_record
 from forerun.interfaces.report.wording import RENAMED, SAME, mark, notes_on, percent, plan_words, rate, seconds
 
 MAPS = 4
-"""heat maps on the page of a search, unless somebody asks for others"""
+"""heat maps on the page of a search by default"""
 _REASONS = 8
 """rules and near misses that the page of a search lists"""
 
@@ -66,7 +66,7 @@ def search_document(
     again: str,
     maps: Sequence[HeatMap] | None = None,
 ) -> Document:
-    """The page of a search. `found` is the best plan simulated whole and its sensitivities, None where nothing fits.
+    """The page of a search. `found` is the simulated best plan and its sensitivities, None if nothing fits.
 
     `command` repeats the search, `again` predicts its best plan. `maps` are the heat maps to show; those that say most
     unless given.
@@ -88,7 +88,7 @@ def search_document(
 
 
 def best_sections(found: tuple[Simulation, Sequence[WhatIf]] | None, command: str, again: str) -> list[Part]:
-    """The best plan in detail, simulated whole, with its sensitivities; what reproduces it. None where nothing fits."""
+    """The sections on the best plan and the commands that reproduce it; `found` is None if nothing fits."""
     if found is None:
         return reproduce_section(command, {}, "")
     best, sensitivities = found
@@ -116,7 +116,7 @@ def plan_line(prediction: Prediction) -> str:
 
 
 def _plan(prediction: Prediction, command: str, again: str = "") -> list[Part]:
-    """What reproduces a prediction."""
+    """The plan and the commands that reproduce a prediction."""
     record = {} if prediction.plan is None else plan_record(prediction.plan)
     commands = command + (f"\n\n# the best plan alone\n{again}" if again else "")
     return reproduce_section(commands, record, "The plan, as a plan file (--plan-file)")
@@ -145,7 +145,7 @@ def _ranking(result: SearchResult, top: int) -> list[Part]:
 
 
 def _spread(result: SearchResult) -> list[Part]:
-    """How times and memory of the plans spread."""
+    """The distribution of the times and memory of the plans."""
     bins = runtime_histogram(result)
     parts: list[Part] = [Heading("Time and memory of the plans")] if bins or result.too_large else []
     if bins:
@@ -190,7 +190,7 @@ def _maps(maps: Sequence[HeatMap]) -> list[Part]:
 
 
 def _left_out(result: SearchResult) -> list[Part]:
-    """Why the other plans are not among the best."""
+    """The reasons why the other plans are not among the best."""
     counts, limit = result.counts, result.memory_limit_gib
     worse = "larger" if result.objective == "memory" else "slower"
     rows = [("fit, and were simulated", f"{counts['ok']:,}", "")]

@@ -1,4 +1,4 @@
-"""Documents: what the page of a run says."""
+"""Documents: the contents of the page of a run."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _SLOWEST = 8
 
 
 def run_document(result: RunResult, answers: Answers | None, command: str = "") -> Document:
-    """The page of a run; without `answers`, what it takes further simulations to tell is left out.
+    """The page of a run, without what needs further simulations if `answers` is None.
 
-    `command` is what repeats the run.
+    `command` repeats the run.
     """
     request, prediction, simulation = result.request, result.prediction, result.simulation
     further = [] if answers is None else sensitivity_sections(answers.sensitivities)
@@ -60,7 +60,7 @@ def run_document(result: RunResult, answers: Answers | None, command: str = "") 
 
 
 def bottlenecks_of(result: RunResult, answers: Answers | None) -> Bottlenecks:
-    """The bottlenecks of a run, also where nothing else was asked."""
+    """The bottlenecks of a run; without `answers` they are computed."""
     limits = result.request.thresholds
     if answers is not None:
         return answers.bottlenecks
@@ -68,7 +68,7 @@ def bottlenecks_of(result: RunResult, answers: Answers | None) -> Bottlenecks:
 
 
 def _undisturbed(result: RunResult) -> list[str]:
-    """What the sections on one step are of, where iterations differ."""
+    """Which iteration the sections on one step show, if iterations differ."""
     if len(result.iterations) == 1:
         return []
     of = "Bottlenecks, what would help, timeline and memory are of the first iteration, undisturbed."
@@ -104,7 +104,7 @@ def _run_figures(result: RunResult) -> Figures:
 
 
 def _advice(rows: Sequence[Advice], sample: str) -> list[Part]:
-    """What would help, each change simulated."""
+    """The recommended changes, each simulated."""
     parts: list[Part] = [Heading("What would help")]
     if not rows:
         return [*parts, Text("No change that was simulated makes this run better by a hundredth or more.")]

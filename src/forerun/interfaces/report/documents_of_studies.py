@@ -1,4 +1,4 @@
-"""Documents: what the pages of scaling studies, comparisons and straggler studies say."""
+"""Documents: the contents of the pages of scaling studies, comparisons and straggler studies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LISTED = 40
 
 
 def scaling_document(study: ScalingStudy, command: str = "") -> Document:
-    """The page of a scaling study. `command` is what repeats it."""
+    """The page of a scaling study. `command` repeats the study."""
     request = study.request
     kind = "strong scaling" if study.strong else "weak scaling"
     kept = "the global batch" if study.strong else "the batch of each GPU"
@@ -37,7 +37,7 @@ def scaling_document(study: ScalingStudy, command: str = "") -> Document:
 
 
 def comparison_document(comparison: Comparison, command: str = "") -> Document:
-    """The page of a comparison. `command` is what repeats it."""
+    """The page of a comparison. `command` repeats the study."""
     request, variants = comparison.request, comparison.variants
     parts: list[Part] = [*_fastest(comparison), Heading("Where the step goes")]
     if any(not each.error for each in variants):
@@ -61,7 +61,7 @@ def _variant_words(request: Request, each: Variant) -> str:
 
 
 def straggler_document(study: StragglerStudy, command: str = "") -> Document:
-    """The page of a straggler study. `command` is what repeats it."""
+    """The page of a straggler study. `command` repeats the study."""
     request = study.request
     parts: list[Part] = [_straggler_figures(study), *(Text(note, "note") for note in study.notes)]
     parts += [Heading("How step times spread"), spread_plot(study), cumulated_plot(study)]
@@ -210,7 +210,7 @@ def _straggler_figures(study: StragglerStudy) -> Figures:
 
 
 def _blame(study: StragglerStudy) -> list[Part]:
-    """Who was the slowest, how often."""
+    """Which ranks were the slowest, and how often."""
     if not study.blame:
         return [Heading("Who the others wait for"), Text("Nobody: all ranks are alike in every step.")]
     steps = len(study.steps_s)

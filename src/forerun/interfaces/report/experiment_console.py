@@ -24,7 +24,7 @@ from forerun.interfaces.report.histogram import histogram
 from forerun.interfaces.report.wording import percent, plan_words, rate, seconds
 
 _LISTED = 6
-"""sensitivities, recommendations, blamed ranks"""
+"""the most lines of sensitivities, recommendations and slowest ranks"""
 _BAR_WIDTH = 40
 
 
@@ -79,7 +79,7 @@ def print_scaling(out: Console, study: ScalingStudy) -> None:
 
 
 def scaling_words(study: ScalingStudy) -> list[str]:
-    """What a scaling study found, in a few lines."""
+    """Print what a scaling study found, in a few lines."""
     limit = study.request.thresholds.efficiency
     if study.break_down is None:
         lines = [f"efficiency stays above {percent(limit)}"]
@@ -109,7 +109,7 @@ def print_comparison(out: Console, comparison: Comparison) -> None:
 
 
 def print_stragglers(out: Console, study: StragglerStudy) -> None:
-    """How step times spread, and what waiting for the slowest rank costs."""
+    """Print how the step times are distributed, and what waiting for the slowest rank costs."""
     _title(out, f"{study.request.name}: {len(study.steps_s):,} iterations under disturbances")
     lost = "" if study.lost_dollars is None else f", {study.lost_dollars:,.2f} dollars of the run"
     facts = {
@@ -165,7 +165,7 @@ def _run_facts(result: RunResult) -> dict[str, str]:
 
 
 def bill_facts(bill: Bill, sample: str) -> dict[str, str]:
-    """What a run costs, in words."""
+    """The cost of a run, in words."""
     facts = {"GPU hours": f"{bill.gpu_hours:,.2f}, {bill.energy_kwh:,.1f} kWh"}
     if bill.dollars is not None and bill.dollars_per_hour is not None:
         parts = [f"{bill.dollars:,.2f} dollars ({bill.dollars_per_hour:,.2f} an hour)"]

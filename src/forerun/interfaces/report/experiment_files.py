@@ -40,12 +40,12 @@ _PIECES = 100
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """The files that an export wrote."""
 
     folder: Path
     paths: list[Path]
     notes: tuple[str, ...]
-    """what is missing and why, one line each"""
+    """the files that are missing and why, one line each"""
 
 
 def export(
@@ -88,14 +88,14 @@ def write_pictures(result: Result, folder: str | Path, answers: Answers | None =
 
 
 def file_name(name: str) -> str:
-    """`name` for the beginning of a file's name: letters, digits, `-`, `_` and `.`, everything else as `_`."""
+    """`name` as the beginning of a file name: letters, digits, `-`, `_` and `.` stay, other characters become `_`."""
     kept = "".join(each if each.isalnum() or each in "-_." else "_" for each in name).lstrip(".")
     short = kept.encode()[:_LONGEST_NAME].decode(errors="ignore")
     return short or "experiment"
 
 
 def document_of(result: Result, answers: Answers | None = None, command: str = "") -> Document:
-    """What the page of a run or a study says."""
+    """The contents of the page of a run or a study."""
     if isinstance(result, RunResult):
         return run_document(result, answers, command)
     if isinstance(result, ScalingStudy):
@@ -109,7 +109,7 @@ def document_of(result: Result, answers: Answers | None = None, command: str = "
 
 
 def _tables(stage: Path, name: str, result: Result, answers: Answers | None) -> None:
-    """Configuration, results and rows, for programs."""
+    """Write configuration, results and rows, for other programs to read."""
     config = yaml.safe_dump(result.request.config, sort_keys=False, allow_unicode=True, width=100)
     (stage / f"{name}_config.yaml").write_text(config, encoding="utf-8")
     (stage / f"{name}_results.json").write_text(to_json(study_record(result)) + "\n", encoding="utf-8")
@@ -155,7 +155,7 @@ def answers_record(answers: Answers) -> dict[str, Any]:
 
 
 def _shown(stage: Path, result: Result, answers: Answers | None, command: str) -> Iterator[str]:
-    """Pictures and page, for people. What can't be made is said."""
+    """Write pictures and the page, and yield a line about each that is impossible."""
     if drawing_is_possible():
         for name, draw in _pictures(result, answers).items():
             (stage / f"{name}.png").write_bytes(draw())
@@ -175,7 +175,7 @@ def _pictures(result: Result, answers: Answers | None) -> Pictures:
 
 
 def _history(stage: Path, name: str, result: RunResult) -> tuple[str, ...]:
-    """Every event, as a table and as a trace. Answers what is missing."""
+    """Write every event as a table and as a trace, and return notes on what is missing."""
     history = run_history(result)
     with (stage / f"{name}_events.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -191,7 +191,7 @@ def _history(stage: Path, name: str, result: RunResult) -> tuple[str, ...]:
 
 @contextmanager
 def _stage(folder: Path) -> Iterator[Path]:
-    """An empty folder inside `folder`, which is gone afterwards. What can't be written becomes one ForerunError."""
+    """A temporary empty folder inside `folder`. An OSError while it is in use becomes a ForerunError."""
     stage, is_new = folder / _STAGE, not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ def _stage(folder: Path) -> Iterator[Path]:
 
 
 def _move(stage: Path, folder: Path) -> list[Path]:
-    """Put what is in `stage` into `folder`."""
+    """Move the files of `stage` into `folder`."""
     names: Sequence[str] = sorted(path.name for path in stage.iterdir())
     for name in names:
         if (folder / name).is_dir():

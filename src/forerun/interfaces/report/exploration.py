@@ -125,7 +125,7 @@ def _table(*columns: str) -> Table:
 
 
 def exploration_record(explored: Explored, top: int) -> dict[str, Any]:
-    """The same as one JSON object."""
+    """The same figures as one JSON object."""
     return {
         "points": len(explored.rows),
         "simulated": explored.computed,

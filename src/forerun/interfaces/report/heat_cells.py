@@ -1,4 +1,4 @@
-"""What pictures and pages draw of a heat map: every cell with its words and its shade."""
+"""Data for the plot of a heat map: every cell with its words and its shade."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from forerun.interfaces.report.style import Look
 from forerun.interfaces.report.wording import three_digits
 
 _DARK, _LIGHT = (8, 64, 107), (222, 235, 244)
-"""red, green, blue of the best value and of those that are far from it; what is darker is better in grey print too"""
+"""red, green and blue of the best value and of distant ones; darker means better, also in grey print"""
 _FAR = 3.0
-"""so many times the best value, and more, has the lightest shade"""
+"""a value this many times the best one, or more, has the lightest shade"""
 _NO_ROOM = "#F1F1F1"
 LOOKS = {
     Known.BEST: Look("best plan, simulated", "#08406B"),
@@ -32,9 +32,9 @@ class Cell:
     row: int
     known: Known
     words: str
-    """in the cell: 5.18, ≥ 5.6, 93 GiB"""
+    """the words in the cell: 5.18, ≥ 5.6, 93 GiB"""
     hover: str
-    """all that is known, in a sentence"""
+    """all figures of the cell, in a sentence"""
     colour: str
     dark: bool
     """whether words on it are white"""
@@ -78,13 +78,13 @@ def heat_cells(shown: HeatMap) -> list[Cell]:
 
 
 _LABEL = 18
-"""letters of a value on one line"""
+"""the most letters of a value on one line"""
 _WHITE = 0.42
-"""share of the shades on which words are white"""
+"""words are white on shades below this share"""
 
 
 def unit_of(shown: HeatMap) -> tuple[str, float]:
-    """The unit of the values of cells in which plans fit, and how many seconds, or GiB, one of it is."""
+    """The unit of the cells in which plans fit, and its size in seconds or GiB."""
     if shown.objective == "memory":
         return "GiB", 1.0
     times = shown.value[(shown.known == Known.BEST) | (shown.known == Known.BOUND)]
@@ -92,19 +92,19 @@ def unit_of(shown: HeatMap) -> tuple[str, float]:
 
 
 def heat_title(shown: HeatMap) -> str:
-    """What a map shows."""
+    """The title of a heat map."""
     return f"{_word(shown.objective)} by {axis_name(shown.x)} and {axis_name(shown.y)}, {unit_of(shown)[0]}"
 
 
 def heat_words(shown: HeatMap) -> str:
-    """What there is to say beside a map: values that had no room; nothing for none."""
+    """A note on the values that a map leaves out; empty for none."""
     left = ((shown.x, shown.x_left_out), (shown.y, shown.y_left_out))
     said = [f"{n:,} more values of {axis_name(axis)}, worse than these, are left out" for axis, n in left if n]
     return "; ".join(said)
 
 
 def label_lines(value: str) -> list[str]:
-    """A value at its axis: a long one (an order of mesh axes) in two lines."""
+    """The label of a value at its axis; a long one (an order of mesh axes) takes two lines."""
     joints = [i + 1 for i, letter in enumerate(value) if letter == "-"]
     if len(value) <= _LABEL or not joints:
         return [value]
@@ -113,7 +113,7 @@ def label_lines(value: str) -> list[str]:
 
 
 def axis_name(axis: str) -> str:
-    """The axis as people say it."""
+    """The name of an axis with spaces."""
     return axis.replace("_", " ")
 
 

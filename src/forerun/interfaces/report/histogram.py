@@ -1,4 +1,4 @@
-"""How step times spread over the plans of a search."""
+"""The distribution of step times over the plans of a search."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Bin:
     simulated: int
     """plans that fit"""
     bounded: int
-    """plans that were skipped, at the lower bound of their time"""
+    """plans that were not simulated, by the lower bound of their time"""
 
 
 def runtime_histogram(result: SearchResult, bins: int = BINS) -> list[Bin]:
-    """Step times of what fits, and lower bounds of what was skipped for its time, in bins of equal ratio."""
+    """Step times of plans that fit, and lower bounds of those that were not simulated, in bins of equal ratio."""
     simulated = [prediction.step_time_s for prediction in result.ranked]
     bounded = () if result.objective == "memory" else result.bounds_of_skipped
     return histogram(simulated, bounded, bins)
 
 
 def histogram(simulated: npt.ArrayLike, bounded: npt.ArrayLike = (), bins: int = BINS) -> list[Bin]:
-    """Times in seconds, and lower bounds of others, in at most so many bins of equal ratio; none for no times."""
+    """Sort times and lower bounds, in seconds, into at most so many bins of equal ratio."""
     times = np.concatenate([np.asarray(simulated, np.float64), np.asarray(bounded, np.float64)])
     if not len(times):
         return []
@@ -52,5 +52,5 @@ def _counts(times: npt.ArrayLike, edges: Sequence[float]) -> list[int]:
 
 
 def bar(simulated: int, bounded: int, most: int, width: int) -> str:
-    """'#' for simulated plans, then '.' for bounded ones, `width` characters for `most`; something for anything."""
+    """A bar of '#' for simulated and '.' for bounded plans, `width` characters for `most` plans."""
     return "#" * ceil(width * simulated / most) + "." * ceil(width * bounded / most)

@@ -14,7 +14,7 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.interfaces.report.console import make_table
 
 _KEPT_BYTES = 2
-"""of an activation's element: mixed precision"""
+"""bytes of an element of an activation in mixed precision"""
 _GIGA = 1e9
 
 
@@ -31,12 +31,12 @@ class LayerRow:
     """of one sample"""
     backward_flops: float
     activation_memory_mb: float
-    """what is kept of its output until the backward pass, of one sample in 16 bits; 10**6 bytes"""
+    """10**6 bytes of its output that are kept until the backward pass, for one sample in 16 bits"""
 
 
 @dataclass(frozen=True)
 class PartRow:
-    """A part of a transformer that stands in it `count` times."""
+    """A part of a transformer that occurs `count` times."""
 
     part: str
     count: int
@@ -64,7 +64,7 @@ def layer_rows(model: LayeredModel) -> list[LayerRow]:
 
 
 def part_rows(spec: ModelSpec) -> list[PartRow]:
-    """Rows of what stands outside the layers, and of the parts of each kind of layer."""
+    """A row for each part outside the layers, and for the parts of each kind of layer."""
     return [PartRow(part, 1, count) for part, count in outer_parameters(spec).items()] + list(_layer_parts(spec))
 
 
@@ -78,7 +78,7 @@ def _layer_parts(spec: ModelSpec) -> Iterator[PartRow]:
 
 
 def model_record(model: ModelSpec | LayeredModel) -> dict[str, object]:
-    """The same as plain data."""
+    """The same rows as plain data."""
     if isinstance(model, ModelSpec):
         rows: list[LayerRow] | list[PartRow] = part_rows(model)
         return {"model": model.name, "parameters": parameter_count(model), "parts": [asdict(row) for row in rows]}

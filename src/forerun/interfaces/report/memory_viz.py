@@ -20,7 +20,7 @@ from forerun.core.program.types import Block, Category, FlatProgram, Program
 
 _BASE = 0x7F0000000000
 _ALIGN = 512
-"""the caching allocator rounds sizes up to so many bytes; the snapshot keeps the requested ones too"""
+"""the caching allocator rounds sizes up to multiples of this; the snapshot also has the requested sizes"""
 
 Event = dict[str, Any]
 
@@ -63,7 +63,7 @@ def snapshot(program: Program, flat: FlatProgram, timeline: Timeline, rank_class
 
 
 def _step(rank: _Rank, program: Program, block: Block, times_us: list[int], where: str) -> None:
-    """The allocations and frees of one block: before a node what it needs, after it what goes."""
+    """The allocations before and the frees after each node of a block."""
     allocs: dict[int, list[int]] = {}
     frees: dict[int, list[int]] = {}
     for tensor, (alloc, free) in enumerate(zip(block.tensor_alloc.tolist(), block.tensor_free.tolist(), strict=True)):
@@ -106,14 +106,14 @@ class _Live:
 
 @dataclass
 class _Rank:
-    """Memory of one rank: what is alive, what was, and the gaps between."""
+    """The memory of one rank: allocated blocks, freed ones, and the gaps between them."""
 
     events: list[Event] = field(default_factory=list)
     now_us: int = 0
     _live: dict[int, _Live] = field(default_factory=dict)
     """by address"""
     _left: dict[Category, list[_Live]] = field(default_factory=lambda: {category: [] for category in Category})
-    """what earlier blocks left, the oldest first"""
+    """tensors that outlive their block, the oldest first"""
     _gaps: list[tuple[int, int]] = field(default_factory=list)
     """(address, bytes) of free memory below the top, by address; no two touch"""
     _top: int = _BASE
@@ -141,7 +141,7 @@ class _Rank:
         self._left[live.category].append(live)
 
     def free_bytes(self, size: int, category: Category, now_us: int) -> None:
-        """Free so many bytes that earlier blocks left: a tensor of this size, the newest, or else the oldest ones."""
+        """Free so many bytes of earlier blocks: the newest tensor of this size, or else the oldest tensors."""
         left = self._left[category]
         same = next((live for live in reversed(left) if live.size == size), None)
         if same is not None:
@@ -157,7 +157,7 @@ class _Rank:
             size -= oldest.size
 
     def segment(self) -> dict[str, Any]:
-        """The one segment, as it is at the end of the step."""
+        """The memory segment at the end of the step."""
         blocks: list[dict[str, Any]] = []
         pieces: list[tuple[int, int, _Live | None]] = [(address, size, None) for address, size in self._gaps]
         pieces += [(address, _rounded(live.size), live) for address, live in self._live.items()]

@@ -23,12 +23,12 @@ from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
 
 MOST_ROWS = 60
-"""rows that a table shows of its own accord"""
+"""rows that a table shows by default"""
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """Opens a section, which the list of contents names."""
+    """A heading, which opens a section and appears in the list of contents."""
 
     text: str
 
@@ -79,7 +79,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Text as it stands: a configuration, a command."""
+    """Text in a fixed-width font: a configuration, a command."""
 
     text: str
     caption: str = ""
@@ -90,7 +90,7 @@ Part: TypeAlias = Heading | Text | Listing | Figures | Table | Plot | Code
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a page says."""
+    """The contents of a page."""
 
     title: str
     subtitle: str
@@ -156,7 +156,7 @@ def page(document: Document) -> bytes:
 
 
 def plot_text(text: str) -> str:
-    """Text of a user for a plot: plotly reads a little HTML in names, which is not meant here."""
+    """Escape text of a user for a plot, because plotly interprets some HTML in names."""
     return html.escape(text, quote=False)
 
 
@@ -185,7 +185,7 @@ def _shipped(name: str) -> str:
 
 
 def _for_a_script(text: str) -> str:
-    """`text`, which may stand inside a script or style element as it is."""
+    """Return `text` if a script or style element may contain it, else raise ForerunError."""
     for end in ("</script", "</style", "<!--"):
         if end in text.lower():
             raise ForerunError(f"{end} inside a script of a page; plotly.js of this version can't be put into a page")

@@ -58,13 +58,13 @@ def figures(prediction: Prediction) -> Figures:
 
 
 def warnings(prediction: Prediction) -> list[Part]:
-    """What a reader has to know first."""
+    """Warnings that a reader has to know first."""
     lines = [] if prediction.fits else ["This does not fit in memory; the times are those of GPUs with enough of it."]
     return [Text(line, "warning") for line in (*lines, *prediction.warnings)]
 
 
 def time_sections(simulation: Simulation, path: CriticalPath) -> list[Part]:
-    """Where the step goes, the path that makes it so long, the kernels, and the timeline."""
+    """Where the time of the step goes, the critical path, the kernels, and the timeline."""
     prediction = simulation.prediction
     kernels = kernel_times(simulation, simulation.slowest)
     name = simulation.program.rank_classes[simulation.slowest].name
@@ -134,7 +134,7 @@ def network_section(prediction: Prediction) -> list[Part]:
 
 
 def loop_section(prediction: Prediction) -> list[Part]:
-    """The periodic work of the training loop, where somebody said what that is."""
+    """The periodic work of the training loop, if the user describes it."""
     loop = prediction.loop
     if loop is None:
         return []
@@ -144,7 +144,7 @@ def loop_section(prediction: Prediction) -> list[Part]:
 
 
 def memory_sections(simulation: Simulation) -> list[Part]:
-    """Memory over the step, and what the peak is made of."""
+    """Memory over the step, and the categories of the peak."""
     prediction = simulation.prediction
     total, limit = prediction.peak_allocated_gib or 1.0, prediction.memory_limit_gib
     parts = sorted(prediction.memory_by_category_gib.items(), key=lambda item: -item[1])
@@ -169,7 +169,7 @@ def memory_sections(simulation: Simulation) -> list[Part]:
 
 
 def bottleneck_sections(found: Bottlenecks) -> list[Part]:
-    """How much of each resource is used, against the thresholds, and what it is used by."""
+    """The used share of each resource with its threshold, and what uses it."""
     named = ", ".join(each.name for each in found.found)
     verdict = (
         Text(f"Above the threshold: {named}.", "warning") if named else Text("Nothing is above its threshold.", "good")
@@ -211,7 +211,7 @@ def sensitivity_sections(rows: Sequence[WhatIf]) -> list[Part]:
 
 
 def bill_section(bill: Bill, samples: str) -> list[Part]:
-    """What a run costs. `samples` is what a batch counts, plural."""
+    """The cost of a run. `samples` is what a batch counts, in the plural."""
     rows = [
         ("GPU hours", f"{bill.gpu_hours:,.2f}"),
         ("dollars of the run", dollars(bill.dollars)),
@@ -227,7 +227,7 @@ def bill_section(bill: Bill, samples: str) -> list[Part]:
 
 
 def dollars(amount: float | None) -> str:
-    """Dollars with cents; nothing where they are not known."""
+    """Dollars with cents; empty if unknown."""
     return "" if amount is None else f"${amount:,.2f}"
 
 
@@ -243,7 +243,7 @@ def explain_section(prediction: Prediction) -> list[Part]:
 
 
 def reproduce_section(command: str, config: Mapping[str, Any], what: str, echo: Sequence[str] = ()) -> list[Part]:
-    """The version, the command and the configuration that give this page again; `echo`: units as understood."""
+    """The version, command and configuration that reproduce this page; `echo` says how units were understood."""
     parts: list[Part] = [
         Heading("Configuration"),
         Text(f"Forerun {__version__}. The same input gives the same figures."),

@@ -14,7 +14,7 @@ from forerun.interfaces.report.style import BLUE, ORANGE, VERMILLION
 _PANEL_INCHES = (8.0, 5.0)
 _COLUMNS = 2
 _TICKS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
-"""where a decade has ticks"""
+"""places of the ticks in a decade"""
 _LOG_FROM = 3
 """largest value over smallest, from which a scale is logarithmic"""
 _MOST_LABELLED = 24

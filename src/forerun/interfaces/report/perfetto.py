@@ -16,9 +16,9 @@ from forerun.core.program.kinds import OpKind, columns_of
 from forerun.core.program.types import I64, N_STREAMS, Collective, FlatProgram, Phase, Program, Stream
 
 _HOST_TID = N_STREAMS
-"""the host's thread comes after the streams"""
+"""the number of the host's thread, after those of the streams"""
 _RUN_PID = 1_000_000
-"""beyond the number of any rank class"""
+"""a number larger than that of any rank class"""
 
 
 def write_trace(path: str | Path, program: Program, flat: FlatProgram, timeline: Timeline, issue_ps: I64) -> None:
@@ -78,7 +78,7 @@ def _events(iterations: Iterable[RunIteration]) -> Iterator[str]:
 
 
 def _names(iteration: RunIteration, number: int) -> Iterator[str]:
-    """What the process of a rank class and its threads are called, and their order."""
+    """The names and the order of the process of a rank class and its threads."""
     rank_class, flat = iteration.program.rank_classes[number], iteration.flat
     name = f"{rank_class.name} ({rank_class.n_ranks} ranks)" if rank_class.n_ranks > 1 else rank_class.name
     yield _metadata(number, 0, "process_name", "name", name)
@@ -131,7 +131,7 @@ def _us(time_ps: int) -> str:
 
 
 def _op_texts(program: Program) -> list[tuple[str, str]]:
-    """Name and arguments of every op as JSON: written many times, encoded once."""
+    """Name and arguments of every op as JSON, encoded once because many slices write them."""
     ops = program.ops
     texts = []
     for i, name in enumerate(ops.name):

@@ -26,12 +26,12 @@ _TIERS = {"A": "tier A: all inputs stated", "B": "tier B: some inputs assumed"}
 _NEAR = 0.1
 """errors between the thin lines"""
 _FAR = 0.6
-"""errors beyond are drawn at the edge"""
+"""larger errors are drawn at the edge"""
 _MANY_DECADES = 3
-"""of a scale, from which only powers of ten have ticks"""
+"""decades of a scale from which only powers of ten have ticks"""
 _ROW_INCHES = 0.5
 _SPREAD = 0.15
-"""half of the height over which the points of a group spread, of the height of a row"""
+"""half of the height over which the points of a group spread, as a share of a row"""
 _WIDTH_INCHES = 8.0
 
 
@@ -70,7 +70,7 @@ def validation_pictures(results: Sequence[RowResult]) -> dict[str, bytes]:
 
 
 def _error(result: RowResult) -> float | None:
-    """Of the step time, as a fraction."""
+    """The relative error of the step time."""
     time = metrics.measured_time_s(result.row)
     return None if time is None or result.prediction is None else result.prediction.step_time_s / time - 1
 
@@ -122,7 +122,7 @@ def _points(axes: Any, points: Sequence[tuple[float, float]], marker: str, colou
 
 
 def _diagonal(axes: Any, points: Sequence[tuple[float, float]]) -> None:
-    """Both scales logarithmic and alike, with the line of equality and those of the near errors."""
+    """Make both scales logarithmic and equal, and draw the lines of equality and of small errors."""
     low, high = 0.7 * min(min(point) for point in points), 1.4 * max(max(point) for point in points)
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -1,4 +1,4 @@
-"""Plots of pages: what every plotly figure has in common, and those of a simulated step."""
+"""Plots: what every plotly figure has in common, and the plots of a simulated step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-se
 _GRID = "#e4e4e4"
 _TICKS = {"ticks": "outside", "ticklen": 6, "tickcolor": "#ffffff"}
 _DIGITS = 6
-"""of numbers in a page"""
+"""significant digits of numbers in a page"""
 _HATCHED = 0.004
 """slices shorter than this share of the step are too narrow for a hatch"""
 _SHORT = 0.001
@@ -29,11 +29,11 @@ _SHORT = 0.001
 _WRITTEN = 0.06
 """parts of a bar from this share on have their share written in them"""
 _FAR = 2.5
-"""a limit that is so many times higher than the rest is named, not drawn"""
+"""a limit that is this many times higher than the rest is not drawn"""
 
 
 def rounded(values: Sequence[float]) -> list[float]:
-    """To some digits: what is drawn needs no more, and a page stays small."""
+    """Round values to a few significant digits, which keeps a page small."""
     return [float(f"{value:.{_DIGITS}g}") for value in values]
 
 
@@ -43,7 +43,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """What plots have in common: the legend above, where it covers nothing, the buttons above it."""
+    """The layout that plots share: the legend above the plot, the buttons above the legend."""
     return {
         "font": _FONT,
         "margin": {"l": 60, "r": 24, "t": 30 if more.get("showlegend") is False else 66, "b": 50},
@@ -62,7 +62,7 @@ def hatch(shape: str | list[str]) -> dict[str, Any]:
 
 
 def far_apart(title: str, values: Sequence[float]) -> dict[str, Any]:
-    """An axis around `values`: logarithmic with ticks at 1, 2 and 5 of each decade where they are far apart."""
+    """An axis for `values`: logarithmic if they are far apart, with ticks at 1, 2 and 5 of each decade."""
     if not values or max(values) < LOG_FROM * min(values):
         return axis(title, rangemode="tozero")
     low, high = log10(min(values)), log10(max(values))
@@ -78,7 +78,7 @@ def far_apart(title: str, values: Sequence[float]) -> dict[str, Any]:
 
 
 def marker(look: Look) -> dict[str, Any]:
-    """A bar that is told apart by colour and by hatch."""
+    """The marker of a bar, which has its own colour and hatch."""
     return {
         "color": look.colour,
         "pattern": hatch(look.hatch),
@@ -87,7 +87,7 @@ def marker(look: Look) -> dict[str, Any]:
 
 
 def stacked_areas(x: Sequence[float], parts: Sequence[tuple[Look, Sequence[float]]], unit: str) -> list[dict[str, Any]]:
-    """Parts on each other; every level holds from its x to the next."""
+    """Stacked parts; every level holds from its x to the next one."""
     return [
         {
             "type": "scatter",
@@ -106,7 +106,7 @@ def stacked_areas(x: Sequence[float], parts: Sequence[tuple[Look, Sequence[float
 
 
 def labelled_bars(rows: Sequence[tuple[str, str, float]], title: str, about: str, hover: Sequence[str] = ()) -> Plot:
-    """Horizontal bars whose names hold their values in words: (name, words, percents); `hover` says more of each."""
+    """Horizontal bars of (name, value in words, percent), with the value in the label; `hover` adds a text to each."""
     data = {
         "type": "bar",
         "orientation": "h",

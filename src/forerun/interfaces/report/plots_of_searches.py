@@ -1,4 +1,4 @@
-"""Plots of pages: how the plans of a search spread, and the best for each pair of values."""
+"""Plots of searches: the distribution of the plans, and the best plan for each pair of values."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from forerun.interfaces.report.sweep_series import LINE_LOOKS, Panel, hover, lin
 from forerun.interfaces.report.wording import plan_words, seconds
 
 _MOST_POINTS = 1500
-"""plans that are drawn; of more, the best and every n-th of the others"""
+"""the most plans to draw: of more, the best ones and every n-th of the others"""
 _ROW_PX = 34
 _FAINT = 0.4
-"""of hatches under words, 1 being opaque"""
+"""opacity of hatches under words, from 0 to 1"""
 _GAP = 0.05
-"""between cells, of a cell"""
+"""the gap between cells, as a share of a cell"""
 
 
 def runtimes_plot(bins: Sequence[Bin]) -> Plot:

@@ -1,4 +1,4 @@
-"""Plots of pages: scaling, comparisons, stragglers, sensitivities."""
+"""Plots of studies: scaling, stragglers and sensitivities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forerun.interfaces.report.wording import seconds
 
 _BINS = 40
 _MOST_POINTS = 1500
-"""steps that are drawn; of more, every n-th"""
+"""the most steps to draw: of more, every n-th"""
 _MARKS = (("undisturbed", "dot", PURPLE), ("mean", "solid", BLACK), ("p50", "dash", GREEN), ("p99", "dashdot", ORANGE))
 
 
@@ -78,7 +78,7 @@ def _gpu_axis(gpus: Sequence[int]) -> dict[str, Any]:
 
 
 def line(name: str, x: Sequence[float], y: Sequence[float], colour: str, dash: str) -> dict[str, Any]:
-    """A line that is there to compare with, and does not answer the pointer."""
+    """A reference line without hover text."""
     look = {"color": colour, "dash": dash, "width": 1.5}
     return {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": look} | {
         "hoverinfo": "skip"

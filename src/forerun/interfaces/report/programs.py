@@ -49,7 +49,7 @@ def write_programs_csv(path: str | Path, ranking: ProgramRanking) -> None:
 
 
 def print_programs(out: Console, ranking: ProgramRanking, top: int) -> None:
-    """What fits and by what it is ranked, how the times spread, what does not fit and what could not be predicted."""
+    """Print the ranking, the distribution of times, and the programs that do not fit or can't be predicted."""
     counts = ranking.counts
     out.print(Text(f"{counts['considered']} programs of {ranking.folder} on {ranking.cluster}", style="bold"))
     if ranking.fitting:
@@ -84,7 +84,7 @@ RANKED_BY: dict[Objective, str] = {
 
 
 def _headline(best: Fitting, objective: Objective) -> str:
-    """The figure that the best is ranked by, and its time."""
+    """The figure that decides the ranking, and the step time."""
     prediction = best.prediction
     figures = {
         "tokens": f"{rate(prediction.tokens_per_s_per_gpu)} tok/s/GPU, ",
@@ -100,7 +100,7 @@ def _mesh(each: Fitting) -> str:
 
 
 def _print_warning(out: Console, ranking: ProgramRanking) -> None:
-    """That times do not compare steps of different tokens, where they are ranked by time all the same."""
+    """A warning if programs with different tokens are ranked by time."""
     tokens = {each.tokens_per_step for each in ranking.ranked}
     if ranking.objective == "time" and tokens == {None}:
         out.print("! the order holds if all steps train on the same tokens; --tokens-per-step N says how many")

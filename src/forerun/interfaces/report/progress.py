@@ -1,4 +1,4 @@
-"""A bar on stderr for what takes long."""
+"""A progress bar on stderr."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REFRESH_EVERY = 16
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A function (done, total) that moves a bar on stderr where that is a terminal.
+    """A function (done, total) that moves a progress bar on stderr, if stderr is a terminal.
 
     The bar has no thread of its own: what it watches may fork.
     """

@@ -13,10 +13,10 @@ from forerun.interfaces.report.wording import seconds, three_digits
 
 _MOST_NAMED = 3
 _LEAST_SHARE = 0.05
-"""of the sum of all changes: smaller ones are summed up"""
+"""changes below this share of their sum are added up"""
 _OF_MEMORY = {HELD: "weights and inputs, which are there from the start,", MADE: "activations and gradients"}
 _SAME = 0.0005
-"""relative: below this a number of operations is called the same"""
+"""numbers of operations with a smaller relative difference count as equal"""
 
 
 def reason_words(reason: Reason, pair: PairResult) -> str:

@@ -106,7 +106,7 @@ def front_record(front: Front) -> dict[str, Any]:
 
 
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
-    """What became of the plans that somebody asked about; `plan` is null where there is none."""
+    """What became of the plans that the user asked about; `plan` is null if there is none."""
     return {"text": verdict.text, "plan": None if verdict.plan is None else plan_record(verdict.plan)}
 
 
@@ -162,7 +162,7 @@ def write_csv(path: str | Path, result: SearchResult) -> None:
 
 
 def _cells(column: Sequence[Any]) -> Sequence[Any]:
-    """A column as it stands in a file. Only what a plan says has few values, and is more than a text or a number."""
+    """A column in the form of a file. Values of plan fields that are neither text nor number are few."""
     if not {*map(type, column)} & {bool, tuple}:
         return column
     cell = {value: _cell(value) for value in set(column)}

@@ -70,7 +70,7 @@ def print_search(
 
 
 def print_verdict(out: Console, asked: str, verdict: Verdict) -> None:
-    """What became of the plans that somebody asked about, in one line."""
+    """Print in one line what became of the plans that the user asked about."""
     plan = "" if verdict.plan is None else f" ({plan_words(verdict.plan)})"
     out.print(f"{asked}: {verdict.text}{plan}", soft_wrap=True)
 
@@ -163,7 +163,7 @@ def _plan_or_reason(point: SweepPoint) -> str:
 
 
 def _print_front(out: Console, front: Front) -> None:
-    """Plans that none beats in both time and memory, and how far that is certain."""
+    """Print the plans that no other beats in both time and memory, and how far this is certain."""
     out.print(Text("Pareto front of step time and memory", style="bold"))
     table = make_table(("step\ntime", "right"), ("tok/s\n/GPU", "right"), ("peak\nGiB", "right"), ("plan", "left"))
     for each in front.places:

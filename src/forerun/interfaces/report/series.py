@@ -1,4 +1,4 @@
-"""What pictures and pages draw, read from results once: bars of iterations, times with units, cumulated shares."""
+"""Data for plots: bars of iterations, times with units, memory curves, cumulated shares."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from forerun.interfaces.report.style import MEMORY_LOOKS, Look
 LOG_FROM = 4.0
 """largest value over smallest, from which a scale is logarithmic"""
 FEW = 12
-"""so many bars have a name each"""
+"""up to this many bars each have a name"""
 _MOST_BARS = 240
-"""more iterations are averaged, so many bars in all"""
+"""the most bars; more iterations are averaged"""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Iterations that are drawn as one, with the mean of their times."""
+    """Iterations that are drawn as one bar, with their mean times."""
 
     first: int
     count: int
@@ -74,7 +74,7 @@ class MemoryCurve:
     time_s: list[float]
     """when each level begins; it holds until the next"""
     parts_gib: list[tuple[Look, list[float]]]
-    """from the bottom of the stack, parts that are never there left out"""
+    """from the bottom of the stack, without empty parts"""
     total_gib: list[float]
     peak: int
     end_s: float
@@ -97,7 +97,7 @@ def memory_curve(simulation: Simulation, points: int = 800) -> MemoryCurve:
 
 
 def found_too_large(result: SearchResult) -> list[Prediction]:
-    """What was simulated and does not fit, in the order in which it was."""
+    """The simulated plans that do not fit, in the order of their simulation."""
     return [each for each in result.outcome.predictions.values() if not each.fits]
 
 

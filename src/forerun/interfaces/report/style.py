@@ -1,4 +1,4 @@
-"""How things look in every picture and page: colours that colour-blind people tell apart, and hatches for grey print.
+"""The colours and hatches of every plot, for colour-blind people and for grey print.
 
 The colours are those of Okabe and Ito, "Color Universal Design" (2008), https://jfly.uni-koeln.de/color/.
 """

@@ -1,4 +1,4 @@
-"""What pictures and pages draw of a range of searches: a line over GPUs for each batch, or one over batches."""
+"""Data for the plots of a range of searches: a line over GPUs for each batch, or one over batches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Panel:
 
 
 def x_name(sweep: Sweep) -> str:
-    """What the lines are over."""
+    """The title of the x axis."""
     return "global batch, sequences" if _has_one_size(sweep) else "GPUs, number"
 
 
@@ -65,7 +65,7 @@ def lines(sweep: Sweep) -> list[Line]:
 
 
 def figures_of(sweep: Sweep) -> list[Panel]:
-    """What to draw: tokens/s, and dollars per token where they are known, else tokens/s of a GPU."""
+    """The two figures to draw: tokens/s, and dollars per token if known, else tokens/s of a GPU."""
     best = [point.best for point in sweep.points if point.best is not None]
     if all(each.dollars_per_billion_tokens is not None for each in best):
         each = Panel("price of tokens, dollars per billion", _dollars)

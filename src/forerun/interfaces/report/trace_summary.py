@@ -17,7 +17,7 @@ _NOTES = 8
 
 
 def print_trace(out: Console, program: Program, path: Path, seconds: float) -> None:
-    """Where the Program went, what it holds on each role, and what the tracer had to guess."""
+    """Print the file of the Program, its contents for each role, and what the tracer had to guess."""
     out.print(Text(f"{path}: {program.meta.get('name')} on {program.meta.get('world_size')} ranks", style="bold"))
     out.print(f"traced in {seconds:.1f} s; forerun predict --program {path} --cluster NAME", soft_wrap=True)
     out.print()

@@ -24,12 +24,12 @@ def seconds(time_s: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """A number of at least 1 to three digits; all digits of a longer one before the point."""
+    """A number of at least 1 with three significant digits, or all digits before the point if there are more."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def percent(share: float | None) -> str:
-    """A share as a percentage of one digit after the point."""
+    """A share as a percentage with one digit after the point."""
     return "unknown" if share is None else f"{share:.1%}"
 
 
@@ -39,14 +39,14 @@ def dollars(amount: float | None) -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """A number per second: to the whole, three digits of small ones."""
+    """A rate per second as a whole number, or with three digits if it is small."""
     if per_s is None:
         return "unknown"
     return f"{per_s:,.0f}" if per_s >= 100 or per_s == 0 else f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2f}"
 
 
 def mark(prediction: Prediction) -> str:
-    """What a ranking puts after a plan that only fits with what TIGHT says."""
+    """The mark of a plan in a ranking that fits only under the condition of TIGHT."""
     return "!" if TIGHT in prediction.warnings else ""
 
 
@@ -57,7 +57,7 @@ def notes_on(places: Iterable[Prediction]) -> list[str]:
 
 
 def plan_words(plan: Plan) -> str:
-    """What sets a plan apart, in one short line: mesh, sharding, schedule, checkpointing.
+    """The main choices of a plan in one short line: mesh, sharding, schedule, checkpointing.
 
     mb=2x8 is 8 micro batches of 2 sequences, Interleaved1F1Bx4 has 4 stages a rank.
     """
@@ -83,7 +83,7 @@ def plan_words(plan: Plan) -> str:
 
 
 def log_line(prediction: Prediction, model_flops_per_token: float | None) -> str:
-    """The figures as torchtitan's training log prints them, to lay beside a real run; what is not known is left out.
+    """The figures in the form of torchtitan's training log, without unknown ones, for comparison with a real run.
 
     memory is reserved memory and its share of the GPU, tps is tokens/s of one GPU, tflops are model TFLOP/s of one GPU.
     """

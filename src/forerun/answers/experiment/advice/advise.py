@@ -25,9 +25,9 @@ from forerun.answers.experiment.request import Request
 from forerun.common.errors import ForerunError
 
 LEAST_GAIN = 0.01
-"""what an advice has to be better by"""
+"""the least gain that makes a change worth recommending"""
 _LEAST_MEMORY = 0.10
-"""share of the memory that an advice frees where that is its point"""
+"""the least share of the memory that a change frees if that is its purpose"""
 _TRIED_TOGETHER = 8
 
 Aim = Literal["memory", "speed", "cost"]
@@ -35,7 +35,7 @@ Aim = Literal["memory", "speed", "cost"]
 
 @dataclass(frozen=True)
 class Figures:
-    """What an iteration of one setup comes to."""
+    """The figures of one iteration of a setup."""
 
     step_time_s: float
     samples_per_step: int
@@ -44,29 +44,29 @@ class Figures:
     memory_limit_gib: float
     fits: bool
     tight: bool
-    """it fits only as the allocator gives memory back and asks again, which costs time that is not in the figures"""
+    """it fits only because the allocator returns memory and asks again; the figures leave out this time"""
     dollars_per_million_samples: float | None
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One change, and what it brings."""
+    """A recommended change, and the figures before and after it."""
 
     kind: Kind
     aim: Aim
-    """what it is for: memory (it makes the run fit, or frees memory), speed, or cost"""
+    """the purpose: memory (it makes the run fit, or frees memory), speed, or cost"""
     title: str
-    """what to do"""
+    """the instruction"""
     text: str
-    """the same with what it brings, in words"""
+    """the instruction and its effect, in words"""
     change: dict[str, Any]
-    """`section.key` of the experiment -> its new value, None to take the key away (`description.read.changed`)"""
+    """`section.key` of the experiment -> its new value, None to remove the key (`description.read.changed`)"""
     before: Figures
     after: Figures
     gain: float
-    """samples/s over those before, less 1; where the run does not fit, over those that it would have"""
+    """samples/s after the change over samples/s before it, less 1 (before: as if the run fitted)"""
     caveat: str
-    """what else it changes; "" for nothing"""
+    """other effects of the change; "" for none"""
     setup: Setup
 
 
@@ -80,14 +80,14 @@ class _Trial:
 
 @dataclass
 class _Desk:
-    """What has been simulated of one request."""
+    """The trials of one request, each simulated once."""
 
     request: Request
     before: Figures
     trials: list[_Trial] = field(default_factory=list)
 
     def try_all(self, some: Iterable[Candidate]) -> None:
-        """Simulate `some`; what can't run is left out."""
+        """Simulates `some` candidates, and leaves out those that can't run."""
         for candidate in some:
             after = _simulated(self.request, candidate)
             if after is not None:
@@ -97,7 +97,7 @@ class _Desk:
         return after.samples_per_s / self.before.samples_per_s - 1.0
 
     def aims(self, trial: _Trial) -> Iterator[Aim]:
-        """What a trial is good for."""
+        """The purposes that a trial serves."""
         before, after = self.before, trial.after
         if not after.fits:
             return
@@ -113,7 +113,7 @@ class _Desk:
                 yield "memory"
 
     def _frees_memory(self, after: Figures) -> bool:
-        """Whether memory is short and much of it becomes free at no loss of speed."""
+        """Whether memory is short and the trial frees much of it without losing speed."""
         before, limit = self.before, self.before.memory_limit_gib
         short = before.peak_reserved_gib > self.request.thresholds.memory * limit
         freed = before.peak_reserved_gib - after.peak_reserved_gib
@@ -126,7 +126,7 @@ def _is_cheaper(before: Figures, after: Figures) -> bool:
 
 
 def advise(request: Request, base: Simulation | None = None, *, most: int = 40, plans: int = 16) -> tuple[Advice, ...]:
-    """What would help the run of `request`; the largest gain first.
+    """Simulate changes of the run of `request` and return those that help, the largest gain first.
 
     Where the run does not fit in memory, all advice makes it fit, the fastest first and what only just fits last.
     Otherwise advice on speed comes before what frees memory at no loss of speed. Other devices follow: faster ones,
@@ -184,7 +184,7 @@ def _figures(request: Request, setup: Setup, prediction: Prediction) -> Figures:
 
 
 def _simulated(request: Request, candidate: Candidate) -> Figures | None:
-    """What a candidate comes to; None where it can't run."""
+    """The figures of a candidate; None if it can't run."""
     try:
         prediction = simulate_setup(candidate.setup, folded=True).prediction
     except ForerunError:
@@ -193,7 +193,7 @@ def _simulated(request: Request, candidate: Candidate) -> Figures | None:
 
 
 def _best_plan(desk: _Desk, most: int) -> _Trial | None:
-    """The fastest of the first `most` plans by their bounds; None where none is possible."""
+    """The fastest of the first `most` plans in the order of their bounds; None if none is possible."""
     best: _Trial | None = None
     for bound, plan in plans_by_bound(desk.request.setup)[:most] if most else ():
         if best is not None and bound >= best.after.step_time_s:
@@ -208,7 +208,7 @@ def _best_plan(desk: _Desk, most: int) -> _Trial | None:
 
 
 def _plain(trials: list[_Trial]) -> Iterator[_Trial]:
-    """`trials` without those of which a part does as much: the simpler advice is the better one."""
+    """`trials` without those of which a part has the same effect: the simpler change is the better one."""
     parts = [(set(map(repr, trial.candidate.change.items())), trial) for trial in trials]
     for number, (change, trial) in enumerate(parts):
         simpler = (
@@ -221,7 +221,7 @@ def _plain(trials: list[_Trial]) -> Iterator[_Trial]:
 
 
 def _best_of_kinds(desk: _Desk, useful: Iterable[tuple[Aim, _Trial]]) -> Iterator[tuple[Aim, _Trial]]:
-    """Of each kind and aim the best; of equal ones the first. What is best for two aims is told once."""
+    """The best trial of each kind and aim, the first of equal ones; a trial that is best for two aims appears once."""
     best: dict[tuple[str, Aim], _Trial] = {}
     for aim, trial in useful:
         key = (trial.candidate.kind, aim)
@@ -241,7 +241,7 @@ def _better(aim: Aim, one: Figures, other: Figures) -> bool:
 
 
 def _together(desk: _Desk, useful: list[_Trial]) -> Advice | None:
-    """The best useful changes that go together, one added to the other while that helps; None below two."""
+    """Several useful changes together, added one by one while each helps; None if fewer than two remain."""
     same = desk.before.samples_per_step
     keeping = [trial for trial in useful if trial.candidate.kind != DEVICE and trial.after.samples_per_step == same]
     if not keeping:
@@ -298,7 +298,7 @@ def _advice(desk: _Desk, aim: Aim, trial: _Trial) -> Advice:
 
 
 def _brings(desk: _Desk, aim: Aim, after: Figures, gain: float) -> str:
-    """What a change brings, in words."""
+    """The effect of a change, in words."""
     before, word = desk.before, f"{desk.request.sample}s"
     if not before.fits:
         memory = f"{after.peak_reserved_gib:.1f} of {after.memory_limit_gib:.1f} GiB"

@@ -1,4 +1,4 @@
-"""Micro batches for GPUs that differ, such that all of them take as long."""
+"""Micro batches for different GPUs, such that all of them need the same time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from forerun.common.errors import ForerunError
 
 _NO_KERNEL = frozenset(cause.name.lower() for cause in (*EXPOSED, Cause.BUBBLE, Cause.HOST, Cause.WAITING))
 _ROUNDS = 2
-"""times that the batches are set by what they took: a sample takes less in a large batch"""
+"""rounds of adjusting the batches to their simulated times, because a sample takes less time in a large batch"""
 
 
 def balances(request: Request) -> Iterator[Candidate]:
-    """The micro batch of each kind in proportion to its speed, the global batch as near as whole samples come to it."""
+    """Give each kind a micro batch in proportion to its speed, and keep the global batch as nearly as possible."""
     setup = request.setup
     if not setup.kinds:
         return
@@ -46,7 +46,7 @@ def _batches(setup: Setup) -> list[int]:
 
 
 def _balanced(setup: Setup, batches: list[int]) -> list[int]:
-    """The same samples divided by the speed that each part has at `batches`."""
+    """Divide the same samples by the speed that each part has at `batches`."""
     speeds = [batch / _kernels_s(setup, part, batch) for part, batch in zip(setup.parts, batches, strict=True)]
     gpus = [part.n_gpus for part in setup.parts]
     samples = sum(n * batch for n, batch in zip(gpus, _batches(setup), strict=True))
@@ -55,7 +55,7 @@ def _balanced(setup: Setup, batches: list[int]) -> list[int]:
 
 
 def _kernels_s(setup: Setup, part: RankKind, micro_batch: int) -> float:
-    """Seconds in which kernels of a step run, were all GPUs those of `part`."""
+    """Seconds of a step in which kernels run if all GPUs are those of `part`."""
     cluster = setup.cluster if part.device is None else replace(setup.cluster, device=part.device)
     alone = replace(setup, cluster=cluster, kinds=(), plan=replace(setup.plan, micro_batch=micro_batch))
     breakdown = simulate_setup(alone, folded=True).prediction.breakdown

@@ -1,4 +1,4 @@
-"""Changes of a plan that could make a run faster or fit. A candidate is a question; `advise.py` simulates it."""
+"""Changes of a plan that could make a run faster or make it fit. `advise.py` simulates these candidates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARDING = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP"}
 
 
 def candidates(request: Request, fits: bool) -> Iterator[Candidate]:
-    """All changes worth simulating, each kind's in order; `fits` says whether the run does as it is."""
+    """All changes worth simulating, in order within each kind; `fits` says whether the run fits without a change."""
     plain = [*_batches(request, fits), *_gradients(request), *_software(request), *_states(request, fits)]
     yield from (candidate for candidate in plain if candidate is not None)
     yield from balances(request)
@@ -71,7 +71,7 @@ def _batches(request: Request, fits: bool) -> Iterator[Candidate | None]:
 
 
 def _checkpointing(request: Request) -> Iterator[Candidate | None]:
-    """Less or more of it; more also with twice or four times the micro batch, where the batch can stay as it is."""
+    """Less or more checkpointing; more also with two or four times the micro batch if the global batch can stay."""
     plan = request.setup.plan
     for level in ("none", "selective", "full"):
         what = {
@@ -97,7 +97,7 @@ def _count(number: int, word: str) -> str:
 
 
 def _gradients(request: Request) -> Iterator[Candidate | None]:
-    """How gradients are reduced."""
+    """Changes of how gradients are reduced."""
     plan = request.setup.plan
     if plan.dp * plan.cp == 1:
         return
@@ -117,7 +117,7 @@ def _gradients(request: Request) -> Iterator[Candidate | None]:
 
 
 def _software(request: Request) -> Iterator[Candidate | None]:
-    """Precision, compilation, launches, optimizer kernels."""
+    """Changes of precision, compilation, launches and optimizer kernels."""
     setup = request.setup
     plan, gpus = setup.plan, devices_of(setup)
     rounding = "rounding differs: check that training still converges"
@@ -136,7 +136,7 @@ def _software(request: Request) -> Iterator[Candidate | None]:
 
 
 def _states(request: Request, fits: bool) -> Iterator[Candidate | None]:
-    """Where parameters, gradients and optimizer state live."""
+    """Changes of where parameters, gradients and optimizer state are kept."""
     setup = request.setup
     plan = setup.plan
     for stage in _zero_stages(setup):
@@ -165,7 +165,7 @@ def _sharded(plan: Plan, zero_stage: int) -> dict[str, Any]:
 
 
 def savers(request: Request) -> Iterator[Candidate]:
-    """All that saves memory, one on top of the other."""
+    """All changes that save memory, together."""
     yield from (candidate for candidate in _savers(request) if candidate is not None)
 
 

@@ -37,41 +37,41 @@ Kind = Literal[
 PATTERN = "training.communication_pattern"
 MIXED = "hardware.mixed"
 _WORDS = {name: key for key, name in SPELLINGS.items()}
-"""Plan's word -> the experiment's"""
+"""name in a Plan -> name in an experiment"""
 _OF_GRADIENTS = ("gradient precision", "gradient compression")
-"""kinds that make gradients smaller: one of them is enough"""
+"""kinds of changes that make gradients smaller; one of them is enough"""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One change."""
+    """A change that may help, not simulated yet."""
 
     kind: Kind
     title: str
-    """what to do, as an order: `sum gradients in bf16`"""
+    """the instruction: `sum gradients in bf16`"""
     setup: Setup
     change: dict[str, Any]
-    """`section.key` of the experiment -> its new value, None to take the key away (`description.read.changed`)"""
+    """`section.key` of the experiment -> its new value, None to remove the key (`description.read.changed`)"""
     fields: dict[str, Any] = field(default_factory=dict)
-    """the part of the change that is of the Plan"""
+    """the fields of the Plan that change"""
     caveat: str = ""
-    """what else it changes: rounding, the global batch"""
+    """other effects: rounding, the global batch"""
 
     @property
     def touches(self) -> frozenset[str]:
-        """What it changes: candidates that share none of it go together."""
+        """What the change touches; candidates that touch nothing in common can be combined."""
         bytes_of_gradients = {"gradients"} if self.kind in _OF_GRADIENTS else set()
         return frozenset({self.kind, *self.change, *bytes_of_gradients})
 
     def on(self, setup: Setup) -> Setup:
-        """`setup` with this change too. Raises ForerunError where a plan can't have both."""
+        """Add this change to `setup`. Raises ForerunError if a plan can't have both."""
         pattern = self.setup.pattern if PATTERN in self.change else setup.pattern
         kinds = self.setup.kinds if MIXED in self.change else setup.kinds
         return replace(setup, plan=replace(setup.plan, **self.fields), pattern=pattern, kinds=kinds)
 
 
 def of_plan(request: Request, kind: Kind, title: str, fields: Mapping[str, Any], caveat: str = "") -> Candidate | None:
-    """The candidate that changes `fields` of the plan; None where they are as they were or can't be."""
+    """The candidate that changes `fields` of the plan; None if they stay the same or are impossible."""
     new = {name: value for name, value in fields.items() if getattr(request.setup.plan, name) != value}
     if not new:
         return None
@@ -85,7 +85,7 @@ def of_plan(request: Request, kind: Kind, title: str, fields: Mapping[str, Any],
 def with_plan(
     request: Request, kind: Kind, title: str, plan: Plan, fields: dict[str, Any], caveat: str = ""
 ) -> Candidate:
-    """The candidate of `plan`, in which GPUs with a micro batch of their own keep its proportion to the others'.
+    """The candidate of `plan`; GPUs with another micro batch keep its proportion to the micro batch of the others.
 
     A pattern that can't exchange the plan's gradients gives way to NCCL.
     """
@@ -105,7 +105,7 @@ def with_plan(
 
 
 def batch_caveat(before: Setup, after: Setup) -> str:
-    """What becomes of the global batch; "" where it stays."""
+    """The effect on the global batch, in words; "" if it stays."""
     if after.samples_per_step == before.samples_per_step:
         return ""
     return f"the global batch becomes {after.samples_per_step:,} instead of {before.samples_per_step:,}"
@@ -131,7 +131,7 @@ def _goes_with(pattern: CommunicationPattern, plan: Plan) -> bool:
 
 
 def change_of(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Plan fields as keys of the section `training`, in place of whatever it called them."""
+    """Plan fields as keys of the section `training`, which replace other spellings of the same."""
     given = request.given.get("training") or {}
     change: dict[str, Any] = {}
     for name, value in fields.items():

@@ -1,4 +1,4 @@
-"""Changes beside the plan: how gradients are exchanged, and which devices run it."""
+"""Changes outside the plan: how gradients are exchanged, and which devices run it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _COMPRESSION = 4.0
 _OTHER_DEVICES = 5
 """devices that are tried for speed, and for speed per dollar"""
 _NO_CUDA = ("tpu",)
-"""architectures on which the stacks' kernels and NCCL don't run"""
+"""architectures without the kernels of the stacks and without NCCL"""
 _NOT_OF_GPUS = ("preset", "mixed", "slow_gpus", "slow_links")
 """keys of `hardware` that stay as they are with other devices"""
 
 
 def patterns(request: Request) -> Iterator[Candidate]:
-    """How gradients are exchanged, where a pattern decides it."""
+    """Other patterns of exchanging gradients, if a pattern decides it now."""
     own = request.setup.pattern
     if isinstance(own, GradientCompression):
         return  # a key of its own decides it
@@ -58,7 +58,7 @@ def _with_pattern(
 
 
 def devices(request: Request) -> Iterator[Candidate]:
-    """The same number of GPUs of other devices of the catalogue that have a price, with their vendors' links."""
+    """The same number of GPUs of every other device with a price, with the links of its vendor."""
     setup = request.setup
     if setup.kinds:
         return
@@ -92,7 +92,7 @@ def half(*gpus: Device) -> Literal["bf16", "fp16"]:
 
 
 def _other_clusters(request: Request) -> list[Cluster]:
-    """Clusters of the catalogue, the cheapest of each device: those with the best rates, and the best for a dollar."""
+    """The clusters with the best rates and with the best rates per dollar, of each device the cheapest."""
     setup = request.setup
     size, own = setup.cluster.node_size, setup.cluster.device
     cheapest: dict[str, tuple[float, Cluster]] = {}
@@ -120,6 +120,6 @@ def _precision_on(device: Device, plan: Plan) -> str | None:
 
 
 def _speed(device: Device, plan: Plan) -> float:
-    """Which devices to try first: the mean, as a ratio, of arithmetic and memory bandwidth."""
+    """The geometric mean of arithmetic rate and memory bandwidth; the device with the largest is tried first."""
     peak = device.peak_flops[_precision_on(device, plan) or plan.precision]
     return float((peak * device.memory_bytes_per_s) ** 0.5)

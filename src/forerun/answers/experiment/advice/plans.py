@@ -1,4 +1,4 @@
-"""Other plans of the same GPUs and global batch, the ones that could be fastest first."""
+"""Other plans of the same GPUs and global batch, those with the least time bound first."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SEARCHED = frozenset(
 )
 """fields of a Plan that the search may change; all others stay as they are"""
 _MICRO_BATCHES = 8
-"""the largest micro batch is at least this, and this many times the plan's own"""
+"""the search tries micro batches up to this many times the plan's own"""
 
 
 def plans_by_bound(setup: Setup) -> list[tuple[float, Plan]]:
-    """(least seconds of a step, plan) of plans that may fit, the least first; empty for what has no space of plans.
+    """The bound of the step time and the plan, for plans that may fit, the least first; empty without a search.
 
     The space is that of `search` for the stack of the plan, with the schedule of the plan (1F1B without pipeline).
     Bounds are those of the cluster's own GPUs and of NCCL's collectives.

@@ -1,4 +1,4 @@
-"""Checked sections put together: a Request."""
+"""From checked sections to a Request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MOST_GPUS = 1_000_000
 
 @dataclass(frozen=True)
 class _Machine:
-    """What `hardware` comes to before the precision is known."""
+    """The GPUs and links of `hardware`, before the precision is known."""
 
     base: Cluster
     node_size: int
@@ -60,7 +60,7 @@ class _Machine:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The cluster's and those that differ."""
+        """The devices of the cluster and of the GPUs that differ."""
         return (self.base.device, *(kind.device for kind in self.kinds if kind.device))
 
 

@@ -18,7 +18,7 @@ _UNITS = {
 }
 """unit -> bits a second"""
 _WORDS = {unit.lower(): size for unit, size in _UNITS.items() if "bit" in unit or "byte" in unit}
-"""units that mean one thing in any case"""
+"""units whose case does not matter"""
 
 
 def gbit_s(text: str) -> float:

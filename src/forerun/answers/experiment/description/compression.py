@@ -1,4 +1,4 @@
-"""training.gradient_compression: how an experiment sends its gradients smaller than they are."""
+"""training.gradient_compression: how an experiment compresses its gradients."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read_compression(given: Any, place: str) -> Compression | None:
 
 
 def compressed(compression: Compression, setup: Setup, place: str) -> CommunicationPattern | None:
-    """How `setup` exchanges its gradients with `compression`; as it does already where a cast is all.
+    """The setup with compressed gradients; unchanged if the compression is only a cast.
 
     Raises:
         ForerunError: a pattern or a plan that doesn't go with it.

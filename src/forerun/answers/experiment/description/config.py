@@ -35,11 +35,11 @@ _PATHS = (("hardware", "cluster"), ("model", "config"), ("network", "file"), ("p
 _OWN_CODE = (("model", "layers"), ("training", "communication_pattern"))
 """keys that may hold FILE.py:NAME"""
 _SPELT = {*SPELLINGS.values(), "seq_len"}
-"""keys of a Plan that an experiment has words of its own for"""
+"""keys of a Plan that an experiment spells in another way"""
 
 
 def whole_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """`data` with paths that hold wherever one stands."""
+    """`data` with absolute paths."""
 
     def whole(value: Any) -> Any:
         return os.path.abspath(folder / value)
@@ -63,7 +63,7 @@ def whole_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def top_config(top: TopLevel) -> dict[str, Any]:
-    """What stands beside the sections; `name` comes first."""
+    """The keys outside the sections, `name` first."""
     return {"name": None, **_dumped(top)}
 
 
@@ -148,7 +148,7 @@ def _ordered(kind: type[Section], data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as YAML has it; of an object that only Python knows, what it is called."""
+    """`value` as YAML has it; the name of an object that YAML can't express."""
     if isinstance(value, Section):
         return _dumped(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What an experiment's units were understood as: one line for each key that people mix up."""
+"""How Forerun understood the units of an experiment: one line for each key that people confuse."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _memory_line(memory_bytes: int, own_bytes: int) -> str:
 
 
 def _batch_line(setup: Setup, sample: str) -> str:
-    """The batch of a GPU at a time, and how that of a step follows."""
+    """The micro batch of a GPU, and how the batch of a step follows from it."""
     plan = setup.plan
     own = [f", {kind.micro_batch} on {kind.name}" for kind in setup.kinds if kind.micro_batch is not None]
     accumulated = f" x {plan.n_microbatches} micro batches" if plan.n_microbatches > 1 else ""

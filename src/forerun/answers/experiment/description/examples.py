@@ -1,4 +1,4 @@
-"""The examples that come with Forerun: experiment files, and what is done with each."""
+"""The examples that come with Forerun: experiment files, and the study of each."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Example:
     path: Path
     """its experiment file"""
     nodes: tuple[int, ...] = ()
-    """scales of a scaling study; none: it is no such study"""
+    """nodes of a scaling study; empty for another kind of example"""
     patterns: tuple[str, ...] = ()
-    """communication patterns of a comparison; none: it is no comparison"""
+    """communication patterns of a comparison; empty for another kind of example"""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The cluster of an experiment: a known one, with what the experiment says in place of its figures."""
+"""The cluster of an experiment: a known one with the figures that the experiment replaces."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from forerun.describe.cluster.schema import BITS_PER_BYTE, US_PER_S
 from forerun.describe.cluster.types import Cluster, Device, Link
 
 _SOLD = 1.05
-"""what a GPU is sold as having over what programs can use, at most (as --memory-limit has it)"""
+"""the most that a GPU's advertised memory exceeds what programs can use (as for --memory-limit)"""
 
 
 @cache
 def hardware_presets() -> dict[str, dict[str, Any]]:
-    """What hardware.preset stands for: size or GPU -> keys of `hardware`, and num_nodes of a size."""
+    """The presets of hardware.preset: size or GPU -> keys of `hardware`, and num_nodes of a size."""
     text = (files("forerun.answers.experiment.description") / "hardware_presets.yaml").read_text(encoding="utf-8")
     document = parse_yaml(text, "hardware_presets.yaml")
     presets: dict[str, dict[str, Any]] = {**document["sizes"]["presets"], **document["profiles"]["presets"]}
@@ -95,7 +95,7 @@ def rank_kinds(section: HardwareSection, n_gpus: int, node_size: int, place: str
 
 
 def memory_bytes(own_bytes: int, memory_gb: float | None) -> int:
-    """Memory of a GPU: its own where `memory_gb` is its size as it is sold, else so many GiB."""
+    """The memory of a GPU: its usable memory if `memory_gb` is the advertised size, else `memory_gb` GiB."""
     own_gib = own_bytes / GIB
     if memory_gb is None or own_gib <= memory_gb <= own_gib * _SOLD:
         return own_bytes
@@ -119,7 +119,7 @@ def _of_cluster(given: str | dict[str, Any], place: str) -> Cluster:
 
 
 def is_path(text: str) -> bool:
-    """Whether a name in a file means a path: it has a folder or ends as a file does."""
+    """Whether a name means a path: it contains a folder or has the ending of a file."""
     return "/" in text or "\\" in text or text.lower().endswith((".yaml", ".yml", ".json"))
 
 

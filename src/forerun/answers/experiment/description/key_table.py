@@ -21,7 +21,7 @@ _MEANINGS = {
     "stack": "software stack (forerun stacks); pytorch-vision for convolutional networks, else pytorch, unless given",
 }
 _DEPENDENT = ("dp_replicate", "dp_shard", "zero_stage", "optimizer", "stack")
-"""keys whose meaning says what their default depends on"""
+"""keys whose default depends on something, as their meaning says"""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class KeyRow:
     """One key."""
 
     section: str
-    """"" for keys beside the sections"""
+    """"" for keys outside the sections"""
     key: str
     """keys of an entry are written parent.key, those of a list's entries parent[].key"""
     meaning: str

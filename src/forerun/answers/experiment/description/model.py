@@ -75,7 +75,7 @@ def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredMode
 
 @cache
 def families() -> dict[str, ModelSpec]:
-    """What model_type transformer, gpt2 and bert are where an experiment is silent."""
+    """The dimensions of model_type transformer, gpt2 and bert unless the experiment gives them."""
     text = (files("forerun.answers.experiment.description") / "families.yaml").read_text(encoding="utf-8")
     families = {}
     for name, entry in parse_yaml(text, "families.yaml").items():
@@ -131,7 +131,7 @@ def _layers(value: object, section: ModelSection, place: str) -> LayeredModel:
 
 
 def _resized(base: ModelSpec, dimensions: dict[str, Any], place: str) -> ModelSpec:
-    """`base` with dimensions in place of its own, and in proportion what depends on them and is not given."""
+    """`base` with other dimensions; dimensions that depend on them and are not given change in proportion."""
     fields = {DIMENSIONS[key]: value for key, value in dimensions.items()}
     hidden = fields.get("hidden", base.hidden)
     if hidden != base.hidden and "ffn_hidden" not in fields:

@@ -71,7 +71,7 @@ def _loaded(given: Any) -> Any:
 def pattern_in_force(
     given: CommunicationPattern | None, section: NetworkSection, plan: Plan, place: str
 ) -> CommunicationPattern | None:
-    """`given`, checked against `plan`; on an ideal network nothing takes time.
+    """Check the pattern `given` against `plan`; on an ideal network communication takes no time.
 
     Raises:
         ForerunError: the plan has no all-reduce that the pattern could run.

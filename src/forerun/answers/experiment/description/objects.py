@@ -1,4 +1,4 @@
-"""Python objects in an experiment's mapping as the keys that a file would have."""
+"""Replace Python objects in an experiment's mapping by the keys that a file would have."""
 
 from __future__ import annotations
 

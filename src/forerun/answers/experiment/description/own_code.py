@@ -1,4 +1,4 @@
-"""Code of one's own that an experiment file names as FILE.py:NAME. The file is run, with all rights of the user."""
+"""The user's own code, named as FILE.py:NAME in an experiment file. It runs with all rights of the user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_own_code(text: str) -> bool:
 
 
 def load_own(text: str, place: str) -> Any:
-    """What a Python file calls NAME, of `text` FILE.py:NAME. A file is run once as long as it doesn't change.
+    """The object NAME of a Python file; `text` is FILE.py:NAME. A file is executed again only after a change.
 
     Raises:
         ForerunError: no such file, it can't be run, or it has no such name; the message starts with `place`.

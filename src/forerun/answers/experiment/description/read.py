@@ -47,7 +47,7 @@ _REPLACED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "network": {"topology_type": ("file", "oversubscription"), "file": ("topology_type", "base_latency_us")},
 }
-"""section -> key -> keys that say the same, or something about what the key replaces"""
+"""section -> key -> keys that the key replaces"""
 
 
 def read_experiment(source: str | Path | Mapping[str, Any]) -> Request:

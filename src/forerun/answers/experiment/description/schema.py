@@ -93,7 +93,7 @@ def known_keys() -> dict[str, tuple[str, ...]]:
 
 
 def _fill_preset(found: dict[str, dict[str, Any]], name: str) -> None:
-    """Put what hardware.preset stands for where the experiment is silent."""
+    """Add the keys of hardware.preset that the experiment does not give."""
     keys, hardware = dict(hardware_presets()[name]), found["hardware"]
     nodes = {"num_nodes": keys.pop("num_nodes")} if "num_nodes" in keys else {}
     for own, other in (("cluster", "gpu_model"), ("network_bandwidth_gbps", "network_bandwidth")):

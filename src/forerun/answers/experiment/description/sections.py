@@ -49,7 +49,7 @@ def _ranks(value: Any) -> Any:
 
 
 def _bandwidth(value: Any) -> Any:
-    """A number of Gbit/s, or text with a unit, which stays as it is."""
+    """A number of Gbit/s, or text with a unit, which stays text."""
     number = exponent_number(value)
     rate = gbit_s(number) if isinstance(number, str) else number
     if isinstance(rate, bool) or not isinstance(rate, (int, float)):
@@ -96,7 +96,7 @@ class Section(Entry):
 
 
 class TopLevel(Section):
-    """Beside the sections."""
+    """The keys outside the sections."""
 
     name: Name | None = None
     """what reports and their files are called; the file's own name unless given"""
@@ -179,12 +179,12 @@ class HardwareSection(Section):
 
     @property
     def network_gbit_s(self) -> float | None:
-        """Bandwidth between nodes in 10**9 bits a second, None where the section is silent."""
+        """Bandwidth between nodes in 10**9 bits a second, None if not given."""
         return _rate(self.network_bandwidth, self.network_bandwidth_gbps)
 
     @property
     def intra_node_gbit_s(self) -> float | None:
-        """The same inside a node."""
+        """Bandwidth inside a node in 10**9 bits a second, None if not given."""
         return _rate(self.intra_node_bandwidth, self.intra_node_bandwidth_gbps)
 
 

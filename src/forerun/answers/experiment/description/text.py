@@ -1,4 +1,4 @@
-"""The text of an experiment file as a mapping, and keys that nobody knows."""
+"""The text of an experiment file as a mapping, and errors for unknown keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEEPEST = 20
 
 @contextmanager
 def at(place: str) -> Iterator[None]:
-    """Put `place` in front of what is wrong."""
+    """Begin the messages of errors with `place`."""
     try:
         yield
     except ImpossiblePlan as error:

@@ -28,7 +28,7 @@ SPELLINGS = {
     "overlap": "overlap_grad_reduce",
     "mixed_precision": "precision",
 }
-"""key of `training` -> the Plan's word for the same"""
+"""key of `training` -> field of the Plan"""
 DEFAULT_BUCKET_MIB = 25.0
 """bucket_cap_mb of torch.nn.parallel.DistributedDataParallel"""
 DEFAULT_ITERATIONS = 100
@@ -40,10 +40,10 @@ DEFAULTS_BY_KIND = {
 DEFAULT_WARMUP_SLOWDOWN = 2.0
 MOST_OF_ANY_KEY = 10**8
 MOST_OF_A_PLAN = {"seq_len": 10**7, "micro_batch": 10**6, "n_microbatches": 10_000}
-"""of a Plan's keys, as of an experiment's words for them"""
+"""limits of the numbers, for both spellings of a key"""
 MOST_BUCKETS = 100_000
 _GRADIENT_BYTES = 4
-"""at most, of a parameter"""
+"""the most bytes of the gradient of a parameter"""
 MOST_ITERATIONS = 10**9
 
 
@@ -81,7 +81,7 @@ def precision_of(given: bool | str, devices: tuple[Device, ...], convolutional: 
 
 
 def agreed(section: TrainingSection, plan_keys: dict[str, Any], seq_len: int | None, place: str) -> dict[str, Any]:
-    """Plan keys with what `section` says in its own words.
+    """Plan keys, including those that `section` spells in its own way.
 
     `seq_len` is the model's sequence_length where it is given. Raises ForerunError where two words contradict.
     """
@@ -214,7 +214,7 @@ def schedules_of(section: TrainingSection, has_sequences: bool, place: str) -> S
 
 
 def iterations_of(section: TrainingSection, setup: Setup, schedules: Schedules, has_tokens: bool, place: str) -> int:
-    """How many iterations: as given, or as many as the tokens or samples take."""
+    """The number of iterations: as given, or enough for the tokens or samples."""
     goals = [key for key in ("num_iterations", "total_tokens", "total_samples") if getattr(section, key) is not None]
     if not goals:
         return DEFAULT_ITERATIONS
