@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from forerun.answers.analysis.predict import predict
 from forerun.common.units import GIGA, PS_PER_S
 from forerun.core.cost.step_costs import Launching, step_costs
+from forerun.core.network.formulas import passes
 from forerun.core.network.host_path import host_path_bytes_per_s, host_path_s_per_byte, host_path_warnings
-from forerun.core.network.nccl import passes
 from forerun.core.network.network_file import parse_topology
 from forerun.core.network.patterns_collectives import RingAllReduce
 from forerun.core.program.builder import OpTableBuilder

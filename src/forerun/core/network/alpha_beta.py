@@ -13,12 +13,11 @@ from math import ceil, log2
 from typing import NamedTuple
 
 from forerun.core.network import group_traffic as traffic
+from forerun.core.network.formulas import TREE_PASSES
 from forerun.core.network.group_traffic import Flows, Layout
 from forerun.core.network.link_load import Fabric
 
 _US = 1e-6
-_CHAIN = 2.0
-"""bytes over those of the buffer that a rank of a chain sends: all of them up, and all of them down"""
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,6 @@ def tree_line(layout: Layout, fabric: Fabric, node_size: int, rates: AlphaBeta) 
     """
     if layout.nodes == 1:
         layout = replace(layout, per_node=1)
-    steps = steps_of(traffic.trees(layout, _CHAIN), fabric, node_size, rates)
+    steps = steps_of(traffic.trees(layout, TREE_PASSES), fabric, node_size, rates)
     climb_s = steps.far_s or steps.near_s
     return 2 * ((layout.per_node - 1) * steps.near_s + ceil(log2(layout.nodes)) * climb_s), steps.s_per_byte

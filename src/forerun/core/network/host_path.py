@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from forerun.common.units import GIGA
 from forerun.core.network.constants import fabrics
-from forerun.core.network.nccl import passes
+from forerun.core.network.formulas import exchanged, passes
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import Collective
 from forerun.describe.cluster.types import Cluster
@@ -58,7 +58,7 @@ def _passes_in_node(kind: Collective, group: CommGroup) -> float:
     if group.ranks_per_node == 1 or kind == Collective.NONE:
         return 0.0
     if kind == Collective.ALL_TO_ALL:
-        return (group.ranks_per_node - 1) / group.size
+        return exchanged(group.nodes, group.ranks_per_node)[0]
     if kind == Collective.SEND_RECV and group.nodes > 1:
         return 0.0
     return passes(kind, group.size)

@@ -12,8 +12,9 @@ from functools import lru_cache
 import numpy as np
 
 from forerun.core.network.constants import NodeCollectives
+from forerun.core.network.formulas import TREE_PASSES, exchanged, passes
 from forerun.core.network.lines import Lines
-from forerun.core.network.nccl import outer_link, passes, ring_lines, tree_lines, wire_efficiency
+from forerun.core.network.nccl import outer_link, ring_lines, tree_lines, wire_efficiency
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, Collective
 from forerun.describe.cluster.types import Cluster
@@ -29,10 +30,10 @@ def _busy_s_per_byte(kind: Collective, nodes: int, ranks: int, cluster: Cluster,
     elif pair:
         near, far = 0.0, 1.0
     elif kind == Collective.ALL_TO_ALL:
-        near, far = (ranks - 1) / n, (n - ranks) / n
+        near, far = exchanged(nodes, ranks)
     else:
         near = passes(kind, n) * (ranks - 1) / ranks
-        far = (2.0 if tree else passes(kind, nodes)) / ranks
+        far = (TREE_PASSES if tree else passes(kind, nodes)) / ranks
     reach = cluster.links.index(outer_link(cluster, nodes)) if nodes > 1 else 0
     out = np.zeros(len(cluster.links))
     for level, link in enumerate(cluster.links[: reach + 1]):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from forerun.common.errors import ForerunError
 from forerun.common.units import GIGA
 from forerun.core.network.constants import NodeCollectives, NodeOp, fabrics
+from forerun.core.network.formulas import TREE_PASSES, exchanged, passes, rounds
 from forerun.core.network.lines import FREE, Lines, smooth_minimum_s
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, Collective
@@ -87,13 +88,6 @@ def node_op(kind: Collective, constants: NodeCollectives) -> NodeOp:
     if kind in (Collective.ALL_TO_ALL, Collective.SEND_RECV):
         return constants.all_to_all
     return constants.all_gather
-
-
-def passes(kind: Collective, ranks: int) -> float:
-    """Bytes that pass each rank's link over the full buffer's."""
-    if kind in (Collective.BROADCAST, Collective.SEND_RECV):
-        return 1.0
-    return (ranks - 1) / ranks * (2.0 if kind == Collective.ALL_REDUCE else 1.0)
 
 
 def hop_count(ranks: int) -> float:
@@ -185,10 +179,9 @@ def ring_lines(kind: Collective, nodes: int, ranks: int, cluster: Cluster, measu
     link = outer_link(cluster, nodes)
     node_slope = _node_slope(Collective.ALL_GATHER, ranks, passes(kind, nodes * ranks), cluster, measured)
     wire, extra = ranks * _wire_bytes_per_s(link, nodes), _extra_hop_us(link)
-    rounds = 2 if kind == Collective.ALL_REDUCE else 1
     slope = slower(passes(kind, nodes) / wire, node_slope)
     protocols = fabrics().ring
-    latency = tuple(p.ring_us(nodes, ranks, rounds, 0.0, extra) * _US for p in protocols)
+    latency = tuple(p.ring_us(nodes, ranks, rounds(kind), 0.0, extra) * _US for p in protocols)
     return Lines(latency, tuple(slope / p.rate for p in protocols))
 
 
@@ -197,7 +190,7 @@ def tree_lines(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectiv
     link = outer_link(cluster, nodes)
     around = passes(Collective.ALL_REDUCE, nodes * ranks)
     node_slope = _node_slope(Collective.ALL_GATHER, ranks, around, cluster, measured)
-    slope, extra = slower(2.0 / (ranks * _wire_bytes_per_s(link, nodes)), node_slope), _extra_hop_us(link)
+    slope, extra = slower(TREE_PASSES / (ranks * _wire_bytes_per_s(link, nodes)), node_slope), _extra_hop_us(link)
     protocols = fabrics().tree
     latency = tuple(p.tree_us(nodes, ranks, 0.0, extra) * _US for p in protocols)
     return Lines(latency, tuple(slope / p.rate for p in protocols))
@@ -205,12 +198,10 @@ def tree_lines(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectiv
 
 def _all_to_all(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
     """Each rank sends a share of its buffer to every other: over its own NIC to those of other nodes."""
-    link, constants = outer_link(cluster, nodes), fabrics().all_to_all
-    n = nodes * ranks
-    near = _node_slope(Collective.ALL_TO_ALL, ranks, (ranks - 1) / n, cluster, measured)
-    far = (n - ranks) / n / _wire_bytes_per_s(link)
-    latency = constants.latency_us(n) + _extra_hop_us(link)
-    return Lines((latency * _US,), (slower(far, near),))
+    link, (near, far) = outer_link(cluster, nodes), exchanged(nodes, ranks)
+    node_slope = _node_slope(Collective.ALL_TO_ALL, ranks, near, cluster, measured)
+    latency = fabrics().all_to_all.latency_us(nodes * ranks) + _extra_hop_us(link)
+    return Lines((latency * _US,), (slower(far / _wire_bytes_per_s(link), node_slope),))
 
 
 def _neighbours(cluster: Cluster, link: Link) -> Lines:

@@ -29,10 +29,11 @@ from typing import Literal
 from forerun.common.errors import ForerunError
 from forerun.core.network import group_traffic as traffic
 from forerun.core.network.constants import NodeCollectives, NodeOp, fabrics
+from forerun.core.network.formulas import passes, rounds
 from forerun.core.network.group_traffic import Flows, Layout
 from forerun.core.network.lines import FREE, Lines
 from forerun.core.network.link_load import Busiest, Load, Watched, fabric_of
-from forerun.core.network.nccl import hop_count, measured_lines, node_constants, node_op, passes, wire_efficiency
+from forerun.core.network.nccl import hop_count, measured_lines, node_constants, node_op, wire_efficiency
 from forerun.core.network.network_file import Network, network_from, parse_topology
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, Collective
@@ -181,14 +182,14 @@ def _in_node(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
     elif kind == Collective.ALL_TO_ALL:
         load, steps, pattern = loads.direct(), 1.0, "direct"
     else:
-        load, steps = loads.ring(kind), _rounds(kind) * hop_count(ranks)
+        load, steps = loads.ring(kind), rounds(kind) * hop_count(ranks)
         if kind in _SPREAD and loads.direct().s_per_byte < load.s_per_byte:
             load, pattern = loads.direct(), "direct"
     extra_us = loads.near_extra_us(load) * steps
     latency_s = measured_lines(kind, ranks, op, 1.0).latency_s
     loss = sharing(op, ranks) * constants.link_gb_s
     return tuple(
-        _way(time_s / _US + extra_us, load, pattern, _rounds(kind), bandwidth / loss)
+        _way(time_s / _US + extra_us, load, pattern, rounds(kind), bandwidth / loss)
         for time_s, bandwidth in zip(latency_s, (op.bw1, op.bw2, op.bw3), strict=True)
     )
 
@@ -196,13 +197,13 @@ def _in_node(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
 def _between_nodes(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
     """The faster of one ring and a ring for each rail; for an all-reduce also trees."""
     nodes, ranks = loads.layout.nodes, loads.layout.per_node
-    load, rounds = loads.rails(kind), _rounds(kind)
+    load, times = loads.rails(kind), rounds(kind)
     pattern: Pattern = "rails"
     if ranks > 1 and loads.ring(kind).s_per_byte < load.s_per_byte:
         load, pattern = loads.ring(kind), "ring"
     near_us, far_us = loads.near_extra_us(load), loads.far_extra_us(load)
     found = [
-        _way(p.ring_us(nodes, ranks, rounds, near_us, far_us), load, pattern, rounds, p.rate) for p in fabrics().ring
+        _way(p.ring_us(nodes, ranks, times, near_us, far_us), load, pattern, times, p.rate) for p in fabrics().ring
     ]
     if kind == Collective.ALL_REDUCE:
         load = loads.trees()
@@ -215,10 +216,6 @@ def _way(latency_us: float, load: Load, pattern: Pattern, rounds: float = 1.0, r
     link = load.busiest
     busiest = Busiest(link.src, link.dst, link.s_per_byte * rounds)
     return Way(latency_us * _US, load.s_per_byte * rounds / rate, busiest, pattern, rounds)
-
-
-def _rounds(kind: Collective) -> float:
-    return 2.0 if kind == Collective.ALL_REDUCE else 1.0
 
 
 def sharing(op: NodeOp, ranks: int) -> float:

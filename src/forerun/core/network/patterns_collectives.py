@@ -13,10 +13,11 @@ from typing import ClassVar
 
 from forerun.common.errors import ForerunError
 from forerun.core.network.alpha_beta import AlphaBeta, ring_line, tree_line
+from forerun.core.network.formulas import passes
 from forerun.core.network.group_traffic import Layout
 from forerun.core.network.lines import Lines
 from forerun.core.network.link_load import Busiest
-from forerun.core.network.nccl import collective_lines, passes, ring_lines, tree_lines
+from forerun.core.network.nccl import collective_lines, ring_lines, tree_lines
 from forerun.core.network.on_topology import OnTopology, Way
 from forerun.core.network.patterns import CommunicationPattern, Wires, has_all_reduce
 from forerun.core.program.groups import CommGroup
