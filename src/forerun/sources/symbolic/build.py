@@ -18,7 +18,8 @@ from forerun.describe.stacks.catalog import load_stack
 from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic import data_parallel
 from forerun.sources.symbolic.activation_offload import ActivationOffload
-from forerun.sources.symbolic.data_parallel import REDUCED, DataParallel, sharded
+from forerun.sources.symbolic.data_parallel import REDUCED, DataParallel
+from forerun.sources.symbolic.exchanges import gathered_bytes, sharded
 from forerun.sources.symbolic.fsdp_units import Staged, Unit, staged_transformer
 from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.layered import staged_layers
@@ -257,7 +258,7 @@ class _Builder:
         steps.add(around[action, steps.opens % self.parallel.depth, steps.gathered], part.layer)
         steps.opens += 1
         kept = self.parallel.buffers and action == "open"
-        steps.gathered = self.parallel.gathered_bytes(part.unit.weights) if kept else 0
+        steps.gathered = gathered_bytes(self.plan, part.unit.weights) if kept else 0
 
     def _backward(self, steps: Steps, parts: list[Part], first: bool, last: bool) -> None:
         regather = self.parallel.fsdp and self.plan.reshards
@@ -355,7 +356,7 @@ class _Builder:
         ends = {stage_rank(plan, 0), stage_rank(plan, plan.n_stages - 1)}
         if self.staged.tied and len(ends) == 2 and rank in ends:
             steps.add(self._add(self._tied_embedding_reduction(tuple(sorted(ends)))))
-        steps.add(self._add(optimizer_block(kernels, self.parallel, weights, self._gradient_bytes(steps))))
+        steps.add(self._add(optimizer_block(kernels, weights, self._gradient_bytes(steps))))
 
     def _tied_embedding_reduction(self, ends: tuple[int, ...]) -> Block:
         """First and last stage sum the gradients of their copies of the embedding."""

@@ -16,7 +16,7 @@ Gathers and reductions of one process group run in issue order on one stream, as
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from math import inf
 from typing import Literal
 
@@ -24,10 +24,18 @@ from forerun.common.units import MIB
 from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.types import Block, Category, Collective, Phase, Stream
 from forerun.describe.plan import rules
-from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import DTYPE_BYTES
+from forerun.sources.symbolic.exchanges import (
+    Exchange,
+    gathered_bytes,
+    gathered_weights,
+    gathers,
+    reductions,
+    shard_axis,
+    shard_elements,
+    sharded,
+)
 from forerun.sources.symbolic.kernels import PlanKernels
-from forerun.sources.symbolic.shapes import ceil_div
 from forerun.sources.symbolic.states import accumulation_bytes
 from forerun.sources.symbolic.weights import Weights
 
@@ -60,27 +68,6 @@ Action = Literal[
 ]
 
 
-def sharded(elements: int, ranks: int) -> int:
-    return ceil_div(elements, ranks)
-
-
-def shard_elements(plan: Plan, weights: Weights) -> int:
-    """Elements of `weights` in one rank's shard, with those that stay whole; experts are sharded over the ranks that
-    expert parallelism leaves.
-    """
-    experts = sharded(weights.expert, max(1, plan.fsdp // plan.ep)) if weights.experts else 0
-    whole = sum(whole_tensors(plan, weights))
-    return sharded(weights.dense - whole, plan.fsdp) + whole + experts
-
-
-def whole_tensors(plan: Plan, weights: Weights) -> list[int]:
-    """Elements of the parameters that ZeRO-3 leaves whole because they are small; it always shards experts."""
-    if not plan.shards_parameters:
-        return []
-    least = plan.shard_min_mib * MIB / DTYPE_BYTES[plan.master_dtype]
-    return [size for size in (*weights.matrices, *weights.vectors) if size < least]
-
-
 class DataParallel:
     """Writes the blocks of one plan."""
 
@@ -96,7 +83,6 @@ class DataParallel:
         self.reduce_bytes = DTYPE_BYTES[kernels.reduce_dtype]
         self.param_bytes = kernels.weight_bytes
         self.master_bytes = DTYPE_BYTES[plan.master_dtype]
-        self.expert_axis = "dp_expert"
         self.ahead = 0 if self.simple else plan.prefetch
         """units that are gathered before compute reaches them"""
         self.depth = max(1, self.ahead)
@@ -113,48 +99,31 @@ class DataParallel:
         if action == "gather":
             return self._gather(name, weights, turn)
         if action in ("open", "open_last", "reopen"):
-            return self._open(name, self.gathered_bytes(weights), turn, action, before)
+            return self._open(name, gathered_bytes(self.kernels.plan, weights), turn, action, before)
         if action == "gather_again":
             return self._gather_again(name, weights)
         if action == "close":
-            return self._free(name, self.gathered_bytes(weights))
+            return self._free(name, gathered_bytes(self.kernels.plan, weights))
         if action.startswith("accumulate"):
             return self._accumulate(name, weights, made, first=action == "accumulate_first")
         if action == "reduce_accumulated":
             return self._reduce_scatter(name, weights, -1, True, before)
         return self._reduce_scatter(name, weights, made, action == "reduce_first", before)
 
-    def gathered_bytes(self, weights: Weights) -> int:
-        """Bytes of a unit's gathered parameters."""
-        return self._gathered_dense(weights) + weights.expert * self.param_bytes
-
-    def _gathered_dense(self, weights: Weights) -> int:
-        """Bytes of those that are no experts': gathered in fp8, matrices of fp8 products have a byte an element."""
-        narrow = sum(weights.matrices) - weights.wide if self.kernels.plan.fp8_all_gather else 0
-        return weights.dense * self.param_bytes - narrow * (self.param_bytes - 1)
-
     # -- fully sharded -------------------------------------------------------------------------------------
 
-    def _parts(self, weights: Weights) -> list[tuple[str, list[int]]]:
-        """(mesh axis, tensors) that are gathered together."""
-        dense = [*weights.matrices, *weights.vectors]
-        parts = [("dp_shard", dense)]
-        if weights.experts:
-            parts.append((self.expert_axis if self.kernels.plan.ep > 1 else "dp_shard", weights.experts))
-        return parts
-
-    def _collectives(
-        self, name: str, kind: Collective, weights: Weights, dense_bytes: float, expert_bytes: float, dtype: str
-    ) -> list[int]:
-        """One collective for each part, or tensor; so many bytes for an element of dense weights and of experts."""
-        ops = []
-        for (axis, tensors), element in zip(self._parts(weights), (dense_bytes, expert_bytes), strict=False):
-            if self.kernels.group_size.get(axis, 1) == 1:
+    def _collectives(self, name: str, exchanges: Sequence[Exchange], dtype: str) -> list[int]:
+        """One collective for each exchange, or tensor of one."""
+        ops, asked = [], name
+        for each in exchanges:
+            name = asked + (".whole" if each.kind == Collective.ALL_REDUCE else "")
+            if self.kernels.group_size.get(each.axis, 1) == 1:
                 continue
-            for size in tensors if self.simple else [sum(tensors)]:
+            for size in each.tensors if self.simple else [sum(each.tensors)]:
                 if size:
-                    op = self.kernels.collective_op(name, kind, axis, size * element, dtype)
-                    ops += self._of_list(name, kind, op, size * element, self.kernels.group_size[axis])
+                    size_bytes = size * each.element_bytes
+                    op = self.kernels.collective_op(name, each.kind, each.axis, size_bytes, dtype)
+                    ops += self._of_list(name, each.kind, op, size_bytes, self.kernels.group_size[each.axis])
         return ops
 
     def _of_list(self, name: str, kind: Collective, op: int, size_bytes: float, ranks: int) -> list[int]:
@@ -170,23 +139,14 @@ class DataParallel:
         self.fetched.add(copy)
         return [cut, op, copy]
 
-    def _apart(self, weights: Weights) -> Weights:
-        """Those of `weights` that are sharded between passes: small ones may stay whole on every rank."""
-        least, whole = self.kernels.stack.persistent_elements, set(whole_tensors(self.kernels.plan, weights))
-        matrices, vectors = (
-            [size for size in sizes if size > least and size not in whole]
-            for sizes in (weights.matrices, weights.vectors)
-        )
-        return replace(weights, matrices=matrices, vectors=vectors)
-
     def _gather_again(self, name: str, weights: Weights) -> Block | None:
         """Gather, after a recomputation, what its backward pass uses only later than the stack keeps parameters."""
         kernels, block = self.kernels, BlockBuilder()
-        matrices = self._apart(weights).matrices
+        matrices = gathered_weights(kernels.plan, kernels.stack, weights).matrices
         later = [2 * sum(matrices[i + 1 :]) for i in range(len(matrices))]
         far = [size for size, distance in zip(matrices, later, strict=True) if distance > kernels.stack.reuse_elements]
-        size = self.param_bytes
-        ops = self._collectives(name + ".gather", Collective.ALL_GATHER, Weights(far), size, size, kernels.wide_dtype)
+        again = Exchange(Collective.ALL_GATHER, shard_axis(kernels.plan, False), far, self.param_bytes)
+        ops = self._collectives(name + ".gather", [again], kernels.wide_dtype)
         if not ops:
             return None
         node = block.node(kernels.marker, Stream.COMPUTE, Phase.BACKWARD)
@@ -207,9 +167,8 @@ class DataParallel:
             op = kernels.ops.memory(name + ".copy_in", shard * self.master_bytes, shard * self.param_bytes)
             chain.append((op, Stream.COMPUTE if serial else Stream.GATHER))
         chain = self._hand_out(name, weights) + chain
-        sizes = self._gathered_dense(weights) / max(1, weights.dense), self.param_bytes
-        apart = self._apart(weights)
-        ops = self._collectives(name + ".gather", Collective.ALL_GATHER, apart, *sizes, kernels.wide_dtype)
+        exchanges = gathers(kernels.plan, kernels.stack, weights)
+        ops = self._collectives(name + ".gather", exchanges, kernels.wide_dtype)
         chain += [(op, Stream.GATHER) for op in ops]
         after: tuple[int, ...] = (block.node(kernels.marker),) if serial else ()
         for i, (op, stream) in enumerate(chain):
@@ -218,7 +177,7 @@ class DataParallel:
             after = (block.node(op, stream, after=after, wait=wait, record=record, sync=op in self.fetched),)
         if not self.simple:
             category = Category.COMMUNICATION if self.buffers else Category.UNSHARDED
-            block.tensor(self.gathered_bytes(weights), category, 0, -1)
+            block.tensor(gathered_bytes(self.kernels.plan, weights), category, 0, -1)
         return block.build(name + ".gather")
 
     def _hand_out(self, name: str, weights: Weights) -> list[tuple[int, Stream]]:
@@ -280,7 +239,7 @@ class DataParallel:
             held = total + weights.beyond
             block.tensor(held * DTYPE_BYTES[kernels.accumulate_dtype], Category.GRADIENT, -1, node)
         dtype = kernels.reduce_dtype
-        for op in self._reductions(name + ".reduce", weights):
+        for op in self._collectives(name + ".reduce", reductions(plan, kernels.stack, weights), dtype):
             node = block.node(op, Stream.GATHER, Phase.BACKWARD, after=(node,), record=REDUCED)
         if self.simple:  # compiled collectives are waited for where they stand
             node = block.node(kernels.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))
@@ -296,21 +255,6 @@ class DataParallel:
         elif first:
             block.tensor(shard * self.master_bytes, Category.GRADIENT, 0, -1)
         return block.build(name + ".reduce")
-
-    def _reductions(self, name: str, weights: Weights) -> list[int]:
-        """Collectives that sum the gradients of `weights`: into shards, and whole where parameters are."""
-        size, dtype = self.reduce_bytes * weights.gradient_ratio, self.kernels.reduce_dtype
-        whole = whole_tensors(self.kernels.plan, weights)
-        if not whole:
-            return self._collectives(name, Collective.REDUCE_SCATTER, weights, size, size, dtype)
-        small = set(whole)
-        matrices, vectors = (
-            [elements for elements in sizes if elements not in small] for sizes in (weights.matrices, weights.vectors)
-        )
-        apart = replace(weights, matrices=matrices, vectors=vectors)
-        return self._collectives(name, Collective.REDUCE_SCATTER, apart, size, size, dtype) + self._collectives(
-            name + ".whole", Collective.ALL_REDUCE, Weights(vectors=whole), size, size, dtype
-        )
 
     def _join_gradients(self, name: str, total: int, wire: int) -> int:
         """The op that brings `total` gradients into the `wire` bytes of the buffer that is reduced.
@@ -379,22 +323,12 @@ class DataParallel:
         """Append the collectives of one bucket that holds `share` of the gradients."""
         kernels, plan = self.kernels, self.kernels.plan
         dtype = kernels.reduce_dtype
-        size = self.reduce_bytes * weights.gradient_ratio * share
-        scatter = rules.scatters_gradients(plan, kernels.stack)
-        for axis, tensors in self._parts(weights):
-            elements = sum(tensors)
-            if not elements:
-                continue
-            if not scatter:  # one all-reduce over every rank that holds these weights
-                everyone = "dp_expert_all" if axis == self.expert_axis else "dp_all"
-                if kernels.group_size[everyone] > 1:
-                    op = kernels.collective_op(name + ".grads", Collective.ALL_REDUCE, everyone, elements * size, dtype)
-                    after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
-                continue
-            if kernels.group_size.get(axis, 1) > 1:
-                op = kernels.collective_op(name + ".grads", Collective.REDUCE_SCATTER, axis, elements * size, dtype)
+        for each in reductions(plan, kernels.stack, weights):
+            elements, size = sum(each.tensors), each.element_bytes * share
+            if elements and kernels.group_size[each.axis] > 1:
+                op = kernels.collective_op(name + ".grads", each.kind, each.axis, elements * size, dtype)
                 after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]
-            if plan.dp_replicate > 1:
-                part = sharded(elements, kernels.group_size[axis]) * size
+            if elements and each.kind == Collective.REDUCE_SCATTER and plan.dp_replicate > 1:
+                part = sharded(elements, kernels.group_size[each.axis]) * size
                 op = kernels.collective_op(name + ".replicas", Collective.ALL_REDUCE, "dp_replicate", part, dtype)
                 after = [block.node(op, Stream.GATHER, Phase.BACKWARD, after=after, record=REDUCED)]

@@ -6,7 +6,8 @@ from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.types import N_CATEGORIES, Block, Category, Collective, Phase, Stream
 from forerun.describe.plan import rules
 from forerun.describe.plan.rules import DTYPE_BYTES
-from forerun.sources.symbolic.data_parallel import REDUCED, DataParallel, shard_elements
+from forerun.sources.symbolic.data_parallel import REDUCED
+from forerun.sources.symbolic.exchanges import parts, shard_axis, shard_elements
 from forerun.sources.symbolic.kernels import PlanKernels
 from forerun.sources.symbolic.states import (
     clipping_bytes,
@@ -29,7 +30,7 @@ def cast_elements(weights: Weights) -> int:
     return sum(weights.matrices) - weights.wide + weights.expert
 
 
-def optimizer_block(kernels: PlanKernels, parallel: DataParallel, weights: Weights, grads_allocated: int) -> Block:
+def optimizer_block(kernels: PlanKernels, weights: Weights, grads_allocated: int) -> Block:
     """Clip, update, gather updated parameters; frees `grads_allocated` bytes of gradients at the end."""
     plan, stack, block = kernels.plan, kernels.stack, BlockBuilder()
     phase, local = Phase.OPTIMIZER, local_elements(kernels, weights)
@@ -52,7 +53,7 @@ def optimizer_block(kernels: PlanKernels, parallel: DataParallel, weights: Weigh
             after=(node,),
         )
     _update(kernels, block, local, grad, launches, n_tensors)
-    _gather_updated(kernels, parallel, block, weights)
+    _gather_updated(kernels, block, weights)
     if kernels.caches_casts:
         for (op, stream), *_ in kernels.casts("weights", cast_elements(weights)):
             block.node(op, stream, phase, kernels.optimizer_module)
@@ -117,7 +118,7 @@ def _update(kernels: PlanKernels, block: BlockBuilder, local: int, grad: int, la
     block.node(op, phase=Phase.OPTIMIZER, module=kernels.optimizer_module)
 
 
-def _gather_updated(kernels: PlanKernels, parallel: DataParallel, block: BlockBuilder, weights: Weights) -> None:
+def _gather_updated(kernels: PlanKernels, block: BlockBuilder, weights: Weights) -> None:
     """ZeRO-1 and ZeRO-2: every rank gathers the parameters that the others updated."""
     plan, stack = kernels.plan, kernels.stack
     if not plan.gathers_updates:
@@ -129,7 +130,8 @@ def _gather_updated(kernels: PlanKernels, parallel: DataParallel, block: BlockBu
         op = kernels.ops.delay("parameters.broadcast", int(stack.owner_broadcast_us * 1e6 * owners))
         block.node(op, phase=Phase.OPTIMIZER, module=kernels.optimizer_module)
         return
-    for axis, tensors in parallel._parts(weights):
+    for expert, tensors in parts(weights):
+        axis = shard_axis(plan, expert)
         if kernels.group_size.get(axis, 1) > 1:
             share = size * sum(tensors) / max(1, weights.total)
             op = kernels.collective_op("parameters.gather", Collective.ALL_GATHER, axis, share, kernels.wide_dtype)

@@ -20,7 +20,7 @@ from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import DTYPE_BYTES, has_working_copy
 from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.build import staged_model
-from forerun.sources.symbolic.data_parallel import shard_elements, sharded
+from forerun.sources.symbolic.exchanges import shard_elements, sharded
 from forerun.sources.symbolic.kernels import PlanKernels
 from forerun.sources.symbolic.optimizer import local_elements
 from forerun.sources.symbolic.schedule import rank_stages

@@ -1,0 +1,129 @@
+"""What data parallelism moves between ranks for a unit, which `build` and the bounds of a search both ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from forerun.common.units import MIB
+from forerun.core.program.types import Collective
+from forerun.describe.plan import rules
+from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.stack import Stack
+from forerun.sources.symbolic.shapes import ceil_div
+from forerun.sources.symbolic.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Tensors that collectives of one kind move over a mesh axis."""
+
+    kind: Collective
+    axis: str
+    tensors: Sequence[int]
+    """elements of each"""
+    element_bytes: float
+
+    @property
+    def size_bytes(self) -> float:
+        """Bytes of all tensors."""
+        return sum(self.tensors) * self.element_bytes
+
+
+# -- shards ----------------------------------------------------------------------------------------------------
+
+
+def shard_axis(plan: Plan, experts: bool) -> str:
+    """The mesh axis whose ranks share one copy of the dense parameters, or of the experts."""
+    return "dp_expert" if experts and plan.ep > 1 else "dp_shard"
+
+
+def replica_axis(plan: Plan, experts: bool) -> str:
+    """The mesh axis of all ranks that hold the same dense parameters or experts, in shards or whole."""
+    return "dp_expert_all" if experts and plan.ep > 1 else "dp_all"
+
+
+def parts(weights: Weights) -> list[tuple[bool, list[int]]]:
+    """(whether they are experts, tensors) of the parameters that move together."""
+    dense = (False, [*weights.matrices, *weights.vectors])
+    return [dense, (True, weights.experts)] if weights.experts else [dense]
+
+
+def sharded(elements: int, ranks: int) -> int:
+    """Elements of one rank's shard, padded to equal shards."""
+    return ceil_div(elements, ranks)
+
+
+def shard_elements(plan: Plan, weights: Weights) -> int:
+    """Elements of `weights` in one rank's shard, with those that stay whole; experts are sharded over the ranks that
+    expert parallelism leaves.
+    """
+    experts = sharded(weights.expert, max(1, plan.fsdp // plan.ep)) if weights.experts else 0
+    whole = sum(whole_tensors(plan, weights))
+    return sharded(weights.dense - whole, plan.fsdp) + whole + experts
+
+
+def whole_tensors(plan: Plan, weights: Weights) -> list[int]:
+    """Elements of the parameters that ZeRO-3 leaves whole because they are small; it always shards experts."""
+    if not plan.shards_parameters:
+        return []
+    least = plan.shard_min_mib * MIB / rules.DTYPE_BYTES[plan.master_dtype]
+    return [size for size in (*weights.matrices, *weights.vectors) if size < least]
+
+
+def gathered_weights(plan: Plan, stack: Stack, weights: Weights) -> Weights:
+    """Those of `weights` that are sharded between passes: the plan or the stack may leave small ones whole."""
+    return _larger(weights, {*whole_tensors(plan, weights)}, stack.persistent_elements)
+
+
+def _larger(weights: Weights, whole: set[int], least: int = 0) -> Weights:
+    matrices, vectors = (
+        [size for size in sizes if size > least and size not in whole] for sizes in (weights.matrices, weights.vectors)
+    )
+    return replace(weights, matrices=matrices, vectors=vectors)
+
+
+# -- bytes -----------------------------------------------------------------------------------------------------
+
+
+def gathered_bytes(plan: Plan, weights: Weights) -> int:
+    """Bytes of a unit's gathered parameters."""
+    return _gathered_dense_bytes(plan, weights) + weights.expert * int(rules.weight_bytes(plan))
+
+
+def _gathered_dense_bytes(plan: Plan, weights: Weights) -> int:
+    """Bytes of those that are no experts': gathered in fp8, matrices of fp8 products have a byte an element."""
+    narrow = sum(weights.matrices) - weights.wide if plan.fp8_all_gather else 0
+    size = int(rules.weight_bytes(plan))
+    return weights.dense * size - narrow * (size - 1)
+
+
+# -- exchanges -------------------------------------------------------------------------------------------------
+
+
+def gathers(plan: Plan, stack: Stack, weights: Weights) -> list[Exchange]:
+    """What gathers the parameters of a unit."""
+    dense = _gathered_dense_bytes(plan, weights) / max(1, weights.dense)
+    return [
+        Exchange(
+            Collective.ALL_GATHER, shard_axis(plan, expert), tensors, rules.weight_bytes(plan) if expert else dense
+        )
+        for expert, tensors in parts(gathered_weights(plan, stack, weights))
+    ]
+
+
+def reductions(plan: Plan, stack: Stack, weights: Weights) -> list[Exchange]:
+    """What reduces the gradients of `weights` over the ranks that share one copy of them; over all that hold the same
+    ones where gradients are all-reduced. Those of parameters that stay whole are summed whole."""
+    element = rules.DTYPE_BYTES[rules.reduce_dtype(plan, stack)] * weights.gradient_ratio
+    if rules.gathers_parameters(plan, stack) or rules.scatters_gradients(plan, stack):
+        whole = whole_tensors(plan, weights)
+        of_shards = [
+            Exchange(Collective.REDUCE_SCATTER, shard_axis(plan, expert), tensors, element)
+            for expert, tensors in parts(_larger(weights, set(whole)))
+        ]
+        return of_shards + [Exchange(Collective.ALL_REDUCE, shard_axis(plan, False), whole, element)] * bool(whole)
+    return [
+        Exchange(Collective.ALL_REDUCE, replica_axis(plan, expert), tensors, element)
+        for expert, tensors in parts(weights)
+    ]
