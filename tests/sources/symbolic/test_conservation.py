@@ -14,7 +14,7 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import load_stack, stack_names
 from forerun.sources.symbolic.build import build
-from forerun.sources.symbolic.fsdp_units import build_units, layer_unit
+from forerun.sources.symbolic.fsdp_units import build_units, staged_kinds
 from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.mesh import groups_of
 
@@ -50,8 +50,8 @@ def test_one_rank_holds_every_parameter(model: ModelSpec) -> None:
     p = plan(stack="megatron-core", zero_stage=0)
     kernels = TransformerKernels(model, p, load_stack("torchtitan"), groups_of(p, 8), "hopper")
     units = build_units(kernels, split=False)
-    total = units.embedding.weights.total + units.head.weights.total
-    total += sum(layer_unit(units, kernels, i).weights.total for i in range(model.n_layers))
+    (stage,) = staged_kinds(model, p, kernels.stack)
+    total = sum(units[kind].weights.total for kind in stage)
     if model.tied_embeddings:
         total -= model.vocab * model.hidden
     assert total == parameter_count(model)

@@ -14,13 +14,14 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from forerun.answers.search.unit_runs import N_PARTS, Part, parts_of_layers
+from forerun.answers.search.unit_runs import N_KINDS
 from forerun.common.jit import njit
 from forerun.core.program.types import F64, I8, I32, I64
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import load_stack
-from forerun.sources.symbolic.schedule import Action, actions, rank_actions, stage_layers, stage_rank
+from forerun.sources.symbolic.fsdp_units import staged_kinds
+from forerun.sources.symbolic.schedule import Action, actions, rank_actions, stage_rank
 
 STAGED = ("pp", "pp_schedule", "virtual_stages", "layers_per_stage", "balance_ends", "checkpoint_every")
 """fields that a Pipeline depends on"""
@@ -34,39 +35,35 @@ class Held:
     """What the first rank holds when it starts a backward pass, in numbers of units."""
 
     passes: I64
-    """forward passes of each Part whose activations are alive, (N_PARTS,)"""
+    """forward passes of each kind whose activations are alive, (N_KINDS,)"""
     gradients: I64
-    """units of each Part with gradients of an earlier micro batch, (N_PARTS,)"""
+    """units of each kind with gradients of an earlier micro batch, (N_KINDS,)"""
     part: int
-    """the Part whose backward pass comes first"""
+    """the UnitKind whose backward pass comes first"""
 
 
 class Pipeline:
     """The stages of a plan."""
 
     def __init__(self, model: ModelSpec, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, self.tied = plan, model.tied_embeddings
         self.pp, self.n_stages = plan.pp, plan.n_stages
         self.split = plan.splits_backward
-        layers = parts_of_layers(model, plan.checkpoint_every).tolist()
-        ends = list(accumulate(stage_layers(model, plan, load_stack(plan.stack))))
-        stages = [layers[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        stages[0].insert(0, int(Part.EMBEDDING))
-        stages[-1].append(int(Part.HEAD))
-        self.units: I64 = np.array([part for stage in stages for part in stage], np.int64)
-        """Part of every unit in model order, (n_units,)"""
+        stages = staged_kinds(model, plan, load_stack(plan.stack))
+        self.units: I64 = np.array([kind for stage in stages for kind in stage], np.int64)
+        """UnitKind of every unit in model order, (n_units,)"""
         self.starts: I64 = np.array([0, *accumulate(map(len, stages))], np.int64)
         """(n_stages + 1,): where each stage's units start"""
         self.rank: I64 = np.array([stage_rank(plan, stage) for stage in range(self.n_stages)], np.int64)
         """of each stage, (n_stages,)"""
-        self.counts = np.zeros((self.n_stages, N_PARTS))
-        """units of each Part in each stage, (n_stages, N_PARTS)"""
+        self.counts = np.zeros((self.n_stages, N_KINDS))
+        """units of each kind in each stage, (n_stages, N_KINDS)"""
         for number, stage in enumerate(stages):
             np.add.at(self.counts[number], stage, 1)
 
     @cached_property
     def on_ranks(self) -> F64:
-        """Units of each Part on each rank, (pp, N_PARTS)."""
+        """Units of each kind on each rank, (pp, N_KINDS)."""
         out: F64 = self._ranks.T @ self.counts
         return out
 
@@ -74,6 +71,16 @@ class Pipeline:
     def both_ends(self) -> bool:
         """Whether the first rank has embedding and head."""
         return bool(self.rank[-1] == 0)
+
+    def elements(self, of_units: F64 | I64, tied: F64 | float) -> F64:
+        """Elements of each rank, (..., pp), of units with so many by UnitKind, (..., N_KINDS).
+
+        A rank with embedding and head of a tied model has `tied` of them, (...), once.
+        """
+        out: F64 = of_units @ self.on_ranks.T
+        if self.tied and self.both_ends:
+            out[..., 0] -= tied
+        return out
 
     @cached_property
     def _ranks(self) -> F64:
@@ -84,7 +91,7 @@ class Pipeline:
     def least_end_s(self, forward: F64, backward: F64, weights: F64, again: F64, n_microbatches: I64) -> F64:
         """Seconds until the first rank has run its last pass, at least, (n,); of split schedules, until any rank has.
 
-        Times of units by Part, (n, N_PARTS); `again` is what every backward pass but the first takes more.
+        Times of units by UnitKind, (n, N_KINDS); `again` is what every backward pass but the first takes more.
 
         A rank starts when one micro batch has come through the stages before its first, then runs all of them; after
         its last backward pass through that stage the gradients go back through the stages before.
@@ -114,7 +121,7 @@ class Pipeline:
         backward = np.flatnonzero(kind == 1)
         at = int(backward[0] if first else backward[len(backward) - 1 - np.argmax(live[backward][::-1])])
         done = _KINDS["W"] if self.split else _KINDS["B"]
-        passes, gradients = np.zeros(N_PARTS, np.int64), np.zeros(N_PARTS, np.int64)
+        passes, gradients = np.zeros(N_KINDS, np.int64), np.zeros(N_KINDS, np.int64)
         for own in np.flatnonzero(self.rank == 0).tolist():
             mine = stage[:at] == own
             counts = self.counts[own].astype(np.int64)
@@ -130,7 +137,7 @@ class Pipeline:
         """Seconds of a pass through each stage, (n_stages,), in which every unit but the first waits for something that
         starts with the unit before it.
 
-        `pass_s` and `waits_s` by Part, (N_PARTS,).
+        `pass_s` and `waits_s` by UnitKind, (N_KINDS,).
         """
         here, other = self.units[:-1], self.units[1:]
         before, after = (other, here) if backward else (here, other)

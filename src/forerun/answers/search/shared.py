@@ -12,7 +12,7 @@ import numpy.typing as npt
 from forerun.answers.search.pipelines import STAGED, Held, Pipeline
 from forerun.answers.search.space_table import SpaceTable
 from forerun.answers.search.table import PlanTable, dense_ids
-from forerun.answers.search.unit_runs import ALONE, Part, UnitRuns, UnitSizes, UnitTimes
+from forerun.answers.search.unit_runs import ALONE, UnitRuns, UnitSizes, UnitTimes
 from forerun.core.program.types import F64, I64
 from forerun.describe.plan import rules
 from forerun.describe.plan.columns import Column, Plans
@@ -27,7 +27,7 @@ class Shared:
     """
 
     def __init__(self, table: SpaceTable, runs: UnitRuns, stack: Stack, s_per_byte: float) -> None:
-        self._runs, self._stack, self._s_per_byte = runs, stack, s_per_byte
+        self._stack, self._s_per_byte = stack, s_per_byte
         names = [name for name in (*table.meshes.codes, *table.variants.codes) if name not in (*ALONE, *_OWN)]
         built, built_rows = dense_ids(
             _ids(table, names)[0], _answers(table, lambda plans: plans.splits_backward, *_SPLITTING)
@@ -51,13 +51,13 @@ class Shared:
 
     # -- by kind -----------------------------------------------------------------------------------------------
 
-    def _by_unit(self, column: list[npt.NDArray[np.generic]]) -> F64:
+    def _by_unit(self, column: Sequence[npt.ArrayLike]) -> F64:
         out: F64 = np.array(column, np.float64)[self.of_unit]
         return out
 
     @cached_property
     def dense(self) -> F64:
-        """Elements by Part, (kinds, N_PARTS)."""
+        """Elements by UnitKind, (kinds, N_KINDS)."""
         return self._by_unit([size.dense for size in self.sizes])
 
     @cached_property
@@ -66,7 +66,7 @@ class Shared:
 
     @cached_property
     def again_s(self) -> F64:
-        """Seconds by Part that adding gradients into a buffer takes, (kinds, N_PARTS)."""
+        """Seconds by UnitKind that adding gradients into a buffer takes, (kinds, N_KINDS)."""
         moved = accumulated_bytes(self.plans, self._stack)
         column = np.broadcast_to(moved, len(self.of_unit)) * self._sum * self._s_per_byte
         out: F64 = column[:, None] * (self.dense + self.experts)
@@ -97,20 +97,12 @@ class Shared:
         out = Elements(*(np.zeros((2, n)) for _ in range(3)))
         for number, mine in self._of_each_pipeline():
             pipeline = self.pipelines[number]
-            for i, column in enumerate((self.dense, self.experts)):
-                ranks = column[mine] @ pipeline.on_ranks.T
-                first = ranks[:, 0] - (self._tied(pipeline, mine) if i == 0 else 0)
-                out.first[i, mine], out.most[i, mine] = first, ranks.max(axis=1)
-                out.least[i, mine] = np.minimum(first, ranks.min(axis=1))
+            tied = self._by_unit([size.tied_elements for size in self.sizes])[mine]
+            both = pipeline.elements(self.dense[mine], tied), pipeline.elements(self.experts[mine], 0.0)
+            for i, ranks in enumerate(both):
+                out.first[i, mine], out.most[i, mine] = ranks[:, 0], ranks.max(axis=1)
+                out.least[i, mine] = ranks.min(axis=1)
         return out
-
-    def _tied(self, pipeline: Pipeline, mine: I64) -> F64 | float:
-        """Elements that a rank with both ends of a tied model has once."""
-        model = self._runs.model
-        if not model.tied_embeddings or not pipeline.both_ends:
-            return 0.0
-        shared: F64 = self.dense[mine, Part.EMBEDDING]
-        return shared
 
     def held(self, which: int) -> tuple[F64, F64, F64]:
         """At the first (0) or the fullest (1) backward pass of the first rank, each (kinds,): bytes of activations,

@@ -7,6 +7,7 @@ takes, how kernels and collectives slow each other, and whatever else the simula
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from forerun.answers.search.orders import Groups
 from forerun.answers.search.pipelines import STAGED, Pipeline, StageTimes
 from forerun.answers.search.screening import RankStates, Screening
 from forerun.answers.search.shared import accumulated_bytes
-from forerun.answers.search.unit_runs import N_PARTS, Part, UnitSizes, UnitTimes
+from forerun.answers.search.unit_runs import N_KINDS, UnitSizes, UnitTimes
 from forerun.core.cost.op_costs import on_topology
 from forerun.core.cost.profile import load_profile
 from forerun.core.network.host_path import host_path_s_per_byte
@@ -25,14 +26,16 @@ from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, Collective
 from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
+from forerun.sources.symbolic.exchanges import Exchange, gathered_bytes, gathers, reductions, shard_axis, shard_elements
+from forerun.sources.symbolic.fsdp_units import UnitKind
 from forerun.sources.symbolic.states import clipping_bytes
 
-_NOTHING = np.zeros(N_PARTS)
+_NOTHING = np.zeros(N_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """Data parallelism around units, seconds by Part, (N_PARTS,)."""
+    """Data parallelism around units, seconds by UnitKind, (N_KINDS,)."""
 
     gather: F64
     """until parameters are gathered"""
@@ -61,7 +64,7 @@ class TimeBound:
         end = self._end_s(plan, groups, units, size, pipeline, around)
         first, fewest = self._elements(pipeline, size)
         least, own = (self._after_s(plan, groups, *elements) for elements in (fewest, first))
-        last = 0.0 if pipeline.split else float(around.reduce[Part.EMBEDDING])
+        last = 0.0 if pipeline.split else float(around.reduce[UnitKind.EMBEDDING])
         stream = self._stream_s(plan, pipeline, around)
         return max(float(end.max()) + least, float(end[0]) + last + own, stream + own)
 
@@ -73,9 +76,7 @@ class TimeBound:
 
     def _elements(self, pipeline: Pipeline, size: UnitSizes) -> tuple[tuple[float, float], tuple[float, float]]:
         """Dense and expert elements of the first rank, and the fewest of any rank."""
-        dense, experts = pipeline.on_ranks @ size.dense, pipeline.on_ranks @ size.experts
-        if self._runs.model.tied_embeddings and pipeline.both_ends:
-            dense[0] -= size.dense[Part.EMBEDDING]
+        dense, experts = pipeline.elements(size.dense, size.tied_elements), pipeline.elements(size.experts, 0.0)
         return (float(dense[0]), float(experts[0])), (float(dense.min()), float(experts.min()))
 
     # -- collectives -------------------------------------------------------------------------------------------
@@ -102,38 +103,30 @@ class TimeBound:
                 self._lines[key] = collective_lines(kind, group.nodes, group.ranks_per_node, runs.cluster, measured)
         return self._lines[key]
 
-    def _over_shards(self, kind: Collective, plan: Plan, groups: Groups, dense: F64, experts: F64) -> F64:
-        """Seconds of a collective of so many bytes over the ranks that share one model state."""
-        of_experts = "dp_expert" if plan.ep > 1 else "dp_shard"
-        return self._collective_s(kind, groups, "dp_shard", dense) + self._collective_s(
-            kind, groups, of_experts, experts
-        )
+    def _exchanges_s(self, groups: Groups, of_units: Sequence[Sequence[Exchange]]) -> F64:
+        """Seconds of the exchanges of each unit, one after the other, by UnitKind."""
+        sizes: dict[tuple[int, Collective, str], F64] = {}
+        for kind, exchanges in enumerate(of_units):
+            for number, each in enumerate(exchanges):
+                column = sizes.setdefault((number, each.kind, each.axis), np.zeros(len(of_units)))
+                column[kind] = each.size_bytes
+        times = [self._collective_s(kind, groups, axis, column) for (_, kind, axis), column in sizes.items()]
+        return sum(times, np.zeros(len(of_units)))
 
     def _around(self, plan: Plan, groups: Groups, size: UnitSizes) -> _Around:
         stack, per_byte = self._stack, self._screening.s_per_byte
-        weight = rules.weight_bytes(plan)
-        reduced = rules.element_bytes(rules.reduce_dtype(plan, stack))
-        dense, experts = size.dense.astype(np.float64), size.experts.astype(np.float64)
-        total = dense + experts
         gather = copy = again = _NOTHING
         if plan.shards_parameters:
-            wire = 1.0 if plan.fp8_all_gather else weight
-            shard = dense / plan.fsdp + experts / max(1, plan.fsdp // plan.ep)
-            sharded = dense * (plan.shard_min_mib == 0)  # what stays whole is not gathered
-            gather = self._over_shards(Collective.ALL_GATHER, plan, groups, sharded * wire, experts * wire)
+            gather = self._exchanges_s(groups, [gathers(plan, stack, weights) for weights in size.weights])
             if plan.offload == "params":
+                shard = np.array([shard_elements(plan, weights) for weights in size.weights])
                 gather = gather + shard * rules.element_bytes(plan.master_dtype) * self._screening.host_s_per_byte
-            copy = total * 2 * wire * per_byte if stack.fsdp == "fsdp2" else _NOTHING
+            if stack.fsdp == "fsdp2":
+                copy = np.array([2.0 * gathered_bytes(plan, weights) * per_byte for weights in size.weights])
         if rules.accumulates(plan, stack):
-            again = total * accumulated_bytes(plan, stack) * per_byte
-        return _Around(gather, copy, self._reduce_s(plan, groups, dense * reduced, experts * reduced), again)
-
-    def _reduce_s(self, plan: Plan, groups: Groups, dense: F64, experts: F64) -> F64:
-        if rules.scatters_gradients(plan, self._stack):
-            return self._over_shards(Collective.REDUCE_SCATTER, plan, groups, dense, experts)
-        of_experts = "dp_expert_all" if plan.ep > 1 else "dp_all"
-        every = self._collective_s(Collective.ALL_REDUCE, groups, "dp_all", dense)
-        return every + self._collective_s(Collective.ALL_REDUCE, groups, of_experts, experts)
+            again = (size.dense + size.experts) * accumulated_bytes(plan, stack) * per_byte
+        reduce = self._exchanges_s(groups, [reductions(plan, stack, weights) for weights in size.weights])
+        return _Around(gather, copy, reduce, again)
 
     # -- passes ------------------------------------------------------------------------------------------------
 
@@ -157,7 +150,7 @@ class TimeBound:
             back = pipeline.counts @ units.backward
             if gathers and reshards:  # the last unit is still there
                 back = pipeline.chained_s(units.backward + around.copy, waits + around.copy, backward=True)
-                back[-1] -= around.copy[Part.HEAD]
+                back[-1] -= around.copy[UnitKind.HEAD]
             times = StageTimes(
                 first, later, back, pipeline.counts @ units.weights, pipeline.counts @ around.again, border
             )
@@ -188,7 +181,7 @@ class TimeBound:
         gathered, reshards, m = float(counts @ around.gather), self._reshards(plan), plan.n_microbatches
         passes = gathered * (1 if plan.pp > 1 and not reshards else m)
         if reshards:
-            passes += m * (gathered - float(around.gather[Part.HEAD]) * pipeline.both_ends)
+            passes += m * (gathered - float(around.gather[UnitKind.HEAD]) * pipeline.both_ends)
         return passes + reduced * (m if every else 1)
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -201,9 +194,9 @@ class TimeBound:
         if stack.clip_grad:
             out += local * sum(clipping_bytes(screening.update_gradient_bytes(plan))) * screening.s_per_byte
         if plan.gathers_updates and not stack.owner_broadcast_us:
-            weight = rules.weight_bytes(plan)
-            moved = np.float64(dense * weight), np.float64(experts * weight)
-            out += float(self._over_shards(Collective.ALL_GATHER, plan, groups, *moved))
+            for expert, elements in ((False, dense), (True, experts)):
+                moved = elements * rules.weight_bytes(plan)
+                out += float(self._collective_s(Collective.ALL_GATHER, groups, shard_axis(plan, expert), moved))
         return out
 
 

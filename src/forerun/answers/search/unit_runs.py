@@ -7,7 +7,6 @@ for each place that tensor, context and expert parallelism have on the nodes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from math import gcd
 
 import numpy as np
@@ -26,23 +25,12 @@ from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import DEFAULT_ORDER, Plan
 from forerun.describe.stacks.catalog import load_stack
-from forerun.sources.symbolic.fsdp_units import Unit, build_units
+from forerun.sources.symbolic.fsdp_units import UnitKind, Units, build_units
 from forerun.sources.symbolic.kernels import MODULES, TransformerKernels
 from forerun.sources.symbolic.mesh import groups_of
+from forerun.sources.symbolic.weights import Weights
 
-
-class Part(IntEnum):
-    """What units a model has: layers may differ in experts, and in whether they are checkpointed."""
-
-    EMBEDDING = 0
-    HEAD = 1
-    DENSE = 2
-    DENSE_PLAIN = 3
-    MOE = 4
-    MOE_PLAIN = 5
-
-
-N_PARTS = len(Part)
+N_KINDS = len(UnitKind)
 INSIDE = ("tp", "cp", "ep")
 """groups that units communicate in"""
 ALONE = {
@@ -61,32 +49,28 @@ ALONE = {
 """fields that units don't depend on, as they are run; dp_shard is what expert parallelism needs"""
 
 
-def parts_of_layers(model: ModelSpec, checkpoint_every: int) -> I64:
-    """The Part of each layer, (n_layers,)."""
-    plain = (np.arange(model.n_layers) + 1) % checkpoint_every != 0
-    moe = np.array([model.is_moe_layer(layer) for layer in range(model.n_layers)], np.bool_)
-    out: I64 = np.where(moe, Part.MOE, Part.DENSE) + plain
-    return out
-
-
 @dataclass(frozen=True, slots=True)
 class UnitSizes:
-    """What the units of one plan take of memory, rows by Part; zero for parts that the model has not."""
+    """What the units of one plan take of memory, rows by UnitKind; zero for units that the model lacks."""
 
     kept: I64
-    """bytes that a forward pass leaves, (N_PARTS,)"""
+    """bytes that a forward pass leaves, (N_KINDS,)"""
     backward_rise: I64
-    """bytes by which a backward pass rises above its start, (N_PARTS,)"""
+    """bytes by which a backward pass rises above its start, (N_KINDS,)"""
     dense: I64
-    """elements of the parameters that are not experts', on one rank before data-parallel sharding, (N_PARTS,)"""
+    """elements of the parameters that are not experts', on one rank before data-parallel sharding, (N_KINDS,)"""
     experts: I64
+    weights: tuple[Weights, ...]
+    """all parameters, by UnitKind"""
+    tied_elements: int
+    """of the matrix that embedding and head of a tied model share"""
     border_bytes: int
     """of activations that go to the next stage"""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitTimes:
-    """Seconds of single passes by Part, (N_PARTS,); weight passes are 0 where they are part of the backward pass."""
+    """Seconds of single passes by UnitKind, (N_KINDS,); weight passes are 0 where the backward pass has them."""
 
     forward: F64
     backward: F64
@@ -145,36 +129,34 @@ class BuiltUnits:
         self._model, self._plan = model, plan
         groups = groups_of(plan, cluster.node_size)
         kernels = TransformerKernels(model, plan, load_stack(plan.stack), groups, cluster.device.architecture)
-        made = build_units(kernels, split)
-        found = {Part.EMBEDDING: made.embedding, Part.HEAD: made.head, Part.DENSE: made.dense}
-        found |= {Part.DENSE_PLAIN: made.dense_plain}
-        if made.moe is not None and made.moe_plain is not None:
-            found |= {Part.MOE: made.moe, Part.MOE_PLAIN: made.moe_plain}
+        found = build_units(kernels, split)
         blocks: list[Block] = []
-        self._passes: dict[tuple[Part, int], int] = {}
-        for part, unit in found.items():
+        self._passes: dict[tuple[UnitKind, int], int] = {}
+        for kind, unit in found.items():
             for number, block in enumerate((unit.forward, unit.backward, unit.weight_backward)):
                 if block is not None:
-                    self._passes[part, number] = len(blocks)
+                    self._passes[kind, number] = len(blocks)
                     blocks.append(block)
         nothing, resident = np.zeros(1, np.int32), np.zeros(N_CATEGORIES, np.int64)
         classes = [RankClass("", 1, np.array([n], np.int32), nothing, nothing, resident) for n in range(len(blocks))]
         self._program = Program(kernels.ops.build(), tuple(blocks), tuple(classes), kernels.groups, (), MODULES)
         self._flat = unfold(self._program)
         self._axes = tuple(kernels.group_index)
-        self._border_bytes = kernels.border_bytes
+        self._border_bytes, self._tied_elements = kernels.border_bytes, kernels.tied_elements
         self.sizes = self._sizes(found)
 
-    def _sizes(self, found: dict[Part, Unit]) -> UnitSizes:
-        kept, rise, dense, experts = (np.zeros(N_PARTS, np.int64) for _ in range(4))
+    def _sizes(self, found: Units) -> UnitSizes:
+        kept, rise, dense, experts = (np.zeros(N_KINDS, np.int64) for _ in range(4))
+        weights = [Weights() for _ in range(N_KINDS)]
         profiles = profile(self._program)
-        for part, unit in found.items():
-            kept[part], rise[part] = _left(unit.forward), profiles[self._passes[part, 1]].peak_bytes
+        for kind, unit in found.items():
+            kept[kind], rise[kind] = _left(unit.forward), profiles[self._passes[kind, 1]].peak_bytes
             if unit.returning is not None:  # the offloaded share of what is kept is there in the pass that needs it
-                kept[part] -= _left(unit.returning)
-                rise[part] += _left(unit.returning)
-            dense[part], experts[part] = unit.weights.dense, unit.weights.expert
-        return UnitSizes(kept, rise, dense, experts, self._border_bytes)
+                kept[kind] -= _left(unit.returning)
+                rise[kind] += _left(unit.returning)
+            weights[kind] = unit.weights
+            dense[kind], experts[kind] = unit.weights.dense, unit.weights.expert
+        return UnitSizes(kept, rise, dense, experts, tuple(weights), self._tied_elements, self._border_bytes)
 
     def times(self, runs: UnitRuns, inside: Groups) -> UnitTimes:
         """Seconds of every pass with these groups. The host takes no time, so a run is never faster."""
@@ -195,9 +177,9 @@ class BuiltUnits:
         # copies to and from the host run beside other units
         duration_ps = np.where(self._program.ops.kind == OpKind.HOST_COPY, 0, costs.duration_ps)
         timeline = simulate(self._flat, duration_ps, free, costs.slow_compute, costs.slow_network, costs.network_op)
-        out = np.zeros((3, N_PARTS))
-        for (part, number), place in self._passes.items():
-            out[number, part] = int(timeline.class_end_ps[place]) / PS_PER_S
+        out = np.zeros((3, N_KINDS))
+        for (kind, number), place in self._passes.items():
+            out[number, kind] = int(timeline.class_end_ps[place]) / PS_PER_S
         return UnitTimes(*out)
 
 

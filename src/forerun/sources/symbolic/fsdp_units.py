@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
+from itertools import count
 
 from forerun.core.program.types import Block, Category
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.stack import Stack
 from forerun.sources.symbolic.embedding_and_head import embedding_section, head_section
 from forerun.sources.symbolic.gathering import parametrized
 from forerun.sources.symbolic.kernels import PlanKernels, TransformerKernels
@@ -40,17 +45,20 @@ class Unit:
         return int(block.tensor_bytes[made].sum())
 
 
-@dataclass(frozen=True, slots=True)
-class Units:
-    """The distinct units of a model. Layers of one kind share a unit."""
+class UnitKind(IntEnum):
+    """The distinct units of a transformer: layers may differ in experts, and in whether they are checkpointed."""
 
-    embedding: Unit
-    dense: Unit
-    dense_plain: Unit
+    EMBEDDING = 0
+    HEAD = 1
+    DENSE = 2
+    DENSE_PLAIN = 3
     """a layer that is not checkpointed, where only every n-th is"""
-    moe: Unit | None
-    moe_plain: Unit | None
-    head: Unit
+    MOE = 4
+    MOE_PLAIN = 5
+
+
+Units = dict[UnitKind, Unit]
+"""those that a model has; layers of one kind share a unit"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,41 +74,49 @@ class Staged:
     """what runs before the first forward pass of a step"""
 
 
-def staged_transformer(kernels: TransformerKernels, split: bool) -> Staged:
-    """Units of a transformer's stages: the embedding before the first layer, the head after the last."""
-    units, model = build_units(kernels, split), kernels.model
-    stages: list[list[tuple[Unit, int]]] = []
-    layer = 0
-    for n in stage_layers(model, kernels.plan, kernels.stack):
-        stages.append([(layer_unit(units, kernels, number), number) for number in range(layer, layer + n)])
+def staged_kinds(model: ModelSpec, plan: Plan, stack: Stack) -> list[list[UnitKind]]:
+    """Units of each pipeline stage in model order: the embedding before the first layer, the head after the last."""
+    stages, layer = [], 0
+    for n in stage_layers(model, plan, stack):
+        stages.append([layer_kind(model, plan, number) for number in range(layer, layer + n)])
         layer += n
-    stages[0].insert(0, (units.embedding, -1))
-    stages[-1].append((units.head, model.n_layers))
+    stages[0].insert(0, UnitKind.EMBEDDING)
+    stages[-1].append(UnitKind.HEAD)
+    return stages
+
+
+def layer_kind(model: ModelSpec, plan: Plan, layer: int) -> UnitKind:
+    """What unit layer number `layer` is."""
+    plain = (layer + 1) % plan.checkpoint_every != 0
+    return UnitKind((UnitKind.MOE if model.is_moe_layer(layer) else UnitKind.DENSE) + plain)
+
+
+def staged_transformer(kernels: TransformerKernels, split: bool) -> Staged:
+    """Units of a transformer's stages."""
+    units, model = build_units(kernels, split), kernels.model
+    numbers = count(-1)  # the embedding's, before those of the layers
+    stages = [
+        [(units[kind], next(numbers)) for kind in stage] for stage in staged_kinds(model, kernels.plan, kernels.stack)
+    ]
     return Staged(kernels, stages, model.tied_embeddings)
 
 
 def build_units(kernels: TransformerKernels, split: bool) -> Units:
     """Blocks of every distinct unit; with `split` weight gradients are blocks of their own."""
     model, plan = kernels.model, kernels.plan
+    units: Units = {}
     checkpointing = plan.activation_checkpointing != "none"
     n_dense = model.moe.n_dense_layers if model.moe else model.n_layers
-    dense = _section_unit("layer", layer_section(kernels, False, checkpointing), split)
-    plain = dense
-    if checkpointing and plan.checkpoint_every > 1:
-        plain = _section_unit("layer.plain", layer_section(kernels, False, False), split)
-    moe = moe_plain = None
-    if model.moe and n_dense < model.n_layers:
-        moe = moe_plain = _section_unit("moe_layer", layer_section(kernels, True, checkpointing), split)
+    for kind, name, experts in ((UnitKind.DENSE, "layer", False), (UnitKind.MOE, "moe_layer", True)):
+        if experts and n_dense >= model.n_layers:
+            continue
+        unit = plain = _section_unit(name, layer_section(kernels, experts, checkpointing), split)
         if checkpointing and plan.checkpoint_every > 1:
-            moe_plain = _section_unit("moe_layer.plain", layer_section(kernels, True, False), split)
-    return Units(
-        embedding=_section_unit("embedding", embedding_section(kernels), split),
-        dense=dense,
-        dense_plain=plain,
-        moe=moe,
-        moe_plain=moe_plain,
-        head=_section_unit("head", head_section(kernels), split),
-    )
+            plain = _section_unit(name + ".plain", layer_section(kernels, experts, False), split)
+        units |= {kind: unit, UnitKind(kind + 1): plain}
+    units[UnitKind.EMBEDDING] = _section_unit("embedding", embedding_section(kernels), split)
+    units[UnitKind.HEAD] = _section_unit("head", head_section(kernels), split)
+    return units
 
 
 def _section_unit(name: str, section: Section, split: bool) -> Unit:
@@ -127,13 +143,3 @@ def tape_unit(name: str, tape: Tape, weights: Weights, split: bool = False, gath
         returning,
         gathering,
     )
-
-
-def layer_unit(units: Units, kernels: TransformerKernels, layer: int) -> Unit:
-    """The unit of layer number `layer`."""
-    plain = (layer + 1) % kernels.plan.checkpoint_every != 0
-    if kernels.model.is_moe_layer(layer):
-        assert units.moe is not None
-        assert units.moe_plain is not None
-        return units.moe_plain if plain else units.moe
-    return units.dense_plain if plain else units.dense
