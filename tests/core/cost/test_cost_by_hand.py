@@ -28,7 +28,7 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.storage import Storage
 from forerun.describe.cluster.types import KernelRates
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack
+from forerun.describe.stacks.catalog import load_stack
 
 # -- matrix products ---------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ OTHERS = {
     "sources/trace/inside/device/attention_choice.py": "the choices of scaled_dot_product_attention, by torch's names",
     "interfaces/report/launch/torchtitan_toml.py": "torchtitan's names of its modules",
     "interfaces/report/launch/torchtitan_registry.py": "torchtitan's names of its modules",
-    "describe/plan/stack.py": "the kernel of a stack that states none",
+    "describe/stacks/stack.py": "the kernel of a stack that states none",
     "core/program/builder.py": "the kernel of a row that states none",
 }
 

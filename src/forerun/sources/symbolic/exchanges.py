@@ -9,7 +9,7 @@ from forerun.common.units import MIB
 from forerun.core.program.types import Collective
 from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.shapes import ceil_div
 from forerun.sources.symbolic.weights import Weights
 

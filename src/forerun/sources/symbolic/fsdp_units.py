@@ -9,7 +9,7 @@ from itertools import count
 from forerun.core.program.types import Block, Category
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import Stack
+from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.embedding_and_head import embedding_section, head_section
 from forerun.sources.symbolic.gathering import parametrized
 from forerun.sources.symbolic.kernels import PlanKernels, TransformerKernels
