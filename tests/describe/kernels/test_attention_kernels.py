@@ -23,6 +23,7 @@ SAY_MORE = {"naive", "triton"}
 """names that are words of other things too"""
 OTHERS = {
     "sources/trace/inside/device/attention_choice.py": "the choices of scaled_dot_product_attention, by torch's names",
+    "sources/trace/inside/device/virtual_device.py": "the version of cuDNN",
     "interfaces/report/launch/torchtitan_toml.py": "torchtitan's names of its modules",
     "interfaces/report/launch/torchtitan_registry.py": "torchtitan's names of its modules",
     "describe/stacks/stack.py": "the kernel of a stack that states none",
