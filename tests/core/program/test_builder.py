@@ -44,6 +44,17 @@ def test_attention_halves_the_causal_square_and_multiplies_backward() -> None:
     assert chunk == full * 1.5
 
 
+def test_attention_reads_queries_keys_and_values_and_writes_its_output_or_three_gradients() -> None:
+    ops = OpTableBuilder()
+    for backward in (0, 1):
+        ops.attention("attention", Attention(2, 8, 4, 16, 32, 64, 0, backward, 48))
+    queries, output = 2 * 16 * 8 * 64 * 2, 2 * 16 * 8 * 48 * 2
+    keys_and_values = 2 * 32 * 4 * (64 + 48) * 2
+    table = ops.build()
+    assert table.bytes_read.tolist() == [queries + keys_and_values, queries + keys_and_values + 2 * output]
+    assert table.bytes_written.tolist() == [output, queries + keys_and_values]
+
+
 def test_other_kinds_fill_their_columns() -> None:
     ops = OpTableBuilder()
     ops.memory("norm", 100, 50, launches=3, flops=7)

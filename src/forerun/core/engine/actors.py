@@ -1,4 +1,7 @@
-"""What both kinds of runs share. Every stream of every rank class is an actor that runs its nodes in order."""
+"""What runs with and without a clock share: their columns, and the host that issues nodes.
+
+Every stream of every rank class is an actor, which runs the nodes of the stream in order.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ class Nodes(NamedTuple):
 
 
 def nodes_of(flat: FlatProgram) -> Nodes:
-    """The columns of `flat` that the engine reads."""
+    """Returns the columns of `flat` that the engine reads."""
     return Nodes(
         flat.class_ptr, flat.op, flat.stream, flat.pred_ptr, flat.pred, flat.meeting, flat.meeting_size, flat.sync
     )
@@ -102,7 +105,7 @@ class Run(NamedTuple):
 
 @njit
 def new_run(nodes: Nodes) -> Run:
-    """A run at time 0, in which nothing is issued."""
+    """Returns a run at time 0, in which nothing is issued."""
     n_nodes, n_classes = len(nodes.op), len(nodes.class_ptr) - 1
     actors = np.zeros(n_classes * N_STREAMS, ACTOR)
     hosts = np.zeros(n_classes, HOST)
@@ -158,7 +161,7 @@ def issue(c: int, release_ps: int, nodes: Nodes, costs: OpCosts, run: Run) -> No
 
 @kernel
 def blocker_of(i: int, c: int, nodes: Nodes, run: Run) -> int:
-    """A node that must end before node `i` of class `c` can be ready, -1 for none."""
+    """Returns a node that must end before node `i` of class `c` can be ready, -1 for none."""
     if i >= run.hosts[c].next:
         return int(run.hosts[c].awaits)
     for e in range(nodes.pred_ptr[i], nodes.pred_ptr[i + 1]):
@@ -169,7 +172,7 @@ def blocker_of(i: int, c: int, nodes: Nodes, run: Run) -> int:
 
 @njit
 def class_ends(nodes: Nodes, run: Run) -> tuple[I64, bool]:
-    """When each class is done, (classes,) ps, and whether some node never ran."""
+    """Returns when each class is done, (classes,) ps, and whether some node never ran."""
     class_end = np.zeros(len(run.hosts), np.int64)
     return class_end, _find_ends(nodes, run, class_end)
 

@@ -57,7 +57,7 @@ def _load(c: int, op: int, stream: int, sign: int, now: int, host: Any, links: L
 
 @kernel
 def _join(actor: Any, peer: int) -> None:
-    """The node of `actor`, which starts, goes on together with that of actor `peer`."""
+    """Join the node of `actor`, which starts, to the meeting of actor `peer`, or to itself where it meets nobody."""
     actor.peer = peer
     actor.worst = FULL
     if actor.side == _NEUTRAL:
@@ -67,7 +67,7 @@ def _join(actor: Any, peer: int) -> None:
 
 @kernel
 def _leave(a: int, now: int, run: Run) -> None:
-    """Actor `a` has ended its node: it no longer sets the pace of the others of its meeting."""
+    """Take actor `a`, which has ended its node, out of its meeting, so that it no longer slows the other members."""
     actors = run.actors
     before = a
     while actors[before].peer != a:
@@ -81,7 +81,7 @@ def _leave(a: int, now: int, run: Run) -> None:
 
 @kernel
 def _weigh(c: int, now: int, op: I32, links: Links, run: Run) -> None:
-    """Find out how far the links slow the running nodes of class `c`, and let those who meet them look again."""
+    """Find the fullest link of each running node of class `c`, and mark those who meet it for `_agree`."""
     for stream in range(N_STREAMS):
         a = c * N_STREAMS + stream
         actor = run.actors[a]
@@ -159,7 +159,7 @@ def _begin(actor: Any, host: Any, now: int, op: int, is_compute: bool, costs: Op
 
 @inlined
 def _arrive(a: int, m: int, now: int, nodes: Nodes, costs: OpCosts, links: Links, run: Run) -> bool:
-    """Actor `a` is ready for meeting `m`; the last member starts all.
+    """Let actor `a`, which is ready, arrive at meeting `m`. The last member to arrive starts all of them.
 
     Returns True where a class before that of `a` has something more to do now.
     """
@@ -238,7 +238,7 @@ def _sweep(c: int, now: int, nodes: Nodes, costs: OpCosts, links: Links, run: Ru
 
 @njit
 def run_contended(nodes: Nodes, costs: OpCosts, links: Links) -> tuple[I64, I64, I64, I64, bool]:
-    """As run_dataflow, with compute and network of a class slowing each other, and nodes of it sharing `links`."""
+    """Returns what `run_dataflow` does, with compute and network of a class slowing each other and sharing `links`."""
     run = new_run(nodes)
     _run(nodes, costs, links, run)
     class_end, stuck = class_ends(nodes, run)

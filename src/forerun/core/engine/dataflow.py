@@ -14,7 +14,7 @@ from forerun.core.program.types import I64, N_STREAMS
 
 @njit
 def run_dataflow(nodes: Nodes, costs: OpCosts) -> tuple[I64, I64, I64, I64, bool]:
-    """Start, end and issue end of every node, end of every class, and whether nodes are left that never ran."""
+    """Returns start, end and issue end of every node, the end of every class, and whether some node never ran."""
     run = new_run(nodes)
     _run(nodes, costs, run, np.arange(len(run.actors)), np.empty(len(run.actors), np.int64))
     class_end, stuck = class_ends(nodes, run)

@@ -26,7 +26,7 @@ _SENDING = np.array([stream.name.startswith("PP_SEND") for stream in Stream])
 
 @dataclass(frozen=True, slots=True)
 class LinkDemand:
-    """What ops ask of links."""
+    """The share of each link that each op keeps busy."""
 
     share: I64
     """(n_ops, n_links) parts of FULL of each link that an op keeps busy while it runs alone"""
@@ -75,7 +75,7 @@ class Links(NamedTuple):
 
 
 def links_of(demand: LinkDemand | None, n_ops: int, n_classes: int) -> Links:
-    """Links on which nothing runs yet; without `demand` there are none."""
+    """Returns links on which nothing runs yet; none without `demand`."""
     if demand is None:
         demand = LinkDemand(np.zeros((n_ops, 0), np.int64), np.zeros((N_STREAMS, 0), np.bool_))
     share, carries = np.ascontiguousarray(demand.share), np.ascontiguousarray(demand.carries)
@@ -83,7 +83,7 @@ def links_of(demand: LinkDemand | None, n_ops: int, n_classes: int) -> Links:
 
 
 def used_pairs(op: I32, stream: I8, n_ops: int) -> Mask:
-    """Which ops run on which streams, (n_ops, n_streams)."""
+    """Returns which ops run on which streams, (n_ops, n_streams)."""
     used = np.zeros((n_ops, N_STREAMS), np.bool_)
     _mark(op, stream, used)
     return used
@@ -96,7 +96,7 @@ def _mark(op: I32, stream: I8, used: Mask) -> None:
 
 
 def pairs_of_program(program: Program) -> Mask:
-    """`used_pairs` of all blocks of `program`."""
+    """Returns `used_pairs` of all blocks of `program`."""
     op = np.concatenate([np.zeros(0, np.int32), *(block.op for block in program.blocks)])
     stream = np.concatenate([np.zeros(0, np.int8), *(block.stream for block in program.blocks)])
     return used_pairs(op, stream, len(program.ops))
@@ -124,5 +124,5 @@ def crowded_links(demand: LinkDemand, used: Mask) -> LinkDemand | None:
 
 
 def _is_below(asked: I64, others: I64) -> bool:
-    """Whether some column of `others`, none of which equals `asked`, is nowhere less than it."""
+    """Returns whether some column of `others`, none of which equals `asked`, is at least `asked` in every row."""
     return bool((others >= asked[:, None]).all(axis=0).any())

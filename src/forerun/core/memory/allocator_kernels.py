@@ -195,7 +195,7 @@ def _growing_block(heap: Heap, pool: int, stream: int, size: int) -> int:
 
 @kernel
 def _map(heap: Heap, block: int, size: int) -> bool:
-    """Put memory behind the first `size` bytes of an unmapped block; whether there was any (map_block)."""
+    """Put memory behind the first `size` bytes of an unmapped block, and return whether there was any (map_block)."""
     piece = SMALL_BUFFER if heap.blocks[POOL, block] == SMALL else LARGE_BUFFER
     mapped = (size + piece - 1) // piece * piece
     if heap.counts[RESERVED] + mapped > heap.rules[AVAILABLE]:
@@ -297,7 +297,10 @@ def _return_garbage(heap: Heap) -> None:
 
 @kernel
 def _unmap(heap: Heap, block: int) -> bool:
-    """Give back the whole pieces inside a free block of an expandable segment; whether there are any (unmap_block)."""
+    """Give back the whole pieces inside a free block of an expandable segment (unmap_block).
+
+    Returns whether there are any.
+    """
     piece = SMALL_BUFFER if heap.blocks[POOL, block] == SMALL else LARGE_BUFFER
     address, size, origin = heap.blocks[ADDRESS, block], heap.blocks[SIZE, block], heap.blocks[ORIGIN, block]
     begin = origin + (address - origin + piece - 1) // piece * piece
@@ -349,7 +352,7 @@ def return_unused(heap: Heap) -> None:
 
 @kernel
 def _find(heap: Heap, pool: int, stream: int, size: int) -> int:
-    """A block of at least `size` out of the pool, or from CUDA; NONE out of memory (malloc)."""
+    """Returns a block of at least `size` out of the pool or from CUDA, NONE where memory is short (malloc)."""
     block = _take_free(heap, pool, stream, size)
     if block != NONE:
         return block
@@ -368,7 +371,7 @@ def _find(heap: Heap, pool: int, stream: int, size: int) -> int:
 
 @kernel
 def _allocate(heap: Heap, wanted: int, stream: int) -> int:
-    """The block of a request, NONE out of memory (malloc, alloc_found_block)."""
+    """Returns the block that serves a request, NONE where memory is short (malloc, alloc_found_block)."""
     size = round_size(wanted, heap.rules[DIVISIONS])
     pool = SMALL if size <= SMALL_SIZE else LARGE
     block = _find(heap, pool, stream, size)

@@ -110,17 +110,17 @@ class CachingAllocator:
 
     @property
     def reserved_bytes(self) -> int:
-        """What is held now."""
+        """The bytes that the allocator holds now."""
         return int(self._heap.counts[heap.RESERVED])
 
     @property
     def allocated_bytes(self) -> int:
-        """What is in use now."""
+        """The bytes that are in use now."""
         return int(self._heap.counts[heap.IN_USE])
 
     @property
     def result(self) -> Replayed:
-        """What has happened so far."""
+        """The counts since the start."""
         counts = self._heap.counts
         return Replayed(
             reserved_bytes=int(counts[heap.PEAK_RESERVED]),
@@ -146,7 +146,7 @@ class CachingAllocator:
         return sorted(found)
 
     def _more_slots(self) -> None:
-        """Twice as many slots for blocks."""
+        """Double the number of slots for blocks."""
         held, old = self._heap, self._heap.blocks.shape[1]
         added = max(_FIRST_SLOTS, old)
         blocks, lists = np.pad(held.blocks, ((0, 0), (0, added))), np.pad(held.lists, ((0, 0), (0, added)))
@@ -157,7 +157,7 @@ class CachingAllocator:
 
 
 def replay(events: Events, settings: AllocatorSettings | None = None, available_bytes: int | None = None) -> Replayed:
-    """What a fresh allocator does with `events`; see CachingAllocator."""
+    """Returns what a fresh allocator does with `events`; see CachingAllocator."""
     allocator = CachingAllocator(settings, available_bytes)
     allocator.follow(events)
     return allocator.result

@@ -61,7 +61,7 @@ class CarriedTensors(NamedTuple):
 
 
 def no_carried_tensors(n_tensors: int, n_left: int, n_pieces: int) -> CarriedTensors:
-    """For `n_tensors`, of which `n_left` outlive their blocks and at most `n_pieces` are cut."""
+    """Returns space for `n_tensors`, of which `n_left` outlive their blocks and at most `n_pieces` are cut."""
     capacity = n_tensors + n_pieces
     n_slots = 1 << (2 * (n_left + n_pieces)).bit_length()
     return CarriedTensors(
@@ -81,7 +81,7 @@ def no_carried_tensors(n_tensors: int, n_left: int, n_pieces: int) -> CarriedTen
 
 @kernel
 def _slot(left: CarriedTensors, which: int, category: int, size: int, microbatch: int, layer: int) -> int:
-    """Where the first tensor of a key is, or would be."""
+    """Returns the slot of the first tensor of a key, or the free slot where it belongs."""
     mixed = (size ^ (size >> 9)) * _PRIME + category
     if which == OWN:
         mixed = ((mixed ^ microbatch) * _PRIME ^ layer) * _PRIME
@@ -100,7 +100,7 @@ def _slot(left: CarriedTensors, which: int, category: int, size: int, microbatch
 
 @kernel
 def _enter(left: CarriedTensors, tensor: int, size: int, category: int, microbatch: int, layer: int) -> None:
-    """On top of both its stacks."""
+    """Put a tensor on top of both its stacks: that of its own layer and micro batch, and that of any."""
     left.size[tensor] = left.final[tensor] = size
     left.category[tensor], left.microbatch[tensor], left.layer[tensor] = category, microbatch, layer
     left.died[tensor] = NONE
@@ -116,7 +116,7 @@ def _enter(left: CarriedTensors, tensor: int, size: int, category: int, microbat
 
 @kernel
 def _join(left: CarriedTensors, category: int, older: int, newer: int) -> None:
-    """Neighbours in the list of a category; NONE stands for either of its ends."""
+    """Make `older` and `newer` neighbours in the list of a category; NONE stands for either end of the list."""
     if older == NONE:
         left.ends[OLDEST, category] = newer
     else:
@@ -129,7 +129,7 @@ def _join(left: CarriedTensors, category: int, older: int, newer: int) -> None:
 
 @kernel
 def _put_after(left: CarriedTensors, tensor: int, older: int) -> None:
-    """Into the list of its category, after `older`, before all where that is NONE."""
+    """Put a tensor into the list of its category after `older`, or at the start where `older` is NONE."""
     category = left.category[tensor]
     newer = left.ends[OLDEST, category] if older == NONE else left.links[NEWER, older]
     _join(left, category, older, tensor)
@@ -138,21 +138,21 @@ def _put_after(left: CarriedTensors, tensor: int, older: int) -> None:
 
 @kernel
 def _die(left: CarriedTensors, tensor: int, row: int) -> None:
-    """`tensor` is freed at `row`, and no longer in the list; stacks find out when they come to it."""
+    """Free `tensor` at `row` and take it out of the list. The stacks drop it when it comes to their top."""
     left.died[tensor] = row
     _join(left, left.category[tensor], left.links[OLDER, tensor], left.links[NEWER, tensor])
 
 
 @kernel
 def add(left: CarriedTensors, tensor: int, size: int, category: int, microbatch: int, layer: int) -> None:
-    """A block of this micro batch and layer leaves `tensor`."""
+    """Add `tensor`, which a block of this micro batch and layer leaves behind."""
     _enter(left, tensor, size, category, microbatch, layer)
     _put_after(left, tensor, left.ends[NEWEST, category])
 
 
 @kernel
 def free(left: CarriedTensors, size: int, category: int, microbatch: int, layer: int, row: int) -> None:
-    """A block of this micro batch and layer frees so many bytes at `row`, as far as they are there."""
+    """Free `size` bytes at `row` for a block of this micro batch and layer, as far as they are there."""
     for which in (OWN, ANY):
         first = left.slots[which, _slot(left, which, category, size, microbatch, layer)]
         while first != NONE and left.links[TOP + which, first] != NONE:
@@ -167,7 +167,7 @@ def free(left: CarriedTensors, size: int, category: int, microbatch: int, layer:
 
 @kernel
 def _free_run(left: CarriedTensors, wanted: int, category: int, row: int) -> bool:
-    """Free the newest tensors next to each other that have `wanted` bytes together; whether there are any."""
+    """Free the newest neighbours in the list that have `wanted` bytes together, and return whether there are any."""
     last = left.ends[NEWEST, category]
     older, total = last, 0  # `older` is the first one before those that are counted, up to `last`
     while last != NONE:

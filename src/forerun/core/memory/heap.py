@@ -44,7 +44,7 @@ UNLIMITED = 1 << 62
 
 
 class Heap(NamedTuple):
-    """What the allocator knows."""
+    """The state of the allocator."""
 
     blocks: I64
     """(N_FIELDS, slots)"""
@@ -58,7 +58,10 @@ class Heap(NamedTuple):
 
 @kernel
 def first_place(heap: Heap, which: int, stream: int, size: int, address: int) -> int:
-    """First place of a list whose block is not before (stream, size, address); unmapped blocks ignore the size."""
+    """Returns the first place of a list whose block is not before (stream, size, address).
+
+    Lists of unmapped blocks ignore the size.
+    """
     by_size = which <= SMALL
     low, high = 0, heap.counts[which]
     while low < high:
@@ -79,13 +82,14 @@ def first_place(heap: Heap, which: int, stream: int, size: int, address: int) ->
 
 @kernel
 def _list_of(heap: Heap, block: int) -> int:
-    """The list in which a free or unmapped block waits."""
+    """Returns the list in which a free or unmapped block waits."""
     pool: int = heap.blocks[POOL, block]
     return pool + UNMAPPED_LARGE if heap.blocks[STATE, block] == UNMAPPED else pool
 
 
 @inlined
 def insert(heap: Heap, block: int) -> None:
+    """Put a block into its list, in the order of (stream, size, address)."""
     which = _list_of(heap, block)
     place = first_place(heap, which, heap.blocks[STREAM, block], heap.blocks[SIZE, block], heap.blocks[ADDRESS, block])
     for i in range(heap.counts[which], place, -1):
@@ -97,6 +101,7 @@ def insert(heap: Heap, block: int) -> None:
 
 @inlined
 def remove(heap: Heap, block: int) -> None:
+    """Take a block out of its list."""
     which = _list_of(heap, block)
     place = first_place(heap, which, heap.blocks[STREAM, block], heap.blocks[SIZE, block], heap.blocks[ADDRESS, block])
     heap.counts[which] -= 1
@@ -106,7 +111,7 @@ def remove(heap: Heap, block: int) -> None:
 
 @kernel
 def new_block(heap: Heap, like: int, size: int, address: int, state: int) -> int:
-    """A block of the stream, pool and segment of block `like`, in no list and next to nothing."""
+    """Returns a new block of the stream, pool and segment of block `like`, in no list and without neighbours."""
     heap.counts[SLOTS] -= 1
     block: int = heap.lists[SLOTS, heap.counts[SLOTS]]
     heap.blocks[SIZE, block], heap.blocks[ADDRESS, block], heap.blocks[STATE, block] = size, address, state
@@ -119,6 +124,7 @@ def new_block(heap: Heap, like: int, size: int, address: int, state: int) -> int
 
 @kernel
 def drop(heap: Heap, block: int) -> None:
+    """Make the slot of a block free for another one."""
     heap.lists[SLOTS, heap.counts[SLOTS]] = block
     heap.counts[SLOTS] += 1
 
@@ -156,7 +162,7 @@ def merge(heap: Heap, block: int, other: int) -> None:
 
 @kernel
 def give_to_pool(heap: Heap, block: int) -> None:
-    """A block is free, and one with its free neighbours (free_block)."""
+    """Free a block and merge it with its free neighbours (free_block)."""
     heap.blocks[STATE, block] = FREE
     merge(heap, block, heap.blocks[PREVIOUS, block])
     merge(heap, block, heap.blocks[NEXT, block])

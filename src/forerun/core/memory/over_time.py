@@ -29,7 +29,7 @@ class MemoryOverTime:
 
     @property
     def total(self) -> I64:
-        """Allocated bytes, (n,)."""
+        """The allocated bytes, (n,)."""
         total: I64 = self.by_category.sum(axis=1)
         return total
 

@@ -41,7 +41,7 @@ class MemoryProfile:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Rise and fall of one block."""
+    """How the memory of one block rises and falls."""
 
     net: I64
     """bytes left behind by category"""

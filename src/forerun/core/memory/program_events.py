@@ -86,7 +86,7 @@ def _in_order(born: I64, died: I64, next_event: I64, kind: I8, tensor: I32) -> N
 
 
 def _split(size: int, like: I64) -> list[int]:
-    """`size` bytes in pieces that are to each other as those of `like`."""
+    """Returns `size` bytes split in the proportions of `like`."""
     ends = np.cumsum(like) if len(like) else np.ones(1, np.int64)
     edges = [0, *(size * end // int(ends[-1]) for end in ends.tolist())]
     return [last - first for first, last in pairwise(edges) if last > first]
@@ -116,7 +116,7 @@ def follow_steps(
     available_bytes: int | None = None,
     steps: int = _STEPS,
 ) -> tuple[Replayed, ...]:
-    """As `replay_steps`, of events that are listed already."""
+    """Returns what `replay_steps` does, for events that are listed already."""
     allocator, step = CachingAllocator(settings, available_bytes), events.step
     place = allocator.follow(events.before)
     for part in (_part(step, 0, events.optimizer), events.states, _part(step, events.optimizer, len(step))):

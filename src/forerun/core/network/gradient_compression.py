@@ -45,7 +45,7 @@ class GradientCompression(CommunicationPattern):
 
     @abstractmethod
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """Compress, exchange, restore."""
+        """Returns the time to compress, exchange and restore."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class PowerSgd(GradientCompression):
 
     @property
     def name(self) -> str:
-        """With its rank, and how many times fewer bytes it sends."""
+        """The name with the rank, and how many times fewer bytes are sent."""
         return f"powersgd rank {self.rank} over {self.pattern.name} ({1 / self.share:.3g}x fewer bytes)"
 
     @property
@@ -90,7 +90,7 @@ class PowerSgd(GradientCompression):
 
     @property
     def as_nccl(self) -> bool:
-        """As the pattern."""
+        """Returns that of the pattern."""
         return self.pattern.as_nccl
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
@@ -105,7 +105,7 @@ class PowerSgd(GradientCompression):
         return total
 
     def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
-        """The pattern's, with fewer bytes."""
+        """Returns the busiest link of the pattern, with fewer bytes."""
         link = self.pattern.busiest(size_bytes * self.share, group, wires)
         return None if link is None else replace(link, s_per_byte=link.s_per_byte * self.share)
 
@@ -155,7 +155,7 @@ class TopK(_Gathered):
 
     @property
     def name(self) -> str:
-        """With the share that is sent."""
+        """The name with the share that is sent."""
         return f"top {self.density:.3g} of gradients gathered"
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:

@@ -138,7 +138,7 @@ def _wire_bytes_per_s(link: Link, nodes: int = 1) -> float:
 
 
 def _extra_hop_us(link: Link) -> float:
-    """What a hop of this fabric takes beyond one of the fabric that was measured."""
+    """Returns the latency of a hop of this fabric beyond that of the fabric that was measured."""
     return link.latency_s / _US - fabrics().reference_latency_us
 
 

@@ -130,7 +130,7 @@ class OnTopology:
         return self.way(kind, group, size_bytes).busiest
 
     def way(self, kind: Collective, group: CommGroup, size_bytes: float) -> Way:
-        """What NCCL chooses for a collective of `size_bytes` over more than one rank."""
+        """Returns what NCCL chooses for a collective of `size_bytes` over more than one rank."""
         return min(self.ways(kind, group), key=lambda way: way.latency_s + way.s_per_byte * size_bytes)
 
     def carried(self, kind: Collective, group: CommGroup, way: Way) -> F64:
@@ -143,7 +143,7 @@ class OnTopology:
         return once * way.rounds
 
     def ways(self, kind: Collective, group: CommGroup) -> tuple[Way, ...]:
-        """What NCCL may choose from for a collective over more than one rank."""
+        """Returns what NCCL may choose from for a collective over more than one rank."""
         check_size(self.network, self.n_gpus)
         if group.runs:
             raise ForerunError(
@@ -172,7 +172,7 @@ def _ways(
 
 
 def _in_node(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
-    """The lines measured over NVLink, at the share of their links' rate that they reach."""
+    """Returns the lines measured over NVLink, at the share of their links' rate that they reach."""
     constants, _ = node_constants(loads.cluster, loads.measured)
     op = node_op(kind, constants)
     ranks = 2 if kind == Collective.SEND_RECV else loads.layout.size
@@ -195,7 +195,7 @@ def _in_node(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
 
 
 def _between_nodes(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
-    """The faster of one ring and a ring for each rail; for an all-reduce also trees."""
+    """Returns the faster of one ring and a ring for each rail; for an all-reduce also trees."""
     nodes, ranks = loads.layout.nodes, loads.layout.per_node
     load, times = loads.rails(kind), rounds(kind)
     pattern: Pattern = "rails"
@@ -219,7 +219,7 @@ def _way(latency_us: float, load: Load, pattern: Pattern, rounds: float = 1.0, r
 
 
 def sharing(op: NodeOp, ranks: int) -> float:
-    """What a group of `ranks` loses in a node: (r + kappa) / r.
+    """Returns how many times longer the bytes of a group of `ranks` take in a node: (r + kappa) / r.
 
     A kappa beyond the peers of a GPU was measured over a full mesh, and says how many of its links small groups leave
     unused; here the topology does.
@@ -261,17 +261,17 @@ class _Loads:
         return _load(self, "hops")
 
     def far_extra_us(self, load: Load) -> float:
-        """What a hop between nodes takes beyond one of the fabric that was measured."""
+        """Returns the latency of a hop between nodes beyond that of the fabric that was measured."""
         return (load.far_latency_s or load.near_latency_s) / _US - fabrics().reference_latency_us
 
     def near_extra_us(self, load: Load) -> float:
-        """What a hop inside a node takes beyond one over the cluster's own link."""
+        """Returns the latency of a hop inside a node beyond that of the cluster's own link."""
         return max(0.0, load.near_latency_s - self.cluster.links[0].latency_s) / _US
 
     def costs(self, pattern: Pattern) -> tuple[float, float]:
-        """Time of messages inside and between nodes over that at the full rate of a link.
+        """Returns how many times longer messages inside and between nodes take than at the full rate of a link.
 
-        Collectives inside a node have these in their lines.
+        Both are 1 for groups inside a node, whose lines were measured and contain the losses.
         """
         if self.layout.nodes == 1:
             return 1.0, 1.0
@@ -282,7 +282,7 @@ class _Loads:
         return sharing(op, ranks) * constants.link_gb_s / op.bw3, 1.0 / _efficiency(self.cluster, nodes)
 
     def flows(self, pattern: Pattern, whole: bool) -> Iterator[Flows]:
-        """The messages of an algorithm; with `whole` all of the buffer passes every rank, as in a broadcast."""
+        """Returns the messages of an algorithm. With `whole` every rank passes on all bytes, as in a broadcast."""
         layout = self.layout
         share, node_share = (
             1.0 if whole else passes(Collective.ALL_GATHER, ranks) for ranks in (layout.nodes, layout.size)

@@ -46,7 +46,7 @@ class Wires:
 
     @property
     def node_size(self) -> int:
-        """GPUs of a node."""
+        """The number of GPUs of a node."""
         return max(1, self.cluster.node_size)
 
     @property
@@ -75,12 +75,12 @@ def _links_as_network(cluster: Cluster, n_gpus: int) -> Network:
 
 
 class CommunicationPattern(ABC):
-    """One way to sum gradients over a group."""
+    """A way to sum gradients over a group of ranks."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What reports call it."""
+        """The name that reports show."""
 
     @property
     def zero_stage(self) -> int:
@@ -135,19 +135,19 @@ class NoNetwork(CommunicationPattern):
     everything: bool = True
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """Zero."""
+        """Returns zeros."""
         return np.zeros_like(size_bytes)
 
 
 @dataclass(frozen=True)
 class TimedBy(CommunicationPattern):
-    """A function of one's own: `(bytes of a rank's gradients, ranks) -> seconds`."""
+    """A user's own function: `(bytes of a rank's gradients, ranks) -> seconds`."""
 
     function: Callable[[float, int], float]
     name: str = "own"
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """What the function says. Raises ForerunError where it fails, or where that is no time."""
+        """Returns what the function returns. Raises ForerunError where it fails or returns no time."""
         try:
             found = [self.function(float(size), group.size) for size in size_bytes]
         except Exception as error:

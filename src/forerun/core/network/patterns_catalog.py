@@ -88,7 +88,7 @@ def _shipped(name: str, options: dict[str, Any], place: str) -> CommunicationPat
 
 
 def _own(given: object, options: dict[str, Any], place: str) -> CommunicationPattern:
-    """A pattern of a pattern, a class of them, or a function."""
+    """Returns the pattern that a user gave as an object, a class or a function."""
     _none_left(options, "one's own pattern", place)
     if isinstance(given, CommunicationPattern):
         return given

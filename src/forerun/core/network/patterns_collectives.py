@@ -37,11 +37,11 @@ class CollectivePattern(CommunicationPattern):
 
     @property
     def as_nccl(self) -> bool:
-        """Unless rates are given."""
+        """Returns True unless textbook rates are given."""
         return self.rates is None
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """As `lines` say; what cannot be said by lines is added by subclasses."""
+        """Returns the times of `lines`. Subclasses add what lines cannot express."""
         return self.lines(group, wires).seconds(size_bytes)
 
     def lines(self, group: CommGroup, wires: Wires) -> Lines:
@@ -52,23 +52,23 @@ class CollectivePattern(CommunicationPattern):
         return Lines(tuple(time_s + self.rates.base_latency_us * _US for time_s in latency), slope)
 
     def nccl_lines(self, group: CommGroup, wires: Wires) -> Lines:
-        """Lines with NCCL's constants."""
+        """Returns the lines with NCCL's constants, on the cluster's links or on the topology."""
         if wires.network is None:
             return self.on_links(group, wires)
         found = self.ways(group, wires)
         return Lines(tuple(way.latency_s for way in found), tuple(way.s_per_byte for way in found))
 
     def on_links(self, group: CommGroup, wires: Wires) -> Lines:
-        """Those on the cluster's own links: all that NCCL chooses from for `kind`."""
+        """Returns all lines that NCCL chooses from for `kind` on the cluster's own links."""
         return collective_lines(self.kind, group.nodes, group.ranks_per_node, wires.cluster, wires.measured)
 
     def ways(self, group: CommGroup, wires: Wires) -> tuple[Way, ...]:
-        """The same on a topology."""
+        """Returns all that NCCL chooses from for `kind` on the topology."""
         assert wires.network is not None
         return OnTopology(wires.network, wires.n_gpus, wires.cluster, wires.measured).ways(self.kind, group)
 
     def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
-        """The link that the fastest way uses most; as NCCL lays messages with textbook rates, too."""
+        """Returns the link that the fastest way uses most. Messages take NCCL's routes also under textbook rates."""
         if wires.network is None:
             return None
         times = self.buffers(group)
@@ -106,12 +106,12 @@ class Nccl(CollectivePattern):
     name: str = "nccl"
 
     def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
-        """A ring and a tree."""
+        """Returns the lines of a ring and of a tree."""
         fabric = wires.fabric
         return [_ring_all_reduce(layout, wires, rates), tree_line(layout, fabric, wires.node_size, rates)]
 
     def check(self, plan: Plan) -> None:
-        """It goes with every plan."""
+        """Accepts every plan."""
 
 
 @dataclass(frozen=True)
@@ -124,17 +124,17 @@ class RingAllReduce(CollectivePattern):
     name: str = "ring_allreduce"
 
     def on_links(self, group: CommGroup, wires: Wires) -> Lines:
-        """NCCL's rings; inside one node what it was measured with there."""
+        """Returns the lines of NCCL's rings; inside one node, those of its measured collectives."""
         if group.nodes == 1:
             return super().on_links(group, wires)
         return ring_lines(self.kind, group.nodes, group.ranks_per_node, wires.cluster, wires.measured)
 
     def ways(self, group: CommGroup, wires: Wires) -> tuple[Way, ...]:
-        """All but its trees."""
+        """Returns all ways but trees."""
         return tuple(way for way in super().ways(group, wires) if not way.tree)
 
     def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
-        """2 (n - 1) alpha + 2 (n - 1) / n bytes beta."""
+        """Returns 2 (n - 1) alpha + 2 (n - 1) / n bytes beta."""
         return [_ring_all_reduce(layout, wires, rates)]
 
 
@@ -148,14 +148,14 @@ class TreeAllReduce(CollectivePattern):
     name: str = "tree_allreduce"
 
     def on_links(self, group: CommGroup, wires: Wires) -> Lines:
-        """NCCL's trees; inside one node its chain sends all of the bytes where a ring sends (n - 1) / n of them."""
+        """Returns the lines of NCCL's trees. Inside one node a chain sends all bytes where a ring sends (n - 1) / n."""
         if group.nodes == 1:
             ring, more = super().on_links(group, wires), group.size / (group.size - 1)
             return Lines(ring.latency_s, tuple(slope * more for slope in ring.s_per_byte))
         return tree_lines(group.nodes, group.ranks_per_node, wires.cluster, wires.measured)
 
     def ways(self, group: CommGroup, wires: Wires) -> tuple[Way, ...]:
-        """Its trees, or its chain inside one node."""
+        """Returns NCCL's trees, or its chain inside one node."""
         found = super().ways(group, wires)
         if group.nodes > 1:
             return tuple(way for way in found if way.tree)
@@ -170,7 +170,7 @@ class TreeAllReduce(CollectivePattern):
         )
 
     def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
-        """2 ceil(log2 n) alpha + 2 bytes beta."""
+        """Returns 2 ceil(log2 n) alpha + 2 bytes beta."""
         return [tree_line(layout, wires.fabric, wires.node_size, rates)]
 
 
@@ -187,22 +187,22 @@ class ReduceScatter(CollectivePattern):
 
     @property
     def zero_stage(self) -> int:
-        """Optimizer state is sharded."""
+        """Returns 1: the optimizer state is sharded."""
         return 1
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """A reduce-scatter, then an all-gather."""
+        """Returns the time of a reduce-scatter and then an all-gather."""
         if self.rates is not None:
             return super().seconds(size_bytes, group, wires)
         gather = AllGather().nccl_lines(group, wires).seconds(size_bytes)
         return gather + self.nccl_lines(group, wires).seconds(size_bytes)
 
     def buffers(self, group: CommGroup) -> float:
-        """The all-gather sends what the reduce-scatter does."""
+        """Returns 2: the all-gather sends as many bytes as the reduce-scatter."""
         return 2.0
 
     def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
-        """As a ring, with the pattern's base latency twice."""
+        """Returns the line of a ring, with the base latency twice."""
         latency_s, s_per_byte = _ring_all_reduce(layout, wires, rates)
         return [(latency_s + rates.base_latency_us * _US, s_per_byte)]
 
@@ -218,16 +218,16 @@ class AllGather(CollectivePattern):
     kind: ClassVar[Collective] = Collective.ALL_GATHER
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """The all-gather, and the sum: n buffers are read, one is written."""
+        """Returns the time of the all-gather and of the sum, which reads n buffers and writes one."""
         gathered = size_bytes * group.size
         return self.lines(group, wires).seconds(gathered) + wires.pass_s(gathered + size_bytes)
 
     def buffers(self, group: CommGroup) -> float:
-        """Those of all ranks."""
+        """Returns n: every rank gathers the buffers of all."""
         return float(group.size)
 
     def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
-        """(n - 1) alpha + (n - 1) bytes beta."""
+        """Returns (n - 1) alpha + (n - 1) bytes beta."""
         return [_ring_round(layout, wires, rates)]
 
 
@@ -254,27 +254,27 @@ class Compressed(CommunicationPattern):
 
     @property
     def name(self) -> str:
-        """The pattern's, and how much it is compressed."""
+        """Returns the name of the pattern, and the compression ratio."""
         return f"{self.pattern.name} compressed {self.ratio:g}x"
 
     @property
     def zero_stage(self) -> int:
-        """The pattern's."""
+        """Returns that of the pattern."""
         return self.pattern.zero_stage
 
     @property
     def as_nccl(self) -> bool:
-        """As the pattern."""
+        """Returns that of the pattern."""
         return self.pattern.as_nccl
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """Compress, exchange, decompress."""
+        """Returns the time to compress, exchange and decompress."""
         wire_bytes = size_bytes / self.ratio
         around = wires.pass_s(self.passes * size_bytes + wire_bytes)
         return self.pattern.seconds(wire_bytes, group, wires) + 2 * around
 
     def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
-        """The pattern's, with fewer bytes."""
+        """Returns the busiest link of the pattern, with fewer bytes."""
         link = self.pattern.busiest(size_bytes / self.ratio, group, wires)
         return None if link is None else replace(link, s_per_byte=link.s_per_byte / self.ratio)
 

@@ -44,26 +44,26 @@ class Round:
 
 
 class MessagePattern(CommunicationPattern):
-    """A pattern of one's own says its rounds; ranks i * ranks_per_node and on of a group share a node."""
+    """A user's own pattern, which lists its rounds. Ranks i p to i p + p - 1 of a group share a node of p ranks."""
 
     rates: AlphaBeta | None = None
     """textbook rates in place of those of NCCL's transfers"""
 
     @property
     def as_nccl(self) -> bool:
-        """Unless rates are given."""
+        """Returns True unless textbook rates are given."""
         return self.rates is None
 
     @abstractmethod
     def rounds(self, group: CommGroup, size_bytes: float) -> Iterable[Round | Sequence[Message]]:
-        """The rounds that sum gradients of `size_bytes` over `group`, each a Round or its messages."""
+        """Returns the rounds that sum gradients of `size_bytes` over `group`, each a Round or its messages."""
 
     def local_bytes(self, group: CommGroup, size_bytes: float) -> float:
-        """What the rank that sums most reads and writes for it; not counted unless a pattern says so."""
+        """Returns the bytes that the busiest rank reads and writes to sum; 0 unless a pattern overrides it."""
         return 0.0
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """Rounds one after the other. Raises ForerunError for a message that makes no sense."""
+        """Returns the time of the rounds, one after the other. Raises ForerunError for an invalid message."""
         return np.array([float(self._one(float(size), group, wires)) for size in size_bytes], np.float64)
 
     def _one(self, size_bytes: float, group: CommGroup, wires: Wires) -> float:
@@ -72,7 +72,7 @@ class MessagePattern(CommunicationPattern):
         return sent + (float(wires.pass_s(np.array(local))) if local else 0.0)
 
     def lines_of(self, size_bytes: float, group: CommGroup, wires: Wires) -> Lines:
-        """Latency of the rounds, and seconds that the bytes of all rounds take, for each protocol."""
+        """Returns the latency of the rounds and the seconds that the bytes of all rounds take, for each protocol."""
         rounds = list(_timed(self, size_bytes, group, wires))
         if self.rates is not None:
             hop_us = self.rates.hop_latency_us
@@ -83,7 +83,7 @@ class MessagePattern(CommunicationPattern):
         return (_lines_in_node if group.nodes == 1 else _lines_between_nodes)(rounds, busy_s, group, wires)
 
     def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
-        """The link that passes most in all rounds together."""
+        """Returns the link that transmits longest over all rounds."""
         if wires.network is None or size_bytes <= 0:
             return None
         rounds = _sent(self, size_bytes, group, wires)
@@ -112,7 +112,7 @@ def _timed(pattern: MessagePattern, size_bytes: float, group: CommGroup, wires: 
 
 
 def _sent(pattern: MessagePattern, size_bytes: float, group: CommGroup, wires: Wires) -> Iterator[tuple[int, Flows]]:
-    """How often each round is, and its messages in all groups of the axis at once, with their bytes."""
+    """Yields how often each round repeats, and its messages in all groups of the axis at once, with their bytes."""
     members = Layout.of(group, wires.n_gpus).members()
     for number, one in enumerate(_rounds(pattern, size_bytes, group)):
         src, dst, sent = _columns(pattern, number, one, group)
@@ -122,7 +122,7 @@ def _sent(pattern: MessagePattern, size_bytes: float, group: CommGroup, wires: W
 
 
 def _rounds(pattern: MessagePattern, size_bytes: float, group: CommGroup) -> list[Round]:
-    """The rounds of a pattern, whose code may be anybody's."""
+    """Returns the rounds of a pattern. Its code may be a user's, so that any exception becomes a ForerunError."""
     try:
         return [one if isinstance(one, Round) else Round(one) for one in pattern.rounds(group, size_bytes)]
     except Exception as error:
@@ -131,7 +131,7 @@ def _rounds(pattern: MessagePattern, size_bytes: float, group: CommGroup) -> lis
 
 
 def _columns(pattern: MessagePattern, number: int, one: Round, group: CommGroup) -> tuple[I32, I32, F64]:
-    """Messages that carry something as columns, checked."""
+    """Returns the senders, receivers and bytes of all messages that are not empty, after checking them."""
     where = f"communication pattern {pattern.name}: round {number}"
     try:
         table = np.array(one.messages, np.float64).reshape(-1, 3)
@@ -150,7 +150,7 @@ def _columns(pattern: MessagePattern, number: int, one: Round, group: CommGroup)
 
 
 def _costs(group: CommGroup, wires: Wires) -> tuple[float, float]:
-    """Time of messages inside and between nodes over that at the full rate of a link."""
+    """Returns how many times longer messages inside and between nodes take than at the full rate of a link."""
     constants, _ = node_constants(wires.cluster, wires.measured)
     op = constants.all_to_all
     outer = wires.cluster.links[-1] if len(wires.cluster.links) > 1 else None
@@ -159,7 +159,7 @@ def _costs(group: CommGroup, wires: Wires) -> tuple[float, float]:
 
 
 def _lines_in_node(rounds: list[_Timed], busy_s: float, group: CommGroup, wires: Wires) -> Lines:
-    """The launch and rates of an all-to-all among neighbours, and the steps of an all-reduce, which wait for data."""
+    """Returns lines with the launch and rates of an all-to-all, and the steps of an all-reduce, which wait for data."""
     constants, _ = node_constants(wires.cluster, wires.measured)
     op, steps = constants.all_to_all, sum(one.times for one in rounds)
     link_s = wires.cluster.links[0].latency_s
@@ -173,7 +173,7 @@ def _lines_in_node(rounds: list[_Timed], busy_s: float, group: CommGroup, wires:
 
 
 def _lines_between_nodes(rounds: list[_Timed], busy_s: float, group: CommGroup, wires: Wires) -> Lines:
-    """NCCL's protocols between nodes: base, a step for each round, and rates."""
+    """Returns the lines of NCCL's protocols between nodes: a base latency, a step for each round, and a rate."""
     link_s, reference_us = wires.cluster.links[0].latency_s, fabrics().reference_latency_us
     latency, slope = [], []
     for p in fabrics().ring:
@@ -208,27 +208,27 @@ class ParameterServer(MessagePattern):
             )
 
     def places(self, group: CommGroup) -> list[int]:
-        """The servers among the ranks of `group`: at most all of them."""
+        """Returns which ranks of `group` are servers, at most all of them."""
         count = min(self.servers, group.size)
         return [number % group.nodes * group.ranks_per_node + number // group.nodes for number in range(count)]
 
     def rounds(self, group: CommGroup, size_bytes: float) -> Iterator[Round]:
-        """Push, then pull: the sums go back over the way that the gradients came."""
+        """Yields the push twice: the pull sends as much over the same links in the other direction."""
         places = self.places(group)
         share = size_bytes / len(places)
         yield Round([(rank, server, share) for server in places for rank in range(group.size) if rank != server], 2)
 
     def local_bytes(self, group: CommGroup, size_bytes: float) -> float:
-        """A server reads the gradients of all ranks and writes the sum."""
+        """Returns the bytes of a server, which reads the gradients of all ranks and writes the sum."""
         return (group.size + 1) * size_bytes / len(self.places(group))
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """As other messages; twice the bytes take twice as long, so that one look at the links serves all sizes."""
+        """Returns the time of push, pull and sum. It is linear in the bytes: one load of the links serves all sizes."""
         lines = _server_lines(self, replace(group, axis=""), wires)
         return lines.seconds(size_bytes) + wires.pass_s(self.local_bytes(group, 1.0) * size_bytes)
 
     def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
-        """A link to a server: pushes pass it, and pulls the link of the other direction."""
+        """Returns a link into a server. It carries the pushes alone: pulls take the link of the other direction."""
         link = super().busiest(size_bytes, group, wires)
         return None if link is None else replace(link, s_per_byte=link.s_per_byte / 2)
 
