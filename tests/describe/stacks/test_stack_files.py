@@ -128,7 +128,7 @@ def test_one_new_file_predicts_searches_launches_and_is_recognised(
     assert {each.plan.tp for each in found.ranked} == {1}
     assert {each.plan.cp_method for each in found.ranked} == {"ulysses"}
     ready = launch(forerun.Plan(seq_len=4096, dp_shard=8, stack="quicktrain"), LLAMA, H100, "accelerate")
-    assert "stack" in ready.habits
+    assert "stack" in ready.implied
     other = launch(forerun.Plan(seq_len=4096, dp_shard=8, stack="quicktrain"), LLAMA, H100, "deepspeed")
     assert "stack" in other.noted
 
