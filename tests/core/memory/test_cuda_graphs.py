@@ -19,7 +19,7 @@ LOGITS = 4096 * MODEL.vocab * 2 / GIB
 
 
 def predicted(**fields: object) -> Prediction:
-    values = {"seq_len": 4096, "dp_shard": 8, "stack": "simple-fsdp", "compile": True, **fields}
+    values = {"seq_len": 4096, "dp_shard": 8, "stack": "simple-fsdp", "compile": True, "attention": "sdpa", **fields}
     plan = Plan(**values)  # type: ignore[arg-type]
     return simulate_setup(Setup(MODEL, plan, load_cluster("h100-sxm"), replays=True)).prediction
 

@@ -70,7 +70,7 @@ def test_ddp_sums_all_gradients_once_a_step(n_microbatches: int) -> None:
 
 @pytest.mark.parametrize("zero_stage", [1, 2])
 def test_a_sharded_optimizer_scatters_gradients(zero_stage: int) -> None:
-    found = traffic(MODEL, dp_shard=4, zero_stage=zero_stage, ddp_bucket_mib=1000)
+    found = traffic(MODEL, dp_shard=4, zero_stage=zero_stage, ddp_bucket_mib=1000, stack="pytorch")
     assert found == {(B, SCATTER, "dp_shard", 4, ALL * FP32): 1}
 
 
@@ -157,7 +157,7 @@ def test_full_checkpointing_repeats_the_collectives_of_a_layer_but_for_the_last(
 
 def test_megatron_gathers_activations_again_for_the_gradients_of_weights() -> None:
     """Its column-parallel layers keep their shard of the input, and need all of it in backward."""
-    found = along("tp", traffic(MODEL, tp=4, stack="megatron-core", zero_stage=1))
+    found = along("tp", traffic(MODEL, tp=4, stack="megatron-core", zero_stage=1, sequence_parallel=True))
     assert found == LOSS | {
         (F, GATHER, "tp", 4, ACTIVATIONS): 2 * 2 + 1,
         (F, SCATTER, "tp", 4, ACTIVATIONS): 2 * 2 + 1,

@@ -62,7 +62,7 @@ PLANS = [
     {},
     {"dp_replicate": 4},
     {"dp_shard": 4, "zero_stage": 1},
-    {"dp_shard": 4, "zero_stage": 2, "n_microbatches": 3},
+    {"dp_shard": 4, "zero_stage": 2, "n_microbatches": 3, "reshard_after_forward": "always"},
     {"dp_shard": 4, "zero_stage": 3},
     {"dp_shard": 2, "dp_replicate": 2, "zero_stage": 3, "n_microbatches": 2},
     {"dp_shard": 4, "n_microbatches": 3},

@@ -29,7 +29,7 @@ MODEL = ModelSpec(
     mlp_bias=True,
     norm_bias=True,
 )
-EAGER = Plan(seq_len=2048, micro_batch=2, dp_shard=4, stack="simple-fsdp", reduce_dtype="bf16")
+EAGER = Plan(seq_len=2048, micro_batch=2, dp_shard=4, stack="simple-fsdp", reduce_dtype="bf16", attention="sdpa")
 PIECES = replace(EAGER, compile=True, graph_breaks=True)
 WHOLE = replace(EAGER, compile=True)
 ATTENTION, FFN = 4 * 1024 * 1024, 2 * 4096 * 1024
