@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -154,14 +155,10 @@ class Pipeline:
         With `blocking` a transfer starts when the receiver, too, has come to it.
         """
         order = self._actions(n_microbatches)
-        return _run(
-            order.first, order.kind, order.stage, order.microbatch, self.n_stages, n_microbatches, times.first,
-            times.forward, times.backward, times.weights, times.again, times.border, blocking, self.split,
-        )  # fmt: skip
+        return _run(order, times, n_microbatches, blocking, self.split)
 
 
-@dataclass(frozen=True, slots=True)
-class StageTimes:
+class StageTimes(NamedTuple):
     """Seconds of passes of each stage, (n_stages,)."""
 
     first: F64
@@ -182,11 +179,10 @@ def _before(flags: npt.NDArray[np.bool_]) -> I64:
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class _Actions:
-    """Passes of all ranks in order, as columns; rank r has those from first[r] to first[r + 1]."""
+class _Actions(NamedTuple):
+    """Passes of all ranks in order, as columns; rank r has those from start[r] to start[r + 1]."""
 
-    first: I64
+    start: I64
     kind: I8
     stage: I32
     microbatch: I32
@@ -208,12 +204,11 @@ def _columns(order: Sequence[Action]) -> tuple[I8, I32, I32]:
 
 
 @njit
-def _run(
-    first: I64, kind: I8, stage: I32, microbatch: I32, n_stages: int, n_microbatches: int, first_s: F64, forward: F64,
-    backward: F64, weights: F64, again: F64, border: F64, blocking: bool, split: bool,
-) -> F64:  # fmt: skip
+def _run(order: _Actions, times: StageTimes, n_microbatches: int, blocking: bool, split: bool) -> F64:
     """Every rank runs its passes in order, each when what it needs has arrived."""
-    pp = len(first) - 1
+    first, kind, stage, microbatch = order
+    first_s, forward, backward, weights, again, border = times
+    pp, n_stages = len(first) - 1, len(border)
     end_f = np.full((n_stages, n_microbatches), -1.0)
     end_b = np.full((n_stages, n_microbatches), -1.0)
     free = np.zeros(pp)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from forerun.core.program.kinds import Attention
 from forerun.core.program.types import Collective, Stream
 from forerun.describe.kernels.attention import attention_kernel
-from forerun.sources.symbolic.linear import Section
+from forerun.sources.symbolic.linear import Product, Section
 from forerun.sources.symbolic.ring import Piece, far_piece, gathered_piece
 from forerun.sources.symbolic.tape import Stage, TapeOp, on_compute
 from forerun.sources.symbolic.unfused_flex import Sizes, unfused_flex
@@ -84,7 +84,7 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
     section.fan_out("attention.down", x, tokens * s.hidden, 2, module)
     if mla.q_lora_rank:
         section.weights.matrices.append(s.hidden * mla.q_lora_rank)
-        section.linear("attention.q_down", x, "q_low", tokens, s.hidden, mla.q_lora_rank, False, module)
+        section.linear(Product("attention.q_down", x, "q_low", s.hidden, mla.q_lora_rank, False, module), tokens)
         section.norm("attention.q_norm", "q_low", "q_normed", tokens, module, mla.q_lora_rank)
         query = "q_normed"
     section.column(
@@ -97,7 +97,7 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
     )
     width = mla.kv_lora_rank + mla.qk_rope_dim
     section.weights.matrices.append(s.hidden * width)
-    section.linear("attention.kv_down", x, "kv_low", tokens, s.hidden, width, False, module)
+    section.linear(Product("attention.kv_down", x, "kv_low", s.hidden, width, False, module), tokens)
     section.norm("attention.kv_norm", "kv_low", "kv_normed", tokens, module, mla.kv_lora_rank)
     up = s.heads * (mla.qk_nope_dim + mla.v_head_dim)
     section.column("attention.kv_up", "kv_normed", mla.kv_lora_rank, [("attention.kv_up", "kv", up)], False, module)

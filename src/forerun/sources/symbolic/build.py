@@ -32,7 +32,7 @@ from forerun.sources.symbolic.weights import Weights
 
 
 def build(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack | None = None) -> Program:
-    """The Program of one optimizer step of `model` under `plan`, with the habits of `stack` (None: the plan's).
+    """The Program of one optimizer step of `model` under `plan`, as `stack` runs it (None: the plan's).
 
     Raises ImpossiblePlan for an impossible schedule.
     """
@@ -41,11 +41,11 @@ def build(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: 
 
 def staged_model(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack | None = None) -> Staged:
     """The units of `model` on each stage of `plan`, with the kernels that they run."""
-    habits, groups = stack or load_stack(plan.stack), groups_of(plan, cluster.node_size)
+    chosen, groups = stack or load_stack(plan.stack), groups_of(plan, cluster.node_size)
     architecture = cluster.device.architecture
     if isinstance(model, LayeredModel):
-        return staged_layers(model, plan, habits, groups, architecture)
-    kernels = TransformerKernels(model, plan, habits, groups, architecture)
+        return staged_layers(model, plan, chosen, groups, architecture)
+    kernels = TransformerKernels(model, plan, chosen, groups, architecture)
     return staged_transformer(kernels, plan.splits_backward)
 
 

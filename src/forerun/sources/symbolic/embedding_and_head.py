@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forerun.core.program.types import Category, Collective, Stream
 from forerun.sources.symbolic.kernels import TransformerKernels
-from forerun.sources.symbolic.linear import Section
+from forerun.sources.symbolic.linear import Product, Section
 from forerun.sources.symbolic.tape import Stage, Tape, TapeOp, on_compute
 from forerun.sources.symbolic.weights import Weights
 
@@ -59,7 +59,7 @@ def head_section(kernels: TransformerKernels) -> Section:
         x = "x.normed"
     if model.head_transform:
         section.weights.matrices.append(s.hidden * s.hidden)
-        section.linear("head.transform", x, "t", s.tokens_sp, s.hidden, s.hidden, True, HEAD)
+        section.linear(Product("head.transform", x, "t", s.hidden, s.hidden, True, HEAD), s.tokens_sp)
         section.norm("head.norm", "t", "t.normed", s.tokens_sp, HEAD)
         section.weights.vectors.append(s.hidden)
         x = "t.normed"
@@ -91,9 +91,11 @@ def _pooler(section: Section, x: str) -> None:
     hidden, rows = model.hidden, kernels.plan.micro_batch
     section.weights.matrices += [hidden * hidden, hidden * model.pooler_classes]
     section.weights.vectors += [hidden, model.pooler_classes]
-    section.linear("pooler", x, "pooled", rows, hidden, hidden, True, HEAD)
+    section.linear(Product("pooler", x, "pooled", hidden, hidden, True, HEAD), rows)
     if model.pooler_classes:
-        section.linear("pooler.classifier", "pooled", "classes", rows, hidden, model.pooler_classes, True, HEAD)
+        section.linear(
+            Product("pooler.classifier", "pooled", "classes", hidden, model.pooler_classes, True, HEAD), rows
+        )
 
 
 def _head_matrix(section: Section, x: str) -> None:

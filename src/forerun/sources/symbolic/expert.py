@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forerun.core.program.types import Collective, Stream
 from forerun.sources.symbolic.feed_forward import feed_forward
-from forerun.sources.symbolic.linear import Casts, Section
+from forerun.sources.symbolic.linear import Casts, Product, Section
 from forerun.sources.symbolic.shapes import ceil_div
 from forerun.sources.symbolic.tape import TapeOp, on_compute
 
@@ -26,7 +26,7 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
     if moe.router_bias:
         section.weights.vectors.append(moe.n_experts)
     section.fan_out("ffn", x, tokens * s.hidden, 3 if moe.shared_ffn else 2, module)
-    section.linear("ffn.router", x, "scores", tokens, s.hidden, moe.n_experts, False, module, keeps_input=True)
+    section.linear(Product("ffn.router", x, "scores", s.hidden, moe.n_experts, False, module), tokens, keeps_input=True)
     style = kernels.stack.moe
     section.pointwise(
         "ffn.route",

@@ -32,6 +32,19 @@ class AutocastWeight(NamedTuple):
     """(tensor, bytes) kept for the backward pass"""
 
 
+class Product(NamedTuple):
+    """A matrix product y = x W, with or without a bias."""
+
+    name: str
+    x: str
+    y: str
+    n_in: int
+    n_out: int
+    bias: bool
+    module: int
+    """number of the module that it counts to"""
+
+
 @dataclass(slots=True)
 class Section:
     """A tape under construction, with the weights it collects."""
@@ -201,10 +214,12 @@ class Section:
                 self.weights.vectors.append(width)
             if border:
                 first, last = i == 0, i == len(outs) - 1
-                self._column_with_border(label, x, y, n_in, width, bias, module, first, last, alone=len(outs) == 1)
+                self._column_with_border(
+                    Product(label, x, y, n_in, width, bias, module), first, last, alone=len(outs) == 1
+                )
             else:
                 casts = self._column_casts(n_in, width, first=i == 0)
-                self.linear(label, inside, y, kernels.shapes.tokens, n_in, width, bias, module, casts)
+                self.linear(Product(label, inside, y, n_in, width, bias, module), kernels.shapes.tokens, casts)
 
     def _column_casts(self, n_in: int, n_out: int, first: bool) -> Casts:
         """Casts of one of several products that read one input, which a compiler casts only once."""
@@ -236,21 +251,9 @@ class Section:
             return cast, ()
         return cast, ((cast, int(elements) * DTYPE_BYTES[kernels.plan.precision]),)
 
-    def linear(
-        self,
-        name: str,
-        x: str,
-        y: str,
-        tokens: int,
-        n_in: int,
-        n_out: int,
-        bias: bool,
-        module: int,
-        casts: Casts | None = None,
-        keeps_input: bool = False,
-    ) -> None:
-        """A product without collectives. With `keeps_input` it keeps `x` itself in any precision."""
-        kernels = self.kernels
+    def linear(self, product: Product, tokens: int, casts: Casts | None = None, keeps_input: bool = False) -> None:
+        """A product of `tokens` rows without collectives. With `keeps_input` it keeps `x` itself in any precision."""
+        kernels, (name, x, y, n_in, n_out, bias, module) = self.kernels, product
         forward, dgrad, wgrad = kernels.gemms(name, tokens, n_in, n_out)
         size = tokens * n_out * kernels.shapes.act_bytes
         casts = casts or Casts(tokens * n_in, tokens * n_in, tokens * n_out)
@@ -292,19 +295,7 @@ class Section:
             return []
         return self.kernels.pattern("bias_add", tokens * n_out, "fused")[1]
 
-    def _column_with_border(
-        self,
-        name: str,
-        x: str,
-        y: str,
-        n_in: int,
-        n_out: int,
-        bias: bool,
-        module: int,
-        first: bool,
-        last: bool,
-        alone: bool,
-    ) -> None:
+    def _column_with_border(self, column: Product, first: bool, last: bool, alone: bool) -> None:
         """A column-parallel layer with the collectives of its border.
 
         Backward, Megatron's order: gather the input beside dgrad, then reduce the input gradient beside wgrad, or one
@@ -314,6 +305,7 @@ class Section:
         `first` and `last` say whether this is the first or last layer on the shared input: only they communicate.
         """
         kernels, shapes, sp = self.kernels, self.kernels.shapes, self.sp
+        name, x, y, n_in, n_out, bias, module = column
         tokens, size = shapes.tokens, shapes.tokens * n_in * shapes.act_bytes
         forward_op, dgrad, wgrad = kernels.gemms(name, tokens, n_in, n_out)
         product: list[Stage] = on_compute(forward_op)
@@ -368,12 +360,12 @@ class Section:
         if bias:
             self.weights.vectors.append(n_out)
         if self.tp == 1:
-            self.linear(name, x, y, shapes.tokens, n_in, n_out, bias, module)
+            self.linear(Product(name, x, y, n_in, n_out, bias, module), shapes.tokens)
             return
         size = shapes.tokens * n_out * shapes.act_bytes
         read = shapes.tokens * n_in
         casts = Casts(read, read, shapes.tokens * n_out * self.cast_share)
-        self.linear(name, x, y + ".partial", shapes.tokens, n_in, n_out, False, module, casts)
+        self.linear(Product(name, x, y + ".partial", n_in, n_out, False, module), shapes.tokens, casts)
         linear = self.tape.ops[-1]
         kind = Collective.REDUCE_SCATTER if self.sp else Collective.ALL_REDUCE
         reduce = kernels.collective(name + ".reduce", kind, "tp", size, Stream.TP)
