@@ -17,7 +17,6 @@ from forerun.interfaces.report.launch.torchrun import bash, nodes_of, remark_nod
 from forerun.interfaces.report.launch.translation import Launch, Translation
 
 CONFIG = "accelerate.yaml"
-_PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "no", "tf32": "no", "fp8": "fp8"}
 
 
 def accelerate_fsdp(t: Translation) -> Launch:
@@ -27,7 +26,7 @@ def accelerate_fsdp(t: Translation) -> Launch:
     sharded = plan.shards_optimizer
     config = _machine(t)
     config["distributed_type"] = "FSDP" if sharded else "MULTI_GPU" if plan.world_size > 1 else "NO"
-    config["mixed_precision"] = _PRECISIONS[t.give("precision")]
+    config["mixed_precision"] = t.word("precision")
     config |= _fp8(t) | (_fsdp(t) if sharded else _replicated(t)) | _mesh(t)
     if t.give("compile"):
         config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
@@ -199,8 +198,7 @@ def _rest(t: Translation) -> None:
     t.implied_if(not plan.cuda_graphs, "cuda_graphs", "accelerate launches each kernel")
     t.implied_if(plan.activation_offload == 0, "activation_offload", "activations stay on the GPU")
     t.implied_if(plan.attention == "auto", "attention", "load the model with attn_implementation")
-    optimizer = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}[plan.optimizer]
-    switch = {"fused": "fused=True", "foreach": "foreach=True", "loop": "foreach=False"}[plan.optimizer_impl]
+    optimizer, switch = t.own.words["optimizer"][plan.optimizer], t.own.words["optimizer_impl"][plan.optimizer_impl]
     t.note("optimizer", f"your script makes it: torch.optim.{optimizer}(..., {switch})")
     t.note("optimizer_impl", f"{switch} of torch.optim.{optimizer}")
     t.stack()

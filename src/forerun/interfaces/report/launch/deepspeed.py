@@ -15,10 +15,7 @@ from forerun.interfaces.report.launch.torchrun import script
 from forerun.interfaces.report.launch.translation import Launch, Translation
 
 CONFIG = "ds_config.json"
-_OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
-_SWITCHES = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}
 _MIB = 2**20
-_DTYPES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 
 def deepspeed(t: Translation) -> Launch:
@@ -122,9 +119,9 @@ def _precision(t: Translation) -> dict[str, Any]:
     if precision == "tf32":
         t.remark("precision tf32: call torch.set_float32_matmul_precision('high') before training")
     if t.give("reduce_dtype") != "auto":
-        config["communication_data_type"] = _DTYPES[plan.reduce_dtype]
+        config["communication_data_type"] = plan.reduce_dtype
     if t.give("accumulate_dtype") != "auto":
-        config["data_types"] = {"grad_accum_dtype": _DTYPES[plan.accumulate_dtype]}
+        config["data_types"] = {"grad_accum_dtype": plan.accumulate_dtype}
     return config
 
 
@@ -169,12 +166,12 @@ def _optimizer(t: Translation) -> dict[str, Any]:
     name = t.give("optimizer")
     parameters: dict[str, Any] = {"lr": 3e-4}
     if name == "sgd":  # torch.optim.SGD, which takes these switches
-        parameters |= _SWITCHES[t.give("optimizer_impl")]
+        parameters |= t.word("optimizer_impl")
     else:
         t.implied_if(t.plan.optimizer_impl == "fused", "optimizer_impl", "DeepSpeed runs its FusedAdam")
         parameters |= {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1 if name == "adamw" else 0.0}
     t.remark("optimizer: learning rate and its schedule are yours; lr 3e-4 is a placeholder")
-    return {"optimizer": {"type": _OPTIMIZERS[name], "params": parameters}}
+    return {"optimizer": {"type": t.word("optimizer"), "params": parameters}}
 
 
 def _checkpointing(t: Translation) -> dict[str, Any]:

@@ -14,13 +14,10 @@ from forerun.interfaces.report.launch.torchrun import script
 from forerun.interfaces.report.launch.translation import Launch, Translation
 from forerun.sources.symbolic.schedule import layers_of_stages
 
-_SCHEDULES = ("1F1B", "Interleaved1F1B")
 _PIPELINE_INSIDE = "tp-cp-pp-dp_shard-dp_replicate"
 """mesh_order that --use-tp-pp-dp-mapping makes"""
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _FP8_RECIPES = {"delayed": "delayed", "none": "delayed", "tensorwise": "tensorwise"}
-_RECOMPUTED = {"attention": ("core_attn",), "mlp": ("mlp",), "attention+mlp": ("core_attn", "mlp")}
-"""policy -> --recompute-modules that are the same"""
 
 
 def megatron(t: Translation) -> Launch:
@@ -92,8 +89,7 @@ def _pipeline(t: Translation) -> list[str]:
     plan = t.plan
     if plan.pp == 1:
         return []
-    if t.give("pp_schedule") not in _SCHEDULES:
-        t.refuse("pp_schedule", f"Megatron-LM has {' and '.join(_SCHEDULES)}")
+    t.word("pp_schedule")
     virtual = t.give("virtual_stages")
     t.give("layers_per_stage")
     t.give("balance_ends")
@@ -201,10 +197,10 @@ def _checkpointing(t: Translation) -> list[str]:
 
 
 def _selective(t: Translation) -> list[str]:
-    policy = t.plan.selective_policy
-    if policy in _RECOMPUTED:
+    policy, same = t.plan.selective_policy, t.own.constants["recompute_modules"]
+    if policy in same:
         t.give("selective_policy")
-        modules = _RECOMPUTED[policy]
+        modules = tuple(same[policy])
     elif policy == "mlp-act-norm":
         grouped = ("moe_act",) if t.model.moe else ()
         modules = ("layernorm", *grouped)

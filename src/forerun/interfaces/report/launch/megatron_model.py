@@ -10,9 +10,6 @@ from forerun.describe.model.spec import MoESpec
 from forerun.describe.stacks.catalog import load_stack
 from forerun.interfaces.report.launch.translation import Translation
 
-_PADDED_VOCABULARY = 128
-"""--make-vocab-size-divisible-by's default; times tp"""
-
 
 def model_arguments(t: Translation) -> list[str]:
     """Arguments, each with its value. Raises ForerunError for an architecture that pretrain_gpt.py can't build."""
@@ -33,8 +30,9 @@ def model_arguments(t: Translation) -> list[str]:
         "--tokenizer-type NullTokenizer",
         f"--vocab-size {model.vocab}",
     ]
-    if model.vocab % (_PADDED_VOCABULARY * t.plan.tp):
-        t.remark(f"vocabulary {model.vocab}: Megatron-LM pads it to a multiple of {_PADDED_VOCABULARY} x tp")
+    multiple = t.own.constants["vocabulary_multiple"]
+    if model.vocab % (multiple * t.plan.tp):
+        t.remark(f"vocabulary {model.vocab}: Megatron-LM pads it to a multiple of {multiple} x tp")
     if model.position == "rope":
         t.remark("rotary base: Megatron-LM's 10000, as the model has none here; see --rotary-base")
     lines += ["--swiglu"] if model.mlp == "swiglu" else []

@@ -8,13 +8,11 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.interfaces.report.launch.translation import Translation
 
 Family = Literal["llama3", "qwen3", "deepseek_v3"]
-_ROPE_THETA = {"llama3": 500_000.0, "qwen3": 1_000_000.0, "deepseek_v3": 10_000.0}
-"""base of the rotary embedding of each family's own configurations. Source: torchtitan 0.2.2 and 0.3.0, models/*"""
 
 
 def rope_theta(t: Translation, family: Family) -> float:
     """The base of rotary embeddings, which a ModelSpec does not have: the family's own, with a remark."""
-    theta = _ROPE_THETA[family]
+    theta: float = t.own.constants["rope_theta"][family]
     t.remark(f"rotary base {theta:g}: {family}'s own, as the model has none here; it changes no time and no memory")
     return theta
 

@@ -22,8 +22,6 @@ MODULE, FUNCTION = "forerun_torchtitan", "planned"
 _FAMILY = "torchtitan.models"
 _LONG = 60
 """characters of imported names on one line"""
-_QUANTIZED = FP8_PRECISIONS
-_SWITCHES = {"fused": "fused", "foreach": "foreach", "loop": "for-loop"}
 
 
 @dataclass
@@ -124,20 +122,17 @@ def _section(source: _Source, name: str, values: Mapping[str, Any]) -> Call:
 
 
 def _optimizer(t: Translation, source: _Source) -> Call:
-    name = t.give("optimizer")
-    if name == "sgd":
-        t.refuse("optimizer", "torchtitan has adam and adamw")
     group = Call(
         source.use("torchtitan.components.optimizer", "ParamGroupConfig"),
         {
             "pattern": ".*",
-            "optimizer_name": {"adamw": "AdamW", "adam": "Adam"}[name],
+            "optimizer_name": t.word("optimizer"),
             "optimizer_kwargs": {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1},
         },
     )
     return Call(
         source.use("torchtitan.components.optimizer", "OptimizersContainer.Config"),
-        {"param_groups": [group], "implementation": _SWITCHES[t.give("optimizer_impl")]},
+        {"param_groups": [group], "implementation": t.word("optimizer_impl")},
     )
 
 
@@ -160,7 +155,7 @@ def _checkpointing(t: Translation, source: _Source) -> Call | None:
 
 def _converters(t: Translation, source: _Source) -> list[Call]:
     plan, module = t.plan, "torchtitan.components.quantization"
-    if plan.precision not in _QUANTIZED:
+    if plan.precision not in FP8_PRECISIONS:
         t.implied("fp8_recipe", "fp8_all_gather")
         return []
     t.implied_if(not plan.fp8_all_gather, "fp8_all_gather", "torchtitan 0.3 gathers parameters in the mixed precision")

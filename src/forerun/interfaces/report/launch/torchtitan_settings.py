@@ -9,17 +9,6 @@ from forerun.interfaces.report.launch.translation import Translation
 from forerun.sources.symbolic.schedule import layers_of_stages
 
 Settings = dict[str, dict[str, Any]]
-_SCHEDULES = {
-    "1F1B": "1F1B",
-    "GPipe": "GPipe",
-    "Interleaved1F1B": "Interleaved1F1B",
-    "ZB1P": "InterleavedZeroBubble",
-    "ZBV": "ZBVZeroBubble",
-    "DualPipeV": "DualPipeV",
-}
-"""torch.distributed.pipelining's names. Source: torch 2.13, distributed/pipelining/schedules.py, get_schedule_class"""
-_DDP_BUCKET_MIB = 100
-"""bucket_cap_mb of torchtitan's DDP. Source: torchtitan 0.2.2, models/llama3/infra/parallelize.py"""
 
 
 def common_settings(t: Translation, family: Family, head: str) -> Settings:
@@ -61,7 +50,7 @@ def _training(t: Translation) -> dict[str, Any]:
         "seq_len": t.give("seq_len"),
         "local_batch_size": micro * count if plan.pp > 1 else micro,
         "global_batch_size": plan.global_batch,
-        "dtype": {"fp32": "float32", "bf16": "bfloat16"}[t.give("master_dtype")],
+        "dtype": t.word("master_dtype"),
         "mixed_precision_param": "float32" if t.give("precision") in ("fp32", "tf32") else "bfloat16",
         "mixed_precision_reduce": "float32",
         "enable_cpu_offload": plan.offload == "params",
@@ -101,7 +90,7 @@ def _pipeline(t: Translation, head: str) -> dict[str, Any]:
     for name in ("virtual_stages", "layers_per_stage", "balance_ends"):
         t.give(name)
     return {
-        "pipeline_parallel_schedule": _SCHEDULES[t.give("pp_schedule")],
+        "pipeline_parallel_schedule": t.word("pp_schedule"),
         "pipeline_parallel_microbatch_size": plan.micro_batch,
         "module_fqns_per_model_part": stage_modules(layers_of_stages(t.model.n_layers, plan), head),
     }
@@ -121,10 +110,8 @@ def stage_modules(layers: list[int], head: str) -> list[list[str]]:
 def _fixed_behaviour(t: Translation) -> None:
     plan = t.plan
     t.implied_if(plan.prefetch == 1, "prefetch", "FSDP2 gathers one unit ahead")
-    replicated = plan.dp_replicate > 1 and not plan.shards_optimizer
-    t.implied_if(
-        plan.ddp_bucket_mib in (0, _DDP_BUCKET_MIB) or not replicated, "ddp_bucket_mib", f"is {_DDP_BUCKET_MIB} MiB"
-    )
+    replicated, bucket_mib = plan.dp_replicate > 1 and not plan.shards_optimizer, t.own.constants["ddp_bucket_mib"]
+    t.implied_if(plan.ddp_bucket_mib in (0, bucket_mib) or not replicated, "ddp_bucket_mib", f"is {bucket_mib} MiB")
     t.implied_if(
         plan.overlap_grad_reduce,
         "overlap_grad_reduce",

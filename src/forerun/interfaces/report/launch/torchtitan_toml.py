@@ -99,11 +99,7 @@ def _checkpointing(t: Translation, settings: Settings) -> None:
 
 
 def _optimizer(t: Translation, settings: Settings) -> None:
-    name = t.give("optimizer")
-    if name == "sgd":
-        t.refuse("optimizer", "torchtitan has adam and adamw")
-    implementation = {"fused": "fused", "foreach": "foreach", "loop": "for-loop"}[t.give("optimizer_impl")]
-    settings["optimizer"] = {"name": {"adamw": "AdamW", "adam": "Adam"}[name], "implementation": implementation}
+    settings["optimizer"] = {"name": t.word("optimizer"), "implementation": t.word("optimizer_impl")}
 
 
 def _quantize(t: Translation, settings: Settings) -> None:

@@ -12,6 +12,7 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.describe.plan.plan import DEFAULT_ORDER, FP8_PRECISIONS, Plan
 from forerun.describe.stacks.catalog import load_stack
+from forerun.interfaces.report.launch.tool_words import words_of
 from forerun.sources.symbolic.mesh import groups_of
 
 
@@ -37,6 +38,7 @@ class Translation:
 
     def __init__(self, tool: str, plan: Plan, model: ModelSpec, cluster: Cluster) -> None:
         self.tool, self.plan, self.model, self.cluster = tool, plan, model, cluster
+        self.own = words_of(tool)
         self.notes: list[str] = []
         self._written: dict[str, None] = {}
         self._implied: dict[str, None] = {}
@@ -52,6 +54,14 @@ class Translation:
         """Record that a file holds field `name`, and return its value."""
         self._written[name] = None
         return getattr(self.plan, name)
+
+    def word(self, name: str) -> Any:
+        """Record that a file holds field `name`, and return the tool's word for its value, or refuse the value."""
+        words = self.own.words[name]
+        value = self.give(name)
+        if value not in words:
+            self.refuse(name, f"{self.own.title} has {' and '.join(words)}")
+        return words[value]
 
     def implied(self, *names: str) -> None:
         """Record that the tool does what these fields say without a setting; fields with an outcome keep it."""

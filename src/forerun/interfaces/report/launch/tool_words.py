@@ -1,0 +1,31 @@
+"""The words and constants of each tool, from tools.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True)
+class ToolWords:
+    """What a tool calls the values of a plan, and what it does without a setting."""
+
+    title: str
+    words: Mapping[str, Mapping[Any, Any]]
+    """field of a plan -> its value -> the tool's word"""
+    constants: Mapping[str, Any]
+
+
+@cache
+def words_of(tool: str) -> ToolWords:
+    """The words of the tool that `--launch` calls `tool`; none for an unknown one."""
+    tables = yaml.safe_load((files("forerun.interfaces.report.launch") / "tools.yaml").read_text(encoding="utf-8"))
+    for table in tables.values():
+        if tool in table["tools"]:
+            return ToolWords(table["title"], table["words"], table["constants"])
+    return ToolWords(tool, {}, {})
