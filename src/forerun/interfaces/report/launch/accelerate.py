@@ -152,7 +152,8 @@ def _replicated(t: Translation) -> dict[str, Any]:
         t.implied("activation_checkpointing")
     else:
         t.note("activation_checkpointing", "call model.gradient_checkpointing_enable() in your script")
-        t.implied("selective_policy")
+        selective = plan.activation_checkpointing == "selective"
+        t.implied_if(not selective, "selective_policy", "gradient_checkpointing_enable recomputes whole layers")
         t.implied_if(plan.checkpoint_every == 1, "checkpoint_every", "your script checkpoints every layer")
     return {}
 
