@@ -94,14 +94,16 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
 def code_nodes(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
     """The statements and expressions under `node` that say what the program does.
 
-    Annotations, decorators, docstrings, imports and the texts of errors are left out, and so is the 1 of -1, which
-    mostly stands for nothing.
+    Annotations, decorators, docstrings, imports, the texts of errors and zip's `strict` are left out, and so is the 1
+    of -1, which mostly stands for nothing.
     """
     for name, field in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "type_params"):
             continue
         for child in field if isinstance(field, list) else [field]:
             if isinstance(child, (ast.Raise, ast.Import, ast.ImportFrom, ast.JoinedStr)) or is_docstring(child):
+                continue
+            if isinstance(child, ast.keyword) and child.arg == "strict":
                 continue
             if isinstance(child, (ast.expr, ast.stmt)) and not (
                 isinstance(node, ast.UnaryOp) and isinstance(child, ast.Constant)
@@ -154,6 +156,7 @@ class Workshop:
     def __init__(self, folder: Path, tests: list[Path]) -> None:
         self.folder, self.tests = folder, tests
         self.warm = folder / "warm"
+        self.warm.mkdir()
         shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
         begin = time.monotonic()
         done = self.run(tests, self.warm, None)

@@ -10,7 +10,7 @@ import pytest
 from forerun.common.units import PS_PER_S, PS_PER_US
 from forerun.core.cost.attention import AttentionRates, attention_s
 from forerun.core.cost.checkpoint import SavedState, load_s, save_cost
-from forerun.core.cost.gemm import DGRAD, WGRAD, GemmRates, gemm_s
+from forerun.core.cost.gemm import DGRAD, WGRAD, GemmRates, gemm_rates, gemm_s
 from forerun.core.cost.periodic import (
     CheckpointConstants,
     GcConstants,
@@ -103,6 +103,16 @@ def test_odd_rows_and_quantising_cost_more() -> None:
     assert odd_s < float(gemm_s(65, N, K, odd)) < odd_s + 0.5 * (odd_s - 1e-3)
     assert even_s < odd_s
     assert product_s(replace(RATES, quant_passes=2.0)) == pytest.approx(product_s() + 2 * 3 * M * K / 1e9, rel=1e-12)
+
+
+def test_elements_of_products_have_the_bytes_of_their_dtype_and_of_its_block_scales() -> None:
+    """mxfp8 has a byte of scale for 32 elements, nvfp4 half a byte an element and a byte of scale for 16."""
+    device = load_cluster("b200").device
+    operands = {
+        dtype: gemm_rates(device, dtype).input_bytes for dtype in ("tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4")
+    }
+    assert operands == {"tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
+    assert [gemm_rates(device, dtype).output_bytes for dtype in operands] == [4, 2, 2, 2, 2, 2]
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
