@@ -27,6 +27,7 @@ from forerun.core.program.types import Collective, OpTable
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.storage import Storage
 from forerun.describe.cluster.types import KernelRates
+from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import load_stack
 
@@ -228,9 +229,13 @@ def test_rates_of_stack_and_cluster_multiply() -> None:
 
 
 def test_plans_say_what_is_compiled() -> None:
-    assert Launching.of_plan(Plan(seq_len=8, compile=True)) == Launching(compiled=True)
-    assert Launching.of_plan(Plan(seq_len=8, compile=True, graph_breaks=True)) == Launching()
-    assert Launching.of_plan(Plan(seq_len=8, compile=True, cuda_graphs=True)) == Launching(True, cuda_graphs=True)
+    def launching(**fields: bool) -> Launching:
+        return Launching.of_plan(load_model("llama-3.1-8b"), Plan(seq_len=8, **fields), STACK)  # type: ignore[arg-type]
+
+    assert launching() == Launching()
+    assert launching(compile=True) == Launching(compiled=True)
+    assert launching(compile=True, graph_breaks=True) == Launching()
+    assert launching(compile=True, cuda_graphs=True) == Launching(True, cuda_graphs=True)
 
 
 def test_without_peer_access_a_collective_takes_the_way_through_host_memory() -> None:
