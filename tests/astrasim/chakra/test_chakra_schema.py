@@ -1,8 +1,5 @@
 """The messages are those of the published format, with any protobuf."""
 
-import pytest
-
-from forerun.astrasim.chakra.proto_language import parse_proto
 from forerun.astrasim.chakra.schema import AttributeProto, GlobalMetadata, Node, RawNode
 
 TYPES = "double float int32 int64 uint32 uint64 sint32 sint64 fixed32 fixed64 sfixed32 sfixed64 bool string bytes"
@@ -41,18 +38,3 @@ def test_a_value_of_one_type_replaces_another():
     made = AttributeProto(name="a", int64_val=7)
     made.string_val = "seven"
     assert made.WhichOneof("value") == "string_val"
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("message A { B b = 1; }", "no type 'B'"),
-        ("message A { int32 b 1; }", "expected '='"),
-        ("service A {}", "unexpected 'service'"),
-        ('syntax = "proto2";', "expected 'proto3'"),
-        ("message A {", "expected"),
-    ],
-)
-def test_another_language_is_refused(text, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        parse_proto(text, "a.proto")

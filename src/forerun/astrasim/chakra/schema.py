@@ -1,39 +1,42 @@
-"""The messages of a Chakra v0.0.4 trace, as protobuf classes made from `et_def.proto`."""
+"""The messages of a Chakra v0.0.4 trace, as protobuf classes made from `et_def.yaml`.
+
+Code that the protobuf compiler generates runs only with the protobuf versions it was made for; a descriptor runs with
+all of them.
+"""
 
 from __future__ import annotations
 
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+import yaml
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
-
-from forerun.astrasim.chakra.proto_language import parse_proto
 
 VERSION = "Chakra v0.0.4"
 
 
-def _with_raw_nodes(file: FileDescriptorProto) -> FileDescriptorProto:
-    # The same node read twice as fast: most attributes repeat byte for byte, so they are left undecoded for a cache.
-    node = next(message for message in file.message_type if message.name == "Node")
+def _classes() -> dict[str, Any]:
+    """The class of each message by name, with a `RawNode` that leaves the attributes of a node undecoded.
+
+    Most attributes of a trace repeat byte for byte, so decoding them through a cache reads a trace twice as fast.
+    """
+    text = Path(__file__).with_name("et_def.yaml").read_text(encoding="utf-8")
+    file = ParseDict(yaml.safe_load(text), FileDescriptorProto())
     raw = file.message_type.add()
-    raw.CopyFrom(node)
+    raw.CopyFrom(next(message for message in file.message_type if message.name == "Node"))
     raw.name = "RawNode"
     attributes = next(field for field in raw.field if field.name == "attr")
     attributes.type = FieldDescriptorProto.TYPE_BYTES
     attributes.ClearField("type_name")
-    return file
-
-
-def _classes() -> dict[str, Any]:
-    text = files(__package__).joinpath("et_def.proto").read_text(encoding="utf-8")
-    # A pool of its own: another package of this process may have registered the same file.
+    # Another package of this process may have registered the same file in the default pool.
     pool = DescriptorPool()
-    pool.AddSerializedFile(_with_raw_nodes(parse_proto(text, "et_def.proto")).SerializeToString())
-    file = pool.FindFileByName("et_def.proto")
-    return {name: GetMessageClass(message) for name, message in file.message_types_by_name.items()}
+    pool.AddSerializedFile(file.SerializeToString())
+    messages = pool.FindFileByName(file.name).message_types_by_name.items()
+    return {name: GetMessageClass(message) for name, message in messages}
 
 
 _CLASSES = _classes()
@@ -41,6 +44,6 @@ GlobalMetadata: Any = _CLASSES["GlobalMetadata"]
 Node: Any = _CLASSES["Node"]
 AttributeProto: Any = _CLASSES["AttributeProto"]
 RawNode: Any = _CLASSES["RawNode"]
-"""a Node whose attributes are the bytes of an AttributeProto each"""
+"""a Node in which each attribute is the bytes of an AttributeProto"""
 UNDECODABLE = (DecodeError, UnicodeDecodeError)
-"""what decoding raises for bytes that are no message; protobuf's own Python code has the second for names"""
+"""what protobuf raises for bytes that are no message; its pure Python version raises the second for names"""
