@@ -1,1 +1,1 @@
-"""What every other room stands on: errors, units, files, digests, compiled functions, processes, stores."""
+"""Helpers that every other package uses: errors, units, files, arrays, digests, numba, processes, SQLite records."""

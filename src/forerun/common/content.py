@@ -1,4 +1,4 @@
-"""content: what an object holds, as plain data; equal for equal content, in any process."""
+"""The content of any Python object as plain data, and digests of it that are the same in every process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forerun.common.version import __version__
 
 
 def content(value: object, inside: frozenset[int] = frozenset()) -> Any:
-    """`value` as plain data that says all that it holds. `inside` are ids of what holds it."""
+    """Returns `value` as plain data that JSON can write; `inside` holds the ids of the objects around it."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
@@ -49,7 +49,7 @@ def content(value: object, inside: frozenset[int] = frozenset()) -> Any:
 
 
 def _bound(function: Any, inside: frozenset[int]) -> list[Any]:
-    """What a function brings along: the object that it is a method of, defaults, variables from around it."""
+    """The content that a function carries: the object of a method, its defaults, its closure."""
     cells = getattr(function, "__closure__", None) or ()
     kept = [cell.cell_contents for cell in cells]
     parts = (getattr(function, "__self__", None), getattr(function, "__defaults__", None), kept)
@@ -57,16 +57,16 @@ def _bound(function: Any, inside: frozenset[int]) -> list[Any]:
 
 
 def _state(value: object) -> object:
-    """What makes an object like `value`; its attributes where it can't tell."""
+    """The state that pickle would keep of `value`, or its attributes where it can't be pickled."""
     try:
         reduced = value.__reduce_ex__(2)
-    except Exception:  # an object may raise anything here
+    except Exception:  # a user's class may raise anything here
         return getattr(value, "__dict__", repr(type(value)))
     return reduced if isinstance(reduced, str) else [part for part in reduced[1:3] if not isinstance(part, Iterator)]
 
 
 def _named(what: Any) -> list[str]:
-    """A class or function: its name, and what its file holds where that is not Forerun's or Python's."""
+    """The name of a class or function, with a digest of its file where that belongs to a user."""
     module = str(getattr(what, "__module__", ""))
     name = [module, str(what.__qualname__)]
     return name if module.split(".")[0] in (*sys.stdlib_module_names, "forerun") else [*name, _file_digest(what)]
@@ -87,7 +87,7 @@ def _digest_of_file(path: str) -> str:
 
 @cache
 def forerun_digest() -> str:
-    """Of Forerun itself: its version, and every file of it, so that a changed constant or line of code counts."""
+    """A digest of Forerun's version and of all its files, so that any changed line or constant changes it."""
     root = Path(__file__).parents[1]
     whole = hashlib.sha256(__version__.encode())
     for path in sorted(root.rglob("*")):
@@ -97,6 +97,6 @@ def forerun_digest() -> str:
 
 
 def digest_of(*parts: object) -> str:
-    """Of all that `parts` hold, and of Forerun itself: 64 hexadecimal digits."""
+    """A digest of `parts` and of Forerun itself: 64 hexadecimal digits."""
     text = json.dumps([forerun_digest(), content(parts)])
     return hashlib.sha256(text.encode()).hexdigest()

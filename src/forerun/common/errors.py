@@ -1,4 +1,4 @@
-"""The errors a user can cause. The console prints their one line and exits with status 2."""
+"""Errors that a user can cause. The command line prints their one line and exits with status 2."""
 
 import difflib
 
@@ -6,11 +6,11 @@ _CLOSE = 3
 
 
 class ForerunError(ValueError):
-    """Bad input: the message is one line that names the thing, the place and the fix."""
+    """Bad input. The message is one line that names the thing, the place and the fix."""
 
 
 class UnknownName(ForerunError):
-    """A name that is not in a catalogue; the message offers close ones first, then all."""
+    """A name that is not known. The message suggests similar names first, then lists all."""
 
     def __init__(self, what: str, name: str, known: list[str]) -> None:
         lower = {k.lower(): k for k in known}
@@ -22,4 +22,4 @@ class UnknownName(ForerunError):
 
 
 class ImpossiblePlan(ForerunError):
-    """A plan that cannot run: the message gives the reason."""
+    """A plan that can't run. The message gives the reason."""

@@ -1,6 +1,6 @@
-"""Imports by the names that modules had before they were grouped into wings still work, with a DeprecationWarning.
+"""Lets imports by former module names work, with a DeprecationWarning.
 
-`from forerun.plan.plan import Plan` in a user's file imports the very module `forerun.describe.plan.plan`.
+`from forerun.plan.plan import Plan` in a user's file imports the module `forerun.describe.plan.plan` itself.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ NOW = {f"forerun.{room}": f"forerun.{wing}.{room}" for wing, rooms in _ROOMS.ite
     f"forerun.{room}.{name}": f"forerun.astrasim.messages.{name}" for room, names in _MESSAGES.items() for name in names
 }
 NOW["forerun.plan.stack"] = "forerun.describe.stacks.catalog"
-"""former name of a room or module -> its name now"""
+"""former name of a package or module -> its present name"""
 _FUNCTIONS = ("forerun.search", "forerun.trace")
-"""rooms that must not become attributes of `forerun`, as functions have these names: empty packages stand for them"""
+"""packages that share their name with a function of `forerun`; empty packages stand for them"""
 
 
 def name_now(former: str) -> str | None:
-    """The name that module `former` has now; None where it was never a former name."""
+    """Returns the present name of the module once called `former`, or None if no module had that name."""
     known = former
     while known not in NOW:
         known, _, last = known.rpartition(".")
@@ -48,7 +48,7 @@ def name_now(former: str) -> str | None:
 
 
 class _Alias(Loader):
-    """Hands out the module of today in place of a new one."""
+    """Loads the present module under its former name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class _Alias(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.spec  # the import system has put the former name's there
+        module.__spec__ = self.spec  # the import system has replaced it by the former name's
 
 
 class _Finder(MetaPathFinder):
@@ -75,10 +75,10 @@ class _Finder(MetaPathFinder):
 
 
 def install() -> None:
-    """Let Python find modules by their former names; a second call changes nothing."""
+    """Lets Python find modules by their former names; a second call changes nothing."""
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
-    sys.meta_path.insert(0, _Finder())  # first, else a module would be found in its folder and run a second time
+    sys.meta_path.insert(0, _Finder())  # first, or Python would find a module in its folder and run it again
     for name in _FUNCTIONS:
         room = ModuleType(name)
         room.__path__ = []

@@ -1,4 +1,4 @@
-"""numba's compiler with a disk cache where there is a folder to keep it in, without one elsewhere."""
+"""Numba's compiler, with a cache on disk wherever a folder can be written."""
 
 from __future__ import annotations
 
@@ -11,35 +11,37 @@ from typing import Any, TypeVar, cast
 import numba
 
 F = TypeVar("F", bound=Callable[..., object])
-_SHARED = tuple(Path(__file__).parents[1] / room for room in ("core/engine", "core/program", "astrasim/messages"))
-"""rooms whose compiled functions are called from others"""
+_SHARED = tuple(Path(__file__).parents[1] / package for package in ("core/engine", "core/program", "astrasim/messages"))
+"""packages whose compiled functions other packages call"""
 
 
 def njit(function: F) -> F:
-    """Compile `function` on its first call."""
+    """Compiles `function` on its first call."""
     return _compiled(function)
 
 
 def kernel(function: F) -> F:
-    """Compile a function that makes no arrays (numba refuses one that does) on its first call.
+    """Compiles a function that allocates no arrays (numba refuses one that does) on its first call.
 
-    Without allocations nothing has to count references. Numba does count them for each array in a tuple whenever the
-    tuple is handed on, which takes ten times as long as what small functions do with it.
+    Without allocations numba need not count references. Otherwise it counts them for each array of a tuple at every
+    call, which takes ten times as long as the work of a small function.
     """
     return _compiled(function, _nrt=False)
 
 
 def inlined(function: F) -> F:
-    """A `kernel` that becomes part of its callers: for one that gets many arrays and has few callers.
+    """Compiles a `kernel` into its callers. Use it for a function that takes many arrays and has few callers.
 
-    An array is handed on as seven words, so a tuple of a hundred of them costs more than what a small function does.
+    Numba passes an array as seven words, so passing a hundred arrays costs more than the work of a small function.
     """
     return _compiled(function, _nrt=False, forceinline=True)
 
 
 def _compiled(function: F, **options: Any) -> F:
-    """Numba looks for a cache folder while it decorates and raises RuntimeError where neither the package's folder, nor
-    NUMBA_CACHE_DIR, nor the home directory can be written (a read-only install, a container without a home).
+    """Compiles with a cache, or without one where numba finds no folder to write it to.
+
+    Numba raises RuntimeError when it can write neither the package's folder, nor NUMBA_CACHE_DIR, nor the home
+    directory (a read-only install, a container without a home).
     """
     try:
         compiled = numba.njit(cache=True, **options)(function)
@@ -50,10 +52,10 @@ def _compiled(function: F, **options: Any) -> F:
 
 
 def _watch_callees(compiled: Any, folder: Path) -> None:
-    """Make a change of any module of `folder`, or of the rooms that others call, outdate the cache.
+    """Makes a change of any module in `folder`, or in the shared packages, outdate the cache.
 
-    Numba stamps a cache with the file of the compiled function alone; functions that it calls from other modules are
-    compiled into it and would stay as they were.
+    Numba stamps a cache with the file of the compiled function alone, though functions that it calls from other
+    modules are compiled into it.
     """
     cache_file = compiled._cache._cache_file
     cache_file._source_stamp = (*cache_file._source_stamp, _newest(folder), *map(_newest, _SHARED))
@@ -61,4 +63,6 @@ def _watch_callees(compiled: Any, folder: Path) -> None:
 
 @cache
 def _newest(folder: Path) -> int:
-    return max((path.stat().st_mtime_ns for path in folder.glob("*.py")), default=0)
+    """When a module of `folder`, or a file of constants beside it, last changed."""
+    paths = (*folder.glob("*.py"), *folder.glob("*.yaml"))
+    return max((path.stat().st_mtime_ns for path in paths), default=0)

@@ -1,4 +1,4 @@
-"""Answers to many tasks, from this process or from local ones; their order is that of the tasks."""
+"""Runs many tasks in this process or in local worker processes, and returns answers in the order of the tasks."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 CHUNK = 8
-"""tasks sent to a process at once"""
+"""tasks that a worker gets at once"""
 _LOOK_EVERY_S = 1.0
-"""how often a process looks whether the one that started it is still there"""
+"""how often a worker checks that its parent process still runs"""
 
 
 def available_cpus() -> int:
-    """CPUs that this process may use."""
+    """The number of CPUs that this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def default_workers() -> int:
-    """One process for each CPU; one alone where processes can't be forked, so that any script can start them."""
+    """One worker for each CPU. One in all where processes can't fork, as spawning runs a user's script again."""
     return available_cpus() if sys.platform == "linux" else 1
 
 
 class Processes(Generic[Task, Answer]):
-    """Answers tasks with `workers` processes (1: here), `chunk` of them at a time; fewer than `worth_a_pool` of them
-    always here, as starting processes takes longer. A context manager.
+    """Answers tasks with `workers` processes, each of which gets `chunk` tasks at a time. A context manager.
 
-    Raises ForerunError for fewer than one worker.
+    With one worker, or fewer than `worth_a_pool` tasks, this process answers them itself, since starting processes
+    would take longer. Raises ForerunError for fewer than one worker.
     """
 
     def __init__(self, answer: Callable[[Task], Answer], workers: int, worth_a_pool: int, chunk: int = CHUNK) -> None:
         if workers < 1:
             raise ForerunError(f"workers must be at least 1, got {workers}")
-        # a process of a pool may not start others
+        # A daemonic process may not start others.
         self._workers = 1 if multiprocessing.current_process().daemon else workers
         self._answer = answer
         self._worth_a_pool = worth_a_pool
@@ -65,12 +65,12 @@ class Processes(Generic[Task, Answer]):
             self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Answer]:
-        """An answer for each task, in order."""
+        """Yields an answer for each task, in order."""
         if self._pool is None and (self._workers == 1 or len(tasks) < self._worth_a_pool):
             yield from map(self._answer, tasks)
             return
         if self._pool is None:
-            yield self._answer(tasks[0])  # compiles what forked processes then inherit
+            yield self._answer(tasks[0])  # compiles the functions that forked processes inherit
             tasks = tasks[1:]
             self._pool = self._start()
         chunks = [tasks[i : i + self._chunk] for i in range(0, len(tasks), self._chunk)]
@@ -84,17 +84,17 @@ class Processes(Generic[Task, Answer]):
 
 
 _adopted: list[Callable[[Any], Any]] = []
-"""how this process answers, when it is one of a pool"""
+"""the function that answers tasks in a worker process"""
 
 
 def _adopt(answer: Callable[[Any], Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     _adopted.append(answer)
 
 
 def _end_with(parent: int) -> None:
-    """End this process soon after the one that started it, which can't say so when it is killed."""
+    """Ends this process soon after its parent, which can't tell its workers when it is killed."""
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY_S)
     os._exit(1)

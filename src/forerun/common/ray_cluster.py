@@ -1,4 +1,4 @@
-"""Answers to many tasks from a Ray cluster; their order is that of the tasks, whichever workers are lost."""
+"""Runs many tasks on a Ray cluster and returns answers in the order of the tasks, even when workers are lost."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _RETRIES = 5
-"""how often the same tasks are given to another worker when one is lost"""
+"""how often Ray gives the same tasks to another worker when one is lost"""
 _OBJECT_STORE_BYTES = 256 * 2**20
-"""of a cluster of one's own; tasks and answers are a few KiB"""
+"""of a cluster that Forerun starts; tasks and answers are a few KiB"""
 _CONNECT_S = 5.0
 """how long an address may take to answer; Ray itself waits for minutes"""
-_SAME_EVERYWHERE = "install the same Forerun, and what it is to run, on all machines"
+_SAME_EVERYWHERE = "install the same Forerun, and the same files that it runs, on all machines"
 _ANY_MACHINE = ("auto", "local")
-"""addresses that name no machine: the cluster that runs here, one of one's own"""
+"""addresses that name no machine: the cluster that runs on this one, or a new one"""
 
 
 class RayCluster(Generic[Task, Answer]):
-    """Answers tasks on the Ray cluster at `address`, in chunks of up to `chunk` of them. A context manager.
+    """Answers tasks on the Ray cluster at `address`, in chunks of at most `chunk` tasks. A context manager.
 
-    Without an address: at that of RAY_ADDRESS, or on a cluster on this machine that ends with this object, with
-    `workers` CPUs. A session that Python code has with Ray is used as it is. At most `workers` chunks are answered at
-    once, everywhere; as many as there are CPUs unless given.
+    Without an address it uses RAY_ADDRESS, or starts a cluster of `workers` CPUs on this machine that ends with this
+    object. If Ray is already initialized, it uses that session. The cluster works on at most `workers` chunks at once
+    (by default one for each CPU).
 
-    `basis` says what answers depend on: a worker where it is another than here refuses. Chunks of a worker that is
-    lost go to another one.
+    `basis` returns a digest of everything that answers depend on. A worker refuses tasks if its own digest differs.
+    When a worker is lost, another one gets its chunk.
 
-    Raises ForerunError where Ray is not installed, nothing answers at the address, for fewer than one worker, a worker
-    with another basis, and a chunk with which worker after worker is lost.
+    Raises:
+        ForerunError: Ray is not installed, nothing answers at the address, there is less than one worker, a worker has
+            another basis, or worker after worker is lost with the same chunk.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class RayCluster(Generic[Task, Answer]):
             self._ray.shutdown()
 
     def run(self, tasks: Sequence[Task], /) -> Iterator[Answer]:
-        """An answer for each task, in order."""
+        """Yields an answer for each task, in order."""
         chunks = deque(self._chunks(tasks))
         pending: deque[Any] = deque()
         while chunks or pending:
@@ -85,7 +86,7 @@ class RayCluster(Generic[Task, Answer]):
             yield from self._get(pending.popleft())
 
     def _chunks(self, tasks: Sequence[Task]) -> list[Sequence[Task]]:
-        """Smaller ones where there are CPUs for more of them."""
+        """Cuts the tasks into chunks, smaller ones where there are CPUs for more of them."""
         cpus = self._workers or int(self._ray.cluster_resources().get("CPU", 1))
         size = max(1, min(self._chunk, len(tasks) // (2 * cpus)))
         return [tasks[i : i + size] for i in range(0, len(tasks), size)]
@@ -110,13 +111,15 @@ class RayCluster(Generic[Task, Answer]):
         except errors.RayTaskError as error:
             if isinstance(error.cause, ForerunError):
                 raise error.cause from None
-            if isinstance(error.cause, errors.RaySystemError):  # what was sent can't be unpacked there
+            if isinstance(error.cause, errors.RaySystemError):  # the worker can't unpickle the task
                 why = str(error.cause).strip().splitlines()[-1]
                 raise ForerunError(f"Ray: a worker can't run this ({why}); {_SAME_EVERYWHERE}") from None
             raise
         except errors.RayError as error:
             cause = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
-            raise ForerunError(f"Ray: the same work was lost {_RETRIES + 1} times ({cause}); see Ray's logs") from None
+            raise ForerunError(
+                f"Ray: workers were lost with the same tasks {_RETRIES + 1} times ({cause}); see Ray's logs"
+            ) from None
         return answers
 
 
@@ -124,12 +127,14 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ForerunError("executor ray: Ray is not installed; pip install 'forerun[ray]', or leave it out") from None
+        raise ForerunError(
+            "executor ray: Ray is not installed; pip install 'forerun[ray]', or leave executor out"
+        ) from None
     return ray
 
 
 def _reach(address: str) -> None:
-    """Raise ForerunError where nothing listens at `address`, HOST:PORT or ray://HOST:PORT."""
+    """Raises ForerunError unless something listens at `address`, HOST:PORT or ray://HOST:PORT."""
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
         host, port = parts.hostname, parts.port
@@ -144,7 +149,7 @@ def _reach(address: str) -> None:
 
 
 _fit: set[str] = set()
-"""bases that this process, a worker of Ray, has found to be its own"""
+"""the bases that this worker process has found equal to its own"""
 
 
 def _answers(how: tuple[Callable[[Any], Any], Callable[[], str], str], tasks: Sequence[Any]) -> list[Any]:
@@ -152,7 +157,7 @@ def _answers(how: tuple[Callable[[Any], Any], Callable[[], str], str], tasks: Se
     if expected not in _fit:
         if basis() != expected:
             raise ForerunError(
-                f"Ray worker on {socket.gethostname()}: it has another Forerun, or other files, than this machine;"
+                f"Ray worker on {socket.gethostname()}: its Forerun, or its files, differ from those of this machine;"
                 f" {_SAME_EVERYWHERE}"
             )
         _fit.add(expected)

@@ -1,4 +1,4 @@
-"""Records by key in one SQLite file: what was found so far, which survives a break."""
+"""Records by key in one SQLite file, which keeps results when a run is broken off."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PATIENCE_S = 60.0
-"""how long a process waits for another one that writes"""
+"""how long a process waits while another one writes"""
 _ASKED_AT_ONCE = 500
-"""keys of one query; SQLite takes 999 in every version"""
+"""keys in one query; every version of SQLite takes 999"""
 
 
 class Records:
-    """JSON records in a table of the file `path`, which is made where it is not there. A context manager.
+    """JSON records in a table of the file `path`, which is created if it is missing. A context manager.
 
-    What was added is safe when the process is killed. Processes of one machine may share a file; the first record of a
-    key stays. While it is open, and after a kill, SQLite keeps what it has not yet merged in `path`-wal beside it.
+    Records survive when the process is killed. Processes of one machine may share a file; the first record of a key
+    stays. While the file is open, and after a kill, SQLite keeps recent records in `path`-wal beside it.
 
-    Raises ForerunError where the file can't be read or written, or holds something else than that table.
+    Raises ForerunError if the file can't be read or written, or holds other tables.
     """
 
     def __init__(self, path: Path, table: str) -> None:
@@ -46,10 +46,10 @@ class Records:
     def _prepare(self) -> None:
         tables = {name for (name,) in self._base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables - {self._table}:
-            raise self.unusable(f"it holds {', '.join(sorted(tables))}, not {self._table}")
-        with suppress(sqlite3.OperationalError):  # taken by another process, or no such files there: the default works
+            raise self.unusable(f"it holds the tables {', '.join(sorted(tables))} instead of {self._table}")
+        with suppress(sqlite3.OperationalError):  # another process holds it, or the disk has no WAL: the default works
             self._base.execute("PRAGMA journal_mode = WAL")
-        self._base.execute("PRAGMA synchronous = NORMAL")  # with WAL: whole after a power cut, waits for no disk
+        self._base.execute("PRAGMA synchronous = NORMAL")  # with WAL a power cut can't damage the file
         self._base.execute(f"CREATE TABLE IF NOT EXISTS {self._table} (key TEXT PRIMARY KEY, record TEXT NOT NULL)")
 
     def __enter__(self) -> Self:
@@ -61,11 +61,11 @@ class Records:
         self._base.close()
 
     def all(self) -> dict[str, Any]:
-        """Every record by key."""
+        """All records by key."""
         return self._read(f"SELECT key, record FROM {self._table}", ())
 
     def of(self, keys: Sequence[str]) -> dict[str, Any]:
-        """The records of those of `keys` that have one."""
+        """The records of `keys`; keys without a record are left out."""
         found: dict[str, Any] = {}
         for first in range(0, len(keys), _ASKED_AT_ONCE):
             some = keys[first : first + _ASKED_AT_ONCE]
@@ -74,7 +74,7 @@ class Records:
         return found
 
     def add(self, records: Iterable[tuple[str, Any]]) -> None:
-        """Keep records of new keys, all or none of them."""
+        """Adds records of new keys: all of them, or none if it fails."""
         rows = [(key, json.dumps(record)) for key, record in records]
         try:
             with self._base:
@@ -83,8 +83,8 @@ class Records:
             raise self.unusable(error) from None
 
     def unusable(self, why: object) -> ForerunError:
-        """The error that says why the file is no good."""
-        return ForerunError(f"{self.path}: can't be used ({why}); choose another place, or remove the file")
+        """Returns the error that says why the file can't be used."""
+        return ForerunError(f"{self.path}: can't be used ({why}); choose another folder, or remove the file")
 
     def _read(self, query: str, values: Sequence[str]) -> dict[str, Any]:
         try:

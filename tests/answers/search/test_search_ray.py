@@ -123,7 +123,8 @@ def test_a_node_that_is_lost_half_way_changes_nothing(
 @pytest.mark.slow
 def test_work_that_kills_every_worker_is_one_line(two_nodes: Any) -> None:
     with pytest.raises(
-        ForerunError, match=r"^Ray: the same work was lost 6 times \(WorkerCrashedError: .*see Ray's logs"
+        ForerunError,
+        match=r"^Ray: workers were lost with the same tasks 6 times \(WorkerCrashedError: .*see Ray's logs",
     ):
         small_search(None, executor="ray", ray_address=two_nodes.address, fixed=FEW, predictor=deadly)
 

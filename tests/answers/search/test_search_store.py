@@ -239,7 +239,7 @@ def test_a_damaged_or_foreign_file_is_one_line(tmp_path: Path, how: str) -> None
         small_search(path, fixed={**FIXED, "pp": 1, "tp": 1})
     message = str(caught.value)
     assert message.startswith(f"{path}: can't be used (")
-    assert message.endswith("); choose another place, or remove the file")
+    assert message.endswith("); choose another folder, or remove the file")
     assert "\n" not in message
     if how in {"text", "other tables"}:
         assert path.read_bytes() == before, "what is somebody else's stays as it is"
