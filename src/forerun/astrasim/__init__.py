@@ -1,1 +1,1 @@
-"""The world of ASTRA-sim: Chakra traces, STAGE's models, message-level simulation, design-space exploration."""
+"""ASTRA-sim and its tools: Chakra traces, STAGE's models, message-level simulation, design-space exploration."""

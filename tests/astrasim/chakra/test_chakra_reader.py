@@ -134,10 +134,10 @@ def test_who_takes_part_in_a_collective(tmp_path):
         ([node(1, NodeKind.COLLECTIVE, comm_type=0)], "comm_size is missing"),
         ([node(1, NodeKind.SEND, comm_size=1)], "comm_dst is missing"),
         ([comp(1, num_ops=-3)], "num_ops is -3, which is negative"),
-        ([comp(1, num_ops="many")], "num_ops is 'many', which is no number"),
+        ([comp(1, num_ops="many")], "num_ops is 'many', not a number"),
         ([comp(1, num_ops=1e300)], "does not fit in 64 bits"),
-        ([comp(1, num_ops=float("nan"))], "no number"),
-        ([send(1, -1)], "comm_dst is -1, which is no rank"),
+        ([comp(1, num_ops=float("nan"))], "not a number"),
+        ([send(1, -1)], "comm_dst is -1, not a rank"),
         ([comp(1), comp(1)], "node 1: two nodes have this id"),
         ([comp(1, data=[2])], "node 1: data dependency on node 2, which is not in the trace"),
         ([comp(5), comp(1, ctrl=[1])], "node 1: control dependency on itself"),
@@ -205,7 +205,7 @@ def test_a_length_that_the_piece_ends_within(tmp_path):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "empty file"),
+        (b"", "the file is empty"),
         (b"\x03\x08\x01\x10", "begins with a node"),
         (b"\x03\x0a\x7f\x00", "does not begin with metadata"),
         (b"\x00\x02\x0a\x7f", "node number 1 can't be decoded"),
@@ -295,8 +295,8 @@ def test_groups_keep_their_order(tmp_path):
     [
         ("[1]", "not a mapping"),
         ("{", "line 1: not JSON"),
-        ("[" * 100_000, "not a mapping"),
-        ("1" * 10_000, "not a mapping"),
+        ("[" * 100_000, "nested too deeply"),
+        ("1" * 10_000, "a number is too long"),
         ({"1": []}, "group '1': expected a list of ranks"),
         ({"1": 3}, "group '1': expected a list of ranks, got 3"),
         ({"1": [0, True]}, "expected ranks, got true"),

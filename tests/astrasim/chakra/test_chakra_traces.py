@@ -57,9 +57,9 @@ def test_compressed_files_are_found(tmp_path):
 @pytest.mark.parametrize(
     ("remove", "add", "n_ranks", "complaint"),
     [
-        ("w.2.et", None, None, "no trace of rank 2"),
-        ("w.0.et", None, None, "no trace of rank 0"),
-        (None, None, 5, "no trace of rank 4"),
+        ("w.2.et", None, None, "rank 2 has no trace"),
+        ("w.0.et", None, None, "rank 0 has no trace"),
+        (None, None, 5, "rank 4 has no trace"),
         (None, "w.1.et.gz", None, "two traces of rank 1"),
         (None, "w.ALL_RANKS.et", 4, "two traces of rank 0"),
         (None, "w.ALL_RANKS.et", None, "say how many"),
@@ -125,7 +125,7 @@ def test_bad_tar_files(run):
         path.write_bytes(content)
         with pytest.raises(ForerunError, match="bad"):
             open_traces(path)
-    with pytest.raises(ForerunError, match=r"w\.0\.et is in it twice"):
+    with pytest.raises(ForerunError, match=r"it holds w\.0\.et twice"):
         open_traces(archive(path, run, twice=True))
 
 

@@ -45,10 +45,10 @@ def test_a_clean_run(tmp_path):
         (node(1, NodeKind.SEND, comm_tag=3, comm_size=3), "comm_dst is missing"),
         (node(1, NodeKind.RECV, comm_tag=3, comm_size=3), "comm_src is missing"),
         (comp(1, num_ops=-4), "num_ops is -4, which is negative"),
-        (comp(1, tensor_size="few"), "tensor_size is 'few', which is no number"),
-        (comp(1, is_cpu_op="maybe"), "is_cpu_op is 'maybe', which is no number"),
+        (comp(1, tensor_size="few"), "tensor_size is 'few', not a number"),
+        (comp(1, is_cpu_op="maybe"), "is_cpu_op is 'maybe', not a number"),
         (collective(1, comm_type=10), "unknown comm_type 10"),
-        (collective(1, involve_dims="x"), "involve_dims is 'x', which is no list"),
+        (collective(1, involve_dims="x"), "involve_dims is 'x', not a list"),
         (comp(1 << 63), "its id does not fit in 63 bits"),
     ],
 )
@@ -60,7 +60,7 @@ def test_bad_nodes(tmp_path, made, message):
     ("values", "message"),
     [
         (["x"], "inputs is ['x'], not a list of names and sizes"),
-        (["x", "much"], "size of tensor 'x' is 'much', which is no number"),
+        (["x", "much"], "size of tensor 'x' is 'much', not a number"),
         (["x", "-2"], "size of tensor 'x' is -2, which is negative"),
     ],
 )
@@ -107,14 +107,14 @@ def test_messages_without_their_other_end(tmp_path):
     one = [recv(1, 0), recv(2, 0, comm_tag=9, comm_size=80)]
     assert sorted(found(tmp_path, zero, one), key=str) == [
         ("error", "message", 0, 2, "send of 8 bytes with tag 5 to rank 1 has no receive"),
-        ("error", "message", 0, 3, "send of 8 bytes with tag 9 to rank 1 has no receive; the other end says 80 bytes"),
+        ("error", "message", 0, 3, "send of 8 bytes with tag 9 to rank 1 has no receive; its peer says 80 bytes"),
         ("error", "message", 0, 4, "rank 7 is its other end, but there are 2 traces"),
         (
             "error",
             "message",
             1,
             2,
-            "receive of 80 bytes with tag 9 from rank 0 has no send; the other end says 8 bytes",
+            "receive of 80 bytes with tag 9 from rank 0 has no send; its peer says 8 bytes",
         ),
     ]
 
@@ -124,17 +124,25 @@ def test_groups_that_are_unknown_or_of_others(tmp_path):
     assert found(tmp_path, made, [], groups={"b": (1,), "d": (4, 1)}) == [
         ("error", "group", None, None, "group 'd' has rank 4, but there are 2 traces"),
         ("error", "group", 0, 1, "group 'b' does not contain rank 0"),
-        ("error", "group", 0, 2, "unknown group 'c'; the file of groups has none of this name"),
+        ("error", "group", 0, 2, "unknown group 'c': the file of groups does not name it"),
     ]
 
 
 @pytest.mark.parametrize(
     ("other", "severity", "words"),
     [
-        ([collective(8, "a")], "error", "number 1 is no more collectives, but there all_gather of 64 bytes in node 2"),
+        (
+            [collective(8, "a")],
+            "error",
+            "is no more collectives, but there it is all_gather of 64 bytes in node 2",
+        ),
         ([collective(8, "a"), collective(9, "a", comm_type=7)], "error", "number 1 is reduce_scatter of 64 bytes"),
         ([collective(8, "a", comm_size=1), collective(9, "a", comm_type=2)], "error", "number 0 is all_reduce of 1"),
-        ([collective(8, "a", comm_type=2), collective(9, "a")], "warning", "in another order; number 0 is all_gather"),
+        (
+            [collective(8, "a", comm_type=2), collective(9, "a")],
+            "warning",
+            "order than on rank 0: number 0 is all_gather",
+        ),
         ([], "error", "runs none of its collectives, but rank 0 runs 2"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Chakra execution traces: what every rank of a job executes, as files."""
+"""Chakra execution traces: files that say what each rank of a job executes."""

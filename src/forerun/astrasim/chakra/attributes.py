@@ -1,7 +1,7 @@
-"""Attributes of a node, whatever type their writer chose for them.
+"""Attributes of a node, independent of the protobuf type that a writer chose for them.
 
-Writers disagree: the same attribute is int32 in one trace and uint64 or a text in the next, and booleans come as
-integers. Here a value is what it says.
+Writers disagree about types: the same attribute is int32 in one trace and uint64 or text in another, and booleans may
+be integers. The functions here accept every type that can hold the value.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from forerun.astrasim.chakra.schema import UNDECODABLE, AttributeProto
 
 GROUP_SPELLINGS = ("pg_name", "comm_group")
 DIMENSION_SPELLINGS = ("involve_dims", "involved_dims", "involved_dim")
-"""names of the attributes that say who takes part in a collective, today's first"""
-_WHO = (DIMENSION_SPELLINGS[0], GROUP_SPELLINGS[0], *DIMENSION_SPELLINGS[1:], *GROUP_SPELLINGS[1:])
+"""names of the attributes that say who takes part in a collective, the current name first"""
+_PARTICIPANTS = (DIMENSION_SPELLINGS[0], GROUP_SPELLINGS[0], *DIMENSION_SPELLINGS[1:], *GROUP_SPELLINGS[1:])
 _INT64 = 1 << 63
 _TRUE, _FALSE = {"true", "yes"}, {"false", "no", ""}
 
@@ -22,7 +22,7 @@ Value = Any
 
 
 def decoded(blob: bytes) -> tuple[str, Value]:
-    """Name and value of the bytes of an AttributeProto; raises ValueError if they are none."""
+    """Decodes an AttributeProto into its name and value. Raises ValueError if the bytes are no such message."""
     try:
         attribute = AttributeProto.FromString(blob)
     except UNDECODABLE as error:
@@ -31,7 +31,7 @@ def decoded(blob: bytes) -> tuple[str, Value]:
 
 
 def value_of(attribute: Any) -> Value:
-    """The value of an AttributeProto, lists as Python lists."""
+    """The value of an AttributeProto. Lists become Python lists."""
     kind = attribute.WhichOneof("value")
     if kind is None:
         return None
@@ -39,18 +39,18 @@ def value_of(attribute: Any) -> Value:
     return list(value.values) if kind.endswith("_list") else value
 
 
-def said_by(attributes: dict[str, Value]) -> str | None:
-    """Name of the attribute that says who takes part in a collective, or None where none does.
+def participants_attribute(attributes: dict[str, Value]) -> str | None:
+    """Returns the name of the attribute that says who takes part in a collective, or None.
 
-    Dimensions go over a group, and today's spellings over older ones.
+    Dimensions take precedence over a group, and current names over older ones.
     """
-    return next((name for name in _WHO if attributes.get(name) is not None), None)
+    return next((name for name in _PARTICIPANTS if attributes.get(name) is not None), None)
 
 
 def whole_number(value: Value, name: str) -> int:
-    """`value` as a whole number of 64 bits; texts count by their integer part, as do floats.
+    """Converts `value` to a whole number of 64 bits; a float or a text loses its fraction.
 
-    Raises ValueError, naming the attribute `name`, where it is none.
+    Raises ValueError, naming the attribute `name`, if that fails.
     """
     if type(value) is int and -_INT64 <= value < _INT64:
         return value
@@ -63,14 +63,14 @@ def whole_number(value: Value, name: str) -> int:
         else:
             number = int(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} is {_short(value)}, which is no number") from None
+        raise ValueError(f"{name} is {_short(value)}, not a number") from None
     if not -_INT64 <= number < _INT64:
         raise ValueError(f"{name} is {_short(value)}, which does not fit in 64 bits")
     return number
 
 
 def truth(value: Value, name: str) -> bool:
-    """`value` as a boolean, which may be written as a number or a text; raises ValueError where it is neither."""
+    """Converts a boolean, a number or a text to a boolean. Raises ValueError if that fails."""
     if isinstance(value, str):
         text = value.strip().lower()
         if text in _TRUE or text in _FALSE:
@@ -79,28 +79,28 @@ def truth(value: Value, name: str) -> bool:
 
 
 def text_of(value: Value, name: str) -> str:
-    """`value` as text, numbers in their shortest form; raises ValueError where it is a list or not UTF-8."""
+    """Converts `value` to text, a number in its shortest form. Raises ValueError for a list and for other encodings."""
     if isinstance(value, bytes):
         try:
             return value.decode()
         except UnicodeDecodeError:
-            raise ValueError(f"{name} is {_short(value)}, which is no text") from None
+            raise ValueError(f"{name} is {_short(value)}, not text") from None
     if isinstance(value, list):
-        raise ValueError(f"{name} is {_short(value)}, which is no text")
+        raise ValueError(f"{name} is {_short(value)}, not text")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return "" if value is None else str(value)
 
 
 def dimensions(value: Value, name: str) -> tuple[bool, ...]:
-    """`value` as one boolean a dimension of the network; raises ValueError where it is no list."""
+    """Converts a list to one boolean for each dimension of the network. Raises ValueError for other values."""
     if not isinstance(value, list):
-        raise ValueError(f"{name} is {_short(value)}, which is no list")
+        raise ValueError(f"{name} is {_short(value)}, not a list")
     return tuple(truth(item, name) for item in value)
 
 
 def tensor_list(value: Value, name: str) -> tuple[list[str], list[str]]:
-    """Names and sizes of `value` (name, size, name, size, ...); raises ValueError if it is no such list."""
+    """Splits a list (name, size, name, size, ...) into names and sizes. Raises ValueError for other values."""
     if value is None:
         return [], []
     if not isinstance(value, list) or len(value) % 2 or (value and not isinstance(value[0], str)):

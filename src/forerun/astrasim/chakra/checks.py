@@ -1,4 +1,4 @@
-"""What one node must have, whatever trace it is in."""
+"""Checks of a single node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forerun.astrasim.chakra.attributes import (
     DIMENSION_SPELLINGS,
     Value,
     dimensions,
-    said_by,
+    participants_attribute,
     tensor_list,
     text_of,
     truth,
@@ -19,6 +19,7 @@ from forerun.astrasim.chakra.findings import Severity
 from forerun.astrasim.chakra.trace import CommType, NodeKind
 
 Problem = tuple[Severity, str]
+Read = Callable[[Value, str], Any]
 _AMOUNTS = ("num_ops", "tensor_size", "comm_size")
 _NEEDED: dict[int, tuple[str, ...]] = {
     NodeKind.MEM_LOAD: ("tensor_size",),
@@ -33,7 +34,7 @@ _INT32, _INT63 = 1 << 31, 1 << 63
 
 
 def problems(node: Any, attributes: dict[str, Value]) -> Iterator[Problem]:
-    """What is wrong with a node by itself; `attributes` are its attributes by name."""
+    """Yields what is wrong with a node by itself; `attributes` are its attributes by name."""
     kind = node.type
     if node.id >= _INT63:
         yield "error", "its id does not fit in 63 bits"
@@ -41,7 +42,7 @@ def problems(node: Any, attributes: dict[str, Value]) -> Iterator[Problem]:
         yield "error", f"unknown node type {kind}"
         return
     if kind == NodeKind.INVALID:
-        yield "warning", "its type is INVALID_NODE; it takes no time"
+        yield "warning", "its type is INVALID_NODE, so it takes no time"
     for name in _NEEDED.get(kind, ()):
         if attributes.get(name) is None:
             yield "error", f"{name} is missing"
@@ -64,18 +65,18 @@ def _numbers(attributes: dict[str, Value]) -> Iterator[Problem]:
             yield "error", problem
         elif amount < 0:
             yield "error", f"{name} is {amount}, which is negative"
-    if attributes.get("is_cpu_op") is not None:
-        _, problem = attempt(truth, attributes["is_cpu_op"], "is_cpu_op")
-        if problem:
+    yield from _unreadable(attributes, truth, "is_cpu_op")
+
+
+def _unreadable(attributes: dict[str, Value], read: Read, *names: str) -> Iterator[Problem]:
+    """Yields the complaints of `read` about the attributes `names`, as far as the node has them."""
+    for name in names:
+        if attributes.get(name) is not None and (problem := attempt(read, attributes[name], name)[1]):
             yield "error", problem
 
 
 def _communication(kind: int, attributes: dict[str, Value]) -> Iterator[Problem]:
-    for name in ("comm_tag", "comm_priority"):
-        if attributes.get(name) is not None:
-            _, problem = attempt(whole_number, attributes[name], name)
-            if problem:
-                yield "error", problem
+    yield from _unreadable(attributes, whole_number, "comm_tag", "comm_priority")
     if attributes.get("comm_size") is not None and number(attributes, "comm_size") == 0:
         yield "warning", "comm_size is 0"
     if kind == NodeKind.COLLECTIVE:
@@ -83,11 +84,11 @@ def _communication(kind: int, attributes: dict[str, Value]) -> Iterator[Problem]
         return
     name = "comm_dst" if kind == NodeKind.SEND else "comm_src"
     if attributes.get("comm_tag") is None:
-        yield "warning", "comm_tag is missing; 0 is taken"
+        yield "warning", "comm_tag is missing, so it counts as 0"
     if attributes.get(name) is not None:
         peer, problem = attempt(whole_number, attributes[name], name)
         if problem or not 0 <= peer < _INT32:
-            yield "error", problem or f"{name} is {peer}, which is no rank"
+            yield "error", problem or f"{name} is {peer}, not a rank"
 
 
 def _collective(attributes: dict[str, Value]) -> Iterator[Problem]:
@@ -95,15 +96,12 @@ def _collective(attributes: dict[str, Value]) -> Iterator[Problem]:
         comm_type, problem = attempt(whole_number, attributes["comm_type"], "comm_type")
         if problem or not 0 <= comm_type <= _LAST_COMM_TYPE:
             yield "error", problem or f"unknown comm_type {comm_type}"
-    said = said_by(attributes)
-    if said:
-        _, problem = attempt(dimensions if said in DIMENSION_SPELLINGS else text_of, attributes[said], said)
-        if problem:
-            yield "error", problem
+    if name := participants_attribute(attributes):
+        yield from _unreadable(attributes, dimensions if name in DIMENSION_SPELLINGS else text_of, name)
 
 
 def tensor_problems(name: str, value: Value) -> str:
-    """What is wrong with a list of tensors, the value of the attribute `name`; empty if nothing."""
+    """Returns what is wrong with `value`, a list of tensors in the attribute `name`, or an empty text."""
     lists, problem = attempt(tensor_list, value, name)
     for tensor, text in zip(*(lists or ((), ())), strict=True):
         size, problem = attempt(whole_number, text, f"size of tensor {tensor!r}")
@@ -113,15 +111,15 @@ def tensor_problems(name: str, value: Value) -> str:
 
 
 def number(attributes: dict[str, Value], name: str) -> int | None:
-    """A number attribute, or None where it is missing or no number."""
+    """Returns the attribute `name` as a number, or None if it is missing or not a number."""
     if attributes.get(name) is None:
         return None
     value, problem = attempt(whole_number, attributes[name], name)
     return None if problem else value
 
 
-def attempt(read: Callable[[Value, str], Any], value: Value, name: str) -> tuple[Any, str]:
-    """What `read` makes of `value`, and what it complains about."""
+def attempt(read: Read, value: Value, name: str) -> tuple[Any, str]:
+    """Returns what `read` makes of `value` and, if it raises ValueError, its complaint."""
     try:
         return read(value, name), ""
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Nodes into the columns of a RankTrace, one node at a time."""
+"""Collects the nodes of a trace, one at a time, into the columns of a RankTrace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.astrasim.chakra.attributes import (
     Value,
     decoded,
     dimensions,
-    said_by,
+    participants_attribute,
     tensor_list,
     text_of,
     truth,
@@ -26,16 +26,17 @@ from forerun.astrasim.chakra.trace import CommType, NodeKind, RankTrace
 from forerun.core.program.types import I32, I64
 
 _CACHED = 1 << 15
-"""attributes kept decoded; few traces of a rank have more that differ"""
+"""decoded attributes that are kept; the trace of a rank rarely has more distinct ones"""
 _METADATA, _SEND, _COLLECTIVE = int(NodeKind.METADATA), int(NodeKind.SEND), int(NodeKind.COLLECTIVE)
 _LAST_KIND, _LAST_COMM_TYPE = int(max(NodeKind)), int(max(CommType))
 _INT32 = 1 << 31
 
 
 class AttributeCache(dict[bytes, tuple[str, Value]]):
-    """Bytes of an AttributeProto -> its name and value, decoded when first asked for.
+    """Maps the bytes of an AttributeProto to its name and value, which it decodes on first use.
 
-    A list of tensors is a pair of lists, names and sizes. One cache serves all ranks of a run, which differ little.
+    The value of a list of tensors is a pair of lists: names and sizes. One cache serves all ranks of a run, since they
+    differ little.
     """
 
     def __missing__(self, blob: bytes) -> tuple[str, Value]:
@@ -43,7 +44,7 @@ class AttributeCache(dict[bytes, tuple[str, Value]]):
         return self.keep(blob, (name, tensor_list(value, name) if name in ("inputs", "outputs") else value))
 
     def keep(self, blob: bytes, found: tuple[str, Value]) -> tuple[str, Value]:
-        """Take what `blob` was found to be; memory stays bounded."""
+        """Stores the name and value of `blob`; memory stays bounded."""
         if len(self) >= _CACHED:
             self.clear()
         self[blob] = found
@@ -51,29 +52,29 @@ class AttributeCache(dict[bytes, tuple[str, Value]]):
 
 
 class NumberCache(AttributeCache):
-    """The same, but lists of tensors count as empty and are not decoded."""
+    """An AttributeCache that doesn't decode lists of tensors and takes them for empty."""
 
     def __missing__(self, blob: bytes) -> tuple[str, Value]:
-        # The tag of the name, its length, the name.
+        # An attribute begins with the tag of its name, the length of the name and the name.
         if blob.startswith((b"\n\x06inputs", b"\n\x07outputs")):
             return ("inputs" if blob[1] == len("inputs") else "outputs"), ([], [])
         return self.keep(blob, decoded(blob))
 
 
 def new_cache(tensors: bool) -> AttributeCache:
-    """An empty cache for reading ranks with or without tensors."""
+    """Returns an empty cache for reading ranks with or without tensors."""
     return AttributeCache() if tensors else NumberCache()
 
 
 class _TensorTable:
-    """Names and sizes of the tensors of a rank; a tensor has the size that it is first given."""
+    """Names and sizes of the tensors of a rank. The first size that the trace gives a tensor counts."""
 
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}
         self.sizes = array("q")
 
     def of(self, tensors: tuple[list[str], list[str]]) -> list[int]:
-        """Rows of a list of tensors; raises ValueError where a size is none."""
+        """Returns the rows of a list of tensors. Raises ValueError for a size that is not a number."""
         names, sizes = tensors
         rows = self.rows
         try:
@@ -93,7 +94,7 @@ class _TensorTable:
 
 
 class Columns:
-    """Grows the columns of one rank's trace."""
+    """The columns of one rank's trace while it is read."""
 
     def __init__(self, names: bool, tensors: bool, cache: AttributeCache | None = None) -> None:
         self._with_names, self._with_tensors = names, tensors
@@ -116,7 +117,7 @@ class Columns:
         return len(self._node[0])
 
     def add(self, node: Any) -> None:
-        """Take one RawNode; raises ValueError, saying what is wrong with it, or OverflowError."""
+        """Adds one RawNode. Raises ValueError, saying what is wrong with the node, or OverflowError."""
         cache = self._attributes
         attributes = dict([cache[blob] for blob in node.attr])
         kind = node.type
@@ -148,40 +149,34 @@ class Columns:
             group = self._group(attributes)
         else:
             name = "comm_dst" if kind == _SEND else "comm_src"
-            if attributes.get(name) is None and said_by(attributes) in GROUP_SPELLINGS:
+            if attributes.get(name) is None and participants_attribute(attributes) in GROUP_SPELLINGS:
                 group = self._group(attributes)  # PyTorch's traces name the group of two instead
             else:
                 peer = whole_number(_given(attributes, name), name)
                 if not 0 <= peer < _INT32:
-                    raise ValueError(f"{name} is {peer}, which is no rank")
+                    raise ValueError(f"{name} is {peer}, not a rank")
         priority = whole_number(attributes.get("comm_priority") or 0, "comm_priority")
         if not -_INT32 <= priority < _INT32:
             raise ValueError(f"comm_priority is {priority}, which does not fit in 32 bits")
         _given(attributes, "comm_size")
-        values = (
-            comm_type,
-            _amount(attributes, "comm_size"),
-            whole_number(attributes.get("comm_tag") or 0, "comm_tag"),
-            peer,
-            group,
-            priority,
-        )
+        size, tag = _amount(attributes, "comm_size"), whole_number(attributes.get("comm_tag") or 0, "comm_tag")
+        values = (comm_type, size, tag, peer, group, priority)
         for column, value in zip(self._communication, values, strict=True):
             column.append(value)
         self._communicating.append(len(self))
 
     def _add_stream(self, stream: int) -> None:
         if not 0 <= stream < _INT32:
-            raise ValueError(f"stream is {stream}, which is no stream")
+            raise ValueError(f"stream is {stream}, not a stream")
         self._streams.extend([-1] * (len(self) - len(self._streams)))
         self._streams.append(stream)
 
     def _group(self, attributes: dict[str, Value]) -> int:
-        said = said_by(attributes)
-        if said in DIMENSION_SPELLINGS:
-            self._dimensions[len(self)] = dimensions(attributes[said], said)
+        attribute = participants_attribute(attributes)
+        if attribute in DIMENSION_SPELLINGS:
+            self._dimensions[len(self)] = dimensions(attributes[attribute], attribute)
             return -1
-        name = text_of(attributes[said], said) if said else ""
+        name = text_of(attributes[attribute], attribute) if attribute else ""
         return self._groups.setdefault(name, len(self._groups)) if name else -1
 
     def _add_lists(self, node: Any, attributes: dict[str, Value]) -> None:
@@ -204,9 +199,9 @@ class Columns:
             self._lists_tensors &= "inputs" in attributes and "outputs" in attributes
 
     def finish(self, lenient: bool = False) -> RankTrace:
-        """The trace; raises ValueError: a node id twice, a dependency on no node of the trace or on the node itself.
+        """Returns the trace. With `lenient`, control dependencies that can't be met are dropped (see `feasible`).
 
-        With `lenient`, control dependencies are left out that can't be met: see `feasible`.
+        Raises ValueError for a repeated node id, and for a dependency on a missing node or on the node itself.
         """
         column = {name: as_numpy(values) for name, values in zip(_NODE_COLUMNS, self._node, strict=True)}
         for (name, (_, default)), values in zip(_COMMUNICATION_COLUMNS.items(), self._communication, strict=True):
@@ -214,8 +209,6 @@ class Columns:
             column[name] = np.full(len(self), default, some.dtype)
             column[name][as_numpy(self._communicating)] = some
         data_ptr, ctrl_ptr, input_ptr, output_ptr = (as_numpy(values) for values in self._pointers)
-        if not self._with_tensors:
-            input_ptr = output_ptr = np.zeros(len(self) + 1, np.int64)
         rows = NodeRows(column["node_id"])
         twice = rows.repeated()
         if len(twice):
@@ -225,7 +218,7 @@ class Columns:
             ctrl_ptr, ctrl = feasible(data_ptr, data, ctrl_ptr, rows.of(as_numpy(self._ctrl)))
         else:
             ctrl = _dependencies(rows, as_numpy(self._ctrl), ctrl_ptr, "control")
-        stream = None
+        stream, no_tensors = None, np.zeros(len(self) + 1, np.int64)
         if len(self._streams):
             stream = np.full(len(self), -1, np.int32)
             stream[: len(self._streams)] = as_numpy(self._streams)
@@ -235,9 +228,9 @@ class Columns:
             data=data,
             ctrl_ptr=ctrl_ptr,
             ctrl=ctrl,
-            input_ptr=input_ptr,
+            input_ptr=input_ptr if self._with_tensors else no_tensors,
             input_tensor=as_numpy(self._inputs),
-            output_ptr=output_ptr,
+            output_ptr=output_ptr if self._with_tensors else no_tensors,
             output_tensor=as_numpy(self._outputs),
             tensor_bytes=as_numpy(self._table.sizes),
             group_names=tuple(self._groups),
@@ -250,14 +243,7 @@ class Columns:
         )
 
 
-_NODE_COLUMNS = {
-    "node_id": "q",
-    "kind": "b",
-    "is_cpu": "b",
-    "duration_us": "q",
-    "num_ops": "q",
-    "tensor_size": "q",
-}
+_NODE_COLUMNS = {"node_id": "q", "kind": "b", "is_cpu": "b", "duration_us": "q", "num_ops": "q", "tensor_size": "q"}
 _COMMUNICATION_COLUMNS = {
     "comm_type": ("b", -1),
     "comm_size": ("q", 0),
@@ -266,11 +252,11 @@ _COMMUNICATION_COLUMNS = {
     "group": ("i", -1),
     "priority": ("i", 0),
 }
-"""name -> type code, value of the nodes that don't communicate"""
+"""name -> type code, and the value for nodes that don't communicate"""
 
 
 def _dependencies(rows: NodeRows, wanted: npt.NDArray[np.uint64], pointer: I64, what: str) -> I32:
-    """Rows of the ids `wanted`, of which node i lists `pointer[i]` to `pointer[i + 1]`; `what` names the list."""
+    """Converts ids to rows; node i depends on `wanted[pointer[i]:pointer[i + 1]]`. `what` names the kind in errors."""
     found = rows.of(wanted)
     owner = np.repeat(np.arange(len(pointer) - 1, dtype=np.int32), np.diff(pointer))
     for wrong in np.flatnonzero((found < 0) | (found == owner))[:1]:
@@ -282,7 +268,7 @@ def _dependencies(rows: NodeRows, wanted: npt.NDArray[np.uint64], pointer: I64, 
 
 
 def _is_launcher(attributes: dict[str, Value]) -> bool:
-    """Whether a node runs on the host: in older PyTorch traces what launches a collective is called one as well."""
+    """Whether a collective node runs on the host. Older PyTorch traces mark what launches a collective as one too."""
     return truth(attributes.get("is_cpu_op"), "is_cpu_op")
 
 

@@ -1,12 +1,12 @@
-"""A Program as Chakra traces, one a rank, for simulators that read them.
+"""Converts a Program to Chakra traces, one for each rank, for simulators that read them.
 
-Ranks of class 0 come first, then those of class 1, and so on. What the streams of a Program imply becomes explicit:
-every node has a control dependency on the node before it on its stream, and on the node that the host waited for.
-Nodes that take no time and do nothing but join others are left out, and what waited for them waits for what they
-waited for. The streams themselves are written too, so that reading the traces gives the same Program again.
+Ranks of class 0 come first, then those of class 1, and so on. The order that streams imply becomes explicit: every node
+has a control dependency on the node before it on its stream, and on the node that the host last waited for. Nodes that
+take no time and only join others are left out; their dependants inherit their dependencies. The traces name streams, so
+that reading them gives the same Program again.
 
-Compute nodes have num_ops (at least 1: a roofline has no time for less) and tensor_size (bytes read and written).
-The time that the host takes to launch kernels is no part of a Program, and so not of the traces.
+Compute nodes have num_ops (at least 1, since a roofline gives no time for 0) and tensor_size (bytes read and written).
+A Program doesn't hold the time that the host takes to launch kernels, and neither do the traces.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.astrasim.chakra.node_streams import HOST_STREAM
-from forerun.astrasim.chakra.program import COLLECTIVES
-from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTrace
+from forerun.astrasim.chakra.program import COMM_TYPES
+from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTrace, new_trace
 from forerun.astrasim.chakra.writer import write_rank
+from forerun.common.arrays import csr
 from forerun.common.errors import ForerunError
-from forerun.common.files import whole_file
+from forerun.common.files import make_folder, whole_file
 from forerun.common.units import PS_PER_US
 from forerun.core.program.kinds import Delay, Direction, HostCopy, Transfer
 from forerun.core.program.origin import Origin
@@ -32,20 +34,19 @@ from forerun.core.program.places import role_ranks, tiles_of
 from forerun.core.program.types import I64, N_STREAMS, Collective, FlatProgram, OpTable, Program, Stream
 from forerun.core.program.unfold import unfold
 
-_COMM_TYPES = {collective: kind for kind, collective in reversed(COLLECTIVES.items())}
 _SENDS = {int(stream) for stream in Stream if stream.name.startswith("PP_SEND")}
 _EVERYONE = -1
-"""group of all ranks, which needs no name"""
+"""the group of all ranks, which needs no name"""
 
 
 def to_traces(program: Program, duration_ps: I64 | None = None) -> tuple[list[RankTrace], CommGroups]:
-    """The traces of all ranks, and their communicator groups.
+    """Returns the traces of all ranks, and their communicator groups.
 
-    `duration_ps` (n_ops,) are the times of the ops, if they are known: the traces then hold durations, whose sum is
-    right to a microsecond.
+    With `duration_ps` (n_ops,), the times of the ops, the traces hold durations, the sum of which is exact to a
+    microsecond.
 
     Raises:
-        ForerunError: groups of the Program don't fit its numbers of ranks.
+        ForerunError: the groups of the Program don't fit its numbers of ranks.
     """
     places = _Places.of(program)
     flat = unfold(program)
@@ -61,17 +62,13 @@ def to_traces(program: Program, duration_ps: I64 | None = None) -> tuple[list[Ra
 
 
 def write_run(folder: str | Path, program: Program, duration_ps: I64 | None = None) -> int:
-    """Write `trace.<rank>.et` of every rank and `comm_group.json` to `folder`; the number of ranks.
+    """Writes `trace.<rank>.et` of every rank and `comm_group.json` to `folder`, and returns the number of ranks.
 
     Raises:
         ForerunError: as `to_traces`, or a file can't be written.
     """
     traces, groups = to_traces(program, duration_ps)
-    place = Path(folder)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ForerunError(f"{place}: can't be made a folder: {error.strerror or error}") from None
+    place = make_folder(folder)
     with whole_file(place / "comm_group.json") as file:
         file.write(json.dumps(groups).encode())
     for rank, trace in enumerate(traces):
@@ -81,7 +78,7 @@ def write_run(folder: str | Path, program: Program, duration_ps: I64 | None = No
 
 @dataclass(frozen=True, slots=True)
 class _Communication:
-    """A node whose other ends depend on the rank."""
+    """A node whose peer or group depends on the rank."""
 
     row: int
     op: int
@@ -91,16 +88,16 @@ class _Communication:
 
 @dataclass
 class _Places:
-    """Where the ranks of a Program are."""
+    """The rank numbers of each rank class, and the groups that they are in."""
 
     ranks: list[list[int]]
-    """of each rank class"""
+    """for each rank class: its ranks"""
     names: list[list[str]]
-    """of each group: the named groups that it stands for"""
+    """for each group: the named groups that it stands for"""
     groups: dict[str, tuple[int, ...]]
     by_members: dict[tuple[int, ...], str] = field(default_factory=dict)
     of_group: list[dict[int, tuple[int, ...]]] | None = None
-    """for each group of a traced Program: the members of its copy that a rank is in"""
+    """for each group of a traced Program: rank -> members of the copy that the rank is in"""
 
     @property
     def n_ranks(self) -> int:
@@ -108,7 +105,7 @@ class _Places:
 
     @staticmethod
     def of(program: Program) -> _Places:
-        """As its traces said, as its roles were recorded, or one class after the other."""
+        """Takes ranks from the traces or the recorded roles behind a Program; else it numbers class by class."""
         meta = program.meta
         if "ranks" in meta and "groups" in meta and "comm_groups" in meta:
             ranks, names, groups = meta["ranks"], meta["groups"], meta["comm_groups"]
@@ -128,7 +125,7 @@ class _Places:
         return _Places(_recorded_ranks(program, counts) or ranks, [[] for _ in program.groups], {}, of_group=of_group)
 
     def group(self, program: Program, one: _Communication, number: int, place: int) -> str | int:
-        """Name of the group in which rank number `place` of a class runs a collective."""
+        """Returns the name of the group in which rank number `place` of a class runs a collective."""
         if one.kind != NodeKind.COLLECTIVE:
             return ""
         rank, group = self.ranks[number][place], int(program.ops.group[one.op])
@@ -147,7 +144,7 @@ class _Places:
         return self.by_members[members]
 
     def peer(self, program: Program, one: _Communication, number: int, place: int) -> int:
-        """Rank at the other end of a message."""
+        """Returns the rank at the other end of a message."""
         if one.kind == NodeKind.COLLECTIVE:
             return -1
         if one.channel >= 0:
@@ -166,13 +163,14 @@ class _Places:
         return self.ranks[number][place]
 
     def _members(self, program: Program, number: int, owner: int, place: int) -> tuple[int, ...]:
-        """Ranks of a group: those traced, or as many apart as the group says; one wider than a class takes a rank of
-        each.
+        """Returns the ranks of a group: those that were traced, or ranks at the distance that the group states.
+
+        Ranks count class by class here, so a group that is wider than a class takes ranks of several classes.
         """
         if self.of_group is not None:
             rank = self.ranks[owner][place]
             if rank not in self.of_group[number]:
-                raise ForerunError(f"group {program.groups[number].axis!r}: no copy of it has rank {rank} in it")
+                raise ForerunError(f"group {program.groups[number].axis!r}: none of its copies contains rank {rank}")
             return self.of_group[number][rank]
         group, ranks = program.groups[number], [rank for each in self.ranks for rank in each]
         span = group.inner * group.size
@@ -187,7 +185,7 @@ class _Places:
 
 
 def _recorded_ranks(program: Program, counts: list[int]) -> list[list[int]] | None:
-    """Ranks of each rank class where one of each was recorded in a run of this size."""
+    """Returns the ranks of each rank class if the Program was recorded in a run of this size."""
     roles = program.meta.get("roles")
     if not isinstance(roles, dict) or roles.get("world_size") != sum(counts):
         return None
@@ -206,7 +204,7 @@ class _Columns:
         self._ctrl: list[list[int]] = []
         self.communication: list[_Communication] = []
         self._ends = [frozenset[int]()] * N_STREAMS
-        """of each stream: rows that its next node waits for"""
+        """for each stream: the rows that its next node waits for"""
         self._host, self._epoch, self._seen = frozenset[int](), 0, [0] * N_STREAMS
         self._time_ps, self._times = 0, duration_ps
         self._add_all(flat, number)
@@ -238,10 +236,10 @@ class _Columns:
                 self._host, self._epoch = done, self._epoch + 1
 
     def _add(self, op: int, stream: int, channel: int, data: frozenset[int], ctrl: frozenset[int]) -> frozenset[int]:
-        """Append a node, or two for a hop of a ring; the rows that end it."""
+        """Appends a node, or a send and a receive for a hop of a ring, and returns their rows."""
         details = self._ops.details_of(op)
         if isinstance(details, Transfer) and channel < 0 and details.direction == Direction.EITHER:
-            # Both ways at once: on one stream the two would wait for each other round the ring.
+            # On one stream the send and the receive would wait for each other round the ring.
             sent = self._node(op, NodeKind.SEND, stream, channel, data, ctrl)
             return frozenset({sent, self._node(op, NodeKind.RECV, stream + N_STREAMS, channel, data, ctrl)})
         return frozenset({self._node(op, _node_kind(self._ops, op, stream), stream, channel, data, ctrl)})
@@ -256,7 +254,7 @@ class _Columns:
         if kind in (NodeKind.SEND, NodeKind.RECV, NodeKind.COLLECTIVE):
             comm_size = int(ops.bytes_comm[op])
             if kind == NodeKind.COLLECTIVE:
-                comm_type = int(_COMM_TYPES[Collective(int(ops.collective[op]))])
+                comm_type = int(COMM_TYPES[Collective(int(ops.collective[op]))])
                 comm_size //= self._groups[ops.group[op]].size if comm_type == CommType.ALL_GATHER else 1
             self.communication.append(_Communication(row, op, channel, kind))
         elif kind == NodeKind.COMP:
@@ -266,15 +264,15 @@ class _Columns:
             touched = int(ops.bytes_comm[op])
             duration_us = self._duration_us(op) if self._times is not None else 0
         tag = channel + 1 if kind in (NodeKind.SEND, NodeKind.RECV) else 0
-        lane = -1 if on_host else stream
-        self._rows.append((int(kind), on_host, duration_us, num_ops, touched, comm_type, comm_size, tag, lane))
+        shown = -1 if on_host else stream
+        self._rows.append((int(kind), on_host, duration_us, num_ops, touched, comm_type, comm_size, tag, shown))
         self._names.append(ops.name[op])
         self._data.append(sorted(data))
         self._ctrl.append(sorted(ctrl))
         return row
 
     def _work(self, op: int, on_host: bool) -> tuple[int, int]:
-        """num_ops and tensor_size."""
+        """Returns num_ops and tensor_size."""
         ops = self._ops
         if isinstance(ops.details_of(op), Delay):
             return int(ops.flops[op]), int(ops.bytes_written[op])
@@ -282,7 +280,7 @@ class _Columns:
         return max(1, round(ops.flops[op])), max(1, touched)
 
     def _duration_us(self, op: int) -> int:
-        """Whole microseconds; what rounding takes from one node, it gives to the next."""
+        """Returns whole microseconds. What rounding takes from one node goes to the next."""
         if self._times is not None:
             time_ps = int(self._times[op])
         elif isinstance(details := self._ops.details_of(op), Delay):
@@ -294,41 +292,34 @@ class _Columns:
         return round(self._time_ps / PS_PER_US) - before
 
     def trace(self) -> RankTrace:
-        """The trace without what depends on the rank."""
+        """Returns the trace, still without peers and groups."""
         n = len(self._rows)
-        table = np.array(self._rows, np.int64).reshape(n, -1) if n else np.zeros((0, 9), np.int64)
-        nothing = np.zeros(0, np.int32)
-        return RankTrace(
+        table = np.array(self._rows, np.int64).reshape(n, len(_COLUMNS))
+        columns: dict[str, Any] = {name: table[:, k].astype(dtype) for k, (name, dtype) in enumerate(_COLUMNS.items())}
+        data_ptr, data = csr(self._data)
+        ctrl_ptr, ctrl = csr(self._ctrl)
+        return new_trace(
+            n,
+            **columns,
             node_id=np.arange(1, n + 1, dtype=np.int64),
-            kind=table[:, 0].astype(np.int8),
-            is_cpu=table[:, 1].astype(np.bool_),
-            duration_us=table[:, 2].copy(),
-            num_ops=table[:, 3].copy(),
-            tensor_size=table[:, 4].copy(),
-            comm_type=table[:, 5].astype(np.int8),
-            comm_size=table[:, 6].copy(),
-            comm_tag=table[:, 7].copy(),
-            peer=np.full(n, -1, np.int32),
-            group=np.full(n, -1, np.int32),
-            priority=np.zeros(n, np.int32),
-            data_ptr=_pointer(self._data),
-            data=np.array([row for rows in self._data for row in rows], np.int32),
-            ctrl_ptr=_pointer(self._ctrl),
-            ctrl=np.array([row for rows in self._ctrl for row in rows], np.int32),
-            input_ptr=np.zeros(n + 1, np.int64),
-            input_tensor=nothing,
-            output_ptr=np.zeros(n + 1, np.int64),
-            output_tensor=nothing,
-            tensor_bytes=np.zeros(0, np.int64),
-            group_names=(),
+            data_ptr=data_ptr,
+            data=data.astype(np.int32),
+            ctrl_ptr=ctrl_ptr,
+            ctrl=ctrl.astype(np.int32),
             names=tuple(self._names),
             has_tensors=False,
-            stream=table[:, 8].astype(np.int32),
         )
 
 
+_COLUMNS: dict[str, type] = {
+    "kind": np.int8, "is_cpu": np.bool_, "duration_us": np.int64, "num_ops": np.int64, "tensor_size": np.int64,
+    "comm_type": np.int8, "comm_size": np.int64, "comm_tag": np.int64, "stream": np.int32,
+}  # fmt: skip
+"""the columns of `_Columns._rows`, in order"""
+
+
 def _joins(ops: OpTable, duration_ps: I64 | None) -> npt.NDArray[np.bool_]:
-    """Which ops take no time and do nothing."""
+    """Tells which ops take no time and do nothing."""
     idle: npt.NDArray[np.bool_] = (
         (ops.flops == 0) & (ops.bytes_written == 0) & (ops.bytes_read == 0) & (ops.is_compute | ops.is_delay)
     )
@@ -347,14 +338,10 @@ def _node_kind(ops: OpTable, op: int, stream: int) -> NodeKind:
     return NodeKind.COLLECTIVE if ops.is_collective[op] else NodeKind.COMP
 
 
-def _pointer(lists: list[list[int]]) -> I64:
-    return np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int64)
-
-
 def _of_rank(
     shared: RankTrace, communication: Sequence[_Communication], peers: Sequence[int], groups: Sequence[str | int]
 ) -> RankTrace:
-    """The trace of one rank of a class."""
+    """Returns the trace of one rank of a class."""
     names = list(dict.fromkeys(group for group in groups if isinstance(group, str) and group))
     number = {name: k for k, name in enumerate(names)}
     peer, group = shared.peer.copy(), shared.group.copy()

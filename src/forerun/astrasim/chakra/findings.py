@@ -1,4 +1,4 @@
-"""What is wrong with traces, one finding each."""
+"""What is wrong with traces, as a list of findings."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, or looks so."""
+    """One thing that is wrong (error) or suspicious (warning)."""
 
     severity: Severity
     kind: str
     """node, dependency, cycle, message, group or collective"""
     rank: int | None
     node: int | None
-    """id of the node, where it is about one"""
+    """id of the node that it is about"""
     name: str
     message: str
 
@@ -30,7 +30,7 @@ class Finding:
 
 
 class Findings:
-    """Collects findings, of each severity and kind the first `limit`, and counts the others."""
+    """Collects the first `limit` findings of each severity and kind, and counts the others."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -50,12 +50,12 @@ class Findings:
         if self._counts[severity, kind] <= self._limit:
             self._found.append(Finding(severity, kind, rank, node, name, message))
 
-    def room(self, kind: str) -> int:
+    def left(self, kind: str) -> int:
         """How many more errors of this kind would be listed."""
         return max(self._limit - self._counts["error", kind], 0)
 
     def all(self) -> list[Finding]:
-        """The findings in the order in which they were made, then how many more there are of each kind."""
+        """The findings in the order of discovery, then how many more there are of each kind."""
         more = [
             Finding(severity, kind, None, None, "", f"{count - self._limit} more of kind {kind}")
             for (severity, kind), count in self._counts.items()

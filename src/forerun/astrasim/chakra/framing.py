@@ -1,4 +1,4 @@
-"""The bytes of a trace file: compression by content, and messages with their length before them."""
+"""The bytes of a trace file: decompression, and messages that each follow their length."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from typing import Any, BinaryIO
 import zstandard
 
 from forerun.common.errors import ForerunError
+from forerun.common.files import unreadable
 
 MAX_MESSAGE_BYTES = 1 << 28
-"""longest message that is read; real nodes have some hundred bytes"""
+"""longest message that is read; real nodes have a few hundred bytes"""
 _CHUNK = 1 << 20
 _COMPRESSED_CHUNK = 1 << 12
-"""so little at once that even the densest compressed input stays within 128 MiB of output"""
+"""bytes decompressed at once; even the densest input then gives at most 128 MiB"""
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _GZIP_WINDOW = 31
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading; raises ForerunError where it can't be."""
+    """Opens a file for reading. Raises ForerunError if that fails."""
     try:
         file = path.open("rb")
     except (OSError, ValueError) as error:
-        raise ForerunError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
+        raise unreadable(path, error) from None
     with file:
         yield file
 
 
 def chunks(file: BinaryIO, place: str) -> Iterator[bytes]:
-    """The content of `file` in pieces, decompressed where it begins like gzip or Zstandard.
+    """Yields the content of `file` in pieces; if it begins like gzip or Zstandard, decompressed.
 
-    Raises ForerunError, naming `place`: unreadable, truncated or damaged file.
+    Raises ForerunError, naming `place`, for an unreadable, truncated or damaged file.
     """
     try:
         head = file.read(_CHUNK)
@@ -52,7 +53,7 @@ def chunks(file: BinaryIO, place: str) -> Iterator[bytes]:
 
 
 def _decompressed(head: bytes, file: BinaryIO, place: str, new: Any) -> Iterator[bytes]:
-    # A compressed file is a sequence of frames, each of which says where it ends.
+    # A compressed file may consist of several frames, each of which knows its end.
     stream: Any = None
     while head:
         for start in range(0, len(head), _COMPRESSED_CHUNK):
@@ -68,10 +69,10 @@ def _decompressed(head: bytes, file: BinaryIO, place: str, new: Any) -> Iterator
 
 
 def messages(pieces: Iterable[bytes], place: str) -> Iterator[bytes]:
-    """The messages of a stream in which each has its length (a varint) before it.
+    """Yields the messages of a stream in which each message follows its length, a varint.
 
-    Raises ForerunError, naming `place` and the message: a length that is no varint, more than `MAX_MESSAGE_BYTES`, or
-    beyond the end of the stream. Memory is that of the longest message and one piece.
+    Raises ForerunError, naming `place` and the message, for a length that is no varint, exceeds `MAX_MESSAGE_BYTES` or
+    goes beyond the end of the stream. Memory holds the longest message and one piece.
     """
     count = 0
     waiting: list[bytes] = []
@@ -107,7 +108,7 @@ def messages(pieces: Iterable[bytes], place: str) -> Iterator[bytes]:
 
 
 def _varint(data: bytes, start: int, place: str, count: int) -> tuple[int, int]:
-    """The length at `start` and the position behind it, which is 0 where the data ends within the length."""
+    """Returns the length at `start` and the position after it, or position 0 if the data ends within the length."""
     size = shift = 0
     for position in range(start, len(data)):
         byte = data[position]
@@ -116,7 +117,7 @@ def _varint(data: bytes, start: int, place: str, count: int) -> tuple[int, int]:
         if size > MAX_MESSAGE_BYTES or shift > 35:
             raise ForerunError(
                 f"{place}: {_message(count)} claims a length of at least {size} bytes, but at most "
-                f"{MAX_MESSAGE_BYTES} are read; the file is damaged or no Chakra trace"
+                f"{MAX_MESSAGE_BYTES} are read; the file is damaged or not a Chakra trace"
             )
         if byte < 0x80:
             return size, position + 1

@@ -1,4 +1,4 @@
-"""The dependency graph of one rank's trace: from node ids to rows, its depth, its cycles."""
+"""The dependency graph of one rank's trace: rows of node ids, depth, cycles."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forerun.common.arrays import grouped, pointers, positions
 from forerun.common.jit import njit
 from forerun.core.program.types import I32, I64
 
 
 class NodeRows:
-    """From node ids, which are any numbers, to rows of the trace; the first row of an id that is there twice."""
+    """Maps node ids, which may be any numbers, to rows of the trace. A repeated id maps to its first row."""
 
     def __init__(self, ids: I64) -> None:
         self.ids = ids
@@ -22,16 +23,16 @@ class NodeRows:
         self._sorted = ids if self._order is None else ids[self._order]
 
     def repeated(self) -> I64:
-        """Ids that more than one node has, ascending."""
+        """The ids that more than one node has, ascending."""
         if self._order is None:
             return np.zeros(0, np.int64)
         return np.unique(self._sorted[1:][self._sorted[1:] == self._sorted[:-1]])
 
     def of(self, wanted: npt.NDArray[np.uint64]) -> I32:
-        """Rows of the ids `wanted`, -1 where no node has the id."""
+        """The rows of the ids `wanted`; -1 for an id that no node has."""
         if not len(wanted) or not len(self.ids):
             return np.full(len(wanted), -1, np.int32)
-        signed = wanted.astype(np.int64)  # ids beyond 63 bits wrap to negative numbers, which no node has
+        signed = wanted.astype(np.int64)  # ids above 63 bits wrap to negative numbers, which no node has
         place = np.searchsorted(self._sorted, signed)
         place[place == len(self._sorted)] = 0
         rows = place if self._order is None else self._order[place]
@@ -39,13 +40,13 @@ class NodeRows:
 
 
 class Graph:
-    """Ids and dependencies, data before control, of the nodes of one rank as they are read."""
+    """The ids and dependencies (data, then control) of one rank's nodes while they are read."""
 
     def __init__(self) -> None:
         self._ids, self._pointer, self._wanted = array("Q"), array("q", [0]), array("Q")
 
     def add(self, node: Any) -> None:
-        """Take one node."""
+        """Adds one node."""
         self._ids.append(node.id)
         if dependencies := node.data_deps:
             self._wanted.extend(dependencies)
@@ -55,16 +56,16 @@ class Graph:
 
     @property
     def n_dependencies(self) -> int:
-        """Data and control dependencies of all nodes."""
+        """The number of data and control dependencies of all nodes."""
         return len(self._wanted)
 
     def depth(self) -> int:
-        """Nodes on the longest chain of dependencies; what is on or behind a cycle doesn't count."""
+        """The number of nodes on the longest chain of dependencies, without nodes on or behind a cycle."""
         rows = NodeRows(as_numpy(self._ids).view(np.int64)).of(as_numpy(self._wanted))
         return int(depths(as_numpy(self._pointer), rows).max(initial=0))
 
     def problems(self, limit: int) -> list[tuple[str, int, str]]:
-        """What is wrong: kind of finding, id of the node, words; at most `limit` of each wrong thing."""
+        """Returns what is wrong, at most `limit` of each kind: kind of finding, id of the node, message."""
         ids, pointer, wanted = as_numpy(self._ids), as_numpy(self._pointer), as_numpy(self._wanted)
         rows = NodeRows(ids.view(np.int64))
         found = [("node", int(node), "two nodes have this id") for node in rows.repeated()[:limit].view(np.uint64)]
@@ -84,22 +85,20 @@ class Graph:
 
 
 _SHOWN = 12
-"""nodes of a cycle that are named"""
-
-
+"""nodes of a cycle that a message names"""
 _TYPES = {"b": np.int8, "i": np.int32, "q": np.int64, "Q": np.uint64}
 
 
 def as_numpy(values: array[int]) -> npt.NDArray[Any]:
-    """The same memory as a numpy array; `values` can't grow any more."""
+    """Returns a numpy array on the memory of `values`, which can't grow any more."""
     return np.frombuffer(values, _TYPES[values.typecode]) if len(values) else np.zeros(0, _TYPES[values.typecode])
 
 
 @njit
 def depths(pointer: I64, dependencies: I32) -> I32:
-    """How many nodes are on the longest chain that ends at each node: 1 without dependencies, 0 on or behind a cycle.
+    """Returns the length (in nodes) of the longest chain that ends at each node; 0 for nodes on or behind a cycle.
 
-    Node i depends on rows `dependencies[pointer[i]:pointer[i + 1]]`, of which negative ones don't count.
+    Node i depends on rows `dependencies[pointer[i]:pointer[i + 1]]`; negative ones don't count.
     """
     n = len(pointer) - 1
     start = np.zeros(n + 1, np.int64)
@@ -142,9 +141,9 @@ def depths(pointer: I64, dependencies: I32) -> I32:
 
 
 def cycle(pointer: I64, dependencies: I32, depth: I32) -> list[int]:
-    """Rows of one cycle, each of which depends on the next and the last on the first; empty where there is none.
+    """Returns the rows of one cycle, each of which depends on the next; empty without a cycle.
 
-    `depth` is what `depths` gives.
+    `depth` is the result of `depths`.
     """
     stuck = np.flatnonzero(depth == 0)
     if not len(stuck):
@@ -153,7 +152,7 @@ def cycle(pointer: I64, dependencies: I32, depth: I32) -> list[int]:
     while row not in place:
         place[row] = len(path)
         path.append(row)
-        # A node that was never ready waits for one that was never ready.
+        # A node that never became ready waits for another one that never did.
         waited = dependencies[pointer[row] : pointer[row + 1]]
         waited = waited[waited >= 0]
         row = int(waited[depth[waited] == 0][0])
@@ -161,10 +160,11 @@ def cycle(pointer: I64, dependencies: I32, depth: I32) -> list[int]:
 
 
 def feasible(data_ptr: I64, data: I32, ctrl_ptr: I64, ctrl: I32) -> tuple[I64, I32]:
-    """Control dependencies (CSR) without those that can't be met: on no node (negative), on the node itself, and in a
-    circle those against the order of data dependencies.
+    """Returns control dependencies (CSR) without those that can't be met.
 
-    In PyTorch's traces they are the caller of a node, which a converter may have dropped or put behind what it calls.
+    These are dependencies on a missing node (negative) or on the node itself and, on a cycle, those against the order
+    of data dependencies. In PyTorch's traces a control dependency names the caller of a node, which a converter may
+    have dropped or put behind the nodes that it calls.
     """
     n = len(ctrl_ptr) - 1
     owner = np.repeat(np.arange(n), np.diff(ctrl_ptr))
@@ -172,18 +172,16 @@ def feasible(data_ptr: I64, data: I32, ctrl_ptr: I64, ctrl: I32) -> tuple[I64, I
     owner, ctrl = owner[kept], ctrl[kept]
     user = np.concatenate([np.repeat(np.arange(n), np.diff(data_ptr)), owner])
     wanted = np.concatenate([data, ctrl])
-    stuck = depths(*_by_owner(user, wanted, n)) == 0
+    stuck = depths(*_edges(user, wanted, n)) == 0
     if stuck.any():
-        # Neither behind a circle nor before one.
-        stuck &= depths(*_by_owner(wanted, user, n)) == 0
-        place = np.empty(n, np.int64)
-        place[np.lexsort((np.arange(n), depths(data_ptr, data)))] = np.arange(n)
+        # Nodes behind a cycle and nodes before one are not on it.
+        stuck &= depths(*_edges(wanted, user, n)) == 0
+        place = positions(np.argsort(depths(data_ptr, data), kind="stable"))
         kept = ~(stuck[owner] & stuck[ctrl]) | (place[ctrl] < place[owner])
         owner, ctrl = owner[kept], ctrl[kept]
-    return np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n))]).astype(np.int64), ctrl
+    return pointers(np.bincount(owner, minlength=n)), ctrl
 
 
-def _by_owner(owner: npt.NDArray[Any], values: npt.NDArray[Any], n: int) -> tuple[I64, I32]:
-    """Values of each of `n` owners, as CSR."""
-    pointer = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n))]).astype(np.int64)
-    return pointer, values[np.argsort(owner, kind="stable")].astype(np.int32)
+def _edges(owner: npt.NDArray[Any], values: npt.NDArray[Any], n: int) -> tuple[I64, I32]:
+    pointer, entries = grouped(owner, values, n)
+    return pointer, entries.astype(np.int32)

@@ -1,4 +1,4 @@
-"""Communicator groups: a JSON file that names lists of ranks."""
+"""Communicator groups: named lists of ranks, from a JSON file or from the METADATA nodes of a trace."""
 
 from __future__ import annotations
 
@@ -11,25 +11,20 @@ from typing import Any
 
 from forerun.astrasim.chakra.trace import CommGroups, RankTrace
 from forerun.common.errors import ForerunError
+from forerun.common.files import parse_json, read_text
 
 
 def read_comm_groups(path: str | Path) -> CommGroups:
-    """The communicator groups of a file `{"1": [0, 1], ...}`; groups and their ranks keep their order.
+    """Reads the communicator groups of a file `{"1": [0, 1], ...}`; groups and their ranks keep their order.
 
-    Raises ForerunError, naming the file and the group: unreadable file, not JSON, a group given twice, without ranks,
-    with a rank twice, or with something that is no rank.
+    Raises ForerunError, naming the file and the group, if the file can't be read, is not JSON, or has a group that is
+    given twice, has no ranks, a rank twice, or an entry that is not a rank.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ForerunError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except (OSError, ValueError) as error:
-        raise ForerunError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
-    return parse_comm_groups(text, str(path))
+    return parse_comm_groups(read_text(path), str(path))
 
 
 def parse_comm_groups(text: str, place: str) -> CommGroups:
-    """The communicator groups of a JSON text; `place` names it in the ForerunError raised as by `read_comm_groups`."""
+    """Reads the communicator groups of a JSON text. Raises ForerunError as `read_comm_groups` does, naming `place`."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen = dict(pairs)
@@ -39,14 +34,7 @@ def parse_comm_groups(text: str, place: str) -> CommGroups:
             del seen[name]
         return dict(pairs)
 
-    try:
-        data = json.loads(text, object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
-        raise ForerunError(f"{place}, line {error.lineno}: not JSON: {error.msg}") from None
-    except ForerunError:
-        raise
-    except (ValueError, RecursionError):
-        raise ForerunError(f"{place}: not a mapping of group names to lists of ranks") from None
+    data = parse_json(text, place, unique)
     if not isinstance(data, dict):
         raise ForerunError(f"{place}: not a mapping of group names to lists of ranks")
     return {name: _ranks(ranks, f"{place}: group {name!r}") for name, ranks in data.items()}
@@ -65,9 +53,10 @@ def _ranks(ranks: Any, where: str) -> tuple[int, ...]:
 
 
 def process_groups(text: str) -> dict[str, tuple[int, ...]]:
-    """Groups that a METADATA node of PyTorch's lists in its inputs: name -> ranks, none for all; empty for other texts.
+    """Reads the groups that a METADATA node of a PyTorch trace lists in its inputs: name -> ranks, () for all ranks.
 
-    The text is a Python list that holds one JSON text: `['[{"pg_name": "0", "ranks": [0, 1], ...}, ...]']`.
+    The text is a Python list with one JSON text: `['[{"pg_name": "0", "ranks": [0, 1], ...}, ...]']`. Other texts give
+    no groups.
     """
     start, end = text.find("[{"), text.rfind("}]")
     if start < 0 or end < start:
@@ -82,16 +71,16 @@ def process_groups(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def process_group_text(groups: Mapping[str, tuple[int, ...]]) -> str:
-    """The text of which `process_groups` reads `groups`."""
+    """Writes `groups` as the text that `process_groups` reads."""
     items = [{"pg_name": name, "ranks": list(ranks), "group_size": len(ranks)} for name, ranks in groups.items()]
     return f"['{json.dumps(items)}']"
 
 
 def resolve_groups(traces: Sequence[RankTrace], comm_groups: CommGroups) -> tuple[list[RankTrace], CommGroups]:
-    """Traces and groups in which every name means the same group on all ranks.
+    """Returns traces and groups in which every name means the same group on all ranks.
 
-    METADATA nodes of a trace go over the file of groups. PyTorch numbers groups on each rank: where a name means
-    different groups, all but the first that is met are renamed to `name (ranks)`.
+    The METADATA nodes of a trace take precedence over the file of groups. PyTorch numbers groups on each rank, so a
+    name may mean different groups: all but the first one are renamed to `name (ranks)`.
     """
     if not any(trace.process_groups for trace in traces):
         return list(traces), comm_groups

@@ -1,4 +1,4 @@
-"""What is in traces: nodes by type, operations, bytes by collective and group, depth."""
+"""Counts what traces contain: nodes by type, operations, bytes by collective and group, depth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forerun.astrasim.chakra.attributes import DIMENSION_SPELLINGS, Value, said_by, text_of, whole_number
+from forerun.astrasim.chakra.attributes import DIMENSION_SPELLINGS, Value, participants_attribute, text_of, whole_number
 from forerun.astrasim.chakra.columns import NumberCache
 from forerun.astrasim.chakra.framing import opened
 from forerun.astrasim.chakra.graph import Graph
@@ -21,7 +21,7 @@ from forerun.common.errors import ForerunError
 _BY_DIMENSION = "(by dimension)"
 """stands for the group of collectives that name dimensions of the network"""
 _COUNTED = 1 << 16
-"""groups that are told apart"""
+"""groups that are counted separately"""
 
 
 @dataclass(slots=True)
@@ -29,23 +29,23 @@ class TraceInfo:
     """Figures of one trace, or of several together."""
 
     nodes: Counter[str] = field(default_factory=Counter)
-    """type of node -> how many"""
+    """type of node -> number of nodes"""
     dependencies: int = 0
     num_ops: int = 0
     """of COMP nodes"""
     tensor_bytes: int = 0
-    """what COMP and MEM nodes touch, as the trace counts it"""
+    """what COMP and MEM nodes read and write, in the trace's bytes"""
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(operation, group) -> how many; group is empty for messages and for all ranks"""
+    """(operation, group) -> number of calls; the group is empty for messages and for all ranks"""
     comm_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(operation, group) -> sum of comm_size"""
     depth: int = 0
-    """nodes on the longest chain of dependencies; of several traces, the largest"""
+    """nodes on the longest chain of dependencies of any one trace"""
 
     def add(self, other: TraceInfo) -> None:
-        """Take the figures of another trace too."""
-        self.nodes.update(other.nodes)
-        self.calls.update(other.calls)
+        """Adds the figures of another trace."""
+        self.nodes += other.nodes
+        self.calls += other.calls
         self.comm_bytes.update(other.comm_bytes)
         self.dependencies += other.dependencies
         self.num_ops += other.num_ops
@@ -70,7 +70,7 @@ class TraceInfo:
 
 @dataclass(slots=True)
 class RankInfo:
-    """Figures of one rank's trace, and what its metadata says."""
+    """Figures of one rank's trace, and its metadata."""
 
     rank: int
     path: str
@@ -79,18 +79,18 @@ class RankInfo:
 
 
 def info(traces: str | Path | Sequence[str | Path], n_ranks: int | None = None) -> list[RankInfo]:
-    """Figures of each rank of a run: its prefix, its folder, or files of some ranks.
+    """Returns the figures of each rank of a run, given its prefix, its folder or the files of some ranks.
 
-    Node by node, so that memory grows by some 100 bytes a node of the longest trace.
+    It reads node by node, so memory grows by about 100 bytes for each node of the longest trace.
 
-    Raises ForerunError where a file can't be read, is damaged, or has a number that is none.
+    Raises ForerunError if a file can't be read, is damaged, or has text where a number belongs.
     """
     files, _ = trace_files(traces, n_ranks)
     return [_rank_info(rank, path) for rank, path in files.items()]
 
 
 def overall(ranks: Iterable[RankInfo]) -> TraceInfo:
-    """The figures of all ranks together."""
+    """Adds up the figures of all ranks."""
     total = TraceInfo()
     for rank in ranks:
         total.add(rank.figures)
@@ -131,11 +131,11 @@ def _count(figures: TraceInfo, node: Any, attributes: dict[str, Value]) -> None:
     if kind == _COLLECTIVE:
         comm_type = whole_number(attributes.get("comm_type", -1), "comm_type")
         operation = _OPERATIONS.get(comm_type) or f"comm_type {comm_type}"
-        who = said_by(attributes)
-        if who in DIMENSION_SPELLINGS:
+        attribute = participants_attribute(attributes)
+        if attribute in DIMENSION_SPELLINGS:
             group = _BY_DIMENSION
-        elif who:
-            group = text_of(attributes[who], who)
+        elif attribute:
+            group = text_of(attributes[attribute], attribute)
     key = operation, group
     if key not in figures.calls and len(figures.calls) >= _COUNTED:
         key = operation, "(others)"

@@ -1,7 +1,8 @@
-"""The order in which nodes are issued to their streams, of one rank or of all together."""
+"""The order in which nodes are issued to their streams, for one rank or for all ranks together."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,48 +10,51 @@ import numpy as np
 from forerun.astrasim.chakra.graph import cycle, depths
 from forerun.astrasim.chakra.meetings import Meetings, RankNodes
 from forerun.astrasim.chakra.trace import RankTrace
+from forerun.common.arrays import grouped, pointers, positions
 from forerun.common.errors import ForerunError
 from forerun.common.jit import njit
 from forerun.core.program.types import I8, I32, I64, N_STREAMS
 
+_NAMED = 8
+"""nodes of a cycle that a message names"""
+
 
 def predecessors(trace: RankTrace) -> tuple[I64, I32]:
-    """Data and control dependencies of every row together, as CSR."""
+    """Returns the data and control dependencies of every row together, as CSR."""
     n = len(trace)
     owner = np.concatenate([np.repeat(np.arange(n), np.diff(p)) for p in (trace.data_ptr, trace.ctrl_ptr)])
-    wanted = np.concatenate([trace.data, trace.ctrl])
-    order = np.argsort(owner, kind="stable")
-    pointer = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n))]).astype(np.int64)
-    return pointer, wanted[order].astype(np.int32)
+    pointer, wanted = grouped(owner, np.concatenate([trace.data, trace.ctrl]), n)
+    return pointer, wanted.astype(np.int32)
 
 
 def launch_order(trace: RankTrace, place: str) -> I64:
-    """Rows by rising node number, but none before what it depends on: the order in which a host launches them.
+    """Returns the rows in the order in which a host launches them: by node id, but no node before its dependencies.
 
     Raises:
-        ForerunError: nodes depend on each other in a circle; `place` and the nodes are named.
+        ForerunError: nodes depend on each other in a cycle; `place` and the nodes are named.
     """
     pointer, wanted = predecessors(trace)
-    key = np.empty(len(trace), np.int64)
-    key[np.argsort(trace.node_id, kind="stable")] = np.arange(len(trace))
-    rows = _by_key(pointer, wanted, key)
-    if len(rows) < len(trace):
+    n, waiting = len(trace), np.diff(pointer)
+    by_id = positions(np.argsort(trace.node_id, kind="stable"))
+    rows = _by_key(*grouped(wanted, np.repeat(np.arange(n), waiting), n), waiting, by_id)
+    if len(rows) < n:
         circle = cycle(pointer, wanted, depths(pointer, wanted))
-        named = " -> ".join(str(trace.node_id[row]) for row in [*circle[:8], *(circle[:1] if len(circle) <= 8 else [])])
-        raise ForerunError(f"{place}: nodes depend on themselves: {named}{' ...' if len(circle) > 8 else ''}")
+        shown = circle[:_NAMED] + (circle[:1] if len(circle) <= _NAMED else [])
+        named = " -> ".join(str(trace.node_id[row]) for row in shown)
+        raise ForerunError(f"{place}: nodes depend on themselves: {named}{' ...' if len(circle) > _NAMED else ''}")
     return rows
 
 
 def meeting_order(
-    ranks: Sequence[RankNodes], meetings: Meetings, lane: Sequence[I8], duration: Sequence[I64]
+    ranks: Sequence[RankNodes], meetings: Meetings, stream: Sequence[I8], duration: Sequence[I64]
 ) -> list[I64] | None:
-    """Issue orders, as numbers in the given ones, in which in-order streams can't block each other; None if none is.
+    """Finds issue orders, as numbers in the given ones, in which in-order streams never block each other for ever.
 
-    All ranks are issued together, as they would start on free lanes: whenever the lanes of a node (of all nodes of a
-    meeting) are free, the first that is ready, in the given order. `lane` and `duration` are by row of each trace.
-    Every rank's order is its part of that common one.
+    It issues the nodes of all ranks together: whenever the stream of a node is free (for a meeting, the streams of all
+    its nodes), the first ready node starts, in the given order. Each rank's order is its part of this common order.
+    `stream` and `duration` are by row of each trace. Returns None if nodes are left that can never start.
     """
-    first = np.concatenate([[0], np.cumsum([len(one.row) for one in ranks])]).astype(np.int64)
+    first = pointers([len(one.row) for one in ranks])
     n_nodes, n_meetings = int(first[-1]), len(meetings)
     unit = np.arange(n_nodes) + n_meetings
     for i in range(len(ranks)):
@@ -65,172 +69,98 @@ def meeting_order(
     parents, children = [], []
     for i, one in enumerate(ranks):
         pointer, wanted = predecessors(one.trace)
-        position = np.empty(len(one.row), np.int64)
-        position[one.row] = np.arange(len(one.row))
-        parents.append(unit[first[i] + position[wanted]])
-        children.append(unit[first[i] + position[np.repeat(np.arange(len(one.row)), np.diff(pointer))]])
-    lanes = np.concatenate(
-        [i * N_STREAMS + of[one.row].astype(np.int64) for i, (of, one) in enumerate(zip(lane, ranks, strict=True))]
+        parents.append(unit[first[i] + one.position[wanted]])
+        children.append(unit[first[i] + one.position[np.repeat(np.arange(len(one.row)), np.diff(pointer))]])
+    streams = np.concatenate(
+        [i * N_STREAMS + of[one.row].astype(np.int64) for i, (of, one) in enumerate(zip(stream, ranks, strict=True))]
     )
     child, parent = np.concatenate(children), np.concatenate(parents)
     order = _by_time(
-        *_grouped(parent, child, len(used)),
+        *grouped(parent, child, len(used)),
         np.bincount(child, minlength=len(used)),
-        *_grouped(unit, lanes, len(used)),
+        *grouped(unit, streams, len(used)),
         key,
         time,
         len(ranks) * N_STREAMS,
     )
     if len(order) < len(used):
         return None
-    when = np.empty(len(used), np.int64)
-    when[order] = np.arange(len(used))
+    when = positions(order)
     return [np.argsort(when[unit[first[i] : first[i + 1]]], kind="stable") for i in range(len(ranks))]
-
-
-def _grouped(owner: I64, values: I64, n: int) -> tuple[I64, I64]:
-    """Values of each of `n` owners, as CSR."""
-    pointer = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n))]).astype(np.int64)
-    return pointer, values[np.argsort(owner, kind="stable")].astype(np.int64)
 
 
 @njit
 def _by_time(
-    child_ptr: I64, child: I64, waiting: I64, lane_ptr: I64, lane: I64, key: I64, time: I64, n_lanes: int
+    child_ptr: I64, child: I64, waiting: I64, stream_ptr: I64, stream: I64, key: I64, time: I64, n_streams: int
 ) -> I64:  # fmt: skip
-    """Units in the order in which they start; shorter where stuck. `waiting` counts predecessors and is used up."""
-    n = len(key)
-    base = np.zeros(n_lanes + 1, np.int64)
-    for each in lane:
-        base[each + 1] += 1
-    for i in range(n_lanes):
-        base[i + 1] += base[i]
-    waits, n_waits = np.empty(len(lane), np.int64), np.zeros(n_lanes, np.int64)
-    is_busy, is_touched = np.zeros(n_lanes, np.bool_), np.zeros(n_lanes, np.bool_)
-    touched, n_touched = np.empty(n_lanes, np.int64), 0
-    end, running, n_running = np.zeros(n, np.int64), np.empty(n, np.int64), 0
-    order, done, now = np.empty(n, np.int64), 0, 0
-    fresh, n_fresh = np.empty(n, np.int64), 0
-    for u in range(n):
-        if waiting[u] == 0:
-            fresh[n_fresh] = u
-            n_fresh += 1
-    while n_fresh or n_running:
-        # All that ends now, ends before anything starts.
-        while n_running and (end[running[0]] == now or n_fresh == 0):
-            u = running[0]
-            if end[u] > now and n_touched:
+    """Returns units (nodes or meetings) in the order in which they start, without those that never start.
+
+    A unit occupies all its streams for its `time`. `waiting` counts its predecessors and is used up.
+    """
+    # numba takes the type of an empty list from an entry that is never made
+    queues = [[(key[0], np.int64(0)) for _ in range(0)] for _ in range(n_streams)]
+    running = [(np.int64(0), np.int64(0)) for _ in range(0)]
+    touched = [np.int64(0) for _ in range(0)]
+    is_busy, is_touched = np.zeros(n_streams, np.bool_), np.zeros(n_streams, np.bool_)
+    order, done, now = np.empty(len(key), np.int64), 0, np.int64(0)
+    fresh = [np.int64(u) for u in range(len(key)) if waiting[u] == 0]
+    while len(fresh) or len(running):
+        # Everything that ends now ends before anything starts.
+        while len(running) and (running[0][0] == now or not len(fresh)):
+            if running[0][0] > now and len(touched):
                 break
-            now = end[u]
-            n_running = _pop(running, n_running, end)
-            for e in range(lane_ptr[u], lane_ptr[u + 1]):
-                is_busy[lane[e]] = False
-                if not is_touched[lane[e]]:
-                    is_touched[lane[e]] = True
-                    touched[n_touched] = lane[e]
-                    n_touched += 1
+            now, u = heapq.heappop(running)
+            for e in range(stream_ptr[u], stream_ptr[u + 1]):
+                is_busy[stream[e]] = False
+                if not is_touched[stream[e]]:
+                    is_touched[stream[e]] = True
+                    touched.append(stream[e])
             for e in range(child_ptr[u], child_ptr[u + 1]):
                 waiting[child[e]] -= 1
                 if waiting[child[e]] == 0:
-                    fresh[n_fresh] = child[e]
-                    n_fresh += 1
-        for f in range(n_fresh):
-            at = lane[lane_ptr[fresh[f]]]
-            n_waits[at] = _push(waits[base[at] :], n_waits[at], fresh[f], key)
+                    fresh.append(child[e])
+        for u in fresh:
+            at = stream[stream_ptr[u]]
+            heapq.heappush(queues[at], (key[u], u))
             if not is_touched[at]:
                 is_touched[at] = True
-                touched[n_touched] = at
-                n_touched += 1
-        n_fresh = 0
-        for t in range(n_touched):
-            at = touched[t]
+                touched.append(at)
+        fresh.clear()
+        for at in touched:
             is_touched[at] = False
-            while not is_busy[at] and n_waits[at]:
-                u = waits[base[at]]
-                n_waits[at] = _pop(waits[base[at] :], n_waits[at], key)
+            while not is_busy[at] and len(queues[at]):
+                _, u = heapq.heappop(queues[at])
                 other = -1
-                for e in range(lane_ptr[u], lane_ptr[u + 1]):
-                    if is_busy[lane[e]]:
-                        other = lane[e]
+                for e in range(stream_ptr[u], stream_ptr[u + 1]):
+                    if is_busy[stream[e]]:
+                        other = stream[e]
                         break
                 if other >= 0:
-                    n_waits[other] = _push(waits[base[other] :], n_waits[other], u, key)
+                    heapq.heappush(queues[other], (key[u], u))
                     continue
                 order[done] = u
                 done += 1
-                for e in range(lane_ptr[u], lane_ptr[u + 1]):
-                    is_busy[lane[e]] = True
-                end[u] = now + time[u]
-                n_running = _push(running, n_running, u, end)
-        n_touched = 0
-    ordered: I64 = order[:done].copy()
-    return ordered
+                for e in range(stream_ptr[u], stream_ptr[u + 1]):
+                    is_busy[stream[e]] = True
+                heapq.heappush(running, (now + time[u], u))
+        touched.clear()
+    started: I64 = order[:done].copy()
+    return started
 
 
 @njit
-def _by_key(pointer: I64, wanted: I32, key: I64) -> I64:
-    """Nodes in topological order, of those that are ready the one with the lowest key first; shorter where stuck."""
-    n = len(key)
-    start = np.zeros(n + 1, np.int64)
-    for parent in wanted:
-        start[parent + 1] += 1
-    for i in range(n):
-        start[i + 1] += start[i]
-    users, filled = np.empty(len(wanted), np.int32), start[:n].copy()
-    waiting = np.zeros(n, np.int64)
-    for i in range(n):
-        for e in range(pointer[i], pointer[i + 1]):
-            users[filled[wanted[e]]] = i
-            filled[wanted[e]] += 1
-            waiting[i] += 1
-    heap, size = np.empty(n, np.int64), 0
-    for i in range(n):
-        if waiting[i] == 0:
-            size = _push(heap, size, i, key)
-    order, done = np.empty(n, np.int64), 0
-    while size:
-        i = heap[0]
-        size = _pop(heap, size, key)
-        order[done] = i
+def _by_key(child_ptr: I64, child: I64, waiting: I64, key: I64) -> I64:
+    """Returns nodes in topological order, of the ready ones that with the lowest key first, without those on cycles."""
+    ready = [(key[node], np.int64(node)) for node in range(len(key)) if waiting[node] == 0]
+    heapq.heapify(ready)
+    order, done = np.empty(len(key), np.int64), 0
+    while len(ready):
+        _, node = heapq.heappop(ready)
+        order[done] = node
         done += 1
-        for e in range(start[i], start[i + 1]):
-            user = users[e]
-            waiting[user] -= 1
-            if waiting[user] == 0:
-                size = _push(heap, size, user, key)
+        for e in range(child_ptr[node], child_ptr[node + 1]):
+            waiting[child[e]] -= 1
+            if waiting[child[e]] == 0:
+                heapq.heappush(ready, (key[child[e]], child[e]))
     ordered: I64 = order[:done].copy()
     return ordered
-
-
-@njit
-def _before(a: int, b: int, key: I64) -> bool:
-    return bool(key[a] < key[b] or (key[a] == key[b] and a < b))
-
-
-@njit
-def _push(heap: I64, size: int, node: int, key: I64) -> int:
-    i = size
-    while i > 0 and _before(node, heap[(i - 1) >> 1], key):
-        heap[i] = heap[(i - 1) >> 1]
-        i = (i - 1) >> 1
-    heap[i] = node
-    return size + 1
-
-
-@njit
-def _pop(heap: I64, size: int, key: I64) -> int:
-    """Take the first out; the new size."""
-    size -= 1
-    node, i = heap[size], 0
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
-        if child + 1 < size and _before(heap[child + 1], heap[child], key):
-            child += 1
-        if not _before(heap[child], node, key):
-            break
-        heap[i] = heap[child]
-        i = child
-    heap[i] = node
-    return size

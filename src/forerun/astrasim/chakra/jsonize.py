@@ -1,8 +1,8 @@
-"""Traces as JSON and back, without loss, in protobuf's own JSON mapping (64-bit numbers are texts, bytes base64).
+"""Converts traces to JSON and back without loss, in protobuf's JSON mapping (64-bit numbers are texts, bytes base64).
 
-JSON lines: the first line is `{"metadata": {...}}`, every other one a node. JSON: one object `{"metadata": {...},
-"nodes": [...]}` with a node a line. Fields have the names of the format; an attribute is `{"name": "num_ops",
-"int64_val": "7"}` and so keeps its type.
+In JSON lines, the first line is `{"metadata": {...}}` and every other line is a node. JSON is one object `{"metadata":
+{...}, "nodes": [...]}` with one node on each line. Fields have the names of Chakra's schema. An attribute such as
+`{"name": "num_ops", "int64_val": "7"}` keeps its type.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from forerun.astrasim.chakra.schema import GlobalMetadata, Node
 from forerun.astrasim.chakra.writer import message_writer, packed_file
 from forerun.common.errors import ForerunError
 
-_FORMS = (".et", ".jsonl", ".json")
+_FORMATS = (".et", ".jsonl", ".json")
 _PACKED = (".gz", ".zst")
 Write = Callable[[Any], None]
 
 
 def convert(source: str | Path, target: str | Path) -> int:
-    """Write the trace `source` in the form that the name of `target` ends in; the number of nodes.
+    """Writes the trace `source` in the format that the name of `target` ends in, and returns the number of nodes.
 
-    Forms are .et, .jsonl and .json, each also with .gz or .zst behind. Node by node, except that a source in .json is
-    read whole.
+    Formats are .et, .jsonl and .json, each also with .gz or .zst appended. It converts node by node, but reads a .json
+    source whole.
 
-    Raises ForerunError, naming the file and the line or node: another form, an unreadable or damaged file, JSON that is
-    no trace, a target that can't be written.
+    Raises ForerunError, naming the file and the line or node, for another format, an unreadable or damaged file, JSON
+    that is not a trace, and a target that can't be written.
     """
-    messages, writer = _READERS[_form(source)](Path(source)), _WRITERS[_form(target)]
+    messages, writer = _READERS[_format(source)](Path(source)), _WRITERS[_format(target)]
     count = -1
     with writer(Path(target)) as write:
         for count, message in enumerate(messages):  # noqa: B007
@@ -45,21 +45,21 @@ def convert(source: str | Path, target: str | Path) -> int:
 
 
 def json_lines(source: str | Path) -> Iterator[str]:
-    """The trace `source`, of any form, as JSON lines; raises ForerunError as `convert` does."""
-    messages = _READERS[_form(source)](Path(source))
+    """Yields the trace `source`, in any format, as JSON lines. Raises ForerunError as `convert` does."""
+    messages = _READERS[_format(source)](Path(source))
     yield json.dumps({"metadata": _record(next(messages))})
     for node in messages:
         yield json.dumps(_record(node))
 
 
-def _form(path: str | Path) -> str:
+def _format(path: str | Path) -> str:
     name = Path(path).name
     packed = next((suffix for suffix in _PACKED if name.endswith(suffix)), "")
-    for form in _FORMS:
+    for form in _FORMATS:
         if name.removesuffix(packed).endswith(form):
             return form
     raise ForerunError(
-        f"{path}: unknown form; its name must end in .et, .jsonl or .json, and may have .gz or .zst behind"
+        f"{path}: unknown format; its name must end in .et, .jsonl or .json, which .gz or .zst may follow"
     )
 
 
@@ -78,7 +78,7 @@ def _read_lines(path: Path) -> Iterator[Any]:
     number, line = next(lines, (1, b"null"))
     first = _parsed(line, f"{path}, line {number}")
     if not isinstance(first, dict) or list(first) != ["metadata"]:
-        raise ForerunError(f"{path}, line {number}: expected the metadata, as {{'metadata': {{}}}}")
+        raise ForerunError(f'{path}, line {number}: expected the metadata, such as {{"metadata": {{}}}}')
     yield _message(GlobalMetadata, first["metadata"], f"{path}, line {number}")
     for number, line in lines:
         place = f"{path}, line {number}"
@@ -89,7 +89,7 @@ def _read_whole(path: Path) -> Iterator[Any]:
     with opened(path) as file:
         data = _parsed(b"".join(chunks(file, str(path))), str(path))
     if not isinstance(data, dict) or set(data) != {"metadata", "nodes"} or not isinstance(data["nodes"], list):
-        raise ForerunError(f"{path}: expected an object of 'metadata' and a list of 'nodes'")
+        raise ForerunError(f"{path}: expected an object with metadata and a list of nodes")
     yield _message(GlobalMetadata, data["metadata"], f"{path}, metadata")
     for number, record in enumerate(data["nodes"], 1):
         yield _message(Node, record, f"{path}, node number {number}")
@@ -109,7 +109,7 @@ def _lines(path: Path) -> Iterator[bytes]:
             *lines, rest = (rest + piece).split(b"\n")
             yield from lines
             if len(rest) > MAX_MESSAGE_BYTES:
-                raise ForerunError(f"{path}: a line has more than {MAX_MESSAGE_BYTES} bytes; it is no trace")
+                raise ForerunError(f"{path}: a line has more than {MAX_MESSAGE_BYTES} bytes; it is not a trace")
     yield rest
 
 
@@ -121,7 +121,7 @@ def _parsed(text: bytes, place: str) -> Any:
     except json.JSONDecodeError as error:
         raise ForerunError(f"{place}: not JSON: {error.msg} (character {error.pos})") from None
     except (ValueError, RecursionError):
-        raise ForerunError(f"{place}: JSON that is no trace") from None
+        raise ForerunError(f"{place}: JSON that is not a trace") from None
 
 
 def _message(kind: Any, record: Any, place: str) -> Any:

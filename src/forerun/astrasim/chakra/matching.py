@@ -1,4 +1,4 @@
-"""What ranks must agree on: every send has its receive, and the members of a group run the same collectives."""
+"""Checks across ranks: every send has its receive, and the members of a group run the same collectives."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ALL_RANKS = ""
 
 
 class Messages:
-    """Matches sends with receives by sender, receiver, tag and size; keeps those that wait for their other end."""
+    """Matches sends with receives by sender, receiver, tag and size, and keeps the unmatched ones."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[int, int, int, int], tuple[bool, deque[_End]]] = {}
 
     def add(self, is_send: bool, route: tuple[int, int, int, int], node: int, name: str) -> None:
-        """Take one end of a message; `route` is sender, receiver, tag and size."""
+        """Adds a send or a receive; `route` is sender, receiver, tag and size."""
         waits_for_send, ends = self._waiting.setdefault(route, (not is_send, deque()))
         if waits_for_send != is_send:
             ends.append((node, name))
@@ -36,7 +36,7 @@ class Messages:
             del self._waiting[route]
 
     def report(self, findings: Findings) -> None:
-        """Report every end without its other end."""
+        """Reports every unmatched send and receive."""
         sizes: dict[tuple[int, int, int, bool], list[int]] = {}
         for (src, dst, tag, size), (waits_for_send, _) in self._waiting.items():
             sizes.setdefault((src, dst, tag, waits_for_send), []).append(size)
@@ -47,7 +47,7 @@ class Messages:
                 if waits_for_send
                 else f"send of {size} bytes with tag {tag} to rank {dst} has no receive"
             )
-            hint = f"; the other end says {others[0]} bytes" if others else ""
+            hint = f"; its peer says {others[0]} bytes" if others else ""
             for node, name in ends:
                 findings.add("message", what + hint, dst if waits_for_send else src, node, name)
 
@@ -68,10 +68,10 @@ class _Sequence:
 
 
 class Collectives:
-    """Compares the collectives of the members of each group; keeps one member's per group.
+    """Compares the collectives of the members of each group, of which it keeps one member's.
 
-    Without a file of groups, the ranks that name a group are taken for its members, which they may not be: then what
-    differs is a warning.
+    Without a file of groups, it takes the ranks that name a group for its members. As names may mean different groups
+    then, differences are warnings.
     """
 
     def __init__(self, groups: CommGroups | None) -> None:
@@ -82,7 +82,7 @@ class Collectives:
         self._severity: Severity = "error" if groups is not None else "warning"
 
     def add(self, rank: int, group: str, comm_type: int, size: int, node: int) -> str:
-        """Take one collective of the current rank; says what is wrong with its group, if anything."""
+        """Adds a collective of the current rank. Returns what is wrong with its group, or an empty text."""
         sequence = self._rank.get(group)
         if sequence is None:
             sequence = self._rank[group] = _Sequence(rank)
@@ -92,11 +92,11 @@ class Collectives:
         if self._groups is None or group == ALL_RANKS:
             return ""
         if group not in self._groups:
-            return f"unknown group {group!r}; the file of groups has none of this name"
+            return f"unknown group {group!r}: the file of groups does not name it"
         return "" if rank in self._groups[group] else f"group {group!r} does not contain rank {rank}"
 
     def end_rank(self, rank: int, findings: Findings) -> None:
-        """Compare the collectives of the rank that has been read with those of the ranks before it."""
+        """Compares the collectives of the rank just read with those of the ranks before it."""
         for group, mine in self._rank.items():
             if self._groups is not None and group != ALL_RANKS and rank not in self._groups.get(group, ()):
                 continue
@@ -116,24 +116,24 @@ class Collectives:
         reordered = sorted(zip(mine.kinds, mine.sizes, strict=True)) == sorted(
             zip(first.kinds, first.sizes, strict=True)
         )
-        name = f"group {group!r}" if group else "the group of all ranks"
-        if reordered:
-            what = f"{name}: the same collectives as rank {first.rank} in another order"
-        else:
-            what = f"{name}: other collectives than rank {first.rank}"
+        kind = "the same collectives in another order" if reordered else "other collectives"
         findings.add(
             "collective",
-            f"{what}; number {place} is {mine.words(place)}, but there {first.words(place)}",
+            f"{_group(group)}: {kind} than on rank {first.rank}: number {place} is {mine.words(place)}, "
+            f"but there it is {first.words(place)}",
             mine.rank,
             mine.nodes[place] if place < len(mine.nodes) else None,
             severity="warning" if reordered else self._severity,
         )
 
     def report(self, present: set[int], findings: Findings) -> None:
-        """Report members that run no collective of a group of which others do; `present` are ranks with a trace."""
+        """Reports members that run no collective of a group although others do; `present` are ranks with a trace."""
         everyone: Mapping[str, Iterable[int]] = {**(self._groups or {}), ALL_RANKS: present}
         for group, first in self._first.items():
             for rank in sorted(set(everyone.get(group, ())) & present - self._seen[group]):
-                name = f"group {group!r}" if group else "the group of all ranks"
-                what = f"{name}: runs none of its collectives, but rank {first.rank} runs {len(first.kinds)}"
+                what = f"{_group(group)}: runs none of its collectives, but rank {first.rank} runs {len(first.kinds)}"
                 findings.add("collective", what, rank)
+
+
+def _group(name: str) -> str:
+    return f"group {name!r}" if name else "the group of all ranks"

@@ -1,14 +1,16 @@
-"""Which nodes of different ranks meet: the k-th calls of a group, and sends with their receives."""
+"""Matches the nodes of different ranks that meet: the k-th collectives of a group, and sends with their receives."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTrace
+from forerun.common.arrays import positions
 from forerun.common.errors import ForerunError
 from forerun.core.program.types import I64
 
@@ -26,10 +28,15 @@ class RankNodes:
     row: I64
     """rows of the trace in issue order"""
     alone: bool = False
-    """whether it stands for all ranks of its groups, so that its collectives meet nobody"""
+    """whether the rank stands for all ranks of its groups, so that its collectives wait for no other rank"""
+
+    @cached_property
+    def position(self) -> I64:
+        """The place of each row of the trace in issue order."""
+        return positions(self.row)
 
     def text(self, node: int) -> str:
-        """How node number `node` of the issue order is called in a message."""
+        """The name of node number `node` of the issue order in messages."""
         row = int(self.row[node])
         name = f" ({self.trace.names[row][:80]})" if self.trace.names else ""
         return f"rank {self.rank} node {self.trace.node_id[row]}{name}{self._does(row)}"
@@ -48,28 +55,29 @@ class RankNodes:
 
 @dataclass(frozen=True)
 class Meetings:
-    """Numbers of the meetings that nodes take part in, -1 for none."""
+    """The meetings in which nodes take part: collectives and messages."""
 
     of_node: tuple[I64, ...]
-    """of each rank, by issue order"""
+    """for each rank: the meeting of every node in issue order, -1 for none"""
     channel: I64
-    """of each meeting; the meetings of a channel are numbered one after the other"""
+    """the channel of each meeting; the meetings of a channel have consecutive numbers"""
     channels: tuple[tuple[str, tuple[int, ...]], ...]
-    """name of each channel, and which of the ranks are its members"""
+    """name and member ranks of each channel"""
 
     def __len__(self) -> int:
         return len(self.channel)
 
 
 def find_meetings(ranks: Sequence[RankNodes], groups: CommGroups, by_tag: bool = False) -> Meetings:
-    """Match the device nodes of all ranks.
+    """Matches the device nodes of all ranks.
 
-    The k-th collective of a group on one member meets the k-th of every other; a message is matched by tag, sender,
-    receiver and size, the k-th send with the k-th receive. Messages from a rank to another are on one channel, or on
-    one for each tag.
+    The k-th collective of a group on one member meets the k-th on every other member. Among messages of equal tag,
+    sender, receiver and size, the k-th send meets the k-th receive. Each sender and receiver have one channel or, with
+    `by_tag`, one channel for each tag.
 
     Raises:
-        ForerunError: operations that nobody matches, or a collective of another kind on another rank; they are named.
+        ForerunError: an operation has no counterpart, or its counterpart is another kind of collective; the nodes are
+            named.
     """
     calls = _Calls(ranks, groups)
     for place, one in enumerate(ranks):
@@ -78,16 +86,16 @@ def find_meetings(ranks: Sequence[RankNodes], groups: CommGroups, by_tag: bool =
 
 
 def device_nodes(one: RankNodes, *kinds: NodeKind) -> I64:
-    """Numbers in issue order of the nodes of some kinds that run on the device."""
+    """The numbers, in issue order, of the device nodes of some kinds."""
     trace, row = one.trace, one.row
     return np.flatnonzero(np.isin(trace.kind[row], kinds) & ~trace.is_cpu[row])
 
 
 def group_of(one: RankNodes, node: int, local: int, groups: CommGroups, n_ranks: int) -> tuple[str, tuple[int, ...]]:
-    """Name and members of group `local` of a trace, of which node number `node` runs a collective.
+    """Returns name and members of group number `local` of a trace, in which node number `node` runs a collective.
 
     Raises:
-        ForerunError: there is no such group, or it lacks the rank.
+        ForerunError: the group is unknown, lacks the rank, or has a rank beyond the last one.
     """
     if local < 0:
         return ALL_RANKS, tuple(range(n_ranks))
@@ -102,17 +110,15 @@ def group_of(one: RankNodes, node: int, local: int, groups: CommGroups, n_ranks:
 
 
 def occurrence(keys: I64) -> I64:
-    """How many equal keys are before each key."""
+    """Returns how many equal keys stand before each key."""
     order = np.argsort(keys, kind="stable")
     change = np.flatnonzero(np.diff(keys[order], prepend=keys[order[:1]] - 1))
     runs = np.diff(np.append(change, len(keys)))
-    number = np.empty(len(keys), np.int64)
-    number[order] = np.arange(len(keys)) - np.repeat(change, runs)
-    return number
+    return positions(order) - np.repeat(change, runs)[positions(order)]
 
 
 class _Calls:
-    """Collectives by channel."""
+    """Matches collectives: each group of several ranks is a channel."""
 
     def __init__(self, ranks: Sequence[RankNodes], groups: CommGroups) -> None:
         self._ranks, self._groups = ranks, groups
@@ -135,7 +141,7 @@ class _Calls:
                 self._called[place][self._channels[name]] = mine
 
     def finish(self) -> tuple[tuple[I64, ...], list[tuple[str, tuple[int, ...], int]]]:
-        """Meetings of all nodes, and name, members and number of meetings of each channel."""
+        """Returns the meeting of every node, and each channel's name, members and number of meetings."""
         meeting = tuple(np.full(len(one.row), -1, np.int64) for one in self._ranks)
         channels, base = [], 0
         for name, number in self._channels.items():
@@ -149,7 +155,7 @@ class _Calls:
         return meeting, channels
 
     def _check(self, name: str, members: tuple[int, ...], called: list[I64]) -> int:
-        """Number of calls; raises ForerunError where members differ in number or kind."""
+        """Returns the number of calls. Raises ForerunError if the members differ in number or kind of calls."""
         counts = [len(nodes) for nodes in called]
         most, least = max(counts), min(counts)
         kinds = [
@@ -160,19 +166,19 @@ class _Calls:
             if len(wrong):
                 k = int(wrong[0])
                 one, first = self._ranks[rank].text(int(nodes[k])), self._ranks[members[0]].text(int(called[0][k]))
-                raise ForerunError(f"{one}: meets another collective, {first}")
+                raise ForerunError(f"{one}: meets a different collective, {first}")
         if most > least:
             caller, silent = counts.index(most), members[counts.index(least)]
             waiting = self._ranks[members[caller]].text(int(called[caller][least]))
             raise ForerunError(
                 f"deadlock: {waiting} is not joined by all its ranks: rank {silent} runs {least} collectives of the "
-                f"group, rank {members[caller]} {most}"
+                f"group, but rank {members[caller]} runs {most}"
             )
         return most
 
 
 def _messages(ranks: Sequence[RankNodes], by_tag: bool) -> tuple[I64, I64, I64, I64]:
-    """Rank, node and match of every send and receive, and (sender, receiver, tag or 0) of every match."""
+    """Returns rank, node and match of every send and receive, and (sender, receiver, tag or 0) of every match."""
     keys, places, nodes, is_send = [np.zeros((0, 4), np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], []
     for number, one in enumerate(ranks):
         found = device_nodes(one, NodeKind.SEND, NodeKind.RECV)
@@ -201,13 +207,11 @@ def _messages(ranks: Sequence[RankNodes], by_tag: bool) -> tuple[I64, I64, I64, 
         raise ForerunError(f"deadlock: not matched by any other node: {'; '.join(texts)}{more}")
     of_match = np.zeros((len(pair), 3), np.int64)
     of_match[match] = np.stack([route[:, 1], route[:, 2], route[:, 0] * by_tag], axis=1)
-    # By sender and the order in which it sends.
+    # Number the matches by sender, in the order in which it sends.
     sent = np.empty(len(pair), np.int64)
     sent[match[sends]] = node[sends]
     order = np.lexsort((sent, of_match[:, 0]))
-    place_of = np.empty(len(pair), np.int64)
-    place_of[order] = np.arange(len(pair))
-    return place, node, place_of[match], of_match[order]
+    return place, node, positions(order)[match], of_match[order]
 
 
 def _with_messages(
@@ -216,16 +220,14 @@ def _with_messages(
     channels: list[tuple[str, tuple[int, ...], int]],
     messages: tuple[I64, I64, I64, I64],
 ) -> Meetings:
-    """Add a channel for each sender and receiver."""
+    """Adds a channel for each sender and receiver."""
     place, node, match, route = messages
     base = sum(n for _, _, n in channels)
     named = [(name, members) for name, members, _ in channels]
     counts = [n for _, _, n in channels]
     pairs, pair_of = np.unique(route, axis=0, return_inverse=True)
-    # Matches in order of their channel, so that the meetings of a channel are numbered one after the other.
-    order = np.argsort(pair_of.reshape(-1), kind="stable")
-    number = np.empty(len(route), np.int64)
-    number[order] = base + np.arange(len(route))
+    # The meetings of a channel get consecutive numbers.
+    number = base + positions(np.argsort(pair_of.reshape(-1), kind="stable"))
     for i in range(n_ranks):
         mine = place == i
         meeting[i][node[mine]] = number[match[mine]]

@@ -1,18 +1,18 @@
-"""Chakra traces as a Program: CUDA-stream semantics for traces of real training.
+"""Converts Chakra traces to a Program, which gives traces of real training the semantics of CUDA streams.
 
-A node becomes an op on a stream. What the columns of the op table hold:
+Each node becomes an op on a stream:
 
-* a compute node with a measured duration is a DELAY of that time, `flops` its num_ops, `bytes_written` its tensor_size;
-* any other compute node is a MEMORY op of num_ops FLOPs that reads tensor_size bytes: whoever costs it takes a
-  roofline;
-* a collective is a COLLECTIVE of its group; `bytes_comm` is the full buffer, for an all-gather comm_size times ranks;
-* a send or a receive is a P2P op; both ends meet, as NCCL's kernels do;
-* a load from or a store to remote memory is a HOST_COPY;
-* a node that runs on the host is a DELAY on `node_streams.HOST_STREAM`.
+* A compute node with a measured duration is a DELAY of that time; `flops` is its num_ops, `bytes_written` its
+  tensor_size.
+* Any other compute node is a MEMORY op of num_ops FLOPs that reads tensor_size bytes. A roofline gives its time.
+* A collective is a COLLECTIVE of its group; `bytes_comm` is the full buffer, for an all-gather comm_size times ranks.
+* A send or a receive is a P2P op. Both start together, as NCCL's kernels do.
+* A load from or a store to remote memory is a HOST_COPY.
+* A node that runs on the host is a DELAY on `node_streams.HOST_STREAM`.
 
-Streams are lanes of the engine. A trace that names streams keeps them, and its launch order (node numbers) on each:
-what would block in training blocks here. Without names, compute is on one lane, collectives on another, messages on one
-by direction, and nodes are issued in an order in which lanes never block each other for ever.
+A trace that names streams keeps them, with the launch order (by node id) on each: streams that block each other in
+training do so here. Without names, compute has one stream, collectives have another and messages have one for each
+direction. Nodes are then issued in an order in which streams never block each other for ever.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from forerun.astrasim.chakra.issue_order import launch_order, meeting_order, pre
 from forerun.astrasim.chakra.meetings import ALL_RANKS, Meetings, RankNodes, device_nodes, find_meetings, group_of
 from forerun.astrasim.chakra.node_streams import names_streams, node_streams
 from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTrace, same_columns
+from forerun.common.arrays import pointers
 from forerun.common.errors import ForerunError
+from forerun.common.shipped import shipped
 from forerun.common.units import PS_PER_S, PS_PER_US
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.groups import CommGroup
@@ -54,28 +56,39 @@ COLLECTIVES = {
     CommType.ALL_TO_ALL: Collective.ALL_TO_ALL,
     CommType.BROADCAST: Collective.BROADCAST,
 }
+COMM_TYPES = {collective: kind for kind, collective in reversed(COLLECTIVES.items())}
 _COMM = (NodeKind.SEND, NodeKind.RECV, NodeKind.COLLECTIVE)
 _MOST = 1 << 15
-_ROUGH_FLOPS, _ROUGH_BYTES_PER_S, _ROUGH_LINK_BYTES_PER_S = 5e14, 2e12, 5e10
+"""groups and channels: a Program numbers them in 16 bits"""
 Alike = Callable[[tuple[int, ...]], Hashable]
 Durations = Callable[[OpTable, Sequence[tuple[int, ...]]], I64]
-"""of ops, and the members of their groups"""
+"""gives the duration of each op from the op table and the members of its groups"""
+
+
+@dataclass(frozen=True)
+class _RoughRates:
+    """The rates of `rough_rates.yaml`."""
+
+    source: str
+    flops_per_s: float
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
 
 
 @dataclass(frozen=True)
 class TracedProgram:
-    """A Program with the way back to the traces."""
+    """A Program and the rows of the traces that its nodes come from."""
 
     program: Program
     classes: tuple[RankNodes, ...]
-    """of each rank class: the rank that stands for it, its trace, and rows of the trace by node of the Program"""
+    """for each rank class: one of its ranks, with the rows of its trace by node of the Program"""
     class_of_rank: tuple[int, ...]
     members: tuple[tuple[int, ...], ...]
-    """of each group of the Program: ranks in ring order"""
+    """for each group of the Program: its ranks in ring order"""
 
 
 def to_program(traces: Sequence[RankTrace], comm_groups: CommGroups, measured: bool = True) -> Program:
-    """The Program of the traces of all ranks; without `measured`, durations in the traces don't count.
+    """Converts the traces of all ranks to a Program; without `measured` it ignores durations in the traces.
 
     Raises:
         ForerunError: as `traced_program`.
@@ -90,14 +103,14 @@ def traced_program(
     alike: Alike = len,
     durations: Durations | None = None,
 ) -> TracedProgram:
-    """As `to_program`, with the rows that nodes come from.
+    """Does what `to_program` does, and returns the rows that nodes come from too.
 
-    Ranks of equal traces share a rank class where all their groups are inside it and `alike` says the same of their
-    members (by default: their number). Traces without streams are ordered by `durations`, where they are given.
+    Ranks with equal traces share a rank class if all their groups lie inside the class and `alike` returns the same for
+    the members of each (by default, their number). `durations` decide the order of nodes without streams.
 
     Raises:
-        ForerunError: a group or peer is unknown, operations are unmatched, nodes depend on each other in a circle, a
-            trace has more streams than the engine, a collective has no counterpart in a Program.
+        ForerunError: a group or peer is unknown, an operation has no counterpart, nodes depend on each other in a
+            cycle, a trace has more streams than the engine, or a Program has no such collective.
     """
     if not traces:
         raise ForerunError("no traces")
@@ -137,7 +150,7 @@ def _where(
     builder: _Builder,
     groups: CommGroups,
 ) -> dict[str, object]:
-    """Which ranks are in each class, which named groups each group of the Program stands for, and who is in those."""
+    """Returns the ranks of each class, the named groups behind each group of the Program, and their members."""
     of_class = [[r for r, c in enumerate(class_of_rank) if c == number] for number in range(len(leaders))]
     names: list[set[str]] = [set() for _ in builder.placed]
     for one, same in zip(leaders, of_class, strict=True):
@@ -153,7 +166,7 @@ def _where(
 
 
 def _with_host_launchers(trace: RankTrace) -> RankTrace:
-    """Older traces of PyTorch mark what launches a collective on the host as communication: it is host work."""
+    """Turns communication nodes of the host, with which older PyTorch traces mark a launch, into host work."""
     launches = trace.is_cpu & np.isin(trace.kind, _COMM)
     if not launches.any():
         return trace
@@ -174,7 +187,7 @@ def _in_launch_order(traces: Sequence[RankTrace], groups: CommGroups) -> list[Ra
 
 
 def _with_peers(trace: RankTrace, rank: int, groups: CommGroups) -> RankTrace:
-    """PyTorch's sends and receives name a group: where it has two ranks, the other one is the peer."""
+    """Gives sends and receives that name a group of two, as PyTorch's do, the other rank as their peer."""
     lost = np.isin(trace.kind, _COMM[:2]) & (trace.peer < 0)
     if not lost.any():
         return trace
@@ -187,7 +200,7 @@ def _with_peers(trace: RankTrace, rank: int, groups: CommGroups) -> RankTrace:
 
 
 def _classes(ranks: Sequence[RankNodes], groups: CommGroups, alike: Alike) -> tuple[list[int], bool]:
-    """Class of each rank, and whether each class keeps its collectives to itself."""
+    """Returns the class of each rank, and whether all collectives stay inside a class."""
     numbers: dict[int, int] = {}
     classes = [numbers.setdefault(id(one.row), len(numbers)) for one in ranks]
     apart = list(range(len(ranks)))
@@ -203,7 +216,7 @@ def _classes(ranks: Sequence[RankNodes], groups: CommGroups, alike: Alike) -> tu
             inside = all(classes[member] == c for member in members)
             if not inside or seen.setdefault((c, int(g)), signature) != signature:
                 return apart, False
-            # Members that call it by another place in their trace would call something else together with this rank.
+            # A member that numbers this group differently runs its collectives at other nodes than this rank.
             name = one.trace.group_names[g] if g >= 0 else ALL_RANKS
             if any(g >= 0 and ranks[member].trace.group_names[g] != name for member in members):
                 return apart, False
@@ -213,7 +226,7 @@ def _classes(ranks: Sequence[RankNodes], groups: CommGroups, alike: Alike) -> tu
 def _in_common_order(
     ranks: Sequence[RankNodes], meetings: Meetings, duration: Sequence[I64]
 ) -> tuple[list[RankNodes], Meetings]:
-    """Ranks and meetings in an order in which lanes can't block each other; as they are, where there is none."""
+    """Puts ranks and meetings in an order in which streams can't block each other; leaves them if there is none."""
     order = meeting_order(ranks, meetings, [node_streams(one) for one in ranks], duration)
     if order is None:
         _check_order(ranks, meetings)
@@ -225,9 +238,10 @@ def _in_common_order(
 
 
 def _rough_ps(ops: OpTable) -> I64:
-    """Times that say which nodes are long, for an order where no costs are known: of a device of today."""
-    rough = ops.flops / _ROUGH_FLOPS + (ops.bytes_read + ops.bytes_written) / _ROUGH_BYTES_PER_S
-    rough += ops.bytes_comm / _ROUGH_LINK_BYTES_PER_S
+    """Estimates durations at the rates of `rough_rates.yaml`, for an order of nodes where no costs are known."""
+    rates = shipped(_RoughRates, __package__, "rough_rates.yaml")
+    rough = ops.flops / rates.flops_per_s + (ops.bytes_read + ops.bytes_written) / rates.memory_bytes_per_s
+    rough += ops.bytes_comm / rates.link_bytes_per_s
     out = (rough * PS_PER_S).astype(np.int64)
     delays = np.flatnonzero(ops.is_delay)
     out[delays] = ops.delay(delays).duration_ps
@@ -235,7 +249,7 @@ def _rough_ps(ops: OpTable) -> I64:
 
 
 def _check_order(ranks: Sequence[RankNodes], meetings: Meetings) -> None:
-    """Refuse a sender whose messages leave in another order than they are awaited."""
+    """Raises ForerunError if a rank meets its peers in another order than they meet it."""
     for one, met in zip(ranks, meetings.of_node, strict=True):
         nodes = np.flatnonzero(met >= 0)
         channel = meetings.channel[met[nodes]]
@@ -257,17 +271,16 @@ def _rank_class(number: int, one: RankNodes, class_of_rank: Sequence[int]) -> Ra
 
 
 def _tensors(one: RankNodes) -> tuple[I64, I64, I64]:
-    """Sizes of the tensors that nodes use, node before which each is allocated (-1: before the step) and freed after.
+    """Returns the size of each used tensor, the node before which it is allocated and the one after which it is freed.
 
-    A tensor is there before the step where it is read before it is written; what is never read outlives it.
+    A tensor that is read before it is written exists before the step (allocated at -1). One that is never read outlives
+    the step (freed at -1).
     """
     trace = one.trace
     n, last = len(trace.tensor_bytes), len(one.row)
-    position = np.empty(len(trace), np.int64)
-    position[one.row] = np.arange(last)
     written, first_read, last_read = np.full(n, last), np.full(n, last), np.full(n, -1)
-    writer = position[np.repeat(np.arange(len(trace)), np.diff(trace.output_ptr))]
-    reader = position[np.repeat(np.arange(len(trace)), np.diff(trace.input_ptr))]
+    writer = one.position[np.repeat(np.arange(len(trace)), np.diff(trace.output_ptr))]
+    reader = one.position[np.repeat(np.arange(len(trace)), np.diff(trace.input_ptr))]
     np.minimum.at(written, trace.output_tensor, writer)
     np.minimum.at(first_read, trace.input_tensor, reader)
     np.maximum.at(last_read, trace.input_tensor, reader)
@@ -278,13 +291,11 @@ def _tensors(one: RankNodes) -> tuple[I64, I64, I64]:
 
 
 def _block(one: RankNodes, met: I64, op_of_row: I32, meetings: Meetings) -> Block:
-    """The nodes of one rank class; `met` are their meetings."""
+    """The nodes of one rank class as a block; `met` are their meetings."""
     trace, n = one.trace, len(one.row)
-    position = np.empty(len(trace), np.int64)
-    position[one.row] = np.arange(n)
     pointer, wanted = predecessors(trace)
     counts = np.diff(pointer)[one.row]
-    pred_ptr = np.concatenate([[0], np.cumsum(counts)])
+    pred_ptr = pointers(counts)
     edge = np.repeat(pointer[:-1][one.row] - pred_ptr[:-1], counts) + np.arange(len(wanted))
     channel = np.full(n, -1, np.int16)
     channel[met >= 0] = _small(meetings.channel[met[met >= 0]], "pairs of ranks and groups that communicate")
@@ -296,7 +307,7 @@ def _block(one: RankNodes, met: I64, op_of_row: I32, meetings: Meetings) -> Bloc
         phase=np.zeros(n, np.int8),
         module=np.zeros(n, np.int32),
         pred_ptr=pred_ptr.astype(np.int32),
-        pred=position[wanted[edge]].astype(np.int32),
+        pred=one.position[wanted[edge]].astype(np.int32),
         record=np.full(n, -1, np.int16),
         channel=channel,
         sync=np.zeros(n, np.int8),
@@ -308,19 +319,19 @@ def _block(one: RankNodes, met: I64, op_of_row: I32, meetings: Meetings) -> Bloc
 
 
 class _Builder:
-    """Collects the ops and groups of all rank classes."""
+    """The ops and groups of all rank classes while they are collected."""
 
     def __init__(self, groups: CommGroups, n_ranks: int, measured: bool) -> None:
         self.ops = OpTableBuilder()
         self.placed: list[CommGroup] = []
         self.members: list[tuple[int, ...]] = []
         self.places: dict[tuple[int, int], int] = {}
-        """rank, its number of a group -> number in the Program"""
+        """(rank, its number of a group) -> number of the group in the Program"""
         self._groups, self._n_ranks, self._measured = groups, n_ranks, measured
         self._numbers: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def op_of(self, one: RankNodes) -> I32:
-        """Op of every row: one for each distinct set of figures (and name, where nodes have names)."""
+        """Returns the op of every row; rows with equal columns (and names) share an op."""
         trace = one.trace
         named = np.zeros(len(trace), np.int64)
         if trace.names:
@@ -328,9 +339,7 @@ class _Builder:
         columns = (trace.kind, trace.is_cpu, trace.duration_us, trace.num_ops, trace.tensor_size, trace.comm_type)
         table = np.stack([*columns, trace.comm_size, trace.peer, trace.group, named], axis=1).astype(np.int64)
         _, first, inverse = np.unique(table, axis=0, return_index=True, return_inverse=True)
-        node_of = np.empty(len(trace), np.int64)
-        node_of[one.row] = np.arange(len(trace))
-        ops = [self._op(one, row, int(node_of[row])) for row in first.tolist()]
+        ops = [self._op(one, row, int(one.position[row])) for row in first.tolist()]
         return np.array(ops, np.int32)[inverse.reshape(-1)]
 
     def _op(self, one: RankNodes, row: int, node: int) -> int:
@@ -358,9 +367,9 @@ class _Builder:
         comm_type = CommType(int(trace.comm_type[row]))
         if comm_type not in COLLECTIVES:
             known = ", ".join(kind.name.lower() for kind in COLLECTIVES)
-            raise ForerunError(f"{one.text(node)}: no such collective in a Program; known: {known}")
+            raise ForerunError(f"{one.text(node)}: a Program has no such collective; known: {known}")
         if trace.involved_dims and row in trace.involved_dims and not all(trace.involved_dims[row]):
-            raise ForerunError(f"{one.text(node)}: names dimensions of a network; name a group of ranks instead")
+            raise ForerunError(f"{one.text(node)}: it names dimensions of a network; name a group of ranks instead")
         label, members = group_of(one, node, int(trace.group[row]), self._groups, self._n_ranks)
         full = int(trace.comm_size[row]) * (len(members) if comm_type == CommType.ALL_GATHER else 1)
         number = self._group(label, members)

@@ -1,4 +1,4 @@
-"""Reading Chakra traces: node by node, or one rank into columns."""
+"""Reads Chakra traces, node by node or one rank into columns."""
 
 from __future__ import annotations
 
@@ -16,30 +16,28 @@ from forerun.common.errors import ForerunError
 
 
 def nodes(path: str | Path) -> Iterator[Any]:
-    """The nodes of a trace file (plain, gzip or Zstandard) in file order, one message in memory at a time.
+    """Yields the nodes of a trace file (plain, gzip or Zstandard) in file order, one message in memory at a time.
 
-    Raises ForerunError, naming the file and the node: unreadable, truncated or damaged file.
+    Raises ForerunError, naming the file and the node, for an unreadable, truncated or damaged file.
     """
     with opened(Path(path)) as file:
         yield from node_messages(file, str(path), Node)
 
 
 def metadata(path: str | Path) -> Any:
-    """The GlobalMetadata that a trace file begins with; raises ForerunError as `nodes` does."""
+    """Returns the GlobalMetadata that a trace file begins with. Raises ForerunError as `nodes` does."""
     with opened(Path(path)) as file:
         return _metadata(messages(chunks(file, str(path)), str(path)), str(path))
 
 
 def read_rank(path: str | Path, names: bool = False, tensors: bool = True, lenient: bool = False) -> RankTrace:
-    """One rank's trace in columns; `names` keeps node and tensor names, `tensors` the inputs and outputs of nodes.
+    """Reads one rank's trace into columns; `names` keeps node and tensor names, `tensors` inputs and outputs of nodes.
 
-    `lenient` leaves out control dependencies that can't be met (on nodes that are not there, in circles): converters of
-    PyTorch's traces write such.
+    `lenient` drops control dependencies that can't be met (on missing nodes, in cycles), which converters of PyTorch's
+    traces write. A number attribute may have any number type or be text. The first size of a tensor counts.
 
-    Number attributes may have any number type or be texts. A tensor has the size it is first given.
-
-    Raises ForerunError, naming the file and the node: whatever `nodes` raises, an unknown node type or collective, a
-    missing, negative or wrong attribute, a node id twice, a dependency on an unknown node or on the node itself.
+    Raises ForerunError, naming the file and the node, as `nodes` does, and for an unknown node type or collective, a
+    missing, negative or wrong attribute, a repeated node id, and a dependency on a missing node or the node itself.
     """
     with opened(Path(path)) as file:
         return read_rank_from(file, str(path), names, tensors, lenient=lenient)
@@ -53,7 +51,7 @@ def read_rank_from(
     cache: AttributeCache | None = None,
     lenient: bool = False,
 ) -> RankTrace:
-    """`read_rank` of an open file, which `place` names in errors; `cache` is of `new_cache(tensors)`."""
+    """Does what `read_rank` does with an open file, which errors call `place`; `cache` comes from `new_cache`."""
     columns = Columns(names, tensors, cache)
     with collector_paused():
         for node in node_messages(file, place, RawNode):
@@ -70,7 +68,7 @@ def read_rank_from(
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause Python's search for cyclic garbage: nodes make none, and it would take half the time."""
+    """Pauses Python's cyclic garbage collector, which finds nothing here and takes half of the time."""
     was_running = gc.isenabled()
     gc.disable()
     try:
@@ -81,30 +79,30 @@ def collector_paused() -> Iterator[None]:
 
 
 def node_messages(file: BinaryIO, place: str, kind: Any) -> Iterator[Any]:
-    """The nodes of an open trace file as messages of class `kind`: Node or RawNode. Raises as `nodes`."""
+    """Yields the nodes of an open trace file as messages of class `kind` (Node or RawNode). Raises as `nodes` does."""
     stream = messages(chunks(file, place), place)
     _metadata(stream, place)
     decode = kind.FromString
     number = 1
     try:
         for number, message in enumerate(stream, 1):
-            if not message:  # a compressed file of zeros would be a billion of these
-                raise ForerunError(f"{place}: node number {number} is empty; the file is damaged or no Chakra trace")
+            if not message:  # a compressed file of zeros has a billion of them
+                raise ForerunError(f"{place}: node number {number} is empty; the file is damaged or not a Chakra trace")
             yield decode(message)
     except UNDECODABLE as error:
         raise ForerunError(f"{place}: node number {number} can't be decoded ({error}); write it again") from None
 
 
 def describe(node: Any) -> str:
-    """`node 7 (name)`, as errors name it."""
+    """Returns `node 7 (name)`, the name of a node in errors."""
     return f"node {node.id} ({node.name[:80]})" if node.name else f"node {node.id}"
 
 
 def _metadata(stream: Iterator[bytes], place: str) -> Any:
     first = next(stream, None)
     if first is None:
-        raise ForerunError(f"{place}: empty file; a Chakra trace begins with its metadata")
-    # Field 1 of the metadata is a text, that of a node a number.
+        raise ForerunError(f"{place}: the file is empty; a Chakra trace begins with its metadata")
+    # Field 1 is text in the metadata and a number in a node.
     if first.startswith(b"\x08"):
         raise ForerunError(f"{place}: begins with a node; a Chakra trace begins with its metadata")
     try:

@@ -1,10 +1,11 @@
-"""RankTrace: the execution trace of one rank, in columns."""
+"""RankTrace, the execution trace of one rank in columns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,10 +44,10 @@ class CommType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
-    """One row a node, in file order; columns have shape (n,) and CSR pointers (n + 1).
+    """The nodes of one rank in file order: columns have shape (n,), CSR pointers (n + 1,).
 
-    Dependencies are row numbers of this trace. A tensor is a name (STAGE writes shape and all into it) with a size; the
-    k-th input of node i is row `input_ptr[i] + k` of `input_tensor`.
+    Dependencies are row numbers of this trace. A tensor has a name (into which STAGE writes its shape too) and a size.
+    The k-th input of node i is entry `input_ptr[i] + k` of `input_tensor`.
     """
 
     node_id: I64
@@ -56,7 +57,7 @@ class RankTrace:
     duration_us: I64
     num_ops: I64
     tensor_size: I64
-    """bytes that a COMP or MEM node touches, as the trace counts them"""
+    """bytes that a COMP or MEM node reads and writes, in the trace's bytes"""
     comm_type: I8
     """CommType"""
     comm_size: I64
@@ -77,23 +78,35 @@ class RankTrace:
     output_ptr: I64
     output_tensor: I32
     tensor_bytes: I64
-    """size of each tensor, as the trace counts it"""
+    """size of each tensor, in the trace's bytes"""
     group_names: tuple[str, ...]
     names: tuple[str, ...] = ()
-    """node names, or none where nobody asked for them"""
+    """node names; () if they were not read"""
     tensor_names: tuple[str, ...] = ()
-    """tensor names, or none where nobody asked for them"""
+    """tensor names; () if they were not read"""
     involved_dims: Mapping[int, tuple[bool, ...]] | None = None
-    """row of a COLLECTIVE that names its dimensions instead of a group -> which dimensions of the network take part"""
+    """row of a COLLECTIVE that names dimensions instead of a group -> which dimensions of the network take part"""
     has_tensors: bool = True
     """whether nodes list their inputs and outputs"""
     stream: I32 | None = None
-    """stream of each node as a trace of real training names it, -1 for none; None where no node names one"""
+    """the stream that each node names, -1 for none; None if no node names one"""
     process_groups: Mapping[str, tuple[int, ...]] | None = None
-    """what METADATA nodes say about groups: name -> ranks, none for all"""
+    """groups of METADATA nodes: name -> ranks, () for all"""
 
     def __len__(self) -> int:
         return len(self.node_id)
+
+
+def new_trace(n: int, **columns: Any) -> RankTrace:
+    """Returns a trace of `n` nodes with these columns; the others are 0, -1 for "none", or empty lists."""
+    zero, no_entry = np.zeros(n, np.int64), np.zeros(0, np.int32)
+    none, small = np.full(n, -1, np.int32), np.zeros(n, np.int8)
+    defaults = dict.fromkeys(("node_id", "duration_us", "num_ops", "tensor_size", "comm_size", "comm_tag"), zero)
+    defaults |= dict.fromkeys(("data_ptr", "ctrl_ptr", "input_ptr", "output_ptr"), np.zeros(n + 1, np.int64))
+    entries = dict.fromkeys(("data", "ctrl", "input_tensor", "output_tensor"), no_entry)
+    others = {"kind": small, "is_cpu": small.astype(np.bool_), "comm_type": small - 1, "priority": none + 1}
+    lists = {"peer": none, "group": none, "tensor_bytes": zero[:0], "group_names": ()}
+    return RankTrace(**{**defaults, **entries, **others, **lists, **columns})
 
 
 _NOT_COMPARED = {
@@ -104,9 +117,9 @@ _COMPARED = [field.name for field in fields(RankTrace) if field.name not in _NOT
 
 
 def same_columns(a: RankTrace, b: RankTrace, order: I64 | None = None) -> bool:
-    """Whether two traces differ at most in node numbers (not in their order), names, group members and peers.
+    """Whether two traces differ at most in node ids (but not in their order), names, group members, peers and tags.
 
-    `order`, where it is known, are the rows of `b` by rising node number.
+    `order`, if given, holds the rows of `b` in the order of their node ids.
     """
     if a is b:
         return True
@@ -122,4 +135,4 @@ def same_columns(a: RankTrace, b: RankTrace, order: I64 | None = None) -> bool:
 
 
 CommGroups = Mapping[str, tuple[int, ...]]
-"""communicator group file: name -> ranks, in ring order"""
+"""communicator groups: name -> ranks in ring order"""

@@ -1,4 +1,4 @@
-"""The trace files of a run, one a rank: found by prefix, in a folder, or in a tar file."""
+"""Finds the trace files of a run, one for each rank, by prefix, in a folder or in a tar file."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from forerun.astrasim.chakra.framing import chunks, opened
 from forerun.astrasim.chakra.reader import read_rank_from
 from forerun.astrasim.chakra.trace import RankTrace
 from forerun.common.errors import ForerunError
+from forerun.common.files import unreadable
 
 _NAME = re.compile(r"(?P<prefix>.*?)(?:\.(?P<rank>0|[1-9]\d{0,8}|ALL_RANKS)|_rank(?P<only>0))\.et(?:\.gz|\.zst)?", re.S)
 _ALL = "ALL_RANKS"
 _EXPECTED = "expected files <prefix>.<rank>.et, .et.gz or .et.zst"
 _ARCHIVES = ("et.tar.zst", "et.tar.gz", "et.tar")
 _HASHED_BYTES = 1 << 26
-"""members of a tar file up to this size are held to see whether they repeat"""
+"""members of a tar file up to this size are kept to see whether they repeat"""
 _CHUNK = 1 << 20
 Item = TypeVar("Item")
 
 
 class Traces:
-    """The traces of `n_ranks` ranks, read when asked for; ranks with the same bytes share one RankTrace."""
+    """The traces of `n_ranks` ranks, read on first use. Ranks with equal files share one RankTrace."""
 
     def __init__(self, place: str, names: bool, tensors: bool, lenient: bool = False) -> None:
         self.place = place
@@ -43,11 +44,11 @@ class Traces:
 
     @property
     def available(self) -> Sequence[int]:
-        """Ranks whose traces are here: all, or rank 0 where the others were left out."""
+        """The ranks that have a trace: all, or rank 0 alone."""
         return sorted(self._paths.keys() | self._read.keys())
 
     def __getitem__(self, rank: int) -> RankTrace:
-        """The trace of `rank`; raises ForerunError as `read_rank` does, or where the trace is not here."""
+        """Returns the trace of `rank`. Raises ForerunError as `read_rank` does, and for a rank without a trace."""
         if rank not in self._read:
             if rank not in self._paths:
                 raise ForerunError(f"{self.place}: no trace of rank {rank}")
@@ -68,11 +69,11 @@ class Traces:
         return self._by_content[content]
 
     def add_files(self, files: Mapping[int, Path], n_ranks: int) -> None:
-        """Take the trace files of some of `n_ranks` ranks."""
+        """Adds the trace files of some of `n_ranks` ranks."""
         self._paths, self.n_ranks = dict(files), n_ranks
 
     def add_archive(self, path: Path, n_ranks: int | None) -> None:
-        """Take a tar file of traces, reading it once from begin to end; raises ForerunError."""
+        """Adds the traces of a tar file, which it reads once from begin to end. Raises ForerunError."""
         found: dict[str, RankTrace] = {}
         with opened(path) as file:
             stream = cast(IO[bytes], _Pieces(chunks(file, str(path))))
@@ -82,7 +83,7 @@ class Traces:
                         name = Path(member.name).name
                         if member.isfile() and _NAME.fullmatch(name):
                             if name in found:
-                                raise ForerunError(f"{path}: {name} is in it twice")
+                                raise ForerunError(f"{path}: it holds {name} twice; remove one")
                             found[name] = self._from_member(archive, member, f"{path}: {member.name}")
             except (tarfile.TarError, EOFError, OSError, OverflowError) as error:
                 raise ForerunError(f"{path}: damaged tar file ({error}); write it again") from None
@@ -99,7 +100,7 @@ class Traces:
 
 
 class _Pieces(io.RawIOBase):
-    """A file that reads from pieces of bytes."""
+    """A file made of pieces of bytes."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -124,9 +125,9 @@ class _Pieces(io.RawIOBase):
 
 
 def find_traces(prefix: str | Path, n_ranks: int | None = None) -> list[Path]:
-    """The files `<prefix>.<rank>.et`, also with .gz or .zst behind, of ranks 0, 1, ...; `n_ranks` of them, or all.
+    """Finds the files `<prefix>.<rank>.et`, which .gz or .zst may follow, of all ranks, or of `n_ranks` ranks.
 
-    Raises ForerunError where there is none, a rank is missing, or a rank has two files.
+    Raises ForerunError if there is none, a rank is missing, or a rank has two files.
     """
     start = Path(prefix)
     files = {path.name: path for path in _listed(start.parent) if _prefix(path.name) == start.name}
@@ -136,11 +137,11 @@ def find_traces(prefix: str | Path, n_ranks: int | None = None) -> list[Path]:
 
 
 def trace_files(traces: str | Path | Sequence[str | Path], n_ranks: int | None = None) -> tuple[dict[int, Path], bool]:
-    """Trace files by rank, and whether they are all of a run: those at a prefix or in a folder (as in `open_traces`).
+    """Returns trace files by rank, and whether they are a whole run: a prefix or a folder, as in `open_traces`.
 
-    Of single files, the rank is that in their names, or where these say none or one twice, their place in the list.
+    The rank of a single file is the number in its name, or its place in the list if the names don't tell ranks apart.
 
-    Raises ForerunError where there is none, a rank is missing or has two files, or a folder holds several runs.
+    Raises ForerunError if there is none, a rank is missing or has two files, or a folder holds several runs.
     """
     if not isinstance(traces, (str, Path)) or Path(traces).is_file():
         files = [Path(traces)] if isinstance(traces, (str, Path)) else [Path(path) for path in traces]
@@ -158,12 +159,13 @@ def trace_files(traces: str | Path | Sequence[str | Path], n_ranks: int | None =
 def open_traces(
     path: str | Path, n_ranks: int | None = None, names: bool = False, tensors: bool = True, lenient: bool = False
 ) -> Traces:
-    """The traces at `path`: a prefix, a tar file, a folder of traces, or a folder that holds one of these as `et`.
+    """Opens the traces at `path`: a prefix, a tar file, a folder of traces, or a folder with one of these called `et`.
 
-    A file `<prefix>.ALL_RANKS.et` is the trace of each of the `n_ranks` ranks, and `<prefix>_rank0.et` that of rank 0
-    where the others were left out. `names`, `tensors` and `lenient` are those of `read_rank`.
+    A file `<prefix>.ALL_RANKS.et` is the trace of every rank, and `<prefix>_rank0.et` is that of rank 0 alone. `names`,
+    `tensors` and `lenient` are those of `read_rank`.
 
-    Raises ForerunError: nothing there, a rank missing or twice, files of two runs in a folder, a damaged tar file.
+    Raises ForerunError if there is no trace, a rank is missing or has two, a folder holds two runs, or a tar file is
+    damaged.
     """
     place = Path(path)
     traces = Traces(str(path), names, tensors, lenient)
@@ -186,7 +188,7 @@ def open_traces(
 def _only_prefix(folder: Path) -> str:
     prefixes = sorted({prefix for file in _listed(folder) if (prefix := _prefix(file.name)) is not None})
     if len(prefixes) > 1:
-        raise ForerunError(f"{folder}: traces of several runs ({', '.join(prefixes[:4])}); give one's prefix")
+        raise ForerunError(f"{folder}: traces of several runs ({', '.join(prefixes[:4])}); give the prefix of one")
     if not prefixes:
         raise ForerunError(f"{folder}: no traces; {_EXPECTED}")
     return prefixes[0]
@@ -196,7 +198,7 @@ def _listed(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except (OSError, ValueError) as error:
-        raise ForerunError(f"{folder}: can't be read: {getattr(error, 'strerror', None) or error}") from None
+        raise unreadable(folder, error) from None
 
 
 def _prefix(name: str) -> str | None:
@@ -205,14 +207,14 @@ def _prefix(name: str) -> str | None:
 
 
 def _by_rank(found: Mapping[str, Item], place: str, n_ranks: int | None) -> dict[int, Item]:
-    """What was found by file name, by rank; a file of all ranks is that of each."""
+    """Returns by rank what `found` holds by file name. The file of all ranks counts for each."""
     by_rank: dict[int, Item] = {}
     for name, item in found.items():
         match = _NAME.fullmatch(name)
         said = match["rank"] or match["only"] if match else ""
         if said == _ALL:
             if n_ranks is None:
-                raise ForerunError(f"{place}: {name} is the trace of all ranks; say how many there are")
+                raise ForerunError(f"{place}: {name} is the trace of all ranks; say how many ranks there are")
             ranks = range(n_ranks)
         else:
             ranks = range(int(said), int(said) + 1)
@@ -224,7 +226,7 @@ def _by_rank(found: Mapping[str, Item], place: str, n_ranks: int | None) -> dict
 
 
 def _count(by_rank: Mapping[int, object], names: Iterable[str], place: str, n_ranks: int | None) -> int:
-    """How many ranks there are; raises ForerunError where the trace of one is missing."""
+    """Returns the number of ranks. Raises ForerunError if the trace of one is missing."""
     if not by_rank:
         raise ForerunError(f"{place}: no traces; {_EXPECTED}")
     only_first = any((match := _NAME.fullmatch(name)) and match["only"] for name in names)
@@ -232,6 +234,6 @@ def _count(by_rank: Mapping[int, object], names: Iterable[str], place: str, n_ra
     missing = next((rank for rank in range(count) if rank not in by_rank), None)
     if missing is not None and not (only_first and 0 in by_rank):
         raise ForerunError(
-            f"{place}: no trace of rank {missing}, but of {len(by_rank)} others; ranks are 0 to {count - 1}"
+            f"{place}: rank {missing} has no trace, but {len(by_rank)} others have; ranks are 0 to {count - 1}"
         )
     return count

@@ -1,4 +1,4 @@
-"""Checks of whole traces: nodes, dependencies, cycles, messages and groups."""
+"""Checks the traces of a run: nodes, dependencies, cycles, messages and groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.astrasim.chakra.attributes import DIMENSION_SPELLINGS, Value, decoded, said_by, text_of
+from forerun.astrasim.chakra.attributes import DIMENSION_SPELLINGS, Value, decoded, participants_attribute, text_of
 from forerun.astrasim.chakra.checks import Problem, attempt, number, problems, tensor_problems
 from forerun.astrasim.chakra.columns import AttributeCache
 from forerun.astrasim.chakra.findings import Finding, Findings
@@ -20,7 +20,7 @@ from forerun.astrasim.chakra.traces import trace_files
 
 _SEND, _COLLECTIVE, _LAST_COMM_TYPE = int(NodeKind.SEND), int(NodeKind.COLLECTIVE), int(max(CommType))
 LISTED = 100
-"""findings listed of each severity and kind; the others are counted"""
+"""listed findings of each severity and kind; the others are counted"""
 
 
 def validate(
@@ -29,14 +29,13 @@ def validate(
     n_ranks: int | None = None,
     limit: int = LISTED,
 ) -> list[Finding]:
-    """What is wrong with the traces of a run: its prefix, its folder, or files of some ranks.
+    """Returns what is wrong with the traces of a run, given its prefix, its folder or the files of some ranks.
 
-    Of some ranks, only what these must agree on is compared.
+    With the files of some ranks, only these are compared with each other. At most `limit` findings of each severity
+    and kind are listed. It reads node by node, so memory grows by about 100 bytes for each node of the longest trace,
+    and by the operations that wait for another rank.
 
-    Node by node, so that memory grows by some 100 bytes a node of the longest trace and by what waits for another rank.
-    Of each severity and kind, `limit` findings are listed.
-
-    Raises ForerunError where a file can't be read or is damaged: nothing behind that place can be checked.
+    Raises ForerunError if a file can't be read or is damaged, as nothing behind that place can be checked.
     """
     files, whole = trace_files(traces, n_ranks)
     check = _Check(set(files), whole, comm_groups, Findings(limit))
@@ -56,7 +55,7 @@ class _Check:
                 findings.add("group", f"group {name!r} has rank {max(members)}, but there are {len(ranks)} traces")
 
     def rank(self, rank: int, path: Path) -> None:
-        """Check one rank's trace."""
+        """Checks one rank's trace."""
         graph = Graph()
         cache = _CheckedAttributes()
         with opened(path) as file, collector_paused():
@@ -86,7 +85,7 @@ class _Check:
             return
         if peer not in self._ranks:
             if self._whole:
-                what = f"rank {peer} is its other end, but there are {len(self._ranks)} traces"
+                what = f"its peer is rank {peer}, but there are {len(self._ranks)} traces"
                 self._findings.add("message", what, rank, node.id, node.name)
             return
         route = (rank, peer, tag, size) if is_send else (peer, rank, tag, size)
@@ -94,17 +93,17 @@ class _Check:
 
     def _collective(self, rank: int, node: Any, attributes: dict[str, Value], size: int) -> None:
         comm_type = number(attributes, "comm_type")
-        said = said_by(attributes)
-        if comm_type is None or not 0 <= comm_type <= _LAST_COMM_TYPE or said in DIMENSION_SPELLINGS:
+        name = participants_attribute(attributes)
+        if comm_type is None or not 0 <= comm_type <= _LAST_COMM_TYPE or name in DIMENSION_SPELLINGS:
             return
-        group, problem = attempt(text_of, attributes[said], said) if said else (ALL_RANKS, "")
+        group, problem = attempt(text_of, attributes[name], name) if name else (ALL_RANKS, "")
         if not problem:
             problem = self._collectives.add(rank, group, comm_type, size, node.id & (1 << 63) - 1)
             if problem:
                 self._findings.add("group", problem, rank, node.id, node.name)
 
     def _graph(self, rank: int, path: Path, graph: Graph) -> None:
-        found = graph.problems(self._findings.room("dependency") + 1)
+        found = graph.problems(self._findings.left("dependency") + 1)
         if not found:
             return
         names = _names(path, {node for _, node, _ in found})
@@ -112,14 +111,14 @@ class _Check:
             self._findings.add(kind, message, rank, node, names.get(node, ""))
 
     def end(self) -> list[Finding]:
-        """All findings, with those that need all ranks."""
+        """Returns all findings, with those that need all ranks."""
         self._messages.report(self._findings)
         self._collectives.report(self._ranks, self._findings)
         return self._findings.all()
 
 
 class _CheckedAttributes(AttributeCache):
-    """Attributes whose faults become complaints; lists of tensors are checked and not kept."""
+    """An AttributeCache that collects complaints about attributes, and checks lists of tensors but keeps none."""
 
     def __init__(self) -> None:
         super().__init__()

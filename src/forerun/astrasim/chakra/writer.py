@@ -1,4 +1,4 @@
-"""Writing Chakra traces, with the attributes and types that STAGE gives them."""
+"""Writes Chakra traces with the attributes and types that STAGE gives them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forerun.astrasim.chakra.trace import NodeKind, RankTrace
 from forerun.common.files import whole_file
 
 SCHEMA = "symbolic_tensor_network"
-"""what STAGE names its traces in their metadata"""
+"""the schema that STAGE names in the metadata of its traces"""
 _INT32 = 1 << 31
 _COMPRESSION_LEVEL = 6
 _CACHED = 1 << 14
@@ -26,9 +26,9 @@ _CACHED = 1 << 14
 
 @contextmanager
 def message_writer(path: str | Path) -> Iterator[Callable[[bytes], None]]:
-    """A function that writes one message to the trace file `path`, compressed where its name ends in .gz or .zst.
+    """Gives a function that writes one message to the trace file `path`, as `packed_file` does.
 
-    The file appears when the block ends, and not at all if it fails. Raises ForerunError where it can't be written.
+    Raises ForerunError if the file can't be written.
     """
     with packed_file(path) as file:
 
@@ -45,13 +45,13 @@ def message_writer(path: str | Path) -> Iterator[Callable[[bytes], None]]:
 
 @contextmanager
 def packed_file(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write to, compressed where its name ends in .gz or .zst; it appears whole or not at all.
+    """Opens a file that appears whole or not at all, compressed if its name ends in .gz or .zst.
 
-    Raises ForerunError where it can't be written.
+    Raises ForerunError if it can't be written.
     """
     with whole_file(path) as file:
         if Path(path).suffix == ".gz":
-            # Neither name nor time go into the file, so that equal traces are equal files.
+            # The file holds neither its name nor a time, so that equal traces make equal files.
             with gzip.GzipFile("", "wb", _COMPRESSION_LEVEL, file, mtime=0) as packed:
                 yield cast(BinaryIO, packed)
         elif Path(path).suffix == ".zst":
@@ -62,9 +62,9 @@ def packed_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def write_rank(path: str | Path, trace: RankTrace) -> None:
-    """Write one rank's trace as a file that `read_rank` reads back equal; names only where the trace has them.
+    """Writes one rank's trace as a file that `read_rank` reads back equal, with names if the trace has them.
 
-    Raises ForerunError where the file can't be written.
+    Raises ForerunError if the file can't be written.
     """
     metadata = GlobalMetadata(attr=[AttributeProto(name="schema", string_val=SCHEMA)])
     with message_writer(path) as write:
@@ -101,17 +101,8 @@ def _messages(trace: RankTrace) -> Iterator[bytes]:
 
 
 _FIELDS = (
-    "kind",
-    "is_cpu",
-    "duration_us",
-    "num_ops",
-    "tensor_size",
-    "comm_type",
-    "comm_size",
-    "comm_tag",
-    "peer",
-    "group",
-    "priority",
+    *("kind", "is_cpu", "duration_us", "num_ops", "tensor_size"),
+    *("comm_type", "comm_size", "comm_tag", "peer", "group", "priority"),
 )
 
 
