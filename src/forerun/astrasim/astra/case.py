@@ -1,15 +1,14 @@
-"""Case folders: traces or the arguments that make them, with one system beside them, or one sub-folder a system.
+"""Case folders: traces, or the flags that generate them, with one system or a sub-folder for each system.
 
     case/  stage_args.json  comm_group.json  et/ (or et.tar.gz, et.tar.zst, et_rank0.et.zst, or no traces at all)
            system.json  network.yml  remote_memory.json      or      NAME/system.json  NAME/network.yml ...
 
-Traces that are not there are generated from `stage_args.json`. What a folder may say besides, in `metrics.json`, is how
-its systems are called and whether they are congestion-aware; folders below one called `congestion_aware` are.
+Missing traces are generated from `stage_args.json`. A file `metrics.json` may name the systems and say which are
+congestion-aware; so are all systems below a folder called `congestion_aware`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from forerun.astrasim.chakra.trace import CommGroups, RankTrace
 from forerun.astrasim.chakra.traces import open_traces
 from forerun.astrasim.stage.first_generation import generate, load_stage_args
 from forerun.common.errors import ForerunError
+from forerun.common.files import read_json
 from forerun.core.network.network_file import read_network
 
 _TRACES = ("et", "et.tar.gz", "et.tar.zst", "et.tar", "et_rank0.et", "et_rank0.et.gz", "et_rank0.et.zst")
@@ -31,24 +31,26 @@ _AWARE = "congestion_aware"
 
 @dataclass(frozen=True)
 class Case:
+    """What a case folder holds."""
+
     traces: Sequence[RankTrace]
     comm_groups: CommGroups
     machines: dict[str, Machine]
 
 
 def read_case(folder: Path, aware: bool | None = None) -> Case:
-    """The case in `folder`; `aware` says whether links queue, None to let the folder say.
+    """Reads the case in `folder`; `aware` says whether its systems are congestion-aware, None leaves it to the folder.
 
     Raises:
-        ForerunError: there is no system, or a file is missing or makes no sense.
+        ForerunError: there is no system, or a file is missing or wrong.
     """
     if not folder.is_dir():
         raise ForerunError(f"{folder}: no such folder")
-    said = _said(folder)
-    places = _systems(folder, said)
+    described = _described(folder)
+    places = _systems(folder, described)
     machines = {}
     for name, place in places.items():
-        flag = said.get(name, {}).get(_AWARE, _AWARE in folder.resolve().parts) if aware is None else aware
+        flag = described.get(name, {}).get(_AWARE, _AWARE in folder.resolve().parts) if aware is None else aware
         memory = place / "remote_memory.json"
         machines[name] = Machine(
             read_system(place / "system.json"),
@@ -62,27 +64,27 @@ def read_case(folder: Path, aware: bool | None = None) -> Case:
     return Case(traces, read_comm_groups(given) if given.is_file() else groups, machines)
 
 
-def _systems(folder: Path, said: dict[str, Any]) -> dict[str, Path]:
-    """Folder of each system."""
+def _systems(folder: Path, described: dict[str, Any]) -> dict[str, Path]:
+    """Returns the folder of each system by name."""
     if (folder / "system.json").is_file():
-        return {next(iter(said)) if len(said) == 1 else folder.resolve().name: folder}
+        return {next(iter(described)) if len(described) == 1 else folder.resolve().name: folder}
     places = {place.name: place for place in sorted(folder.iterdir()) if (place / "system.json").is_file()}
     if not places:
-        raise ForerunError(f"{folder}: no system.json, neither here nor in a sub-folder")
+        raise ForerunError(f"{folder}: no system.json here or in a sub-folder")
     return places
 
 
-def _said(folder: Path) -> dict[str, Any]:
-    """What the folder says about its systems: name -> facts."""
+def _described(folder: Path) -> dict[str, Any]:
+    """Returns what `metrics.json` says about each system by name."""
     try:
-        systems = json.loads((folder / "metrics.json").read_text(encoding="utf-8")).get("systems", {})
-    except (OSError, ValueError, AttributeError, RecursionError):
+        systems = read_json(folder / "metrics.json").get("systems", {})
+    except (ForerunError, AttributeError):
         return {}
     return {name: facts if isinstance(facts, dict) else {} for name, facts in dict(systems).items()}
 
 
 def _traces(folder: Path, n_ranks: int) -> tuple[Sequence[RankTrace], CommGroups]:
-    """The traces of all ranks and the groups that belong to them, read or generated."""
+    """Reads or generates the traces of all ranks and their groups."""
     if any((folder / name).exists() for name in _TRACES):
         found = open_traces(folder, n_ranks)
         if len(found.available) == n_ranks:

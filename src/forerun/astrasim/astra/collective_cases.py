@@ -1,7 +1,7 @@
-"""One simulated collective or message a line: cases as JSON objects, and their times.
+"""Cases of collectives and messages, one JSON object on each line, and their times.
 
-A case names a network, how collectives are cut and scheduled, and what runs on it: a collective of all ranks, one of
-strided groups (`group_size`, `stride`: every rank is in one group, all groups run at once), or one message (`p2p`).
+A case describes a network, how collectives are cut and scheduled, and the operation: a collective of all ranks, one of
+strided groups (`group_size`, `stride`; every rank is in one group, and all groups run at once), or a message (`p2p`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.astrasim.astra.messages import message_times
-from forerun.astrasim.astra.single import collective_times
+from forerun.astrasim.astra.single import collective_times, message_times
 from forerun.astrasim.astra.system import System, system_from
 from forerun.astrasim.chakra.trace import CommType
 from forerun.common.errors import ForerunError
@@ -41,15 +40,15 @@ _SYSTEM_KEYS = {
     "local_mem_bw": "local-mem-bw",
 }
 _LISTED_RANKS = 256
-"""up to so many ranks each one's time is listed, also where all are equal"""
+"""the times of this many ranks are listed even if they are all equal"""
 _SHORT = 80
 
 
 def case_results(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The result of each case, in order: `case` with `time_ns_max` and `time_ns_per_rank`, or with `error`.
+    """Yields the result of each case in order: `case` with `time_ns_max` and `time_ns_per_rank`, or with `error`.
 
-    `time_ns_per_rank` is null where there are more than 256 ranks and all end together. Blank lines are skipped. A
-    case that is not named, or a line that is no case, is named by its line number.
+    `time_ns_per_rank` is null if there are more than 256 ranks and all end together. Blank lines are skipped. Cases
+    without a name, and lines that are no case, are named by their line numbers.
     """
     networks: dict[str, Network] = {}
     for number, line in enumerate(lines, 1):
@@ -69,9 +68,9 @@ def _parse(line: str) -> dict[str, Any]:
     try:
         case = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ForerunError(f"no JSON object ({str(error)[:_SHORT]})") from None
+        raise ForerunError(f"not a JSON object ({str(error)[:_SHORT]})") from None
     if not isinstance(case, dict):
-        raise ForerunError(f"no JSON object but {line.strip()[:_SHORT]}")
+        raise ForerunError(f"not a JSON object but {line.strip()[:_SHORT]}")
     return case
 
 
@@ -83,20 +82,20 @@ def _times_record(times_ns: I64) -> dict[str, Any]:
 
 
 def case_times(case: Mapping[str, Any], networks: dict[str, Network] | None = None) -> I64:
-    """When each rank of a case ends, in ns (ranks,). `networks` keeps those met before.
+    """Returns when each rank of a case ends, in ns (ranks,). `networks` caches networks between calls.
 
     Raises:
-        ForerunError: a key is missing, a value makes no sense, or the collective can't be simulated.
+        ForerunError: a key is missing, a value is wrong, or the collective can't be simulated.
     """
     network = _network(case, {} if networks is None else networks)
     size = _whole(case, "bytes", 1)
     aware = case.get("congestion_aware", False)
     if not isinstance(aware, bool):
-        raise ForerunError(f"congestion_aware is {_text(aware)}, it has to be true or false")
+        raise ForerunError(f"congestion_aware is {_text(aware)}, it must be true or false")
     if "p2p" in case:
         pair = case["p2p"]
         if not isinstance(pair, list) or len(pair) != 2 or not all(type(rank) is int for rank in pair):
-            raise ForerunError(f"p2p is {_text(pair)}, it has to be [sender, receiver]")
+            raise ForerunError(f"p2p is {_text(pair)}, it must be [sender, receiver]")
         return message_times(network, pair[0], pair[1], size, aware)
     name = _key(case, "collective")
     if not isinstance(name, str) or name not in COLLECTIVES:
@@ -108,10 +107,10 @@ def case_times(case: Mapping[str, Any], networks: dict[str, Network] | None = No
 
 
 def strided_groups(n_ranks: int, group_size: int, stride: int) -> tuple[tuple[int, ...], ...]:
-    """Groups of ranks `stride` apart, every rank in one; () for one group of all in their order.
+    """Returns groups of ranks `stride` apart, with every rank in one; () for one group of all ranks.
 
     Raises:
-        ForerunError: they don't divide the ranks.
+        ForerunError: such groups don't divide the ranks.
     """
     if group_size < 2 or stride < 1 or n_ranks % (group_size * stride):
         raise ForerunError(f"groups of {group_size} ranks {stride} apart do not divide {n_ranks} ranks")
@@ -139,7 +138,7 @@ def _system(case: Mapping[str, Any]) -> System:
 
 
 def implementations(algorithms: Any) -> dict[str, Any]:
-    """Keys of a system file: `algorithms`, one a dimension, for every collective."""
+    """Returns keys of a system file: `algorithms`, one for each dimension, for every collective."""
     return {f"{name.replace('_', '-')}-implementation": algorithms for name in COLLECTIVES}
 
 
@@ -152,7 +151,7 @@ def _key(case: Mapping[str, Any], name: str) -> Any:
 def _whole(case: Mapping[str, Any], name: str, least: int) -> int:
     value = _key(case, name)
     if type(value) is not int or value < least:
-        raise ForerunError(f"{name} is {_text(value)}, it has to be a whole number of at least {least}")
+        raise ForerunError(f"{name} is {_text(value)}, it must be a whole number of at least {least}")
     return value
 
 

@@ -1,9 +1,9 @@
-"""One collective over sizes and algorithms, with the bandwidths that nccl-tests defines.
+"""Sweeps of one collective over sizes and algorithms, with the bandwidths that nccl-tests defines.
 
-A size is what nccl-tests calls it: the bytes of an all-reduce's, a reduce-scatter's, an all-to-all's or a broadcast's
-buffer, and what an all-gather makes, n times the shard of each of its n ranks (which the simulation counts by).
-Bandwidths are in GB/s of 10**9 bytes. `algbw` is size over time; `busbw` is algbw times the share of the size that has
-to cross each rank's links, so it can be held against their speed:
+The size is that of nccl-tests: the bytes of the buffer of an all-reduce, a reduce-scatter, an all-to-all or a
+broadcast, and the bytes that an all-gather makes (n times the shard of a rank; the simulation counts by shards).
+Bandwidths are in GB/s of 10**9 bytes: `algbw` is size over time, and `busbw` is algbw times the share of the size that
+crosses each rank's links, so it compares with their speed:
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 """
 
@@ -34,52 +34,52 @@ class Point:
     algorithm: str
     size_bytes: int
     time_ns: int | None = None
-    """of the slowest rank; None: it can't run"""
+    """time of the slowest rank; None if it can't run"""
     algbw_gbps: float = 0.0
     busbw_gbps: float = 0.0
     error: str = ""
     hottest: tuple[HotLink, ...] = ()
     beyond_links: bool = False
-    """busbw is above what all links of a rank carry together, which only messages that never wait can reach"""
+    """whether busbw is above the bandwidth of all links of a rank, which only messages that never queue can reach"""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a sweep runs on."""
+    """The network, the system and the groups of a sweep."""
 
     network: Network
     system: System
     groups: tuple[tuple[int, ...], ...] = ()
-    """one collective in each at the same time; none: one of all ranks"""
+    """groups that run one collective each at the same time; () for one of all ranks"""
     aware: bool = False
     hottest: int = 0
-    """links to list"""
+    """number of busiest links to list"""
     fitting: bool = False
-    """whether the network decided if it is aware, and not the user"""
+    """whether the network, not the user, determined `aware`"""
 
     @property
     def n_ranks(self) -> int:
-        """Of one collective."""
+        """The number of ranks in one collective."""
         return len(self.groups[0]) if self.groups else self.network.n_npus
 
     @cached_property
     def rank_links_gbps(self) -> float:
-        """What all links of a rank carry together, in GB/s of 10**9 bytes."""
+        """The bandwidth of all links of a rank together, in GB/s of 10**9 bytes."""
         return self.network.npu_bytes_per_ns
 
 
 def fitting_setting(
     network: Network, system: System, groups: tuple[tuple[int, ...], ...] = (), hottest: int = 0
 ) -> Setting:
-    """Congestion-unaware on the dimensions that ASTRA-sim reckons in closed form, else congestion-aware.
+    """Returns a congestion-unaware setting if ASTRA-sim times the network in closed form, else a congestion-aware one.
 
-    Links of a mesh, a torus or a fat tree lie on the routes of many ranks: without queues they carry any load.
+    Links of a mesh, a torus or a fat tree lie on the routes of many ranks. Without queues they would carry any load.
     """
     return Setting(network, system, groups, not has_closed_form(network), hottest, fitting=True)
 
 
 def bus_factor(collective: str, n_ranks: int) -> float:
-    """busbw over algbw."""
+    """Returns busbw over algbw."""
     if collective == "broadcast":
         return 1.0
     share = (n_ranks - 1) / n_ranks
@@ -87,7 +87,7 @@ def bus_factor(collective: str, n_ranks: int) -> float:
 
 
 def default_algorithms(collective: str, grouped: bool = False) -> list[str]:
-    """All that know the collective; groups smaller than the system know the ring."""
+    """Returns the algorithms of a collective; groups smaller than the system have the ring alone."""
     if collective == "broadcast":
         return list(BUILT_IN)
     if grouped:
@@ -101,13 +101,13 @@ def _knows(algorithm: str, collective: str) -> bool:
 
 
 def sweep(setting: Setting, collective: str, sizes: Sequence[int], algorithms: Sequence[str]) -> list[Point]:
-    """The collective at each size with each algorithm.
+    """Times the collective at each size with each algorithm.
 
-    An algorithm is a name, `direct` with a window behind, names of all dimensions joined by +, or a custom one as
-    `module:Class` or `file.py:Class`. What can't run is a point with an error.
+    An algorithm is a name, `direct` followed by a window, the names for all dimensions joined by +, or a custom
+    algorithm as `module:Class` or `file.py:Class`. A point that can't run has an error.
 
     Raises:
-        ForerunError: the collective or an algorithm is unknown, or nothing can run.
+        ForerunError: the collective or an algorithm is unknown, or no point can run.
     """
     if collective not in KINDS:
         raise UnknownName("collective", collective, list(KINDS))
@@ -125,7 +125,7 @@ def sweep(setting: Setting, collective: str, sizes: Sequence[int], algorithms: S
 
 
 def _prepared(setting: Setting, collective: str, name: str) -> tuple[System, Algorithm | None]:
-    """The system, and the custom algorithm, behind a name."""
+    """Returns the system and the custom algorithm for a name."""
     if ":" in name:
         return setting.system, load_algorithm(name)
     if collective == "broadcast":

@@ -1,6 +1,6 @@
-"""Custom algorithms of collectives, written as a small class or as an execution trace a rank.
+"""Custom collective algorithms, written as a class or as one execution trace for each rank.
 
-A class says the steps of each rank; this one is a broadcast from rank 0 along the ring:
+A class yields the steps of each rank. This one broadcasts from rank 0 along the ring:
 
     class Pipeline:
         def steps(self, rank, n_ranks, size, costs):
@@ -11,8 +11,8 @@ A class says the steps of each rank; this one is a broadcast from rank 0 along t
             if rank < n_ranks - 1:
                 yield Send(to=rank + 1, size=size, after=arrived)
 
-`rank` is the place in the ring of the collective's ranks, `size` the bytes of one chunk. The k-th send to a rank with a
-tag meets the k-th receive there with that tag.
+`rank` is the position in the ring of the collective's ranks, `size` the bytes of one chunk. The k-th send to a rank
+with a tag meets the k-th receive of that tag there.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from forerun.common.errors import ForerunError
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Step:
-    """Starts when all steps of `after`, which were given before, have ended."""
+    """A step starts when all steps of `after`, which the class has yielded before, have ended."""
 
     after: Sequence[Step] = ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Send(Step):
-    """Ends when the message has arrived."""
+    """A send ends when its message has arrived."""
 
     to: int
     size: int
@@ -47,7 +47,7 @@ class Send(Step):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Receive(Step):
-    """Ends when the message is there."""
+    """A receive ends when its message has arrived."""
 
     source: int
     size: int
@@ -56,37 +56,37 @@ class Receive(Step):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Wait(Step):
-    """Takes time: a reduction, a copy."""
+    """A wait takes time, as a reduction or a copy does."""
 
     ns: int
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What the built-in algorithms reckon with between two messages."""
+    """The costs between two messages in the built-in algorithms."""
 
     endpoint_ns: int
     memory_bytes_per_s: float
 
     def reduction_ns(self, size: int) -> int:
-        """One write and two reads of `size` bytes."""
+        """The time of one write and two reads of `size` bytes."""
         if self.memory_bytes_per_s <= 0:
             raise ForerunError("a reduction in memory needs local-mem-bw above 0")
         return int(reduction_ns(size, self.memory_bytes_per_s))
 
 
 class Algorithm(Protocol):
-    """Any class with this method."""
+    """A custom algorithm: any class with this method."""
 
     def steps(self, rank: int, n_ranks: int, size: int, costs: Costs) -> Iterable[Step]:
-        """The steps of one rank for a chunk of `size` bytes."""
+        """Yields the steps of one rank for a chunk of `size` bytes."""
 
 
 class BinomialBroadcast:
-    """Broadcast from rank 0: in round k, the ranks below 2**k, which have the data, send to the rank 2**k above."""
+    """A broadcast from rank 0: in round k, each rank below 2**k has the data and sends it to the rank 2**k above."""
 
     def steps(self, rank: int, n_ranks: int, size: int, costs: Costs) -> Iterable[Step]:
-        """Its receive, and its sends one after the other."""
+        """Yields the receive of a rank, then its sends, one after the other."""
         last: Step = Wait(ns=costs.endpoint_ns)
         distance = 1
         if rank > 0:
@@ -102,10 +102,10 @@ class BinomialBroadcast:
 
 
 class RingBroadcast:
-    """Broadcast from rank 0 along the ring, cut into as many pieces as there are ranks: a pipeline."""
+    """A pipelined broadcast from rank 0 along the ring, in as many pieces as there are ranks."""
 
     def steps(self, rank: int, n_ranks: int, size: int, costs: Costs) -> Iterable[Step]:
-        """Pass on each piece when it is there and the piece before it has arrived at the next rank."""
+        """Sends each piece on once it has arrived and the piece before it has reached the next rank."""
         n_pieces = min(n_ranks, size)
         sent: list[Step] = []
         for k in range(n_pieces):
@@ -122,14 +122,14 @@ class RingBroadcast:
 
 
 BUILT_IN: dict[str, type[Algorithm]] = {"binomial": BinomialBroadcast, "ringPipeline": RingBroadcast}
-"""algorithms of broadcasts"""
+"""algorithms of a broadcast"""
 
 
 def load_algorithm(spec: str) -> Algorithm:
-    """The algorithm `module:Class` or `path/to/file.py:Class`.
+    """Loads the algorithm `module:Class` or `path/to/file.py:Class`.
 
     Raises:
-        ForerunError: there is no such class, it can't be imported, or has no method `steps`.
+        ForerunError: the class doesn't exist, can't be imported or has no method `steps`.
     """
     place, _, name = spec.rpartition(":")
     if not place or not name.isidentifier():

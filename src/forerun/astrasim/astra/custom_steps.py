@@ -1,4 +1,4 @@
-"""The steps of custom algorithms, of classes or of traces, as tables for the engine."""
+"""Converts custom algorithms, from classes or from traces, to the engine's tables of steps."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from forerun.astrasim.chakra.graph import depths
 from forerun.astrasim.chakra.trace import NodeKind, RankTrace
 from forerun.astrasim.messages.custom import RECEIVE_STEP, SEND_STEP, WAIT_STEP
 from forerun.astrasim.messages.state import Steps
+from forerun.common.arrays import grouped, pointers, positions
 from forerun.common.errors import ForerunError
 from forerun.core.program.types import I8, I32, I64
 
@@ -22,27 +23,27 @@ _MOST_AMOUNT = 1 << 50
 
 @dataclass(frozen=True)
 class RankSteps:
-    """The steps of one rank, in columns."""
+    """The steps of one rank in columns."""
 
     action: I8
     other: I32
-    """place of the peer in the ring, of a wait 0"""
+    """ring position of the peer; 0 for a wait"""
     amount: I64
     """bytes of a message, ns of a wait"""
     tag: I64
     before_ptr: I64
     before: I64
-    """steps that a step waits for"""
+    """steps for which a step waits"""
 
     def __len__(self) -> int:
         return len(self.action)
 
 
 def steps_of_algorithm(algorithm: Algorithm, n_ranks: int, size: int, costs: Costs) -> list[RankSteps]:
-    """The steps of every rank.
+    """Runs an algorithm's class for every rank and returns the steps of each.
 
     Raises:
-        ForerunError: the algorithm raises something, or yields what is no step or waits for none given before.
+        ForerunError: the class raises an exception, or yields something that is not a step or waits for a later one.
     """
     programs, total = [], 0
     name = type(algorithm).__name__
@@ -74,9 +75,9 @@ def _columns(steps: Sequence[Step], place: str) -> RankSteps:
         elif isinstance(step, Wait):
             rows.append((WAIT_STEP, 0, step.ns, 0))
         else:
-            raise ForerunError(f"{place}: step {k} is {str(step)[:60]!r}, it has to be a Send, a Receive or a Wait")
+            raise ForerunError(f"{place}: step {k} is {str(step)[:60]!r}, it must be a Send, a Receive or a Wait")
         if not all(isinstance(value, (int, np.integer)) and abs(value) <= _MOST_AMOUNT for value in rows[-1]):
-            raise ForerunError(f"{place}: step {k} has to name whole numbers below 2**50, got {str(step)[:120]}")
+            raise ForerunError(f"{place}: step {k} must have whole numbers below 2**50, got {str(step)[:120]}")
         if id(step) in number:
             raise ForerunError(f"{place}: step {k} is step {number[id(step)]} again")
         for earlier in {id(each): each for each in step.after}.values():
@@ -96,10 +97,10 @@ _NONE = (np.zeros(0, np.int64),) * 4
 
 
 def steps_of_trace(trace: RankTrace, place: str) -> RankSteps:
-    """The steps of one rank from its trace: sends, receives and compute nodes, which take 1 ns or their duration.
+    """Converts one rank's trace to steps: sends, receives and compute nodes, which take 1 ns or their duration.
 
     Raises:
-        ForerunError: another kind of node, or nodes that wait for each other in a circle.
+        ForerunError: there is another kind of node, or nodes wait for each other in a cycle.
     """
     kind = trace.kind.astype(np.int64)
     known = np.isin(kind, (NodeKind.SEND, NodeKind.RECV, NodeKind.COMP))
@@ -110,13 +111,12 @@ def steps_of_trace(trace: RankTrace, place: str) -> RankSteps:
             f"{place}: node {trace.node_id[node]} is a {name} node; an algorithm has sends, receives and compute"
         )
     order = np.argsort(trace.node_id, kind="stable")
-    position = np.empty(len(order), np.int64)
-    position[order] = np.arange(len(order))
+    position = positions(order)
     after = np.concatenate([np.repeat(position, np.diff(trace.data_ptr)), np.repeat(position, np.diff(trace.ctrl_ptr))])
     edges = np.unique(np.stack([after, np.concatenate([position[trace.data], position[trace.ctrl]])], axis=1), axis=0)
     compute_ns = np.where(trace.duration_us != 0, trace.duration_us * 1000, 1)
     action = np.select([kind == NodeKind.SEND, kind == NodeKind.RECV], [SEND_STEP, RECEIVE_STEP], WAIT_STEP)
-    before_ptr = np.concatenate([[0], np.cumsum(np.bincount(edges[:, 0], minlength=len(order)))]).astype(np.int64)
+    before_ptr = pointers(np.bincount(edges[:, 0], minlength=len(order)))
     steps = RankSteps(
         action[order].astype(np.int8),
         np.maximum(trace.peer, -1)[order].astype(np.int32),
@@ -133,20 +133,20 @@ def steps_of_trace(trace: RankTrace, place: str) -> RankSteps:
 
 @dataclass
 class StepTable:
-    """The steps of all custom algorithms that a program uses."""
+    """The steps of all custom algorithms of a program."""
 
     _programs: list[RankSteps] = field(default_factory=list)
     _match: list[I64] = field(default_factory=list)
-    """of each program: number of each step's message, -1 for a wait"""
+    """for each program: the message of every step, -1 for a wait"""
     _sending: list[I64] = field(default_factory=list)
     _receiving: list[I64] = field(default_factory=list)
     n_matches: int = 0
 
     def add(self, programs: Sequence[RankSteps], place: str) -> int:
-        """Index of the first of `programs`, one a rank of a ring.
+        """Adds the steps of all ranks of a ring and returns the index of the first rank's.
 
         Raises:
-            ForerunError: a message goes to no rank, has no size, or its other end is missing; a wait is below 0.
+            ForerunError: a message goes to no rank, has no size or no counterpart, or a wait is below 0.
         """
         first = len(self._programs)
         counts = np.array([len(program) for program in programs], np.int64)
@@ -176,29 +176,28 @@ class StepTable:
 
     @property
     def most_steps(self) -> int:
-        """Of any rank."""
+        """The largest number of steps of any rank."""
         return max((len(program) for program in self._programs), default=0)
 
     @property
     def largest(self) -> int:
-        """Bytes of any message, ns of any wait."""
+        """The largest number of bytes of a message or ns of a wait."""
         return max((int(program.amount.max(initial=0)) for program in self._programs), default=0)
 
     def table(self) -> Steps:
-        """The table, as the engine reads it."""
+        """Returns the engine's table."""
         programs = self._programs
-        counts = np.array([len(program) for program in programs], np.int64)
         children = [_children(program) for program in programs]
         edges = np.cumsum([0, *(len(child) for _, child in children)])
-        pointers = [pointer[1:] + base for (pointer, _), base in zip(children, edges[:-1], strict=True)]
+        child_ptr = [pointer[1:] + base for (pointer, _), base in zip(children, edges[:-1], strict=True)]
         return Steps(
-            program_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            program_ptr=pointers([len(program) for program in programs]),
             action=_joined([program.action for program in programs], np.int8),
             other=_joined([program.other for program in programs], np.int32),
             amount=_joined([program.amount for program in programs], np.int64),
             match=_joined(self._match, np.int64),
             n_pred=_joined([np.diff(program.before_ptr) for program in programs], np.int32),
-            child_ptr=_joined([np.zeros(1), *pointers], np.int64),
+            child_ptr=_joined([np.zeros(1), *child_ptr], np.int64),
             child=_joined([child for _, child in children], np.int32),
             sending=_joined(self._sending, np.int32),
             receiving=_joined(self._receiving, np.int32),
@@ -210,14 +209,13 @@ def _joined(parts: Sequence[Any], dtype: Any) -> Any:
 
 
 def _children(program: RankSteps) -> tuple[I64, I64]:
-    """CSR of the steps that wait for each step."""
+    """Returns the steps that wait for each step, as CSR."""
     after = np.repeat(np.arange(len(program)), np.diff(program.before_ptr))
-    counts = np.bincount(program.before, minlength=len(program))
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), after[np.argsort(program.before, kind="stable")]
+    return grouped(program.before, after, len(program))
 
 
 def _matched(action: I64, rank: I64, other: I64, tag: I64, amount: I64, place: str) -> tuple[I64, I64]:
-    """Rows of sends, and of the receives that meet them."""
+    """Returns the rows of sends, and of the receives that match them."""
     ends = []
     for kind, source, sink in ((SEND_STEP, rank, other), (RECEIVE_STEP, other, rank)):
         row = np.flatnonzero(action == kind)

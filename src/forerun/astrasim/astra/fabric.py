@@ -1,4 +1,4 @@
-"""A network as the engine's fabric: closed-form distances, or links."""
+"""Converts a network to the engine's fabric: closed-form distances or links."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from forerun.astrasim.astra.reference import reference
 from forerun.astrasim.messages.fabric import DIMENSION, HOPS_CONSTANT, HOPS_RING, HOPS_TABLE, Fabric
 from forerun.common.errors import ForerunError
 from forerun.core.network.network_file import Network, bytes_per_ns
 
 _LARGEST_TABLE = 4096
-_CONSTANT_HOPS = {"FullyConnected": 1, "Switch": 2}
+_CONSTANT_HOPS: dict[str, int] = reference("constant_hops")
 
 
 def has_closed_form(network: Network) -> bool:
-    """Whether every dimension is one that ASTRA-sim reckons in closed form, where no message waits for another."""
+    """Whether ASTRA-sim times every dimension in closed form, in which no message waits for another."""
     return all(dim.topology == "Ring" or dim.topology in _CONSTANT_HOPS for dim in network.dims)
 
 
 def fabric_of(network: Network, aware: bool, mirrored_ranks: Sequence[int] = ()) -> Fabric:
-    """The fabric of `network`, congestion-aware or not. With `mirrored_ranks`, these stand for all others.
+    """Returns the fabric of `network`, congestion-aware or not. If given, `mirrored_ranks` stand for all ranks.
 
     Raises:
         ForerunError: the network is too large for a table of its routes.

@@ -1,9 +1,8 @@
-"""Folding by blocks: where the ranks of some groups see different distances, ranks a block apart still see the same.
+"""Folding by blocks: one block of ranks stands for all, if ranks one block apart see the same distances.
 
-A ring through a part of a larger ring has one hop that is longer than the others, so its ranks differ. But all such
-groups look alike: shifting every rank by the length of a block maps groups to groups and keeps distances. One block is
-simulated then, with the groups inside it as they are. Groups across blocks join ranks that are alike and take a known
-time.
+A ring through a part of a larger ring has one hop that is longer than the others, so its ranks differ. But shifting
+every rank by the length of a block maps groups to groups and keeps distances. So one block is simulated, with the
+groups inside it message by message. A group across blocks joins equal ranks, so its collectives take a known time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from forerun.core.program.types import I64
 def fold_blocks(
     lowered: Sequence[LoweredTrace], comm_groups: CommGroups, times: CollectiveTimes, order: IssueOrder
 ) -> Folded | None:
-    """The program of the first block of ranks, or None where ranks a block apart differ, or talk by messages."""
+    """Returns the program of the first block of ranks; None if ranks one block apart differ or exchange messages."""
     first = lowered[0]
     is_message = (first.action == SEND) | (first.action == RECV)
     alike = all(one.row is first.row and not one.trace.involved_dims for one in lowered)
@@ -55,7 +54,7 @@ def fold_blocks(
 
 
 def _members(lowered: Sequence[LoweredTrace], comm_groups: CommGroups, g: int) -> I64 | None:
-    """Members of each rank's group `g`, (ranks, size); None for all ranks, or where sizes differ."""
+    """Returns the members of each rank's group `g`, (ranks, size); None for all ranks, or if sizes differ."""
     if g < 0:
         return None
     groups = [comm_groups.get(one.trace.group_names[g], ()) for one in lowered]
@@ -66,8 +65,11 @@ def _members(lowered: Sequence[LoweredTrace], comm_groups: CommGroups, g: int) -
 
 
 def _block(members: dict[int, I64], inside: set[int]) -> tuple[int, set[int]]:
-    """Length of a block from rank 0 that contains the groups `inside` of its ranks, and these: first those given, then
-    also those that join ranks which are not whole blocks apart."""
+    """Returns the length of the first block of ranks and the groups that lie inside a block.
+
+    The block contains all groups `inside` of its ranks, and every group that joins ranks which are not a whole number
+    of blocks apart.
+    """
     block = 1
     while True:
         reached = 1 + max((int(members[g][:block].max()) for g in inside), default=0)
@@ -81,7 +83,7 @@ def _block(members: dict[int, I64], inside: set[int]) -> tuple[int, set[int]]:
 
 
 def _repeats(members: I64, block: int, network: Network) -> bool:
-    """Whether the groups of every block are those of the first one, shifted, with the same hops both ways round."""
+    """Whether the groups of every block are those of the first one, shifted, with the same hops in both directions."""
     first = members[:block]
     shift = np.arange(0, len(members), block)
     if not np.array_equal(members, (shift[:, None, None] + first[None]).reshape(members.shape)):

@@ -1,8 +1,9 @@
-"""Folding: ranks that do the same at the same distances are simulated once.
+"""Folding by classes: ranks that do the same at the same distances are simulated once.
 
-Ranks form classes: equal traces but for whom they talk to. A class folds into one rank where all its groups look alike
-from inside (`symmetry`), and where all its ranks send equally far to ranks of one class. Each distinct collective is
-then a fixed time, found once by the engine with a mirrored fabric, and a message has a known delay.
+The ranks of a class have equal traces, except for peers and group members. One rank stands for a class if all groups of
+the class look alike from inside (`symmetry`), and if all its ranks send equally far to ranks of one class. Each
+distinct collective then takes a fixed time, which the engine finds once on a mirrored fabric, and a message has a known
+delay.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from forerun.core.network.network_file import Network
 from forerun.core.program.types import I64
 
 Signature = tuple[object, ...]
-"""what the time of a collective depends on, on one machine"""
+"""everything that the time of a collective depends on, on one machine"""
 
 
 @dataclass
 class CollectiveTimes:
-    """(time, tail) in ns of collectives met before on a machine; keep it to replay many traces there."""
+    """A cache of the (time, tail) in ns of collectives on a machine, which several replays can share."""
 
     system: System
     network: Network
@@ -46,18 +47,18 @@ class CollectiveTimes:
 
 @dataclass(frozen=True)
 class Folded:
-    """A program in which collectives take known times."""
+    """A program in which collectives take known times, and the simulated rank that stands for each rank."""
 
     program: LoweredProgram
     tables: CollectiveTables
     actor_of_rank: I64
     joined: I64 | None = None
-    """(collective nodes, 2): node and group, where it is still to be seen that the members of a group start together"""
+    """(collective nodes, 2) node and group, if the run has to show that the members of a group start together"""
     group_size: I64 | None = None
-    """ranks of each of those groups"""
+    """the number of ranks of each of those groups"""
 
     def holds(self, result: Result) -> bool:
-        """Whether the run bears out what was assumed: the k-th collectives of a group start together on its ranks."""
+        """Whether the run confirms the assumption that the k-th collectives of a group start together on its ranks."""
         if self.joined is None or self.group_size is None:
             return True
         node, group = self.joined[:, 0], self.joined[:, 1]
@@ -82,9 +83,9 @@ class Folded:
 def fold_classes(
     lowered: Sequence[LoweredTrace], comm_groups: CommGroups, times: CollectiveTimes, order: IssueOrder
 ) -> Folded | None:
-    """The program of one rank of each class, or None where ranks of a class differ in what they see.
+    """Returns the program of one rank of each class, or None if ranks of a class see different distances.
 
-    The hashed issue policy looks at node numbers, which differ from rank to rank: no two ranks are alike there.
+    No two ranks are alike under the hashed issue policy, as it depends on node ids, which differ from rank to rank.
     """
     numbers: dict[int, int] = {}
     classes = np.array([numbers.setdefault(id(trace.row), len(numbers)) for trace in lowered], np.int64)
@@ -107,9 +108,9 @@ def fold_classes(
 def fold_collectives(
     lowered: Sequence[LoweredTrace], comm_groups: CommGroups, times: CollectiveTimes, order: IssueOrder
 ) -> Folded | None:
-    """The program of all ranks with known collectives, or None where a group's ranks see different distances.
+    """Returns the program of all ranks with known collectives, or None if a group's ranks see different distances.
 
-    That all members of a group start together is an assumption that the run has to bear out.
+    It assumes that all members of a group start together, which the run has to confirm.
     """
     signatures: dict[tuple[int, int], Signature] = {}
     numbers: dict[str, int] = {}
@@ -141,7 +142,7 @@ def fold_collectives(
 
 
 def _fold_messages(lowered: Sequence[LoweredTrace], classes: I64, leaders: I64, network: Network) -> Messages | None:
-    """Sends and receives of the leaders, None where ranks of a class send to different classes or distances."""
+    """Returns the sends and receives of the leaders; None if a class sends to several classes or distances."""
     full = match_messages(lowered, range(len(lowered)), network.n_npus)
     n_leaders = len(leaders)
     if not len(full.node):
@@ -179,7 +180,7 @@ def _fold_messages(lowered: Sequence[LoweredTrace], classes: I64, leaders: I64, 
 def _signatures(
     lowered: Sequence[LoweredTrace], classes: I64, leaders: I64, comm_groups: CommGroups, times: CollectiveTimes
 ) -> dict[tuple[int, int], Signature] | None:
-    """What each (class, group) looks like from inside; None where a group spans classes or is seen differently."""
+    """Returns the signature of each (class, group); None if a group spans classes or its ranks differ in distances."""
     signatures: dict[tuple[int, int], Signature] = {}
     for c, leader in enumerate(leaders.tolist()):
         trace = lowered[leader].trace
@@ -204,7 +205,7 @@ def _signatures(
 
 
 def ring_signature(groups: Sequence[tuple[int, ...]], network: Network) -> Signature | None:
-    """What the rings of groups of one size look like, None where some rank is farther from the next than others."""
+    """Returns the signature of rings of one size; None if some rank is farther from its neighbour than others."""
     sizes = {len(group) for group in groups}
     flat = np.array([rank for group in groups for rank in group], np.int64)
     if len(sizes) != 1 or not len(flat) or flat.max() >= network.n_npus:
@@ -223,7 +224,7 @@ def with_times(
     program: LoweredProgram, tables: CollectiveTables, leaders: I64, signatures: dict[tuple[int, int], Signature],
     times: CollectiveTimes,
 ) -> LoweredProgram | None:  # fmt: skip
-    """Give collectives the times they take, those without a signature excepted; None where one is not symmetric."""
+    """Gives each collective with a signature the time that it takes. Returns None if one is not symmetric."""
     nodes = program.nodes
     action, duration_ns, tail_ns = nodes.action.copy(), nodes.duration_ns.copy(), nodes.tail_ns.copy()
     at = np.flatnonzero(action == COLLECTIVE)
@@ -261,7 +262,7 @@ def with_times(
 def _measure(
     missing: dict[Signature, int], owner: dict[int, int], tables: CollectiveTables, times: CollectiveTimes
 ) -> None:
-    """Run the collectives one after the other on mirrored ranks and note their times."""
+    """Runs the collectives one after the other on mirrored ranks and stores their times."""
     ranks = sorted({int(owner[call]) for call in missing.values()})
     of_rank = {rank: [(key, call) for key, call in missing.items() if owner[call] == rank] for rank in ranks}
     program = chain_of([[call for _, call in of_rank[rank]] for rank in ranks], ranks, tables)

@@ -1,4 +1,4 @@
-"""Which links of a congestion-aware run were busiest."""
+"""The busiest links of a congestion-aware run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class HotLink:
 
     source: int
     target: int
-    """devices; NPUs come first, then switches"""
+    """the devices at its ends; NPUs have the first numbers, then switches"""
     busy: float
     """share of the time in which it transmits"""
     size_bytes: int
 
 
 def hottest_links(network: Network, run: SlotRun, time_ns: int, n: int) -> tuple[HotLink, ...]:
-    """The up to `n` busiest links of a congestion-aware run that took `time_ns`, busiest first."""
+    """Returns at most `n` links of a congestion-aware run that took `time_ns`, busiest first."""
     links = network.topology().links()
     order = np.argsort(-run.link_busy_ns, kind="stable")[:n]
     return tuple(

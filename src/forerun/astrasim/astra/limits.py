@@ -1,6 +1,6 @@
-"""What a simulation may take: messages, memory, and times that fit in 64 bits.
+"""Limits of a simulation: messages, memory, and times that fit in 64 bits.
 
-The bounds are far above what ends within minutes, so they need not be sharp.
+The limits are far above what ends within minutes, so they need not be sharp.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ MOST_RANKS = 1 << 20
 MOST_MESSAGES = 4_000_000_000
 _MOST_TABLE_BYTES = 1 << 33
 _MOST_QUEUE_STEPS = 20_000_000_000
-"""a chunk that joins a queue passes those before it"""
+"""a chunk that joins a queue passes all chunks before it"""
 _MOST_BYTES = 1 << 52
 _MOST_NS = 1 << 62
 
 
 def check_work(calls: Mapping[int, int], tables: CollectiveTables, n_actors: int) -> None:
-    """Refuse collectives, each made `calls[call]` times by some of `n_actors` ranks, that take too long or too much.
+    """Checks the work of collectives, of which some of `n_actors` ranks make each `calls[call]` times.
 
     Raises:
-        ForerunError: too many messages, or too many chunks.
+        ForerunError: there are too many messages or chunks.
     """
     width = STREAM.itemsize + 8 * (tables.most_phases + tables.n_queues * len(tables.dims))
     steps = sum(times * tables.n_chunks(call) ** 2 * tables.n_phases(call) for call, times in calls.items())
@@ -39,10 +39,10 @@ def check_work(calls: Mapping[int, int], tables: CollectiveTables, n_actors: int
 
 
 def check_times(network: Network, tables: CollectiveTables, call: int, n_actors: int, aware: bool) -> None:
-    """Refuse a call that `n_actors` ranks make at once and whose sizes or times could overflow.
+    """Checks that sizes and times of a call, which `n_actors` ranks make at once, can't overflow.
 
     Raises:
-        ForerunError: sizes or times that do not fit.
+        ForerunError: sizes or times are too large.
     """
     largest, slowest_ns = 0, 0.0
     for phase in tables.phases_of(call):
@@ -59,4 +59,4 @@ def check_times(network: Network, tables: CollectiveTables, call: int, n_actors:
         slowest_ns += 3e9 * largest / tables.system.memory_bytes_per_s
     in_turn = n_actors if aware or tables.most_steps else 1
     if slowest_ns * in_turn * tables.n_messages(call) > _MOST_NS:
-        raise ForerunError("it takes longer than a simulation can count in ns; look at the bandwidths and latencies")
+        raise ForerunError("it takes longer than a simulation can count in ns; check the bandwidths and latencies")

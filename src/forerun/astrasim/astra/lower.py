@@ -1,7 +1,7 @@
-"""Execution traces as nodes of the engine's slot policy, with ASTRA-sim's costs.
+"""Converts execution traces to nodes of the engine's slot policy, with ASTRA-sim's costs.
 
-This is the compatibility set of cost functions: a roofline in doubles, truncated to ns; instant nodes; durations of the
-trace where it is replayed. What differs between two ranks of one trace is only who is in their groups.
+ASTRA-sim's costs are a roofline in doubles that is truncated to ns, nodes that take no time, and the durations of the
+trace if it is only replayed. Two ranks with equal traces differ only in the members of their groups.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.astrasim.astra.collectives import CollectiveTables
+from forerun.astrasim.astra.reference import reference
 from forerun.astrasim.astra.remote_memory import RemoteMemory
 from forerun.astrasim.astra.system import System
 from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTrace
 from forerun.astrasim.messages.ready import SLOT_COMM, SLOT_COMPUTE, SLOT_CPU, SLOT_NONE, hashed_children, hashed_roots
 from forerun.astrasim.messages.slots import COLLECTIVE, INSTANT, RECV, SEND, TIMED, Matches, Nodes
+from forerun.common.arrays import pointers, positions
 from forerun.common.errors import ForerunError
 from forerun.core.program.types import F64, I8, I32, I64
 
 IssueOrder = Literal["ascending", "march-2025"]
-_TAG_SPACE = 500_000_000
-"""tags of sends are taken modulo this (`Sys::FrontEndSendRecvType`)"""
+_TAG_SPACE: int = reference("tag_space")
 _WORLD = ""
 Mask = npt.NDArray[np.bool_]
 _MOST_NS = 1 << 60
 UNKNOWN_NS = -1
-"""of a send: the fabric tells"""
+"""delay of a send that the fabric determines"""
 
 
 @dataclass(frozen=True)
 class LoweredTrace:
-    """One trace, whoever runs it. Rows are nodes by rising node number."""
+    """The nodes of one trace, for any rank that runs it. Rows are nodes by rising node id."""
 
     trace: RankTrace
     row: I64
@@ -43,7 +44,7 @@ class LoweredTrace:
     slot: I8
     duration_ns: I64
     performance: F64
-    """operations/s of the roofline, 0 for nodes that it does not time"""
+    """operations/s of the roofline; 0 for nodes that it doesn't time"""
     n_pred: I32
     child_ptr: I64
     child: I32
@@ -55,21 +56,23 @@ class LoweredTrace:
 
 @dataclass(frozen=True)
 class LoweredProgram:
+    """The nodes of all actors, and the messages between them."""
+
     nodes: Nodes
     matches: Matches
     key: I64
-    """node numbers for the hashed issue policy, empty for the ascending one"""
+    """node ids for the hashed issue policy; empty for the ascending policy"""
     traces: tuple[LoweredTrace, ...]
-    """of each actor"""
+    """for each actor: its trace"""
     match_text: tuple[str, ...]
-    """how each match is called in a message to the user"""
+    """the name of each match in errors"""
 
 
 def lower_trace(trace: RankTrace, system: System, memory: RemoteMemory, place: str = "trace") -> LoweredTrace:
-    """Cost and order of the nodes of one trace, for the ascending issue policy.
+    """Finds costs and order of the nodes of one trace for the ascending issue policy.
 
     Raises:
-        ForerunError: a node can't be simulated; `place` and the node's number are named.
+        ForerunError: a node can't be simulated; `place` and the node's id are named.
     """
     row = np.argsort(trace.node_id, kind="stable")
     kind = trace.kind[row].astype(np.int64)
@@ -78,9 +81,7 @@ def lower_trace(trace: RankTrace, system: System, memory: RemoteMemory, place: s
     slot = np.where(is_cpu, SLOT_CPU, np.where(comp, SLOT_COMPUTE, SLOT_COMM))
     slot = np.where((kind == NodeKind.RECV) & ~is_cpu, SLOT_NONE, slot).astype(np.int8)
     action, duration_ns, performance = _costs(trace, row, kind, is_cpu, system, memory, place)
-    position = np.empty(len(row), np.int64)
-    position[row] = np.arange(len(row))
-    n_pred, child_ptr, child = _children(trace, row, position)
+    n_pred, child_ptr, child = _children(trace, positions(row))
     root = np.flatnonzero(n_pred == 0)
     return LoweredTrace(trace, row, action, slot, duration_ns, performance, n_pred, child_ptr, child, root)
 
@@ -88,7 +89,7 @@ def lower_trace(trace: RankTrace, system: System, memory: RemoteMemory, place: s
 def _costs(
     trace: RankTrace, row: I64, kind: I64, is_cpu: Mask, system: System, memory: RemoteMemory, place: str
 ) -> tuple[I8, I64, F64]:
-    """Action, duration and roofline performance of every node."""
+    """Returns action, duration and roofline performance of every node."""
     replayed_ns = np.where(trace.duration_us[row] != 0, trace.duration_us[row] * 1000, 1)
     performance = np.zeros(len(row))
     if system.replay_only:
@@ -131,9 +132,9 @@ def _refuse(trace: RankTrace, row: I64, bad: Mask, place: str, why: str) -> None
         raise ForerunError(f"{place}: node {trace.node_id[row[int(np.argmax(bad))]]}: {why}")
 
 
-def _children(trace: RankTrace, row: I64, position: I64) -> tuple[I32, I64, I32]:
-    """Number of distinct predecessors, and CSR successors in trace order, of nodes by rising node number."""
-    n = len(row)
+def _children(trace: RankTrace, position: I64) -> tuple[I32, I64, I32]:
+    """Returns the number of distinct predecessors, and successors (CSR) in trace order, of nodes by rising id."""
+    n = len(position)
     parents = [position[trace.data], position[trace.ctrl]]
     children = [np.repeat(np.arange(n), np.diff(trace.data_ptr)), np.repeat(np.arange(n), np.diff(trace.ctrl_ptr))]
     parent, child_row = np.concatenate(parents), np.concatenate(children)
@@ -141,25 +142,17 @@ def _children(trace: RankTrace, row: I64, position: I64) -> tuple[I32, I64, I32]
     parent, child_row = np.divmod(pair, max(n, 1))
     child = position[child_row].astype(np.int32)
     n_pred = np.bincount(child, minlength=n).astype(np.int32)
-    child_ptr = np.concatenate([[0], np.cumsum(np.bincount(parent, minlength=n))]).astype(np.int64)
-    return n_pred, child_ptr, child
-
-
-def of_other(lowered: LoweredTrace, trace: RankTrace) -> LoweredTrace:
-    """The same for a trace that differs at most in node numbers (not in their order), names, groups and peers."""
-    return replace(lowered, trace=trace)
+    return n_pred, pointers(np.bincount(parent, minlength=n)), child
 
 
 def in_hashed_order(lowered: LoweredTrace) -> LoweredTrace:
-    """The same for the hashed issue policy: the reference keeps children and roots in unordered containers."""
+    """Reorders children and roots for the hashed issue policy, which keeps them in unordered C++ containers."""
     trace, key = lowered.trace, lowered.trace.node_id[lowered.row]
-    position = np.empty(len(key), np.int64)
-    position[lowered.row] = np.arange(len(key))
     dependencies = (trace.data_ptr, trace.data, trace.ctrl_ptr, trace.ctrl)
     return replace(
         lowered,
         child=hashed_children(key, lowered.child_ptr, lowered.child),
-        root=hashed_roots(key, lowered.row, position, *dependencies),
+        root=hashed_roots(key, lowered.row, positions(lowered.row), *dependencies),
     )
 
 
@@ -172,15 +165,14 @@ def lower_program(
     order: IssueOrder = "ascending",
     messages: Messages | None = None,
 ) -> LoweredProgram:
-    """The nodes of all actors: actor i is rank `ranks[i]`, runs `traces[i]` and calls its groups `groups[i]`.
+    """Joins the nodes of all actors: actor i is rank `ranks[i]`, runs `traces[i]` and names its groups `groups[i]`.
 
-    `messages` says which sends and receives belong together where actors stand for several ranks.
+    `messages` says which sends and receives match if an actor stands for several ranks.
 
     Raises:
-        ForerunError: a group is unknown or lacks the rank, a send goes nowhere, a collective can't be simulated.
+        ForerunError: a group is unknown or lacks the rank, a send has no valid peer, a collective can't be simulated.
     """
-    counts = np.array([len(trace) for trace in traces])
-    first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    first = pointers([len(trace) for trace in traces])
     target = np.full(first[-1], -1, np.int32)
     position = np.zeros(first[-1], np.int32)
     for actor, (lowered, rank) in enumerate(zip(traces, ranks, strict=True)):
@@ -194,8 +186,7 @@ def lower_program(
     target[at], position[at] = messages.match, messages.receiver
     duration_ns = np.concatenate([trace.duration_ns for trace in traces])
     duration_ns[at] = messages.delay_ns
-    shift = first[:-1]
-    edges = np.array([len(trace.child) for trace in traces])
+    shift, edges = first[:-1], pointers([len(trace.child) for trace in traces])[:-1]
     nodes_of = Nodes(
         first=first,
         action=np.concatenate([trace.action for trace in traces]),
@@ -207,11 +198,11 @@ def lower_program(
         size=np.concatenate([trace.trace.comm_size[trace.row] for trace in traces]),
         n_pred=np.concatenate([trace.n_pred for trace in traces]),
         child_ptr=np.concatenate(
-            [[0], *(trace.child_ptr[1:] + base for trace, base in zip(traces, np.cumsum(edges) - edges, strict=True))]
+            [[0], *(trace.child_ptr[1:] + base for trace, base in zip(traces, edges, strict=True))]
         ).astype(np.int64),
         child=np.concatenate([trace.child + base for trace, base in zip(traces, shift, strict=True)]).astype(np.int32),
         root=np.concatenate([trace.root + base for trace, base in zip(traces, shift, strict=True)]).astype(np.int64),
-        root_ptr=np.concatenate([[0], np.cumsum([len(trace.root) for trace in traces])]).astype(np.int64),
+        root_ptr=pointers([len(trace.root) for trace in traces]),
     )
     key = np.zeros(0, np.int64)
     if order == "march-2025":
@@ -223,7 +214,7 @@ def _calls(
     lowered: LoweredTrace, nodes: I64, rank: int, groups: tuple[str, ...], comm_groups: CommGroups,
     tables: CollectiveTables,
 ) -> tuple[I32, I32]:  # fmt: skip
-    """Call of each collective node, and the rank's position in its communicator."""
+    """Returns the call of each collective node, and the rank's position in its communicator."""
     trace, rows = lowered.trace, lowered.row[nodes]
     involved: Mapping[int, tuple[bool, ...]] = trace.involved_dims or {}
     dims = np.array([row if row in involved else -1 for row in rows.tolist()]) if involved else np.full(len(rows), -1)
@@ -254,28 +245,28 @@ def _calls(
 
 @dataclass(frozen=True)
 class Messages:
-    """Sends and receives of the actors, one row a node."""
+    """The sends and receives of the actors, one node in each row."""
 
     actor: I64
     node: I64
-    """of the actor"""
+    """node of the actor"""
     is_send: Mask
     match: I64
-    """equal for sends and receives that belong together"""
+    """equal for sends and receives that match"""
     receiver: I64
-    """of a send: the actor that gets it; of a receive: itself"""
+    """of a send, the actor that receives it; of a receive, the actor itself"""
     peer: I64
-    """rank at the other end"""
+    """the other rank"""
     delay_ns: I64
     texts: tuple[str, ...]
-    """of each match"""
+    """the name of each match in errors"""
 
 
 def match_messages(traces: Sequence[LoweredTrace], ranks: Sequence[int], n_ranks: int) -> Messages:
-    """Sends and receives with the same (tag, sender, receiver, size) belong together.
+    """Matches sends and receives of equal tag, sender, receiver and size.
 
     Raises:
-        ForerunError: a message goes to no rank or has no size.
+        ForerunError: a message goes to no other rank or has no size.
     """
     none = np.zeros(0, np.int64)
     keys, columns = [np.zeros((0, 4), np.int64)], [(none, none, np.zeros(0, bool), none)]
@@ -302,7 +293,7 @@ def match_messages(traces: Sequence[LoweredTrace], ranks: Sequence[int], n_ranks
 
 
 def _matches(messages: Messages) -> Matches:
-    """The engine's table of pairs, empty."""
+    """Returns the engine's table of pairs, all of them open."""
     n = len(messages.texts)
     sent = np.bincount(messages.match[messages.is_send], minlength=n)
     received = np.bincount(messages.match[~messages.is_send], minlength=n)
@@ -310,10 +301,10 @@ def _matches(messages: Messages) -> Matches:
 
 
 def empty_matches(counts: Sequence[int] | I64) -> Matches:
-    """A table of matches with so many pairs each, nothing sent or received yet."""
+    """Returns a table of matches with `counts` pairs each, of which none is sent or received."""
     n, n_pairs = len(counts), int(sum(counts))
     return Matches(
-        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        pointers(counts),
         np.zeros(n, np.int64),
         np.zeros(n, np.int64),
         np.zeros(n_pairs, np.int8),

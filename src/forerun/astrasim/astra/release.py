@@ -1,4 +1,4 @@
-"""Builds of ASTRA-sim: in which order they issue nodes, and what they print."""
+"""Builds of ASTRA-sim: the order in which they issue nodes, and the lines that they print."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_RELEASE = "2025-04"
 
 
 class TimeStamp(Entry):
-    """How a build prints the time of a line."""
+    """The form in which a build prints the time of a line."""
 
     separator: str
     precision: Literal["seconds", "milliseconds"]
@@ -36,26 +36,26 @@ class Release(Entry):
     time: TimeStamp
     line: str
     rank: list[list[str]]
-    """[logger, text] of each line"""
+    """logger and text of each line that a rank prints"""
     node_0_ring: list[str] | None = None
     group_ring: list[str] | None = None
 
     def order(self, asked: IssueOrder | None = None) -> IssueOrder:
-        """The issue order: the one that is asked for, or the build's own."""
+        """Returns the issue order that is asked for, or the build's own."""
         return asked or self.issue_order
 
 
 @cache
 def releases() -> dict[str, Release]:
-    """All builds that are known, by name."""
+    """Returns all known builds by name."""
     return {name: check(Release, data, f"{_FILE}: {name}") for name, data in read_yaml(_FILE).items()}
 
 
 def release_named(name: str = DEFAULT_RELEASE) -> Release:
-    """The build called `name`.
+    """Returns the build called `name`.
 
     Raises:
-        UnknownName: there is none; the message lists those that there are.
+        UnknownName: there is none; the message lists the known ones.
     """
     if name not in releases():
         raise UnknownName("release of ASTRA-sim", name, [*releases()])

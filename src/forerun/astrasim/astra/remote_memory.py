@@ -1,41 +1,41 @@
-"""ASTRA-sim's remote memory file: what a load or store beyond the local memory takes."""
+"""ASTRA-sim's remote memory file: the time of a load or store beyond the local memory."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from forerun.common.errors import ForerunError
+from forerun.common.files import read_json
 from forerun.core.program.types import I64
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteMemory:
-    """Expansion memory of each rank; without it, loads and stores are refused."""
+    """The expansion memory of each rank. Without it, loads and stores are errors."""
 
     expansion: bool = False
     latency_ns: int = 0
     bandwidth_gbps: float = 0.0
-    """GB/s of 1e9 bytes, that is bytes per ns"""
+    """GB/s of 1e9 bytes (bytes per ns)"""
 
     def runtime_ns(self, size_bytes: I64) -> I64:
-        """Time of each access: latency and the bytes at full bandwidth, truncated.
+        """Returns the time of each access: latency, and the bytes at full bandwidth truncated to ns.
 
         Raises:
             ForerunError: there is no remote memory.
         """
         if not self.expansion:
             raise ForerunError(
-                "the trace loads from or stores to remote memory: the remote memory file says there is none"
+                "the trace loads from or stores to remote memory, but the remote memory file says there is none"
             )
         return (self.latency_ns + (size_bytes / self.bandwidth_gbps).astype(np.int64)).astype(np.int64)
 
 
 def read_remote_memory(path: str | Path | None) -> RemoteMemory:
-    """The remote memory file at `path`; none means no expansion.
+    """Reads the remote memory file at `path`; None means no expansion.
 
     Raises:
         ForerunError: it can't be read, or its kind of memory is not simulated.
@@ -43,7 +43,7 @@ def read_remote_memory(path: str | Path | None) -> RemoteMemory:
     if path is None:
         return RemoteMemory()
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = read_json(path)
         kind = data["memory-type"]
         if kind == "NO_MEMORY_EXPANSION":
             return RemoteMemory()
@@ -52,10 +52,10 @@ def read_remote_memory(path: str | Path | None) -> RemoteMemory:
             if memory.latency_ns < 0 or not memory.bandwidth_gbps > 0:
                 raise ForerunError(f"{path}: remote-mem-latency must be at least 0 and remote-mem-bw above 0")
             return memory
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, ForerunError):
-            raise
-        raise ForerunError(f"{path}: not a readable remote memory file ({type(error).__name__}: {error})") from None
+    except ForerunError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise ForerunError(f"{path}: not a remote memory file ({type(error).__name__}: {error})") from None
     raise ForerunError(
         f"{path}: memory-type {str(kind)[:40]!r} is not simulated; known: NO_MEMORY_EXPANSION, PER_NPU_MEMORY_EXPANSION"
     )

@@ -1,10 +1,10 @@
-"""Replay of execution traces: what ASTRA-sim would print, of every rank."""
+"""Replays execution traces and returns the statistics that ASTRA-sim would print for every rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from forerun.astrasim.astra.lower import (
     in_hashed_order,
     lower_program,
     lower_trace,
-    of_other,
 )
 from forerun.astrasim.astra.remote_memory import NO_EXPANSION, RemoteMemory
 from forerun.astrasim.astra.run import Deadlock, SlotRun, run_program
@@ -33,13 +32,13 @@ from forerun.core.program.types import I64
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What traces are replayed on."""
+    """The machine on which traces are replayed."""
 
     system: System
     network: Network
     memory: RemoteMemory = NO_EXPANSION
     aware: bool = False
-    """congestion-aware: links are queues"""
+    """whether the network is congestion-aware, so that links are queues"""
     n_queues: int = 1
     """queues of each dimension"""
     injection_scale: float = 1.0
@@ -47,16 +46,18 @@ class Machine:
 
 @dataclass(frozen=True)
 class Replay:
+    """The result of a replay."""
+
     statistics: tuple[RankStatistics, ...]
-    """of each rank"""
+    """statistics of each rank"""
     program: LoweredProgram
     run: SlotRun
     actor_of_rank: tuple[int, ...]
-    """which simulated rank stands for each rank"""
+    """the simulated rank that stands for each rank"""
 
     @property
     def wall_ns(self) -> int:
-        """When the last rank finished."""
+        """The time at which the last rank finishes."""
         return max(rank.wall_cycles_finished for rank in self.statistics)
 
 
@@ -68,17 +69,17 @@ def replay(
     fold: bool = True,
     times: CollectiveTimes | None = None,
 ) -> Replay:
-    """Replay the trace of every rank. With `fold`, ranks that are provably alike are simulated once.
+    """Replays the trace of every rank. With `fold`, ranks that are provably alike are simulated once.
 
-    `times` keeps what collectives take from one replay on the same system and network to the next.
+    `times` caches the times of collectives between replays on the same system and network.
 
     Raises:
-        ForerunError: the number of traces is not that of the network's ranks, a node can't be simulated, ranks wait for
-            each other for ever.
+        ForerunError: the numbers of traces and of the network's ranks differ, a node can't be simulated, or ranks wait
+            for each other for ever.
     """
     n_ranks = machine.network.n_npus
     if len(traces) != n_ranks:
-        raise ForerunError(f"the network has {n_ranks} ranks, there are traces of {len(traces)}")
+        raise ForerunError(f"the network has {n_ranks} ranks, but there are traces of {len(traces)}")
     lowered = _lower(traces, machine, order)
     times = times or CollectiveTimes(machine.system, machine.network)
     if fold and not machine.aware and machine.n_queues == 1 and machine.injection_scale == 1.0:
@@ -86,7 +87,7 @@ def replay(
             folded = folding(lowered, comm_groups, times, order)
             if folded is None:
                 continue
-            with suppress(Deadlock):  # the run of every rank tells better who waits for what
+            with suppress(Deadlock):  # the run of every rank says more about who waits for what
                 run = run_program(folded.program, folded.tables, fabric_of(machine.network, aware=False))
                 if folded.holds(run.result):
                     return _replay(folded.program, run, folded.actor_of_rank, machine.system)
@@ -99,13 +100,17 @@ def replay(
 
 
 def _replay(program: LoweredProgram, run: SlotRun, actor_of_rank: I64, system: System) -> Replay:
-    of_actor = [statistics_of(program, run, actor, system) for actor in range(len(program.traces))]
+    first, result, of_actor = program.nodes.first, run.result, []
+    for actor, trace in enumerate(program.traces):
+        rows = slice(first[actor], first[actor + 1])
+        start_ns, end_ns, done_order = result.start_ns[rows], result.end_ns[rows], result.done_order[rows]
+        of_actor.append(rank_statistics(trace, system, start_ns, end_ns, done_order, int(result.finish_ns[actor])))
     actors = tuple(actor_of_rank.tolist())
     return Replay(tuple(of_actor[actor] for actor in actors), program, run, actors)
 
 
 def _lower(traces: Sequence[RankTrace], machine: Machine, order: IssueOrder) -> list[LoweredTrace]:
-    """Lower every trace; the columns of those that are alike only once."""
+    """Lowers every trace; traces with equal columns share the result."""
     done: list[LoweredTrace] = []
     lowered = []
     for rank, trace in enumerate(traces):
@@ -113,19 +118,5 @@ def _lower(traces: Sequence[RankTrace], machine: Machine, order: IssueOrder) -> 
         if found is None:
             found = lower_trace(trace, machine.system, machine.memory, f"rank {rank}")
             done.append(found)
-        lowered.append(found if found.trace is trace else of_other(found, trace))
+        lowered.append(found if found.trace is trace else replace(found, trace=trace))
     return [in_hashed_order(one) for one in lowered] if order == "march-2025" else lowered
-
-
-def statistics_of(program: LoweredProgram, run: SlotRun, actor: int, system: System) -> RankStatistics:
-    """Statistics of one simulated rank."""
-    rows = slice(program.nodes.first[actor], program.nodes.first[actor + 1])
-    result = run.result
-    return rank_statistics(
-        program.traces[actor],
-        system,
-        result.start_ns[rows],
-        result.end_ns[rows],
-        result.done_order[rows],
-        int(result.finish_ns[actor]),
-    )

@@ -1,4 +1,4 @@
-"""The logical rings that ASTRA-sim makes: those of the dimensions, and those of groups as they are first used."""
+"""The logical rings that ASTRA-sim makes for dimensions, and for groups when they are first used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.astrasim.messages.slots import COLLECTIVE
 from forerun.core.network.network_file import Network
 
 _IN_ORDER = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
-"""the order in which the topologies of the collectives are made"""
+"""the order in which ASTRA-sim makes the topologies of the collectives"""
 _TREE = "doubleBinaryTree"
 
 
@@ -24,25 +24,25 @@ class DimensionRing:
 
     n_ranks: int
     offset: int
-    """how far apart neighbours are"""
+    """distance of neighbours in rank numbers"""
     index: int = 0
-    """the rank's place in the ring"""
+    """position of the rank in the ring"""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRing:
-    """The ring of a group smaller than the system, which each rank makes once for each kind of collective."""
+    """The ring that a rank makes for a group smaller than the system, once for each kind of collective."""
 
     start_ns: int
     """when the rank first uses it"""
     rank: int
     n_ranks: int
     index: int
-    """the rank's place in the group"""
+    """position of the rank in the group"""
 
 
 def rings_of_rank_0(system: System, network: Network) -> Iterator[DimensionRing]:
-    """The rings of rank 0 in the order in which they are made: by collective, then by dimension."""
+    """Yields the rings of rank 0 in the order in which ASTRA-sim makes them: by collective, then by dimension."""
     sizes = [dim.n_npus for dim in network.dims]
     for collective in _IN_ORDER:
         custom = getattr(system, f"{collective}_implementation_chakra", ())
@@ -56,7 +56,7 @@ def rings_of_rank_0(system: System, network: Network) -> Iterator[DimensionRing]
 
 
 def rings_of_groups(replay: Replay, traces: Sequence[RankTrace], groups: CommGroups) -> list[GroupRing]:
-    """Every group ring of every rank, in the order of first use; what happens in the same ns, by rank.
+    """Returns the group rings of all ranks by first use, in the same ns by rank.
 
     A group of all ranks has no ring of its own.
     """

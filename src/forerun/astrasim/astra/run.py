@@ -1,4 +1,4 @@
-"""Run a lowered program on the engine, with tables that grow until they are large enough."""
+"""Runs a lowered program on the engine, with tables that grow until they are large enough."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ _LISTED = 4
 
 
 class Deadlock(ForerunError):
-    """Ranks wait for each other for ever: the message names for what."""
+    """Ranks wait for each other for ever. The message says for which messages and collectives."""
 
 
 @dataclass(frozen=True)
 class SlotRun:
-    """When every node ran, and what the links carried (empty without congestion)."""
+    """When every node ran, and what the links carried (empty if the network is congestion-unaware)."""
 
     result: Result
     link_busy_ns: I64
     link_bytes: I64
     n_events: int
-    """of the simulation"""
+    """events that the simulation handled"""
 
 
 def run_program(program: LoweredProgram, tables: CollectiveTables, fabric: Fabric) -> SlotRun:
-    """Run `program`.
+    """Runs `program`.
 
     Raises:
         Deadlock: some node never ran.
-        ForerunError: more messages or chunks than can be simulated, or times that can't be counted.
+        ForerunError: there are more messages or chunks than can be simulated, or times are too large.
     """
     called = program.nodes.target[program.nodes.action == COLLECTIVE]
     calls = dict(zip(*(column.tolist() for column in np.unique(called, return_counts=True)), strict=True))
@@ -65,7 +65,7 @@ def run_program(program: LoweredProgram, tables: CollectiveTables, fabric: Fabri
         if capacity > _LARGEST:
             raise ForerunError("more messages are under way at the same time than the simulation can hold")
     if (result.end_ns < result.start_ns)[result.end_ns >= 0].any() or result.end_ns.max(initial=0) > _LATEST_NS:
-        raise ForerunError("it takes longer than a simulation can count in ns; look at bandwidths, latencies and sizes")
+        raise ForerunError("it takes longer than a simulation can count in ns; check bandwidths, latencies and sizes")
     if (result.finish_ns < 0).any() or (result.end_ns < 0).any():
         raise Deadlock(_deadlock(program, result))
     return SlotRun(result, engine.traffic.link_used_ns, engine.traffic.link_bytes, int(engine.calendar.clock[SEQUENCE]))
@@ -105,7 +105,7 @@ def _engine(program: LoweredProgram, tables: CollectiveTables, fabric: Fabric, c
 
 
 def _deadlock(program: LoweredProgram, result: Result) -> str:
-    """Name what is under way and never ends, and what is left."""
+    """Names the nodes that started and never end, and counts those that never start."""
     nodes = program.nodes
     texts = []
     waiting = np.flatnonzero((result.start_ns >= 0) & (result.end_ns < 0))

@@ -1,4 +1,4 @@
-"""A single collective of all ranks, or of all groups of a kind at once."""
+"""Times a single collective (of all ranks, or of several groups at once) or a single message."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from forerun.astrasim.astra.collectives import CollectiveTables
 from forerun.astrasim.astra.custom import Algorithm
 from forerun.astrasim.astra.fabric import fabric_of
 from forerun.astrasim.astra.limits import MOST_RANKS, check_times, check_work
-from forerun.astrasim.astra.lower import LoweredProgram, empty_matches
+from forerun.astrasim.astra.lower import UNKNOWN_NS, LoweredProgram, empty_matches
+from forerun.astrasim.astra.reference import reference
 from forerun.astrasim.astra.run import SlotRun, run_program
 from forerun.astrasim.astra.symmetry import is_symmetric
 from forerun.astrasim.astra.system import System
 from forerun.astrasim.chakra.trace import CommType
-from forerun.astrasim.messages.ready import SLOT_COMM
-from forerun.astrasim.messages.slots import COLLECTIVE, Nodes
+from forerun.astrasim.messages.ready import SLOT_COMM, SLOT_COMPUTE, SLOT_NONE
+from forerun.astrasim.messages.slots import COLLECTIVE, RECV, SEND, TIMED, Nodes
+from forerun.common.arrays import pointers
 from forerun.common.errors import ForerunError
 from forerun.core.network.network_file import Network
 from forerun.core.program.types import I64
 
 
 def chain_of(calls: Sequence[Sequence[int]], ranks: Sequence[int], tables: CollectiveTables) -> LoweredProgram:
-    """A program in which actor i, rank `ranks[i]`, makes the calls `calls[i]` one after the other."""
+    """Returns a program in which actor i, rank `ranks[i]`, makes the calls `calls[i]` one after the other."""
     counts = np.array([len(chain) for chain in calls], np.int64)
-    n, first = int(counts.sum()), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    n, first = int(counts.sum()), pointers(counts)
     target = np.array([call for chain in calls for call in chain], np.int32)
     position = [tables.position(call, rank) for chain, rank in zip(calls, ranks, strict=True) for call in chain]
     is_root, is_last = np.zeros(n, bool), np.zeros(n, bool)
@@ -42,10 +44,10 @@ def chain_of(calls: Sequence[Sequence[int]], ranks: Sequence[int], tables: Colle
         position=np.array(position, np.int32),
         size=nothing,
         n_pred=(~is_root).astype(np.int32),
-        child_ptr=np.concatenate([[0], np.cumsum(~is_last)]).astype(np.int64),
+        child_ptr=pointers(~is_last),
         child=(np.flatnonzero(~is_last) + 1).astype(np.int32),
         root=np.flatnonzero(is_root).astype(np.int64),
-        root_ptr=np.concatenate([[0], np.cumsum(counts > 0)]).astype(np.int64),
+        root_ptr=pointers(counts > 0),
     )
     return LoweredProgram(nodes, empty_matches(()), np.zeros(0, np.int64), (), ())
 
@@ -60,17 +62,16 @@ def collective_times(
     algorithm: Algorithm | None = None,
     mirror: bool = True,
 ) -> tuple[I64, SlotRun]:
-    """When each rank ends a collective that all begin at 0, in ns (n_npus,).
+    """Returns when each rank ends a collective that all begin at 0, in ns (n_npus,), and the run.
 
-    `size` is the full local buffer, for an all-gather the local shard. With `groups`, each runs a collective of its
-    own at the same time; ranks in none of them end at 0. Where all ranks are alike, one is simulated, unless `mirror`
-    is off. An `algorithm` takes the place of the system's.
+    `size` is the full local buffer, for an all-gather the local shard. With `groups`, each group runs its own
+    collective at the same time; ranks in no group end at 0. If all ranks are alike, only one is simulated, unless
+    `mirror` is off. An `algorithm` replaces the system's.
 
     Raises:
         ForerunError: it can't be simulated, or would take too long.
     """
-    if network.n_npus > MOST_RANKS:
-        raise ForerunError(f"{network.n_npus:,} ranks are more than the {MOST_RANKS:,} that are simulated")
+    _check_ranks(network)
     algorithms = {} if algorithm is None else {kind: algorithm}
     tables = CollectiveTables(system, [dim.n_npus for dim in network.dims], algorithms=algorithms)
     everyone = groups or [tuple(range(network.n_npus))]
@@ -91,3 +92,49 @@ def collective_times(
     ends = np.zeros(network.n_npus, np.int64)
     ends[sorted(call_of)] = run.result.end_ns
     return ends, run
+
+
+def message_times(network: Network, sender: int, receiver: int, size: int, aware: bool = False) -> I64:
+    """Returns when each rank is done if one message of `size` bytes is sent at 0, in ns (n_npus,).
+
+    Sender and receiver end when it arrives. The other ranks compute for `idle_ns` of `reference.yaml`.
+
+    Raises:
+        ForerunError: sender or receiver is no rank, or both are the same.
+    """
+    n = network.n_npus
+    for what, rank in (("sender", sender), ("receiver", receiver)):
+        if not 0 <= rank < n:
+            raise ForerunError(f"{what} {str(rank)[:20]} is no rank; the network has ranks 0 to {n - 1}")
+    _check_ranks(network)
+    if sender == receiver:
+        raise ForerunError(f"rank {sender} can't send to itself")
+    if size < 1:
+        raise ForerunError("a message needs a size above 0")
+    action, slot = np.full(n, TIMED, np.int8), np.full(n, SLOT_COMPUTE, np.int8)
+    action[sender], slot[sender] = SEND, SLOT_COMM
+    action[receiver], slot[receiver] = RECV, SLOT_NONE
+    nodes = Nodes(
+        first=np.arange(n + 1),
+        action=action,
+        slot=slot,
+        duration_ns=np.where(action == SEND, UNKNOWN_NS, reference("idle_ns")),
+        tail_ns=np.zeros(n, np.int64),
+        target=np.where(action == TIMED, -1, 0).astype(np.int32),
+        position=np.where(action == SEND, receiver, 0).astype(np.int32),
+        size=np.full(n, size, np.int64),
+        n_pred=np.zeros(n, np.int32),
+        child_ptr=np.zeros(n + 1, np.int64),
+        child=np.zeros(0, np.int32),
+        root=np.arange(n),
+        root_ptr=np.arange(n + 1),
+    )
+    text = f"{size} bytes from rank {sender} to rank {receiver}"
+    program = LoweredProgram(nodes, empty_matches((1,)), np.zeros(0, np.int64), (), (text,))
+    tables = CollectiveTables(System.model_validate({}), [dim.n_npus for dim in network.dims])
+    return run_program(program, tables, fabric_of(network, aware)).result.end_ns
+
+
+def _check_ranks(network: Network) -> None:
+    if network.n_npus > MOST_RANKS:
+        raise ForerunError(f"{network.n_npus:,} ranks are more than the {MOST_RANKS:,} that can be simulated")

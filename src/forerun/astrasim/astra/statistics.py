@@ -18,7 +18,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class RankStatistics:
-    """Times in ns; percentages of the compute time; the names of the reference's output."""
+    """Times in ns and percentages of the compute time, by the names in ASTRA-sim's output."""
 
     wall_cycles_finished: int
     exposed_communication: int
@@ -37,13 +37,14 @@ class RankStatistics:
 def rank_statistics(
     lowered: LoweredTrace, system: System, start_ns: I64, end_ns: I64, done_order: I64, finish_ns: int
 ) -> RankStatistics:
-    """Statistics of a rank that ran `lowered`; the arrays have one entry per row of it."""
+    """Returns the statistics of a rank that ran `lowered`; the arrays have one entry for each of its rows."""
     kind, is_cpu = lowered.trace.kind[lowered.row], lowered.trace.is_cpu[lowered.row]
     comp = kind == NodeKind.COMP
     gpu = comp & ~is_cpu
     duration = end_ns - start_ns
     busy = int(duration[~is_cpu].sum()) if system.replay_only else int(duration[gpu].sum())
     comm, storage = kind >= NodeKind.SEND, (kind == NodeKind.MEM_LOAD) | (kind == NodeKind.MEM_STORE)
+    peak = peak_memory(lowered, start_ns, end_ns, done_order) if system.track_local_mem else None
     roofline = _roofline(lowered, system, duration, comp) if system.roofline_enabled else (None, None, None, None)
     return RankStatistics(
         wall_cycles_finished=int(finish_ns),
@@ -55,16 +56,14 @@ def rank_statistics(
         avg_compute_util_pct=roofline[1],
         avg_mem_util_pct=roofline[2],
         avg_op_intensity=roofline[3],
-        peak_memory_bytes=peak_memory(lowered, start_ns, end_ns, done_order).n_bytes
-        if system.track_local_mem
-        else None,
+        peak_memory_bytes=peak.n_bytes if peak else None,
         cpu_time=union_ns(start_ns[comp & is_cpu], end_ns[comp & is_cpu]),
         remote_mem_time=union_ns(start_ns[storage], end_ns[storage]),
     )
 
 
 def _roofline(lowered: LoweredTrace, system: System, duration: I64, comp: Mask) -> tuple[float, float, float, float]:
-    """Compute-bound share, compute and memory utilisation in percent, operation intensity: means over compute time."""
+    """Returns means over compute time: share bound by compute, compute and memory utilization (%), intensity."""
     total = 1 + int(duration[comp].sum())
     timed = lowered.performance > 0
     performance, duration = lowered.performance[timed], duration[timed]
@@ -79,7 +78,7 @@ def _roofline(lowered: LoweredTrace, system: System, duration: I64, comp: Mask) 
 
 
 def union_ns(start_ns: I64, end_ns: I64) -> int:
-    """Length of the union of intervals."""
+    """Returns the length of the union of intervals."""
     if not len(start_ns):
         return 0
     order = np.argsort(start_ns, kind="stable")
@@ -89,18 +88,19 @@ def union_ns(start_ns: I64, end_ns: I64) -> int:
 
 
 class PeakMemory(NamedTuple):
-    """The tick at which most is alive."""
+    """The memory at the tick at which the live tensors are largest."""
 
     n_bytes: int
     held_bytes: int
-    """of them in tensors that are there before the first node: weights and inputs"""
+    """the part in tensors that exist before the first node: weights and inputs"""
 
 
 def peak_memory(lowered: LoweredTrace, start_ns: I64, end_ns: I64, done_order: I64) -> PeakMemory:
-    """Largest sum of the tensors alive at a tick (`LocalMemUsageTracker`).
+    """Returns the largest sum of live tensors at a tick (`LocalMemUsageTracker`).
 
-    Records are made as nodes end. A tensor lives from the start of the node that writes it, or from 0 if a read of it
-    is recorded first; to the end of the last recorded read, or for ever. At a tick, births and deaths count together.
+    ASTRA-sim records reads and writes when nodes end. A tensor lives from the start of the node that writes it, or from
+    0 if a read is recorded first, to the end of its last recorded read, or for ever. All births and deaths of a tick
+    count together.
     """
     trace = lowered.trace
     n = len(trace.tensor_bytes)

@@ -13,7 +13,7 @@ from forerun.astrasim.astra.rings import DimensionRing, GroupRing
 from forerun.astrasim.astra.statistics import RankStatistics
 
 _WHERE_ANY = ("cpu_time", "remote_mem_time")
-"""printed only by ranks that have such nodes"""
+"""printed only for ranks that have such nodes"""
 
 
 def output_lines(
@@ -23,10 +23,10 @@ def output_lines(
     rings_of_rank_0: Sequence[DimensionRing] = (),
     group_rings: Sequence[GroupRing] = (),
 ) -> Iterator[str]:
-    """The lines of a run as `release` prints them; `now` is the time stamp of all of them.
+    """Yields the lines of a run as `release` prints them; `now` is the time stamp of every line.
 
-    The rings of rank 0 come first, then the rings of groups as they are first used and the statistics of each rank as
-    it ends. Of what happens in the same ns, rings come first, and ranks are in the order of their numbers.
+    The rings of rank 0 come first. Then come the rings of groups when they are first used, and the statistics of each
+    rank when it ends. In the same ns, rings precede statistics, and ranks are in the order of their numbers.
     """
     stamp = release.time.text(now)
     happenings: list[tuple[int, int, int, Sequence[Sequence[str]], dict[str, Any]]] = []
@@ -43,7 +43,7 @@ def output_lines(
 
 
 def _values(rank: int, of_rank: RankStatistics) -> dict[str, Any]:
-    """What the texts of a rank may name: what is not known, or never happened, is not in it."""
+    """Returns the values that the texts of a rank may name, without unknown ones and times of missing nodes."""
     known = {name: value for name, value in asdict(of_rank).items() if value is not None}
     return {"rank": rank} | {name: value for name, value in known.items() if value or name not in _WHERE_ANY}
 

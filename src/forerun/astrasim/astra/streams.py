@@ -1,10 +1,9 @@
-"""Replay of execution traces with CUDA-stream semantics: what a trace of real training would do on other machines.
+"""Replays execution traces with CUDA-stream semantics, which predicts real training on another machine.
 
-Nodes run in order on their streams, streams overlap, the host is a lane of its own, and what communicates meets: see
-`chakra.program`. Compute takes the time that the trace measured, or the roofline of the system file; collectives take
-what they take on the network when all their ranks begin together, and end together, with the last of them; a broadcast
-takes as long as the all-gather of the same buffer, which brings as many bytes to the last rank. Collectives and
-messages that run at the same time don't slow each other.
+Nodes run in order on their streams, streams overlap, and the host has its own stream (see `chakra.program`). Compute
+takes the time that the trace measured, or that of the system file's roofline. A collective starts on all ranks together
+and ends on all together, with the slowest rank. A broadcast takes as long as an all-gather of the same buffer, which
+brings as many bytes to the last rank. Collectives and messages that run at the same time don't slow each other.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from forerun.astrasim.astra.single import collective_times
 from forerun.astrasim.astra.statistics import Mask, RankStatistics, rank_statistics, union_ns
 from forerun.astrasim.astra.symmetry import delays_ns, distances
 from forerun.astrasim.chakra.meetings import RankNodes
-from forerun.astrasim.chakra.program import COLLECTIVES, TracedProgram, traced_program
+from forerun.astrasim.chakra.program import COMM_TYPES, TracedProgram, traced_program
 from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTrace
+from forerun.common.arrays import positions
 from forerun.common.errors import ForerunError
 from forerun.core.engine.simulate import Timeline, simulate
 from forerun.core.network.network_file import Network, bytes_per_ns
@@ -30,15 +30,14 @@ from forerun.core.program.unfold import unfold
 
 _PS_PER_NS = 1000
 _MOST_NS = 1 << 52
-_COMM_TYPES = {collective: kind for kind, collective in reversed(COLLECTIVES.items())}
 
 
 @dataclass(frozen=True)
 class StreamReplay:
-    """A run with stream semantics."""
+    """The result of a run with stream semantics."""
 
     statistics: tuple[RankStatistics, ...]
-    """of each rank"""
+    """statistics of each rank"""
     traced: TracedProgram
     timeline: Timeline
 
@@ -46,9 +45,9 @@ class StreamReplay:
 def replay_streams(
     traces: Sequence[RankTrace], comm_groups: CommGroups, machine: Machine, measured: bool = True
 ) -> tuple[RankStatistics, ...]:
-    """Statistics of every rank; without `measured`, device nodes with num_ops take their roofline time.
+    """Returns the statistics of every rank; without `measured`, device nodes with num_ops take their roofline time.
 
-    `exposed_communication` is the time in which the rank communicates and no compute node runs on its device.
+    `exposed_communication` is the time in which a rank communicates while no compute node runs on its device.
 
     Raises:
         ForerunError: as `run_streams`.
@@ -59,15 +58,15 @@ def replay_streams(
 def run_streams(
     traces: Sequence[RankTrace], comm_groups: CommGroups, machine: Machine, measured: bool = True
 ) -> StreamReplay:
-    """As `replay_streams`, with the Program and when its nodes ran.
+    """Does what `replay_streams` does, and returns the Program and its timeline too.
 
     Raises:
-        ForerunError: the number of traces is not that of the network's ranks, a node can't be simulated, ranks wait for
-            each other for ever: the nodes are named.
+        ForerunError: the numbers of traces and of the network's ranks differ, a node can't be simulated, or ranks wait
+            for each other for ever; the nodes are named.
     """
     n_ranks = machine.network.n_npus
     if len(traces) != n_ranks:
-        raise ForerunError(f"the network has {n_ranks} ranks, there are traces of {len(traces)}")
+        raise ForerunError(f"the network has {n_ranks} ranks, but there are traces of {len(traces)}")
     times = _Times(machine)
     traced = traced_program(traces, comm_groups, measured, times.seen_by, times.durations_ns)
     duration_ps = _PS_PER_NS * times.durations_ns(traced.program.ops, traced.members)
@@ -93,13 +92,13 @@ def run_streams(
 
 @dataclass
 class _Times:
-    """What ops take on a machine; every collective is found once."""
+    """The durations of ops on a machine; each distinct collective is simulated once."""
 
     machine: Machine
     known: dict[tuple[Hashable, ...], int] = field(default_factory=dict)
 
     def seen_by(self, members: tuple[int, ...]) -> Hashable:
-        """What the time of a collective over `members` depends on."""
+        """Returns what the time of a collective over `members` depends on."""
         network = self.machine.network
         if len(members) == network.n_npus or len(members) < 2 or self.machine.aware:
             return members if 1 < len(members) < network.n_npus else len(members)
@@ -107,10 +106,10 @@ class _Times:
         return len(members), distances(network, ring, np.roll(ring, -1)).tobytes()
 
     def durations_ns(self, ops: OpTable, groups: Sequence[tuple[int, ...]]) -> I64:
-        """Duration of every op in whole ns; `groups` are the members of each group that ops name.
+        """Returns the duration of every op in whole ns; `groups` are the members of each group that ops name.
 
         Raises:
-            ForerunError: the system file, or the network, gives no time for an op.
+            ForerunError: the system file or the network gives no time for an op.
         """
         machine = self.machine
         duration = np.zeros(len(ops), np.int64)
@@ -126,7 +125,7 @@ class _Times:
             ends = np.array([groups[group] for group in ops.group[message]])
             duration[message] = _message_ns(machine, ends[:, 0], ends[:, 1], ops.bytes_comm[message].astype(np.int64))
         for op in np.flatnonzero(ops.is_collective).tolist():
-            members, kind = groups[ops.group[op]], _COMM_TYPES[Collective(int(ops.collective[op]))]
+            members, kind = groups[ops.group[op]], COMM_TYPES[Collective(int(ops.collective[op]))]
             size = int(ops.bytes_comm[op]) // (len(members) if kind == CommType.ALL_GATHER else 1)
             try:
                 duration[op] = self.collective_ns(kind, size, members)
@@ -136,7 +135,7 @@ class _Times:
         return duration
 
     def collective_ns(self, kind: CommType, size: int, members: tuple[int, ...]) -> int:
-        """Time from a common start until the last rank ends; `size` is as in a trace."""
+        """Returns the time from a common start until the last rank ends; `size` is comm_size in a trace."""
         if len(members) < 2:
             return 0
         if kind == CommType.BROADCAST:
@@ -151,7 +150,7 @@ class _Times:
 
 
 def _roofline_ns(flops: F64, touched: F64, machine: Machine) -> I64:
-    """Time of compute nodes, with the reference's order of operations, so that it rounds alike."""
+    """Returns the time of compute nodes, in the order of operations of ASTRA-sim, so that it rounds alike."""
     if not len(flops):
         return np.zeros(0, np.int64)
     system = machine.system
@@ -167,7 +166,7 @@ def _roofline_ns(flops: F64, touched: F64, machine: Machine) -> I64:
 
 
 def _message_ns(machine: Machine, source: I64, sink: I64, size: I64) -> I64:
-    """Time of messages that have the network to themselves."""
+    """Returns the time of messages that share no link with others."""
     network = machine.network
     if not machine.aware:
         return delays_ns(network, source, sink, size)
@@ -175,7 +174,7 @@ def _message_ns(machine: Machine, source: I64, sink: I64, size: I64) -> I64:
 
 
 def _store_and_forward_ns(network: Network, source: I64, sink: I64, size: I64) -> I64:
-    """Every link takes the whole message before the next one does."""
+    """Returns the time of messages that every link passes on as a whole."""
     topology = network.topology()
     links = topology.links()
     paths = topology.routes(source.astype(np.int32), sink.astype(np.int32))
@@ -188,7 +187,7 @@ def _store_and_forward_ns(network: Network, source: I64, sink: I64, size: I64) -
 
 
 def _statistics(one: RankNodes, estimated: Mask, machine: Machine, start_ns: I64, end_ns: I64) -> RankStatistics:
-    """Statistics of a rank from when its nodes ran, by issue order; `estimated` are those that the roofline timed."""
+    """Returns the statistics of a rank; `estimated` marks nodes (in issue order) that the roofline timed."""
     trace, row, system = one.trace, one.row, machine.system
     n = len(row)
     gpu = (trace.kind[row] == NodeKind.COMP) & ~trace.is_cpu[row]
@@ -199,8 +198,7 @@ def _statistics(one: RankNodes, estimated: Mask, machine: Machine, start_ns: I64
     ops, size = trace.num_ops[row][worked].astype(np.float64), trace.tensor_size[row][worked]
     at_roofline = np.minimum(system.memory_bytes_per_s * (ops / size), system.peak_flops)
     performance[worked] = np.where(estimated[worked], at_roofline, ops / (duration[worked] * 1e-9))
-    done_order = np.empty(n, np.int64)
-    done_order[np.lexsort((start_ns, end_ns))] = np.arange(n)
+    done_order = positions(np.lexsort((start_ns, end_ns)))
     nothing = np.zeros(0, np.int32)
     lowered = LoweredTrace(
         trace,

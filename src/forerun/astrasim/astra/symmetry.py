@@ -1,7 +1,7 @@
-"""When one rank can stand for all: every rank sees the same distances to its peers in every phase of a collective.
+"""Whether one rank can stand for all: every rank must see the same distances in every phase of a collective.
 
-Then what a rank sends is, in time, what it gets from its peer on the other side; the engine's mirrored fabric delivers
-it to the sender. Congestion and trees break the symmetry.
+Then a message arrives from a rank's predecessor exactly when its own message arrives at its successor, so the engine's
+mirrored fabric delivers each message to its sender. Congestion and trees break the symmetry.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from forerun.astrasim.astra.collectives import Phase
-from forerun.astrasim.messages import state as machine
+from forerun.astrasim.messages import state as codes
 from forerun.core.network.network_file import Network, NetworkDim
 from forerun.core.program.types import I64
 
@@ -20,9 +20,9 @@ _ANYWHERE_ALIKE = ("Ring", "FullyConnected", "Switch", "Torus2D", "Torus3D")
 
 
 def is_symmetric(network: Network, phases: Sequence[Phase], groups: Sequence[tuple[int, ...]]) -> bool:
-    """Whether all ranks of all `groups`, which all run `phases`, take the same time from a common start."""
+    """Whether all ranks of all `groups` take the same time for `phases` from a common start."""
     for phase in phases:
-        if phase["algorithm"] in (machine.DOUBLE_BINARY_TREE, machine.CUSTOM):
+        if phase["algorithm"] in (codes.DOUBLE_BINARY_TREE, codes.CUSTOM):
             return False
         if phase["stride"] == 0:
             if not _equal_neighbours(network, groups):
@@ -31,13 +31,13 @@ def is_symmetric(network: Network, phases: Sequence[Phase], groups: Sequence[tup
         dims = _dims_of(network, phase)
         if len(dims) > 1 or any(dim.topology not in _ANYWHERE_ALIKE for dim in dims):
             return False
-        if phase["algorithm"] == machine.HALVING_DOUBLING and not _equal_partners(network, phase):
+        if phase["algorithm"] == codes.HALVING_DOUBLING and not _equal_partners(network, phase):
             return False
     return True
 
 
 def _dims_of(network: Network, phase: Phase) -> list[NetworkDim]:
-    """Dimensions of the network that a logical ring runs through."""
+    """Returns the dimensions of the network through which a logical ring runs."""
     reached, dims = 1, []
     for dim in network.dims:
         if phase["stride"] <= reached < phase["stride"] * phase["n"]:
@@ -47,14 +47,14 @@ def _dims_of(network: Network, phase: Phase) -> list[NetworkDim]:
 
 
 def _equal_neighbours(network: Network, groups: Sequence[tuple[int, ...]]) -> bool:
-    """Whether every rank is as far from the next one of its group's ring as every other, in dimension and hops."""
+    """Whether all ranks have the same distance (dimension and hops) to the next rank of their group's ring."""
     source = np.concatenate([np.array(group) for group in groups])
     target = np.concatenate([np.roll(np.array(group), -1) for group in groups])
     return bool(len(np.unique(distances(network, source, target), axis=0)) <= 1)
 
 
 def _equal_partners(network: Network, phase: Phase) -> bool:
-    """Whether exchange partners are equally far for every rank, step by step."""
+    """Whether in every step all ranks have the same distance to their exchange partners."""
     n, distance = phase["n"], 1
     index = np.arange(n)
     while distance < n:
@@ -66,7 +66,7 @@ def _equal_partners(network: Network, phase: Phase) -> bool:
 
 
 def distances(network: Network, source: I64, target: I64) -> I64:
-    """(n, 2): the lowest dimension in which two ranks differ, and the hops in it."""
+    """Returns (n, 2): the lowest dimension in which two ranks differ, and the hops in it."""
     dimension, hops = np.full(len(source), -1), np.zeros(len(source), np.int64)
     stride = 1
     for d, dim in enumerate(network.dims):
@@ -80,7 +80,7 @@ def distances(network: Network, source: I64, target: I64) -> I64:
 
 
 def delays_ns(network: Network, source: I64, target: I64, size: I64) -> I64:
-    """Congestion-unaware delay of each message."""
+    """Returns the congestion-unaware delay of each message."""
     seen = distances(network, source, target)
     latency_ns = np.array([dim.latency_ns for dim in network.dims])
     bytes_per_ns = np.array([network.bytes_per_ns(d) for d in range(len(network.dims))])

@@ -1,8 +1,7 @@
-"""ASTRA-sim's system file: what a rank can compute, and how collectives are cut and scheduled."""
+"""ASTRA-sim's system file: the speed of a rank, and how collectives are cut and scheduled."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from forerun.common.errors import ForerunError
+from forerun.common.files import read_json
 
 _IMPLEMENTATION = re.compile(
     r"(ring|oneRing|doubleBinaryTree|halvingDoubling|oneHalvingDoubling|(direct|oneDirect)(\d*))"
@@ -19,7 +19,7 @@ KNOWN = "ring, direct, direct<window>, halvingDoubling, doubleBinaryTree, oneRin
 
 
 class System(BaseModel):
-    """The keys of a system file that change a result; others are accepted and ignored, as ASTRA-sim does."""
+    """The keys of a system file that change a result. Like ASTRA-sim, it ignores other keys."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -40,7 +40,7 @@ class System(BaseModel):
     reduce_scatter_implementation: tuple[str, ...] = ()
     all_to_all_implementation: tuple[str, ...] = ()
     all_reduce_implementation_chakra: tuple[str, ...] = Field((), max_length=1)
-    """prefix of traces, one a rank, that say what an all-reduce of all ranks does"""
+    """prefix of the traces, one for each rank, of a custom all-reduce of all ranks"""
     all_gather_implementation_chakra: tuple[str, ...] = Field((), max_length=1)
     all_to_all_implementation_chakra: tuple[str, ...] = Field((), max_length=1)
     local_mem_bw: float = Field(0.0, ge=0, le=1e12)
@@ -82,28 +82,24 @@ class System(BaseModel):
 
 
 def window(implementation: str) -> int:
-    """Window of a direct algorithm, -1 for all peers at once."""
+    """Returns the window of a direct algorithm, -1 for all peers at once."""
     match = _IMPLEMENTATION.fullmatch(implementation)
     return int(match[3]) if match and match[3] else -1
 
 
 def read_system(path: str | Path) -> System:
-    """The system file at `path`.
+    """Reads the system file at `path`.
 
     Raises:
-        ForerunError: it can't be read, is not JSON, or a value makes no sense.
+        ForerunError: it can't be read, is not JSON, or has a wrong value.
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ForerunError(f"{path}: not a readable JSON system file ({error})") from None
-    return system_from(data, str(path))
+    return system_from(read_json(path), str(path))
 
 
 def system_from(data: Any, place: str) -> System:
-    """A System from the mapping of a system file; `place` names it in errors."""
+    """Makes a System of the mapping in a system file, which errors call `place`."""
     if not isinstance(data, dict):
-        raise ForerunError(f"{place}: a system file is one JSON object")
+        raise ForerunError(f"{place}: a system file must be one JSON object")
     try:
         return System.model_validate(data)
     except ValidationError as error:

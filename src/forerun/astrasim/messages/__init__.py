@@ -1,1 +1,1 @@
-"""Collectives and sends that are simulated message by message: what a message waits for, and when it arrives."""
+"""Message-level simulation of collectives and sends: what each message waits for, and when it arrives."""

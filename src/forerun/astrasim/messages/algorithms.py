@@ -1,9 +1,9 @@
-"""Collective algorithms as state machines that send messages: one machine per chunk and rank.
+"""Collective algorithms as state machines that send messages, one for each chunk and rank.
 
 The machines and their rounding are those of ASTRA-sim's system layer (`Ring`, `AllToAll`, `HalvingDoubling`,
-`DoubleBinaryTreeAllReduce`). A machine alternates between *bundles* (a packet on its way between processor and memory,
-`endpoint_ns` and, where it is reduced, the time of a write and two reads) and messages. It posts a receive for every
-message that it sends.
+`DoubleBinaryTreeAllReduce`). A machine alternates between messages and *bundles*. A bundle is a packet on its way
+between processor and memory: it takes `endpoint_ns`, and a reduced packet also the time of one write and two reads. A
+machine posts a receive for every message that it sends.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _BUNDLE_DONE = np.int64(0)
 
 @kernel
 def reduction_ns(size: int, bytes_per_s: float) -> int:
-    """One write and two reads of a reduced message."""
+    """The time of one write and two reads of a reduced message."""
     return 3 * int(size / bytes_per_s * 1e9)
 
 
 @kernel
 def ring_member(collectives: Collectives, stream: Any, phase: Any, rank: int, index: int) -> int:
-    """Rank at ring position `index`."""
+    """Returns the rank at ring position `index`."""
     if phase.stride == 0:
         first = collectives.member_ptr[collectives.call[stream.call].communicator]
         return int(collectives.member[first + index])
@@ -68,7 +68,7 @@ def ring_member(collectives: Collectives, stream: Any, phase: Any, rank: int, in
 
 @inlined
 def _send_and_post(engine: Engine, actor: int, s: int, to_index: int, from_index: int, size: int) -> None:
-    """Send to one ring position (-1: none) and post the receive of a message from another (-1: none)."""
+    """Sends to one ring position (-1: none) and posts the receive of a message from another (-1: none)."""
     fabric = engine.fabric
     stream = engine.streams.stream[s]
     call = engine.collectives.call[stream.call]
@@ -78,17 +78,19 @@ def _send_and_post(engine: Engine, actor: int, s: int, to_index: int, from_index
     if to_index >= 0:
         target = ring_member(engine.collectives, stream, phase, rank, to_index)
         to = target
-        lane = rank * fabric.n_ranks + target
+        route = rank * fabric.n_ranks + target
         if fabric.mirrored:
             to = actor
-            lane = source * fabric.n_ranks + rank
-        m = new_message(engine.calendar, engine.traffic, to, target, call.communicator, stream.number, lane, size)
+            route = source * fabric.n_ranks + rank
+        m = new_message(engine.calendar, engine.traffic, to, target, call.communicator, stream.number, route, size)
         if m > 0:
             send(engine.calendar, fabric, engine.traffic, m, rank)
     if source >= 0:
-        lane = source * fabric.n_ranks + rank
-        if post(engine.mailbox, engine.calendar.clock, call.communicator, stream.number, lane):
-            m = new_message(engine.calendar, engine.traffic, actor, actor, call.communicator, stream.number, lane, size)
+        route = source * fabric.n_ranks + rank
+        if post(engine.mailbox, engine.calendar.clock, call.communicator, stream.number, route):
+            m = new_message(
+                engine.calendar, engine.traffic, actor, actor, call.communicator, stream.number, route, size
+            )
             schedule(engine.calendar, engine.calendar.clock[NOW], RECEIVE, m)
 
 
@@ -100,7 +102,7 @@ def _bundle(engine: Engine, actor: int, s: int, phase: Any, size: int, reduced: 
 
 @kernel
 def _insert_packet(engine: Engine, actor: int, s: int, phase: Any) -> None:
-    """Start a bundle; rounds of packets take turns in being reduced."""
+    """Starts a bundle. Rounds of packets are reduced in turns."""
     stream = engine.streams.stream[s]
     if stream.plain_left == 0 and stream.round_left == 0:
         stream.plain_left = phase.window
@@ -122,7 +124,7 @@ def _insert_packet(engine: Engine, actor: int, s: int, phase: Any) -> None:
 
 @inlined
 def _ready(engine: Engine, actor: int, s: int, phase: Any) -> None:
-    """Send the next packet if there is one and a bundle is free for it."""
+    """Sends the next packet if there is one and a bundle is free for it."""
     stream = engine.streams.stream[s]
     if stream.inserted == stream.sent or stream.to_send == 0 or stream.free == 0:
         return
@@ -150,7 +152,7 @@ def _ready(engine: Engine, actor: int, s: int, phase: Any) -> None:
 
 @kernel
 def _tree_step(engine: Engine, actor: int, s: int, phase: Any, received: int) -> bool:
-    """One step of the double binary tree all-reduce; whether the phase is over."""
+    """Makes one step of the double binary tree all-reduce. Returns whether the phase is over."""
     stream = engine.streams.stream[s]
     row = phase.tree + stream.tree * phase.n + stream.index
     tree = engine.collectives.tree
@@ -179,7 +181,7 @@ def _tree_step(engine: Engine, actor: int, s: int, phase: Any, received: int) ->
 
 @kernel
 def _inner_move(stream: Any, received: int) -> int:
-    """What a rank with parent and children does next."""
+    """Returns the next move of a rank with a parent and children."""
     if stream.state == 0:
         stream.state = _WAIT_TWO
         return _MOVE_POST
@@ -204,7 +206,7 @@ def _inner_move(stream: Any, received: int) -> int:
 
 @kernel
 def _root_move(stream: Any) -> int:
-    """What the root, which has one child, does next."""
+    """Returns the next move of the root, which has one child."""
     if stream.state == 0:
         stream.state = _WAIT_ONE
         return _MOVE_POST
@@ -216,7 +218,7 @@ def _root_move(stream: Any) -> int:
 
 @kernel
 def _leaf_move(stream: Any) -> int:
-    """What a rank without children does next."""
+    """Returns the next move of a rank without children."""
     if stream.state == 0:
         stream.state = _SEND_UP
         return _MOVE_BUNDLE
@@ -232,7 +234,7 @@ def _leaf_move(stream: Any) -> int:
 
 @kernel
 def begin(engine: Engine, actor: int, s: int, phase: Any) -> None:
-    """Begin the phase of stream `s`."""
+    """Begins the phase of stream `s`."""
     if phase.algorithm == DOUBLE_BINARY_TREE:
         _tree_step(engine, actor, s, phase, _BUNDLE_DONE)
     elif phase.algorithm == CUSTOM:
@@ -244,7 +246,7 @@ def begin(engine: Engine, actor: int, s: int, phase: Any) -> None:
 
 @inlined
 def bundle_done(engine: Engine, actor: int, s: int) -> bool:
-    """A bundle of stream `s` is through; whether that ends its phase."""
+    """Handles the end of a bundle of stream `s`. Returns whether that ends its phase."""
     stream = engine.streams.stream[s]
     phase = engine.collectives.phase[engine.collectives.call[stream.call].first_phase + stream.step]
     if phase.algorithm == DOUBLE_BINARY_TREE:
@@ -262,7 +264,7 @@ def bundle_done(engine: Engine, actor: int, s: int) -> bool:
 
 @inlined
 def packet_received(engine: Engine, actor: int, s: int) -> bool:
-    """A message for stream `s` has come; whether that ends its phase."""
+    """Handles the arrival of a message for stream `s`. Returns whether that ends its phase."""
     stream = engine.streams.stream[s]
     phase = engine.collectives.phase[engine.collectives.call[stream.call].first_phase + stream.step]
     if phase.algorithm == DOUBLE_BINARY_TREE:

@@ -1,8 +1,8 @@
-"""The calendar of the message-level engine: what happens at which tick, in which order.
+"""The event calendar of the message-level engine.
 
 Events of one tick run in the order in which they were scheduled. Every actor (a simulated rank) also keeps *wakes*: all
-callbacks that it registers for a tick run together, in the order of registration, at the place of the first of them.
-Both rules are ASTRA-sim's (its event queue and `Sys::try_register_event`), where they decide ties.
+callbacks that it registers for a tick run together, in the order of registration, in the place of the first one. Both
+rules are those of ASTRA-sim's event queue and `Sys::try_register_event`; they decide ties.
 """
 
 from __future__ import annotations
@@ -26,42 +26,41 @@ _CALLBACK = np.dtype(
 NOW = 0
 _N_EVENTS = 1
 SEQUENCE = 2
-"""events that were ever scheduled"""
+"""number of events scheduled so far"""
 OVERFLOW = 3
-"""set once a table is full: the run has to start again with larger ones"""
+"""1 once a table is full: the run has to start again with larger tables"""
 _FREE_WAKE = 4
 _FREE_CALLBACK = 5
 _USED_WAKE = 6
 _USED_CALLBACK = 7
-"""records from here on were never used: memory that nothing touches costs nothing"""
+"""first record that was never used; the operating system gives memory only to records that are used"""
 
 WAKE = np.int64(0)
-"""kind of the event that runs a wake; all other kinds are the owner's"""
+"""kind of the event that runs a wake; callers define all other kinds"""
 
 
 class Calendar(NamedTuple):
     clock: I64
-    """counters, by the names above"""
+    """counters: NOW, SEQUENCE and the others above"""
     event: Records
     """binary heap by (time, sequence)"""
     wake: Records
     first_wake: I64
-    """(actors,) head of each actor's list of wakes, -1 for none"""
+    """(actors,) first wake of each actor, -1 for none"""
     callback: Records
 
 
 def new_calendar(n_actors: int, capacity: int) -> Calendar:
-    """An empty calendar with room for `capacity` events, and as many callbacks."""
+    """Returns an empty calendar for `capacity` events and as many callbacks."""
     clock = np.zeros(8, np.int64)
     clock[_FREE_WAKE] = clock[_FREE_CALLBACK] = -1
-    tables = (np.zeros(capacity, kind) for kind in (_EVENT, _WAKE, _CALLBACK))
-    event, wake, callback = tables
+    event, wake, callback = (np.zeros(capacity, kind) for kind in (_EVENT, _WAKE, _CALLBACK))
     return Calendar(clock, event, wake, np.full(n_actors, -1, np.int64), callback)
 
 
 @kernel
 def open_slot(event: Records, n: int, time: int, sequence: int) -> int:
-    """Make room in a heap of `n` records, by (time, sequence), for one more: where it belongs."""
+    """Opens a place for a record in a heap of `n` records by (time, sequence), and returns that place."""
     i = n
     while i > 0:
         parent = (i - 1) >> 1
@@ -74,7 +73,7 @@ def open_slot(event: Records, n: int, time: int, sequence: int) -> int:
 
 @kernel
 def drop_first(event: Records, n: int) -> int:
-    """Take the first of `n` records out of a heap by (time, sequence); how many are left."""
+    """Removes the first of `n` records of a heap by (time, sequence). Returns the number of records left."""
     n -= 1
     time, sequence = event[n].time, event[n].sequence
     i = 0
@@ -98,7 +97,7 @@ def drop_first(event: Records, n: int) -> int:
 
 @kernel
 def schedule(calendar: Calendar, time: int, kind: int, arg: int) -> None:
-    """Let event `kind` happen at `time`, after all that is scheduled for that tick already."""
+    """Schedules event `kind` at `time`, after all events of that tick so far."""
     clock, event = calendar.clock, calendar.event
     i = clock[_N_EVENTS]
     if i == len(event):
@@ -116,7 +115,7 @@ def schedule(calendar: Calendar, time: int, kind: int, arg: int) -> None:
 
 @inlined
 def next_event(calendar: Calendar) -> tuple[int, int]:
-    """Take the next event and move the clock to it: (kind, arg), kind -1 when nothing is left."""
+    """Removes the next event and moves the clock to it. Returns (kind, arg); kind is -1 if there is none."""
     clock, event = calendar.clock, calendar.event
     n = clock[_N_EVENTS]
     if n == 0:
@@ -129,7 +128,7 @@ def next_event(calendar: Calendar) -> tuple[int, int]:
 
 @kernel
 def register(calendar: Calendar, actor: int, delay: int, kind: int, arg: int, extra: int) -> None:
-    """Let `actor` run callback `kind` in `delay` ticks, with its other callbacks of that tick."""
+    """Registers callback `kind` of `actor` in `delay` ticks, together with its other callbacks of that tick."""
     clock, wake, callback = calendar.clock, calendar.wake, calendar.callback
     time = clock[NOW] + delay
     w = calendar.first_wake[actor]
@@ -175,9 +174,9 @@ def register(calendar: Calendar, actor: int, delay: int, kind: int, arg: int, ex
 
 @inlined
 def take_callback(calendar: Calendar, w: int) -> tuple[int, int, int, int]:
-    """The next callback of wake `w`: (kind, arg, extra, when it was registered); kind -1 when the wake is over.
+    """Removes the next callback of wake `w`. Returns (kind, arg, extra, time of registration); kind -1 ends the wake.
 
-    A wake stays open while its callbacks run, so what they register for the same tick joins it.
+    A wake stays open while its callbacks run, so callbacks that they register for the same tick join it.
     """
     clock, wake, callback = calendar.clock, calendar.wake, calendar.callback
     c = wake[w].head

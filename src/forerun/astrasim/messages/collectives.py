@@ -1,6 +1,6 @@
-"""Collectives of a rank: cut into chunks, which wait in the queues of dimensions and go from phase to phase.
+"""Collectives of a rank, cut into chunks that wait in the queues of dimensions and go from phase to phase.
 
-Chunks, queues and their order are those of ASTRA-sim's system layer (`Sys`).
+ASTRA-sim calls a chunk on a rank a stream. Chunks, queues and their order are those of its system layer (`Sys`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forerun.common.jit import inlined, kernel
 
 @inlined
 def find_stream(engine: Engine, actor: int, communicator: int, number: int) -> int:
-    """The stream of `actor` with that number in the communicator."""
+    """Returns the stream of `actor` with this number in the communicator."""
     streams = engine.streams
     first = actor * streams.capacity
     for k in range(streams.capacity):
@@ -37,7 +37,7 @@ def find_stream(engine: Engine, actor: int, communicator: int, number: int) -> i
 
 @kernel
 def _start(engine: Engine, actor: int, s: int) -> None:
-    """Begin the phase that stream `s` has waited for."""
+    """Begins the phase for which stream `s` has waited."""
     stream = engine.streams.stream[s]
     stream.started = 1
     phase = engine.collectives.phase[engine.collectives.call[stream.call].first_phase + stream.step]
@@ -46,7 +46,7 @@ def _start(engine: Engine, actor: int, s: int) -> None:
 
 @kernel
 def _fill_queue(engine: Engine, actor: int, queue: int) -> None:
-    """Start the streams next in line while the queue may run more."""
+    """Starts the next streams while the queue may run more."""
     streams = engine.streams
     at = streams.n_running[actor, queue]
     while at < streams.n_queued[actor, queue] and streams.n_running[actor, queue] < engine.collectives.active:
@@ -56,8 +56,8 @@ def _fill_queue(engine: Engine, actor: int, queue: int) -> None:
 
 
 @kernel
-def _line_up(engine: Engine, actor: int, s: int) -> None:
-    """Move stream `s` to its next phase and put it into the queue: after what runs, by priority, then by arrival."""
+def _enqueue(engine: Engine, actor: int, s: int) -> None:
+    """Moves stream `s` to its next phase and queues it: behind running streams, by priority, then by arrival."""
     streams = engine.streams
     stream = streams.stream[s]
     stream.step += 1
@@ -108,14 +108,14 @@ def _leave_queue(engine: Engine, actor: int, s: int) -> None:
 
 @kernel
 def next_phase(engine: Engine, s: int) -> bool:
-    """Stream `s` has ended a phase: on to the next one. False if that was the last: `retire` it then."""
+    """Moves stream `s` to its next phase. Returns False after the last phase: `retire` the stream then."""
     actor = s // engine.streams.capacity
     stream = engine.streams.stream[s]
     if stream.step + 1 == engine.collectives.call[stream.call].n_phases:
         return False
     before = stream.queue
     _leave_queue(engine, actor, s)
-    _line_up(engine, actor, s)
+    _enqueue(engine, actor, s)
     engine.streams.n_running[actor, before] -= 1
     _fill_queue(engine, actor, before)
     _fill_queue(engine, actor, stream.queue)
@@ -124,7 +124,7 @@ def next_phase(engine: Engine, s: int) -> bool:
 
 @kernel
 def retire(engine: Engine, s: int) -> None:
-    """Take a stream that has ended out of its queue; the next in line starts."""
+    """Removes a stream that has ended from its queue, and starts the next one."""
     actor = s // engine.streams.capacity
     stream = engine.streams.stream[s]
     queue = stream.queue
@@ -136,7 +136,7 @@ def retire(engine: Engine, s: int) -> None:
 
 @kernel
 def _pick_queue(engine: Engine, actor: int, phase: Any) -> int:
-    """Queue and direction of a phase, packed; the queues of a dimension take turns."""
+    """Returns queue and direction of a phase, packed in a number. The queues of a dimension take turns."""
     n = engine.collectives.n_queues
     at = engine.streams.allocator[actor, phase.level]
     queue = at[phase.pick]
@@ -154,7 +154,7 @@ def _pick_queue(engine: Engine, actor: int, phase: Any) -> int:
 
 @kernel
 def start_collective(engine: Engine, actor: int, node: int, c: int, position: int) -> None:
-    """Let `actor` take part in call `c`: cut it into chunks and line them up."""
+    """Makes `actor` take part in call `c`: cuts it into chunks and queues them."""
     collectives, streams = engine.collectives, engine.streams
     call = collectives.call[c]
     priority = call.priority
@@ -185,5 +185,5 @@ def start_collective(engine: Engine, actor: int, node: int, c: int, position: in
                 packed += streams.tree_counter[actor, phase.tree_counter] % 2
                 streams.tree_counter[actor, phase.tree_counter] += 1
             streams.queue_of[s, k] = packed
-        _line_up(engine, actor, s)
+        _enqueue(engine, actor, s)
         _fill_queue(engine, actor, stream.queue)

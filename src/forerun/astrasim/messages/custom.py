@@ -1,8 +1,8 @@
-"""Custom algorithms of collectives: every rank of a ring runs a graph of steps of its own.
+"""Custom collective algorithms, in which every rank of a ring runs its own graph of steps.
 
 A step sends a message, receives one, or takes time. It starts when all steps that it waits for have ended. A send ends
-when its message has arrived, a receive when it is posted and the message is there. The phase of a rank ends with its
-last step. Messages have *lanes* below 0, which tell the two steps that they join.
+when its message has arrived, a receive when it is posted and its message has arrived. The phase of a rank ends with its
+last step. The *route* of such a message is below 0 and encodes the step that sends it and the one that receives it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WAIT_STEP = 2
 
 @inlined
 def run_step(engine: Engine, s: int, step: int) -> bool:
-    """Step `step` of stream `s` has ended (-1: the phase starts): begin what waits for it. Whether the phase ends."""
+    """Begins the steps that waited for `step` of stream `s` (-1: the start). Returns whether the phase has ended."""
     steps, left = engine.collectives.steps, engine.streams.steps_left
     stream = engine.streams.stream[s]
     phase = engine.collectives.phase[engine.collectives.call[stream.call].first_phase + stream.step]
@@ -56,10 +56,10 @@ def _begin(engine: Engine, s: int, phase: Any, first: int, step: int) -> None:
     rank = engine.fabric.rank[actor]
     other = ring_member(engine.collectives, stream, phase, rank, np.int64(steps.other[first + step]))
     to, source = (other, rank) if action == SEND_STEP else (actor, other)
-    lane = -1 - (source * len(steps.sending) + steps.match[first + step])
-    if action == RECEIVE_STEP and not post(engine.mailbox, calendar.clock, communicator, stream.number, lane):
+    route = -1 - (source * len(steps.sending) + steps.match[first + step])
+    if action == RECEIVE_STEP and not post(engine.mailbox, calendar.clock, communicator, stream.number, route):
         return
-    m = new_message(calendar, traffic, to, to, communicator, stream.number, lane, amount)
+    m = new_message(calendar, traffic, to, to, communicator, stream.number, route, amount)
     if action == RECEIVE_STEP:
         schedule(calendar, calendar.clock[NOW], RECEIVE, m)
     elif m > 0:
@@ -67,8 +67,8 @@ def _begin(engine: Engine, s: int, phase: Any, first: int, step: int) -> None:
 
 
 @kernel
-def ends_of(engine: Engine, lane: int) -> tuple[int, int, int]:
-    """Who sends the message with that lane in which step, and in which step it is received."""
+def steps_of_route(engine: Engine, route: int) -> tuple[int, int, int]:
+    """Returns the sender of the message with this route, the step that sends it and the step that receives it."""
     steps = engine.collectives.steps
-    sender, match = divmod(-1 - lane, len(steps.sending))
+    sender, match = divmod(-1 - route, len(steps.sending))
     return sender, np.int64(steps.sending[match]), np.int64(steps.receiving[match])

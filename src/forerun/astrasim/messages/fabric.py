@@ -1,9 +1,9 @@
-"""Messages between ranks: how long one takes, and what it waits for.
+"""Messages between ranks, as the astra-network-analytical library times them.
 
-Two fidelities behind one call. Congestion-unaware: a closed form of size and distance, messages never meet.
-Congestion-aware: every directed link is a queue, first come first served, and a message is stored and forwarded whole
-at every device (`floor(size / bandwidth)` ns on the link, at the next device after
-`floor(latency + size / bandwidth)` ns). Both are those of the astra-network-analytical library.
+The congestion-unaware fabric is a closed form of size and distance, in which messages never meet. In the
+congestion-aware fabric every directed link is a queue (first come, first served), and every device stores and forwards
+a message whole: the link is busy for `floor(size / bandwidth)` ns, and the message reaches the next device after
+`floor(latency + size / bandwidth)` ns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIMENSION = np.dtype(
         ("n", np.int64),
         ("stride", np.int64),
         ("hop_rule", np.int64),
-        ("hops", np.int64),  # HOPS_CONSTANT: how many; HOPS_TABLE: where its (n, n) table starts
+        ("hops", np.int64),  # HOPS_CONSTANT: their number; HOPS_TABLE: start of the (n, n) table
         ("latency_ns", np.float64),
         ("bytes_per_ns", np.float64),
     ]
@@ -34,11 +34,11 @@ DIMENSION = np.dtype(
 
 MESSAGE = np.dtype(
     [
-        ("to", np.int64),  # actor that gets it
-        ("target", np.int64),  # rank it is addressed to
-        ("communicator", np.int64),  # of a collective; -1: a send node of the program
-        ("stream", np.int64),  # number of the stream in its communicator; of a send: its match
-        ("lane", np.int64),  # identifies sender and receiver
+        ("to", np.int64),  # actor that receives it
+        ("target", np.int64),  # rank that it is addressed to
+        ("communicator", np.int64),  # of its collective; -1 for a send node of the program
+        ("stream", np.int64),  # number of the stream in its communicator; for a send node, its pair in Matches
+        ("route", np.int64),  # identifies sender and receiver
         ("size", np.int64),
         ("device", np.int64),
         ("link", np.int64),
@@ -48,37 +48,37 @@ MESSAGE = np.dtype(
 
 
 class Fabric(NamedTuple):
-    """The network, as the kernels see it. Without links it is congestion-unaware."""
+    """The network in tables for the kernels. A fabric without links is congestion-unaware."""
 
     n_ranks: int
     rank: I64
     """(actors,) rank of each actor"""
     mirrored: bool
-    """every actor stands for all ranks of its collectives: what it sends, it gets"""
+    """whether every actor stands for all ranks of its collectives, so that it receives what it sends"""
     dimension: Records
     hop_table: I32
     next_link: I32
-    """(devices, ranks), (0, 0) for congestion-unaware"""
+    """(devices, ranks) next link on the way to a rank; (0, 0) if congestion-unaware"""
     link_to: I32
     link_latency_ns: F64
     link_bytes_per_ns: F64
 
 
 class Traffic(NamedTuple):
-    """Messages under way."""
+    """Messages under way, and the state of every link."""
 
     message: Records
-    """pool; [0] is never used as a message: its `next` heads the free list, its `link` is the last one ever used"""
+    """pool; entry 0 is no message: its `next` is the first free entry, its `link` the last entry ever used"""
     link_busy: npt.NDArray[np.bool_]
     link_head: I64
     link_tail: I64
     link_used_ns: I64
-    """time each link has transmitted"""
+    """time that each link has been transmitting"""
     link_bytes: I64
 
 
 ARRIVAL = np.int64(1)
-"""event: a message is at its receiver (unaware) or at the next device (aware)"""
+"""event: a message has reached its receiver (unaware) or the next device (aware)"""
 LINK_FREE = np.int64(2)
 
 
@@ -91,7 +91,7 @@ def new_traffic(fabric: Fabric, capacity: int) -> Traffic:
 
 @kernel
 def delay_ns(fabric: Fabric, source: int, target: int, size: int) -> int:
-    """Congestion-unaware delay: only the lowest dimension in which the two ranks differ counts."""
+    """Returns the congestion-unaware delay. Only the lowest dimension in which the ranks differ counts."""
     for d in range(len(fabric.dimension)):
         dimension = fabric.dimension[d]
         a = (source // dimension.stride) % dimension.n
@@ -109,9 +109,9 @@ def delay_ns(fabric: Fabric, source: int, target: int, size: int) -> int:
 
 @kernel
 def new_message(
-    calendar: Calendar, traffic: Traffic, to: int, target: int, communicator: int, stream: int, lane: int, size: int
+    calendar: Calendar, traffic: Traffic, to: int, target: int, communicator: int, stream: int, route: int, size: int
 ) -> int:
-    """A message from the pool, 0 if there is none left."""
+    """Takes a message from the pool. Returns its number, or 0 if the pool is empty."""
     message = traffic.message
     m = message[0].next
     if m > 0:
@@ -126,7 +126,7 @@ def new_message(
     message[m].target = target
     message[m].communicator = communicator
     message[m].stream = stream
-    message[m].lane = lane
+    message[m].route = route
     message[m].size = size
     return int(m)
 
@@ -139,7 +139,7 @@ def free_message(traffic: Traffic, m: int) -> None:
 
 @kernel
 def send(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int, source: int) -> None:
-    """Send message `m` from rank `source` to its target."""
+    """Sends message `m` from rank `source` to its target."""
     message = traffic.message[m]
     if len(fabric.link_to) == 0:
         arrival = calendar.clock[NOW] + delay_ns(fabric, source, message.target, message.size)
@@ -180,7 +180,7 @@ def _transmit(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int) -> N
 
 @inlined
 def forward(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int) -> bool:
-    """Message `m` has reached a device: whether it is its receiver; else it goes on."""
+    """Forwards message `m` at the device that it has reached. Returns whether that is its receiver."""
     if len(fabric.link_to) == 0:
         return True
     message = traffic.message[m]
@@ -193,7 +193,7 @@ def forward(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int) -> boo
 
 @inlined
 def free_link(calendar: Calendar, fabric: Fabric, traffic: Traffic, link: int) -> None:
-    """Link `link` has sent a message: it takes the next one that waits."""
+    """Lets `link`, which has sent a message, transmit the next one that waits."""
     traffic.link_busy[link] = False
     m = traffic.link_head[link]
     if m > 0:

@@ -1,12 +1,12 @@
 """Flow-level delivery of messages: concurrent flows share the links max-min fairly.
 
-A message is a flow that holds all links of its route from its start until its bytes are through, and arrives the
-latencies of those links later. Rates are max-min fair (no flow can get more without one that has no more getting less)
-and found by progressive filling (Bertsekas and Gallager, *Data Networks*, section 6.5.2): the link with the smallest
-equal share fixes the rate of its flows, then the next one. They are found anew whenever flows start or end.
+A message is a flow that uses all links of its route from its start until its last byte is sent. It arrives later by the
+latencies of those links. Rates are max-min fair: a flow can get more only if a flow with no more gets less. Progressive
+filling finds them (Bertsekas and Gallager, *Data Networks*, section 6.5.2) whenever flows start or end: the link with
+the smallest equal share fixes the rate of its flows, then the link with the next larger one, and so on.
 
-There are no queues and no packets, so its cost grows with the number of times at which flows start or end rather than
-with hops: it suits large fabrics with collectives, where many flows end together.
+There are no queues and no packets, so the cost grows with the number of times at which flows start or end, not with
+hops. This suits collectives on large fabrics, where many flows end together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forerun.core.network.topology.base import Topology
 from forerun.core.program.types import F64, I32, I64
 
 _TOGETHER = 1e-9
-"""flows end together where that moves none of them by more than this share of its bytes"""
+"""flows end together if that moves none of them by more than this share of its bytes"""
 
 
 def share(
@@ -33,13 +33,13 @@ def share(
     *,
     gib: bool = False,
 ) -> Delivery:
-    """Deliver messages, given as columns (messages,), as flows that share the links of `topology`.
+    """Delivers messages, given as columns (messages,), as flows that share the links of `topology`.
 
-    Arrivals are not rounded. A link's `busy_ns` is its bytes over its bandwidth. `gib`: the topology's GB/s are of
-    2**30 bytes (see `Network.gib`).
+    Arrivals are not rounded. A link's `busy_ns` is its bytes over its bandwidth. With `gib`, the topology's GB/s are
+    of 2**30 bytes (see `Network.gib`).
 
     Raises:
-        ForerunError: a message makes no sense (see `Messages.of`), or names no NPU.
+        ForerunError: a message makes no sense (see `Messages.of`), or its rank is not in the topology.
     """
     messages = Messages.of(start_ns, src, dst, size_bytes)
     links = topology.links()
@@ -60,7 +60,7 @@ def share(
 
 @njit
 def _share(order: I64, start_ns: I64, size: F64, first: I64, path: I32, capacity: F64, count: I64) -> F64:
-    """When the last byte of each flow has left; `count` (links,) is how many flows ever pass a link."""
+    """Returns when the last byte of each flow is sent; `count` (links,) is the number of flows over each link."""
     n, n_links = len(order), len(capacity)
     first_member = np.zeros(n_links + 1, np.int64)
     first_member[1:] = np.cumsum(count)
@@ -117,10 +117,10 @@ def _fill(
     left: F64,
     rate: F64,
 ) -> None:
-    """Max-min fair rates of the `active` flows; those that have ended leave the links' lists of members.
+    """Finds max-min fair rates of the `active` flows, and removes ended flows from the links' lists of members.
 
-    The equal share of a link never falls while others fix their flows, so a heap of shares that may be out of date,
-    each corrected when it comes up, gives the links in the order of their true shares.
+    The equal share of a link never falls while other links fix their flows. So a heap of shares, in which each
+    outdated share is corrected when it comes up, gives the links in the order of their true shares.
     """
     n_links = len(capacity)
     spare, waiting = capacity.copy(), np.zeros(n_links, np.int64)
@@ -171,7 +171,7 @@ def _push(share: F64, link: I64, n: int, new_share: float, new_link: int) -> int
 
 @njit
 def _pop(share: F64, link: I64, n: int) -> int:
-    """Drop the smallest share; how many are left."""
+    """Removes the smallest share. Returns the number of shares left."""
     n -= 1
     last_share, last_link = share[n], link[n]
     i = 0

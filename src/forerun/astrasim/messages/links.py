@@ -1,9 +1,9 @@
 """Congestion-aware delivery of messages: every directed link is a queue, first come first served.
 
-The model is that of astra-network-analytical (congestion-aware): a message is stored and forwarded whole at every
-device. A link is busy with it for `floor(size / bandwidth)` ns, and it is at the next device `floor(latency + size /
-bandwidth)` ns after its transmission began. Events of one tick happen in the order in which they were scheduled, which
-decides who goes first: a transmission schedules first the arrival, then the release of its link.
+The model is that of astra-network-analytical (congestion-aware): every device stores and forwards a message whole. A
+link is busy with it for `floor(size / bandwidth)` ns, and the message is at the next device `floor(latency + size /
+bandwidth)` ns after its transmission began. Events of one tick happen in the order in which they were scheduled. As a
+transmission schedules the arrival before the release of its link, this decides which message goes first.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _EVENT = np.dtype([("time", np.int64), ("sequence", np.int64), ("what", np.int64
 
 @dataclass(frozen=True, eq=False)
 class LinkUse:
-    """What each link of a topology carried. All arrays (links,), in the order of `links`."""
+    """What each link of a topology carried; arrays have shape (links,), in the order of `links`."""
 
     links: Links
     busy_ns: F64
-    """time it transmitted"""
+    """time in which the link transmitted"""
     size_bytes: F64
     messages: I64
     finish_ns: float
@@ -38,18 +38,18 @@ class LinkUse:
 
     @property
     def utilisation(self) -> F64:
-        """Share of the time until the last arrival in which a link transmitted."""
+        """The share of the time until the last arrival in which each link transmitted."""
         return self.busy_ns / max(self.finish_ns, 1.0)
 
     def hottest(self, n: int) -> I64:
-        """The up to `n` busiest links that carried anything, busiest first."""
+        """Returns at most `n` of the links that carried anything, busiest first."""
         order = np.argsort(-self.busy_ns, kind="stable")[: max(n, 0)]
         return order[self.messages[order] > 0]
 
 
 @dataclass(frozen=True, eq=False)
 class Delivery:
-    """When messages arrived, and over which links."""
+    """Arrival times of messages, and the use of links."""
 
     arrival_ns: F64 | I64
     """(messages,); whole ns from `deliver`"""
@@ -72,11 +72,11 @@ class Messages:
 
     @classmethod
     def of(cls, start_ns: npt.ArrayLike, src: npt.ArrayLike, dst: npt.ArrayLike, size_bytes: npt.ArrayLike) -> Messages:
-        """Columns from whatever holds whole numbers; a single number goes for all messages.
+        """Makes columns of anything that holds whole numbers; a single number counts for all messages.
 
         Raises:
-            ForerunError: not whole numbers, columns of different lengths, a message of no bytes, to its own sender, or
-                that starts before 0.
+            ForerunError: a column has other values than whole numbers or another length, or a message has no bytes,
+                goes to its own sender, or starts before 0.
         """
         names = ("start_ns", "src", "dst", "size_bytes")
         columns = [_whole(each, name) for each, name in zip((start_ns, src, dst, size_bytes), names, strict=True)]
@@ -104,13 +104,14 @@ def deliver(
     *,
     gib: bool = False,
 ) -> Delivery:
-    """Deliver messages, given as columns (messages,), over the queues of the links of `topology`.
+    """Delivers messages, given as columns (messages,), over the links of `topology`, each of which is a queue.
 
-    Messages that start at the same time are sent in the order given. `gib`: the topology's GB/s are of 2**30 bytes
-    (see `Network.gib`).
+    Messages that start at the same time are sent in the given order. With `gib`, the topology's GB/s are of 2**30
+    bytes (see `Network.gib`).
 
     Raises:
-        ForerunError: a message makes no sense (see `Messages.of`), names no NPU, or would take centuries.
+        ForerunError: a message makes no sense (see `Messages.of`), its rank is not in the topology, or it would take
+            centuries.
     """
     messages = Messages.of(start_ns, src, dst, size_bytes)
     links = topology.links()
@@ -129,9 +130,9 @@ def _whole(values: npt.ArrayLike, name: str) -> I64:
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError):
-        raise ForerunError(f"messages: {name} has to be whole numbers") from None
+        raise ForerunError(f"messages: {name} must be whole numbers") from None
     if array.size and (array.dtype.kind not in "iu" or array.max() > np.iinfo(np.int64).max):
-        raise ForerunError(f"messages: {name} has to be whole numbers below 2**63")
+        raise ForerunError(f"messages: {name} must be whole numbers below 2**63")
     return array.astype(np.int64)
 
 
@@ -140,7 +141,7 @@ def _check_duration(messages: Messages, paths: Paths, links: Links, rate: F64) -
         return
     slowest = links.latency_ns.max() + messages.size_bytes / rate.min() + 1.0
     if messages.start_ns.max() + float(np.sum(slowest * paths.hops)) > _LATEST_NS:
-        raise ForerunError("messages: they would take more than a century; sizes, latencies or bandwidths are wrong")
+        raise ForerunError("messages: they would take more than a century; check sizes, latencies and bandwidths")
 
 
 @njit
@@ -156,11 +157,11 @@ def _deliver(
     link_bytes: I64,
     link_messages: I64,
 ) -> I64:
-    """Arrival times; the last three columns (links,) are filled in.
+    """Returns arrival times, and fills in the last three columns (links,).
 
-    An event is a message's arrival (its number) or a link's release (-1 - its number). The release of a link that
-    nobody waits for does nothing, so it is only put among the events, at the time and the place in the order that it
-    has from the start of the transmission, once a message joins the link's queue.
+    An event is a message's arrival (its number) or a link's release (-1 - its number). The release of a link for which
+    no message waits does nothing. So it becomes an event only when a message joins the link's queue, with the time and
+    the place in the order that it got when the transmission started.
     """
     n_links, n_messages = len(rate), len(order)
     position = first[:-1].copy()

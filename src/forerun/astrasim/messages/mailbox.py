@@ -1,7 +1,7 @@
-"""Which messages of collectives have come without a receive, and which receives wait for a message.
+"""Messages of collectives that wait for a receive, and receives that wait for a message.
 
-A hash table with linear probing, keyed by (communicator, stream, lane). Messages of one key match receives in order, so
-a count tells it all: above zero messages wait, below zero receives do. Entries leave the table at zero.
+They are counts in a hash table with linear probing, keyed by (communicator, stream, route). As messages of one key
+match receives in order, a count is enough: above 0 messages wait, below 0 receives do. An entry of 0 leaves the table.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from forerun.astrasim.messages.calendar import OVERFLOW
 from forerun.common.jit import kernel
 from forerun.core.program.types import I64
 
-_MIX_LANE = np.int64(-7046029254386353131)
+_MIX_ROUTE = np.int64(-7046029254386353131)
 _MIX_STREAM = np.int64(-4417276706812531889)
 _MIX_COMMUNICATOR = np.int64(1609587929392839161)
-"""odd numbers without structure (those of xxHash), as signed integers that wrap around"""
-
-
+"""multipliers of the hash: the primes of xxHash as signed integers that wrap around"""
 _MESSAGE = np.int64(1)
 _RECEIVE = np.int64(-1)
 
@@ -33,25 +31,25 @@ class Mailbox(NamedTuple):
 
 
 def new_mailbox(capacity: int) -> Mailbox:
-    """A mailbox of a power of two of slots, at least `capacity`."""
+    """Returns an empty mailbox; the number of slots is a power of two and at least `capacity`."""
     slots = 1 << max(4, (capacity - 1).bit_length())
     return Mailbox(np.zeros((slots, 3), np.int64), np.zeros(slots, np.int64), np.zeros(1, np.int64))
 
 
 @kernel
-def _home(mailbox: Mailbox, communicator: int, stream: int, lane: int) -> int:
-    h = lane * _MIX_LANE ^ stream * _MIX_STREAM ^ communicator * _MIX_COMMUNICATOR
+def _home(mailbox: Mailbox, communicator: int, stream: int, route: int) -> int:
+    h = route * _MIX_ROUTE ^ stream * _MIX_STREAM ^ communicator * _MIX_COMMUNICATOR
     return int((h ^ (h >> 29)) & (len(mailbox.waiting) - 1))
 
 
 @kernel
-def _change(mailbox: Mailbox, clock: I64, communicator: int, stream: int, lane: int, by: int) -> bool:
-    """Count a message (+1) or a receive (-1); whether it met its counterpart."""
+def _change(mailbox: Mailbox, clock: I64, communicator: int, stream: int, route: int, by: int) -> bool:
+    """Counts a message (+1) or a receive (-1). Returns whether it meets its counterpart."""
     mask = len(mailbox.waiting) - 1
-    at = _home(mailbox, communicator, stream, lane)
+    at = _home(mailbox, communicator, stream, route)
     key, waiting = mailbox.key, mailbox.waiting
     while waiting[at] != 0:
-        if key[at, 0] == communicator and key[at, 1] == stream and key[at, 2] == lane:
+        if key[at, 0] == communicator and key[at, 1] == stream and key[at, 2] == route:
             met = bool(waiting[at] * by < 0)
             waiting[at] += by
             if waiting[at] == 0:
@@ -63,7 +61,7 @@ def _change(mailbox: Mailbox, clock: I64, communicator: int, stream: int, lane: 
         return False
     key[at, 0] = communicator
     key[at, 1] = stream
-    key[at, 2] = lane
+    key[at, 2] = route
     waiting[at] = by
     mailbox.used[0] += 1
     return False
@@ -71,7 +69,7 @@ def _change(mailbox: Mailbox, clock: I64, communicator: int, stream: int, lane: 
 
 @kernel
 def _close_gap(mailbox: Mailbox, gap: int) -> None:
-    """Move entries that probing would no longer find into the slot that became empty."""
+    """Moves entries that probing would no longer find into the slot that became empty."""
     mask = len(mailbox.waiting) - 1
     mailbox.used[0] -= 1
     at = gap
@@ -90,12 +88,12 @@ def _close_gap(mailbox: Mailbox, gap: int) -> None:
 
 
 @kernel
-def arrive(mailbox: Mailbox, clock: I64, communicator: int, stream: int, lane: int) -> bool:
-    """A message has come; whether a receive waited for it."""
-    return _change(mailbox, clock, communicator, stream, lane, _MESSAGE)
+def arrive(mailbox: Mailbox, clock: I64, communicator: int, stream: int, route: int) -> bool:
+    """Counts a message. Returns whether a receive waited for it."""
+    return _change(mailbox, clock, communicator, stream, route, _MESSAGE)
 
 
 @kernel
-def post(mailbox: Mailbox, clock: I64, communicator: int, stream: int, lane: int) -> bool:
-    """A receive is posted; whether its message had come already."""
-    return _change(mailbox, clock, communicator, stream, lane, _RECEIVE)
+def post(mailbox: Mailbox, clock: I64, communicator: int, stream: int, route: int) -> bool:
+    """Counts a receive. Returns whether its message had arrived before."""
+    return _change(mailbox, clock, communicator, stream, route, _RECEIVE)

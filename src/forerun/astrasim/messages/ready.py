@@ -1,19 +1,21 @@
-"""Which nodes of a rank may be issued, and in which order: two issue policies.
+"""The ready nodes of each rank under two issue policies.
 
-*Ascending*: a rank looks through its ready nodes by rising node number. A heap for each hardware slot does that without
-looking at those whose slot is taken. *Hashed*: it looks through them in the iteration order of a C++
-`unordered_set<uint64_t>` (libstdc++): a linked list in which a new element goes before the first of its bucket, or to
-the front of the list, with the library's growth of the number of buckets.
+*Ascending*: a rank looks through its ready nodes by rising node number. A heap for each hardware slot avoids nodes
+whose slot is busy. *Hashed*: it looks through them in the iteration order of libstdc++'s `unordered_set<uint64_t>`.
+That set is a linked list in which a new element goes before the first element of its bucket, or to the front of the
+list if the bucket is empty; the number of buckets grows as in the library.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from forerun.common.jit import kernel, njit
 from forerun.core.program.types import I8, I32, I64
+from forerun.describe.cluster.files import read_yaml
 
 N_SLOTS = 4
 SLOT_COMPUTE = 0
@@ -22,36 +24,36 @@ SLOT_CPU = 2
 SLOT_NONE = 3
 """receives: any number at a time"""
 
-BUCKETS = np.array(
-    [13, 29, 59, 127, 257, 541, 1109, 2357, 5087, 10273, 20753, 42043, 85229, 172933, 351061, 712697, 1447153, 2938679],
-    np.int64,
-)
-"""bucket counts that a growing libstdc++ set goes through (its prime table, growth factor 2)"""
+BUCKETS = np.array(read_yaml(Path(__file__).with_name("libstdcxx.yaml"))["bucket_counts"], np.int64)
+"""bucket counts that a growing set of libstdc++ goes through"""
 
 
 class Ready(NamedTuple):
+    """The ready nodes of all actors."""
+
     first: I64
     """(actors + 1,) first node of each actor"""
     slot: I8
     heap: I64
-    """(slots, nodes): a heap of nodes for each actor and slot, in the actor's range of nodes"""
+    """(slots, nodes) a heap of nodes for each actor and slot, in the actor's range of nodes"""
     n_heap: I64
     """(actors, slots)"""
     key: I64
-    """(nodes,) node numbers of the trace, that the hashed policy hashes; empty for the ascending one"""
+    """(nodes,) node ids, which the hashed policy hashes; empty for the ascending policy"""
     following: I64
     """(nodes,) next node in the actor's set, -1 for the last"""
     before_bucket: I64
-    """element before the first of each bucket: -2 none, -1 the list's head; an actor's buckets start at bucket_ptr"""
+    """element before the first of each bucket: -2 for none, -1 for the head of the list"""
     bucket_ptr: I64
+    """(actors + 1,) first bucket of each actor"""
     set_head: I64
     set_size: I64
     set_level: I64
-    """(actors,) index into BUCKETS, -1 before the first insertion"""
+    """(actors,) index into BUCKETS; -1 before the first insertion"""
 
 
 def new_ready(first: I64, slot: I8, key: I64) -> Ready:
-    """No node is ready. `key` empty: ascending policy, else hashed."""
+    """Returns an empty set of ready nodes; the policy is ascending if `key` is empty, else hashed."""
     n_actors, hashed = len(first) - 1, len(key) > 0
     n_heap = 0 if hashed else len(slot)
     room = np.zeros(n_actors + 1, np.int64)
@@ -75,7 +77,7 @@ def new_ready(first: I64, slot: I8, key: I64) -> Ready:
 
 @kernel
 def add(ready: Ready, actor: int, node: int) -> None:
-    """Node `node` of `actor` has no dependency left."""
+    """Adds node `node` of `actor`, which has no dependency left."""
     if len(ready.key):
         _insert(ready, actor, node)
         return
@@ -91,13 +93,13 @@ def add(ready: Ready, actor: int, node: int) -> None:
 
 @kernel
 def lowest(ready: Ready, actor: int, slot: int) -> int:
-    """The ready node with the lowest number for a slot, -1 for none (ascending policy)."""
+    """Returns the lowest ready node for a slot, or -1 (ascending policy)."""
     return int(ready.heap[slot, ready.first[actor]]) if ready.n_heap[actor, slot] else -1
 
 
 @kernel
 def pop(ready: Ready, actor: int, slot: int) -> None:
-    """Take `lowest` out."""
+    """Removes the node that `lowest` returns."""
     heap, base = ready.heap[slot], ready.first[actor]
     n = ready.n_heap[actor, slot] - 1
     ready.n_heap[actor, slot] = n
@@ -124,7 +126,7 @@ def any_ready(ready: Ready, actor: int) -> bool:
 
 @kernel
 def _link(ready: Ready, actor: int, node: int) -> None:
-    """Put `node` at its bucket's place of the list."""
+    """Puts `node` into the list, at the place of its bucket."""
     base = ready.bucket_ptr[actor]
     n = BUCKETS[ready.set_level[actor]]
     bucket = base + ready.key[node] % n
@@ -163,7 +165,7 @@ def _insert(ready: Ready, actor: int, node: int) -> None:
 
 @kernel
 def erase(ready: Ready, actor: int, node: int) -> None:
-    """Take `node` out of the set (hashed policy)."""
+    """Removes `node` from the set (hashed policy)."""
     base = ready.bucket_ptr[actor]
     n = BUCKETS[ready.set_level[actor]]
     bucket = base + ready.key[node] % n
@@ -188,7 +190,7 @@ def erase(ready: Ready, actor: int, node: int) -> None:
 
 @kernel
 def snapshot(ready: Ready, actor: int, out: I64) -> int:
-    """Copy the set in iteration order; the number of elements."""
+    """Copies the set to `out` in iteration order. Returns the number of elements."""
     n = 0
     element = ready.set_head[actor]
     while element >= 0:
@@ -200,7 +202,7 @@ def snapshot(ready: Ready, actor: int, out: I64) -> int:
 
 @njit
 def hashed_children(key: I64, child_ptr: I64, child: I32) -> I32:
-    """Children of every node in the iteration order of a set of their numbers `key`, filled in the order given."""
+    """Returns the children of every node in the iteration order of a set of their ids, inserted in the given order."""
     ordered: I32 = child.copy()
     for i in range(len(child_ptr) - 1):
         first, last = child_ptr[i], child_ptr[i + 1]
@@ -213,10 +215,10 @@ def hashed_children(key: I64, child_ptr: I64, child: I32) -> I32:
 
 @njit
 def hashed_roots(key: I64, row: I64, position: I64, data_ptr: I64, data: I32, ctrl_ptr: I64, ctrl: I32) -> I64:
-    """Nodes without parents, in the iteration order of a map from nodes to sets of parents.
+    """Returns nodes without parents in the iteration order of ASTRA-sim's map from nodes to sets of parents.
 
-    The map is filled in trace order: a node, then those of its parents that are not in it yet, in the order of the set
-    of its parents. `key` and the answer are by rising node number, the other columns by row of the trace.
+    The map is filled in trace order: each node, then its parents that are not in the map yet, in the order of the set
+    of its parents. `key` and the answer count nodes by rising id; the other columns are by row of the trace.
     """
     n = len(row)
     is_in, has_parent = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
@@ -248,7 +250,7 @@ def hashed_roots(key: I64, row: I64, position: I64, data_ptr: I64, data: I32, ct
 
 @njit
 def set_order(keys: I64) -> I64:
-    """Positions of `keys` in the iteration order of a set into which they were inserted one by one."""
+    """Returns the positions of `keys` in the iteration order of a set into which they are inserted one by one."""
     n = len(keys)
     ready = _one_set(keys)
     for i in range(n):

@@ -1,9 +1,9 @@
-"""The slot issue policy: every rank has hardware slots instead of streams, and picks among what is ready.
+"""The slot issue policy of ASTRA-sim's workload layer: a rank has hardware slots instead of streams.
 
-A rank has one slot for compute, one for communication and one for the host; receives need none. It looks through its
-ready nodes at the start and whenever one of its nodes ends, and issues those whose slot is free; a node that becomes
-ready while it looks is seen the next time. Collectives and sends run as messages (`collectives`, `fabric`), or take a
-given time where that is known. These are the rules of ASTRA-sim's workload layer.
+A rank has one slot for compute, one for communication and one for the host; receives need none. At the start, and
+whenever one of its nodes ends, it looks through its ready nodes and issues those whose slot is free. It sees a node
+that becomes ready meanwhile only the next time. Collectives and sends run as messages (`collectives`, `fabric`), or
+take a known time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forerun.astrasim.messages import ready as queue
 from forerun.astrasim.messages.algorithms import bundle_done, packet_received
 from forerun.astrasim.messages.calendar import NOW, OVERFLOW, WAKE, next_event, register, schedule, take_callback
 from forerun.astrasim.messages.collectives import find_stream, next_phase, retire, start_collective
-from forerun.astrasim.messages.custom import ends_of, run_step
+from forerun.astrasim.messages.custom import run_step, steps_of_route
 from forerun.astrasim.messages.fabric import ARRIVAL, LINK_FREE, forward, free_link, free_message, new_message, send
 from forerun.astrasim.messages.mailbox import arrive
 from forerun.astrasim.messages.ready import SLOT_COMPUTE, SLOT_CPU, SLOT_NONE, Ready
@@ -26,9 +26,9 @@ from forerun.common.jit import inlined, kernel
 from forerun.core.program.types import I8, I32, I64
 
 TIMED = 0
-"""takes `duration_ns`; a known collective is noticed at its end by an event `tail_ns` before, as its last message is"""
+"""takes `duration_ns`; for a known collective an event `tail_ns` before its end stands for its last message"""
 INSTANT = 1
-"""is over when it is issued, and nobody looks for what became ready"""
+"""ends when it is issued, and no rank then looks for nodes that became ready"""
 COLLECTIVE = 2
 SEND = 3
 RECV = 4
@@ -36,7 +36,7 @@ RECV = 4
 _NODE_DONE = np.int64(2)  # callback
 _TAIL = np.int64(4)  # event
 
-_LOOK = np.int64(0)  # what is planned: `subject` an actor
+_LOOK = np.int64(0)  # planned actions; the subject of this one is an actor
 _END_NODE = np.int64(1)
 _END_PHASE = np.int64(2)  # a stream
 _RETIRE = np.int64(3)
@@ -49,21 +49,21 @@ _MOST_PLANNED = 8
 
 
 class Nodes(NamedTuple):
-    """The nodes of all actors, one actor after the other, by rising node number; nothing here changes."""
+    """The nodes of all actors, actor by actor, by rising node number. Nothing here changes during a run."""
 
     first: I64
     """(actors + 1,)"""
     action: I8
     slot: I8
     duration_ns: I64
-    """TIMED; SEND whose time is known: until its message arrives, -1 to let the fabric tell"""
+    """of TIMED nodes; of SEND nodes the time until the message arrives, -1 if the fabric determines it"""
     tail_ns: I64
     target: I32
-    """COLLECTIVE: its call; SEND and RECV: their match; else -1"""
+    """the call of a COLLECTIVE, the match of a SEND or RECV, else -1"""
     position: I32
-    """COLLECTIVE: of the rank in the communicator; SEND: receiving actor"""
+    """of a COLLECTIVE the position of the rank in the communicator, of a SEND the receiving actor"""
     size: I64
-    """SEND: bytes"""
+    """bytes of a SEND"""
     n_pred: I32
     child_ptr: I64
     child: I32
@@ -73,51 +73,53 @@ class Nodes(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """Sends and receives with the same (tag, sender, receiver, size) match in the order in which they are issued."""
+    """Sends and receives of equal tag, sender, receiver and size, which match in the order in which they are issued."""
 
     first: I64
-    """(matches + 1,) first pair of each match"""
+    """(matches + 1,) first pair (k-th send and k-th receive) of each match"""
     n_sent: I64
     n_received: I64
     state: I8
     """(pairs,)"""
     sender: I64
-    """(pairs,) node, -1 before it is issued"""
+    """(pairs,) sending node, -1 before it is issued"""
     receiver: I64
 
 
 class Result(NamedTuple):
+    """When the nodes ran."""
+
     start_ns: I64
     """-1 for a node that never ran"""
     end_ns: I64
     done_order: I64
-    """(nodes,) position of each node among those of its actor, in the order in which they ended"""
+    """(nodes,) position of each node in the order in which the nodes of its actor ended"""
     finish_ns: I64
-    """(actors,) when the actor found nothing left, -1 for never"""
+    """(actors,) when the actor had no node left, -1 for never"""
     last_tail_ns: I64
-    """(nodes,) COLLECTIVE: time between the last event that led to its end and that end"""
+    """(nodes,) of a COLLECTIVE the time between the last event before its end and its end"""
 
 
 class Run(NamedTuple):
-    """All that changes while a program runs."""
+    """The state that changes while a program runs."""
 
     busy: npt.NDArray[np.bool_]
     """(actors, slots)"""
     pred_left: I32
     n_running: I64
-    """(actors,) issued and not ended"""
+    """(actors,) nodes that are issued and have not ended"""
     n_done: I64
     fresh: I64
     looked: I64
     planned: I64
-    """(plans, 2): what happens at once, and to which node, stream or actor"""
+    """(plans, 2) actions that happen at this tick, each with its node, stream or actor"""
     n_planned: I64
     since: I64
-    """(1,) when the event was registered that ended the last phase"""
+    """(1,) when the event that ended the last phase was registered"""
 
 
 def run_slots(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready) -> tuple[Result, bool]:
-    """Run the program; the second answer is whether a table of the engine was too small, so that nothing is known."""
+    """Runs the program. The second answer says that a table of the engine was too small, so the result is void."""
     n_actors, n_nodes = len(nodes.first) - 1, len(nodes.action)
     result = Result(
         np.full(n_nodes, -1, np.int64),
@@ -204,7 +206,7 @@ def _run(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run,
 
 @inlined
 def _plan(run: Run, what: int, subject: int) -> None:
-    """Let something happen at once, after what is planned already."""
+    """Plans an action for this tick, after those planned so far."""
     n = run.n_planned[0]
     run.planned[n, 0] = what
     run.planned[n, 1] = subject
@@ -218,7 +220,7 @@ def _owner(nodes: Nodes, node: int) -> int:
 
 @inlined
 def _look(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, actor: int) -> None:
-    """Issue what is ready now and has a free slot."""
+    """Issues the nodes that are ready now and whose slot is free."""
     n_fresh = np.int64(0)
     if len(ready.key):
         n = queue.snapshot(ready, actor, run.looked)
@@ -248,7 +250,7 @@ def _look(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run
 def _issue(
     engine: Engine, nodes: Nodes, matches: Matches, run: Run, result: Result, actor: int, node: int, n_fresh: int
 ) -> int:
-    """Start a node; nodes that an instant one makes ready go to `fresh`, whose new length is the answer."""
+    """Starts a node. Nodes that an instant one makes ready go to `fresh`; returns the new length of `fresh`."""
     calendar = engine.calendar
     now = calendar.clock[NOW]
     slot, action = nodes.slot[node], nodes.action[node]
@@ -302,7 +304,7 @@ def _issue(
 def _look_again(
     engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run, result: Result, what: int, subject: int
 ) -> None:
-    """A node has ended: what waited for it becomes ready, and the rank looks for what to do. Or it just looks."""
+    """Ends a node (if `what` is _END_NODE), makes its children ready, and lets the rank look for nodes to issue."""
     actor = subject
     if what == _END_NODE:
         node = subject
@@ -325,7 +327,7 @@ def _look_again(
 
 @kernel
 def _phase_done(engine: Engine, run: Run, result: Result, s: int) -> None:
-    """A chunk has ended a phase; with its last chunk the collective ends on this rank."""
+    """Ends a phase of a chunk. The last phase of the last chunk ends the collective on this rank."""
     if next_phase(engine, s):
         return
     node = engine.streams.stream[s].node
@@ -338,14 +340,14 @@ def _phase_done(engine: Engine, run: Run, result: Result, s: int) -> None:
 
 @inlined
 def _arrived(engine: Engine, matches: Matches, run: Run, m: int) -> None:
-    """Message `m` is at its receiver: the send is over; so is the receive if it was posted."""
+    """Delivers message `m` to its receiver: this ends the send, and the receive if it was posted."""
     message = engine.traffic.message[m]
     if message.communicator >= 0:
-        if message.lane < 0:
-            sender, step, _ = ends_of(engine, message.lane)
+        if message.route < 0:
+            sender, step, _ = steps_of_route(engine, message.route)
             s = find_stream(engine, sender, message.communicator, message.stream)
             _plan(run, _END_STEP, s * engine.streams.steps_left.shape[1] + step + 1)
-        if arrive(engine.mailbox, engine.calendar.clock, message.communicator, message.stream, message.lane):
+        if arrive(engine.mailbox, engine.calendar.clock, message.communicator, message.stream, message.route):
             _receive(engine, matches, run, m)
         else:
             free_message(engine.traffic, m)
@@ -360,16 +362,16 @@ def _arrived(engine: Engine, matches: Matches, run: Run, m: int) -> None:
 
 @inlined
 def _receive(engine: Engine, matches: Matches, run: Run, m: int) -> None:
-    """Message and receive have met."""
+    """Ends the receive of message `m`."""
     message = engine.traffic.message[m]
-    communicator, stream, actor, lane = message.communicator, message.stream, message.to, message.lane
+    communicator, stream, actor, route = message.communicator, message.stream, message.to, message.route
     free_message(engine.traffic, m)
     if communicator < 0:
         _plan(run, _END_NODE, matches.receiver[stream])
         return
     s = find_stream(engine, actor, communicator, stream)
-    if lane < 0:
-        _plan(run, _END_STEP, s * engine.streams.steps_left.shape[1] + ends_of(engine, lane)[2] + 1)
+    if route < 0:
+        _plan(run, _END_STEP, s * engine.streams.steps_left.shape[1] + steps_of_route(engine, route)[2] + 1)
     elif packet_received(engine, actor, s):
         run.since[0] = engine.calendar.clock[NOW]
         _plan(run, _END_PHASE, s)

@@ -1,7 +1,8 @@
-"""What the collectives of a program are made of, and how far each of their chunks has come.
+"""The tables of the collectives of a program, and the progress of each chunk.
 
-A collective is cut into *chunks*; a chunk runs through *phases*, each an algorithm on a logical ring of ranks; a phase
-waits in the queue of its dimension, which runs a few at a time. `algorithms` are the phases, `collectives` the queues.
+A collective is cut into *chunks*. A chunk runs through *phases*, each of which is an algorithm on a logical ring of
+ranks. A phase waits in the queue of its dimension, which runs a few phases at a time. The module `algorithms` runs
+phases, `collectives` runs queues.
 """
 
 from __future__ import annotations
@@ -20,24 +21,25 @@ DIRECT = 1
 HALVING_DOUBLING = 2
 DOUBLE_BINARY_TREE = 3
 CUSTOM = 4
-"""each rank runs a program of steps (`custom`)"""
+"""every rank runs its own steps (see `custom`)"""
 
 ALL_REDUCE = 0
-ALL_GATHER = 1
-REDUCE_SCATTER = 2
-ALL_TO_ALL = 3
-BROADCAST = 4
+ALL_GATHER = 2
+BROADCAST = 5
+ALL_TO_ALL = 6
+REDUCE_SCATTER = 7
+"""the numbers of Chakra's CollectiveCommType"""
 
 PICK_NEXT = 0
 PICK_FIRST_HALF = 1
 PICK_LAST_HALF = 2
 
 BUNDLE = np.int64(1)
-"""callback: a bundle is through; `arg` the stream, `extra` the reduction time that is still to come"""
+"""callback: a bundle has ended; `arg` is the stream, `extra` the reduction time that follows, -1 for none"""
 RECEIVE = np.int64(3)
 """event: a receive was posted after its message had arrived"""
 STEP = np.int64(5)
-"""callback: `extra` is the step of a custom algorithm that has ended, -1 before the first; `arg` the stream"""
+"""callback: a step of a custom algorithm has ended; `arg` is the stream, `extra` the step, -1 before the first"""
 
 CALL = np.dtype(
     [
@@ -53,30 +55,31 @@ PHASE = np.dtype(
         ("algorithm", np.int64),
         ("collective", np.int64),
         ("n", np.int64),  # ranks in the logical ring
-        ("stride", np.int64),  # distance of ring neighbours in rank numbers; 0: the ring is the communicator
+        ("stride", np.int64),  # distance of ring neighbours in rank numbers; 0 if the ring is the communicator
         ("message", np.int64),  # bytes of every message
-        ("n_messages", np.int64),  # that one rank sends
+        ("n_messages", np.int64),  # messages that one rank sends
         ("window", np.int64),  # packets that start at once
-        ("unreduced", np.int64),  # packets of a round after the first `window` that are reduced or not together
-        ("level", np.int64),  # whose queues it uses
+        (
+            "unreduced",
+            np.int64,
+        ),  # packets of a round, behind the first `window`, that are all reduced or not
+        ("level", np.int64),  # dimension whose queues it uses
         ("pick", np.int64),
         ("endpoint_ns", np.int64),
-        (
-            "steps",
-            np.int64,
-        ),  # halving-doubling: where its messages' sizes and distances start; custom: its first program
-        ("tree", np.int64),  # double binary tree: where its pair of trees starts in the tree table
-        ("tree_counter", np.int64),  # which counter alternates between the two
+        # halving-doubling: start of the sizes and distances of its messages; custom: its first program
+        ("steps", np.int64),
+        ("tree", np.int64),  # double binary tree: start of its pair of trees in the tree table
+        ("tree_counter", np.int64),  # the counter that alternates between the two
     ]
 )
 
 STREAM = np.dtype(
     [
-        ("node", np.int64),  # -1: free
+        ("node", np.int64),  # -1 if the slot is free
         ("call", np.int64),
-        ("number", np.int64),  # in its communicator, equal on all its ranks
+        ("number", np.int64),  # in its communicator, the same on all ranks
         ("position", np.int64),  # of this rank in the communicator
-        ("step", np.int64),  # phase that runs, -1 before the first
+        ("step", np.int64),  # the current phase, -1 before the first
         ("queue", np.int64),
         ("direction", np.int64),
         ("started", np.int64),
@@ -88,7 +91,7 @@ STREAM = np.dtype(
         ("received", np.int64),
         ("free", np.int64),
         ("to_send", np.int64),
-        ("plain_left", np.int64),  # packets of this round that are surely not reduced
+        ("plain_left", np.int64),  # packets of this round that are not reduced in any case
         ("round_left", np.int64),
         ("first_round", np.int64),  # toggles from round to round
         ("state", np.int64),
@@ -98,13 +101,13 @@ STREAM = np.dtype(
 
 
 class Steps(NamedTuple):
-    """Programs of custom algorithms. A phase has one for each place in its ring."""
+    """The steps of custom algorithms: a phase has one program for each position of its ring."""
 
     program_ptr: I64
     """(programs + 1,) first step of each program"""
     action: I8
     other: I32
-    """place of the peer in the ring"""
+    """ring position of the peer"""
     amount: I64
     """bytes of a message, ns of a wait"""
     match: I64
@@ -114,12 +117,12 @@ class Steps(NamedTuple):
     child: I32
     """steps of the same program, counted from its first"""
     sending: I32
-    """(messages,): step of its program that sends it"""
+    """(messages,) step of the sender's program that sends each message"""
     receiving: I32
 
 
 class Collectives(NamedTuple):
-    """What the collectives of a program are made of; nothing here changes while it runs."""
+    """The collectives of a program. Nothing here changes during a run."""
 
     call: Records
     phase: Records
@@ -131,43 +134,45 @@ class Collectives(NamedTuple):
     tree: I64
     """(rows, 3): parent, left and right child of each ring position, -1 for none"""
     reduce_bytes_per_s: float
-    """memory bandwidth that reductions run at"""
+    """memory bandwidth of reductions"""
     n_queues: int
     """queues of each dimension"""
     active: int
-    """chunks that a queue runs at the same time"""
+    """chunks that a queue runs at a time"""
     steps: Steps
     policy: int
-    """+1: newer collectives first, -1: older first, 0: by the call's priority"""
+    """+1: newer collectives first (LIFO); -1: older first (FIFO); 0: by the priority of the call"""
 
 
 class Streams(NamedTuple):
-    """The chunks that every actor works on."""
+    """The chunks (streams) of every actor."""
 
     stream: Records
-    """(actors * capacity,), the slots of an actor one after the other"""
+    """(actors * capacity,) the slots of an actor are consecutive"""
     capacity: int
     queue_of: I64
-    """(streams, phases): queue, direction and tree of each phase, packed"""
+    """(streams, phases) queue, direction and tree of each phase, packed in a number"""
     queued: I64
-    """(actors, queues, capacity): streams in order"""
+    """(actors, queues, capacity) streams in order"""
     n_queued: I64
     n_running: I64
     allocator: I64
-    """(actors, levels, 3): next queue by pick"""
+    """(actors, levels, 3) next queue by pick"""
     tree_counter: I64
     """(actors, counters)"""
     n_made: I64
-    """(members of all communicators,): streams that the rank has started there"""
+    """(members of all communicators,) streams that the rank has started there"""
     priority: I64
     """(actors,)"""
     chunks_left: I64
     """(nodes,)"""
     steps_left: I32
-    """(streams, 1 + steps of a custom algorithm): for how many others each step waits"""
+    """(streams, 1 + steps of a custom algorithm) number of steps for which each step still waits"""
 
 
 class Engine(NamedTuple):
+    """The whole state of a message-level run."""
+
     calendar: Calendar
     fabric: Fabric
     traffic: Traffic

@@ -1,20 +1,19 @@
-"""Message patterns: cases of messages on a network, as JSON describes them.
+"""Message patterns: cases of messages on a network, read from JSON.
 
-A file holds one case, a list of cases, or an object of cases by name. A case is an object with
+A file holds one case, a list of cases, or an object of cases by name. A case is an object with these keys:
 
-* `messages`: a list of `{"start_ns": 0, "src": 0, "dst": 1, "bytes": 1024}` (`start_ns` may be left out);
-* `topology`: `["Mesh2D", 4, 4]`, a list of such lists for several dimensions (innermost first), or a line of text such
-  as `"ring:8,switch:4"` (see `forerun.core.network.network_file`);
-* `bandwidth_GBps` and `latency_ns`: numbers, or lists with one for each dimension;
-* `bandwidth_unit`: `GiB/s` unless given, the 2**30 bytes that ASTRA-sim means by GB; `GB/s` for 10**9;
-* or, in place of those four, `network`: an object with the keys of a network file.
+* `messages`: a list of `{"start_ns": 0, "src": 0, "dst": 1, "bytes": 1024}`; `start_ns` defaults to 0.
+* `topology`: `["Mesh2D", 4, 4]`, a list of such lists for several dimensions (innermost first), or text such as
+  `"ring:8,switch:4"` (see `forerun.core.network.network_file`).
+* `bandwidth_GBps` and `latency_ns`: numbers, or lists with one number for each dimension.
+* `bandwidth_unit`: `GiB/s` (the default, since ASTRA-sim's GB has 2**30 bytes) or `GB/s` (10**9 bytes).
+* `network`, in place of the four keys above: an object with the keys of a network file.
 
-Other keys (`arrival_ns` and `finish_ns` of an earlier run, say) are ignored.
+Other keys, such as `arrival_ns` and `finish_ns` of an earlier run, are ignored.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ import numpy as np
 from forerun.astrasim.messages.flows import share
 from forerun.astrasim.messages.links import Delivery, deliver
 from forerun.common.errors import ForerunError
+from forerun.common.files import read_json
 from forerun.core.network.network_file import Network, network_from, parse_topology, unit_is_gib
 
 Model = Literal["links", "flows"]
@@ -33,39 +33,34 @@ _DELIVER: dict[Model, Callable[..., Delivery]] = {"links": deliver, "flows": sha
 
 @dataclass(frozen=True)
 class Case:
-    """A pattern of messages, not checked yet."""
+    """A message pattern, not checked yet."""
 
     name: str
     content: Any
 
 
 def read_cases(path: str | Path) -> list[Case]:
-    """The cases in a file.
+    """Reads the cases in a file.
 
     Raises:
-        ForerunError: the file can't be read, or is not JSON of cases.
+        ForerunError: the file can't be read, is not JSON, or holds no cases.
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ForerunError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except (ValueError, RecursionError) as error:
-        raise ForerunError(f"{path}: not JSON ({error})") from None
+    data = read_json(path)
     if isinstance(data, dict) and "messages" in data:
         return [Case(str(data.get("case", Path(path).stem)), data)]
     if isinstance(data, dict):
         return [Case(name, content) for name, content in data.items()]
     if isinstance(data, list):
         return [Case(_name(content, number), content) for number, content in enumerate(data)]
-    raise ForerunError(f"{path}: expected cases by name, a list of cases or one case with messages")
+    raise ForerunError(f"{path}: expected an object of cases by name, a list of cases, or one case with messages")
 
 
 def run_cases(
     cases: list[Case], model: Model = "links", hottest: int = 0, network: Network | None = None
 ) -> Iterator[dict[str, Any]]:
-    """What became of each case, as a record: arrivals in the order of the messages, or `error`.
+    """Delivers the messages of each case. Yields a record with arrivals in the order of the messages, or `error`.
 
-    `hottest` adds that many of the busiest links; `network` takes the place of those of the cases.
+    `hottest` adds that many of the busiest links. `network` replaces the networks of the cases.
     """
     for case in cases:
         try:
@@ -76,7 +71,7 @@ def run_cases(
 
 def _run(case: Case, model: Model, hottest: int, network: Network | None) -> dict[str, Any]:
     if not isinstance(case.content, dict):
-        raise ForerunError("a case is an object with messages and a topology")
+        raise ForerunError("a case must be an object with messages and a topology")
     messages = _messages(case.content)
     network = network or _network(case.content)
     columns = ([message[key] for message in messages] for key in ("start_ns", "src", "dst", "bytes"))
@@ -118,11 +113,11 @@ def _name(content: Any, number: int) -> str:
 def _messages(content: dict[str, Any]) -> list[dict[str, Any]]:
     messages = content.get("messages")
     if not isinstance(messages, list):
-        raise ForerunError("messages has to be a list")
+        raise ForerunError("messages must be a list")
     checked = []
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise ForerunError(f"message {number} has to be an object with src, dst and bytes")
+            raise ForerunError(f"message {number} must be an object with src, dst and bytes")
         values = {"start_ns": message.get("start_ns", 0), **{key: message.get(key) for key in ("src", "dst", "bytes")}}
         for key, value in values.items():
             if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, float) and value % 1 == 0)):
@@ -135,7 +130,7 @@ def _messages(content: dict[str, Any]) -> list[dict[str, Any]]:
 def _network(content: dict[str, Any]) -> Network:
     if "network" in content:
         if not isinstance(content["network"], dict):
-            raise ForerunError("network has to be an object with the keys of a network file")
+            raise ForerunError("network must be an object with the keys of a network file")
         return network_from(content["network"], "network")
     for key in ("topology", "bandwidth_GBps", "latency_ns"):
         if key not in content:
@@ -146,7 +141,7 @@ def _network(content: dict[str, Any]) -> Network:
         figures = ([value] if not isinstance(value, list) else value for value in (bandwidth, latency))
         return parse_topology(topology, *figures, gib=unit_is_gib(unit, "case"))
     if not isinstance(topology, list) or not topology:
-        raise ForerunError('topology has to be a list such as ["Mesh2D", 4, 4]')
+        raise ForerunError('topology must be a list such as ["Mesh2D", 4, 4]')
     dims = topology if all(isinstance(dim, list) and dim for dim in topology) else [topology]
     data = {"topology": [dim[0] for dim in dims], "npus_count": [dim[1:] for dim in dims]}
     return network_from(data | {"bandwidth": bandwidth, "latency": latency, "bandwidth_unit": unit}, "case")
