@@ -210,13 +210,13 @@ def test_trends_are_of_the_points_with_a_value(small):
 def test_a_store_that_is_none_is_refused(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / NAME).write_text("this is not a database, and far too long to be an empty one " * 20)
-    with pytest.raises(ForerunError, match="choose another place"):
+    with pytest.raises(ForerunError, match="choose another folder"):
         explore(of(tmp_path), tmp_path / "out", jobs=1)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ForerunError, match="can't be written"):
+    with pytest.raises(ForerunError, match="can't be made a folder"):
         explore(of(tmp_path), tmp_path / "file" / "out", jobs=1)
     with pytest.raises(ForerunError, match="workers must be at least 1"):
         explore(of(tmp_path), tmp_path / "out", jobs=0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.astrasim.chakra.trace import CommType
-from forerun.astrasim.stage.second_generation.matching import collectives
+from forerun.astrasim.stage.matching import collectives
 from forerun.astrasim.stage.sizes import ONE, ZERO, number, product, size
 from forerun.astrasim.stage.tensors import layout
 from forerun.common.errors import ForerunError
@@ -87,9 +87,9 @@ ALL, DP, TP = ("dp", "tp"), ("dp",), ("tp",)
     ],
 )
 def test_collectives(have, want, degrees, expected):
-    assert collectives(layout(*have), layout(*want), degrees) == expected
+    assert list(collectives(layout(*have), layout(*want), degrees, shared_dims=True)) == expected
 
 
 def test_partial_sums_do_not_come_from_nowhere():
     with pytest.raises(ForerunError, match="partial sums"):
-        collectives(layout("B, D"), layout("B, D", "1/tp"), TP)
+        collectives(layout("B, D"), layout("B, D", "1/tp"), TP, shared_dims=True)

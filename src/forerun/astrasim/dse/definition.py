@@ -1,4 +1,4 @@
-"""An exploration as its YAML file defines it. `docs/dse.md` describes the keys."""
+"""Reads the YAML file that defines an exploration. `docs/dse.md` describes its keys."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any, Literal
 
 from forerun.astrasim.astra.lower import IssueOrder
 from forerun.astrasim.astra.release import DEFAULT_RELEASE, release_named
-from forerun.astrasim.astra.remote_memory import NO_EXPANSION, read_remote_memory
+from forerun.astrasim.astra.remote_memory import read_remote_memory
 from forerun.astrasim.astra.replay import Machine
 from forerun.astrasim.astra.system import System, read_system, system_from
 from forerun.astrasim.dse.limits import MemoryLimit, limit_from
 from forerun.astrasim.dse.points import listed_points
-from forerun.astrasim.dse.space import Draw, Plan, Point, Sampling, all_points
+from forerun.astrasim.dse.space import DEGREES, Draw, Plan, Point, Sampling, all_points
 from forerun.astrasim.dse.workload import Workload, workload_from
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.core.network.network_file import Network, network_from, read_network
 from forerun.describe.cluster.files import Entry, check, read_any_yaml, read_yaml
 
-_DEGREES = ("dp", "tp", "sp", "pp", "ep")
 _FLAGS = ("weight_sharded", "activation_recompute")
 _RANGE = ("from", "to", "step", "times")
 _MOST_VALUES = 10_000
@@ -62,17 +61,17 @@ class _SampleEntry(Entry):
 
 @dataclass(frozen=True)
 class Exploration:
-    """What is explored."""
+    """The points that are explored, and what is needed to simulate them."""
 
     workloads: Mapping[str, Workload]
     machines: Mapping[str, Machine]
     pairs: tuple[tuple[str, str], ...]
-    """(workload, system) by name"""
+    """names of (workload, system)"""
     points: tuple[Point, ...]
     memory_limits: Mapping[str, MemoryLimit]
-    """of a rank, by system; systems without a limit are not in it"""
+    """memory limit of a rank by system, for the systems that have one"""
     bytes_per_element: float = 1
-    """what the byte of a trace stands for: STAGE's first generation writes numbers of elements"""
+    """bytes for each byte of a trace, since STAGE's first generation writes numbers of elements"""
     issue_order: IssueOrder = "ascending"
 
 
@@ -82,13 +81,13 @@ def read_exploration(
     release: str | None = None,
     issue_order: IssueOrder | None = None,
 ) -> Exploration:
-    """The exploration in a YAML file; paths in it are relative to its folder.
+    """Reads the exploration in a YAML file; paths in it are relative to its folder.
 
-    The points in a file `points` (see `listed_points`) go before the file's own plan and sample, a `release` of
-    ASTRA-sim and an `issue_order` before what it says of them; an issue order goes before a release's.
+    The points in a file `points` (see `listed_points`) take precedence over the file's plan and sample, and so do
+    `release` and `issue_order` over its keys of these names. An issue order takes precedence over that of a release.
 
     Raises:
-        ForerunError: it can't be read, a key is unknown or missing, a value makes no sense; the key is named.
+        ForerunError: the file can't be read, or a key is unknown, missing or has a wrong value; the key is named.
     """
     path = Path(path)
     place = str(path)
@@ -121,7 +120,7 @@ def _points(
     file: _File, listed: str | Path | None, pairs: Sequence[tuple[str, str]], workloads: Mapping[str, Workload],
     npus: Mapping[str, int], place: str,
 ) -> Sequence[Point]:  # fmt: skip
-    """The points that are listed, or those of the plan, or a sample of them."""
+    """Returns the listed points, or those of the plan, or a sample of them."""
     if listed is not None:
         return listed_points(read_any_yaml(Path(listed)), pairs, npus, str(listed))
     if file.points is not None and file.plan is not None:
@@ -157,10 +156,8 @@ def _machine(entry: _SystemEntry, folder: Path, place: str) -> Machine:
         raise ForerunError(
             f"{place}.system: roofline-enabled is 0, and generated traces have no durations of their own; set it to 1"
         )
-    memory = NO_EXPANSION
-    if entry.remote_memory is not None:
-        memory = read_remote_memory(folder / entry.remote_memory)
-    # Memory is always asked for here.
+    memory = read_remote_memory(None if entry.remote_memory is None else folder / entry.remote_memory)
+    # An exploration always reports memory.
     return Machine(system.model_copy(update={"track_local_mem": True}), _network(entry.network, folder, place), memory)
 
 
@@ -183,7 +180,7 @@ def _network(value: Any, folder: Path, place: str) -> Network:
 def _pairs(
     given: list[Any] | None, workloads: Mapping[str, Workload], machines: Mapping[str, Machine], place: str
 ) -> tuple[tuple[str, str], ...]:
-    """Every workload on every system, or the pairs that are listed."""
+    """Returns the listed pairs, or every workload on every system."""
     if given is None:
         return tuple((workload, system) for workload in workloads for system in machines)
     pairs: dict[tuple[str, str], None] = {}
@@ -200,8 +197,8 @@ def _pairs(
 
 
 def _plan(data: dict[str, Any], npus: Mapping[str, int], place: str) -> Plan:
-    """The values of every axis."""
-    known = ("npus", "factors", *_DEGREES, *_FLAGS)
+    """Reads the values of every axis."""
+    known = ("npus", "factors", *DEGREES, *_FLAGS)
     values: dict[str, Any] = {}
     for key, value in data.items():
         where = f"{place}: plan.{key}"
@@ -210,7 +207,7 @@ def _plan(data: dict[str, Any], npus: Mapping[str, int], place: str) -> Plan:
         if key == "npus":
             for system, n_npus in npus.items():
                 if value != n_npus:
-                    raise ForerunError(f"{where}: {value}, but system {system!r} has {n_npus} NPUs")
+                    raise ForerunError(f"{where}: it says {value}, but system {system!r} has {n_npus} NPUs")
         elif key == "factors":
             if value not in ("divisors", "powers_of_two"):
                 raise ForerunError(f"{where}: {str(value)[:60]!r} is neither divisors nor powers_of_two")
@@ -230,7 +227,7 @@ def _flags(value: Any, where: str) -> tuple[bool, ...]:
 
 
 def _numbers(value: Any, where: str) -> tuple[int, ...]:
-    """One number, a list of them, or {from, to} with step (added) or times (multiplied)."""
+    """Reads a number, a list of numbers, or {from, to} with step (added) or times (multiplied)."""
     values = value if isinstance(value, list) else [value]
     if isinstance(value, dict):
         values = _range(value, where)

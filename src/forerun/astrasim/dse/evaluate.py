@@ -1,4 +1,4 @@
-"""One point: generated, replayed, summed up."""
+"""Simulates a point: generates its traces, replays them and sums up the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forerun.common.errors import ForerunError
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A replay in short: times of the rank that ends last (the first of them), the largest memory of any."""
+    """A summary of a replay: times of the (first) rank that ends last, and the largest memory of any rank."""
 
     time_ns: int
     exposed_communication_ns: int
@@ -29,14 +29,14 @@ class Figures:
     avg_mem_util_pct: float
     avg_op_intensity: float
     peak_memory_bytes: int
-    """as the trace counts bytes"""
+    """in the trace's bytes"""
     terms: Terms
     rank_0: RankStatistics
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A point that can't be simulated."""
+    """The reason why a point can't be simulated."""
 
     reason: str
 
@@ -46,7 +46,7 @@ Outcome: TypeAlias = "Figures | Failed"
 
 @dataclass
 class Evaluator:
-    """Replays points. What is learnt about collectives is kept for further points on the same system."""
+    """Replays points. Points on the same system share the times of collectives."""
 
     workloads: Mapping[str, Workload]
     machines: Mapping[str, Machine]
@@ -54,17 +54,17 @@ class Evaluator:
     _times: dict[str, CollectiveTimes] = field(default_factory=dict)
 
     def outcome(self, point: Point) -> Outcome:
-        """The figures of a point, or why there are none."""
+        """Returns the figures of a point, or why it has none."""
         try:
             return figures_of(self.replay(point), self.workloads[point.workload].axes(point.strategy))
         except ForerunError as error:
             return Failed(str(error))
 
     def replay(self, point: Point) -> Replay:
-        """Every rank of a point.
+        """Replays every rank of a point.
 
         Raises:
-            ForerunError: the workload can't be split that way, or its replay fails.
+            ForerunError: the workload doesn't allow the strategy, or its replay fails.
         """
         machine = self.machines[point.system]
         traces = traces_of(self.workloads[point.workload].args(point.strategy))
@@ -73,7 +73,7 @@ class Evaluator:
 
 
 def figures_of(result: Replay, axes: Sequence[str]) -> Figures:
-    """The figures of a replay on a system with a roofline that tracks memory; `axes` are those of several ranks."""
+    """Sums up a replay on a system with a roofline that tracks memory; `axes` are those with several ranks."""
     ranks = result.statistics
     ends_last = max(range(len(ranks)), key=lambda rank: ranks[rank].wall_cycles_finished)
     needs_most = max(range(len(ranks)), key=lambda rank: ranks[rank].peak_memory_bytes or 0)

@@ -1,4 +1,4 @@
-"""Explore: simulate what is not known yet, keep it, write the tables."""
+"""Explores: simulates the points that are not known yet, stores them and writes the tables."""
 
 from __future__ import annotations
 
@@ -22,42 +22,40 @@ from forerun.astrasim.dse.tables import (
     write_parquet,
 )
 from forerun.common.errors import ForerunError
+from forerun.common.files import make_folder
 from forerun.common.processes import Processes, available_cpus
 
 _WORTH_A_POOL = 8
-"""fewer points than this are simulated here"""
+"""this process simulates fewer points than this itself"""
 _CHUNK = 2
-"""points sent to a process at once: some take a thousand times as long as others"""
+"""points that a worker gets at once; some take a thousand times as long as others"""
 _KEPT_EVERY_S = 1.0
-"""a break loses no more than this"""
+"""seconds of work that a broken-off run loses at most"""
 
 Progress = Callable[[int, int], None]
-"""called with (points done, points to do)"""
+"""is called with (points done, points to do)"""
 
 
 def explore(
     exploration: Exploration, folder: str | Path, jobs: int | None = None, progress: Progress | None = None
 ) -> Explored:
-    """Simulate the points that `folder` does not know yet with `jobs` processes (default: one for each CPU), and write
-    results.csv, a JSON file of each pair and, where pyarrow is installed, results.parquet there.
+    """Simulates the points that `folder` doesn't hold yet, and writes the results of all points there.
 
-    Points that can't be simulated are rows with an error. What was simulated is kept when the run is broken off.
+    It uses `jobs` processes (by default one for each CPU), and writes results.csv, a JSON file for each pair and, if
+    pyarrow is installed, results.parquet. Points that can't be simulated are rows with an error. If the run is broken
+    off, simulated points are kept.
 
     Raises:
-        ForerunError: fewer than one job, two pairs of one file name, or the folder can't be written.
+        ForerunError: there is less than one job, two pairs have the same file name, or the folder can't be written.
     """
     folder = Path(folder)
     names = {pair: metrics_name(*pair) for pair in exploration.pairs}
     twice = [name for name, count in Counter(names.values()).items() if count > 1]
     if twice:
         raise ForerunError(f"two pairs of workload and system would both be written as {twice[0]}; rename one")
-    pool = Processes(
-        evaluator_of(exploration).outcome, available_cpus() if jobs is None else jobs, _WORTH_A_POOL, _CHUNK
-    )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ForerunError(f"{folder}: can't be written: {error.strerror or error}") from None
+    workers = available_cpus() if jobs is None else jobs
+    pool = Processes(evaluator_of(exploration).outcome, workers, _WORTH_A_POOL, _CHUNK)
+    make_folder(folder)
     with Store(folder) as store:
         keys = keys_of(exploration)
         known = store.known(keys)
@@ -79,7 +77,7 @@ def explore(
 def _simulate(
     missing: dict[str, Point], store: Store, pool: Processes[Point, Outcome], progress: Progress | None
 ) -> dict[str, Outcome]:
-    """Outcomes by key. Points whose traces have one structure follow each other, as it is made once."""
+    """Returns outcomes by key. Points whose traces share a structure follow each other, so it is made once."""
     missing = dict(sorted(missing.items(), key=lambda item: _structure(item[1])))
     found: dict[str, Outcome] = {}
     fresh: list[tuple[str, Outcome]] = []
@@ -100,12 +98,12 @@ def _simulate(
 
 
 def _structure(point: Point) -> tuple[object, ...]:
-    """What the structure of a point's traces depends on."""
+    """Returns everything that the structure of a point's traces depends on."""
     split = point.strategy
     several = [degree > 1 for degree in (split.dp, split.tp, split.sp, split.ep)]
     return point.workload, split.pp, split.weight_sharded, split.activation_recompute, several
 
 
 def evaluator_of(exploration: Exploration) -> Evaluator:
-    """What simulates the points of an exploration."""
+    """Returns the evaluator of an exploration's points."""
     return Evaluator(exploration.workloads, exploration.machines, exploration.issue_order)

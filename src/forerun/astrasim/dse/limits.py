@@ -1,4 +1,4 @@
-"""Limits of memory, in the unit in which they were given."""
+"""Memory limits, in the unit in which they are given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEXT = re.compile(rf"([0-9]+(?:\.[0-9]+)?)\s*({'|'.join(BYTES_OF_UNIT)})")
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """What a rank has."""
+    """The memory of a rank."""
 
     size: float
     unit: str = "GiB"
@@ -29,7 +29,7 @@ class MemoryLimit:
 
 
 def limit_from(text: Any, gib: float | None, place: str) -> MemoryLimit | None:
-    """The limit of keys `memory_limit` (`80 GB`) and `memory_limit_gib` (a number), None without any.
+    """Reads the limit of the keys `memory_limit` (such as `80 GB`) and `memory_limit_gib` (a number); None if unset.
 
     Raises:
         ForerunError: both are given, the text has no unit, or the size is not above 0; `place` is named.
@@ -39,7 +39,7 @@ def limit_from(text: Any, gib: float | None, place: str) -> MemoryLimit | None:
             raise ForerunError(f"{place}memory_limit_gib: give a number above 0, got {gib}")
         return None if gib is None else MemoryLimit(gib)
     if gib is not None:
-        raise ForerunError(f"{place}memory_limit: leave it or memory_limit_gib out, they say the same")
+        raise ForerunError(f"{place}memory_limit: give either it or memory_limit_gib, not both")
     match = _TEXT.fullmatch(text.strip()) if isinstance(text, str) else None
     if not match or not float(match[1]) > 0:
         raise ForerunError(

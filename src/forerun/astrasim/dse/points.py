@@ -1,4 +1,4 @@
-"""Points listed one by one, as keys `dp_tp_sp_pp_ar` or as mappings of axes."""
+"""Reads points that are listed one by one, as keys `dp_tp_sp_pp_ar` or as mappings of axes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _KEY = re.compile(r"(\d+)_(\d+)_(\d+)_(\d+)_([01])(?:_ep(\d+))?(_sharded)?")
 
 
 def key_of(strategy: Strategy) -> str:
-    """`dp_tp_sp_pp_ar`, ar 1 with recomputation; `_ep2` and `_sharded` follow where they apply."""
+    """Returns `dp_tp_sp_pp_ar`, where ar is 1 with recomputation, and `_ep2` and `_sharded` if they apply."""
     degrees = (strategy.dp, strategy.tp, strategy.sp, strategy.pp, int(strategy.activation_recompute))
     experts, sharded = f"_ep{strategy.ep}" * (strategy.ep > 1), "_sharded" * strategy.weight_sharded
     return "_".join(map(str, degrees)) + experts + sharded
 
 
 def listed_points(given: Any, pairs: Sequence[tuple[str, str]], npus: Mapping[str, int], place: str) -> list[Point]:
-    """The points of every pair, in the order of the list.
+    """Returns the points of every pair, in the order of the list.
 
-    `given` is a list for all workloads, or a mapping of their names to lists. A list may be a text with spaces between
-    its keys, or results as an exploration writes them, whose keys are taken.
+    `given` is a list for all workloads, or a mapping of their names to lists. A list may also be text with spaces
+    between the keys, or the results that an exploration writes, of which the keys count.
 
     Raises:
-        ForerunError: a point makes no sense or does not fill its system, a workload is unknown or has no point.
+        ForerunError: a point is wrong or doesn't fill its system, or a workload is unknown or has no point.
     """
     by_workload = isinstance(given, dict) and not _are_keys(given)
     if by_workload:

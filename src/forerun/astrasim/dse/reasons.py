@@ -1,6 +1,6 @@
-"""Why a point is slower, or needs more memory, than another: by how much each of its terms differs.
+"""Explains why a point is slower, or needs more memory, than another, by the differences of its terms.
 
-The differences of the terms of time add up to the difference of the times, those of memory to that of the peaks.
+The differences of the terms of time add up to that of the times, and those of memory to that of the peaks.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Change:
     """One term before and after: ns of time, or bytes of memory."""
 
     term: str
-    """compute, idle, `<kind> over <axis>`; held, made"""
+    """compute, idle or `<kind> over <axis>`; of memory, held or made"""
     before: int
     after: int
     calls: tuple[int, int] = (0, 0)
-    """of communication, before and after"""
+    """of communication: number of calls before and after"""
     size_bytes: tuple[int, int] = (0, 0)
 
     @property
@@ -42,18 +42,18 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Two points that differ in `axis`, or, without one, the fastest with and without a limit of memory."""
+    """Two points that differ in `axis`; without an axis, the fastest points with and without the memory limit."""
 
     what: Literal["time", "memory"]
     axis: str | None
     before: Row
     after: Row
     changes: tuple[Change, ...]
-    """those that are not 0, the largest first"""
+    """the changes that are not 0, the largest first"""
 
     @property
     def total(self) -> tuple[int, int]:
-        """Time in ns, or peak memory in bytes of the trace, before and after."""
+        """Time in ns, or peak memory in the trace's bytes, before and after."""
         figures = _figures(self.before), _figures(self.after)
         if self.what == "time":
             return figures[0].time_ns, figures[1].time_ns
@@ -61,14 +61,15 @@ class Reason:
 
 
 def reasons(pair: PairResult) -> list[Reason]:
-    """Of each axis with several values: the fastest point of its lowest value, of its best and of its highest one, and
-    the points that need the least memory of the lowest and the highest; then the fastest point that fits."""
+    """Compares points for each axis with several values, and then the fastest point with the fastest that fits.
+
+    For an axis, these are the fastest points of its lowest, best and highest value, and the points of the lowest and
+    the highest value that need the least memory.
+    """
     found: list[Reason] = []
     for axis in AXES:
-        by_value: dict[int | bool, list[Row]] = {}
-        for row in pair.ranked:
-            by_value.setdefault(getattr(row.point.strategy, axis), []).append(row)
-        values = sorted(by_value)
+        by_value = pair.by_value(axis)
+        values = list(by_value)
         if len(values) < 2:
             continue
         best = getattr(pair.ranked[0].point.strategy, axis)

@@ -1,4 +1,4 @@
-"""What an exploration found: a row for each point, the best ones, the Pareto front, the trend of each axis."""
+"""The results of an exploration: a row for each point, the best points, the Pareto front, the trend of each axis."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from forerun.astrasim.dse.space import AXES, Point
 from forerun.common.units import GIB
 
 _COLUMNS = tuple(field.name for field in fields(Figures) if field.name not in ("terms", "rank_0"))
-"""figures that a table has"""
+"""the figures in a table"""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A point and its outcome; figures are None where there is an error."""
+    """A point and its outcome; its figures are None if there is an error."""
 
     point: Point
     figures: Figures | None
     error: str
     peak_memory_gib: float | None
-    """of the rank that needs most, at the exploration's bytes per element"""
+    """of the rank that needs most, with the exploration's bytes per element"""
     fits: bool | None
-    """None where there is no limit, or no figure"""
+    """whether it fits in memory; None without a limit or figures"""
 
     def flat(self) -> dict[str, Any]:
-        """As a table has it: names, axes, figures."""
+        """Returns the row of a table: names, axes, figures."""
         row = {"workload": self.point.workload, "system": self.point.system, "npus": self.point.strategy.n_ranks}
         row |= asdict(self.point.strategy)
         row |= {"status": "error" if self.error else "ok", "error": self.error}
@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class TrendRow:
-    """All points that have one value on an axis."""
+    """A summary of all points with one value of an axis."""
 
     axis: str
     value: int | bool
@@ -52,7 +52,7 @@ class TrendRow:
 
 @dataclass(frozen=True)
 class PairResult:
-    """What was found for one workload on one system."""
+    """The results for one workload on one system."""
 
     workload: str
     system: str
@@ -63,7 +63,7 @@ class PairResult:
 
     @property
     def memory_unit(self) -> str:
-        """The unit in which people read memory: that of the limit."""
+        """The unit of reported memory, which is that of the limit."""
         return self.memory_limit.unit if self.memory_limit else MemoryLimit(0).unit
 
     @property
@@ -72,17 +72,17 @@ class PairResult:
 
     @property
     def ranked(self) -> list[Row]:
-        """The points that could be simulated, the fastest first; equal ones by memory, then as they were listed."""
+        """The points that could be simulated by time, then by memory, then as they were listed."""
         return sorted((row for row in self.rows if row.figures), key=_time_and_memory)
 
     @property
     def ranked_within_limit(self) -> list[Row]:
-        """Those of them that fit."""
+        """The ranked points that fit in memory."""
         return [row for row in self.ranked if row.fits is not False]
 
     @property
     def pareto(self) -> list[Row]:
-        """The points that no other one beats in time and memory, the fastest first; of equal ones the first."""
+        """The points that no other point beats in time and memory, the fastest first; of equal points the first."""
         front: list[Row] = []
         for row in self.ranked:
             if not front or _memory(row) < _memory(front[-1]):
@@ -91,15 +91,16 @@ class PairResult:
 
     @property
     def trends(self) -> list[TrendRow]:
-        """Time and memory by value, of every axis that has several."""
-        trends = []
-        for axis in AXES:
-            by_value: dict[int | bool, list[Row]] = {}
-            for row in self.ranked:
-                by_value.setdefault(getattr(row.point.strategy, axis), []).append(row)
-            if len(by_value) > 1:
-                trends += [_trend(axis, value, by_value[value]) for value in sorted(by_value)]
-        return trends
+        """Time and memory by value, for every axis with several values."""
+        groups = {axis: self.by_value(axis) for axis in AXES}
+        return [_trend(axis, *group) for axis, values in groups.items() if len(values) > 1 for group in values.items()]
+
+    def by_value(self, axis: str) -> dict[int | bool, list[Row]]:
+        """Groups the ranked points by their value of an axis, in ascending order."""
+        groups: dict[int | bool, list[Row]] = {}
+        for row in self.ranked:
+            groups.setdefault(getattr(row.point.strategy, axis), []).append(row)
+        return dict(sorted(groups.items()))
 
     @property
     def failed(self) -> list[Row]:
@@ -108,15 +109,15 @@ class PairResult:
 
 @dataclass(frozen=True)
 class Explored:
-    """The outcome of an exploration."""
+    """The results of an exploration."""
 
     pairs: tuple[PairResult, ...]
     computed: int
-    """points that were simulated now"""
+    """points that this run simulated"""
     known: int
-    """points that were known from before"""
+    """points that an earlier run simulated"""
     seconds: float
-    """what simulating took"""
+    """time of the simulation"""
 
     @property
     def rows(self) -> list[Row]:
@@ -124,12 +125,12 @@ class Explored:
 
     @property
     def points_per_s(self) -> float | None:
-        """None where nothing was simulated."""
+        """Points simulated in a second; None if none was."""
         return self.computed / self.seconds if self.computed else None
 
 
 def results_by_pair(exploration: Exploration, outcomes: Sequence[Outcome]) -> tuple[PairResult, ...]:
-    """Rows of the outcomes, which are in the order of the points, by pair."""
+    """Groups outcomes, which are in the order of the points, by pair."""
     rows: dict[tuple[str, str], list[Row]] = {pair: [] for pair in exploration.pairs}
     for point, outcome in zip(exploration.points, outcomes, strict=True):
         rows[point.workload, point.system].append(_row(exploration, point, outcome))

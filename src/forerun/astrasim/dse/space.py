@@ -13,7 +13,7 @@ from forerun.common.errors import ForerunError
 
 AXES = tuple(field.name for field in fields(Strategy))
 MOST_POINTS = 1_000_000
-_DEGREES = ("dp", "tp", "sp", "pp", "ep")
+DEGREES = ("dp", "tp", "sp", "pp", "ep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The values of every axis; None for a degree means every factor of the number of NPUs."""
+    """The values of every axis; None for a degree stands for every factor of the number of NPUs."""
 
     dp: tuple[int, ...] | None = None
     tp: tuple[int, ...] | None = None
@@ -39,11 +39,11 @@ class Plan:
     factors: Literal["divisors", "powers_of_two"] = "divisors"
 
     def strategies(self, n_npus: int, experts: bool = True) -> Iterator[Strategy]:
-        """Every strategy with as many ranks as there are NPUs, the last axis fastest; without experts ep is 1."""
+        """Yields every strategy with `n_npus` ranks; the last axis varies fastest, and without experts ep is 1."""
         every = [n for n in range(1, n_npus + 1) if n_npus % n == 0]
         if self.factors == "powers_of_two":
             every = [n for n in every if n & (n - 1) == 0]
-        values = [getattr(self, name) if getattr(self, name) is not None else every for name in _DEGREES]
+        values = [getattr(self, name) if getattr(self, name) is not None else every for name in DEGREES]
         values[-1] = values[-1] if experts else (1,)
         for dp, tp, sp, pp, ep in _products(values, n_npus):
             for sharded in self.weight_sharded:
@@ -64,10 +64,10 @@ def _products(values: Sequence[Sequence[int]], product: int) -> Iterator[tuple[i
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Which points to take.
+    """A sample of points.
 
-    `random`: any, equally likely. `grid`: evenly spaced in the list of all points. `latin`: so that the values of every
-    axis come up as equally often as the list allows (what a Latin hypercube does where axes are independent).
+    `random` takes points with equal probability. `grid` takes evenly spaced points of the list. `latin` balances how
+    often each value of an axis comes up, as a Latin hypercube does for independent axes.
     """
 
     method: Literal["all", "random", "grid", "latin"] = "all"
@@ -75,7 +75,7 @@ class Sampling:
     seed: int = 0
 
     def sample(self, points: Sequence[Point]) -> list[Point]:
-        """The points taken, in their order; the same for the same list and seed."""
+        """Returns the sample in the order of the points; the same list and seed give the same sample."""
         if self.method == "all" or self.points >= len(points):
             return list(points)
         if self.method == "grid":
@@ -89,17 +89,17 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A sample of each pair's points as scripts draw it: Python's `random.sample` of the list that is sorted by name.
+    """A sample of each pair's points as scripts draw it: Python's `random.sample` of a list that is sorted by name.
 
-    A name is dp_tp_pp_sp_sharded_recompute, sorted as text, so that 16 comes before 2. All pairs draw one after the
-    other from one stream of random numbers, as after one `random.seed(seed)`.
+    A name is dp_tp_pp_sp_sharded_recompute, sorted as text, so 16 precedes 2. The pairs draw in turn from one stream of
+    random numbers, as after one `random.seed(seed)`.
     """
 
     n: int
     seed: int = 0
 
     def sample(self, points: Sequence[Point]) -> list[Point]:
-        """At most `n` points of each pair, in their order; the same for the same lists and seed."""
+        """Returns at most `n` points of each pair in their order; the same lists and seed give the same sample."""
         stream = random.Random(self.seed)
         by_pair: dict[tuple[str, str], list[Point]] = {}
         for point in points:
@@ -117,11 +117,11 @@ def _name(point: Point) -> str:
 
 
 _LOOKED_AT = 256
-"""points among which the next one of a balanced sample is picked"""
+"""number of points among which the next one of a balanced sample is picked"""
 
 
 def _balanced(points: Sequence[Point], shuffled: list[int], n: int) -> list[int]:
-    """`n` of the points, each the one whose values have come up the least so far, among the next ones."""
+    """Picks `n` points, each time the one among the next points whose values have come up least so far."""
     counts: Counter[tuple[str, object]] = Counter()
     taken: list[int] = []
     waiting = shuffled[::-1]
@@ -142,7 +142,7 @@ def _values(point: Point) -> list[tuple[str, object]]:
 
 
 def all_points(plan: Plan, pairs: Sequence[tuple[Workload, str]], npus: Mapping[str, int], place: str) -> list[Point]:
-    """Every point of every pair of a workload and a system; `npus` is by system.
+    """Returns every point of every pair of a workload and a system; `npus` is by system.
 
     Raises:
         ForerunError: no strategy fills a system, or there are too many points.
@@ -150,7 +150,7 @@ def all_points(plan: Plan, pairs: Sequence[tuple[Workload, str]], npus: Mapping[
     points: list[Point] = []
     for workload, system in pairs:
         before = len(points)
-        for strategy in plan.strategies(npus[system], experts=not workload.is_first):
+        for strategy in plan.strategies(npus[system], experts=not workload.is_first_generation):
             points.append(Point(workload.name, system, strategy))
             if len(points) > MOST_POINTS:
                 raise ForerunError(

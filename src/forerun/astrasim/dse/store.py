@@ -1,4 +1,4 @@
-"""What has been found before: outcomes by what they depend on, in a file that survives a break."""
+"""Outcomes of points in a file, by a digest of everything that they depend on."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from forerun.common.records import Records
 NAME = "points.sqlite"
 _TABLE = "outcome"
 _FORMAT = 2
-"""goes up when a point's figures mean something else, or are computed in another way"""
+"""increases when the meaning or the computation of a point's figures changes"""
 
 
 def keys_of(exploration: Exploration) -> list[str]:
-    """Key of each point: a digest of all that its outcome depends on, names left out."""
+    """Returns the key of each point: a digest of everything that its outcome depends on, without names."""
     machines = {name: _text(_machine(machine)) for name, machine in exploration.machines.items()}
-    sizes = {name: _text([load.is_first, dict(load.sizes)]) for name, load in exploration.workloads.items()}
+    sizes = {name: _text([load.is_first_generation, dict(load.sizes)]) for name, load in exploration.workloads.items()}
     return [_key(point, sizes, machines, exploration.issue_order) for point in exploration.points]
 
 
@@ -47,14 +47,14 @@ def _text(value: Any) -> str:
 class Store(Records):
     """The outcomes in a folder. A context manager.
 
-    Raises ForerunError where the file can't be read or written, or is no store.
+    Raises ForerunError if the file can't be read or written, or is not a store.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / NAME, _TABLE)
 
     def known(self, keys: Iterable[str]) -> dict[str, Outcome]:
-        """The outcomes that are here, of these keys; records of earlier formats have other keys."""
+        """Returns the known outcomes of these keys; records of earlier formats have other keys."""
         wanted = set(keys)
         try:
             return {key: _outcome(record) for key, record in self.all().items() if key in wanted}
@@ -62,7 +62,7 @@ class Store(Records):
             raise self.unusable(error) from None
 
     def keep(self, outcomes: Iterable[tuple[str, Outcome]]) -> None:
-        """Keep outcomes, all or none of them."""
+        """Adds outcomes: all of them, or none if it fails."""
         self.add((key, asdict(outcome)) for key, outcome in outcomes)
 
 

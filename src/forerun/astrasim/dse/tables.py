@@ -1,4 +1,4 @@
-"""The rows of an exploration as CSV, Parquet and JSON files, which appear whole or not at all."""
+"""Writes the rows of an exploration as CSV, Parquet and JSON files, which appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _FLAGS = ("weight_sharded", "activation_recompute", "fits")
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """One line a point; what is not known is empty, flags are true and false.
+    """Writes a line for each point; unknown values are empty, flags are true or false.
 
-    Raises ForerunError where the file can't be written.
+    Raises ForerunError if the file can't be written.
     """
     with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
         flat = [row.flat() for row in rows]
@@ -34,14 +34,14 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 
 def metrics_name(workload: str, system: str) -> str:
-    """File name of the metrics of a pair; what file names don't like is an underscore."""
+    """Returns the file name of a pair's metrics, with an underscore for each character that files can't have."""
     return re.sub(r"[^\w.+-]", "_", f"{workload}_{system}") + ".json"
 
 
 def write_metrics(path: Path, pair: PairResult) -> None:
-    """The metrics of rank 0 of every point that could be simulated, keyed `dp_tp_sp_pp_ar`, as one JSON object.
+    """Writes the metrics of rank 0 of every simulated point, by `dp_tp_sp_pp_ar`, as one JSON object.
 
-    Times are in ns, memory in bytes as the trace counts them. Raises ForerunError where the file can't be written.
+    Times are in ns, memory in the trace's bytes. Raises ForerunError if the file can't be written.
     """
     metrics = {key_of(row.point.strategy): _metrics(row) for row in pair.rows if row.figures}
     with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8") as file:
@@ -75,9 +75,9 @@ def parquet_is_possible() -> bool:
 
 
 def write_parquet(path: Path, rows: Sequence[Row]) -> None:
-    """The same with types; what is not known is null.
+    """Writes the rows of `write_csv` with types; unknown values are null.
 
-    Raises ForerunError where the file can't be written.
+    Raises ForerunError if the file can't be written.
     """
     import pyarrow
     import pyarrow.parquet

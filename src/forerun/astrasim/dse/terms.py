@@ -1,7 +1,7 @@
-"""What the time and the memory of a point consist of: compute, exposed communication by axis, what is held.
+"""The terms of a point's time and memory: compute, exposed communication by axis, idle time; held and made tensors.
 
-The time of a rank is its compute plus what is exposed: the time in which it does not compute. Of that, a collective or
-a send under way has its part (one is under way at a time); receives have what is left of theirs; the rest is idle.
+The time of a rank is its compute time plus its exposed time, in which it doesn't compute. In exposed time, the current
+collective or send (at most one at a time) counts first, then receives; the rest is idle.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from forerun.astrasim.astra.lower import LoweredTrace
 from forerun.astrasim.astra.replay import Replay
 from forerun.astrasim.astra.statistics import peak_memory
 from forerun.astrasim.chakra.trace import CommType, NodeKind
+from forerun.common.arrays import pointers
 from forerun.core.program.types import I64
 
 _PIPELINE = "pp"
@@ -31,15 +32,15 @@ class Communication:
     """all-reduce, all-gather and so on; send, receive"""
     calls: int
     size_bytes: int
-    """as the trace counts: of an all-gather the local shard, of others the full buffer"""
+    """in the trace's bytes: the local shard of an all-gather, the full buffer of others"""
     exposed_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What makes up the time of the rank that ends last, and the memory of the rank that needs most.
+    """The time of the rank that ends last, and the memory of the rank that needs most, split into terms.
 
-    `compute_ns`, what is exposed of every communication, and `idle_ns` add up to the time of the rank.
+    `compute_ns`, `idle_ns` and the exposed time of all communication add up to the time of the rank.
     """
 
     operations: int
@@ -47,15 +48,15 @@ class Terms:
     communication: tuple[Communication, ...]
     idle_ns: int
     held_bytes: int
-    """of the peak: weights and inputs, there before the first node"""
+    """the part of the peak in weights and inputs, which exist before the first node"""
     made_bytes: int
-    """of the peak: activations and gradients, made by nodes"""
+    """the part of the peak in activations and gradients, which nodes make"""
 
 
 def terms_of(replay: Replay, last: int, largest: int, axes: Sequence[str]) -> Terms:
-    """The terms of the ranks `last` (of time) and `largest` (of memory).
+    """Returns the terms of time of rank `last` and of memory of rank `largest`.
 
-    `axes` are those with more than one rank: column `group` of a generated trace numbers them.
+    `axes` are those with several ranks, in the order in which column `group` of a generated trace numbers them.
     """
     lowered, rows = _of_rank(replay, last)
     found = _communication(lowered, replay.run.result.start_ns[rows], replay.run.result.end_ns[rows], axes)
@@ -76,7 +77,7 @@ def terms_of(replay: Replay, last: int, largest: int, axes: Sequence[str]) -> Te
 
 
 def _of_rank(replay: Replay, rank: int) -> tuple[LoweredTrace, slice]:
-    """What stands for a rank: its trace, and where its nodes are."""
+    """Returns the trace of the simulated rank that stands for `rank`, and the slice of its nodes."""
     actor, first = replay.actor_of_rank[rank], replay.program.nodes.first
     return replay.program.traces[actor], slice(int(first[actor]), int(first[actor + 1]))
 
@@ -104,7 +105,7 @@ def _communication(lowered: LoweredTrace, start: I64, end: I64, axes: Sequence[s
 
 
 def _union(start: I64, end: I64) -> tuple[I64, I64]:
-    """Intervals that do not overlap and cover the same, in their order."""
+    """Returns intervals that cover the same times without overlaps, in order."""
     order = np.argsort(start, kind="stable")
     start, reached = start[order], np.maximum.accumulate(end[order])
     if not len(start):
@@ -114,15 +115,15 @@ def _union(start: I64, end: I64) -> tuple[I64, I64]:
 
 
 def _outside(start: I64, end: I64, covered_start: I64, covered_end: I64) -> I64:
-    """How much of each interval lies outside the covered ones, which do not overlap."""
+    """Returns how much of each interval lies outside the covered ones, which don't overlap."""
     return (end - start) - (_covered(end, covered_start, covered_end) - _covered(start, covered_start, covered_end))
 
 
 def _covered(until: I64, start: I64, end: I64) -> I64:
-    """How much lies in the intervals before each of the times `until`."""
+    """Returns how much of the intervals lies before each time of `until`."""
     if not len(start):
         return np.zeros(len(until), np.int64)
-    total = np.concatenate([[0], np.cumsum(end - start)])
+    total = pointers(end - start)
     last = np.searchsorted(start, until, side="right") - 1
     inside = np.minimum(until, end[last]) - start[last]
     covered: I64 = np.where(last >= 0, total[np.maximum(last, 0)] + inside, 0)

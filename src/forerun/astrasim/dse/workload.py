@@ -1,4 +1,4 @@
-"""Workloads: the size of a transformer, as STAGE's flags name it; strategies make it the flags of a point."""
+"""Workloads, which are the sizes of a transformer by STAGE's flags, and strategies, which split them over ranks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ Args: TypeAlias = "StageArgs | SecondStageArgs"
 
 _STRATEGY = ("dp", "tp", "sp", "pp", "ep", "weight_sharded", "activation_recompute")
 _AXIS_OF_SYMBOL = {"cp": "sp"}
-"""where STAGE's second generation calls an axis otherwise"""
-_FIRST = {field.name: field.type for field in fields(StageArgs) if field.name not in _STRATEGY}
-_SECOND = {field.name: field.type for field in fields(SecondStageArgs) if field.name not in _STRATEGY}
-_OF_FIRST = set(_FIRST) - set(_SECOND)
-_OF_SECOND = set(_SECOND) - set(_FIRST)
-_NEEDED_FIRST = tuple(_FIRST)
-_NEEDED_SECOND = ("dvocal", "dmodel", "dff", "head", "seq", "batch", "num_stacks")
+"""axes that have another symbol in STAGE's second generation"""
+_FIRST_GENERATION = {field.name: field.type for field in fields(StageArgs) if field.name not in _STRATEGY}
+_SECOND_GENERATION = {field.name: field.type for field in fields(SecondStageArgs) if field.name not in _STRATEGY}
+_SIZES = _FIRST_GENERATION | _SECOND_GENERATION
+_NEEDED_IN_SECOND = ("dvocal", "dmodel", "dff", "head", "seq", "batch", "num_stacks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +44,32 @@ class Workload:
 
     name: str
     sizes: Mapping[str, int | bool | str]
-    is_first: bool
+    is_first_generation: bool
 
     def args(self, strategy: Strategy) -> Args:
-        """The flags of a point.
+        """Returns the flags of a point.
 
         Raises:
-            ForerunError: the generation can't make the workload with this strategy.
+            ForerunError: STAGE's generation can't make the workload with this strategy.
         """
         split: dict[str, Any] = {name: getattr(strategy, name) for name in _STRATEGY}
-        if not self.is_first:
+        if not self.is_first_generation:
             return SecondStageArgs(**self.sizes, **split)  # type: ignore[arg-type]
         if split.pop("ep") > 1:
             raise ForerunError("experts (ep) are for workloads of STAGE's second generation, those with dvocal")
         return StageArgs(**self.sizes, **split)  # type: ignore[arg-type]
 
     def axes(self, strategy: Strategy) -> tuple[str, ...]:
-        """The axes of more than one rank whose groups the traces of a point have, in the order of their numbers."""
+        """Returns the axes with several ranks, in the order in which the traces of a point number their groups."""
         degrees = self.args(strategy).degrees
         return tuple(_AXIS_OF_SYMBOL.get(symbol, symbol) for symbol, degree in degrees.items() if degree > 1)
 
 
 def workload_from(name: str, data: Any, place: str) -> Workload:
-    """The workload in a mapping of sizes; `din` and `dout` tell the first generation, `dvocal` the second.
+    """Makes a workload of a mapping of sizes; `din` and `dout` mean STAGE's first generation, `dvocal` its second.
 
     Raises:
-        ForerunError: a key is unknown, missing or of both generations, a value is of the wrong type or range.
+        ForerunError: a key is unknown or missing, keys are of both generations, or a value is wrong.
     """
     if not isinstance(data, dict):
         raise ForerunError(f"{place}: expected sizes such as dmodel: 8192, got {str(data)[:60]!r}")
@@ -79,21 +77,23 @@ def workload_from(name: str, data: Any, place: str) -> Workload:
     for key in given:
         if key in _STRATEGY:
             raise ForerunError(f"{place}.{key}: belongs under plan, where its values are listed")
-        if key not in {**_FIRST, **_SECOND}:
-            raise UnknownName(f"key in {place}", key, [*{**_FIRST, **_SECOND}])
-    first, second = sorted(_OF_FIRST & given.keys()), sorted(_OF_SECOND & given.keys())
-    if first and second:
+        if key not in _SIZES:
+            raise UnknownName(f"key in {place}", key, list(_SIZES))
+    in_first = sorted(given.keys() & (_FIRST_GENERATION.keys() - _SECOND_GENERATION.keys()))
+    in_second = sorted(given.keys() & (_SECOND_GENERATION.keys() - _FIRST_GENERATION.keys()))
+    if in_first and in_second:
         raise ForerunError(
-            f"{place}: {first[0]} is of STAGE's first generation, {second[0]} of its second; give those of one"
+            f"{place}: {in_first[0]} is of STAGE's first generation, {in_second[0]} of its second; give those of one"
         )
-    if not first and "dvocal" not in given:
+    if not in_first and "dvocal" not in given:
         raise ForerunError(f"{place}: give din and dout (STAGE's first generation) or dvocal (its second)")
-    kinds, needed = (_FIRST, _NEEDED_FIRST) if first else (_SECOND, _NEEDED_SECOND)
+    kinds = _FIRST_GENERATION if in_first else _SECOND_GENERATION
+    needed = tuple(_FIRST_GENERATION) if in_first else _NEEDED_IN_SECOND
     missing = [key for key in needed if key not in given]
     if missing:
         raise ForerunError(f"{place}: key {missing[0]!r} is missing; a workload has {', '.join(needed)}")
     sizes = {key: _value(value, str(kinds[key]), f"{place}.{key}") for key, value in given.items()}
-    workload = Workload(name, sizes, bool(first))
+    workload = Workload(name, sizes, bool(in_first))
     try:
         workload.args(Strategy())
     except ForerunError as error:
@@ -110,5 +110,5 @@ def _value(value: Any, kind: str, place: str) -> int | bool | str:
 
 
 def traces_of(args: Args) -> StageTraces | SecondStageTraces:
-    """The traces of all ranks, made when asked for."""
+    """Returns the traces of all ranks, each made on use."""
     return generate(args) if isinstance(args, StageArgs) else generate_second(args)

@@ -1,0 +1,1 @@
+"""STAGE's transformers, of both generations, straight into the columns of traces."""

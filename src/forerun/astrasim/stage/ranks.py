@@ -1,6 +1,6 @@
-"""Ranks of a trace by their place: which number, which communicator groups.
+"""Ranks and communicator groups as STAGE numbers them.
 
-A rank's number counts its place in the spatial dimensions (the first varies fastest), then pipeline stages.
+The number of a rank counts its place in the spatial dimensions (the first varies fastest), then its pipeline stage.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from forerun.astrasim.chakra.trace import CommGroups
 
 
 def communicator_groups(degrees: Mapping[str, int], stage_order: Sequence[int]) -> CommGroups:
-    """The groups of STAGE, numbered from 1: by dimension, then pipeline stage, then the other dimensions (the first of
-    them slowest); groups of one rank too. `degrees` are ranks by dimension, `stage_order` the stages as ranks go."""
+    """Returns all groups, also of one rank, numbered from 1 by dimension, pipeline stage and the other dimensions.
+
+    The first of the other dimensions varies slowest. `degrees` are the ranks in each dimension, and `stage_order` holds
+    the stages in the order of their ranks.
+    """
     step = _steps(degrees)
     place = {stage: number for number, stage in enumerate(stage_order)}
     a_stage = math.prod(degrees.values())
@@ -28,7 +31,7 @@ def communicator_groups(degrees: Mapping[str, int], stage_order: Sequence[int]) 
 
 
 def groups_of(rank: int, degrees: Mapping[str, int], stage_order: Sequence[int]) -> tuple[str, ...]:
-    """Names of the groups of more than one rank that `rank` is in, by dimension."""
+    """Returns the names of the groups of more than one rank that `rank` is in, by dimension."""
     own, index = divmod(rank, math.prod(degrees.values()))
     place = {degree: index // step % degrees[degree] for degree, step in _steps(degrees).items()}
     n_ranks = len(stage_order) * math.prod(degrees.values())
@@ -45,7 +48,7 @@ def groups_of(rank: int, degrees: Mapping[str, int], stage_order: Sequence[int])
 
 
 def _steps(degrees: Mapping[str, int]) -> dict[str, int]:
-    """How far apart neighbours in each dimension are."""
+    """Returns the distance in rank numbers of neighbours in each dimension."""
     steps, step = {}, 1
     for degree, ranks in degrees.items():
         steps[degree] = step

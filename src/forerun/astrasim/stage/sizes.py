@@ -1,4 +1,4 @@
-"""Sizes in symbols: sums of products, as much algebra as tensor shapes need."""
+"""Symbolic sizes: sums of products, which is as much algebra as tensor shapes need."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from functools import cache
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A sum of terms: each is a coefficient and the powers of symbols, or of sums kept whole, that it multiplies.
+    """A sum of terms. A term is a coefficient times powers of symbols, or of sums that are not expanded.
 
-    Terms and powers are sorted, so that equal sizes compare equal and print alike.
+    Terms and powers are sorted, so equal sizes compare equal and print alike.
     """
 
     terms: tuple[Term, ...]
@@ -42,7 +42,7 @@ class Size:
         return " + ".join(_term_text(term) for term in self.terms) or "0"
 
     def symbols(self) -> frozenset[str]:
-        """Every symbol in it."""
+        """Returns every symbol in the size."""
         found: set[str] = set()
         for _, powers in self.terms:
             for base, _ in powers:
@@ -50,7 +50,7 @@ class Size:
         return frozenset(found)
 
     def value(self, values: Mapping[str, int]) -> Fraction:
-        """What it comes to where each symbol has a value, exactly."""
+        """Returns the exact value of the size for these values of its symbols."""
         total = Fraction(0)
         for coefficient, powers in self.terms:
             product = coefficient
@@ -60,7 +60,7 @@ class Size:
         return total
 
     def without(self, symbols: Collection[str]) -> Size:
-        """The size with each of these symbols set to 1."""
+        """Returns the size with each of these symbols set to 1."""
         total = ZERO
         for coefficient, powers in self.terms:
             product = number(coefficient)
@@ -81,7 +81,7 @@ Term = tuple[Fraction, Powers]
 
 
 def number(value: int | Fraction) -> Size:
-    """A size without symbols."""
+    """Returns a size without symbols."""
     return Size(((Fraction(value), ()),)) if value else ZERO
 
 
@@ -90,7 +90,7 @@ ONE = Size(((Fraction(1), ()),))
 
 
 def product(sizes: tuple[Size, ...]) -> Size:
-    """The elements of a tensor of this shape."""
+    """Returns the number of elements of a tensor of this shape."""
     total = ONE
     for size in sizes:
         total *= size
@@ -99,7 +99,7 @@ def product(sizes: tuple[Size, ...]) -> Size:
 
 @cache
 def size(text: str) -> Size:
-    """Read `Dmodel*(Head+2*KVHead)/tp`: names, whole numbers, +, *, / and brackets."""
+    """Reads a size such as `Dmodel*(Head+2*KVHead)/tp`: names, whole numbers, +, *, / and brackets."""
     return _read(ast.parse(text.strip(), mode="eval").body)
 
 
@@ -130,7 +130,7 @@ def _base_order(base: Base) -> tuple[int, str]:
 
 
 def _sorted_terms(terms: list[Term]) -> tuple[Term, ...]:
-    # lexicographic by the exponents of the symbols in order, highest first: the usual order of a printed polynomial
+    # Polynomials are usually printed in this order: lexicographic by exponents, highest first.
     bases = sorted({base for _, powers in terms for base, _ in powers}, key=_base_order)
     return tuple(sorted(terms, key=lambda term: [-dict(term[1]).get(base, 0) for base in bases]))
 

@@ -12,9 +12,10 @@ import typer
 
 from forerun.astrasim.stage.first_generation import StageArgs, generate
 from forerun.astrasim.stage.first_generation.args import truth
+from forerun.astrasim.stage.generated import GeneratedTraces
 from forerun.astrasim.stage.second_generation import SecondStageArgs, generate_second
 from forerun.astrasim.stage.second_generation.args import MODEL_TYPES
-from forerun.astrasim.stage.write import Generated, trace_name, write_traces
+from forerun.astrasim.stage.write import trace_name, write_traces
 from forerun.common.errors import ForerunError
 
 SCHEMA = "v0.0.4"
@@ -69,7 +70,7 @@ def stage(**flags: Any) -> None:
         raise ForerunError(f"--chakra_schema_version {version}: only {SCHEMA} is written; see forerun chakra convert")
     folder, name = Path(given["output_dir"]), given["output_name"]
     if _is_first(given):
-        traces: Generated = generate(StageArgs(**_values(given, _FIRST)))
+        traces: GeneratedTraces = generate(StageArgs(**_values(given, _FIRST)))
         groups = given["comm_group_file"]
     else:
         traces = second = generate_second(SecondStageArgs(**_values(given, _SECOND)))

@@ -1,4 +1,4 @@
-"""STAGE's first generation: dense transformers, the whole batch at once, layers dealt out one by one."""
+"""STAGE's first generation: dense transformers, the whole batch at once, layers dealt to stages in turn."""
 
 from forerun.astrasim.stage.first_generation.args import StageArgs, load_stage_args
 from forerun.astrasim.stage.first_generation.generate import StageTraces, generate

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.files import read_json
 
 _MOST = 1 << 31
 _TRUE, _FALSE = ("true", "t", "1", "yes", "y"), ("false", "f", "0", "no", "n")
@@ -17,20 +18,20 @@ _TRUE, _FALSE = ("true", "t", "1", "yes", "y"), ("false", "f", "0", "no", "n")
 class StageArgs:
     """The flags of STAGE's first generation, with its defaults.
 
-    Sizes need not be divisible by degrees: local sizes are fractions then, and cut off when they are written.
+    Degrees need not divide sizes: local sizes are then fractions, which are truncated when they are written.
 
     Raises:
-        ForerunError: a flag that is not a whole number of at least 1, or more pipeline stages than layers and the two
-            embeddings can fill.
+        ForerunError: a flag is not a whole number of at least 1, or there are more pipeline stages than layers and
+            embeddings.
     """
 
     dp: int = 1
     tp: int = 1
     sp: int = 1
-    """sequence parallelism: tokens, and keys in attention, split over ranks"""
+    """sequence parallelism: tokens, and keys in attention, are split over ranks"""
     pp: int = 1
     weight_sharded: bool = False
-    """weights split over dp and sp too, gathered before use"""
+    """whether weights are split over dp and sp too, and gathered before use"""
     activation_recompute: bool = False
     din: int = 51200
     dout: int = 25600
@@ -55,7 +56,7 @@ class StageArgs:
 
     @property
     def degrees(self) -> dict[str, int]:
-        """Ranks by spatial dimension; the first varies fastest with the rank."""
+        """Ranks in each spatial dimension; the first dimension varies fastest with the rank."""
         return {"dp": self.dp, "tp": self.tp, "sp": self.sp}
 
     @property
@@ -68,15 +69,12 @@ class StageArgs:
 
 
 def load_stage_args(path: str | Path) -> StageArgs:
-    """Read flags from a JSON file `{"dp": 2, "num_stacks": 4, ...}`; what it leaves out has STAGE's defaults.
+    """Reads flags from a JSON file `{"dp": 2, "num_stacks": 4, ...}`; missing flags have STAGE's defaults.
 
     Raises:
-        ForerunError: unreadable file, not a JSON object, an unknown flag, a value of the wrong type or range.
+        ForerunError: the file can't be read or is not a JSON object, a flag is unknown, or a value is wrong.
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ForerunError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
+    data = read_json(path)
     if not isinstance(data, dict):
         raise ForerunError(f"{path}: expected a JSON object of flags")
     known = {field.name: field.type for field in fields(StageArgs)}
@@ -92,7 +90,7 @@ def load_stage_args(path: str | Path) -> StageArgs:
 
 
 def truth(value: object, place: str) -> bool:
-    """A truth value as STAGE's flags spell it; raises ForerunError, naming `place`."""
+    """Reads a truth value as STAGE's flags do. Raises ForerunError, naming `place`."""
     text = str(value).lower()
     if text not in _TRUE + _FALSE:
         raise ForerunError(f"{place}: {value!r} is neither true nor false")

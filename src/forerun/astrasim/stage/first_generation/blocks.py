@@ -1,26 +1,27 @@
 """The blocks of STAGE's first generation: an embedding, attention and a feed-forward network, forward and backward.
 
-Symbols: Batch, Seq, Dmodel, Dff, Head, Din, Dout; degrees dp, tp, sp. Einsum letters: b batch, s and w positions,
-m and n features, h heads. There is no output projection and no softmax; a norm costs 5 operations an element. Names and
-order of the tensors are STAGE's: they decide names, numbers and order of the nodes.
+Symbols: Batch, Seq, Dmodel, Dff, Head, Din, Dout; degrees dp, tp, sp. Einsum letters: b batch, s and w positions, m and
+n features, h heads. There is no output projection and no softmax. Names and order of the tensors are STAGE's, since
+they decide names, ids and order of the nodes.
 """
 
 from __future__ import annotations
 
-from forerun.astrasim.stage.tensors import Block, Layout, Operand, Tensor, layout
+from forerun.astrasim.stage.reference import FIRST_GENERATION
+from forerun.astrasim.stage.tensors import Block, Layout, Operand, layout
 
-NORM_OPS = 5
+NORM_OPS = FIRST_GENERATION["norm_ops"]
 TOKENS = "Batch/dp, Seq/sp"
 FEATURES = layout(f"{TOKENS}, Dmodel/tp")
-"""between blocks: features split over tp"""
+"""layout between blocks, with features split over tp"""
 ALL_FEATURES = layout(f"{TOKENS}, Dmodel")
 FORWARD_IN, FORWARD_OUT = "mha_x", "ffn_norm"
 BACKWARD_IN, BACKWARD_OUT = "ffn_dnorm", "mha_d_x"
-"""how a layer is linked to the layers before and behind it"""
+"""the tensors that link a layer to its neighbours"""
 
 
 def embedding(inputs: str, outputs: str, sharded: bool) -> Block:
-    """inputs -> outputs, both split over tp; the weight `sharded` over dp and sp too, or whole."""
+    """An embedding from `inputs` to `outputs`, both split over tp; the weight may be `sharded` over dp and sp too."""
     x, all_x = layout(f"{TOKENS}, {inputs}/tp"), layout(f"{TOKENS}, {inputs}")
     y = layout(f"{TOKENS}, {outputs}/tp")
     w = layout(f"{inputs}, {outputs}/tp")
@@ -35,33 +36,19 @@ def embedding(inputs: str, outputs: str, sharded: bool) -> Block:
 
 
 def layer(sharded: bool, recompute: bool) -> Block:
-    """Attention, then a feed-forward network, each with a residual sum and a norm."""
+    """A layer: attention, then a feed-forward network, each with a residual sum and a norm."""
     block = Block()
-    _join(block, "mha", attention(sharded, recompute))
-    _join(block, "ffn", feed_forward(sharded, recompute))
+    block.nest("mha_", attention(sharded, recompute))
+    block.nest("ffn_", feed_forward(sharded, recompute))
     block.link("mha_norm", "ffn_x0")
     block.link("ffn_dx0", "mha_d_norm")
     return block
 
 
-def _join(block: Block, prefix: str, inner: Block) -> None:
-    def named(name: str | None) -> str | None:
-        return None if name is None else f"{prefix}_{name}"
-
-    for name, tensor in inner.tensors.items():
-        block.tensors[f"{prefix}_{name}"] = Tensor(
-            tensor.operation,
-            named(tensor.first),
-            named(tensor.second),
-            tuple(f"{prefix}_{other}" for other in tensor.after),
-            named(tensor.gradient),
-        )
-
-
 def attention(sharded: bool, recompute: bool) -> Block:
-    """Heads split over tp, queries and keys over sp: queries are gathered, and each rank sees its part of the keys.
+    """Attention with heads split over tp, and queries and keys over sp: ranks gather queries and keep their keys.
 
-    With `recompute`, queries, keys, values and scores are computed again once the gradient has come.
+    With `recompute`, queries, keys, values and scores are computed again when the gradient arrives.
     """
     every = "Batch/dp, Seq, Dmodel/Head, Head/tp"
     heads = layout(f"{TOKENS}, Dmodel/Head, Head/tp")
@@ -114,7 +101,7 @@ def attention(sharded: bool, recompute: bool) -> Block:
 
 
 def feed_forward(sharded: bool, recompute: bool) -> Block:
-    """Two matrices, the wide dimension split over tp; with `recompute`, the first product is computed again."""
+    """Two matrices with the inner dimension split over tp; with `recompute`, the first product is computed again."""
     wide = layout(f"{TOKENS}, Dff/tp")
     up, down = layout("Dmodel, Dff/tp"), layout("Dff/tp, Dmodel")
     block = Block()

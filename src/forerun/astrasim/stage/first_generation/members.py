@@ -1,7 +1,7 @@
-"""The tensors of a whole model and of each pipeline stage.
+"""The tensors of a whole model, and those of each pipeline stage.
 
-A model is a row of positions: 0 the input embedding, 1 to L the layers, L + 1 the output embedding. Position p is on
-pipeline stage p mod pp, so that with more than one stage no two neighbours share one.
+A model has positions: 0 is the input embedding, 1 to L are the layers, L + 1 is the output embedding. Position p is on
+pipeline stage p mod pp, so with several stages neighbours are never on the same stage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from forerun.astrasim.stage.tensors import Block, Kind, Operation
 
 
 class Form(IntEnum):
-    """What a tensor is to the stage that has it; a stage lists its tensors in this order."""
+    """The kinds of tensors on a stage, in the order in which the stage lists them."""
 
     OWN = 0
     UPDATED = 1
@@ -33,25 +33,25 @@ class Form(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A tensor; operands are other members."""
+    """A tensor of the model; its operands are other members."""
 
     position: int
     name: str
-    """in its block"""
+    """its name in its block"""
     operation: Operation
     form: Form
     user: int
-    """position that has it: for what is received, where it is used"""
-    first: Member | None = None
-    second: Member | None = None
+    """position of the tensor; of a received one, the position that uses it"""
+    x1: Member | None = None
+    x2: Member | None = None
     after: tuple[Member, ...] = ()
     is_backward: bool = False
-    """of what is received: whether it comes from the next position, not the one before"""
+    """whether a received tensor comes from the next position, not the previous one"""
 
 
 @dataclass(slots=True)
 class StageMembers:
-    """The tensors of one pipeline stage, in the order in which their nodes are numbered."""
+    """The tensors of one pipeline stage, in the order of their node ids."""
 
     members: list[Member] = field(default_factory=list)
     sent: dict[int, bool] = field(default_factory=dict)
@@ -64,7 +64,7 @@ def _blocks(sharded: bool, recompute: bool) -> tuple[Block, Block, Block]:
 
 
 def model(sharded: bool, recompute: bool, layers: int) -> list[Member]:
-    """Every tensor in STAGE's order: the embeddings, the layers, then the updated weights in the same order."""
+    """Returns all tensors in STAGE's order: the embeddings, the layers, then the updated weights in the same order."""
     first, middle, last = _blocks(sharded, recompute)
     placed = {0: first, layers + 1: last} | dict.fromkeys(range(1, layers + 1), middle)
     members: dict[tuple[int, str], Member] = {}
@@ -74,8 +74,8 @@ def model(sharded: bool, recompute: bool, layers: int) -> list[Member]:
     for position, block in placed.items():
         for name, tensor in block.tensors.items():
             member = members[position, name]
-            member.first = members[position, tensor.first] if tensor.first else None
-            member.second = members[position, tensor.second] if tensor.second else None
+            member.x1 = members[position, tensor.x1] if tensor.x1 else None
+            member.x2 = members[position, tensor.x2] if tensor.x2 else None
             member.after = tuple(members[position, other] for other in tensor.after)
     _link(members, layers)
     updates = [
@@ -90,7 +90,7 @@ def model(sharded: bool, recompute: bool, layers: int) -> list[Member]:
 def _link(members: dict[tuple[int, str], Member], layers: int) -> None:
     def provide(position: int, held: str, of: int, source: str) -> None:
         member = members[position, held]
-        member.operation, member.first = _provided(member.operation), members[of, source]
+        member.operation, member.x1 = _provided(member.operation), members[of, source]
 
     end = layers + 1
     provide(end, "dy", end, "y")
@@ -99,7 +99,7 @@ def _link(members: dict[tuple[int, str], Member], layers: int) -> None:
         provide(position, FORWARD_IN, position - 1, before)
         behind = "dy" if position == 1 else BACKWARD_IN
         provide(position - 1, behind, position, BACKWARD_OUT)
-    if layers > 1:  # STAGE leaves the output embedding of a single layer on its own
+    if layers > 1:  # STAGE doesn't link the output embedding to a single layer
         provide(end, "x", layers, FORWARD_OUT)
         provide(layers, BACKWARD_IN, end, "dx")
 
@@ -126,13 +126,13 @@ def _updated(weight: Member, gradient: Member) -> Member:
 
 
 def stage_order(layers: int, stages: int) -> list[int]:
-    """Pipeline stages in the order of their ranks: that in which STAGE comes across them in its list of tensors."""
+    """Returns the pipeline stages in the order of their ranks, which is that of STAGE's list of tensors."""
     positions = [0, layers + 1, *range(1, layers + 1)]
     return list(dict.fromkeys(position % stages for position in positions))
 
 
 def deal(members: list[Member], layers: int, stages: int) -> list[StageMembers]:
-    """Each stage's tensors, in the order of `stage_order`; operands on other stages are replaced by received ones."""
+    """Returns each stage's tensors in the order of `stage_order`; received tensors replace operands of other stages."""
     order = stage_order(layers, stages)
     own: dict[int, StageMembers] = {stage: StageMembers() for stage in order}
     for member in members:
@@ -140,7 +140,7 @@ def deal(members: list[Member], layers: int, stages: int) -> list[StageMembers]:
     for stage, part in own.items():
         received: dict[int, Member] = {}
         for member in part.members:
-            for operand in ("first", "second"):
+            for operand in ("x1", "x2"):
                 remote = getattr(member, operand)
                 if remote is None or remote.position % stages == stage:
                     continue

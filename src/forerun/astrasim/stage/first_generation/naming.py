@@ -11,13 +11,13 @@ _REVISED = {Form.OWN: "{}@0", Form.UPDATED: "{}@1", Form.RECEIVED: "shadow_{}@0"
 
 
 def node_names(model: ModelSkeleton, stage: StageSkeleton) -> tuple[str, ...]:
-    """Of every row: `stack_3_mha_q@0_COMP`."""
+    """Returns the name of every row, such as `stack_3_mha_q@0_COMP`."""
     ids = _ids(model, stage.places, stage.position, stage.name)
     return tuple(name + SUFFIX[role] for name, role in zip(ids, stage.role.tolist(), strict=True))
 
 
 def tensor_names(model: ModelSkeleton, stage: StageSkeleton) -> tuple[str, ...]:
-    """Of every tensor, with its local shape: `in_emb_w@0Din,Dmodel/tp`."""
+    """Returns the name of every tensor with its local shape, such as `in_emb_w@0Din,Dmodel/tp`."""
     tensors = stage.tensors
     ids = _ids(model, tensors.places, tensors.position, tensors.name)
     return tuple(name + model.shapes[number] for name, number in zip(ids, tensors.name.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Nodes of one pipeline stage, sizes still in symbols: computations, the collectives before them, messages."""
+"""Nodes of one pipeline stage with symbolic sizes: computations, the collectives before them, messages."""
 
 from __future__ import annotations
 
@@ -7,51 +7,48 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from forerun.astrasim.chakra.trace import CommType, NodeKind
-from forerun.astrasim.stage.first_generation.matching import collectives
 from forerun.astrasim.stage.first_generation.members import Form, Member, StageMembers
+from forerun.astrasim.stage.matching import collectives
+from forerun.astrasim.stage.reference import FIRST_GENERATION
 from forerun.astrasim.stage.sizes import ZERO, Size
 from forerun.astrasim.stage.tensors import Kind, Layout
 
 Amount = tuple[Size, ...]
-"""sizes to be evaluated one by one and added up as doubles"""
+"""sizes that are evaluated one by one and added up as doubles"""
 SUFFIX = ("_COMP", "_X1COMM", "_X2_COMM", "_Y_SEND", "_Y_RECV")
 COMP, FIRST_COMM, SECOND_COMM, SENT, RECEIVED = range(5)
-"""what a node does for its tensor: place in SUFFIX"""
-_CHAINED = 3
-"""STAGE chains the collectives that wait for nothing where there are as many as this"""
+"""the role of a node for its tensor: index into SUFFIX"""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A node; dependencies are other nodes."""
+    """A node of a trace; its dependencies are other nodes."""
 
     member: Member
     role: int
     kind: NodeKind
     number: int
-    """how many nodes of the stage were made before it, messages not counted; of a message -1"""
+    """number of nodes of the stage that were made before it, without messages; -1 for a message"""
     size: Amount
-    """elements that it touches or moves"""
+    """elements that it reads and writes, or moves"""
     num_ops: Amount = ()
     comm_type: CommType = CommType.NONE
     degree: str = ""
     is_backward: bool = False
-    """of a message: whether it goes to the position before"""
+    """whether a message goes to the previous position"""
     data: list[Node] = field(default_factory=list)
     ctrl: list[Node] = field(default_factory=list)
 
     @property
     def inputs(self) -> Iterable[Member]:
-        """The tensors it reads; another layout of a tensor counts as that tensor."""
+        """The tensors that it reads; another layout of a tensor counts as that tensor."""
         member = self.member
         if self.role == COMP:
-            operands = [member.first, member.second]
+            operands = [member.x1, member.x2]
         elif self.role == SENT:
             operands = [member]
         else:
-            operands = [
-                member.first if self.role == FIRST_COMM else member.second if self.role == SECOND_COMM else None
-            ]
+            operands = [member.x1 if self.role == FIRST_COMM else member.x2 if self.role == SECOND_COMM else None]
         return [_stands_for(operand) for operand in operands if operand is not None]
 
     @property
@@ -60,12 +57,14 @@ class Node:
 
 
 def _stands_for(member: Member) -> Member:
-    return member.first if member.operation.kind is Kind.SAME and member.first is not None else member
+    return member.x1 if member.operation.kind is Kind.SAME and member.x1 is not None else member
 
 
 def stage_nodes(stage: StageMembers, degrees: tuple[str, ...]) -> tuple[list[Node], dict[int, int]]:
-    """The nodes in file order, and for each member (by id()) how many were numbered for it: those that cost nothing
-    are left out, but have numbers."""
+    """Returns the nodes in file order, and the number of ids of each member, by id() of the member.
+
+    Computations that cost nothing are left out, but take ids.
+    """
     by_member: dict[int, list[Node]] = {}
     output: dict[int, Node] = {}
     entries: list[tuple[Node, Member]] = []
@@ -95,20 +94,20 @@ def stage_nodes(stage: StageMembers, degrees: tuple[str, ...]) -> tuple[list[Nod
 
 
 def _member_nodes(member: Member, degrees: tuple[str, ...], count: int) -> tuple[list[Node], list[tuple[Node, Member]]]:
-    """The computation and, behind it in number, the collectives before it; and which of them wait for which operand."""
+    """Returns the computation of a member and the collectives before it, and which of them wait for which operand."""
     operation = member.operation
-    size = operation.result.elements, _elements(operation.first), _elements(operation.second)
+    size = operation.result.elements, _elements(operation.x1), _elements(operation.x2)
     num_ops = (operation.num_ops,) if operation.num_ops.terms else ()
     comp = Node(member, COMP, NodeKind.COMP, count, size, num_ops)
     nodes, entries = [comp], []
-    operands = (member.first, operation.first, FIRST_COMM), (member.second, operation.second, SECOND_COMM)
+    operands = (member.x1, operation.x1, FIRST_COMM), (member.x2, operation.x2, SECOND_COMM)
     for operand, want, role in operands:
         if operand is None or want is None:
             continue
         made = operand.operation.result
         own = [
             Node(member, role, NodeKind.COLLECTIVE, 0, (made.elements,), (), comm, degree)
-            for comm, degree in collectives(made, want, degrees)
+            for comm, degree in collectives(made, want, degrees, shared_dims=False)
         ]
         for number, node in enumerate(own):
             node.number = count + len(nodes) + number
@@ -129,7 +128,7 @@ def _message(member: Member, role: int, is_backward: bool) -> Node:
 
 
 def _without_free(nodes: list[Node]) -> list[Node]:
-    """Leave out computations that cost nothing: what waited for one waits for what that waited for."""
+    """Leaves out computations that cost nothing; their dependants inherit their dependencies."""
     dependants: dict[int, list[Node]] = {}
     for node in nodes:
         for dep in node.data:
@@ -147,8 +146,8 @@ def _without_free(nodes: list[Node]) -> list[Node]:
 
 
 def _chain(nodes: list[Node]) -> None:
-    """Collectives that wait for nothing (gathers of weights) go one after the other, as STAGE has them."""
+    """Chains the collectives that wait for nothing (gathers of weights), as STAGE does."""
     first = [node for node in nodes if node.kind is NodeKind.COLLECTIVE and not node.data and not node.ctrl]
-    if len(first) >= _CHAINED:
+    if len(first) >= FIRST_GENERATION["chained_collectives"]:
         for before, node in pairwise(first):
             node.ctrl.append(before)

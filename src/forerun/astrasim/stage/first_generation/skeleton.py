@@ -1,6 +1,6 @@
-"""The nodes of a pipeline stage in columns, whatever the sizes are.
+"""The nodes of a pipeline stage in columns, independent of sizes.
 
-Rows come in *segments*: the nodes of one position's own tensors, of its updated weights, of what it receives.
+Rows come in *segments*: the nodes of one position's own tensors, of its updated weights, of its received tensors.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from forerun.astrasim.stage.first_generation.members import Form, Member, deal, model
 from forerun.astrasim.stage.first_generation.nodes import Amount, Node, stage_nodes
+from forerun.common.arrays import csr
 from forerun.core.program.types import I8, I32, I64
 
 DEGREES = ("dp", "tp", "sp")
@@ -20,17 +21,17 @@ DEGREES = ("dp", "tp", "sp")
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where each entry of a list belongs; entries of a segment are side by side."""
+    """The segment of each entry of a list; the entries of a segment are adjacent."""
 
     form: I8
     """Form"""
     user: I32
-    """position whose segment it is in"""
+    """position of its segment"""
 
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """For each row a list of entries of another list."""
+    """A list of entries for each row, as CSR."""
 
     ptr: I64
     entry: I32
@@ -38,11 +39,11 @@ class Lists:
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """The tensors that nodes read or make."""
+    """The tensors that nodes read or write."""
 
     places: Places
     position: I32
-    """position whose tensor it is: of what is received, the sender"""
+    """position of the tensor; of a received one, the sender's"""
     name: I32
     """into ModelSkeleton.names"""
     amount: I32
@@ -51,32 +52,32 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class StageSkeleton:
-    """One pipeline stage; one row a node, in file order."""
+    """One pipeline stage: a row for each node, in file order."""
 
     places: Places
     position: I32
-    """position whose tensor the node works for: of a RECV, the sender"""
+    """position of the node's tensor; of a RECV, the sender's"""
     name: I32
-    """that tensor's name, into ModelSkeleton.names"""
+    """name of that tensor: index into ModelSkeleton.names"""
     role: I8
-    """into SUFFIX"""
+    """index into SUFFIX"""
     kind: I8
     number: I32
-    """how many nodes of the stage are numbered before it; of a message -1"""
+    """number of ids of the stage before it; -1 for a message"""
     is_backward: I8
     num_ops: I32
     size: I32
-    """amounts: what a computation costs and touches, what a communication moves"""
+    """indexes into ModelSkeleton.amounts: the operations, and the elements that the node touches or moves"""
     comm_type: I8
     degree: I8
-    """into DEGREES, -1"""
+    """index into DEGREES, -1 for none"""
     data: Lists
     ctrl: Lists
     inputs: Lists
     outputs: Lists
     tensors: Tensors
     numbered: I32
-    """nodes numbered in each segment, (3, positions)"""
+    """number of ids in each segment, (3, positions)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +86,15 @@ class ModelSkeleton:
 
     stages: tuple[StageSkeleton, ...]
     names: tuple[str, ...]
-    """of tensors within their blocks"""
+    """names of tensors in their blocks"""
     shapes: tuple[str, ...]
-    """of these tensors"""
+    """shapes of these tensors"""
     amounts: tuple[Amount, ...]
     layers: int
 
 
 class _Table(dict[Any, int]):
-    """Numbers what it is asked for, from 0."""
+    """Numbers its keys from 0 in the order of first use."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = len(self)
@@ -101,7 +102,7 @@ class _Table(dict[Any, int]):
 
 
 def build(sharded: bool, recompute: bool, degrees: tuple[str, ...], stages: int, layers: int) -> ModelSkeleton:
-    """Every node made on its own. `degrees` are those above 1."""
+    """Builds every node anew; `degrees` are those above 1."""
     names, amounts = _Table(), _Table()
     assert amounts[()] == 0
     parts = deal(model(sharded, recompute, layers), layers, stages)
@@ -163,6 +164,5 @@ def _places(members: Sequence[Member]) -> Places:
 
 
 def _lists(lists: Sequence[Sequence[int]]) -> Lists:
-    ptr = np.zeros(len(lists) + 1, dtype=np.int64)
-    np.cumsum([len(entries) for entries in lists], out=ptr[1:])
-    return Lists(ptr, _int32(entry for entries in lists for entry in entries))
+    ptr, entries = csr(lists)
+    return Lists(ptr, entries.astype(np.int32))

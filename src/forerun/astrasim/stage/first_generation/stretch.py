@@ -1,4 +1,4 @@
-"""Models of many layers from models of few: the layers between the outer ones are copies of one."""
+"""Makes models of many layers from models of few layers, by copying an inner layer."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ import numpy as np
 
 from forerun.astrasim.stage.first_generation.members import Form
 from forerun.astrasim.stage.first_generation.skeleton import Lists, ModelSkeleton, Places, StageSkeleton, Tensors
+from forerun.common.arrays import pointers
 from forerun.core.program.types import I32, I64
 
 _LAYERS_A_STAGE = 3
-"""as many as tell the first and last layer of a stage from those between"""
+"""enough layers to tell the first and the last layer of a stage from those between"""
 _COPIED = ("name", "role", "kind", "is_backward", "num_ops", "size", "comm_type", "degree")
 
 
 def smallest(stages: int, layers: int) -> int:
-    """How many layers are enough to `stretch` to this many."""
+    """Returns how many layers are enough to `stretch` a model to `layers`."""
     return min(layers, _LAYERS_A_STAGE * stages + layers % stages)
 
 
 def stretch(base: ModelSkeleton, stages: int, layers: int) -> ModelSkeleton:
-    """The skeleton of `layers` layers from that of `smallest(stages, layers)`: on every stage, copies of its second
-    layer put in behind it."""
+    """Returns the skeleton of `layers` layers, given that of `smallest(stages, layers)`.
+
+    Every stage gets copies of its second layer, behind that layer.
+    """
     if layers == base.layers:
         return base
     stretched = tuple(_Stretch(stage, stages, base.layers, layers).skeleton() for stage in base.stages)
@@ -31,7 +34,7 @@ def stretch(base: ModelSkeleton, stages: int, layers: int) -> ModelSkeleton:
 
 
 class _Insertion:
-    """Copies of position `second` put in behind it, at every `stages`-th position; later positions move on."""
+    """Copies of position `second`, behind it at every `stages`-th position; later positions move back."""
 
     def __init__(self, second: int, stages: int, layers: int, new_layers: int) -> None:
         self.end = layers + 1
@@ -39,7 +42,7 @@ class _Insertion:
         self._second, self._stages = second, stages
 
     def lengths(self, old: I32) -> I32:
-        """Lengths of the new segments from those of the old, both (3, positions)."""
+        """Returns the lengths of the new segments, given those of the old ones; both (3, positions)."""
         second, stages, moved = self._second, self._stages, self.moved
         new = np.zeros((len(old), old.shape[1] + moved), dtype=np.int32)
         new[:, : second + 1] = old[:, : second + 1]
@@ -48,7 +51,7 @@ class _Insertion:
         return new
 
     def positions(self, old: int) -> I64:
-        """Where the old position is now, and its copies."""
+        """Returns the new positions of an old position and its copies."""
         if old == self._second:
             return np.arange(old, old + self.moved + 1, self._stages)
         return np.array([old if old < self._second else old + self.moved])
@@ -56,19 +59,19 @@ class _Insertion:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """How a stretched list comes from the list it was made of."""
+    """How the entries of a stretched list are made of those of the old list."""
 
     source: I64
-    """of each new entry: the old one"""
+    """for each new entry: the old one"""
     user: I32
-    """its position"""
+    """for each new entry: its position"""
     shift: I32
-    """how far that is from the old one's"""
+    """for each new entry: its position minus that of the old one"""
     old: Places
     offset: I64
-    """of each old entry: its place in its segment"""
+    """for each old entry: its place in its segment"""
     start: I64
-    """of each new segment, (3, positions)"""
+    """first entry of each new segment, (3, positions)"""
 
 
 def _copied(places: Places, insertion: _Insertion) -> _Copy:
@@ -89,12 +92,12 @@ def _copied(places: Places, insertion: _Insertion) -> _Copy:
 
 
 def _order(positions: int) -> I64:
-    """Positions in the order in which their segments come: the embeddings before the layers."""
+    """Returns positions in the order of their segments: the embeddings precede the layers."""
     return np.array([0, positions - 1, *range(1, positions - 1)])
 
 
 def _starts(lengths: I32) -> I64:
-    """First entry of each segment; segments come by form."""
+    """Returns the first entry of each segment; segments are ordered by form."""
     order = _order(lengths.shape[1])
     flat = lengths[:, order].ravel().astype(np.int64)
     starts = np.zeros(lengths.shape, dtype=np.int64)
@@ -103,8 +106,11 @@ def _starts(lengths: I32) -> I64:
 
 
 class _Stretch:
-    """One pipeline stage. What an entry refers to is as many positions away as from the entry it is a copy of, but the
-    embeddings stay where they are."""
+    """The stretching of one pipeline stage.
+
+    A copy refers to entries at the same distance in positions as its original does, except that references to the
+    embeddings stay.
+    """
 
     def __init__(self, stage: StageSkeleton, stages: int, layers: int, new_layers: int) -> None:
         on_stage = np.unique(stage.places.user)
@@ -145,8 +151,7 @@ class _Stretch:
     def _lists(self, old: Lists, target: _Copy) -> Lists:
         source = self._rows.source
         length = np.diff(old.ptr)[source]
-        ptr = np.zeros(len(length) + 1, dtype=np.int64)
-        np.cumsum(length, out=ptr[1:])
+        ptr = pointers(length)
         entry = old.entry[np.arange(ptr[-1]) + np.repeat(old.ptr[source] - ptr[:-1], length)]
         user = target.old.user[entry]
         moved = np.where(user == self._insertion.end, self._insertion.moved, np.repeat(self._rows.shift, length))

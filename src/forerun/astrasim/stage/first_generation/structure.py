@@ -1,4 +1,4 @@
-"""All that flags share whose degrees exceed 1 in the same places: columns, links between stages, sizes in symbols."""
+"""The part of the traces that depends only on which degrees exceed 1: columns, links, symbolic sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from forerun.astrasim.chakra.trace import NodeKind, RankTrace
+from forerun.astrasim.chakra.trace import NodeKind, RankTrace, new_trace
 from forerun.astrasim.stage.first_generation.members import stage_order
 from forerun.astrasim.stage.first_generation.skeleton import DEGREES, ModelSkeleton, StageSkeleton, build
 from forerun.astrasim.stage.first_generation.stretch import smallest, stretch
@@ -28,14 +28,14 @@ class StageLayout:
 
     skeleton: StageSkeleton
     trace: RankTrace
-    """with the columns that depend on no size and no rank; the others are empty"""
+    """the columns that depend on neither sizes nor the rank; the others are 0"""
     is_message: npt.NDArray[np.bool_]
     link: I64
-    """of a message: number of the tensor that one stage sends and another receives, else 0"""
+    """for a message: the number of the tensor that one stage sends and another receives; else 0"""
     partner: I32
-    """of a message: place in `stage_order` of the stage at the other end, else 0"""
+    """for a message: the place of the other stage in `stage_order`; else 0"""
     n_numbered: int
-    """node ids that each of its ranks uses up, messages not counted"""
+    """node ids that each of its ranks takes, without messages"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Structure:
     stages: tuple[StageLayout, ...]
     sizes: tuple[_Product, ...]
     terms: I64
-    """of each amount its sizes, into `sizes` and one behind for nothing, (amounts, 3)"""
+    """(amounts, 3) the sizes of each amount as indexes into `sizes`; the index after the last stands for 0"""
 
     def amounts(self, values: Mapping[str, int]) -> I64:
-        """Every amount as STAGE writes it: sizes as doubles, added up, cut off.
+        """Returns every amount as STAGE writes it: sizes as doubles, added up, truncated.
 
         Raises:
-            ForerunError: one that does not fit in 63 bits.
+            ForerunError: an amount doesn't fit in 63 bits.
         """
         sizes: F64 = np.array([*(size.value(values) for size in self.sizes), 0.0])
         first, second, third = sizes[self.terms].T
@@ -67,7 +67,7 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A size that is no sum: factor * above / below."""
+    """A size that is not a sum: factor * above / below."""
 
     factor: int
     above: tuple[str, ...]
@@ -85,9 +85,9 @@ class _Product:
 def structure(
     sharded: bool, recompute: bool, degrees: tuple[str, ...], stages: int, layers: int, copy_layers: bool
 ) -> Structure:
-    """The structure of a model on `stages` pipeline stages, with these `degrees` above 1.
+    """Returns the structure of a model on `stages` pipeline stages, with these `degrees` above 1.
 
-    Inner layers are copies of one with `copy_layers`, else each is made on its own, which takes far longer.
+    With `copy_layers`, inner layers are copies of one layer. Else each layer is made anew, which takes far longer.
     """
     made = smallest(stages, layers) if copy_layers else layers
     return _structure(sharded, recompute, degrees, stages, made, layers)
@@ -119,7 +119,7 @@ def _product(size: Size) -> _Product:
 
 
 def _links(model: ModelSkeleton, stages: int) -> I64:
-    """Number of what each position sends forward (row 0) and backward (row 1), in the order of the receivers."""
+    """Returns the number of the tensor that each position sends forward (row 0) and backward (row 1)."""
     links = np.zeros((2, model.layers + 2), dtype=np.int64)
     count = 0
     for stage in model.stages:
@@ -136,20 +136,11 @@ def _layout(stage: StageSkeleton, links: I64, group: I32, stages: int, layers: i
     place[stage_order(layers, stages)] = np.arange(stages)
     receiver = stage.position + np.where(stage.is_backward, -1, 1)
     other = np.where(stage.kind == NodeKind.RECV, stage.position, receiver)
-    empty = np.zeros(0, dtype=np.int64)
-    trace = RankTrace(
-        node_id=empty,
+    trace = new_trace(
+        rows,
         kind=stage.kind,
-        is_cpu=np.zeros(rows, dtype=np.bool_),
-        duration_us=np.zeros(rows, dtype=np.int64),
-        num_ops=empty,
-        tensor_size=empty,
         comm_type=stage.comm_type,
-        comm_size=empty,
-        comm_tag=empty,
-        peer=np.zeros(0, dtype=np.int32),
         group=group[stage.degree],
-        priority=np.zeros(rows, dtype=np.int32),
         data_ptr=stage.data.ptr,
         data=stage.data.entry,
         ctrl_ptr=stage.ctrl.ptr,
@@ -158,8 +149,6 @@ def _layout(stage: StageSkeleton, links: I64, group: I32, stages: int, layers: i
         input_tensor=stage.inputs.entry,
         output_ptr=stage.outputs.ptr,
         output_tensor=stage.outputs.entry,
-        tensor_bytes=empty,
-        group_names=(),
     )
     return StageLayout(
         stage,

@@ -22,26 +22,26 @@ _TENSORS_AN_EXPERT = 32
 class SecondStageArgs:
     """The flags of STAGE's second generation, with its defaults.
 
-    Sizes need not be divisible by degrees: local sizes are fractions then, and cut off when they are written.
+    Degrees need not divide sizes: local sizes are then fractions, which are truncated when they are written.
 
     Raises:
-        ForerunError: a flag that is not a whole number of at least 1, an unknown model type, micro-batches that do not
-            make up the batch, experts that do not divide evenly, more ranks or tensors than any machine has room for.
+        ForerunError: a flag is not a whole number of at least 1, the model type is unknown, micro-batches don't divide
+            the batch, ep doesn't divide the experts, or there are too many ranks or tensors.
     """
 
     dp: int = 1
     tp: int = 1
     sp: int = 1
-    """context parallelism: tokens split over ranks, which gather keys and values"""
+    """context parallelism: tokens are split over ranks, which gather keys and values"""
     ep: int = 1
     """expert parallelism; dense models multiply tp by it"""
     pp: int = 1
     weight_sharded: bool = False
-    """weights of a block split over dp too, gathered before use"""
+    """whether the weights of a block are split over dp too, and gathered before use"""
     activation_recompute: bool = False
-    """taken as STAGE takes it: its second generation recomputes nothing"""
+    """accepted and ignored, as by STAGE: its second generation recomputes nothing"""
     tpsp: bool = True
-    """tokens between blocks split over tp too; mixed-precision dense models always do so"""
+    """whether tokens between blocks are split over tp too; they always are in mixed-precision dense models"""
     dvocal: int = 32000
     dmodel: int = 8192
     dff: int = 28672
@@ -51,11 +51,11 @@ class SecondStageArgs:
     seq: int = 1024
     head: int = 64
     kvhead: int = 8
-    """of grouped-query attention: mixed-precision dense models and mixtures of experts; others have `head` of them"""
+    """key and value heads of mixed-precision dense models and mixtures of experts; other models have `head`"""
     num_stacks: int = 80
     experts: int = 8
     kexperts: int = 2
-    """experts that a token goes to"""
+    """experts for each token"""
     model_type: str = "dense"
     """`dense` and `llama` are GPT-like, and with mixed precision Llama-like; `gpt`, `moe`"""
     mixed_precision: bool = False
@@ -100,7 +100,7 @@ class SecondStageArgs:
 
     @property
     def degrees(self) -> dict[str, int]:
-        """Ranks by spatial dimension, by STAGE's symbols; the first varies fastest with the rank."""
+        """Ranks in each spatial dimension, by STAGE's symbols; the first dimension varies fastest with the rank."""
         if self.is_mixture:
             return {"dp": self.dp, "tp": self.tp, "cp": self.sp, "ep": self.ep}
         return {"dp": self.dp, "tp": self.tp * self.ep, "cp": self.sp}

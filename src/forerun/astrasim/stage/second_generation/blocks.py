@@ -1,4 +1,4 @@
-"""The blocks of a transformer: forward and backward tensors in the layouts of tensor, sequence and expert parallelism.
+"""The blocks of STAGE's second generation: forward and backward tensors under tensor, sequence and expert parallelism.
 
 Symbols: MicroBatch, Seq, Dmodel, Dff, Dvocal, Head, KVHead, Experts, KExperts; degrees dp, tp, cp (STAGE's --sp), ep.
 Einsum letters: b batch, s position, m and n features, h heads.
@@ -6,14 +6,12 @@ Einsum letters: b batch, s position, m and n features, h heads.
 
 from __future__ import annotations
 
+from forerun.astrasim.stage.reference import SECOND_GENERATION
 from forerun.astrasim.stage.sizes import Size, number, size
 from forerun.astrasim.stage.tensors import Block, Layout, layout
 
-NORM_OPS = 5
-ATTENTION_OPS = 3
-"""of fused attention, per element of the queries: forward"""
-ATTENTION_GRADIENT_OPS = 6
-LOSS_OPS = 5
+NORM_OPS, LOSS_OPS = SECOND_GENERATION["norm_ops"], SECOND_GENERATION["loss_ops"]
+ATTENTION_OPS = SECOND_GENERATION["attention_ops"], SECOND_GENERATION["attention_gradient_ops"]
 
 WHOLE_SEQUENCE = "Seq/cp"
 SPLIT_SEQUENCE = "Seq/(cp*tp)"
@@ -24,7 +22,7 @@ def tokens(sequence: str, features: str = "Dmodel") -> Layout:
 
 
 def embedding(sequence: str, inputs: str, outputs: str) -> Block:
-    """inputs -> outputs: the sequence split over tp with a whole weight, or the inputs split over tp."""
+    """An embedding from `inputs` to `outputs`: tp splits the sequence, or the inputs and the weight."""
     split = inputs if sequence == SPLIT_SEQUENCE else f"{inputs}/tp"
     x, y = tokens(sequence, split), tokens(sequence, outputs)
     w = layout(f"{split}, {outputs}")
@@ -70,7 +68,7 @@ def loss(sequence: str) -> Block:
 
 
 def attention(sequence: str, kv_heads: str) -> Block:
-    """One weight for queries, keys and values, heads split over tp; fused attention; the output projection."""
+    """Attention with heads split over tp: one weight for q, k and v, the fused kernel, and the output projection."""
     outer, inner = tokens(sequence), tokens(WHOLE_SEQUENCE)
     all_heads = f"(Head+2*{kv_heads})/tp"
 
@@ -102,7 +100,7 @@ def attention(sequence: str, kv_heads: str) -> Block:
     block.product("dwqkv", "bsnh,bsm->mnh", ("dqkv", qkv), ("x", inner))
     block.product("dx1", "bsnh,mnh->bsm", ("dqkv", qkv), ("wqkv", wqkv))
     block.same("dx", "dx1", outer)
-    block.nest("attn_kernel", fused_attention(kv_heads))
+    block.nest("attn_kernel.", fused_attention(kv_heads))
     for name in ("q", "k", "v"):
         block.link(name, f"attn_kernel.{name}")
     for name in ("dq", "dk", "dv"):
@@ -113,12 +111,12 @@ def attention(sequence: str, kv_heads: str) -> Block:
 
 
 def fused_attention(kv_heads: str) -> Block:
-    """Local queries against the keys and values of the whole sequence; grouped heads share the gradients' slices."""
+    """The attention kernel on local queries and on keys and values of the whole sequence."""
     q = layout("MicroBatch/dp, Seq/cp, Dmodel/Head, Head/tp")
     kv = layout(f"MicroBatch/dp, Seq/cp, Dmodel/Head, {kv_heads}/tp")
     all_kv = layout(f"MicroBatch/dp, Seq, Dmodel/Head, {kv_heads}/tp")
     partial = layout("MicroBatch/dp, Seq, Dmodel/Head, Head/tp", summed="1/cp")
-    forward, backward = (number(ops) * q.elements for ops in (ATTENTION_OPS, ATTENTION_GRADIENT_OPS))
+    forward, backward = (number(ops) * q.elements for ops in ATTENTION_OPS)
     block = Block()
     block.held("q", q)
     block.held("k", kv)
@@ -138,7 +136,7 @@ def fused_attention(kv_heads: str) -> Block:
 
 
 def feed_forward(sequence: str, gated: bool, positions: str = "Seq") -> Block:
-    """Dmodel -> Dff -> Dmodel, the inner features split over tp; `positions`: how much of the sequence passes here."""
+    """Dmodel -> Dff -> Dmodel with the inner features split over tp, on `positions` of the sequence."""
     local, whole = (text.replace("Seq", f"({positions})") for text in (sequence, WHOLE_SEQUENCE))
     outer, inner, hidden = tokens(local), tokens(whole), tokens(whole, "Dff/tp")
     w_in, w_out = layout("Dmodel, Dff/tp"), layout("Dff/tp, Dmodel")
@@ -156,7 +154,7 @@ def feed_forward(sequence: str, gated: bool, positions: str = "Seq") -> Block:
         block.product("xupgate", "bsm,bsm->bsm", ("xup", hidden), ("xgate", hidden))
     activation = "xupgate" if gated else "xgate"
     block.product("xdown1", "bsm,mn->bsn", (activation, hidden), ("wdown", w_out))
-    # STAGE names Dff as this tensor's features; it only ever counts in the size written for it
+    # STAGE gives this tensor Dff features, which only counts in the size that it writes.
     block.same("xdown", "xdown1", tokens(local, "Dff"))
     block.held("dxdown", outer)
     block.same("dxdown2", "dxdown", inner)
@@ -180,7 +178,7 @@ def feed_forward(sequence: str, gated: bool, positions: str = "Seq") -> Block:
 
 
 def expert() -> Block:
-    """One expert on its share of the routed tokens (all experts get the same number)."""
+    """One expert on its share of the routed tokens, of which all experts get the same number."""
     share = "Seq*KExperts/(Experts*ep)"
     routed, mine = _routed(), tokens(f"{share}/(cp*tp)")
     block = Block()
@@ -193,8 +191,8 @@ def expert() -> Block:
     wrapper.sliced("y", ("y_expert", mine), 1, routed.shape[1])
     wrapper.held("dy", routed)
     wrapper.sliced("dy_expert", ("dy", routed), 1, mine.shape[1])
-    block.nest("ldis", wrapper)
-    block.nest("ffn", feed_forward(SPLIT_SEQUENCE, gated=False, positions=share))
+    block.nest("ldis.", wrapper)
+    block.nest("ffn.", feed_forward(SPLIT_SEQUENCE, gated=False, positions=share))
     block.link("ldis.x_expert", "ffn.x0")
     block.link("ffn.xdown", "ldis.y_expert")
     block.link("ldis.dy_expert", "ffn.dxdown")
@@ -203,18 +201,18 @@ def expert() -> Block:
 
 
 def mixture(local_experts: int) -> Block:
-    """Routing, dispatch (all-to-all over ep: features whole, tokens split), this rank's experts, combination."""
+    """A mixture of experts: routing, dispatch (all-to-all over ep), this rank's experts, combination."""
     block = Block()
-    block.nest("moe", _routing())
+    block.nest("moe.", _routing())
     for index in range(local_experts):
-        block.nest(f"moe.{index}", expert())
+        block.nest(f"moe.{index}.", expert())
         block.link("moe.xrouted", f"moe.{index}.ldis.x")
         block.link("moe.dyrouted", f"moe.{index}.ldis.dy")
     for result, share in (("dxrouted", "dx"), ("yrouted", "y")):
         last = f"moe.0.ldis.{share}"
         for index in range(1, local_experts):
             name = f"moe.{result}_r{index}"
-            # one pass over the data however many experts: only the last of the chain costs
+            # STAGE counts one pass over the data for all experts: only the last of the chain costs.
             ops = 1 if index == local_experts - 1 else 0
             block.combined(name, last, f"moe.{index}.ldis.{share}", ops, _routed())
             last = name

@@ -1,16 +1,14 @@
-"""Columns of a stage's ranks: one micro-batch's nodes laid out for all micro-batches."""
+"""The columns of a stage's ranks, in which the nodes of one micro-batch are repeated for all micro-batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from forerun.astrasim.chakra.trace import NodeKind
+from forerun.astrasim.chakra.trace import NodeKind, RankTrace, new_trace
 from forerun.astrasim.stage.second_generation.memory import Counting, traced_size
 from forerun.astrasim.stage.second_generation.nodes import (
     COMP,
@@ -22,16 +20,17 @@ from forerun.astrasim.stage.second_generation.nodes import (
     stands_for,
 )
 from forerun.astrasim.stage.second_generation.pipeline import StageGraph
-from forerun.core.program.types import I8, I32, I64
+from forerun.common.arrays import csr, pointers
+from forerun.core.program.types import I32, I64
 
 FIRST_TAG = 1
 _PREFIX = ("mb{}.", "", "shadow_mb{}.")
-"""of names: of a micro-batch, shared, received"""
+"""prefixes of names: of a micro-batch, shared, received"""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """Ids and links: nodes are numbered stage by stage, messages after all of them, the sending node of a link first.
+    """The ids of nodes and links. Nodes are numbered stage by stage, then messages, each send before its receive.
 
     A link is one tensor of one micro-batch that one stage receives.
     """
@@ -39,33 +38,19 @@ class Numbering:
     first_id: int
     first_message_id: int
     first_link: I64
-    """per receiving stage"""
+    """for each receiving stage: its first link"""
     links_a_batch: I64
-    """per receiving stage: how many tensors it receives of each micro-batch"""
+    """for each receiving stage: the number of tensors that it receives in each micro-batch"""
 
 
 @dataclass(frozen=True)
 class StageColumns:
-    """What is the same on every rank of a stage; shapes as in RankTrace."""
+    """The part of the traces that is the same on every rank of a stage."""
 
-    node_id: I64
-    kind: I8
-    num_ops: I64
-    tensor_size: I64
-    comm_type: I8
-    comm_size: I64
-    comm_tag: I64
-    degree: I32
-    """of a collective: which of the degrees above 1 it goes over, else -1"""
+    trace: RankTrace
+    """without peers and group names"""
     partner: I32
-    """of a message: the stage at the other end, else -1"""
-    data_ptr: I64
-    data: I32
-    input_ptr: I64
-    input_tensor: I32
-    output_ptr: I64
-    output_tensor: I32
-    tensor_bytes: I64
+    """of a message: the other stage; else -1"""
     _graph: StageGraph
     _nodes: Nodes
     _rows: _Copies
@@ -73,16 +58,16 @@ class StageColumns:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """`mb0.transformer.0.mha.qkv@0_COMP`, per row."""
+        """The name of every row, such as `mb0.transformer.0.mha.qkv@0_COMP`."""
         ids = self._ids
-        owner = np.array(self._nodes.tensor, dtype=np.int64)[self._rows.source]
+        owner = self._nodes.column("tensor")[self._rows.source]
         owners = self._tensors.place(owner, self._rows.batch).tolist()
-        suffixes = [SUFFIX[role] for role in self._nodes.role]
+        suffixes = [SUFFIX[node.role] for node in self._nodes.nodes]
         return tuple(ids[o] + suffixes[s] for o, s in zip(owners, self._rows.source.tolist(), strict=True))
 
     @cached_property
     def tensor_names(self) -> tuple[str, ...]:
-        """STAGE writes the shape behind the name: `mb0.transformer.0.mha.q@0MicroBatch/dp,Seq/cp,...`."""
+        """The name of every tensor with its shape, such as `mb0.transformer.0.mha.q@0MicroBatch/dp,Seq/cp,...`."""
         shapes: dict[int, str] = {}
         for member in self._graph.members:
             key = id(member.operation)
@@ -101,8 +86,10 @@ class StageColumns:
 
 
 class _Copies:
-    """A list of which the first `per_batch` entries and the last `received` are there once a micro-batch: copies of the
-    first, then what is between them, then copies of the last."""
+    """A list whose first `per_batch` and last `received` entries exist once for each micro-batch.
+
+    It holds all copies of the first entries, then the entries between them, then all copies of the last ones.
+    """
 
     def __init__(self, length: int, per_batch: int, received: int, batches: int) -> None:
         end = length - received
@@ -117,13 +104,13 @@ class _Copies:
                 np.tile(np.arange(end, length), batches),
             ]
         )
-        """of each entry: its place in the list of one micro-batch"""
+        """for each entry: its place in the list of one micro-batch"""
         self.batch = np.concatenate(
             [np.repeat(each, per_batch), np.zeros(end - per_batch, np.int64), np.repeat(each, received)]
         )
 
     def place(self, source: I64, batch: I64 | int) -> I64:
-        """Where a micro-batch's copy of an entry is."""
+        """Returns the place of a micro-batch's copy of an entry."""
         shared = self.first_shared + source - self.per_batch
         received = self.first_received + source - self.end + batch * self.received
         first = source + batch * self.per_batch
@@ -139,41 +126,37 @@ def stage_columns(
     numbers: Numbers,
     counting: Counting,
 ) -> StageColumns:
-    """Lay out `batches` micro-batches, each with its own copy of what is not shared."""
-    members = len(graph.members)
-    received = len(graph.received_from)
+    """Lays out `batches` micro-batches, each with its own copy of the nodes and tensors that are not shared."""
+    members, received = len(graph.members), len(graph.received_from)
     tensors = _Copies(members, graph.per_batch, received, batches)
-    owner = np.array(nodes.tensor, dtype=np.int64)
+    owner = nodes.column("tensor")
     rows = _Copies(len(owner), int((owner < graph.per_batch).sum()), int((owner >= members - received).sum()), batches)
-    kind = np.array(nodes.kind, dtype=np.int8)
-    elements = np.array(nodes.elements).astype(np.int64)
-    computes = kind == NodeKind.COMP
+    elements, computes = nodes.column("elements").astype(np.int64), nodes.column("kind") == NodeKind.COMP
     node_id, tag = _ids_and_tags(stage, nodes, rows, numbering)
     sizes = np.array([traced_size(graph, index, numbers, counting) for index in range(members)], dtype=np.float64)
-    source = rows.source
-
-    def column(values: Any, dtype: npt.DTypeLike) -> Any:
-        return np.asarray(values)[source].astype(dtype)
-
-    return StageColumns(
-        node_id,
-        kind[source],
-        column(nodes.num_ops, np.int64),
-        column(np.where(computes, elements, 0), np.int64),
-        column(nodes.comm, np.int8),
-        column(np.where(computes, 0, elements), np.int64),
-        tag,
-        column(nodes.degree, np.int32),
-        column(nodes.partner, np.int32),
-        *_dependencies(nodes.deps, rows, batches),
-        *_lists(_inputs(graph, nodes), rows, tensors),
-        *_lists(_outputs(graph, nodes), rows, tensors),
-        sizes.astype(np.int64)[tensors.source],
-        graph,
-        nodes,
-        rows,
-        tensors,
+    data_ptr, data = _dependencies([node.deps for node in nodes.nodes], rows, batches)
+    input_ptr, input_tensor = _lists(_inputs(graph, nodes), rows, tensors)
+    output_ptr, output_tensor = _lists(_outputs(graph, nodes), rows, tensors)
+    trace = new_trace(
+        len(node_id),
+        node_id=node_id,
+        kind=nodes.column("kind")[rows.source].astype(np.int8),
+        num_ops=nodes.column("num_ops")[rows.source].astype(np.int64),
+        tensor_size=np.where(computes, elements, 0)[rows.source],
+        comm_type=nodes.column("comm")[rows.source].astype(np.int8),
+        comm_size=np.where(computes, 0, elements)[rows.source],
+        comm_tag=tag,
+        group=nodes.column("degree")[rows.source].astype(np.int32),
+        data_ptr=data_ptr,
+        data=data,
+        input_ptr=input_ptr,
+        input_tensor=input_tensor,
+        output_ptr=output_ptr,
+        output_tensor=output_tensor,
+        tensor_bytes=sizes.astype(np.int64)[tensors.source],
     )
+    partner = nodes.column("partner")[rows.source].astype(np.int32)
+    return StageColumns(trace, partner, graph, nodes, rows, tensors)
 
 
 def _ids_and_tags(stage: int, nodes: Nodes, rows: _Copies, numbering: Numbering) -> tuple[I64, I64]:
@@ -181,35 +164,28 @@ def _ids_and_tags(stage: int, nodes: Nodes, rows: _Copies, numbering: Numbering)
     per_batch, shared, received = nodes.ids
     batches = rows.first_shared // rows.per_batch
     first = np.array([0, batches * per_batch, batches * per_batch + shared])
-    number = np.array(nodes.number, dtype=np.int64)[rows.source]
+    number = nodes.column("number")[rows.source]
     node_id = numbering.first_id + first[part] + rows.batch * np.array([per_batch, 0, received])[part] + number
-    kind = np.array(nodes.kind)[rows.source]
+    kind = nodes.column("kind")[rows.source]
     sends, receives = kind == NodeKind.SEND, kind == NodeKind.RECV
-    receiver = np.where(sends, np.array(nodes.partner)[rows.source], stage)
+    receiver = np.where(sends, nodes.column("partner")[rows.source], stage)
     link = numbering.first_link[receiver] + rows.batch * numbering.links_a_batch[receiver] + number
     message_id = numbering.first_message_id + 2 * link + receives
     is_message = sends | receives
     return np.where(is_message, message_id, node_id), np.where(is_message, FIRST_TAG + link, 0)
 
 
-def _csr(lists: Sequence[Sequence[int]]) -> tuple[I64, I64]:
-    ptr = np.zeros(len(lists) + 1, dtype=np.int64)
-    np.cumsum([len(entries) for entries in lists], out=ptr[1:])
-    return ptr, np.array([entry for entries in lists for entry in entries], dtype=np.int64)
-
-
 def _lists(lists: Sequence[Sequence[int]], rows: _Copies, targets: _Copies) -> tuple[I64, I32]:
-    """Lists of entries of `targets`, of each micro-batch its own."""
-    one_ptr, one = _csr(lists)
+    """Returns lists of entries of `targets`, each micro-batch with its own copies."""
+    one_ptr, one = csr(lists)
     length = np.diff(one_ptr)[rows.source]
-    ptr = np.zeros(len(length) + 1, dtype=np.int64)
-    np.cumsum(length, out=ptr[1:])
+    ptr = pointers(length)
     index = np.arange(ptr[-1]) + np.repeat(one_ptr[rows.source] - ptr[:-1], length)
     return ptr, targets.place(one[index], np.repeat(rows.batch, length)).astype(np.int32)
 
 
 def _dependencies(deps: Sequence[Sequence[int]], rows: _Copies, batches: int) -> tuple[I64, I32]:
-    """What is shared waits for all micro-batches, the rest for its own."""
+    """Returns dependencies: shared nodes wait for all micro-batches, the others for their own."""
     own = [() if rows.per_batch <= row < rows.end else entries for row, entries in enumerate(deps)]
     ptr, data = _lists(own, rows, rows)
     shared = []
@@ -217,31 +193,26 @@ def _dependencies(deps: Sequence[Sequence[int]], rows: _Copies, batches: int) ->
         sources = np.array(entries, dtype=np.int64)
         places = np.concatenate([rows.place(sources, batch) for batch in range(batches)])
         shared.append(list(dict.fromkeys(places.tolist())))
-    shared_ptr, shared_data = _csr(shared)
+    shared_ptr, shared_data = csr(shared)
     at = ptr[rows.first_shared]
     lengths = np.diff(ptr)
     lengths[rows.first_shared : rows.first_received] = np.diff(shared_ptr)
-    ptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return ptr, np.concatenate([data[:at], shared_data, data[at:]]).astype(np.int32)
+    return pointers(lengths), np.concatenate([data[:at], shared_data, data[at:]]).astype(np.int32)
 
 
 def _inputs(graph: StageGraph, nodes: Nodes) -> list[list[int]]:
     found = []
-    for tensor, role, kind in zip(nodes.tensor, nodes.role, nodes.kind, strict=True):
-        member = graph.members[tensor]
-        if role == COMP:
-            operands = [member.first, member.second]
-        elif kind == NodeKind.COLLECTIVE:
-            operands = [member.second if role == SECOND_COMM else member.first]
+    for node in nodes.nodes:
+        member = graph.members[node.tensor]
+        if node.role == COMP:
+            operands = [member.x1, member.x2]
+        elif node.kind == NodeKind.COLLECTIVE:
+            operands = [member.x2 if node.role == SECOND_COMM else member.x1]
         else:
-            operands = [tensor] if kind == NodeKind.SEND else []
+            operands = [node.tensor] if node.kind == NodeKind.SEND else []
         found.append([stands_for(graph, operand) for operand in operands if operand >= 0])
     return found
 
 
 def _outputs(graph: StageGraph, nodes: Nodes) -> list[list[int]]:
-    made = {COMP, RECEIVE}
-    return [
-        [stands_for(graph, tensor)] if role in made else []
-        for tensor, role in zip(nodes.tensor, nodes.role, strict=True)
-    ]
+    return [[stands_for(graph, node.tensor)] if node.role in (COMP, RECEIVE) else [] for node in nodes.nodes]

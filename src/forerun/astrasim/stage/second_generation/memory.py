@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forerun.astrasim.stage.reference import SECOND_GENERATION
 from forerun.astrasim.stage.second_generation.nodes import Numbers, stands_for
 from forerun.astrasim.stage.second_generation.pipeline import StageGraph
+from forerun.common.units import GIB
 
-_OPTIMIZER_BYTES = 4
+_OPTIMIZER_BYTES = SECOND_GENERATION["optimizer_bytes"]
 _PASSING = ("_assembled_weight", "_assembled_grad")
-"""buffers of whole buckets, which are there for a moment only"""
-GIB = 1 << 30
+"""buffers of whole buckets, which exist for a moment only"""
 
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """What the size of a tensor depends on besides its shape."""
+    """Everything besides its shape that the size of a tensor depends on."""
 
     mixed_precision: bool
     fully_sharded: bool
-    """weights spread over more than one rank: then gradients and gathered weights count as nothing"""
+    """whether weights are split over several ranks, so that gradients and gathered weights count as 0"""
 
 
 def is_passing(name: str) -> bool:
@@ -29,8 +30,11 @@ def is_passing(name: str) -> bool:
 
 
 def traced_size(graph: StageGraph, index: int, numbers: Numbers, counting: Counting) -> float:
-    """The size that the trace gives a tensor: elements, plus four of them each for a weight's optimizer state; with
-    mixed precision 6 bytes an element of a weight and 2 of anything else."""
+    """Returns the size that the trace gives a tensor.
+
+    This is its number of elements, or in mixed precision 6 bytes for each element of a weight and 2 for each element of
+    other tensors. A weight has 4 more for each element, for its optimizer state.
+    """
     member = graph.members[index]
     if counting.fully_sharded and is_passing(member.name):
         return 0
@@ -43,7 +47,7 @@ def traced_size(graph: StageGraph, index: int, numbers: Numbers, counting: Count
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one GPU keeps, in bytes."""
+    """The memory of one GPU in bytes."""
 
     weight_bytes: float
     optimizer_bytes: float
@@ -60,8 +64,10 @@ class Footprint:
 
 
 def footprint(graph: StageGraph, micro_batches: int, numbers: Numbers, counting: Counting) -> Footprint:
-    """Weights (before and after their update, as STAGE counts them), their optimizer state, the forward activations
-    of all micro-batches, and the gradients of weight buckets."""
+    """Returns the memory of weights, optimizer state, forward activations and gradients of weight buckets.
+
+    As STAGE does, it counts weights before and after their update, and the activations of all micro-batches.
+    """
     weights = optimizer = activations = gradients = 0.0
     first_received = len(graph.members) - len(graph.received_from)
     for index, member in enumerate(graph.members):

@@ -1,4 +1,4 @@
-"""Whole models: decoder blocks in a row between two embeddings, their weights kept in one bucket a block."""
+"""Whole models: decoder blocks between two embeddings, with the weights of each block in one bucket."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ BUCKET = "_sharded_weight"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What tells one model's block from another's."""
+    """The differences between the decoder blocks of models."""
 
     sequence: str
-    """how tokens lie between blocks: split over tp, or whole on each tensor-parallel rank"""
+    """layout of tokens between blocks: split over tp, or whole on each tensor-parallel rank"""
     kv_heads: str = "Head"
     gated: bool = False
     local_experts: int = 0
-    """a mixture of this many experts on each rank, 0 for a dense block"""
+    """experts on each rank; 0 for a dense block"""
     shards: Size = ONE
-    """over how many ranks a block's weights are spread"""
+    """number of ranks over which a block's weights are split"""
 
 
 def gpt(sequence_parallel: bool, shards: Size) -> Shape:
-    """As many keys and values as queries, one matrix into the feed-forward network and one out of it."""
+    """A GPT: as many keys and values as queries, and a feed-forward network of two matrices."""
     return Shape(SPLIT_SEQUENCE if sequence_parallel else WHOLE_SEQUENCE, shards=shards)
 
 
 def llama(shards: Size) -> Shape:
-    """Grouped keys and values, a gated feed-forward network."""
+    """A Llama: grouped keys and values, and a gated feed-forward network."""
     return Shape(SPLIT_SEQUENCE, "KVHead", gated=True, shards=shards)
 
 
@@ -50,19 +50,19 @@ def mixture_of_experts(local_experts: int, shards: Size) -> Shape:
 
 
 def decoder(shape: Shape) -> Block:
-    """One decoder block; it holds `input_norm.x` and `ffn_res.dy`, provides `ffn_res.y` and `input_norm.dx`."""
+    """A decoder block. Its inputs are `input_norm.x` and `ffn_res.dy`, its outputs `ffn_res.y` and `input_norm.dx`."""
     block = Block()
-    block.nest("input_norm", norm(shape.sequence))
-    block.nest("mha", attention(shape.sequence, shape.kv_heads))
-    block.nest("mha_res", residual(shape.sequence))
-    block.nest("post_attn_norm", norm(shape.sequence))
+    block.nest("input_norm.", norm(shape.sequence))
+    block.nest("mha.", attention(shape.sequence, shape.kv_heads))
+    block.nest("mha_res.", residual(shape.sequence))
+    block.nest("post_attn_norm.", norm(shape.sequence))
     if shape.local_experts:
         block.tensors |= mixture(shape.local_experts).tensors
         x, y, dx, dy = "moe.x", "moe.y", "moe.dx", "moe.dy"
     else:
-        block.nest("ffn", feed_forward(shape.sequence, shape.gated))
+        block.nest("ffn.", feed_forward(shape.sequence, shape.gated))
         x, y, dx, dy = "ffn.x0", "ffn.xdown", "ffn.dx0", "ffn.dxdown"
-    block.nest("ffn_res", residual(shape.sequence))
+    block.nest("ffn_res.", residual(shape.sequence))
     block.link("input_norm.y", "mha.x")
     block.link("mha.o", "mha_res.x1")
     block.link("input_norm.x", "mha_res.x2")
@@ -80,8 +80,11 @@ def decoder(shape: Shape) -> Block:
 
 
 def pool_weights(block: Block, shards: Size) -> None:
-    """Keep the block's weights as one flat tensor of which each rank has a `shards`-th: gathered before the forward
-    and before the backward pass, its gradient put together and then scattered (or only reduced, at one shard)."""
+    """Puts the block's weights into one flat tensor, the bucket, of which each rank has 1 / `shards`.
+
+    The bucket is gathered before the forward and before the backward pass. Its gradient is assembled and then scattered
+    or, with one shard, reduced.
+    """
     weights = {name: tensor for name, tensor in block.tensors.items() if tensor.is_weight}
     gradients = [tensor.gradient for tensor in weights.values() if tensor.gradient is not None]
     elements = ZERO
@@ -97,8 +100,8 @@ def pool_weights(block: Block, shards: Size) -> None:
 
     for name, tensor in block.tensors.items():
         if name.split(".")[-1].startswith("d"):
-            tensor.first, tensor.second = (
-                f"_{operand}_backward" if operand in weights else operand for operand in (tensor.first, tensor.second)
+            tensor.x1, tensor.x2 = (
+                f"_{operand}_backward" if operand in weights else operand for operand in (tensor.x1, tensor.x2)
             )
     first = block.tensors[gradients[0]].operation.result
     summed = replace(flat, summed=first.summed)
@@ -115,48 +118,48 @@ def pool_weights(block: Block, shards: Size) -> None:
 
 @dataclass(slots=True)
 class Member:
-    """A tensor of the whole model; operands are positions in the list of members, -1 for none."""
+    """A tensor of the whole model; its operands are positions in the list of members, -1 for none."""
 
     name: str
     operation: Operation
-    first: int
-    second: int
+    x1: int
+    x2: int
     after: tuple[int, ...]
     is_weight: bool
     gradient: int
     layer: int
-    """decoder block it belongs to; -1 the input embedding, `layers` the output embedding and the loss"""
+    """its decoder block; -1 for the input embedding, `layers` for the output embedding and the loss"""
 
 
 def model(shape: Shape, layers: int) -> list[Member]:
-    """One micro-batch through the model, in the order in which STAGE numbers it: blocks, embeddings, loss."""
+    """Returns the tensors of one micro-batch in STAGE's order: blocks, embeddings, loss."""
     template = decoder(shape)
-    ends = Block()
-    ends.nest("in_emb", embedding(shape.sequence, "Dvocal", "Dmodel"))
-    ends.nest("out_emb", embedding(shape.sequence, "Dmodel", "Dvocal"))
-    ends.nest("loss", loss(shape.sequence))
-    ends.link("out_emb.y", "loss.y")
-    ends.link("loss.dy", "out_emb.dy")
-    for block, names in ((template, ("input_norm.x", "ffn_res.dy")), (ends, ("in_emb.dy", "out_emb.x"))):
+    outer = Block()
+    outer.nest("in_emb.", embedding(shape.sequence, "Dvocal", "Dmodel"))
+    outer.nest("out_emb.", embedding(shape.sequence, "Dmodel", "Dvocal"))
+    outer.nest("loss.", loss(shape.sequence))
+    outer.link("out_emb.y", "loss.y")
+    outer.link("loss.dy", "out_emb.dy")
+    for block, names in ((template, ("input_norm.x", "ffn_res.dy")), (outer, ("in_emb.dy", "out_emb.x"))):
         for name in names:
             block.provided(name)
     size = len(template.tensors)
     position = {name: index for index, name in enumerate(template.tensors)}
-    position_in_ends = {name: layers * size + index for index, name in enumerate(ends.tensors)}
+    position_in_outer = {name: layers * size + index for index, name in enumerate(outer.tensors)}
     members: list[Member] = []
     for layer in range(layers):
         members += _members(template, f"transformer.{layer}.", position, layer * size, [layer] * size)
-    parts = [-1 if name.startswith("in_emb") else layers for name in ends.tensors]
-    members += _members(ends, "", position_in_ends, 0, parts)
+    parts = [-1 if name.startswith("in_emb") else layers for name in outer.tensors]
+    members += _members(outer, "", position_in_outer, 0, parts)
 
     for layer in range(layers):
         here, last = layer * size, layer == layers - 1
-        before = here - size + position["ffn_res.y"] if layer else position_in_ends["in_emb.y"]
-        behind = position_in_ends["out_emb.dx"] if last else here + size + position["input_norm.dx"]
-        members[here + position["input_norm.x"]].first = before
-        members[here + position["ffn_res.dy"]].first = behind
-    members[position_in_ends["in_emb.dy"]].first = position["input_norm.dx"]
-    members[position_in_ends["out_emb.x"]].first = (layers - 1) * size + position["ffn_res.y"]
+        before = here - size + position["ffn_res.y"] if layer else position_in_outer["in_emb.y"]
+        behind = position_in_outer["out_emb.dx"] if last else here + size + position["input_norm.dx"]
+        members[here + position["input_norm.x"]].x1 = before
+        members[here + position["ffn_res.dy"]].x1 = behind
+    members[position_in_outer["in_emb.dy"]].x1 = position["input_norm.dx"]
+    members[position_in_outer["out_emb.x"]].x1 = (layers - 1) * size + position["ffn_res.y"]
     return members
 
 
@@ -168,8 +171,8 @@ def _members(block: Block, prefix: str, position: dict[str, int], offset: int, p
         Member(
             prefix + name,
             tensor.operation,
-            at(tensor.first),
-            at(tensor.second),
+            at(tensor.x1),
+            at(tensor.x2),
             tuple(at(other) for other in tensor.after),
             tensor.is_weight,
             at(tensor.gradient),

@@ -1,13 +1,15 @@
-"""Nodes of one pipeline stage: what each tensor costs, the collectives before it, messages, and their dependencies."""
+"""Nodes of one pipeline stage: computations, the collectives before them, messages, and their dependencies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any
+
+import numpy as np
 
 from forerun.astrasim.chakra.trace import CommType, NodeKind
-from forerun.astrasim.stage.second_generation.matching import collectives
+from forerun.astrasim.stage.matching import collectives
 from forerun.astrasim.stage.second_generation.pipeline import StageGraph
 from forerun.astrasim.stage.sizes import Size
 from forerun.astrasim.stage.tensors import Kind, Operation
@@ -15,7 +17,7 @@ from forerun.common.errors import ForerunError
 
 
 class Numbers:
-    """Sizes as the numbers that STAGE writes: evaluated as a double, then truncated."""
+    """Evaluates symbolic sizes as doubles, as STAGE does, which truncates them when it writes them."""
 
     def __init__(self, values: Mapping[str, int], degrees: tuple[str, ...]) -> None:
         self.degrees = degrees
@@ -26,105 +28,90 @@ class Numbers:
         self._comms: dict[tuple[int, int, bool], list[tuple[CommType, int]]] = {}
 
     def of(self, size: Size) -> float:
-        """Raises ForerunError where it does not fit in 63 bits."""
+        """Returns the value of a size. Raises ForerunError if it doesn't fit in 63 bits."""
         value = float(size.value(self._values))
         if value >= _LIMIT:
             raise ForerunError(f"{size} comes to {value:.3g}, which does not fit in 63 bits: use smaller sizes")
         return value
 
     def elements(self, operation: Operation) -> float:
-        """Of the tensor that it makes, on one rank."""
+        """Returns the elements on one rank of the tensor that an operation makes."""
         if id(operation) not in self._elements:
             self._elements[id(operation)] = self.of(operation.result.elements)
         return self._elements[id(operation)]
 
     def num_ops(self, operation: Operation) -> float:
-        """Of it on one rank."""
+        """Returns the num_ops of an operation on one rank."""
         if id(operation) not in self._num_ops:
             self._num_ops[id(operation)] = self.of(operation.num_ops)
         return self._num_ops[id(operation)]
 
-    def comms(self, producer: Operation, consumer: Operation, second: bool) -> list[tuple[CommType, int]]:
-        """Collectives before an operand: type and place in `degrees`."""
-        key = id(producer), id(consumer), second
+    def comms(self, producer: Operation, consumer: Operation, of_x2: bool) -> list[tuple[CommType, int]]:
+        """Returns the collectives before an operand (x1 or x2): type and index into `degrees`."""
+        key = id(producer), id(consumer), of_x2
         if key not in self._comms:
-            want = consumer.second if second else consumer.first
+            want = consumer.x2 if of_x2 else consumer.x1
             assert want is not None
-            found = collectives(producer.result, want, self.degrees)
+            found = collectives(producer.result, want, self.degrees, shared_dims=True)
             self._comms[key] = [(comm, self.degrees.index(degree)) for comm, degree in found]
         return self._comms[key]
 
 
-_Value = TypeVar("_Value")
 _LIMIT = float(1 << 63)
-NO_COMM = -1
 SUFFIX = ("_COMP", "_X1COMM", "_X2_COMM", "_Y_SEND", "_Y_RECV")
 COMP, FIRST_COMM, SECOND_COMM, SEND, RECEIVE = range(5)
+"""the role of a node for its tensor: index into SUFFIX"""
+
+
+@dataclass(slots=True)
+class Node:
+    """A node of one micro-batch; dependencies are positions in `Nodes.nodes`."""
+
+    tensor: int
+    """member of the stage that the node belongs to"""
+    role: int
+    kind: NodeKind
+    elements: float
+    """elements of the tensor that is computed or moved"""
+    num_ops: float = 0.0
+    number: int = 0
+    """which of the ids of its part; of a message, which link"""
+    comm: CommType = CommType.NONE
+    degree: int = -1
+    """of a collective: index of its group into the degrees above 1"""
+    partner: int = -1
+    """of a message: the other stage"""
+    deps: list[int] = field(default_factory=list)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is a computation that costs nothing."""
+        return self.kind is NodeKind.COMP and not self.num_ops
 
 
 @dataclass(slots=True)
 class Nodes:
-    """Nodes of a stage for one micro-batch, in file order; `deps` are positions in the same lists."""
+    """The nodes of a stage for one micro-batch, in file order."""
 
-    tensor: list[int] = field(default_factory=list)
-    """member that the node belongs to"""
-    role: list[int] = field(default_factory=list)
-    """place in SUFFIX"""
-    number: list[int] = field(default_factory=list)
-    """which of the ids of its part (per micro-batch, shared, received); of messages: which link"""
-    kind: list[int] = field(default_factory=list)
-    num_ops: list[float] = field(default_factory=list)
-    elements: list[float] = field(default_factory=list)
-    """of the tensor computed or moved"""
-    comm: list[int] = field(default_factory=list)
-    degree: list[int] = field(default_factory=list)
-    """place in the degrees above 1 of a collective's group"""
-    partner: list[int] = field(default_factory=list)
-    """stage at the other end of a message"""
-    deps: list[list[int]] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
     ids: list[int] = field(default_factory=lambda: [0, 0, 0])
-    """how many ids the parts use up"""
+    """number of ids of each part: of a micro-batch, shared, received"""
 
-    def _add(self, tensor: int, role: int, number: int, kind: NodeKind, elements: float) -> int:
-        self.tensor.append(tensor)
-        self.role.append(role)
-        self.number.append(number)
-        self.kind.append(kind)
-        self.num_ops.append(0.0)
-        self.elements.append(elements)
-        self.comm.append(CommType.NONE)
-        self.degree.append(NO_COMM)
-        self.partner.append(-1)
-        self.deps.append([])
-        return len(self.deps) - 1
+    def add(self, node: Node, part: int | None = None) -> int:
+        """Appends a node, which takes the next id of its part unless it is a message, and returns its position."""
+        if part is not None:
+            node.number = self.ids[part]
+            self.ids[part] += 1
+        self.nodes.append(node)
+        return len(self.nodes) - 1
 
-    def take(self, part: int) -> int:
-        self.ids[part] += 1
-        return self.ids[part] - 1
-
-    def compute(self, tensor: int, part: int, operation: Operation, numbers: Numbers) -> int:
-        node = self._add(tensor, COMP, self.take(part), NodeKind.COMP, numbers.elements(operation))
-        self.num_ops[node] = numbers.num_ops(operation)
-        return node
-
-    def collective(
-        self, tensor: int, part: int, role: int, elements: float, comm: tuple[CommType, int], before: int | None
-    ) -> int:
-        node = self._add(tensor, role, self.take(part), NodeKind.COLLECTIVE, elements)
-        self.comm[node], self.degree[node] = comm
-        if before is not None:
-            self.deps[node].append(before)
-        return node
-
-    def message(self, tensor: int, kind: NodeKind, link: int, elements: float, partner: int) -> int:
-        role = SEND if kind is NodeKind.SEND else RECEIVE
-        node = self._add(tensor, role, link, kind, elements)
-        self.partner[node] = partner
-        return node
+    def column(self, name: str) -> Any:
+        """Returns one attribute of all nodes as an array."""
+        return np.array([getattr(node, name) for node in self.nodes])
 
 
 def stage_nodes(graph: StageGraph, numbers: Numbers) -> Nodes:
-    """The nodes of a stage, without those that cost nothing."""
+    """Returns the nodes of a stage, without those that cost nothing."""
     nodes = Nodes()
     members = graph.members
     first_received = len(members) - len(graph.received_from)
@@ -132,93 +119,77 @@ def stage_nodes(graph: StageGraph, numbers: Numbers) -> Nodes:
     output: list[int] = []
     for index, member in enumerate(members):
         part = 0 if index < graph.per_batch else 1 if index < first_received else 2
-        comp = nodes.compute(index, part, member.operation, numbers)
+        elements = numbers.elements(member.operation)
+        num_ops = numbers.num_ops(member.operation)
+        comp = nodes.add(Node(index, COMP, NodeKind.COMP, elements, num_ops), part)
         entries = []
-        for role, operand in ((FIRST_COMM, member.first), (SECOND_COMM, member.second)):
+        for role, operand in ((FIRST_COMM, member.x1), (SECOND_COMM, member.x2)):
             entry, last = comp, None
             if operand >= 0:
                 producer = members[operand].operation
-                for comm in numbers.comms(producer, member.operation, role == SECOND_COMM):
-                    last = nodes.collective(index, part, role, numbers.elements(producer), comm, last)
+                moved = numbers.elements(producer)
+                for comm, degree in numbers.comms(producer, member.operation, role == SECOND_COMM):
+                    own = Node(index, role, NodeKind.COLLECTIVE, moved, comm=comm, degree=degree)
+                    own.deps += [] if last is None else [last]
+                    last = nodes.add(own, part)
                     entry = last if entry == comp else entry
             if last is not None:
-                nodes.deps[comp].append(last)
+                nodes.nodes[comp].deps.append(last)
             entries.append(entry)
         inputs.append((entries[0], entries[1]))
-        elements = numbers.elements(member.operation)
         for stage in graph.sent_to.get(index, ()):
-            send = nodes.message(index, NodeKind.SEND, graph.rank_of_send[index, stage], elements, stage)
-            nodes.deps[send].append(comp)
+            link = graph.rank_of_send[index, stage]
+            nodes.add(Node(index, SEND, NodeKind.SEND, elements, number=link, partner=stage, deps=[comp]))
         if part == 2:
-            home = graph.received_from[index - first_received]
-            output.append(nodes.message(index, NodeKind.RECV, index - first_received, elements, home))
+            link = index - first_received
+            home = graph.received_from[link]
+            output.append(nodes.add(Node(index, RECEIVE, NodeKind.RECV, elements, number=link, partner=home)))
         else:
             output.append(comp)
     for member, nodes_of_operands in zip(members, inputs, strict=True):
-        for operand, node in zip((member.first, member.second), nodes_of_operands, strict=True):
+        for operand, node in zip((member.x1, member.x2), nodes_of_operands, strict=True):
             if operand >= 0:
-                nodes.deps[node].append(output[operand])
+                nodes.nodes[node].deps.append(output[operand])
     for index, member in enumerate(members):
-        if member.after:
-            comp = output[index]
-            nodes.deps[comp] += [output[other] for other in member.after]
+        nodes.nodes[output[index]].deps.extend(output[other] for other in member.after)
     return _without_free(nodes)
 
 
 def _without_free(nodes: Nodes) -> Nodes:
-    """Leave out computations that cost nothing: what depended on one depends on what it depended on.
+    """Leaves out computations that cost nothing; their dependants inherit their dependencies.
 
-    In rounds, as STAGE does it, for this decides the order of dependencies: a round drops in file order those with no
-    dependency that was free when the round began; a dropped one's dependencies go to the end of its dependants' lists.
+    It works in rounds as STAGE does, since this decides the order of dependencies. A round drops, in file order, the
+    computations that depend on no computation that was free when the round began. The dependencies of a dropped one go
+    to the end of its dependants' lists.
     """
-    free = [kind == NodeKind.COMP and not ops for kind, ops in zip(nodes.kind, nodes.num_ops, strict=True)]
-    deps = nodes.deps
-    left = [node for node, is_free in enumerate(free) if is_free]
+    all_nodes = nodes.nodes
+    left = [number for number, node in enumerate(all_nodes) if node.is_free]
     while left:
         waiting = set(left)
-        dependants: dict[int, list[int]] = {node: [] for node in left}
-        for node, own in enumerate(deps):
-            if not free[node] or node in waiting:
-                for dep in own:
+        dependants: dict[int, list[Node]] = {number: [] for number in left}
+        for number, node in enumerate(all_nodes):
+            if not node.is_free or number in waiting:
+                for dep in node.deps:
                     if dep in waiting:
                         dependants[dep].append(node)
         still = []
-        for node in left:
-            if any(dep in waiting for dep in deps[node]):
-                still.append(node)
+        for number in left:
+            own = all_nodes[number].deps
+            if any(dep in waiting for dep in own):
+                still.append(number)
                 continue
-            for dependant in dependants[node]:
-                deps[dependant].remove(node)
-                deps[dependant] += deps[node]
+            for dependant in dependants[number]:
+                dependant.deps.remove(number)
+                dependant.deps += own
         left = still
-    return _kept(nodes, [not is_free for is_free in free])
-
-
-def _kept(nodes: Nodes, keep: Sequence[bool]) -> Nodes:
-    new: dict[int, int] = {}
-    for node, kept in enumerate(keep):
-        if kept:
-            new[node] = len(new)
-
-    def rows(column: list[_Value]) -> list[_Value]:
-        return [column[node] for node in new]
-
-    return Nodes(
-        rows(nodes.tensor),
-        rows(nodes.role),
-        rows(nodes.number),
-        rows(nodes.kind),
-        rows(nodes.num_ops),
-        rows(nodes.elements),
-        rows(nodes.comm),
-        rows(nodes.degree),
-        rows(nodes.partner),
-        [list(dict.fromkeys(new[dep] for dep in nodes.deps[node])) for node in new],
-        nodes.ids,
-    )
+    kept = [number for number, node in enumerate(all_nodes) if not node.is_free]
+    new = {number: place for place, number in enumerate(kept)}
+    for number in kept:
+        all_nodes[number].deps = list(dict.fromkeys(new[dep] for dep in all_nodes[number].deps))
+    return Nodes([all_nodes[number] for number in kept], nodes.ids)
 
 
 def stands_for(graph: StageGraph, member: int) -> int:
-    """The member whose memory a tensor is: another layout of a tensor counts as that tensor."""
+    """Returns the member whose memory a tensor uses: another layout of a tensor counts as that tensor."""
     own = graph.members[member]
-    return own.first if own.operation.kind is Kind.SAME else member
+    return own.x1 if own.operation.kind is Kind.SAME else member

@@ -1,4 +1,4 @@
-"""Pipeline stages: which stage has which tensors, and what it receives from others."""
+"""Pipeline stages: the tensors of each stage, and those that it receives from others."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from forerun.common.errors import ForerunError
 
 @dataclass(slots=True)
 class StageGraph:
-    """The tensors of one pipeline stage: of one micro-batch, then shared by all, then received in one micro-batch.
+    """The tensors of one pipeline stage: those of one micro-batch, shared ones, and those received in one micro-batch.
 
-    Operands are positions in this list.
+    Operands are positions in the list of members.
     """
 
     members: list[Member] = field(default_factory=list)
     revisions: list[int] = field(default_factory=list)
     """1 for a weight after its update, else 0"""
     per_batch: int = 0
-    """how many members, from the first, there are of each micro-batch"""
+    """number of leading members that exist once for each micro-batch"""
     received_from: list[int] = field(default_factory=list)
-    """sending stage of each of the last members, which are received, again one a micro-batch"""
+    """sending stage of each of the last members, which are received once for each micro-batch"""
     sent_to: dict[int, list[int]] = field(default_factory=dict)
-    """stages that a member is sent to"""
+    """member -> stages that it is sent to"""
     rank_of_send: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(member, receiving stage) -> which of that stage's received tensors it becomes"""
+    """(member, receiving stage) -> number among that stage's received tensors"""
 
 
 def stage_of_layers(layers: int, stages: int, head_on_last: bool) -> dict[int, int]:
-    """Stage of every layer, of the input embedding (-1) and of output embedding and loss (`layers`).
+    """Returns the stage of every layer, of the input embedding (-1), and of the output embedding and loss (`layers`).
 
-    Stages get equal runs of layers, the first ones one more where it does not come out even. Without mixed precision
-    STAGE puts the output embedding on stage (layers - 1) mod stages, with it on the last.
+    Stages get equal runs of layers; if the stages don't divide the layers, the first stages get one more. STAGE puts
+    the output embedding on stage (layers - 1) mod stages, or in mixed precision on the last one.
 
     Raises:
-        ForerunError: if a stage is left without tensors.
+        ForerunError: a stage has no tensors.
     """
     each, more = divmod(layers, stages)
     stage = {-1: 0}
@@ -55,9 +55,9 @@ def stage_of_layers(layers: int, stages: int, head_on_last: bool) -> dict[int, i
 
 
 def split(members: list[Member], stage_of: dict[int, int], stages: int) -> list[StageGraph]:
-    """Deal one micro-batch's tensors to stages; add what the micro-batches share, and what stages receive.
+    """Deals one micro-batch's tensors to stages, and adds tensors that micro-batches share and that stages receive.
 
-    The tensors themselves are changed: their operands become positions in their stage's list.
+    It changes the tensors themselves: their operands become positions in their stage's list.
     """
     weights = [index for index, member in enumerate(members) if member.is_weight]
     gradients = {members[index].gradient for index in weights}
@@ -94,7 +94,7 @@ def split(members: list[Member], stage_of: dict[int, int], stages: int) -> list[
 
 
 class _Derived:
-    """What is done to a tensor after the micro-batches, or on the way between stages; once for all layers."""
+    """The operations on tensors after the micro-batches and between stages, which all layers share."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Kind, int], Operation] = {}
@@ -136,5 +136,5 @@ def _receive(
         return received[operand]
 
     for member in graph.members[: graph.per_batch]:
-        member.first, member.second = local(member.first), local(member.second)
+        member.x1, member.x2 = local(member.x1), local(member.x2)
         member.after = tuple(local(other) for other in member.after)
