@@ -20,7 +20,7 @@ WINGS = [
 """from the ground up; wings of one floor don't know each other"""
 ROOMS = {
     "common": [
-        ["version", "errors", "units", "former_names"],
+        ["version", "errors", "units", "arrays", "former_names"],
         ["files", "jit", "processes", "content", "records", "shipped"],
         ["ray_cluster"],
     ],

@@ -55,9 +55,9 @@ def test_groups_are_strided():
 
 
 BAD = [
-    ("not json", "no JSON"),
-    ("[1, 2]", "no JSON object"),
-    ('{"case": ' + "[" * 100_000, "no JSON"),
+    ("not json", "not a JSON"),
+    ("[1, 2]", "not a JSON object"),
+    ('{"case": ' + "[" * 100_000, "not a JSON"),
     ({key: value for key, value in CASE.items() if key != "bytes"}, "'bytes' is missing"),
     ({key: value for key, value in CASE.items() if key != "topology"}, "'topology' is missing"),
     ({key: value for key, value in CASE.items() if key != "splits"}, "'splits' is missing"),

@@ -150,7 +150,7 @@ BAD = [
     ([lambda: [Wait(ns="x")]], "whole numbers"),
     ([lambda: [STEP, STEP]], "again"),
     ([lambda: [Wait(ns=1, after=[STEP])]], "not given before"),
-    ([lambda: ["send"]], "has to be a Send"),
+    ([lambda: ["send"]], "must be a Send"),
     ([lambda: 1 / 0], "ZeroDivisionError"),
     ([lambda: None], "TypeError"),
     (

@@ -247,7 +247,7 @@ def test_ranks_that_wait_for_each_other_in_a_circle_are_a_deadlock():
 
 
 def test_wrong_numbers_of_traces_and_missing_rates_are_refused():
-    with pytest.raises(ForerunError, match="the network has 2 ranks, there are traces of 1"):
+    with pytest.raises(ForerunError, match="the network has 2 ranks, but there are traces of 1"):
         replay_streams([trace([comp()])], {}, machine())
     with pytest.raises(ForerunError, match="need local-mem-bw and peak-perf"):
         replay_streams([trace([comp()])] * 2, {}, machine(**{"peak-perf": 0}))

@@ -108,7 +108,7 @@ def test_messages_without_their_other_end(tmp_path):
     assert sorted(found(tmp_path, zero, one), key=str) == [
         ("error", "message", 0, 2, "send of 8 bytes with tag 5 to rank 1 has no receive"),
         ("error", "message", 0, 3, "send of 8 bytes with tag 9 to rank 1 has no receive; its peer says 80 bytes"),
-        ("error", "message", 0, 4, "rank 7 is its other end, but there are 2 traces"),
+        ("error", "message", 0, 4, "its peer is rank 7, but there are 2 traces"),
         (
             "error",
             "message",

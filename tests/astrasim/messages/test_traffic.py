@@ -86,14 +86,14 @@ def test_a_file_holds_one_case_a_list_or_cases_by_name(tmp_path):
 def test_files_that_are_none_are_refused(tmp_path):
     for content, message in (
         (b"{", "not JSON"),
-        (b"\xff", "not JSON"),
-        (b"3", "expected cases"),
+        (b"\xff", "not UTF-8"),
+        (b"3", "expected an object of cases"),
         (b"[" * 10**5, "not JSON"),
     ):
         (tmp_path / "cases.json").write_bytes(content)
         with pytest.raises(ForerunError, match=message):
             read_cases(tmp_path / "cases.json")
-    with pytest.raises(ForerunError, match="cannot be read"):
+    with pytest.raises(ForerunError, match="can't be read"):
         read_cases(tmp_path)
 
 
@@ -104,14 +104,14 @@ def test_files_that_are_none_are_refused(tmp_path):
         ({"topology": []}, 'such as ["Mesh2D", 4, 4]'),
         ({"topology": ["Mesh2D", 4]}, "Mesh2D takes 2 sizes"),
         ({"bandwidth_GBps": None}, "bandwidth is None"),
-        ({"messages": 3}, "messages has to be a list"),
-        ({"messages": [3]}, "message 0 has to be an object"),
+        ({"messages": 3}, "messages must be a list"),
+        ({"messages": [3]}, "message 0 must be an object"),
         ({"messages": [{"src": 0, "bytes": 4}]}, "message 0 has no dst"),
         ({"messages": [{"src": 0, "dst": 1, "bytes": 0.5}]}, "message 0 has bytes '0.5', not a whole number"),
         ({"messages": [{"src": 0, "dst": 4, "bytes": 1}]}, "there is no NPU 4; its NPUs are 0 to 3"),
         ({"messages": [{"src": 1, "dst": 1, "bytes": 1}]}, "message 0 goes to its own sender"),
         ({"messages": [*MESSAGES, {"src": 1, "dst": 0, "bytes": 0}]}, "message 2 has no bytes"),
-        ({"network": 3}, "network has to be an object"),
+        ({"network": 3}, "network must be an object"),
     ],
 )
 def test_a_case_that_makes_no_sense_has_an_error(change, message):
@@ -151,7 +151,7 @@ def test_the_command_takes_another_network_and_model(tmp_path, capsys):
 
 def test_the_command_refuses_a_file_that_is_not_there(tmp_path, capsys):
     assert run(["traffic", str(tmp_path / "none.json")]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    assert "can't be read" in capsys.readouterr().err
 
 
 json_values = st.recursive(

@@ -220,14 +220,14 @@ def test_flags_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("{", "can't be read"),
+        ("{", "not JSON"),
         ("[1]", "expected a JSON object"),
         ('{"dpp": 2}', "unknown flag .*flags.json 'dpp'; did you mean"),
         ('{"dp": "2"}', "dp: expected a whole number"),
         ('{"dp": true}', "dp: expected a whole number"),
         ('{"weight_sharded": "perhaps"}', "neither true nor false"),
         ('{"dp": 0}', "flags.json: --dp 0"),
-        ("\ud800", "can't be read"),
+        ("\ud800", "not UTF-8"),
     ],
 )
 def test_a_bad_file_of_flags_is_named(text, part, tmp_path):

@@ -155,7 +155,7 @@ def test_cuda_streams_are_another_semantics(case, capsys):
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("system-configuration", "{", "not a readable JSON"),
+        ("system-configuration", "{", "not JSON"),
         ("system-configuration", "[]", "one JSON object"),
         ("system-configuration", json.dumps({**SYSTEM, "all-reduce-implementation": ["rings"]}), "rings"),
         ("system-configuration", json.dumps({**SYSTEM, "preferred-dataset-splits": 0}), "preferred-dataset-splits"),
