@@ -14,7 +14,7 @@ import numpy as np
 
 from forerun.astrasim.astra.custom import Algorithm, Costs
 from forerun.astrasim.astra.custom_steps import RankSteps, StepTable, steps_of_algorithm, steps_of_trace
-from forerun.astrasim.astra.reference import reference
+from forerun.astrasim.astra.reference import REFERENCE
 from forerun.astrasim.astra.system import System, window
 from forerun.astrasim.chakra.trace import CommType
 from forerun.astrasim.chakra.traces import open_traces
@@ -23,7 +23,7 @@ from forerun.astrasim.messages.state import CALL, PHASE, Collectives
 from forerun.common.arrays import pointers
 from forerun.common.errors import ForerunError
 
-_SUBGROUP_ENDPOINT_NS: int = reference("subgroup_endpoint_ns")
+_SUBGROUP_ENDPOINT_NS: int = REFERENCE.subgroup_endpoint_ns
 _POLICY = {"LIFO": 1, "FIFO": -1, "EXPLICIT": 0}
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 _MOST_CHUNKS = 1_000_000

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forerun.astrasim.astra.reference import reference
+from forerun.astrasim.astra.reference import REFERENCE
 from forerun.astrasim.messages.fabric import DIMENSION, HOPS_CONSTANT, HOPS_RING, HOPS_TABLE, Fabric
 from forerun.common.errors import ForerunError
 from forerun.core.network.network_file import Network, bytes_per_ns
 
 _LARGEST_TABLE = 4096
-_CONSTANT_HOPS: dict[str, int] = reference("constant_hops")
+_CONSTANT_HOPS: dict[str, int] = REFERENCE.constant_hops
 
 
 def has_closed_form(network: Network) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.astrasim.astra.collectives import CollectiveTables
-from forerun.astrasim.astra.reference import reference
+from forerun.astrasim.astra.reference import REFERENCE
 from forerun.astrasim.astra.remote_memory import RemoteMemory
 from forerun.astrasim.astra.system import System
 from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTrace
@@ -25,7 +25,7 @@ from forerun.common.errors import ForerunError
 from forerun.core.program.types import F64, I8, I32, I64
 
 IssueOrder = Literal["ascending", "march-2025"]
-_TAG_SPACE: int = reference("tag_space")
+_TAG_SPACE: int = REFERENCE.tag_space
 _WORLD = ""
 Mask = npt.NDArray[np.bool_]
 _MOST_NS = 1 << 60

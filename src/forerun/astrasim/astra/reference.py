@@ -1,19 +1,21 @@
-"""Numbers that ASTRA-sim's source code fixes, from `reference.yaml`."""
+"""Numbers that ASTRA-sim's source code fixes."""
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from forerun.describe.cluster.files import read_yaml
+from forerun.common.shipped import shipped
 
 
-def reference(name: str) -> Any:
-    """Returns the number, or numbers by name, under this key of `reference.yaml`."""
-    return _file()[name]
+@dataclass(frozen=True)
+class Reference:
+    """The keys of `reference.yaml`, which says what each means."""
+
+    source: str
+    subgroup_endpoint_ns: int
+    tag_space: int
+    constant_hops: dict[str, int]
+    idle_ns: int
 
 
-@cache
-def _file() -> dict[str, Any]:
-    return read_yaml(Path(__file__).with_name("reference.yaml"))
+REFERENCE = shipped(Reference, __package__, "reference.yaml")

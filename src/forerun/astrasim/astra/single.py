@@ -11,7 +11,7 @@ from forerun.astrasim.astra.custom import Algorithm
 from forerun.astrasim.astra.fabric import fabric_of
 from forerun.astrasim.astra.limits import MOST_RANKS, check_times, check_work
 from forerun.astrasim.astra.lower import UNKNOWN_NS, LoweredProgram, empty_matches
-from forerun.astrasim.astra.reference import reference
+from forerun.astrasim.astra.reference import REFERENCE
 from forerun.astrasim.astra.run import SlotRun, run_program
 from forerun.astrasim.astra.symmetry import is_symmetric
 from forerun.astrasim.astra.system import System
@@ -118,7 +118,7 @@ def message_times(network: Network, sender: int, receiver: int, size: int, aware
         first=np.arange(n + 1),
         action=action,
         slot=slot,
-        duration_ns=np.where(action == SEND, UNKNOWN_NS, reference("idle_ns")),
+        duration_ns=np.where(action == SEND, UNKNOWN_NS, REFERENCE.idle_ns),
         tail_ns=np.zeros(n, np.int64),
         target=np.where(action == TIMED, -1, 0).astype(np.int32),
         position=np.where(action == SEND, receiver, 0).astype(np.int32),

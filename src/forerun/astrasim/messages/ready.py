@@ -8,14 +8,14 @@ list if the bucket is empty; the number of buckets grows as in the library.
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from forerun.common.jit import kernel, njit
+from forerun.common.shipped import shipped
 from forerun.core.program.types import I8, I32, I64
-from forerun.describe.cluster.files import read_yaml
 
 N_SLOTS = 4
 SLOT_COMPUTE = 0
@@ -24,7 +24,16 @@ SLOT_CPU = 2
 SLOT_NONE = 3
 """receives: any number at a time"""
 
-BUCKETS = np.array(read_yaml(Path(__file__).with_name("libstdcxx.yaml"))["bucket_counts"], np.int64)
+
+@dataclass(frozen=True)
+class _LibStdCxx:
+    """The keys of `libstdcxx.yaml`."""
+
+    source: str
+    bucket_counts: list[int]
+
+
+BUCKETS = np.array(shipped(_LibStdCxx, __package__, "libstdcxx.yaml").bucket_counts, np.int64)
 """bucket counts that a growing set of libstdc++ goes through"""
 
 

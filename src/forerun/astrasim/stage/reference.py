@@ -1,10 +1,38 @@
-"""Numbers that STAGE's source code fixes, from `reference.yaml`."""
+"""Numbers that STAGE's source code fixes."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 
-from forerun.describe.cluster.files import read_yaml
+from forerun.common.shipped import shipped
 
-_FILE = read_yaml(Path(__file__).with_name("reference.yaml"))
-FIRST_GENERATION, SECOND_GENERATION = _FILE["first_generation"], _FILE["second_generation"]
+
+@dataclass(frozen=True)
+class FirstGeneration:
+    """The keys for the first generation in `reference.yaml`, which says what each means."""
+
+    source: str
+    norm_ops: int
+    chained_collectives: int
+
+
+@dataclass(frozen=True)
+class SecondGeneration:
+    """The keys for the second generation in `reference.yaml`."""
+
+    source: str
+    norm_ops: int
+    loss_ops: int
+    attention_ops: int
+    attention_gradient_ops: int
+    optimizer_bytes: int
+
+
+@dataclass(frozen=True)
+class _File:
+    first_generation: FirstGeneration
+    second_generation: SecondGeneration
+
+
+_FILE = shipped(_File, __package__, "reference.yaml")
+FIRST_GENERATION, SECOND_GENERATION = _FILE.first_generation, _FILE.second_generation

@@ -10,7 +10,7 @@ from __future__ import annotations
 from forerun.astrasim.stage.reference import FIRST_GENERATION
 from forerun.astrasim.stage.tensors import Block, Layout, Operand, layout
 
-NORM_OPS = FIRST_GENERATION["norm_ops"]
+NORM_OPS = FIRST_GENERATION.norm_ops
 TOKENS = "Batch/dp, Seq/sp"
 FEATURES = layout(f"{TOKENS}, Dmodel/tp")
 """layout between blocks, with features split over tp"""

@@ -148,6 +148,6 @@ def _without_free(nodes: list[Node]) -> list[Node]:
 def _chain(nodes: list[Node]) -> None:
     """Chains the collectives that wait for nothing (gathers of weights), as STAGE does."""
     first = [node for node in nodes if node.kind is NodeKind.COLLECTIVE and not node.data and not node.ctrl]
-    if len(first) >= FIRST_GENERATION["chained_collectives"]:
+    if len(first) >= FIRST_GENERATION.chained_collectives:
         for before, node in pairwise(first):
             node.ctrl.append(before)

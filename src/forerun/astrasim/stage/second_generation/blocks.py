@@ -10,8 +10,8 @@ from forerun.astrasim.stage.reference import SECOND_GENERATION
 from forerun.astrasim.stage.sizes import Size, number, size
 from forerun.astrasim.stage.tensors import Block, Layout, layout
 
-NORM_OPS, LOSS_OPS = SECOND_GENERATION["norm_ops"], SECOND_GENERATION["loss_ops"]
-ATTENTION_OPS = SECOND_GENERATION["attention_ops"], SECOND_GENERATION["attention_gradient_ops"]
+NORM_OPS, LOSS_OPS = SECOND_GENERATION.norm_ops, SECOND_GENERATION.loss_ops
+ATTENTION_OPS = SECOND_GENERATION.attention_ops, SECOND_GENERATION.attention_gradient_ops
 
 WHOLE_SEQUENCE = "Seq/cp"
 SPLIT_SEQUENCE = "Seq/(cp*tp)"

@@ -9,7 +9,7 @@ from forerun.astrasim.stage.second_generation.nodes import Numbers, stands_for
 from forerun.astrasim.stage.second_generation.pipeline import StageGraph
 from forerun.common.units import GIB
 
-_OPTIMIZER_BYTES = SECOND_GENERATION["optimizer_bytes"]
+_OPTIMIZER_BYTES = SECOND_GENERATION.optimizer_bytes
 _PASSING = ("_assembled_weight", "_assembled_grad")
 """buffers of whole buckets, which exist for a moment only"""
 
