@@ -62,7 +62,7 @@ def recorded(world, sizes, dtype, wrap):
     return {
         "tensors": sorted(recording.tensor_bytes.tolist()),
         "products": sorted([float(column[i]) for column in columns] for i in row[products]),
-        "peak": world.recorder.peak_bytes,
+        "peak": world.recorder.memory.peak_bytes,
     }
 
 

@@ -78,7 +78,7 @@ def test_another_collective_stands_in_the_stream_that_calls_it(recorder):
 
 def test_storages_live_from_the_node_that_makes_them_to_the_one_before_they_end(recorder):
     tensor = torch.empty(MIB, dtype=torch.uint8)
-    recorder.allocated(tensor.untyped_storage(), MIB)
+    recorder.memory.allocated(tensor.untyped_storage(), MIB)
     kernel(recorder)
     kernel(recorder)
     del tensor
@@ -87,20 +87,20 @@ def test_storages_live_from_the_node_that_makes_them_to_the_one_before_they_end(
     recording = recorder.finish([""], {})
     assert recording.tensor_bytes.tolist() == [MIB]
     assert (recording.tensor_alloc.tolist(), recording.tensor_free.tolist()) == ([0], [1])
-    assert recorder.peak_bytes == MIB
-    assert recorder.allocated_bytes == 0
+    assert recorder.memory.peak_bytes == MIB
+    assert recorder.memory.allocated_bytes == 0
 
 
 def test_a_storage_that_is_resized_is_freed_and_allocated_again(recorder):
     tensor = torch.empty(1000, dtype=torch.uint8)
     storage = tensor.untyped_storage()
-    recorder.allocated(storage, 1000)
+    recorder.memory.allocated(storage, 1000)
     kernel(recorder)
-    recorder.allocated(storage, 0)
+    recorder.memory.allocated(storage, 0)
     kernel(recorder)
-    recorder.allocated(storage, 1000)
+    recorder.memory.allocated(storage, 1000)
     kernel(recorder)
-    recorder.mark(storage, Category.PARAMETER)
+    recorder.memory.mark(storage, Category.PARAMETER)
     recording = recorder.finish([""], {})
     assert recording.tensor_bytes.tolist() == [1024, 1024]
     assert recording.tensor_alloc.tolist() == [0, 2]
@@ -110,7 +110,7 @@ def test_a_storage_that_is_resized_is_freed_and_allocated_again(recorder):
 
 def test_what_is_there_at_the_start_was_there_before_the_step(recorder):
     tensor = torch.empty(8)
-    recorder.allocated(tensor.untyped_storage(), 32)
+    recorder.memory.allocated(tensor.untyped_storage(), 32)
     recorder.start()
     kernel(recorder)
     recording = recorder.finish([""], {})

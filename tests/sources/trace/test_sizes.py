@@ -64,14 +64,14 @@ def test_tensors_have_the_bytes_that_their_shapes_say(steps):
 def test_a_size_that_no_tensor_has_is_an_error_where_it_is_recorded(recorder, size):
     storage = torch.empty(8).untyped_storage()
     with pytest.raises(ForerunError, match=r"a tensor of .* bytes"):
-        recorder.allocated(storage, size)
+        recorder.memory.allocated(storage, size)
     with pytest.raises(ForerunError, match=r"a tensor of .* bytes"):
-        recorder.workspace(size, 0)
+        recorder.memory.workspace(size, 0)
 
 
 def test_a_recording_that_disagrees_with_the_tensors_is_refused_and_names_the_kernel(recorder):
     tensor = torch.empty(1 << 20, dtype=torch.uint8)
-    recorder.allocated(tensor.untyped_storage(), 1 << 19)
+    recorder.memory.allocated(tensor.untyped_storage(), 1 << 19)
     recorder.node(recorder.ops.memory("half_of_it", 1, 1))
     with pytest.raises(ForerunError, match="524288 bytes recorded of a tensor of half_of_it, 1048576 there"):
         recorder.finish([""], {})
@@ -79,8 +79,8 @@ def test_a_recording_that_disagrees_with_the_tensors_is_refused_and_names_the_ke
 
 def test_a_total_that_is_not_the_sum_is_refused(recorder):
     tensor = torch.empty(1 << 20, dtype=torch.uint8)
-    recorder.allocated(tensor.untyped_storage(), 1 << 20)
-    recorder.allocated_bytes -= 1 << 32
+    recorder.memory.allocated(tensor.untyped_storage(), 1 << 20)
+    recorder.memory.allocated_bytes -= 1 << 32
     with pytest.raises(ForerunError, match="lost count of memory"):
         recorder.finish([""], {})
 

@@ -153,7 +153,7 @@ class VirtualMode(TorchDispatchMode):
                 number = recorder.node(kernel.op, sync=kernel.sync)
                 node = number if node < 0 else node
                 if kernel.workspace_bytes:
-                    recorder.workspace(kernel.workspace_bytes, number)
+                    recorder.memory.workspace(kernel.workspace_bytes, number)
                 if kernel.guessed:
                     recorder.note(f"no rule for {func}: costed by its bytes")
         self.seen(out, node)
@@ -163,8 +163,8 @@ class VirtualMode(TorchDispatchMode):
         if isinstance(out, torch.Tensor):
             if isinstance(out, FakeTensor) and out.fake_device.type == "cuda":
                 storage = out.untyped_storage()
-                if not self.recorder.follows(storage):
-                    self.recorder.allocated(storage, storage.nbytes(), node)
+                if not self.recorder.memory.follows(storage):
+                    self.recorder.memory.allocated(storage, storage.nbytes(), node)
         elif isinstance(out, (list, tuple)):
             for one in out:
                 self.seen(one, node)

@@ -159,8 +159,8 @@ def _storages(recorder: Recorder) -> None:
 
     def resize_(self: Any, size: int) -> Any:
         answer = resize(self, size)
-        if recorder.follows(self):
-            recorder.allocated(self, size)
+        if recorder.memory.follows(self):
+            recorder.memory.allocated(self, size)
         return answer
 
     torch.UntypedStorage.resize_ = resize_

@@ -8,7 +8,6 @@ before `start` only memory is followed.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.kinds import Direction
 from forerun.core.program.types import Category, Phase
 from forerun.sources.trace.inside import sizes
+from forerun.sources.trace.inside.allocations import Allocations
 from forerun.sources.trace.inside.unseen import PACKAGE
 from forerun.sources.trace.recording import Recording
 
@@ -80,11 +80,7 @@ class Recorder:
         self._lines: dict[str, int] | None = {} if lines else None
         self._streams: dict[int, Stream] = {}
         self._comm_streams: dict[str, int] = {}
-        self._storages: dict[int, _Storage] = {}
-        self.most_bytes = sizes.MOST_BYTES
-        """The largest tensor; `World` sets it by the device."""
-        self.allocated_bytes = 0
-        self.peak_bytes = 0
+        self.memory = Allocations(lambda: (len(self._nodes), self.phase()))
         self._step = 0
         self._clear()
 
@@ -94,7 +90,7 @@ class Recorder:
         """Starts a step: nodes from here on belong to it."""
         self._clear()
         self.recording = True
-        self.peak_bytes = self.allocated_bytes
+        self.memory.peak_bytes = self.memory.allocated_bytes
 
     def _clear(self) -> None:
         self._step += 1
@@ -102,22 +98,18 @@ class Recorder:
         self._nodes: list[tuple[int, int, int, int, int, int, int, int]] = []
         self._waits: list[tuple[int, ...]] = []
         self._streams = {}
-        self._rows = [storage.row for storage in self._storages.values() if storage.row is not None]
-        for row in self._rows:
-            row.alloc = -1
+        self.memory.start()
 
     @contextmanager
     def beforehand(self, category: Category) -> Iterator[None]:
         """Treats what happens inside as done once in a run: it records no nodes, and its allocations, of `category`,
         count as made before the step."""
         recording, self.recording = self.recording, False
-        known = len(self._rows)
         try:
-            yield
+            with self.memory.beforehand(category):
+                yield
         finally:
             self.recording = recording
-            for row in self._rows[known:]:
-                row.alloc, row.category = -1, int(category)
 
     @property
     def n_nodes(self) -> int:
@@ -248,62 +240,6 @@ class Recorder:
         """Adds a note for the reader of the trace, once."""
         self.notes.setdefault(text)
 
-    # -- memory ------------------------------------------------------------------------------------------------
-
-    def allocated(self, storage: Any, size_bytes: int, node: int = -1) -> None:
-        """Records that `storage` (an UntypedStorage of the device) has this many bytes from `node` on (-1: the next).
-
-        0 bytes free it, as `resize_` does. It is also freed when the storage is deleted.
-
-        Raises:
-            ForerunError: the size is negative or beyond the limit.
-        """
-        key = storage._cdata
-        known = self._storages.get(key)
-        if known is None:
-            known = self._storages[key] = _Storage(weakref.ref(storage, lambda _: self._gone(key)))
-        size = sizes.rounded(size_bytes, self.most_bytes)
-        if known.row is not None:
-            if known.row.size == size:
-                return
-            self._release(known)
-        if size:
-            known.row = _Row(size, len(self._nodes) if node < 0 else node, self.phase())
-            self._rows.append(known.row)
-            self.allocated_bytes += size
-            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
-
-    def follows(self, storage: Any) -> bool:
-        """Returns whether the memory of `storage` is recorded."""
-        return storage._cdata in self._storages
-
-    def workspace(self, size_bytes: int, node: int) -> None:
-        """Records bytes that a kernel needs while it runs."""
-        if node < 0:
-            return
-        size = sizes.rounded(size_bytes, self.most_bytes)
-        row = _Row(size, node, self.phase())
-        row.free, row.free_phase = node, row.alloc_phase
-        self._rows.append(row)
-        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes + size)
-
-    def mark(self, storage: Any, category: Category) -> None:
-        """Sets the category of `storage`; the first mark counts."""
-        known = self._storages.get(storage._cdata)
-        if known is not None and known.row is not None and known.row.category < 0:
-            known.row.category = int(category)
-
-    def _gone(self, key: int) -> None:
-        known = self._storages.pop(key, None)
-        if known is not None and known.row is not None:
-            self._release(known)
-
-    def _release(self, storage: _Storage) -> None:
-        row, storage.row = storage.row, None
-        assert row is not None
-        row.free, row.free_phase = len(self._nodes) - 1, self.phase()
-        self.allocated_bytes -= row.size
-
     # -- the result --------------------------------------------------------------------------------------------
 
     def finish(self, modules: Sequence[str], meta: dict[str, Any]) -> Recording:
@@ -316,10 +252,11 @@ class Recorder:
         self._optimizer_from_last_backward()
         ops = self.ops.build()
         sizes.check_ops(ops)
-        sizes.check_lives(self._lives(ops.name), self.allocated_bytes)
+        made_by = [ops.name[node[0]] for node in self._nodes]
+        sizes.check_lives(self.memory.alive(made_by), self.memory.allocated_bytes)
         n = len(self._nodes)
         table = np.array(self._nodes, np.int64).reshape(-1, 8)
-        rows = [row for row in self._rows if row.size and (row.free is None or row.free >= max(row.alloc, 0))]
+        rows = self.memory.of_step()
         waits = [len(w) for w in self._waits]
         return Recording(
             rank=self.rank,
@@ -350,15 +287,6 @@ class Recorder:
             },
         )
 
-    def _lives(self, names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-        """Yields for each living storage the kernel that made it, the bytes recorded and the bytes it has."""
-        for known in list(self._storages.values()):
-            storage, row = known.watch(), known.row
-            if storage is not None:
-                inside = row is not None and 0 <= row.alloc < len(self._nodes)
-                name = names[self._nodes[row.alloc][0]] if row is not None and inside else "an earlier step"
-                yield name, 0 if row is None else row.size, storage.nbytes()
-
     def _optimizer_from_last_backward(self) -> None:
         """Gives everything between the last backward pass and the end of the step (clipping, unscaling) to the
         optimizer."""
@@ -368,33 +296,6 @@ class Recorder:
         for i in range(before[-1] + 1 if before else stop, stop):
             node = self._nodes[i]
             self._nodes[i] = (*node[:2], _OPTIMIZER, *node[3:])
-
-
-class _Row:
-    """One allocation: its bytes, the node before which it is made, the node after which it is freed."""
-
-    __slots__ = ("alloc", "alloc_phase", "category", "free", "free_phase", "size")
-
-    def __init__(self, size: int, alloc: int, phase: int) -> None:
-        self.size, self.alloc, self.alloc_phase = size, alloc, phase
-        self.free: int | None = None
-        self.free_phase = -1
-        self.category = -1
-
-    def purpose(self) -> int:
-        if self.category >= 0:
-            return self.category
-        if self.alloc_phase == _FORWARD and self.free_phase in (_BACKWARD, _RECOMPUTE):
-            return int(Category.ACTIVATION)
-        return int(Category.TEMPORARY)
-
-
-class _Storage:
-    __slots__ = ("row", "watch")
-
-    def __init__(self, watch: Any) -> None:
-        self.watch = watch
-        self.row: _Row | None = None
 
 
 def _user_line() -> str:

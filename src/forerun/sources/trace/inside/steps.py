@@ -125,7 +125,7 @@ class Steps:
     def _category(self, tensor: torch.Tensor, category: Category) -> None:
         for part in _parts(tensor):
             if part.device.type == "cuda":
-                self.recorder.mark(part.untyped_storage(), category)
+                self.recorder.memory.mark(part.untyped_storage(), category)
 
 
 def _parts(tensor: Any) -> list[torch.Tensor]:

@@ -65,7 +65,7 @@ class World:
         self.machine.set_index(job.local_rank)
         self.recorder.current_stream = self.machine.stream
         device = device_named(job.device)
-        self.recorder.most_bytes = MOST_DEVICES * device.total_memory
+        self.recorder.memory.most_bytes = MOST_DEVICES * device.total_memory
         cuda_module.install(self.machine, self.recorder, device)
         device_kernels.install()
         shapes.install()

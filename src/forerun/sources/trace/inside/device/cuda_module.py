@@ -117,7 +117,7 @@ def _stream_functions(machine: VirtualCuda, recorder: Recorder) -> dict[str, Any
 
 def _memory_functions(recorder: Recorder, device: VirtualDevice) -> dict[str, Any]:
     def stats(_index: int = 0) -> dict[str, Any]:
-        now, peak = recorder.allocated_bytes, recorder.peak_bytes
+        now, peak = recorder.memory.allocated_bytes, recorder.memory.peak_bytes
         amount = {"current": now, "peak": peak, "allocated": peak, "freed": peak - now}
         segments = {k: -(-v // _SEGMENT_BYTES) * _SEGMENT_BYTES for k, v in amount.items()}
         zero = dict.fromkeys(amount, 0)
@@ -139,7 +139,7 @@ def _memory_functions(recorder: Recorder, device: VirtualDevice) -> dict[str, An
         }
 
     def reset_peak(*_: Any) -> None:
-        recorder.peak_bytes = recorder.allocated_bytes
+        recorder.memory.peak_bytes = recorder.memory.allocated_bytes
 
     return {
         "_cuda_memoryStats": stats,
@@ -160,7 +160,7 @@ def _runtime(recorder: Recorder, device: VirtualDevice) -> SimpleNamespace:
     """Returns the functions of the CUDA runtime that torch binds."""
 
     def memory(_index: int = 0) -> tuple[int, int]:
-        return max(0, device.total_memory - recorder.allocated_bytes), device.total_memory
+        return max(0, device.total_memory - recorder.memory.allocated_bytes), device.total_memory
 
     return SimpleNamespace(
         cudaMemGetInfo=memory,
@@ -239,7 +239,7 @@ def _cuda_attributes(recorder: Recorder, device: VirtualDevice, count: int) -> d
         "temperature": lambda *_: 0,
         "power_draw": lambda *_: 0,
         "clock_rate": lambda *_: device.clock_rate // 1000,
-        "device_memory_used": lambda *_: recorder.allocated_bytes,
+        "device_memory_used": lambda *_: recorder.memory.allocated_bytes,
         "list_gpu_processes": lambda *_: "",
     }
 
