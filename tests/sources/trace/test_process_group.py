@@ -259,8 +259,8 @@ def test_objects_are_copies_of_this_ranks(answers):
 
 def test_what_only_a_peer_has_is_refused_by_name(answers):
     recv, send, broadcast = answers["alone"]
-    assert recv.startswith("ForerunError: recv: the data is in the process of rank 0")
-    assert send.startswith("ForerunError: send_object_list: the data is in the process of rank 0")
+    assert recv.startswith("ForerunError: recv: only rank 0 has this data")
+    assert send.startswith("ForerunError: send_object_list: only rank 0 has this data")
     assert broadcast.startswith("ForerunError: broadcast_object_list")
     value, count, other = answers["store"]
     assert (value, count) == ("value", 8)

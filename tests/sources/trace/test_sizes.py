@@ -63,9 +63,9 @@ def test_tensors_have_the_bytes_that_their_shapes_say(steps):
 @pytest.mark.parametrize("size", [-1, -(2**31), (1 << 50) + 1, np.int64(512), 512.0])
 def test_a_size_that_no_tensor_has_is_an_error_where_it_is_recorded(recorder, size):
     storage = torch.empty(8).untyped_storage()
-    with pytest.raises(ForerunError, match=r"a tensor of .* bytes"):
+    with pytest.raises(ForerunError, match=r"a tensor has .* bytes"):
         recorder.memory.allocated(storage, size)
-    with pytest.raises(ForerunError, match=r"a tensor of .* bytes"):
+    with pytest.raises(ForerunError, match=r"a tensor has .* bytes"):
         recorder.memory.workspace(size, 0)
 
 

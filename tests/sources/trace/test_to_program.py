@@ -318,7 +318,7 @@ def test_transfers_between_stages_belong_to_their_two_ranks():
 def test_nothing_recorded_is_refused():
     with pytest.raises(ForerunError, match="no recording"):
         to_program([])
-    with pytest.raises(ForerunError, match="rank 3 recorded no work"):
+    with pytest.raises(ForerunError, match="rank 3 ran no kernel"):
         to_program([Recorder(3).recording()])
     made = Recorder()
     made.kernel("a", 1)

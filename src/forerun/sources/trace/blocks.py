@@ -49,7 +49,8 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """One role, ready to be cut. Columns as in Block, for all its nodes; `pred` are nodes, on other lanes."""
+    """One role, ready to be cut into blocks. Columns as in Block for all its nodes; `pred` are nodes on other
+    streams."""
 
     op: I32
     stream: I8
@@ -72,10 +73,10 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Where the nodes are cut."""
+    """The blocks that the nodes are cut into, in order."""
 
     ptr: I64
-    """(steps + 1,)"""
+    """(blocks + 1,)"""
     of_node: I64
     names: list[str]
     layer: I32
@@ -94,7 +95,7 @@ class Blocks:
         return tuple(self._modules) or ("",)
 
     def add(self, nodes: Nodes, cuts: Iterable[int] = ()) -> tuple[I32, I32]:
-        """Cut `nodes`, also before the nodes `cuts`. Block and layer of every step.
+        """Cuts `nodes` into blocks, also before the nodes `cuts`, and returns block and layer of each in order.
 
         Raises:
             ForerunError: more nodes are waited for at a time than there are event slots.
@@ -154,8 +155,9 @@ def _block(name: str, table: I64, pred: I32, tensors: I64) -> Block:
 
 
 def unit_changes(phase: I8, stream: I8, module: I32, modules: Sequence[Module]) -> tuple[I64, list[str], I32]:
-    """First node, name and layer of every step: where the compute nodes go to another phase or unit."""
-    # A recomputation is part of the backward pass around it.
+    """Returns first node, name and layer of every block: a block begins where compute nodes go to another phase or
+    unit."""
+    # Recomputation is part of the backward pass around it.
     of_phase = np.where(phase == Phase.RECOMPUTE, Phase.BACKWARD, phase).astype(np.int64)
     units: dict[tuple[str, int], int] = {("", -1): 0}
     unit_of = np.array([units.setdefault(_unit(one), len(units)) for one in modules], np.int64)
@@ -213,7 +215,7 @@ def _waits(nodes: Nodes, steps: _Steps, module: I32) -> tuple[I32, I16]:
     if max(slots, default=0) >= _MOST_SLOTS:
         slots = _slots(awaited.tolist(), last[awaited].tolist(), [0] * len(awaited))
     if max(slots, default=0) >= _MOST_SLOTS:
-        raise ForerunError(f"trace: more than {_MOST_SLOTS} events are waited for at the same time")
+        raise ForerunError(f"trace: more than {_MOST_SLOTS} events are pending at the same time; trace fewer layers")
     record = np.full(len(nodes), -1, np.int16)
     record[awaited] = slots
     local[far] = -1 - record[nodes.pred[far]].astype(np.int64)
@@ -239,9 +241,9 @@ def _slots(nodes: list[int], last: list[int], kinds: list[int]) -> list[int]:
 
 
 def _tensors(nodes: Nodes, steps: _Steps) -> tuple[I64, I64]:
-    """(entries, 4) bytes, category, alloc, free inside steps, in order of steps, and where each step's begin.
+    """Returns rows (bytes, category, alloc, free) in order of blocks, (entries, 4), and where each block's begin.
 
-    A tensor that lives across steps has an entry where it is allocated and one where it is freed.
+    A tensor that outlives its block has an entry where it is allocated and one where it is freed.
     """
     alloc, free = nodes.tensor_alloc.astype(np.int64), nodes.tensor_free.astype(np.int64)
     step_a = np.where(alloc >= 0, steps.of_node[alloc], -1)

@@ -32,29 +32,29 @@ class LayerExtrapolation:
         """
         self.x, self.y, self.z = shallow
         if any(one.recording.groups != self.z.recording.groups for one in shallow):
-            raise self._broken(0, "process groups")
+            raise self._not_periodic(0, "process groups")
         sequences = [one.nodes for one in shallow]
         tokens = _tokens(sequences, by_distance=True)
         try:
             self.runs = align(*tokens)
         except NotPeriodic as difference:
-            # How far back waits reach may depend on the depth: gathers are all on their way before the first is used.
+            # How far back waits reach may depend on the depth: all gathers may be issued before the first is used.
             tokens = _tokens(sequences, by_distance=False)
             try:
                 self.runs = align(*tokens)
             except NotPeriodic:
-                raise self._broken(difference.node, "what comes next") from None
-        self._kinds = tokens[2]
+                raise self._not_periodic(difference.node, "what comes next") from None
+        self._tokens = tokens[2]
         self.start_bytes = self._start_bytes()
         self._check_layers()
         self._outside = self._outside_changes()
         self._base_ops = self.z.recording.ops.rows()
         self._numbers = self._path_numbers()
 
-    def _broken(self, node: int, what: str) -> ForerunError:
+    def _not_periodic(self, node: int, what: str) -> ForerunError:
         return ForerunError(
-            f"trace: the step of rank {self.z.recording.rank} doesn't grow evenly with its layers: {what} at "
-            f"{self.z.where(node)}; trace the whole model"
+            f"trace: the step of rank {self.z.recording.rank} doesn't grow by the same work with every layer: {what}"
+            f" at {self.z.where(node)}; trace the whole model (fold=False)"
         )
 
     # -- checks and slopes -----------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class LayerExtrapolation:
     def _start_bytes(self) -> Callable[[int], I64]:
         x, y, z = (one.start_bytes for one in (self.x, self.y, self.z))
         if not np.array_equal(z - y, y - x):
-            raise self._broken(0, "bytes that are there before the step")
+            raise self._not_periodic(0, "bytes that are there before the step")
         return lambda n: x + n * (y - x)
 
     def _check_layers(self) -> None:
@@ -72,7 +72,7 @@ class LayerExtrapolation:
             for at in range(run.added):
                 mine = (self.y.nodes[j + at], self.z.nodes[k + at], self.z.nodes[k + run.added + at])
                 if len({id(node) for node in mine}) > 1 and len({node.without_distances() for node in mine}) > 1:
-                    raise self._broken(k + at, _difference(mine))
+                    raise self._not_periodic(k + at, _difference(mine))
 
     def _outside_changes(self) -> dict[int, Callable[[int], Node]]:
         """Returns for each node outside the layers that depends on the depth, by its number in the third recording, a
@@ -84,9 +84,9 @@ class LayerExtrapolation:
                 three = (self.x.nodes[i + at], self.y.nodes[j + at], self.z.nodes[k + at])
                 if three[0] is not three[1] or three[1] is not three[2]:
                     try:
-                        out[k + at] = _line_of_nodes(three)
-                    except _Bent as bent:
-                        raise self._broken(k + at, bent.what) from None
+                        out[k + at] = _linear_node(three)
+                    except _NotLinear as change:
+                        raise self._not_periodic(k + at, change.what) from None
         return out
 
     def _path_numbers(self) -> tuple[I64, I64, I64]:
@@ -107,7 +107,7 @@ class LayerExtrapolation:
                 if not outside:
                     by_layer[k + at, :width] = np.subtract(other, one)
                 elif np.any(np.subtract(less, other) != np.subtract(one, less)):
-                    raise self._broken(k + at, "the module")
+                    raise self._not_periodic(k + at, "the module")
         return value, by_depth, by_layer
 
     # -- the deep recording ----------------------------------------------------------------------------------------
@@ -173,27 +173,27 @@ class LayerExtrapolation:
         texts: dict[str, int] = {}
         text = np.array([texts.setdefault(path.text, len(texts)) for path in self.z.paths], np.int64)[node]
         key = np.column_stack([text, numbers])
-        _, first, inverse = np.unique(_hashed(key), return_index=True, return_inverse=True)
+        _, first, inverse = np.unique(_row_numbers(key), return_index=True, return_inverse=True)
         modules = [self.z.paths[node[i]].with_numbers(numbers[i].tolist()) for i in first.tolist()]
         return tuple(modules), inverse.reshape(-1).astype(np.int32)
 
     def _waits(self, node: I64, layer: I64, n: int, changed: dict[int, Node]) -> tuple[I64, I32]:
         stream = self.z.recording.stream[node].astype(np.int64)
         waits = [changed[at].waits if at in changed else one.waits for at, one in enumerate(self.z.nodes)]
-        pairs, entry, waiter = _gathered(waits, node)
+        pairs, entry, waiter = _pairs_of_nodes(waits, node)
         by_depth, by_layer = (
             np.array([slope for row in rows for slope in row], np.int64) for rows in self._distance_slopes(waits)
         )
         between = pairs[entry, 1] + (n - 2) * by_depth[entry] + layer[waiter] * by_layer[entry]
         found = absolute_waits(stream, waiter, pairs[entry, 0], between)
-        kind = self._kinds[node[np.maximum(found, 0)]]
-        # Three depths fix the distances; that all layers then wait for the same kind of node is what proves them.
+        kind = self._tokens[node[np.maximum(found, 0)]]
+        # Three depths determine the distances. They are right if all layers then wait for the same kind of node.
         moves = (by_depth[entry] != 0) | (by_layer[entry] != 0)
         first = np.full(len(pairs), -1, np.int64)
         first[entry[::-1]] = kind[::-1]
         wrong = (found < 0) | (between < 0) | (moves & (kind != first[entry]))
         if wrong.any():
-            raise self._broken(int(node[waiter[np.argmax(wrong)]]), "what is waited for")
+            raise self._not_periodic(int(node[waiter[np.argmax(wrong)]]), "what is waited for")
         order = np.lexsort((found, waiter))
         ptr = np.zeros(len(node) + 1, np.int64)
         np.cumsum(np.bincount(waiter, minlength=len(node)), out=ptr[1:])
@@ -216,11 +216,11 @@ class LayerExtrapolation:
     def _tensors(self, node: I64, changed: dict[int, Node], start: I64) -> I64:
         """Returns rows (bytes, category, alloc, free) of tensors that are allocated and freed as in the recordings."""
         now = [changed.get(at, one) for at, one in enumerate(self.z.nodes)]
-        made, entry, at = _gathered([one.allocates for one in now], node)
-        gone, gone_entry, gone_at = _gathered([one.frees for one in now], node)
+        made, entry, at = _pairs_of_nodes([one.allocates for one in now], node)
+        gone, gone_entry, gone_at = _pairs_of_nodes([one.frees for one in now], node)
         pairs = np.concatenate([made[entry], gone[gone_entry]])
         time = np.concatenate([2 * at, 2 * gone_at + 1])
-        tensors = _paired(pairs, time)
+        tensors = _allocations_with_frees(pairs, time)
         early = tensors[2] < 0
         left = start.copy()
         np.subtract.at(left, tensors[1][early], tensors[0][early])
@@ -232,8 +232,8 @@ class LayerExtrapolation:
 # -- figures that grow with the depth --------------------------------------------------------------------------------
 
 
-class _Bent(Exception):
-    """Something doesn't grow by the same amount with every layer."""
+class _NotLinear(Exception):
+    """Raised where something doesn't grow by the same amount with every layer."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -249,17 +249,18 @@ def _difference(nodes: Sequence[Node]) -> str:
     return "the memory"
 
 
-def _line_of_nodes(three: Sequence[Node]) -> Callable[[int], Node]:
-    """The node as its amounts grow: at 0, 1 and 2 it is the `three`. Raises _Bent."""
+def _linear_node(three: Sequence[Node]) -> Callable[[int], Node]:
+    """Returns the node as a function of the number of layers; at 0, 1 and 2 it is one of the `three`. Raises
+    _NotLinear."""
     if len({node.place for node in three}) > 1:
-        raise _Bent(_difference(three))
-    row = _line_of_rows([node.row for node in three])
+        raise _NotLinear(_difference(three))
+    row = _linear_row([node.row for node in three])
     streams = {tuple(stream for stream, _ in node.waits) for node in three}
     if len(streams) > 1:
-        raise _Bent("what is waited for")
-    between = _line([[n for _, n in node.waits] for node in three], "what is waited for")
-    allocates = _line_of_tensors([node.allocates for node in three])
-    frees = _line_of_tensors([node.frees for node in three])
+        raise _NotLinear("what is waited for")
+    between = _linear([[n for _, n in node.waits] for node in three], "what is waited for")
+    allocates = _linear_tensors([node.allocates for node in three])
+    frees = _linear_tensors([node.frees for node in three])
     (of_stream,) = streams
     return lambda n: Node(
         row(n),
@@ -270,20 +271,20 @@ def _line_of_nodes(three: Sequence[Node]) -> Callable[[int], Node]:
     )
 
 
-def _line(three: Sequence[Sequence[float]], what: str) -> Callable[[int], list[float]]:
-    """Figures that grow evenly. Raises _Bent."""
+def _linear(three: Sequence[Sequence[float]], what: str) -> Callable[[int], list[float]]:
+    """Returns numbers as a function of the number of layers, if they grow evenly. Raises _NotLinear."""
     for x, y, z in zip(*three, strict=True):
         if abs((z - y) - (y - x)) > _TOLERANCE * max(abs(x), abs(z)):
-            raise _Bent(what)
+            raise _NotLinear(what)
     return lambda n: [x + n * (y - x) for x, y in zip(three[0], three[1], strict=True)]
 
 
-def _line_of_rows(three: Sequence[OpRow]) -> Callable[[int], OpRow]:
+def _linear_row(three: Sequence[OpRow]) -> Callable[[int], OpRow]:
     if len({row.without_sizes() for row in three}) > 1:
-        raise _Bent("the operation")
+        raise _NotLinear("the operation")
     what = f"the size of {three[0].name}"
-    details = _line([row.details for row in three], what)
-    amounts = _line([row.amounts() for row in three], what)
+    details = _linear([row.details for row in three], what)
+    amounts = _linear([row.amounts() for row in three], what)
 
     def at(n: int) -> OpRow:
         flops, read, written, moved, launches = amounts(n)
@@ -299,21 +300,21 @@ def _line_of_rows(three: Sequence[OpRow]) -> Callable[[int], OpRow]:
     return at
 
 
-def _line_of_tensors(three: Sequence[Tensors]) -> Callable[[int], Tensors]:
-    """Tensors whose number grows, or whose size. Raises _Bent."""
+def _linear_tensors(three: Sequence[Tensors]) -> Callable[[int], Tensors]:
+    """Returns tensors as a function of the number of layers: their number grows, or their size. Raises _NotLinear."""
     counts = [Counter(tensors) for tensors in three]
     even = {
         kind for kind in set().union(*counts) if counts[2][kind] - counts[1][kind] == counts[1][kind] - counts[0][kind]
     }
     numbers = {kind: (counts[0][kind], counts[1][kind] - counts[0][kind]) for kind in even}
-    # What is left has another size at every depth.
+    # The other tensors have a different size at every depth.
     others = [
         sorted((category, size) for size, category in tensors if (size, category) not in even) for tensors in three
     ]
     categories = {tuple(category for category, _ in tensors) for tensors in others}
     if len(categories) > 1:
-        raise _Bent("the memory")
-    sizes = _line([[size for _, size in tensors] for tensors in others], "the memory")
+        raise _NotLinear("the memory")
+    sizes = _linear([[size for _, size in tensors] for tensors in others], "the memory")
     (of_category,) = categories
 
     def at(n: int) -> Tensors:
@@ -346,7 +347,7 @@ def _tokens(sequences: Sequence[Sequence[Node]], by_distance: bool) -> list[I64]
 # -- columns -----------------------------------------------------------------------------------------------------------
 
 
-def _hashed(rows: I64) -> I64:
+def _row_numbers(rows: I64) -> I64:
     """Returns one number for each distinct row."""
     out = np.zeros(len(rows), np.int64)
     for column in rows.T:
@@ -356,7 +357,7 @@ def _hashed(rows: I64) -> I64:
     return out
 
 
-def _gathered(values: Sequence[Sequence[tuple[int, int]]], node: I64) -> tuple[I64, I64, I64]:
+def _pairs_of_nodes(values: Sequence[Sequence[tuple[int, int]]], node: I64) -> tuple[I64, I64, I64]:
     """Returns the pairs of all template nodes, and for the nodes `node` the entries of their pairs and whose they
     are."""
     pairs = np.array([pair for row in values for pair in row], np.int64).reshape(-1, 2)
@@ -368,13 +369,14 @@ def _gathered(values: Sequence[Sequence[tuple[int, int]]], node: I64) -> tuple[I
     return pairs, first[node][owner] + offset, owner
 
 
-def _paired(pairs: I64, time: I64) -> I64:
-    """(4, tensors) of allocations (even times 2 x node) and frees (odd): the last one made of a kind goes first.
+def _allocations_with_frees(pairs: I64, time: I64) -> I64:
+    """Returns (4, tensors) from allocations (even times 2 x node) and frees (odd): of equal tensors the last one made
+    is freed first.
 
-    Which of equal tensors goes first makes no difference to any level of memory. A free without an allocation is of a
-    tensor from before the step.
+    Which of equal tensors is freed first makes no difference to the memory in use. A free without an allocation belongs
+    to a tensor from before the step.
     """
-    kind = _hashed(pairs)
+    kind = _row_numbers(pairs)
     order = np.lexsort((time, kind))
     rise = np.where(time[order] % 2 == 0, 1, -1)
     starts = np.flatnonzero(np.diff(kind[order], prepend=-1))

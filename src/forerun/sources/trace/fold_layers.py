@@ -54,7 +54,7 @@ def _deep(shallow: Mapping[int, Sequence[Recording]], depth: int) -> tuple[list[
     runs = [Roles.of(shallow[one]) for one in depths]
     if len({tuple(one.rank for one in run.recordings) for run in runs}) > 1:
         raise ForerunError(
-            "trace: recordings at different depths are of different ranks; record the same roles at each"
+            "trace: recordings at different depths are of different ranks; record the same ranks at each depth"
         )
     known: Known = {}
     described = [[describe(run, role, known) for run in runs] for role in range(len(runs[0]))]
@@ -96,8 +96,8 @@ def _check_equal(made: Described, expected: Described, depth: int) -> None:
     same = len(made.nodes) == len(expected.nodes) and made.nodes == expected.nodes and made.paths == expected.paths
     if not same or not np.array_equal(made.start_bytes, expected.start_bytes):
         raise ForerunError(
-            f"trace: folding layers doesn't give the step of rank {rank} with {depth} layers again: "
-            f"{expected.where(different)} is different; trace the whole model"
+            f"trace: folding layers doesn't reproduce the step of rank {rank} with {depth} layers: "
+            f"{expected.where(different)} is different; trace the whole model (fold=False)"
         )
 
 

@@ -1,7 +1,7 @@
-"""Recording: what one rank of a real training step did, as the tracer saw it. Plain columns, no torch.
+"""Recording: what one rank of a real training step did, as plain columns without torch.
 
-Nodes stand in the order in which the host issued them. Streams have the numbers that they had in the program: 0 is the
-default stream, process groups have streams of their own.
+Nodes are in the order in which the host issued them. Streams have the numbers that they had in the program: 0 is the
+default stream, and process groups have streams of their own.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ class Recording:
     module: I32
     """index into `modules`"""
     peer: I32
-    """global rank at the other end of a send or receive, -1 for other nodes"""
+    """The global rank at the other end of a send or receive, -1 for other nodes."""
     sync: I8
-    """1 where the host waits for the end of the node"""
+    """1 where the host waits for the end of the node."""
     compiled: I8
-    """1 where the kernel belongs to a region under torch.compile"""
+    """1 where the kernel belongs to a region under torch.compile."""
     line: I32
-    """index into `lines`, -1 where source lines were not recorded"""
+    """Index into `lines`, -1 where source lines were not recorded."""
     wait_ptr: I64
-    """(N + 1,) CSR rows of `wait`"""
+    """(N + 1,) CSR rows of `wait`."""
     wait: I32
-    """earlier nodes, on other streams, that the node's stream was told to wait for"""
+    """The earlier nodes on other streams that the node's stream waits for."""
     tensor_bytes: I64
-    """(T,) as the caching allocator rounds them"""
+    """(T,) Bytes, rounded as the caching allocator does."""
     tensor_category: I8
     tensor_alloc: I32
-    """node before which the tensor is allocated, -1: before the step"""
+    """The node before which the tensor is allocated, -1: before the step."""
     tensor_free: I32
-    """node after which it is freed, -1: it outlives the step"""
+    """The node after which it is freed, -1: after the step."""
     groups: tuple[tuple[str, tuple[int, ...]], ...]
-    """name of each process group and its global ranks, in the group's order"""
+    """The name of each process group and its global ranks in the group's order."""
     modules: tuple[str, ...]
     lines: tuple[str, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict)
-    """name, world_size, gpus_per_node, notes, tokens (of this rank), torch"""
+    """name, world_size, gpus_per_node, notes, tokens (of this rank), torch."""
 
     def __len__(self) -> int:
         return len(self.op)
@@ -98,7 +98,7 @@ _DAMAGE = (
 
 
 def save_recording(recording: Recording, path: str | Path) -> None:
-    """Write `recording` to `path`: one .npz of plain arrays with a JSON header. Whole or not at all."""
+    """Writes `recording` to `path`, completely or not at all: one .npz of plain arrays with a JSON header."""
     header = {"format": FORMAT, "version": VERSION} | {name: getattr(recording, name) for name in _PLAIN}
     header |= header_of(recording.ops)
     arrays: dict[str, Any] = {name: getattr(recording, name) for name in _ARRAYS} | arrays_of(recording.ops)
@@ -140,7 +140,7 @@ def load_recording(path: str | Path) -> Recording:
 
 
 def _check(recording: Recording) -> None:
-    """Raise ValueError where numbers point outside their tables."""
+    """Raises ValueError where numbers point outside their tables."""
     ops, n, t = recording.ops, len(recording), len(recording.tensor_bytes)
     lengths = {name: len(getattr(recording, name)) for name in ("stream", "phase", "module", "peer", "sync", "line")}
     lengths |= {"wait_ptr": len(recording.wait_ptr) - 1, "compiled": len(recording.compiled)}

@@ -1,4 +1,5 @@
-"""Which rank plays which role: a recording stands for all ranks that do the same work at the same kind of place."""
+"""Finds which rank has which role. A role is a set of ranks that do the same work at the same kind of position; one of
+them is recorded."""
 
 from __future__ import annotations
 
@@ -32,18 +33,22 @@ class Roles:
     recordings: tuple[Recording, ...]
     world_size: int
     ranks: tuple[tuple[int, ...], ...]
-    """ranks of each role where the roles repeat regularly over the world, else only the one recorded"""
+    """The ranks of each role where the roles repeat regularly over the world, else only the recorded one."""
     of_rank: dict[int, int]
 
     @staticmethod
     def of(recordings: Sequence[Recording]) -> Roles:
-        """Roles of `recordings`. Raises ForerunError for none, an empty one, or two of one rank."""
+        """Returns the roles of `recordings`.
+
+        Raises:
+            ForerunError: no recording, an empty one, or two of one rank.
+        """
         if not recordings:
-            raise ForerunError("trace: there is no recording to make a Program of")
+            raise ForerunError("trace: there is no recording to make a Program of; give one for each role")
         own = [one.rank for one in recordings]
         for one in recordings:
             if not len(one):
-                raise ForerunError(f"trace: rank {one.rank} recorded no work in its step")
+                raise ForerunError(f"trace: rank {one.rank} ran no kernel in its step; does it train on 'cuda'?")
             if own.count(one.rank) > 1:
                 raise ForerunError(f"trace: rank {one.rank} is recorded twice; give one recording for each role")
         worlds = {int(one.meta.get("world_size") or 0) for one in recordings}
@@ -58,15 +63,15 @@ class Roles:
         return len(self.recordings)
 
     def counts(self) -> list[int]:
-        """Ranks of each role; where they don't divide evenly the first roles have one more."""
+        """Returns the number of ranks of each role; where they don't divide evenly the first roles have one more."""
         share, rest = divmod(max(self.world_size, len(self)), len(self))
         return [share + (role < rest) for role in range(len(self))]
 
     def of_peer(self, role: int, group: int, peer: int) -> int:
-        """Role of global rank `peer` at the other end of a message of `role` over `group` of its recording.
+        """Returns the role of global rank `peer`, the other end of a message of `role` over `group` of its recording.
 
-        A rank that no role is known to have plays the role that stands at its position of the group, if there is one,
-        else the sender's own: all ranks do the same then.
+        A rank without a known role has the role that is at its position in the group, if there is one, else the
+        sender's own: then all ranks do the same.
         """
         found = self.of_rank.get(peer)
         if found is not None:
@@ -82,11 +87,11 @@ class Roles:
         return role
 
     def in_group(self, role: int, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Roles that have a rank among `ranks`; `role` is one of them."""
+        """Returns the roles that have a rank among `ranks`, including `role`."""
         return tuple(sorted({self.of_rank[rank] for rank in ranks if rank in self.of_rank} | {role}))
 
     def names(self) -> list[str]:
-        """Names of the rank classes: stages where recorded ranks send to each other."""
+        """Returns the names of the rank classes: stages where recorded ranks send to each other."""
         if len(self) == 1:
             return ["every rank"]
         own = [one.rank for one in self.recordings]
@@ -126,7 +131,7 @@ class Groups:
         return self._known[key]
 
     def border(self, rank: int, peer: int, borders: int) -> int:
-        """Entry of the two ends of a transfer between pipeline stages, of which the run has `borders`."""
+        """Returns the entry of the two ends of a transfer between pipeline stages, of which the run has `borders`."""
         ends = sorted((rank, peer))
         group = CommGroup.of_ranks("pp", ends, self._node_size, borders)
         return self._entry("", -1, group, ends)

@@ -1,8 +1,9 @@
-"""to_program: recordings of every role of a run as one Program.
+"""Makes one Program of the recordings of a run, one recording for each role.
 
-Every role becomes a rank class. The streams of a recording become streams of the engine (`tracks`, `stream_placement`),
-and its nodes are cut into blocks (`blocks`). Messages between roles and collectives over several roles become meetings:
-the k-th send of one role to another over a process group meets the k-th receive.
+A role is a set of ranks that do the same work; one of them is recorded, and the role becomes a rank class of the
+Program. The recorded streams become streams of the engine (`tracks`, `stream_placement`), and the nodes are cut into
+blocks (`blocks`). Messages between roles and collectives over several roles become meetings: the k-th send of one role
+to another over a process group meets the k-th receive.
 """
 
 from __future__ import annotations
@@ -32,33 +33,34 @@ from forerun.sources.trace.stream_placement import StreamPlacement, place_on_str
 from forerun.sources.trace.tracks import Tracks, tracks_of
 
 _NODE_SIZE = 8
-"""ranks of a node where recordings don't say"""
+"""The ranks of a node where recordings don't say."""
 
 
 def to_program(recordings: Sequence[Recording], cuts: Sequence[Iterable[int]] = ()) -> Program:
-    """The Program of a run of which each role recorded one step: one recording for SPMD, one a stage for pipelines.
+    """Returns the Program of a run from one recorded step of each role: one recording for SPMD, one per stage for
+    pipelines.
 
-    `cuts` are, for each recording, nodes before which a step of its rank class begins, besides those where phase and
-    layer change. Memory, order and waits are those of the recordings exactly, as long as a role has no more streams
-    that overlap than the engine has (`meta["notes"]` says so then).
+    `cuts` are, for each recording, nodes before which a block begins, besides those where phase or layer change.
+    Memory, order and waits are those of the recordings exactly, as long as a role has no more overlapping streams than
+    the engine; otherwise `meta["notes"]` says so.
 
     Raises:
         ForerunError: no recording, an empty one, two of one rank or of runs of different size, or roles that send each
-            other other numbers of messages than they receive.
+        other other numbers of messages than they receive.
     """
     roles = Roles.of(recordings)
     tracks = [tracks_of(roles, role) for role in range(len(roles))]
-    lanes = [place_on_streams(one, mine) for one, mine in zip(roles.recordings, tracks, strict=True)]
+    placements = [place_on_streams(one, mine) for one, mine in zip(roles.recordings, tracks, strict=True)]
     meetings = _Meetings(roles)
     groups = Groups(roles, int(roles.recordings[0].meta.get("gpus_per_node") or _NODE_SIZE))
     merged = _Ops(roles, groups, meetings.borders)
     blocks, classes = Blocks(), []
     for role, (name, count) in enumerate(zip(roles.names(), roles.counts(), strict=True)):
-        nodes = _nodes(roles, role, merged.of_node[role], meetings.channel[role], tracks[role], lanes[role])
+        nodes = _nodes(roles, role, merged.of_node[role], meetings.channel[role], tracks[role], placements[role])
         block, layer = blocks.add(nodes, cuts[role] if cuts else ())
         resident = _resident_bytes(roles.recordings[role])
         classes.append(RankClass(name, count, block, np.zeros(len(block), np.int32), layer, resident))
-    notes = [note for one in lanes for note in one.notes] + meetings.notes
+    notes = [note for one in placements for note in one.notes] + meetings.notes
     return Program(
         ops=merged.ops.build(),
         blocks=tuple(blocks.blocks),
@@ -78,24 +80,25 @@ def _resident_bytes(recording: Recording) -> I64:
 
 
 def _state_tensors(recording: Recording) -> int:
-    """Parameters and optimizer states that are there before the step."""
+    """Returns the number of parameters and optimizer states that exist before the step."""
     kept = np.isin(recording.tensor_category, (Category.PARAMETER, Category.OPTIMIZER))
     return int((kept & (recording.tensor_alloc < 0)).sum())
 
 
-def _nodes(roles: Roles, role: int, op: I32, channel: I16, tracks: Tracks, lanes: StreamPlacement) -> Nodes:
-    """The columns of one role. Predecessors on the same lane go without saying."""
+def _nodes(roles: Roles, role: int, op: I32, channel: I16, tracks: Tracks, placement: StreamPlacement) -> Nodes:
+    """Returns the columns of one role. Predecessors on the same stream are left out: the stream's order implies
+    them."""
     one, n = roles.recordings[role], len(roles.recordings[role])
     waiter = np.repeat(np.arange(n), np.diff(tracks.pred_ptr))
-    says = lanes.of_node[waiter] != lanes.of_node[tracks.pred]
+    says = placement.of_node[waiter] != placement.of_node[tracks.pred]
     waiter, pred = waiter[says], tracks.pred[says]
-    # Where several end together, exposed time goes to the last one named: one on a lane of its own kind.
-    order = np.lexsort((pred, lanes.named[pred], waiter))
+    # Where several end together, exposed time goes to the last one in the list: one on a stream of its own kind.
+    order = np.lexsort((pred, placement.named[pred], waiter))
     ptr = np.zeros(n + 1, np.int64)
     np.cumsum(np.bincount(waiter, minlength=n), out=ptr[1:])
     return Nodes(
         op=op,
-        stream=lanes.of_node,
+        stream=placement.of_node,
         phase=one.phase,
         module=one.module,
         pred_ptr=ptr,
@@ -127,7 +130,7 @@ class _Ops:
         self.of_node = [self._of_role(role) for role in range(len(roles))]
 
     def _of_role(self, role: int) -> I32:
-        """Row of every node."""
+        """Returns the row of every node."""
         one = self._roles.recordings[role]
         peer = np.where(one.ops.is_transfer[one.op], one.peer, -1)
         key = (peer.astype(np.int64) + 1) * 2 * len(one.ops) + 2 * one.op + one.compiled
@@ -138,13 +141,13 @@ class _Ops:
         return of_node
 
     def _add(self, role: int, number: int, compiled: int, peer: int) -> int:
-        """A message between roles belongs to its two ranks, not to their process group."""
+        """Adds an op. A message between roles belongs to its two ranks, not to their process group."""
         row = self._rows[role][number]
         name, group = row.name, row.group
         merged = self._groups.numbers[role][group] if group >= 0 else -1
         if peer >= 0 and (group < 0 or self._roles.of_peer(role, group, peer) != role):
             merged = self._groups.border(self._roles.recordings[role].rank, peer, self._borders)
-        # Launches of compiled code cost the host something else: a kernel that runs both ways is two ops.
+        # Launching compiled code costs the host another time, so a kernel that runs compiled and eagerly is two ops.
         name += " (compiled)" if compiled and row in self._eager else ""
         op = self.ops.add(row._replace(name=name, group=merged))
         if compiled:
@@ -156,7 +159,7 @@ class _Ops:
 
 
 class _Meetings:
-    """Channels between roles, and the channel of every node."""
+    """The channels between roles, and the channel of every node."""
 
     def __init__(self, roles: Roles) -> None:
         self._roles = roles
@@ -169,7 +172,7 @@ class _Meetings:
             self._collectives()
 
     def _messages(self) -> None:
-        """The k-th send of a role to another over a process group meets the k-th receive there."""
+        """Joins the k-th send of a role to another over a process group with the k-th receive there."""
         ends: dict[tuple[int, int, str], dict[int, list[int]]] = {}
         for role, one in enumerate(self._roles.recordings):
             for node in np.flatnonzero(one.ops.is_transfer[one.op]).tolist():
@@ -187,14 +190,14 @@ class _Meetings:
             if sent != got:
                 over = f" over process group {group_name!r}" if group_name else ""
                 raise ForerunError(
-                    f"trace: rank {a} sends {sent} messages to rank {b}{over}, which receives {got} from it; record "
-                    "the same step of every role"
+                    f"trace: rank {a} sends {sent} messages to rank {b}{over}, which receives {got} of them; record the"
+                    " same step of every rank"
                 )
             self._join(f"{names[sender]} to {names[receiver]}", (sender, receiver), nodes)
         self.borders = len({tuple(sorted(key[:2])) for key in ends})
 
     def _collectives(self) -> None:
-        """The k-th collectives of all roles that share a process group meet."""
+        """Joins the k-th collectives of all roles that share a process group."""
         ends: dict[tuple[str, tuple[int, ...]], dict[int, list[int]]] = {}
         for role, one in enumerate(self._roles.recordings):
             shared = {
@@ -212,8 +215,8 @@ class _Meetings:
                 self._join(f"{name} of {len(members)} roles", members, nodes)
             else:
                 self.notes.append(
-                    f"process group {name!r}: its ranks take part in different numbers of collectives "
-                    f"({min(counts.values())} to {max(counts.values())}), which are not made to meet"
+                    f"process group {name!r}: its ranks call different numbers of collectives "
+                    f"({min(counts.values())} to {max(counts.values())}), so they don't wait for each other"
                 )
 
     def _join(self, name: str, members: tuple[int, ...], nodes: dict[int, list[int]]) -> None:
@@ -250,7 +253,8 @@ def _meta(roles: Roles, groups: Groups, compiled: list[int], notes: list[str]) -
 
 
 def _source_lines(roles: Roles) -> dict[str, list[str]]:
-    """Lines of the program that launch the ops of each name, the most frequent first, where they were recorded."""
+    """Returns the lines of the program that launch the ops of each name, the most frequent first, where they were
+    recorded."""
     found: dict[str, Counter[str]] = {}
     for one in roles.recordings:
         known = one.line >= 0
@@ -261,7 +265,7 @@ def _source_lines(roles: Roles) -> dict[str, list[str]]:
 
 
 def _numbers(roles: Roles, groups: Groups, key: str) -> list[int] | None:
-    """Entries of groups that recordings name under `key`, None where no recording knows."""
+    """Returns the entries of the groups that recordings name under `key`, None where no recording does."""
     if all(one.meta.get(key) is None for one in roles.recordings):
         return None
     named = {name for one in roles.recordings for name in one.meta.get(key) or ()}

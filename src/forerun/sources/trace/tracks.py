@@ -1,8 +1,8 @@
-"""Tracks: what of a recording runs in order beside what else.
+"""Divides a recording into tracks: sequences of nodes that run in order, beside the other tracks.
 
-A recorded stream is one track, except that collectives on the compute stream have tracks of their own (so that they
-are seen as communication), and that messages have one for each direction and peer: NCCL runs the messages of one batch
-together. What the stream ordered across its tracks is kept by predecessors.
+A recorded stream is one track, with two exceptions: collectives on the compute stream have tracks of their own, so that
+they count as communication, and messages have one for each direction and peer, because NCCL runs the messages of one
+batch together. Predecessors keep the order that a recorded stream had across its tracks.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _AXES = {
     Stream.EP: {"ep", "expert", "experts", "moe"},
     Stream.PP_SEND: {"pp", "pipe", "pipeline", "stage"},
 }
-_LANE_OF_WORD = {word: lane for lane, words in _AXES.items() for word in words}
+_STREAM_OF_WORD = {word: stream for stream, words in _AXES.items() for word in words}
 COMPUTE_STREAM = 0
-"""number of the default stream in recordings"""
+"""The number of the default stream in recordings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """What one track is for."""
+    """The purpose of one track."""
 
-    lane: Stream
-    """lane of the engine that it would like best"""
+    wanted: Stream
+    """The engine's stream for this kind of work."""
     message: bool = False
     joins: bool = False
-    """it holds nothing but waits of the host"""
+    """Whether it consists only of waits of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +43,32 @@ class Tracks:
     """The tracks of one recording."""
 
     of_node: I32
-    """(N,); track 0 is compute"""
+    """(N,); track 0 is compute."""
     tracks: tuple[Track, ...]
     pred_ptr: I64
     pred: I32
-    """CSR: waits of the recording, and predecessors on the recorded stream that are on other tracks"""
+    """CSR: the waits of the recording, and predecessors on the same recorded stream but another track."""
 
 
-def collective_lane(name: str, collective: int, phase: int, data_parallel: bool) -> Stream:
-    """Lane of a collective over process group `name`: what its axis is for, by use where the name doesn't tell."""
+def collective_stream(name: str, collective: int, phase: int, data_parallel: bool) -> Stream:
+    """Returns the engine's stream for a collective over process group `name`: by the group's axis, or by its use where
+    the name doesn't tell."""
     axis = axis_of(name).lower()
-    words = (_LANE_OF_WORD.get(word) for word in axis.split("_"))
-    lane = next((lane for lane in words if lane is not None), None)
-    if lane is None and data_parallel:
-        lane = Stream.REDUCE
-    if lane is None and collective == Collective.ALL_TO_ALL:
+    words = (_STREAM_OF_WORD.get(word) for word in axis.split("_"))
+    stream = next((stream for stream in words if stream is not None), None)
+    if stream is None and data_parallel:
+        stream = Stream.REDUCE
+    if stream is None and collective == Collective.ALL_TO_ALL:
         return Stream.EP
-    if lane is None:
+    if stream is None:
         return Stream.REDUCE if phase == Phase.OPTIMIZER else Stream.TP
-    if lane == Stream.REDUCE and collective in (Collective.ALL_GATHER, Collective.BROADCAST):
+    if stream == Stream.REDUCE and collective in (Collective.ALL_GATHER, Collective.BROADCAST):
         return Stream.GATHER
-    return lane
+    return stream
 
 
 def tracks_of(roles: Roles, role: int) -> Tracks:
-    """The tracks of one recording."""
+    """Returns the tracks of one recording."""
     return _Builder(roles, role).tracks()
 
 
@@ -78,11 +79,11 @@ class _Builder:
         self.is_collective, self.is_transfer = one.ops.is_collective[one.op], one.ops.is_transfer[one.op]
         self.sends = one.ops.sends
         """of each op"""
-        self.stream: list[int] = one.stream.tolist()
-        self._lanes = self._collective_lanes()
+        self.recorded_stream: list[int] = one.stream.tolist()
+        self._streams = self._collective_streams()
         self._numbers: dict[tuple[object, ...], int] = {}
         self._own: list[Track] = []
-        """tracks that are no stream"""
+        """The tracks that are no recorded stream."""
 
     def tracks(self) -> Tracks:
         one = self.recording
@@ -104,8 +105,8 @@ class _Builder:
 
     # -- which track -------------------------------------------------------------------------------------------
 
-    def _collective_lanes(self) -> dict[tuple[int, int], Stream]:
-        """By (op, phase)."""
+    def _collective_streams(self) -> dict[tuple[int, int], Stream]:
+        """Returns the engine's stream of each collective by (op, phase)."""
         one = self.recording
         parallel = set(one.meta.get("data_parallel") or ())
         out = {}
@@ -113,33 +114,35 @@ class _Builder:
         for op, phase in {(int(one.op[i]), int(one.phase[i])) for i in rows}:
             group = int(one.ops.group[op])
             name = one.groups[group][0] if group >= 0 else ""
-            out[op, phase] = collective_lane(name, int(one.ops.collective[op]), phase, name in parallel)
+            out[op, phase] = collective_stream(name, int(one.ops.collective[op]), phase, name in parallel)
         return out
 
     def _number(self, node: int) -> int:
-        """Number among the tracks that are no stream: by lane of a collective, by both ends of a message."""
+        """Returns the number among the tracks that are no recorded stream: a collective's by its stream, a message's by
+        both ends."""
         one = self.recording
-        op, key = int(one.op[node]), (int(one.op[node]), int(one.peer[node]), self.stream[node], int(one.phase[node]))
+        op, phase = int(one.op[node]), int(one.phase[node])
+        key = (op, int(one.peer[node]), self.recorded_stream[node], phase)
         if key not in self._numbers:
             if self.is_collective[node]:
-                track = Track(self._lanes[op, int(one.phase[node])])
-                ends: tuple[object, ...] = (track.lane,)
+                track = Track(self._streams[op, phase])
+                ends: tuple[object, ...] = (track.wanted,)
             else:
                 peer = self.roles.of_peer(self.role, int(one.ops.group[op]), int(one.peer[node]))
-                track = Track(self._message_lane(op, peer), message=True)
-                ends = (self.stream[node], bool(self.sends[op]), peer, track.lane)
+                track = Track(self._message_stream(op, peer), message=True)
+                ends = (self.recorded_stream[node], bool(self.sends[op]), peer, track.wanted)
             if ends not in self._numbers:
                 self._numbers[ends] = len(self._own)
                 self._own.append(track)
             self._numbers[key] = self._numbers[ends]
         return self._numbers[key]
 
-    def _message_lane(self, op: int, peer: int) -> Stream:
+    def _message_stream(self, op: int, peer: int) -> Stream:
         one = self.recording
         group, sends = int(one.ops.group[op]), bool(self.sends[op])
         if peer == self.role:
-            lane = _LANE_OF_WORD.get(axis_of(one.groups[group][0]).lower()) if group >= 0 else None
-            return lane if lane is not None else Stream.CP
+            stream = _STREAM_OF_WORD.get(axis_of(one.groups[group][0]).lower()) if group >= 0 else None
+            return stream if stream is not None else Stream.CP
         if peer > self.role:
             return Stream.PP_SEND if sends else Stream.PP_RECV_GRAD
         return Stream.PP_SEND_GRAD if sends else Stream.PP_RECV
@@ -147,7 +150,8 @@ class _Builder:
     # -- order inside a stream ---------------------------------------------------------------------------------
 
     def _stream_order(self, track: I32, streams: set[int]) -> I64:
-        """Predecessors that the order of `streams`, which have several tracks, stands for: waiter x N + node."""
+        """Returns the predecessors that the order of `streams`, which have several tracks, implies: waiter x N +
+        node."""
         out = [np.zeros(0, np.int64)]
         for number in streams:
             nodes = np.flatnonzero(self.recording.stream == number)
@@ -159,15 +163,15 @@ class _Builder:
         return np.concatenate(out)
 
     def _batch_order(self, nodes: I64, tracks: list[int]) -> list[int]:
-        """The order of one stream that has messages.
+        """Returns the predecessors of one stream that has messages.
 
-        Neighbours in issue order that are messages of one stream are a batch: they run together, and each waits for
-        what the batch was told to wait for so far.
+        Messages of one stream that are neighbours in issue order form a batch: they run together, and each waits for
+        everything that the batch waited for so far.
         """
         one, n = self.recording, len(self.recording)
         out: list[int] = []
         waited_for: dict[int, int] = {}
-        """last node of each track in the batch or node before"""
+        """The last node of each track in the preceding batch or node."""
         batch: dict[int, int] = {}
         waits: list[int] = []
         last, joins = -2, False
@@ -186,7 +190,7 @@ class _Builder:
     # -- purposes ----------------------------------------------------------------------------------------------
 
     def _purposes(self, track: I32, n_tracks: int, known: dict[int, Track], ptr: I64, pred: I32) -> tuple[Track, ...]:
-        """What each track is for; tracks of kernels are for what waits for them, or what they wait for."""
+        """Returns the purpose of each track. A track of kernels serves what waits for it, or what it waits for."""
         one = self.recording
         known = {0: Track(Stream.COMPUTE), **known}
         idle = one.ops.is_delay[one.op] & (one.sync == 1) & (one.stream != COMPUTE_STREAM)
@@ -195,7 +199,7 @@ class _Builder:
             mine = Track(Stream.COMPUTE, joins=True) if idle[nodes].all() else self._own_purpose(nodes)
             known |= {number: mine} if mine else {}
         waiter = np.repeat(track, np.diff(ptr))
-        telling = {number: one.lane for number, one in known.items() if number and not one.joins}
+        telling = {number: one.wanted for number, one in known.items() if number and not one.joins}
         for number in set(range(n_tracks)) - set(known):
             around = waiter[track[pred] == number].tolist() + track[pred][waiter == number].tolist()
             near = Counter(telling[t] for t in around if t in telling)
@@ -203,17 +207,17 @@ class _Builder:
         return tuple(known[number] for number in range(n_tracks))
 
     def _own_purpose(self, nodes: I64) -> Track | None:
-        """By what a track mostly communicates."""
+        """Returns the purpose of a track by what it mostly communicates."""
         one = self.recording
         talk = nodes[self.is_collective[nodes]]
         if len(talk):
             pairs = zip(one.op[talk].tolist(), one.phase[talk].tolist(), strict=True)
-            return Track(Counter(self._lanes[pair] for pair in pairs).most_common(1)[0][0])
+            return Track(Counter(self._streams[pair] for pair in pairs).most_common(1)[0][0])
         return Track(Stream.COPY) if one.ops.is_host_copy[one.op[nodes]].any() else None
 
 
 def _csr(n: int, *pairs: I64) -> tuple[I64, I32]:
-    """CSR pointer and values of `pairs` (node x n + value), each once."""
+    """Returns CSR pointer and values of `pairs` (node x n + value), each once."""
     distinct = np.unique(np.concatenate(pairs))
     ptr = np.zeros(n + 1, np.int64)
     np.cumsum(np.bincount(distinct // n, minlength=n), out=ptr[1:])

@@ -22,7 +22,7 @@ from forerun.sources.trace.inside.unseen import rebind
 
 def install(recorder: Recorder, local_rank: int) -> None:
     """Gives calls that act outside the process no effect."""
-    os.environ.setdefault("WANDB_MODE", "disabled")  # no runs of a traced program in anybody's account
+    os.environ.setdefault("WANDB_MODE", "disabled")  # A traced run doesn't belong in the user's account.
     _checkpoints(recorder)
     _processes(recorder, local_rank)
     _one_device()
@@ -35,7 +35,7 @@ def _checkpoints(recorder: Recorder) -> None:
     distributed: Any = torch.distributed.checkpoint
 
     def save_elsewhere(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(f, (str, os.PathLike)):  # a buffer of the program's
+        if not isinstance(f, (str, os.PathLike)):  # The program writes to a buffer.
             return save(obj, f, *args, **kwargs)
         return recorder.note("checkpoints are not written while a program is traced")
 

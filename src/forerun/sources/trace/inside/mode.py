@@ -155,7 +155,7 @@ class VirtualMode(TorchDispatchMode):
                 if kernel.workspace_bytes:
                     recorder.memory.workspace(kernel.workspace_bytes, number)
                 if kernel.guessed:
-                    recorder.note(f"no rule for {func}: costed by its bytes")
+                    recorder.note(f"no rule for {func}: it costs the bytes that it reads and writes")
         self.seen(out, node)
 
     def seen(self, out: Any, node: int = -1) -> None:

@@ -31,8 +31,8 @@ def rounded(size_bytes: int, most_bytes: int) -> int:
     """
     if type(size_bytes) is not int or not 0 <= size_bytes <= most_bytes:
         raise ForerunError(
-            f"a tensor of {size_bytes} bytes: at most {most_bytes / GIB:.0f} GiB are traced, {MOST_DEVICES} times the"
-            " memory of the device; if the program means it, trace it on a larger --device"
+            f"a tensor has {size_bytes} bytes: at most {most_bytes / GIB:.0f} GiB are traced, {MOST_DEVICES} times the"
+            " memory of the device; if that is no fault of the program, trace it on a larger --device"
         )
     return -(-size_bytes // ROUND) * ROUND
 

@@ -124,7 +124,7 @@ class World:
         if recording is None and failure is None and self.steps.done == 1:
             recording = self.steps.only_step
             if recording is not None:
-                recording.meta["notes"].append("the program ran one step only: its first, with what is done once")
+                recording.meta["notes"].append("the program ran only one step, which includes work that is done once")
         if recording is not None:
             save_recording(recording, self.job.recording)
             return 0

@@ -1,9 +1,9 @@
-"""Rules of matrix products: mm and its kin, scaled and grouped products, convolutions, cuDNN's RNNs.
+"""Rules of matrix products: mm and related operators, scaled and grouped products, convolutions, cuDNN's RNNs.
 
-Roles: outside of a backward pass, and in the recomputed forward of a checkpoint (where gradients are on), a product is
-a forward one; in a backward pass it is a weight gradient where its first operand is transposed in memory (autograd
-makes them as grad.t() @ input) and an input gradient elsewhere. Scaled products of float8 want one layout for all, so
-that their weight gradients count as input gradients.
+The role of a product is forward outside the backward pass, and in a forward that a checkpoint recomputes (where
+gradients are on). In the backward pass it is the weight gradient if its first operand is transposed in memory (autograd
+computes grad.t() @ input), else the input gradient. Scaled products of float8 need one layout for all, so their weight
+gradients count as input gradients.
 """
 
 from __future__ import annotations
@@ -38,23 +38,25 @@ _DTYPES = {
     **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), "fp8"),
     **dict.fromkeys((torch.int8, torch.uint8), "fp8"),
 }
-"""Of the matrix unit. fp64 runs at fp32's rate on data-centre devices (67 TFLOP/s on an H100), int8 at fp8's."""
+"""The dtype of the matrix unit. fp64 runs at fp32's rate on data-centre devices (67 TFLOP/s on an H100), int8 at
+fp8's."""
 _COMPLEX = (torch.complex64, torch.complex128)
 _GATES = (1, 1, 4, 3)
-"""of cuDNN's modes RNN_RELU, RNN_TANH, LSTM, GRU"""
+"""The gates of cuDNN's modes RNN_RELU, RNN_TANH, LSTM, GRU."""
 _PER_PACKED = 2
-"""fp4 numbers in an element of float4_e2m1fn_x2"""
+"""The fp4 numbers in one element of float4_e2m1fn_x2."""
 
 
 def gemm_dtype(dtype: torch.dtype, unit: str = "matmul") -> str:
-    """Name of the matrix unit's dtype; fp32 is tf32 where the switches of `unit` ("matmul" or "conv") say so now."""
+    """Returns the name of the matrix unit's dtype. fp32 is tf32 where the current setting of `unit` ("matmul" or
+    "conv") says so."""
     if dtype in (torch.float32, torch.complex64):
         return "tf32" if torch._C._get_fp32_precision_getter("cuda", unit) == "tf32" else "fp32"
     return _DTYPES.get(dtype, "fp32")
 
 
 def in_backward() -> bool:
-    """Whether autograd runs a backward pass now, and not the forward that a checkpoint recomputes inside of it."""
+    """Returns whether autograd runs a backward pass now, and not the forward that a checkpoint recomputes inside it."""
     return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
 
 
@@ -66,7 +68,7 @@ def _transposed(matrix: torch.Tensor) -> bool:
 
 
 def role_of(first: torch.Tensor, weight_gradients: bool = True) -> int:
-    """Role of a product whose first operand is `first`."""
+    """Returns the role of a product whose first operand is `first`."""
     if not in_backward():
         return FORWARD
     return WGRAD if weight_gradients and _transposed(first) else DGRAD
@@ -84,7 +86,7 @@ def product(
     accumulate: bool = False,
     dtype: str = "",
 ) -> list[Kernel]:
-    """A row of `batch` products (m, k) by (k, n); nothing where they have no element.
+    """Returns the row of `batch` products (m, k) by (k, n); nothing where they have no element.
 
     A complex product counts as the real one of (2 m, 2 k) by (2 k, n) with its 8 m n k FLOPs.
     """
@@ -132,7 +134,8 @@ def _dot(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, o
 
 
 def _added(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """addmm, baddbmm, addbmm: a bias vector rides in cuBLASLt's epilogue; anything else is copied, then added to."""
+    """addmm, baddbmm, addbmm: cuBLASLt adds a bias vector in its epilogue; any other addend is copied first, then added
+    to."""
     bias, a, b = args[0], args[1], args[2]
     sizes, n = shape_of(a), shape_of(b)[-1]
     batch, m, k = (1, *sizes) if len(sizes) == 2 else sizes
@@ -167,7 +170,7 @@ def _matmul(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords
 
 
 def _einsum(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """Operands contracted from left to right, each pair as one batched product; alone, an operand is a reduction."""
+    """Contracts operands from left to right, each pair as one batched product; a single operand is reduced."""
     inputs, _, result = args[0].replace(" ", "").partition("->")
     terms, operands = inputs.split(","), list(args[1])
     if len(operands) < 2 or "." in args[0] or not result:
@@ -213,7 +216,7 @@ def _scaled_mm(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywo
 
 
 def _grouped(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """One kernel for all groups; a dim that the groups share out counts as equal shares."""
+    """One kernel for all groups; a dim that is divided among the groups counts as equal shares."""
     a, b = args[0], args[1]
     left, right = shape_of(a), shape_of(b)
     offsets = plan.argument("offs", args, kwargs)
@@ -236,7 +239,8 @@ def _foreach_mm(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keyw
 
 
 def _symmetric(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """Products fused with a collective over symmetric memory: the products; the tracer records the collective."""
+    """The products of operators that fuse them with a collective over symmetric memory. The tracer records the
+    collective."""
     if "reduce_scatter" in plan.name:
         return _matmul(table, plan, (args[0], args[1]), {}, args[0])
     return [
@@ -261,7 +265,7 @@ def _convolution_row(
     read: int,
     written: int,
 ) -> list[Kernel]:
-    """An implicit GEMM: its dims, its exact FLOPs and the bytes of its tensors; depthwise ones are memory-bound."""
+    """An implicit GEMM with exact FLOPs and the bytes of its tensors; depthwise convolutions are memory-bound."""
     m, n, k = dims
     flops = 2.0 * m * n * k * groups
     if flops <= 0:
@@ -274,7 +278,7 @@ def _convolution_row(
 
 
 def _geometry(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, transposed: bool, groups: int) -> tuple[int, ...]:
-    """Positions, channels there and channels times taps on the other side, of one group.
+    """Returns the positions, the channels on their side, and channels times taps on the other side, of one group.
 
     Positions are those of the output, or of a transposed convolution's input: the side where each has one product.
     """
@@ -297,7 +301,7 @@ def _convolution(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Key
 def _convolution_backward(
     table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any
 ) -> list[Kernel]:
-    """A row for each gradient that is asked for: of the input, of the weight, of the bias (a reduction)."""
+    """A row for each requested gradient: of the input, of the weight, of the bias (a reduction)."""
     gradient, x, weight = args[0], args[1], args[2]
     groups, transposed = int(plan.argument("groups", args, kwargs)), plan.argument("transposed", args, kwargs)
     positions, channels, unfolded = _geometry(x, weight, gradient, transposed, groups)
@@ -322,7 +326,7 @@ def _convolution_backward(
 
 
 def _cudnn_rnn(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """cuDNN's RNN: for each layer and direction one product over all steps, and one a step with the hidden state."""
+    """cuDNN's RNN: for each layer and direction one product over all steps, and one per step with the hidden state."""
 
     def argument(name: str) -> Any:
         return plan.argument(name, args, kwargs)

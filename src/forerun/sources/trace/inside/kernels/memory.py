@@ -1,7 +1,7 @@
-"""Rules of memory-bound ops that don't read every input once and write every output once in one kernel.
+"""Rules of memory-bound ops that don't simply read every input once and write every output once in one kernel.
 
-What gathers reads the rows that it takes; what scatters writes the rows that it hits; backward passes of slices fill
-the whole gradient first; lists of tensors go through multi-tensor kernels; copies may leave the device.
+A gather reads only the rows that it takes, and a scatter writes only the rows that it hits. Backward passes of slices
+fill the whole gradient first, lists of tensors go through multi-tensor kernels, and copies may leave the device.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from forerun.sources.trace.inside.kernels.tensors import (
 _FP32 = 4
 _INDEX = 8
 _SMALL_EMBEDDING = 3072
-"""indices up to which the gradient of an embedding is summed by one kernel, without sorting (Embedding.cu)"""
+"""The indices up to which one kernel sums the gradient of an embedding without sorting (Embedding.cu)."""
 _SHARED_BYTES = 48 * 1024
-"""shared memory of a block, in which softmax keeps a row that fits; a longer row is read twice (SoftMax.cu)"""
+"""The shared memory of a block, in which softmax keeps a row that fits; it reads a longer row twice (SoftMax.cu)."""
 _CAT_TENSORS = 128
-"""tensors that one kernel of cat takes (CAT_ARRAY_BATCH_SIZE, Shape.cu)"""
+"""The tensors that one kernel of cat takes (CAT_ARRAY_BATCH_SIZE, Shape.cu)."""
 _CHUNK = 65536
-"""elements of a block of a multi-tensor kernel (MultiTensorApply.cuh)"""
+"""The elements of a block of a multi-tensor kernel (MultiTensorApply.cuh)."""
 _BLOCKS = 2240
 _TENSORS = (770, 448, 336, 252, 210)
 _TENSORS_SCALARS = (672, 448, 336, 252, 210)
-"""blocks and, by number of lists, tensors of one multi-tensor kernel, without and with a list of scalars: builds for
-CUDA 13 and later, as torch 2.13's default is (MultiTensorApply.cuh)"""
+"""The tensors of one multi-tensor kernel by number of lists, without and with a list of scalars: builds for CUDA 13 and
+later, as torch 2.13's default is (MultiTensorApply.cuh)."""
 _RADIX_BITS = 8
 _SORT_LAUNCHES = 4
-"""kernels of a sort beside its radix passes: iota, histogram, prefix sum, reordering"""
+"""The kernels of a sort besides its radix passes: iota, histogram, prefix sum, reordering."""
 _SORTED_ROWS_LAUNCHES = 8
-"""kernels that find and sum the segments of sorted indices (EmbeddingBackwardKernel.cu)"""
+"""The kernels that find and sum the segments of sorted indices (EmbeddingBackwardKernel.cu)."""
 
 
 # -- copies ----------------------------------------------------------------------------------------------------
@@ -59,10 +59,10 @@ _SORTED_ROWS_LAUNCHES = 8
 def _copied(
     table: OpTableBuilder, plan: Plan, source: torch.Tensor, target: torch.Tensor, non_blocking: bool
 ) -> list[Kernel]:
-    """A copy over the host link (at::native::copy_kernel_cuda).
+    """A copy between host and device (at::native::copy_kernel_cuda).
 
-    Conversions run on the host: what leaves the device has the source's dtype, what comes the target's. A device
-    tensor that is not laid out like the host's is first made so by a kernel. The host waits unless `non_blocking`.
+    Dtypes are converted on the host: a copy from the device has the source's dtype, one to it the target's. If the
+    device tensor's layout differs from the host's, a kernel changes it. The host waits unless `non_blocking`.
     """
     leaves = on_host(target)
     size = prod(shape_of(target)) * (source if leaves else target).itemsize
@@ -102,8 +102,8 @@ def _to_host(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keyword
 
 
 def _gather(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """Reads what it takes and the indices. A mask among the indices is turned into indices, whose number the host
-    waits for; indices on the host are copied to the device."""
+    """Reads the rows that it takes and the indices. A mask becomes indices, whose number the host waits for; indices on
+    the host are copied to the device."""
     made = first_tensor(out)
     size = 0 if made is None else prod(shape_of(made)) * made.itemsize
     indices = [value for argument in args[1:] for value in _tensors(argument)]
@@ -134,9 +134,9 @@ def _embedding(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywo
 
 
 def _embedding_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """The table of gradients is filled with zeros, then rows are added; many indices are sorted first (Embedding.cu).
+    """Fills the table of gradients with zeros, then adds rows; many indices are sorted first (Embedding.cu).
 
-    Sorted rows are summed by segments in fp32, written once a distinct row.
+    Sorted rows are summed by segments in fp32 and written once per distinct row.
     """
     gradient, indices = args[0], args[1]
     count = prod(shape_of(indices))
@@ -157,7 +157,7 @@ def _embedding_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwar
 
 
 def _scatter(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """scatter, index_add, index_copy and their kin: (self, dim, index, values); added rows are read too."""
+    """scatter, index_add, index_copy and related operators: (self, dim, index, values); added rows are read too."""
     target, index = args[0], args[2]
     values = plan.argument("src", args, kwargs)
     values = plan.argument("source", args, kwargs) if values is None else values
@@ -201,13 +201,13 @@ def _index_put(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywo
 
 
 def _fill_then_copy(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """Zeros everywhere, then the argument's elements in their place: backward passes of slices, padding."""
+    """Writes zeros everywhere, then the argument's elements in their place: backward passes of slices, padding."""
     moved = bytes_of(args[0])
     return memory(table, plan, moved, bytes_of(out) + moved, 2, dtype_name(out))
 
 
 def _copy_then_copy(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """A copy of the first argument, part of which the second then replaces: slice_scatter and its kin."""
+    """Copies the first argument and replaces a part of it by the second: slice_scatter and related operators."""
     whole, part = bytes_of(args[0]), bytes_of(args[1])
     return memory(table, plan, whole + part, bytes_of(out) + part, 2, dtype_name(out))
 
@@ -227,7 +227,7 @@ def _softmax(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keyword
 
 
 def _safe_softmax(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """softmax, then rows without a finite score set to zero: eq, all and where, and the two scalars they need."""
+    """softmax, then rows without a finite score set to zero: eq, all and where, and the two scalars that they need."""
     kernels = _softmax(table, plan_named(plan, "_softmax"), args, kwargs, out)
     size, flags = bytes_of(out), prod(shape_of(out))
     return kernels + memory(table, plan, 2 * size + flags, flags + size, 5, dtype_name(out), flags + size)
@@ -240,7 +240,7 @@ def _logsumexp(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywo
 
 
 def _softmax_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """softmax first multiplies gradient and output, a kernel with a result of its own; log_softmax does not."""
+    """softmax first multiplies gradient and output in a kernel with a result of its own; log_softmax does not."""
     gradient, output, dim = args[0], args[1], args[2]
     size, other, made = bytes_of(gradient), bytes_of(output), bytes_of(out)
     again = 0 if _row_fits(gradient, dim) else size
@@ -250,14 +250,14 @@ def _softmax_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs
 
 
 def _nll_loss(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """Reads the targets and one score each."""
+    """Reads the targets and one score for each."""
     scores, targets = args[0], args[1]
     read = bytes_of(targets) + prod(shape_of(targets)) * scores.itemsize
     return memory(table, plan, read, all_bytes(out), 1, dtype_name(scores))
 
 
 def _nll_loss_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """Zeros everywhere, then one entry a target."""
+    """Writes zeros everywhere, then one entry per target."""
     targets = args[2]
     count = prod(shape_of(targets))
     read = bytes_of(args[0]) + bytes_of(targets)
@@ -268,7 +268,7 @@ def _nll_loss_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwarg
 
 
 def _sort(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """A radix sort of keys with their positions: every pass of 8 bits reads and writes both."""
+    """A radix sort of keys with their positions: every pass over 8 bits reads and writes both."""
     keys = args[0]
     both = prod(shape_of(keys)) * (keys.itemsize + _INDEX)
     passes = keys.itemsize * 8 // _RADIX_BITS
@@ -280,9 +280,10 @@ def _sort(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, 
 
 
 def multi_tensor_launches(sizes: list[int], lists: int, scalars: bool = False) -> int:
-    """Kernels that multi_tensor_apply launches for tensors of so many elements, `lists` of them together.
+    """Returns the kernels that multi_tensor_apply launches for `lists` lists of tensors with these numbers of elements.
 
-    A kernel takes so many chunks of 65536 elements and so many tensors; a tensor may go on in the next kernel.
+    A kernel takes a limited number of chunks of 65536 elements and of tensors; a tensor may continue in the next
+    kernel.
     """
     limits = _TENSORS_SCALARS if scalars else _TENSORS
     limit = limits[min(lists, len(limits)) - 1]
@@ -303,12 +304,12 @@ def multi_tensor_launches(sizes: list[int], lists: int, scalars: bool = False) -
 
 
 def _lists(args: Arguments) -> list[Any]:
-    """The lists of tensors among the arguments."""
+    """Returns the lists of tensors among the arguments."""
     return [value for value in args if isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor)]
 
 
 def _foreach(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """Multi-tensor kernels; lists of mixed dtypes take one kernel a tensor, unless they are copied."""
+    """Multi-tensor kernels; lists of mixed dtypes take one kernel per tensor, unless they are copied."""
     lists = _lists(args)
     if not lists:
         return []
@@ -325,8 +326,8 @@ def _foreach(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keyword
 
 
 def _fused_optimizer(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """Every list read and written, but for gradients, which are written only where a loss scale is taken out of them,
-    and step counters, which are read."""
+    """Reads and writes every list, except that gradients are written only where a loss scale is divided out, and step
+    counters are only read."""
     lists = _lists(args)
     if not lists:
         return []

@@ -1,8 +1,8 @@
-"""Kernels of one dispatched operator, as rows of the op table.
+"""Describes the kernels of one dispatched operator as rows of the op table.
 
-`describe` is asked for every operator that a tracer's dispatch mode sees. An operator has a rule of its own (matrix
-products, attention, what gathers or scatters, lists of tensors, host copies), or is costed by its bytes, with what
-`rules.yaml` says of its kernels. One that neither knows is costed by its bytes and marked as guessed.
+The dispatch mode calls `describe` for every operator. An operator has a rule of its own (matrix products, attention,
+gathers and scatters, lists of tensors, host copies), or costs its bytes, with the kernels that `rules.yaml` gives it.
+An operator that neither knows costs its bytes and is marked as guessed.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ Rule = Callable[[OpTableBuilder, Plan, Arguments, Keywords, Any], list[Kernel]]
 _Described = Callable[[OpTableBuilder, Arguments, Keywords, Any], list[Kernel]]
 
 _OWN_RULES: dict[str, Rule] = {**MEMORY_RULES, **GEMM_RULES, **ATTENTION_RULES}
-"""by name, or by "namespace::name" outside of aten"""
+"""By name, or by "namespace::name" outside aten."""
 _OF_OTHERS = frozenset(
     ("prim", "profiler", "c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "_dtensor")
 )
-"""namespaces whose operators launch nothing, or that the tracer records itself (collectives)"""
+"""The namespaces whose operators launch nothing, or that the tracer records itself (collectives)."""
 _TRUSTED = frozenset(("aten", "prims", "fsdp", "inductor", "inductor_prims", "rngprims", "quantized_decomposed"))
-"""namespaces in which a pointwise or reduction tag is believed"""
+"""The namespaces in which a pointwise or reduction tag is reliable."""
 
 _described: dict[Any, _Described] = {}
 
 
 def describe(table: OpTableBuilder, func: Any, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """Kernels that `func(*args, **kwargs)`, which returned `out`, launches on the device; their rows go into `table`.
+    """Returns the kernels that `func(*args, **kwargs)`, which returned `out`, launches on the device; their rows go
+    into `table`.
 
-    `func` is an OpOverload or a higher-order operator. Empty for what launches nothing (views, empty tensors, queries)
-    and for collectives, which the process group records. The tensors may be fake; none is read. Sizes that fake tensors
-    leave open count by their hint.
+    `func` is an OpOverload or a higher-order operator. The list is empty for operators that launch nothing (views,
+    empty tensors, queries) and for collectives, which the process group records. The tensors may be fake; none is read.
+    Sizes that fake tensors leave open count by their hint.
     """
     rule = _described.get(func)
     if rule is None:
@@ -91,7 +92,7 @@ def _unless_view(plan: Plan, table: OpTableBuilder, args: Arguments, kwargs: Key
 def _unwrapped(
     result: Callable[[Any], Any], table: OpTableBuilder, args: Arguments, kwargs: Keywords, out: Any
 ) -> list[Kernel]:
-    """A higher-order operator that runs the operator it is given: everything after it are its arguments."""
+    """A higher-order operator that runs the operator it is given on the arguments that follow it."""
     for index, value in enumerate(args):
         if isinstance(value, torch._ops.OpOverload):
             return describe(table, value, tuple(args[index + 1 :]), kwargs, result(out))
@@ -105,7 +106,7 @@ _WRAPPERS: dict[str, Callable[[Any], Any]] = {
     "run_dtensor_rng_op": lambda out: out,
     "with_effects": lambda out: out[1:],
 }
-"""higher-order operators that run the operator they are given, with where its result is in theirs"""
+"""Higher-order operators that run the operator that they are given, with the position of its result in theirs."""
 
 
 def _rule_of(func: Any) -> _Described:
@@ -133,7 +134,7 @@ def _rule_of(func: Any) -> _Described:
 
 
 def _tagged(namespace: str, name: str) -> bool:
-    """Whether any overload is said to be pointwise or a reduction; those in place often are not where others are."""
+    """Returns whether any overload is tagged as pointwise or a reduction. In-place overloads often lack the tag."""
     operators = getattr(torch.ops, namespace)
     packets = [getattr(operators, n, None) for n in (name, name.removesuffix("_"))]
     overloads = [getattr(packet, o) for packet in packets if packet is not None for o in packet.overloads()]

@@ -1,4 +1,4 @@
-"""Shapes of results where torch has no rule for fakes: the operation is tried on zeros on the CPU."""
+"""Finds shapes of results where torch has no fake version of an operator, by running it on zeros on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _installed: list[Any] = []
 
 
 def install() -> None:
-    """Tell torch the shapes of kernels that only CUDA has; for good."""
+    """Registers the output shapes of kernels that only CUDA has, for the rest of the process."""
     library: Any = torch.library.Library("aten", "IMPL")
     library.impl("_thnn_fused_gru_cell", _gru_cell, "Meta")
     library.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta")
@@ -24,7 +24,8 @@ def install() -> None:
 
 
 def tried_on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
-    """What `func` answers for zeros, or for what is known of fakes: real tensors, whose shapes count alone.
+    """Returns the result of `func` for zeros, or for known values of fakes: real tensors of which only the shapes
+    count.
 
     Raises:
         ForerunError: the arguments are too large to try, or the CPU has no such kernel.
@@ -39,7 +40,10 @@ def tried_on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
             return value
         size += value.numel()
         if size > _MOST_ELEMENTS:
-            raise ForerunError(f"{func}: torch has no rule for the shapes of its results, and it is too large to try")
+            raise ForerunError(
+                f"{func}: torch has no fake version of it, and its inputs are too large to run it on the CPU; register"
+                " one with torch.library.register_fake"
+            )
         known = known_value(value)
         return torch.zeros(value.shape, dtype=value.dtype) if known is None else known.clone()
 
@@ -48,7 +52,10 @@ def tried_on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
             return func(*tree_map(on_cpu, args), **tree_map(on_cpu, kwargs))
         except (NotImplementedError, RuntimeError) as error:
             reason = str(error).partition("\n")[0]
-            raise ForerunError(f"{func}: torch has no rule for the shapes of its results ({reason})") from error
+            raise ForerunError(
+                f"{func}: torch has no fake version of it, and it doesn't run on the CPU ({reason}); register one with"
+                " torch.library.register_fake"
+            ) from error
 
 
 def _gru_cell(

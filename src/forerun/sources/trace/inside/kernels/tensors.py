@@ -1,4 +1,5 @@
-"""What the op rules read of tensors and operator schemas: bytes, dtype names, which arguments are read and written."""
+"""Reads what the op rules need from tensors and operator schemas: bytes, dtype names, which arguments are read and
+written."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import torch
 from forerun.core.program.builder import OpTableBuilder
 
 READ, WRITE = 1, 2
-"""bits of an argument's use"""
+"""Bits of an argument's use."""
 UNKNOWN = 0
-"""what a size counts as that the fake tensors leave open and that has no hint"""
+"""The size of a dim that fake tensors leave open and that has no hint."""
 
 DTYPE_NAMES = {
     torch.bfloat16: "bf16",
@@ -48,19 +49,19 @@ class Kernel:
     """One kernel (or copy) that an op launches on the device."""
 
     op: int
-    """row of the op table"""
+    """The row of the op table."""
     workspace_bytes: int = 0
-    """memory that the op allocates and frees itself"""
+    """The memory that the op allocates and frees itself."""
     host_copy: bool = False
-    """between host and device memory"""
+    """Whether it copies between host and device memory."""
     sync: bool = False
-    """the host waits for its end"""
+    """Whether the host waits for its end."""
     guessed: bool = False
-    """no rule knows the op: it is costed by the bytes of its tensors"""
+    """Whether no rule knows the op, so that it costs the bytes of its tensors."""
 
 
 def as_int(size: Any) -> int:
-    """A size as a number: itself, a symbol's hint, or UNKNOWN for a symbol without one."""
+    """Returns a size as a number: itself, a symbol's hint, or UNKNOWN for a symbol without one."""
     if type(size) is int:
         return size
     node = getattr(size, "node", None)
@@ -70,12 +71,12 @@ def as_int(size: Any) -> int:
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Sizes as numbers."""
+    """Returns the sizes as numbers."""
     return tuple([as_int(size) for size in tensor.shape])
 
 
 def elements(tensor: torch.Tensor) -> int:
-    """Distinct elements of memory behind `tensor`: dims of stride 0 count once, overlapping windows once."""
+    """Returns the distinct elements of memory behind `tensor`: dims of stride 0 and overlapping windows count once."""
     count = tensor.numel()
     if type(count) is not int:
         return as_int(count)
@@ -91,7 +92,8 @@ def elements(tensor: torch.Tensor) -> int:
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Bytes of memory behind `tensor`; a 0-dim tensor of the host is an argument of the kernel and counts nothing."""
+    """Returns the bytes of memory behind `tensor`; 0 for a 0-dim tensor of the host, which is an argument of the
+    kernel."""
     count = elements(tensor)
     if count == 1 and tensor.dim() == 0 and tensor.device.type == "cpu":
         return 0
@@ -99,7 +101,7 @@ def bytes_of(tensor: torch.Tensor) -> int:
 
 
 def all_bytes(value: Any) -> int:
-    """Bytes of a tensor, or of all tensors in a list or tuple; of anything else 0."""
+    """Returns the bytes of a tensor, or of all tensors in a list or tuple; 0 for anything else."""
     if isinstance(value, torch.Tensor):
         return bytes_of(value)
     total = 0
@@ -113,7 +115,7 @@ def all_bytes(value: Any) -> int:
 
 
 def first_tensor(*values: Any) -> torch.Tensor | None:
-    """The first tensor in `values`, looking into lists and tuples."""
+    """Returns the first tensor in `values`, looking into lists and tuples."""
     for value in values:
         if isinstance(value, torch.Tensor):
             return value
@@ -125,13 +127,13 @@ def first_tensor(*values: Any) -> torch.Tensor | None:
 
 
 def dtype_name(*values: Any) -> str:
-    """Short name of the dtype of the first tensor in `values`; "" without one."""
+    """Returns the short name of the dtype of the first tensor in `values`; "" without one."""
     tensor = first_tensor(*values)
     return "" if tensor is None else DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
 
 
 def on_host(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` lies in host memory."""
+    """Returns whether `tensor` is in host memory."""
     return bool(tensor.device.type == "cpu")
 
 
@@ -141,31 +143,31 @@ class Traits:
 
     launches: int = 1
     unread: tuple[int, ...] = ()
-    """positions of arguments whose data is not read"""
+    """The positions of arguments whose data is not read."""
     twice: tuple[int, ...] = ()
-    """positions of arguments that are read in two passes"""
+    """The positions of arguments that are read in two passes."""
     sync: bool = False
-    """the host waits to learn the size of the result"""
+    """Whether the host waits to learn the size of the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How an operator uses its arguments, from its schema: made once per operator."""
+    """How an operator uses its arguments according to its schema; made once per operator."""
 
     name: str
-    """without namespace and overload"""
+    """The name without namespace and overload."""
     position: Mapping[str, int]
     defaults: Mapping[str, Any]
     use: Sequence[int]
-    """READ and WRITE bits of each positional argument"""
+    """READ and WRITE bits of each positional argument."""
     keyword_use: Mapping[str, int]
     writes_out: bool
-    """returns fresh tensors"""
+    """Whether it returns new tensors."""
     traits: Traits
     guessed: bool
 
     def argument(self, name: str, args: Arguments, kwargs: Keywords) -> Any:
-        """The argument `name` of a call, or its default; None for a name that the schema lacks."""
+        """Returns the argument `name` of a call, or its default; None for a name that the schema lacks."""
         index = self.position.get(name)
         if index is not None and index < len(args):
             return args[index]
@@ -173,7 +175,8 @@ class Plan:
 
 
 def plan_of(name: str, schema: Any, traits: Traits, guessed: bool) -> Plan:
-    """Plan of an operator with this schema (None: a higher-order operator, all of whose tensors are read)."""
+    """Returns the plan of an operator with this schema (None: a higher-order operator, all of whose tensors are
+    read)."""
     if schema is None:
         return Plan(name, {}, {}, (), {}, True, traits, guessed)
     position: dict[str, int] = {}
@@ -195,12 +198,12 @@ def plan_of(name: str, schema: Any, traits: Traits, guessed: bool) -> Plan:
 
 
 def plan_named(plan: Plan, name: str) -> Plan:
-    """`plan` for rows of another name."""
+    """Returns `plan` for rows of another name."""
     return replace(plan, name=name)
 
 
 def traffic(plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> tuple[int, int]:
-    """Bytes read and written by a call: every tensor once, by its use."""
+    """Returns the bytes read and written by a call: every tensor once, by its use."""
     read = written = 0
     use = plan.use
     known = len(use)
@@ -238,7 +241,7 @@ def memory(
     workspace_bytes: int = 0,
     flops: float = 0.0,
 ) -> list[Kernel]:
-    """One memory-bound row named after the operator; nothing where no byte moves."""
+    """Returns one memory-bound row named after the operator; nothing where no byte moves."""
     if read + written <= 0:
         return []
     row = table.memory(plan.name, read, written, launches, flops, dtype)
@@ -246,6 +249,6 @@ def memory(
 
 
 def by_bytes(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """The default rule: every input read once, every output written once."""
+    """The default rule: reads every input once and writes every output once."""
     read, written = traffic(plan, args, kwargs, out)
     return memory(table, plan, read, written, plan.traits.launches, dtype_name(out, args))

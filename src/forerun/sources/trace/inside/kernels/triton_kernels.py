@@ -1,10 +1,10 @@
-"""Triton kernels that a program launches itself: recorded, not compiled, and not tuned.
+"""Records the Triton kernels that a program launches itself, without compiling or tuning them.
 
-A launch reads every tensor that it is given and writes those that the kernel's source stores to. What it computes is
-not known, so it costs its bytes; what it writes holds unknown values from then on. Kernels inside torch.compile come
-as an operation of torch's and don't pass here.
+A launch reads every tensor that it is given and writes those that the kernel's source stores to. It costs its bytes,
+because what it computes is not known, and the tensors that it writes have unknown values afterwards. Kernels inside
+torch.compile are operations of torch and don't pass here.
 
-Triton is patched when the program imports it, not before.
+Triton is patched when the program imports it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ATOMICS = "atomic_"
 
 
 def install(mode: VirtualMode, recorder: Recorder) -> None:
-    """Record the launches of Triton's kernels from when the program imports it."""
+    """Records the launches of Triton's kernels from when the program imports Triton."""
     patches: dict[str, Callable[[ModuleType], None]] = {
         _KERNELS: functools.partial(_launches, mode, recorder),
         _TUNER: _untuned,
@@ -46,7 +46,7 @@ def install(mode: VirtualMode, recorder: Recorder) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules as Python does, and patches some once they are loaded."""
+    """Finds modules as Python does, and patches some of them once they are loaded."""
 
     def __init__(self, patches: Mapping[str, Callable[[ModuleType], None]]) -> None:
         self._patches = patches
@@ -69,7 +69,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _launches(mode: VirtualMode, recorder: Recorder, module: Any) -> None:
-    """Kernels with fakes among their arguments are recorded in place of being compiled for a GPU that is not there."""
+    """Records kernels with fakes among their arguments instead of compiling them for a GPU that is not there."""
     kernel_class = module.JITFunction
     run = kernel_class.run
 
@@ -87,7 +87,7 @@ def _launches(mode: VirtualMode, recorder: Recorder, module: Any) -> None:
             read = [value for name, value in tensors.items() if name not in stored]
             sizes = (float(all_bytes(read)), float(all_bytes(written)))
             recorder.node(recorder.ops.memory(self.fn.__name__, *sizes, 1, 0.0, dtype_name(list(tensors.values()))))
-            recorder.note(f"Triton kernel {self.fn.__name__}: costed by its bytes")
+            recorder.note(f"Triton kernel {self.fn.__name__}: it costs the bytes that it reads and writes")
         mode.oracle.overwritten(written)
         return None
 
@@ -95,8 +95,8 @@ def _launches(mode: VirtualMode, recorder: Recorder, module: Any) -> None:
 
 
 def _untuned(module: Any) -> None:
-    """Nothing can be timed: the first configuration is taken. Nor are tuning keys needed, which some packages get wrong
-    (`key contains names that are not kernel arguments`)."""
+    """Takes the first configuration, because nothing can be timed. Tuning keys are not needed either, and some packages
+    give wrong ones (`key contains names that are not kernel arguments`)."""
     tuner = module.Autotuner
     make = tuner.__init__
     signature = inspect.signature(make)
@@ -120,10 +120,11 @@ def _untuned(module: Any) -> None:
 
 @functools.cache
 def stored_arguments(function: Callable[..., Any]) -> frozenset[str]:
-    """Parameters of a kernel's Python function that it stores through; all of them where its source can't be read.
+    """Returns the parameters of a kernel's Python function that it stores through; all of them where its source can't
+    be read.
 
-    A pointer is followed through assignments: parameters that appear in what a stored-to address is made of, other than
-    inside a load, and those that are handed to functions other than Triton's own.
+    A pointer is followed through assignments: the result contains parameters that appear in the address of a store,
+    except inside a load, and those passed to functions other than Triton's own.
     """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -150,7 +151,7 @@ def stored_arguments(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def _written_by(call: ast.Call) -> set[str]:
-    """Names that the addresses a call may store to are made of."""
+    """Returns the names in the addresses that a call may store to."""
     function = call.func
     if isinstance(function, ast.Attribute):
         stores = function.attr in _STORES or function.attr.startswith(_ATOMICS)
@@ -164,7 +165,7 @@ _BUILTINS = frozenset({"range", "min", "max", "abs", "len", "int", "float", "pri
 
 
 def _names(node: ast.AST) -> set[str]:
-    """Names in an expression that pointers may come from: not in what is loaded."""
+    """Returns the names in an expression that pointers may come from, without those inside a load."""
     if isinstance(node, ast.Name):
         return {node.id}
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LOADS:

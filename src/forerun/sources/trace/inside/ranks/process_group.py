@@ -331,7 +331,7 @@ class VirtualGroup(_ProcessGroup):
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receives from the next rank of the group, because the first sender is not known."""
-        Transport.recorder.note("a receive from any source was taken to be from the next rank of its group")
+        Transport.recorder.note("a receive from any source is traced as one from the next rank of its group")
         return self.recv(tensors, (self.rank_ + 1) % self.size_, tag)
 
     def _start_coalescing(self, device: Any = None) -> None:

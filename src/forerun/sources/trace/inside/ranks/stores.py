@@ -42,7 +42,9 @@ class _Store(_StoreBase):
     def get(self, key: str) -> bytes:
         found = self._data.get(key)
         if found is None:
-            raise ForerunError(f"store.get({key!r}): only another rank sets this key, and every rank is traced alone")
+            raise ForerunError(
+                f"store.get({key!r}): only another rank sets this key, and ranks share no store in a trace"
+            )
         return found
 
     def add(self, key: str, amount: int) -> int:

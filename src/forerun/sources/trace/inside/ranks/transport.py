@@ -17,4 +17,4 @@ class Transport:
 
 def no_peer(operation: str, peer: int) -> str:
     """Returns the error message for data that only another rank's process has."""
-    return f"{operation}: the data is in the process of rank {peer}, and this rank is traced alone (trace all roles)"
+    return f"{operation}: only rank {peer} has this data, and it is not traced; trace without --rank"
