@@ -1,12 +1,13 @@
 """Rules of fused attention: PyTorch's scaled_dot_product kernels, flex attention, the flash-attention library.
 
-Which operators run which kernel, and how its backward pass goes, stands in the kernel's entry
-(describe/kernels/attention.yaml). Each backward pass needs fp32 accumulators of the query gradient and the row sums of
-grad * out (flash_api.cpp, kernel_backward.h).
+Each kernel's entry in describe/kernels/attention.yaml names the operators that run it and describes its backward pass.
+Every backward pass needs fp32 accumulators of the query gradient and the row sums of grad * out (flash_api.cpp,
+kernel_backward.h).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,13 +39,13 @@ _FLASH = {
         "backward": ("_flash_attention_backward",),
     },
 }
-"""operators of PyTorch that run whichever FlashAttention is active"""
+"""The operators of PyTorch that run the active FlashAttention."""
 _DEFAULT_FLASH = "FA2"
-"""what PyTorch itself carries"""
+"""The FlashAttention that PyTorch contains."""
 _FP32 = 4
 _ROW_BLOCK = 128
 _SAMPLES = 64
-"""positions a side at which a mask function is evaluated"""
+"""The positions per side at which a mask function is evaluated."""
 _CAUSAL_HALF = 0.5
 _CLOSE = 0.02
 
@@ -54,7 +55,7 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def _flash_kernel() -> AttentionKernel:
-    """The kernel of the FlashAttention that is active.
+    """Returns the kernel of the active FlashAttention.
 
     Raises:
         ForerunError: the program activates one that no entry knows.
@@ -69,102 +70,77 @@ def _flash_kernel() -> AttentionKernel:
     )
 
 
-def _backward_workspace(
-    kernel: AttentionKernel,
-    batch: int,
-    heads: int,
-    kv_heads: int,
-    seq_q: int,
-    seq_kv: int,
-    dims: tuple[int, int],
-    size: int,
-) -> int:
-    head_dim, v_dim = dims
-    rows = batch * heads * _round_up(seq_q, _ROW_BLOCK)
-    workspace = rows * _FP32 * (1 + _round_up(head_dim, 32))
+def _backward_workspace(kernel: AttentionKernel, shape: Attention[int], size: int) -> int:
+    """Returns the bytes of memory that a backward pass on elements of `size` bytes allocates and frees itself."""
+    rows = shape.batch * shape.heads * _round_up(shape.seq_q, _ROW_BLOCK)
+    workspace = rows * _FP32 * (1 + _round_up(shape.head_dim, 32))
+    expanded = shape.batch * shape.heads * shape.seq_kv * (shape.head_dim + shape.v_head_dim)
     if kernel.backward.grouped_gradients == "wide":
-        if head_dim > kernel.backward.registers_hold:
-            workspace += batch * heads * seq_kv * (head_dim + v_dim) * _FP32
-    elif kv_heads != heads:
-        workspace += batch * heads * seq_kv * (head_dim + v_dim) * size
+        if shape.head_dim > kernel.backward.registers_hold:
+            workspace += expanded * _FP32
+    elif shape.kv_heads != shape.heads:
+        workspace += expanded * size
     return workspace
 
 
 def attention(
     table: OpTableBuilder,
-    plan: Plan,
+    name: str,
     kernel: AttentionKernel,
-    batch: int,
-    heads: tuple[int, int],
-    seq: tuple[int, int],
-    dims: tuple[int, int],
-    causal: bool,
-    backward: bool,
+    shape: Attention[int],
     like: torch.Tensor,
     pairs: float | None = None,
 ) -> list[Kernel]:
-    """Row of one attention kernel; `pairs` is how many (query, key) pairs a head has where a mask leaves out more.
+    """Returns the rows of one attention kernel on elements as in `like`.
 
-    A row says a mask by `causal` only, so that with `pairs` it has as many keys as a query attends on average.
-    The sum of the expanded key and value gradients is a memory-bound row of its own.
+    `pairs` is how many (query, key) pairs a head has where a mask leaves out more than `causal` says. Such a row has as
+    many keys as a query attends to on average. The sum of expanded key and value gradients is a memory-bound row.
     """
-    (n_heads, kv_heads), (seq_q, seq_kv), (head_dim, v_dim) = heads, seq, dims
-    if min(batch, n_heads, kv_heads, seq_q, seq_kv, head_dim) <= 0:
+    if min(shape.batch, shape.heads, shape.kv_heads, shape.seq_q, shape.seq_kv, shape.head_dim) <= 0:
         return []
-    size, flops, keys = like.itemsize, None, seq_kv
+    size, flops, row_shape = like.itemsize, None, shape
+    dims = shape.head_dim + shape.v_head_dim
     if pairs is not None:
-        flops = 2.0 * batch * n_heads * pairs * (head_dim + v_dim) * (2.5 if backward else 1.0)
-        keys, causal = max(1, round(pairs / seq_q)), False
-    row = table.attention(
-        plan.name,
-        Attention(batch, n_heads, kv_heads, seq_q, keys, head_dim, int(causal), int(backward), v_dim),
-        kernel.name,
-        dtype_name(like),
-        size,
-        flops,
-        kernel.backward.launches if backward else 1,
-    )
-    if not backward:
+        flops = 2.0 * shape.batch * shape.heads * pairs * dims * (2.5 if shape.backward else 1.0)
+        row_shape = replace(shape, seq_kv=max(1, round(pairs / shape.seq_q)), causal=0)
+    launches = kernel.backward.launches if shape.backward else 1
+    row = table.attention(name, row_shape, kernel.name, dtype_name(like), size, flops, launches)
+    if not shape.backward:
         return [Kernel(row)]
-    workspace = _backward_workspace(kernel, batch, n_heads, kv_heads, seq_q, seq_kv, dims, size)
-    kernels = [Kernel(row, workspace)]
-    if kv_heads != n_heads and kernel.backward.grouped_gradients == "summed":
-        expanded = float(batch * seq_kv * (head_dim + v_dim) * size)
-        kernels.append(Kernel(table.memory("sum", expanded * n_heads, expanded * kv_heads, 2, dtype=dtype_name(like))))
+    kernels = [Kernel(row, _backward_workspace(kernel, shape, size))]
+    if shape.kv_heads != shape.heads and kernel.backward.grouped_gradients == "summed":
+        expanded = float(shape.batch * shape.seq_kv * dims * size)
+        read, written = expanded * shape.heads, expanded * shape.kv_heads
+        kernels.append(Kernel(table.memory("sum", read, written, 2, dtype=dtype_name(like))))
     return kernels
 
 
+def _shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, backward: bool) -> Attention[int]:
+    """Returns the shape of attention on (batch, heads, sequence, head size)."""
+    (batch, heads, seq_q, head_dim), (_, kv_heads, seq_kv, _) = shape_of(q), shape_of(k)
+    return Attention(batch, heads, kv_heads, seq_q, seq_kv, head_dim, int(causal), int(backward), shape_of(v)[-1])
+
+
 def _heads_first(kernel: AttentionKernel | None, backward: bool) -> Any:
-    """Rule of an op on (batch, heads, sequence, head size); no `kernel`: the FlashAttention that is active."""
+    """Returns the rule of an op on (batch, heads, sequence, head size); no `kernel`: the active FlashAttention."""
 
     def rule(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
         q, k, v = args[1:4] if backward else args[:3]
-        (batch, heads, seq_q, head_dim), (_, kv_heads, seq_kv, _) = shape_of(q), shape_of(k)
-        return attention(
-            table,
-            plan,
-            kernel or _flash_kernel(),
-            batch,
-            (heads, kv_heads),
-            (seq_q, seq_kv),
-            (head_dim, shape_of(v)[-1]),
-            bool(plan.argument("is_causal", args, kwargs)),
-            backward,
-            q,
-        )
+        shape = _shape(q, k, v, bool(plan.argument("is_causal", args, kwargs)), backward)
+        return attention(table, plan.name, kernel or _flash_kernel(), shape, q)
 
     return rule
 
 
 def window_pairs(seq_q: int, seq_kv: int, left: int, right: int) -> float:
-    """(query, key) pairs of a sliding window aligned to the last query and key; -1 leaves a side open.
+    """Returns the (query, key) pairs of a sliding window aligned to the last query and key; -1 leaves a side open.
 
-    Query i attends keys from i + seq_kv - seq_q - left to i + seq_kv - seq_q + right.
+    Query i attends to keys from i + seq_kv - seq_q - left to i + seq_kv - seq_q + right.
     """
     shift = seq_kv - seq_q
 
     def count_up_to(offset: int) -> float:
-        """Pairs with key <= query + offset."""
+        """Returns the pairs with key <= query + offset."""
         first = max(0, -offset)
         last = min(seq_q, max(0, seq_kv - 1 - offset))
         ramp = 0.0
@@ -177,9 +153,10 @@ def window_pairs(seq_q: int, seq_kv: int, left: int, right: int) -> float:
 
 
 def _sequence_first(kernel: AttentionKernel | None, backward: bool) -> Any:
-    """Rule of an op on (batch, sequence, heads, head size), or on packed sequences with their cumulated lengths.
+    """Returns the rule of an op on (batch, sequence, heads, head size), or on packed sequences with their cumulative
+    lengths.
 
-    Packed sequences count as equally long, as their lengths lie on the device.
+    Packed sequences count as equally long, because their lengths are on the device.
     """
 
     def rule(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
@@ -201,9 +178,8 @@ def _sequence_first(kernel: AttentionKernel | None, backward: bool) -> Any:
         left = -1 if left is None else int(left)
         right = 0 if causal else -1 if right is None else int(right)
         pairs = window_pairs(*seq, left, right) if 0 <= left < seq[1] - 1 else None
-        dims = (head_dim, shape_of(v)[-1])
-        runs = kernel or _flash_kernel()
-        return attention(table, plan, runs, batch, (heads, kv_heads), seq, dims, causal, backward, q, pairs)
+        shape = Attention(batch, heads, kv_heads, *seq, head_dim, int(causal), int(backward), shape_of(v)[-1])
+        return attention(table, plan.name, kernel or _flash_kernel(), shape, q, pairs)
 
     return rule
 
@@ -214,9 +190,10 @@ _densities: dict[tuple[Any, int, int], float] = {}
 
 
 def _mask_density(mask: Any, seq_q: int, seq_kv: int) -> float:
-    """Share of (query, key) pairs that a mask function lets through, at evenly spread positions of the first head.
+    """Returns the share of (query, key) pairs that a mask function lets through, at evenly spread positions of the
+    first head.
 
-    A function that cannot be evaluated on the host, as it reads tensors of the device, counts as causal.
+    A function that can't run on the host, because it reads device tensors, counts as causal.
     """
     key = (getattr(mask, "__code__", mask), seq_q, seq_kv)
     found = _densities.get(key)
@@ -235,36 +212,24 @@ def _mask_density(mask: Any, seq_q: int, seq_kv: int) -> float:
 
 
 def _block_mask(kernel: AttentionKernel | None, backward: bool) -> Any:
-    """Rule of FlexAttention: heads first, under a mask function with its blocks."""
+    """Returns the rule of FlexAttention: heads first, under a mask function with its blocks."""
 
     def rule(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
         q, k, v = args[:3]
         block_mask = next((value for value in args[3:] if isinstance(value, tuple) and len(value) > 4), ())
         mask = block_mask[-1] if block_mask and callable(block_mask[-1]) else None
-        (batch, heads, seq_q, head_dim), (_, kv_heads, seq_kv, _) = shape_of(q), shape_of(k)
+        seq_q, seq_kv = shape_of(q)[2], shape_of(k)[2]
         density = _mask_density(mask, seq_q, seq_kv) if mask is not None else 1.0
         causal = seq_q == seq_kv and abs(density - _CAUSAL_HALF) < _CLOSE
         pairs = None if causal or density >= 1.0 else density * seq_q * seq_kv
-        dims = (head_dim, shape_of(v)[-1])
-        return attention(
-            table,
-            plan,
-            kernel or _flash_kernel(),
-            batch,
-            (heads, kv_heads),
-            (seq_q, seq_kv),
-            dims,
-            causal,
-            backward,
-            q,
-            pairs,
-        )
+        shape = _shape(q, k, v, causal, backward)
+        return attention(table, plan.name, kernel or _flash_kernel(), shape, q, pairs)
 
     return rule
 
 
 def _rules(kernel: AttentionKernel | None, operators: Any) -> dict[str, Any]:
-    """Operator -> rule for the operators of an entry."""
+    """Returns the rule of each operator of an entry."""
     layouts = {"heads_first": _heads_first, "sequence_first": _sequence_first, "block_mask": _block_mask}
     return {
         name: layouts[layout](kernel, direction == "backward")
