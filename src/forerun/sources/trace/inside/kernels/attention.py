@@ -19,6 +19,7 @@ from forerun.common.errors import ForerunError
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.kinds import Attention
 from forerun.describe.kernels.attention import AttentionKernel, attention_kernel, attention_kernels, names_in
+from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.kernels.tensors import Arguments, Kernel, Keywords, Plan, dtype_name, shape_of
 
 _FLASH = {
@@ -43,7 +44,7 @@ _FLASH = {
 _DEFAULT_FLASH = "FA2"
 """The FlashAttention that PyTorch contains."""
 _FP32 = 4
-_ROW_BLOCK = 128
+_BLOCKS: dict[str, int] = read_data("kernels/cuda_kernels.yaml")["attention_backward"]
 _SAMPLES = 64
 """The positions per side at which a mask function is evaluated."""
 _CAUSAL_HALF = 0.5
@@ -72,8 +73,8 @@ def _flash_kernel() -> AttentionKernel:
 
 def _backward_workspace(kernel: AttentionKernel, shape: Attention[int], size: int) -> int:
     """Returns the bytes of memory that a backward pass on elements of `size` bytes allocates and frees itself."""
-    rows = shape.batch * shape.heads * _round_up(shape.seq_q, _ROW_BLOCK)
-    workspace = rows * _FP32 * (1 + _round_up(shape.head_dim, 32))
+    rows = shape.batch * shape.heads * _round_up(shape.seq_q, _BLOCKS["row_block"])
+    workspace = rows * _FP32 * (1 + _round_up(shape.head_dim, _BLOCKS["head_dim_block"]))
     expanded = shape.batch * shape.heads * shape.seq_kv * (shape.head_dim + shape.v_head_dim)
     if kernel.backward.grouped_gradients == "wide":
         if shape.head_dim > kernel.backward.registers_hold:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from forerun.core.program.builder import OpTableBuilder
+from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.kernels.tensors import (
     Arguments,
     Kernel,
@@ -33,24 +34,10 @@ from forerun.sources.trace.inside.kernels.tensors import (
 
 _FP32 = 4
 _INDEX = 8
-_SMALL_EMBEDDING = 3072
-"""The indices up to which one kernel sums the gradient of an embedding without sorting (Embedding.cu)."""
-_SHARED_BYTES = 48 * 1024
-"""The shared memory of a block, in which softmax keeps a row that fits; it reads a longer row twice (SoftMax.cu)."""
-_CAT_TENSORS = 128
-"""The tensors that one kernel of cat takes (CAT_ARRAY_BATCH_SIZE, Shape.cu)."""
-_CHUNK = 65536
-"""The elements of a block of a multi-tensor kernel (MultiTensorApply.cuh)."""
-_BLOCKS = 2240
-_TENSORS = (770, 448, 336, 252, 210)
-_TENSORS_SCALARS = (672, 448, 336, 252, 210)
-"""The tensors of one multi-tensor kernel by number of lists, without and with a list of scalars: builds for CUDA 13 and
-later, as torch 2.13's default is (MultiTensorApply.cuh)."""
-_RADIX_BITS = 8
-_SORT_LAUNCHES = 4
-"""The kernels of a sort besides its radix passes: iota, histogram, prefix sum, reordering."""
-_SORTED_ROWS_LAUNCHES = 8
-"""The kernels that find and sum the segments of sorted indices (EmbeddingBackwardKernel.cu)."""
+_CUDA = read_data("kernels/cuda_kernels.yaml")
+_EMBEDDING: dict[str, int] = _CUDA["embedding_backward"]
+_SORT: dict[str, int] = _CUDA["sort"]
+_MULTI_TENSOR = _CUDA["multi_tensor"]
 
 
 # -- copies ----------------------------------------------------------------------------------------------------
@@ -142,13 +129,13 @@ def _embedding_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwar
     count = prod(shape_of(indices))
     moved, whole = bytes_of(gradient), bytes_of(out)
     touched = min(moved, whole)
-    if count <= _SMALL_EMBEDDING:
+    if count <= _EMBEDDING["unsorted_indices"]:
         read = moved + count * _INDEX + touched
         return memory(table, plan, read, whole + touched, 2, dtype_name(gradient))
-    passes = -(-max(1, as_int(args[2]).bit_length()) // _RADIX_BITS)
+    passes = -(-max(1, as_int(args[2]).bit_length()) // _SORT["radix_bits"])
     sorted_bytes = count * 2 * _INDEX
     read = moved + passes * sorted_bytes + sorted_bytes
-    launches = 1 + passes + _SORT_LAUNCHES + _SORTED_ROWS_LAUNCHES
+    launches = 1 + passes + _SORT["launches"] + _EMBEDDING["segment_launches"]
     partial = touched // gradient.itemsize * _FP32
     written = whole + touched + passes * sorted_bytes
     return memory(
@@ -195,9 +182,9 @@ def _index_put(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywo
     if not adds:
         return kernels + _onto(table, plan, target, read, moved, 1)
     count = max([prod(shape_of(index)) for index in indices], default=0)
-    passes = -(-max(1, prod(shape_of(target)).bit_length()) // _RADIX_BITS)
+    passes = -(-max(1, prod(shape_of(target)).bit_length()) // _SORT["radix_bits"])
     sorting = count * 2 * _INDEX * passes
-    return kernels + _onto(table, plan, target, read + moved + sorting, moved + sorting, passes + _SORT_LAUNCHES + 1)
+    return kernels + _onto(table, plan, target, read + moved + sorting, moved + sorting, passes + _SORT["launches"] + 1)
 
 
 def _fill_then_copy(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
@@ -217,7 +204,7 @@ def _copy_then_copy(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: 
 
 def _row_fits(tensor: torch.Tensor, dim: int) -> bool:
     sizes = shape_of(tensor)
-    return not sizes or sizes[dim] * tensor.itemsize <= _SHARED_BYTES
+    return not sizes or sizes[dim] * tensor.itemsize <= _CUDA["softmax"]["shared_bytes"]
 
 
 def _softmax(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
@@ -271,9 +258,9 @@ def _sort(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, 
     """A radix sort of keys with their positions: every pass over 8 bits reads and writes both."""
     keys = args[0]
     both = prod(shape_of(keys)) * (keys.itemsize + _INDEX)
-    passes = keys.itemsize * 8 // _RADIX_BITS
+    passes = keys.itemsize * 8 // _SORT["radix_bits"]
     read, written = bytes_of(keys) + passes * both, (passes + 1) * both
-    return memory(table, plan, read, written, passes + _SORT_LAUNCHES, dtype_name(keys), 2 * both)
+    return memory(table, plan, read, written, passes + _SORT["launches"], dtype_name(keys), 2 * both)
 
 
 # -- lists of tensors --------------------------------------------------------------------------------------------
@@ -285,19 +272,20 @@ def multi_tensor_launches(sizes: list[int], lists: int, scalars: bool = False) -
     A kernel takes a limited number of chunks of 65536 elements and of tensors; a tensor may continue in the next
     kernel.
     """
-    limits = _TENSORS_SCALARS if scalars else _TENSORS
+    limits: list[int] = _MULTI_TENSOR["tensors_with_scalars" if scalars else "tensors"]
+    chunk_elements, most_blocks = _MULTI_TENSOR["chunk_elements"], _MULTI_TENSOR["blocks"]
     limit = limits[min(lists, len(limits)) - 1]
     launches = blocks = tensors = 0
     for size in sizes:
-        chunks = -(-size // _CHUNK)
+        chunks = -(-size // chunk_elements)
         if chunks == 0:
             continue
         tensors += 1
         while chunks:
-            taken = min(chunks, _BLOCKS - blocks)
+            taken = min(chunks, most_blocks - blocks)
             chunks -= taken
             blocks += taken
-            if blocks == _BLOCKS or (tensors == limit and not chunks):
+            if blocks == most_blocks or (tensors == limit and not chunks):
                 launches += 1
                 blocks, tensors = 0, 1 if chunks else 0
     return launches + (blocks > 0)
@@ -341,7 +329,7 @@ def _fused_optimizer(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs:
 
 def _cat(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
     read, written = traffic(plan, args, kwargs, out)
-    return memory(table, plan, read, written, -(-len(args[0]) // _CAT_TENSORS), dtype_name(out))
+    return memory(table, plan, read, written, -(-len(args[0]) // _CUDA["cat"]["tensors"]), dtype_name(out))
 
 
 def _gather_copy_in(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from importlib import resources
 from typing import Any
 
 import torch
-import yaml
 
 from forerun.core.program.builder import OpTableBuilder
+from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.kernels.attention import ATTENTION_RULES
 from forerun.sources.trace.inside.kernels.gemm import GEMM_RULES
 from forerun.sources.trace.inside.kernels.memory import MEMORY_RULES
@@ -64,8 +63,7 @@ def describe(table: OpTableBuilder, func: Any, args: Arguments, kwargs: Keywords
 @cache
 def _data() -> tuple[frozenset[str], dict[str, Traits]]:
     """Names that launch nothing, and traits by name, of rules.yaml."""
-    text = (resources.files("forerun.sources.trace.inside.kernels") / "rules.yaml").read_text(encoding="utf-8")
-    data = yaml.safe_load(text)
+    data = read_data("kernels/rules.yaml")
     traits = {name: Traits() for name in data["one_pass"]}
     for name, entry in data["traits"].items():
         traits[name] = Traits(

@@ -18,12 +18,11 @@ from torch.distributed.fsdp import (
 from torch.nn.parallel import DistributedDataParallel
 
 from forerun.describe.plan.plan import Plan
+from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.parallelize.depth import blocks
 from forerun.sources.trace.inside.parallelize.mesh import Meshes
 
 Note = Callable[[str], None]
-_BUCKET_MIB = 100.0
-"""torchtitan's size of the buckets in which DDP reduces gradients."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
 
 
@@ -143,7 +142,7 @@ def _prefetch(layers: Sequence[nn.Module], plan: Plan, note: Note) -> None:
 
 
 def _replicate(model: nn.Module, mesh: Any, plan: Plan) -> nn.Module:
-    bucket_mib = plan.ddp_bucket_mib or _BUCKET_MIB
+    bucket_mib = plan.ddp_bucket_mib or read_data("parallelize/torchtitan.yaml")["ddp_bucket_mib"]
     wrapped = DistributedDataParallel(
         model, device_ids=[torch.cuda.current_device()], process_group=mesh.get_group(), bucket_cap_mb=bucket_mib
     )

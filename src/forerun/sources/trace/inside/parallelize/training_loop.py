@@ -19,13 +19,13 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from forerun.common.errors import ForerunError
 from forerun.describe.kernels.attention import AUTO, names_in
 from forerun.describe.plan.plan import Plan
+from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.parallelize.context import context
 from forerun.sources.trace.inside.parallelize.data import compute_dtype, is_sharded
 from forerun.sources.trace.inside.parallelize.float8 import after_step
 from forerun.sources.trace.inside.parallelize.mesh import Meshes
 from forerun.sources.trace.module_request import ModuleRequest
 
-_MAX_NORM = 1.0
 _OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
@@ -106,7 +106,7 @@ def _mesh(tensor: Any) -> Any:
 
 
 def clip_gradients(parts: Iterable[nn.Module], pipeline: Any = None) -> None:
-    """Clips the norm of all gradients to 1, as torchtitan does; `pipeline` is the mesh of the stages."""
+    """Clips the norm of all gradients as torchtitan does; `pipeline` is the mesh of the stages."""
     by_mesh: dict[Any, list[Any]] = {}
     for part in parts:
         for parameter in part.parameters():
@@ -123,8 +123,9 @@ def clip_gradients(parts: Iterable[nn.Module], pipeline: Any = None) -> None:
         total = total**2
         torch.distributed.all_reduce(total, group=pipeline.get_group())
         total = total**0.5
+    max_norm = read_data("parallelize/torchtitan.yaml")["max_norm"]
     for parameters in by_mesh.values():
-        clip_grads_with_norm_(parameters, _MAX_NORM, total, foreach=True)
+        clip_grads_with_norm_(parameters, max_norm, total, foreach=True)
 
 
 @contextlib.contextmanager
