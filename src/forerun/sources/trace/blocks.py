@@ -56,7 +56,7 @@ class Nodes:
     stream: I8
     phase: I8
     module: I32
-    """index into `modules`"""
+    """Index into `modules`."""
     pred_ptr: I64
     pred: I32
     channel: I16
@@ -172,7 +172,7 @@ def unit_changes(phase: I8, stream: I8, module: I32, modules: Sequence[Module]) 
     changes = here[(unit[here] != unit[before]) & (phase_number[here] == phase_number[before])]
     begins[changes] = True
     starts = np.flatnonzero(begins)
-    # The unit of a step is that of its first compute node that has one.
+    # The unit of a block is that of its first compute node that has one.
     owner = np.zeros(len(starts), np.int64)
     step = np.cumsum(begins)[counted] - 1
     owner[step[::-1]] = unit[counted][::-1]

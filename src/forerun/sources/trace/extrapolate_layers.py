@@ -382,7 +382,7 @@ def _allocations_with_frees(pairs: I64, time: I64) -> I64:
     starts = np.flatnonzero(np.diff(kind[order], prepend=-1))
     level = np.cumsum(rise)
     level -= np.repeat((level - rise)[starts], np.diff(np.append(starts, len(order))))
-    level += rise < 0  # both ends of one tensor now have the same level
+    level += rise < 0  # Allocation and free of one tensor now have the same level.
     again = np.lexsort((time[order], level, kind[order]))
     order, level = order[again], level[again]
     made = time[order] % 2 == 0

@@ -36,7 +36,7 @@ class Recording:
     stream: I32
     phase: I8
     module: I32
-    """index into `modules`"""
+    """Index into `modules`."""
     peer: I32
     """The global rank at the other end of a send or receive, -1 for other nodes."""
     sync: I8

@@ -78,7 +78,7 @@ class _Builder:
         one = self.recording
         self.is_collective, self.is_transfer = one.ops.is_collective[one.op], one.ops.is_transfer[one.op]
         self.sends = one.ops.sends
-        """of each op"""
+        """Whether each op is a send."""
         self.recorded_stream: list[int] = one.stream.tolist()
         self._streams = self._collective_streams()
         self._numbers: dict[tuple[object, ...], int] = {}

@@ -1,7 +1,7 @@
 """Stops a traced program from acting outside its process: it writes no checkpoints and starts no other ranks."""
 
 # mypy: disable-error-code="assignment, attr-defined, method-assign"
-# What torch does is replaced here, which its types don't foresee.
+# This module replaces functions of torch, which torch's types don't allow.
 from __future__ import annotations
 
 import importlib.util

@@ -61,7 +61,7 @@ class VirtualMode(TorchDispatchMode):
     # -- which world an operation belongs to ------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with self._lock:  # threads of the program share the fakes
+        with self._lock:  # Threads of the program share the fake tensors.
             return self._dispatch(func, types, args, kwargs)
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ class VirtualMode(TorchDispatchMode):
             return args[0].fake_device
         kwargs = kwargs or {}
         if torch._C._get_dispatch_mode(_FAKE) not in (None, self.fake):
-            return func(*args, **kwargs)  # somebody's own fakes: shapes are tried out
+            return func(*args, **kwargs)  # Another fake mode is active, to find shapes.
         for cls in types:
             if cls not in _PLAIN and not issubclass(cls, FakeTensor):
                 return NotImplemented
@@ -90,7 +90,7 @@ class VirtualMode(TorchDispatchMode):
 
     def _on_fakes(self, func: Any, types: Any, tensors: Any, args: Any, kwargs: Any) -> Any:
         self._last = func
-        if _is_composite(func):  # torch takes it apart itself, unless autograd's keys are switched off
+        if _is_composite(func):  # torch decomposes it itself unless autograd's keys are off.
             with self:
                 return func.decompose(*args, **kwargs)
         body = _unfused_flex(func) if not self.recorder.compiled else None
@@ -133,7 +133,7 @@ class VirtualMode(TorchDispatchMode):
         try:
             return self.fake.dispatch(func, types, args, kwargs)
         except UnsupportedOperatorException:
-            if _writes_first(func):  # fused SGD has no fake, and needs none
+            if _writes_first(func):  # Fused SGD has no fake version and needs none.
                 return args[0] if func._schema.returns else None
             return self._like(_shapes(tried_on_cpu(func, args, kwargs)), args[0].device)
 

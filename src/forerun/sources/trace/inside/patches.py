@@ -4,7 +4,7 @@ The patches are only applied in a traced process, and are tested with torch 2.13
 """
 
 # mypy: disable-error-code="assignment, attr-defined, method-assign"
-# What torch does is replaced here, which its types don't foresee.
+# This module replaces functions of torch, which torch's types don't allow.
 from __future__ import annotations
 
 import copy
@@ -85,7 +85,7 @@ def _swap_without_weakrefs() -> None:
     swap = torch.utils.swap_tensors
 
     def swap_tensors(one: Any, other: Any) -> None:
-        # DDP holds on to parameters, which then can't be swapped; where `to` changes nothing they need not be.
+        # A parameter that DDP refers to can't be swapped, and need not be where `to` changes nothing.
         if not _same_memory(one, other):
             swap(one, other)
 
@@ -174,7 +174,7 @@ def _addresses() -> None:
 
     def of_storage(storage: Any) -> int:
         nonlocal following
-        if storage.device.type != "meta":  # what fakes are made of
+        if storage.device.type != "meta":  # The storages of fakes are on meta.
             return int(plain(storage))
         if not storage.nbytes():
             return 0

@@ -157,7 +157,7 @@ def _follow_optimizers(before: Callable[[Any], None], after: Callable[[Any], Non
     optimizer_class.profile_hook_step = staticmethod(lambda step: followed(with_hooks(step)))
     for cls in _subclasses(optimizer_class):
         step = vars(cls).get("step")
-        if getattr(step, "hooked", False):  # by a program that made an optimizer before it was traced
+        if getattr(step, "hooked", False):  # An optimizer was made before tracing began.
             cls.step = followed(step)
 
 

@@ -1,1 +1,1 @@
-"""torch.compile without its compiler: torch's own capture, and the kernels that Inductor would make."""
+"""torch.compile without code generation: torch's own capture, and the kernels that Inductor would make."""

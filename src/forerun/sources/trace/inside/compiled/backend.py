@@ -23,7 +23,7 @@ from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.recorder import Recorder
 
-# Modules whose functions are replaced are looked up here, where they have no types.
+# These modules have type Any, because this module replaces their functions.
 inductor: Any = importlib.import_module("torch._inductor.compile_fx")
 _async_compile: Any = importlib.import_module("torch._inductor.async_compile")
 _constant_folding: Any = importlib.import_module("torch._inductor.constant_folding")
@@ -41,7 +41,7 @@ class Backend:
         self.mode, self.recorder = mode, recorder
         self.places = Places(modules)
         dynamo.install(self._failed)
-        _async_compile.AsyncCompile.wakeup = staticmethod(lambda: None)  # nothing is compiled: no processes for it
+        _async_compile.AsyncCompile.wakeup = staticmethod(lambda: None)  # Nothing is compiled, so no worker processes.
         _partitioners.functionalize_rng_ops = _same_random_numbers
         self._compile_fx = inductor.compile_fx
         self._compile_fx.__defaults__ = (self.compile_graph, *self._compile_fx.__defaults__[1:])

@@ -14,7 +14,7 @@ import torch
 
 from forerun.sources.trace.inside import unseen
 
-# Modules whose functions are replaced are looked up here, where they have no types.
+# These modules have type Any, because this module replaces their functions.
 _convert_frame: Any = importlib.import_module("torch._dynamo.convert_frame")
 _errors: Any = importlib.import_module("torch._dynamo.exc")
 _eval_frame: Any = importlib.import_module("torch._dynamo.eval_frame")

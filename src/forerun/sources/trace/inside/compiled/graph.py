@@ -43,7 +43,7 @@ class CompiledGraph:
         donated: frozenset[int] = frozenset(),
     ) -> None:
         self._boxed_call = True
-        """torch hands over arguments that way to callables that say so, and copies this from their own attributes"""
+        """Tells torch to pass the arguments in a list that this callable empties."""
         self.gm, self.mode, self.recorder = gm, mode, recorder
         nodes = list(gm.graph.nodes)
         self._backward = backward

@@ -96,7 +96,7 @@ class VirtualCuda:
         if ctypes.CDLL(None).pthread_key_create(ctypes.byref(key), None):
             raise ForerunError("no thread-specific data left in this process")
         address = [ctypes.cast(callback, ctypes.c_void_p).value for callback in self._callbacks]
-        seed = "y" if darwin else "m"  # how uint64_t is mangled
+        seed = "y" if darwin else "m"  # The mangled name of uint64_t.
         llvm.add_symbol("create_cpu_generator", self._address(self._cpu, f"_ZN2at6detail18createCPUGeneratorE{seed}"))
         llvm.add_symbol("cpu_allocator", self._address(self._c10, "_ZN3c1015GetCPUAllocatorEv"))
         for name in ("pthread_getspecific", "pthread_setspecific"):

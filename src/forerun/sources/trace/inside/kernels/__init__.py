@@ -1,1 +1,1 @@
-"""What every operation of torch launches on the device."""
+"""The kernels that each operation of torch launches on the device."""

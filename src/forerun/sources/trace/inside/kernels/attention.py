@@ -206,7 +206,7 @@ def _mask_density(mask: Any, seq_q: int, seq_kv: int) -> float:
             try:
                 seen = mask(none, none, rows[:, None], columns[None, :])
                 found = float(torch.broadcast_to(seen, (len(rows), len(columns))).float().mean())
-            except Exception:  # whatever the user's function raises
+            except Exception:  # The user's function may raise anything.
                 found = _CAUSAL_HALF
         _densities[key] = found
     return found

@@ -221,7 +221,7 @@ def _safe_softmax(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Ke
 
 
 def _logsumexp(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    """amax; abs, eq and masked_fill_ of it; sub, whose result exp_ changes in place; sum, log_ and add_."""
+    """The kernels amax; abs, eq and masked_fill_ of it; sub, whose result exp_ changes in place; sum, log_ and add_."""
     size, sums = bytes_of(args[0]), bytes_of(out)
     return memory(table, plan, 4 * size + 5 * sums, 2 * size + 6 * sums, 9, dtype_name(out), size + sums)
 

@@ -26,8 +26,8 @@ _ATTENTION_OPS = (
     aten._scaled_dot_product_attention_math.default,
 )
 _SAVED_BESIDES = (
-    aten.max.default,  # the scale of a low-precision matrix
-    aten.topk.default,  # routing must be the same again
+    aten.max.default,  # The scale of a low-precision matrix.
+    aten.topk.default,  # Routing must be the same when recomputed.
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
     torch.ops._c10d_functional.all_to_all_single.default,
     torch.ops._c10d_functional_autograd.all_to_all_single.default,
@@ -57,7 +57,7 @@ def checkpoint_layers(layers: Sequence[nn.Module], plan: Plan) -> None:
     if plan.activation_checkpointing == "none":
         return
     if plan.compile:
-        # Graphs must be called in the order in which they were made, or the policy's count of products is wrong.
+        # The policy counts matrix products, so graphs have to be called in the order in which they were made.
         import_module("torch._C._dynamo.eval_frame")._set_lru_cache(False)
     seen: dict[int, int] = {}
     for container, name in blocks(layers):
@@ -98,7 +98,7 @@ def _checkpointed(module: nn.Module, contexts: Callable[[], Any] | None = None) 
 def _saved_ops() -> set[Any]:
     """Returns the operators whose outputs torchtitan saves: those that the compiler rates as expensive, attention and
     communication."""
-    partitioners = import_module("torch._functorch.partitioners")  # a second, which only this policy needs
+    partitioners = import_module("torch._functorch.partitioners")  # This import takes a second.
     expensive = {op.default for op in partitioners.get_default_op_list().compute_intensive_ops}
     return expensive | set(_ATTENTION_OPS) | set(_SAVED_BESIDES) | {aten.linear.default}
 

@@ -24,7 +24,7 @@ def context(plan: Plan, mesh: Any, parts: Sequence[nn.Module], inputs: Sequence[
     """
     if mesh is None:
         return contextlib.nullcontext()
-    experimental = import_module("torch.distributed.tensor.experimental._attention")  # imports torch's compiler
+    experimental = import_module("torch.distributed.tensor.experimental._attention")  # Imports torch's compiler.
     experimental.set_rotate_method(_ROTATE[plan.cp_method])
     experimental._cp_options.enable_load_balance = plan.cp_load_balance == "head_tail"
     split = [t for t in inputs if isinstance(t, torch.Tensor) and t.dim() > 1 and t.shape[1] == plan.seq_len]

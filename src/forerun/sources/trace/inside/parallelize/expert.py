@@ -65,7 +65,7 @@ def expert_parallel(model: nn.Module, meshes: Meshes, plan: Plan) -> set[nn.Modu
         exchange = _Exchange(meshes.axis("ep"), n_experts)
         module.register_forward_pre_hook(exchange.dispatch)
         module.register_forward_hook(exchange.combine)
-        # Ranks of a tp group have different tokens, so that each has a part of the gradient.
+        # The ranks of a tp group have different tokens, so each has a partial sum of the gradient.
         LocalWeights([Shard(0), Partial()][: mesh.ndim]).attach(module)
     return set(found)
 

@@ -27,7 +27,7 @@ class Meshes:
             raise ImpossiblePlan(f"impossible plan: mesh_order {plan.mesh_order}: torchtitan's is {DEFAULT_ORDER}")
         self.plan = plan
         sizes = _sizes(plan)
-        # What is left of dp_shard beside ep stays an axis even of one rank: experts are units of FSDP2 on their own.
+        # The rest of dp_shard beside ep stays an axis even of one rank, because experts are FSDP2 units of their own.
         kept = {name: size for name, size in sizes.items() if size > 1 or name == "dp_shard_mod_ep"}
         self._made: dict[str, Any] = {}
         self.world: Any = None

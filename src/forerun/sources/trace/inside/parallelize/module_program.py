@@ -36,7 +36,7 @@ def run(world: World, request: ModuleRequest) -> None:
     """Traces `request` in `world`; recordings of variants with fewer layers are left in the request's folder."""
     plan = request.plan
     check_traceable(plan, world.recorder.note)
-    gc.disable()  # as torchtitan does: a step never waits for it, and what is alive does not depend on it
+    gc.disable()  # As in torchtitan: a step never waits for the collector, nor does memory depend on it.
     torch.cuda.set_device(world.job.local_rank)
     if plan.world_size > 1:
         dist.init_process_group("nccl")
@@ -129,7 +129,7 @@ def head_of(model: nn.Module, layers: list[nn.Module]) -> nn.Module | None:
 def _train_stages(world: World, request: ModuleRequest, meshes: Meshes) -> None:
     """Trains the stages of this rank. A variant has the same small number of layers in each stage."""
     plan, mesh = request.plan, meshes.axis("pp")
-    pipeline = import_module("forerun.sources.trace.inside.parallelize.pipeline")  # imports torch's compiler
+    pipeline = import_module("forerun.sources.trace.inside.parallelize.pipeline")  # Imports torch's compiler.
     stages = pipeline.own_stages(plan, mesh.get_local_rank())
     parts = []
     for stage in stages:

@@ -71,7 +71,7 @@ def cut_stage(model: nn.Module, layers: Sequence[nn.Module], plan: Plan, stage: 
     first = ends[stage - 1] if stage else 0
     kept = names[first : ends[stage]]
     if isinstance(container, (nn.ModuleList, nn.Sequential)):
-        # Their children are called by number, from 0.
+        # These containers call their children by number, from 0.
         kept_modules = [container._modules[name] for name in kept]
         container._modules = {str(i): module for i, module in enumerate(kept_modules)}
     else:

@@ -54,7 +54,7 @@ class ReplicatedWeights(ParallelStyle):
         for part in module.modules():
             for name, weight in list(part.named_parameters(recurse=False)):
                 if isinstance(weight, DTensor):
-                    continue  # experts that are spread already
+                    continue  # Expert parallelism has sharded this weight.
                 shared = DTensor.from_local(weight, device_mesh, (Replicate(),), run_check=False)
                 part.register_parameter(name, nn.Parameter(shared, weight.requires_grad))
         LocalWeights((Partial(),) if self.partial else (Replicate(),)).attach(module)

@@ -65,10 +65,10 @@ def install(recorder: Recorder) -> None:
         hook = default_hooks.fp16_compress_hook if compresses else default_hooks.allreduce_hook
         ddp.register_comm_hook(ddp.process_group, hook)
 
-    if built_for_cuda():  # its timer makes real events from the second forward on that the Reducer counts
+    if built_for_cuda():  # Its timer makes real events from the Reducer's second forward pass on.
         _dist.Reducer.prepare_for_forward = lambda _reducer: None
     _dist.Logger = Logger
-    # The ones in C++ want futures that only C++ makes; Python's issue the same collectives.
+    # The hooks in C++ need futures that only C++ makes. Python's hooks issue the same collectives.
     wrapper: Any = DistributedDataParallel
     wrapper._register_builtin_comm_hook = builtin_hook
     _dist.Reducer._rebuild_buckets = rebuild_buckets

@@ -89,7 +89,7 @@ def _checked(config: Any, flag: str, what: str) -> str:
     for part in sections:
         at, known = getattr(at, _field(at, part, known, what)), f"{known}{part}."
     if not is_dataclass(at):
-        return flag  # torchtitan makes out itself what has this setting
+        return flag  # torchtitan itself finds the owner of this setting.
     name = _field(at, last, known, what)
     switch = {"true": "", "false": "no_"}.get(value.lower()) if isinstance(getattr(at, name), bool) else None
     return flag if switch is None else f"--{known}{switch}{name}"
