@@ -13,7 +13,7 @@ from forerun.core.program.types import Category, Collective, Phase
 from forerun.core.program.unfold import unfold
 from forerun.core.program.validate import check
 from forerun.sources.trace.align import align
-from forerun.sources.trace.fold_layers import extrapolated, fold_layers
+from forerun.sources.trace.fold_layers import extrapolate, fold_layers
 from forerun.sources.trace.to_program import to_program
 
 
@@ -60,7 +60,7 @@ def test_a_deep_step_follows_from_shallow_ones(chosen):
 def test_the_traced_depths_are_reproduced(chosen):
     shallow = shallow_steps(chosen, depths_of(chosen))
     for depth, (recording,) in shallow.items():
-        (again,) = extrapolated(shallow, depth)
+        (again,), _ = extrapolate(shallow, depth)
         assert [again.modules[k] for k in again.module] == [recording.modules[k] for k in recording.module]
         assert memory_levels(again) == memory_levels(recording)
         assert_same_step(fold_layers(shallow, depth), to_program([recording]))
@@ -99,7 +99,7 @@ def test_waits_that_reach_further_back_the_deeper_the_model():
 
 def test_modules_of_deep_layers_have_their_numbers():
     chosen = Options()
-    (deep,) = extrapolated(shallow_steps(chosen, (2, 3, 4)), 40)
+    (deep,), _ = extrapolate(shallow_steps(chosen, (2, 3, 4)), 40)
     whole = training_step(40, chosen)
     assert [deep.modules[k] for k in deep.module] == [whole.modules[k] for k in whole.module]
 

@@ -281,6 +281,12 @@ def test_grouped_products_are_one_kernel_with_exact_flops(left, right, out, shap
     assert (flops, launches) == (2.0 * shared, 1)
 
 
+def test_a_grouped_product_without_tokens_launches_nothing():
+    mode = Rows()
+    args = (empty(0, 64), empty(8, 64, 32), empty(8, dtype=torch.int32))
+    assert describe(mode.table, aten._grouped_mm.default, args, {}, empty(0, 32)) == []
+
+
 def test_a_convolution_backward_has_a_row_for_each_gradient_that_is_asked_for():
     x, w = empty(2, 8, 16, 16), empty(12, 8, 3, 3)
     y = empty(2, 12, 14, 14)

@@ -36,20 +36,15 @@ def fold_layers(shallow: Mapping[int, Sequence[Recording]], depth: int) -> Progr
         ForerunError: too few depths or uneven ones, a `depth` that is not theirs plus whole periods, roles that differ,
         or a step that doesn't grow by the same nodes, tensors and amounts with every layer (the message says where).
     """
-    recordings, added = _deep(shallow, depth)
+    recordings, added = extrapolate(shallow, depth)
     return to_program(recordings, [_cuts(*one) for one in zip(recordings, added, strict=True)])
 
 
-def extrapolated(shallow: Mapping[int, Sequence[Recording]], depth: int) -> list[Recording]:
-    """Returns the recordings at `depth` that `fold_layers` makes its Program of. Equal tensors may be in another order.
+def extrapolate(shallow: Mapping[int, Sequence[Recording]], depth: int) -> tuple[list[Recording], list[list[range]]]:
+    """Returns the recordings at `depth` that `fold_layers` makes its Program of, and the ranges of their added layers.
 
-    Raises:
-        ForerunError: as in `fold_layers`.
+    Equal tensors may be in another order than in a recording of the whole model. Raises as `fold_layers` does.
     """
-    return _deep(shallow, depth)[0]
-
-
-def _deep(shallow: Mapping[int, Sequence[Recording]], depth: int) -> tuple[list[Recording], list[list[range]]]:
     depths, n = _depths(sorted(shallow), depth)
     runs = [Roles.of(shallow[one]) for one in depths]
     if len({tuple(one.rank for one in run.recordings) for run in runs}) > 1:
