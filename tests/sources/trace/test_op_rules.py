@@ -281,6 +281,22 @@ def test_grouped_products_are_one_kernel_with_exact_flops(left, right, out, shap
     assert (flops, launches) == (2.0 * shared, 1)
 
 
+@pytest.mark.parametrize(
+    ("op", "args", "out", "shape"),
+    [
+        (aten.mv.default, ((48, 32), (32,)), (48,), (48, 1, 32)),
+        (aten.addmv.default, ((48,), (48, 32), (32,)), (48,), (48, 1, 32)),
+        (aten.dot.default, ((32,), (32,)), (), (1, 1, 32)),
+    ],
+)
+def test_products_with_vectors_have_one_column(op, args, out, shape):
+    mode = Rows()
+    mode.kernels = describe(mode.table, op, tuple(empty(*sizes) for sizes in args), {}, empty(*out))
+    ((_, _, _, got, flops, *_),) = mode.rows()
+    assert (got.m, got.n, got.k, got.batch) == (*shape, 1)
+    assert flops == 2.0 * shape[0] * shape[2]
+
+
 def test_a_grouped_product_without_tokens_launches_nothing():
     mode = Rows()
     args = (empty(0, 64), empty(8, 64, 32), empty(8, dtype=torch.int32))
