@@ -8,8 +8,9 @@ import pytest
 
 from forerun.common.errors import ForerunError
 from forerun.describe.model.catalog import load_model
+from forerun.describe.model.families import FAMILIES
 from forerun.describe.model.fields import Fields
-from forerun.describe.model.huggingface import FAMILIES, load_huggingface, spec_from_config
+from forerun.describe.model.huggingface import load_huggingface, spec_from_config
 from forerun.describe.model.parameters import parameter_count
 from forerun.describe.model.spec import ModelSpec
 

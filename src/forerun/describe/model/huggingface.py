@@ -1,18 +1,17 @@
 """Hugging Face config.json -> ModelSpec.
 
 A file is read strictly: each family knows the keys that make its architecture and those that can't change it; any
-other key is an error that names it, as is a value that would make an architecture this family doesn't have.
+other key is an error that names it, as is a value that would make an architecture this family doesn't have. The families
+are those of the modules `huggingface_*.py` beside this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import importlib
+import pkgutil
 from pathlib import Path
 
-from forerun.describe.model import huggingface_decoders as decoders
-from forerun.describe.model import huggingface_experts as experts
-from forerun.describe.model import huggingface_gpt as gpt
+from forerun.describe.model.families import FAMILIES
 from forerun.describe.model.fields import Fields, read_json
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.model.spec_file import build
@@ -20,33 +19,9 @@ from forerun.describe.model.spec_file import build
 CONFIG = "config.json"
 
 
-@dataclass(frozen=True)
-class Family:
-    """How to read one `model_type`: the fields of ModelSpec, the classes they hold for, the keys that don't matter."""
-
-    read: Callable[[Fields], dict[str, object]]
-    architectures: tuple[str, ...]
-    ignored: tuple[str, ...] = ()
-
-
-FAMILIES = {
-    "bert": Family(gpt.bert, ("BertForMaskedLM", "BertForPreTraining", "BertModel"), gpt.BERT_IGNORED),
-    "bloom": Family(gpt.bloom, ("BloomForCausalLM", "BloomModel"), gpt.BLOOM_IGNORED),
-    "deepseek_v2": Family(experts.deepseek_v2, ("DeepseekV2ForCausalLM",), experts.DEEPSEEK_IGNORED),
-    "deepseek_v3": Family(experts.deepseek_v3, ("DeepseekV3ForCausalLM",), experts.DEEPSEEK_IGNORED),
-    "gemma": Family(decoders.gemma, ("GemmaForCausalLM",)),
-    "gpt2": Family(gpt.gpt2, ("GPT2LMHeadModel",), gpt.GPT2_IGNORED),
-    "llama": Family(decoders.llama, ("LlamaForCausalLM", "LLaMAForCausalLM")),
-    "mistral": Family(decoders.mistral, ("MistralForCausalLM",)),
-    "mixtral": Family(experts.mixtral, ("MixtralForCausalLM",), experts.ROUTING_IGNORED),
-    "mpt": Family(gpt.mpt, ("MPTForCausalLM", "MptForCausalLM"), gpt.MPT_IGNORED),
-    "opt": Family(gpt.opt, ("OPTForCausalLM",), gpt.OPT_IGNORED),
-    "phi3": Family(decoders.phi3, ("Phi3ForCausalLM",)),
-    "qwen2": Family(decoders.qwen2, ("Qwen2ForCausalLM",)),
-    "qwen2_moe": Family(experts.qwen2_moe, ("Qwen2MoeForCausalLM",), experts.ROUTING_IGNORED),
-    "qwen3": Family(decoders.qwen3, ("Qwen3ForCausalLM",)),
-    "qwen3_moe": Family(experts.qwen3_moe, ("Qwen3MoeForCausalLM",), experts.ROUTING_IGNORED),
-}
+for _module in pkgutil.iter_modules([str(Path(__file__).parent)], "forerun.describe.model."):
+    if ".huggingface_" in _module.name:
+        importlib.import_module(_module.name)
 
 IGNORED = (
     # who wrote the file, and with what
@@ -100,15 +75,15 @@ def load_huggingface(path: str | Path) -> ModelSpec:
 
 def spec_from_config(config: Fields, name: str) -> ModelSpec:
     """The model of the fields of a config.json; errors as `load_huggingface`."""
-    family = FAMILIES[config.text("model_type", choices=FAMILIES)]
+    known = FAMILIES[config.text("model_type", choices=sorted(FAMILIES))]
     for architecture in config.items("architectures"):
-        if architecture not in family.architectures:
-            known = ", ".join(family.architectures)
-            raise config.error("architectures", f"has {architecture!r}, which is not known; known: {known}")
+        if architecture not in known.architectures:
+            classes = ", ".join(known.architectures)
+            raise config.error("architectures", f"has {architecture!r}, which is not known; known: {classes}")
     config.expect("is_encoder_decoder", False)
     config.expect("add_cross_attention", False)
     config.expect("tie_encoder_decoder", False)
     config.expect("pruned_heads", {})
-    values = family.read(config)
-    config.finish((*IGNORED, *family.ignored))
+    values = known.read(config)
+    config.finish((*IGNORED, *known.ignored))
     return build(config.place, lambda: ModelSpec(name=name, **values))  # type: ignore[arg-type]

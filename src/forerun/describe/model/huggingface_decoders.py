@@ -7,16 +7,16 @@ configuration class of that family in Hugging Face transformers.
 from __future__ import annotations
 
 from forerun.common.errors import ForerunError
+from forerun.describe.model.families import Values, family
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.spec_file import even_head_dim
-
-Values = dict[str, object]
 
 _GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_new": "geglu", "gelu_pytorch_tanh": "geglu"}
 _MISTRAL_WINDOW = 4096
 """MistralConfig's default where `sliding_window` is not in the file at all"""
 
 
+@family("llama", "LlamaForCausalLM", "LLaMAForCausalLM")
 def llama(config: Fields) -> Values:
     """Llama 2 and 3, and the many that share their architecture."""
     values = decoder(config)
@@ -25,17 +25,20 @@ def llama(config: Fields) -> Values:
     return values | {"qkv_bias": bias, "out_bias": bias, "mlp_bias": mlp_bias, "sliding_window": window(config, None)}
 
 
+@family("mistral", "MistralForCausalLM")
 def mistral(config: Fields) -> Values:
     """Mistral: Llama with a sliding window."""
     width = _width(config) if config.present("sliding_window") else _MISTRAL_WINDOW
     return decoder(config, needs_kv_heads=True) | {"sliding_window": window(config, width)}
 
 
+@family("qwen2", "Qwen2ForCausalLM")
 def qwen2(config: Fields) -> Values:
     """Qwen 2 and 2.5: biases on queries, keys and values."""
     return decoder(config, needs_kv_heads=True) | {"qkv_bias": True, "sliding_window": qwen_window(config)}
 
 
+@family("qwen3", "Qwen3ForCausalLM")
 def qwen3(config: Fields) -> Values:
     """Qwen 3: norms on queries and keys, a head width of its own."""
     bias = config.flag("attention_bias")
@@ -43,6 +46,7 @@ def qwen3(config: Fields) -> Values:
     return values | {"qk_norm": True, "qkv_bias": bias, "out_bias": bias, "sliding_window": qwen_window(config)}
 
 
+@family("gemma", "GemmaForCausalLM")
 def gemma(config: Fields) -> Values:
     """Gemma (the first): geglu, embeddings tied and scaled. Its `hidden_act` was always run as the tanh GELU."""
     if config.stated("hidden_activation"):
@@ -52,6 +56,7 @@ def gemma(config: Fields) -> Values:
     return values | {"qkv_bias": bias, "out_bias": bias, "sliding_window": window(config, None)}
 
 
+@family("phi3", "Phi3ForCausalLM")
 def phi3(config: Fields) -> Values:
     """Phi-3 and Phi-4: Llama with fused projections, which count the same."""
     config.expect("attention_bias", False)

@@ -6,8 +6,9 @@ how many or how large, is no part of the architecture here (`ROUTING_IGNORED`).
 
 from __future__ import annotations
 
+from forerun.describe.model.families import Values, family
 from forerun.describe.model.fields import Fields
-from forerun.describe.model.huggingface_decoders import Values, decoder, qwen_window, window
+from forerun.describe.model.huggingface_decoders import decoder, qwen_window, window
 from forerun.describe.model.spec import MLASpec, MoESpec
 from forerun.describe.model.spec_file import build
 
@@ -26,6 +27,7 @@ DEEPSEEK_IGNORED = (
 )
 
 
+@family("mixtral", "MixtralForCausalLM", ignored=ROUTING_IGNORED)
 def mixtral(config: Fields) -> Values:
     """Mixtral: every layer has experts of width `intermediate_size`."""
     values = decoder(config, needs_kv_heads=True)
@@ -34,6 +36,7 @@ def mixtral(config: Fields) -> Values:
     return values | {"moe": moe, "sliding_window": window(config, width)}
 
 
+@family("qwen2_moe", "Qwen2MoeForCausalLM", ignored=ROUTING_IGNORED)
 def qwen2_moe(config: Fields) -> Values:
     """Qwen 1.5 and 2 MoE: one gated shared expert, biases on queries, keys and values."""
     values = decoder(config, needs_kv_heads=True) | {"sliding_window": qwen_window(config)}
@@ -42,6 +45,7 @@ def qwen2_moe(config: Fields) -> Values:
     return values | {"qkv_bias": config.flag("qkv_bias", True), "moe": moe}
 
 
+@family("qwen3_moe", "Qwen3MoeForCausalLM", ignored=ROUTING_IGNORED)
 def qwen3_moe(config: Fields) -> Values:
     """Qwen 3 MoE: no shared expert; norms on queries and keys."""
     bias = config.flag("attention_bias")
@@ -50,6 +54,7 @@ def qwen3_moe(config: Fields) -> Values:
     return values | {"qk_norm": True, "qkv_bias": bias, "out_bias": bias, "moe": moe}
 
 
+@family("deepseek_v2", "DeepseekV2ForCausalLM", ignored=DEEPSEEK_IGNORED)
 def deepseek_v2(config: Fields) -> Values:
     """DeepSeek-V2: latent attention, routed and shared experts."""
     if config.stated("topk_method"):
@@ -58,6 +63,7 @@ def deepseek_v2(config: Fields) -> Values:
     return _deepseek(config, router_bias=False)
 
 
+@family("deepseek_v3", "DeepseekV3ForCausalLM", ignored=DEEPSEEK_IGNORED)
 def deepseek_v3(config: Fields) -> Values:
     """DeepSeek-V3: as V2, with a correction bias for each expert that balances the load (arXiv 2412.19437, 2.1.2)."""
     config.expect("topk_method", "noaux_tc")

@@ -6,8 +6,8 @@ configuration class of that family in Hugging Face transformers.
 
 from __future__ import annotations
 
+from forerun.describe.model.families import Values, family
 from forerun.describe.model.fields import Fields
-from forerun.describe.model.huggingface_decoders import Values
 from forerun.describe.model.spec_file import even_head_dim
 
 BERT_IGNORED = (
@@ -53,6 +53,7 @@ _OPT_POSITION_OFFSET = 2
 """OPT's position table starts with two rows that no position uses (OPTLearnedPositionalEmbedding)"""
 
 
+@family("gpt2", "GPT2LMHeadModel", ignored=GPT2_IGNORED)
 def gpt2(config: Fields) -> Values:
     """GPT-2, under its own names of keys or the common ones."""
     hidden = config.integer(config.first_of("n_embd", "hidden_size"))
@@ -68,6 +69,7 @@ def gpt2(config: Fields) -> Values:
     )
 
 
+@family("bloom", "BloomForCausalLM", "BloomModel", ignored=BLOOM_IGNORED)
 def bloom(config: Fields) -> Values:
     """BLOOM: ALiBi, and a norm after the embedding. Its feed-forward is always 4 x hidden and GELU."""
     hidden = config.integer(config.first_of("hidden_size", "n_embed"))
@@ -84,6 +86,7 @@ def bloom(config: Fields) -> Values:
     )
 
 
+@family("opt", "OPTForCausalLM", ignored=OPT_IGNORED)
 def opt(config: Fields) -> Values:
     """OPT with the norm before each half (all sizes but 350m, which also projects its embedding)."""
     hidden = config.integer("hidden_size")
@@ -105,6 +108,7 @@ def opt(config: Fields) -> Values:
     )
 
 
+@family("mpt", "MPTForCausalLM", "MptForCausalLM", ignored=MPT_IGNORED)
 def mpt(config: Fields) -> Values:
     """MPT: ALiBi or a position table, with or without biases; grouped keys and values in newer files."""
     n_heads = config.integer("n_heads")
@@ -136,6 +140,7 @@ def mpt(config: Fields) -> Values:
     )
 
 
+@family("bert", "BertForMaskedLM", "BertForPreTraining", "BertModel", ignored=BERT_IGNORED)
 def bert(config: Fields) -> Values:
     """BERT: an encoder with token types; the class says whether it has a pooler and which heads."""
     config.expect("is_decoder", False)

@@ -1,0 +1,36 @@
+"""Families of Hugging Face models: each `model_type` with the function that reads its config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forerun.describe.model.fields import Fields
+
+Values = dict[str, object]
+"""the fields of ModelSpec but its name"""
+Reader = Callable[[Fields], Values]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to read one `model_type`."""
+
+    read: Reader
+    architectures: tuple[str, ...]
+    """classes of transformers that the reader holds for"""
+    ignored: tuple[str, ...] = ()
+    """keys of its config.json that don't matter here, beside those of every family"""
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def family(model_type: str, *architectures: str, ignored: tuple[str, ...] = ()) -> Callable[[Reader], Reader]:
+    """Makes the decorated function the reader of the config.json of a `model_type`."""
+
+    def register(read: Reader) -> Reader:
+        FAMILIES[model_type] = Family(read, architectures, ignored)
+        return read
+
+    return register
