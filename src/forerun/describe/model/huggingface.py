@@ -1,8 +1,8 @@
 """Hugging Face config.json -> ModelSpec.
 
 A file is read strictly: each family knows the keys that make its architecture and those that can't change it; any
-other key is an error that names it, as is a value that would make an architecture this family doesn't have. The families
-are those of the modules `huggingface_*.py` beside this one.
+other key is an error that names it, as is a value that would make an architecture this family doesn't have. The
+families are those of the modules `huggingface_*.py` beside this one.
 """
 
 from __future__ import annotations

@@ -69,6 +69,8 @@ class Stack:
     """scale, mask and softmax of unfused attention"""
     moe: Style = "composed"
     """routing, permutation and combination of a mixture of experts"""
+    dispatcher: str = "alltoall"
+    """how tokens come to their experts (describe/kernels/dispatchers.yaml)"""
     attention_dropout: bool = False
     hidden_dropout: bool = False
     repeat_kv: bool = False

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from forerun.core.program.types import Collective, Stream
+from forerun.describe.kernels.dispatchers import Dispatcher, dispatcher
 from forerun.sources.symbolic.feed_forward import feed_forward
 from forerun.sources.symbolic.linear import Casts, Product, Section
 from forerun.sources.symbolic.shapes import ceil_div
 from forerun.sources.symbolic.tape import TapeOp, on_compute
+
+_BOTH_WAYS = (Collective.ALL_TO_ALL, Collective.ALL_TO_ALL)
+_GATHER = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+"""collectives forward and backward"""
 
 
 def experts(section: Section, x: str, y: str, module: int) -> None:
@@ -17,8 +22,11 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
     tokens = s.tokens_sp  # routing works on this rank's own tokens
     copies = tokens * moe.top_k
     busiest = max(plan.expert_imbalance, moe.capacity_factor or 1.0)
-    arrived = round(copies * busiest)
     local = max(1, moe.n_experts // plan.ep)
+    way = dispatcher(kernels.stack.dispatcher)
+    arrived = round(copies * busiest)
+    if way.rounds_to > 1:
+        arrived = ceil_div(ceil_div(arrived, local), way.rounds_to) * way.rounds_to * local
     width = moe.expert_ffn
     row = s.hidden * s.act_bytes
 
@@ -38,26 +46,16 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
         ("scores",),
         module,
     )
-    section.pointwise(
-        "ffn.permute", "permute", copies * s.hidden, style, (x,), (("sent", copies * row),), module=module
-    )
-    if kernels.stack.dtensor:
-        counts = kernels.collective("ffn.counts", Collective.ALL_TO_ALL, "ep", moe.n_experts * 8, Stream.EP)
-        section.tape.add(TapeOp("ffn.counts", "view", module, counts, []))
-    inside = _exchange(section, "ffn.dispatch", "sent", "arrived", copies * row, arrived * row, module)
-    inside = _sorted(section, "ffn.sort", inside, "sorted", arrived, local, module)
-    _grouped(section, inside, arrived, local, width, module)
-    leaving = _sorted(section, "ffn.unsort", "expert.y", "unsorted", arrived, local, module)
-    back = _exchange(section, "ffn.combine_exchange", leaving, "returned", copies * row, copies * row, module)
-    size = tokens * row
     routed = "routed" if moe.shared_ffn else y
-    makes, saves = [(routed, size)], (back, "weights")
-    if kernels.stack.dtensor and kernels.style(style) == "composed":  # weighted in fp32
-        makes.append((back + ".float", copies * s.hidden * 4))
-        saves = (back + ".float", "weights")
-    section.pointwise(
-        "ffn.combine", "combine", copies * s.hidden, style, (back, "weights"), tuple(makes), saves, module
-    )
+    if way.exchange == "gather":
+        inside = _copied_from_all(section, x, arrived, module)
+        _grouped(section, inside, arrived, local, width, module)
+        _summed_for_all(section, routed, arrived, module)
+    else:
+        inside = _sent(section, way, x, copies, arrived, local, module)
+        _grouped(section, inside, arrived, local, width, module)
+        _returned(section, way, routed, copies, arrived, local, module)
+    size = tokens * row
     if moe.shared_ffn:
         from_shared = "shared.y"
         _shared(section, x, from_shared, module)
@@ -67,16 +65,82 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
         )
 
 
-def _exchange(section: Section, name: str, x: str, y: str, sent: float, arrived: float, module: int) -> str:
-    """All-to-all over the expert-parallel group; `arrived` bytes come in at the busiest rank."""
+def _sent(section: Section, way: Dispatcher, x: str, copies: int, arrived: int, local: int, module: int) -> str:
+    """Copies of tokens go to the ranks of their experts; returns what the experts read."""
+    kernels, s, moe = section.kernels, section.kernels.shapes, section.kernels.model.moe
+    assert moe is not None
+    row = s.hidden * s.act_bytes
+    makes = (("sent", copies * row),)
+    section.pointwise("ffn.permute", "permute", copies * s.hidden, kernels.stack.moe, (x,), makes, module=module)
+    if way.counts:
+        counts = kernels.collective("ffn.counts", Collective.ALL_TO_ALL, "ep", moe.n_experts * 8, Stream.EP)
+        section.tape.add(TapeOp("ffn.counts", "view", module, counts, []))
+    inside = _exchange(section, "ffn.dispatch", "sent", ("arrived", arrived * row), _BOTH_WAYS, copies * row, module)
+    return _sorted(section, "ffn.sort", inside, "sorted", arrived, local, module) if way.sorts else inside
+
+
+def _returned(section: Section, way: Dispatcher, y: str, copies: int, arrived: int, local: int, module: int) -> None:
+    """What the experts made of the copies goes back to the tokens' ranks, which sum it up by the router's weights."""
+    kernels, s = section.kernels, section.kernels.shapes
+    row = s.hidden * s.act_bytes
+    leaving = (
+        _sorted(section, "ffn.unsort", "expert.y", "unsorted", arrived, local, module) if way.sorts else "expert.y"
+    )
+    name = "ffn.combine_exchange"
+    back = _exchange(section, name, leaving, ("returned", copies * row), _BOTH_WAYS, copies * row, module)
+    makes, saves = [(y, s.tokens_sp * row)], (back, "weights")
+    if kernels.stack.dtensor and kernels.style(kernels.stack.moe) == "composed":  # weighted in fp32
+        makes.append((back + ".float", copies * s.hidden * 4))
+        saves = (back + ".float", "weights")
+    reads = (back, "weights")
+    section.pointwise(
+        "ffn.combine", "combine", copies * s.hidden, kernels.stack.moe, reads, tuple(makes), saves, module
+    )
+
+
+def _copied_from_all(section: Section, x: str, arrived: int, module: int) -> str:
+    """All tokens of the expert-parallel group, of which a rank copies out those of its experts."""
+    kernels, s = section.kernels, section.kernels.shapes
+    row = s.hidden * s.act_bytes
+    every = s.tokens_sp * kernels.plan.ep * row
+    found = _exchange(section, "ffn.dispatch", x, ("gathered", every), _GATHER, every, module)
+    makes = (("arrived", arrived * row),)
+    section.pointwise("ffn.permute", "permute", arrived * s.hidden, kernels.stack.moe, (found,), makes, module=module)
+    return "arrived"
+
+
+def _summed_for_all(section: Section, y: str, arrived: int, module: int) -> None:
+    """Results of a rank's experts, by the router's weights, summed over the group where the tokens came from."""
+    kernels, s = section.kernels, section.kernels.shapes
+    own = s.tokens_sp * s.hidden * s.act_bytes
+    alone = kernels.plan.ep == 1
+    made, reads = y if alone else "partial", ("expert.y", "weights")
+    makes = ((made, own * kernels.plan.ep),)
+    section.pointwise("ffn.combine", "combine", arrived * s.hidden, kernels.stack.moe, reads, makes, reads, module)
+    _exchange(section, "ffn.combine_exchange", made, (y, own), _GATHER[::-1], own * kernels.plan.ep, module)
+
+
+def _exchange(
+    section: Section,
+    name: str,
+    x: str,
+    made: tuple[str, int],
+    kinds: tuple[Collective, Collective],
+    sent: int,
+    module: int,
+) -> str:
+    """A collective forward and one backward over the expert-parallel group, from `x` to the tensor `made`.
+
+    The bytes are those of the larger side, at the busiest rank. Without expert parallelism `x` is what it makes.
+    """
     kernels = section.kernels
     if kernels.plan.ep == 1:
         return x
-    size = max(sent, arrived)
-    forward = kernels.collective(name, Collective.ALL_TO_ALL, "ep", size, Stream.EP)
-    backward = kernels.collective(name + ".backward", Collective.ALL_TO_ALL, "ep", size, Stream.EP)
-    section.tape.add(TapeOp(name, "exchange", module, forward, backward, reads=(x,), makes=((y, int(arrived)),)))
-    return y
+    size = max(sent, made[1])
+    forward = kernels.collective(name, kinds[0], "ep", size, Stream.EP)
+    backward = kernels.collective(name + ".backward", kinds[1], "ep", size, Stream.EP)
+    section.tape.add(TapeOp(name, "exchange", module, forward, backward, reads=(x,), makes=(made,)))
+    return made[0]
 
 
 def _sorted(section: Section, name: str, x: str, y: str, tokens: int, local: int, module: int) -> str:
