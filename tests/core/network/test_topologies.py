@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -256,19 +255,6 @@ def test_routing_that_does_not_arrive_is_noticed(after, message, walk_table, mon
     line = Line(after, bandwidth_gbps=1.0, latency_ns=1.0)
     with pytest.raises(ForerunError, match=message):
         line.routes(np.array([0], np.int32), np.array([2], np.int32))
-
-
-EXTENDING = Path(__file__).parents[3] / "docs" / "extending.md"
-
-
-def test_the_walk_through_of_the_docs_works():
-    blocks = re.findall(r"```python\n(.*?)```", EXTENDING.read_text(encoding="utf-8"), re.S)
-    namespace = {}
-    for block in blocks:
-        exec(compile(block, str(EXTENDING), "exec"), namespace)
-    shown, shipped = namespace["Mesh2D"](5, 3, bandwidth_gbps=50.0, latency_ns=500.0), make("Mesh2D", (5, 3), 50, 500)
-    src, dst = all_pairs(shipped)
-    np.testing.assert_array_equal(shown.routes(src, dst).link, shipped.routes(src, dst).link)
 
 
 @given(topologies())

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from forerun.answers.experiment.description.bandwidth import gbit_s
+from forerun.core.network.for_experiment import TOPOLOGY_TYPES
 from forerun.describe.cluster.files import Entry
 from forerun.describe.model.fields import exponent_number
 from forerun.describe.plan.fields import FIELD_TYPES
@@ -314,13 +315,18 @@ class TrainingSection(Section):
 
 
 IDEAL = "ideal"
-Topology = Literal["cluster", "full_mesh", "ring", "tree", "torus_2d", "mesh_2d", "fat_tree", "rail", "ideal"]
+
+
+def _topology(value: str) -> str:
+    if value not in (*TOPOLOGY_TYPES, IDEAL):
+        raise ValueError(f"there is no topology {value!r}; known: {', '.join((*TOPOLOGY_TYPES, IDEAL))}")
+    return value
 
 
 class NetworkSection(Section):
     """`network`: how nodes are joined."""
 
-    topology_type: Annotated[Topology, BeforeValidator(_lower)] | None = None
+    topology_type: Annotated[str, BeforeValidator(_lower), AfterValidator(_topology)] | None = None
     """cluster (its own links: switches that never block), full_mesh, ring, tree, torus_2d, mesh_2d, fat_tree, rail, or
     ideal (communication takes no time); cluster unless given"""
     base_latency_us: Microseconds | None = None
