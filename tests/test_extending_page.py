@@ -51,6 +51,7 @@ def carried_out(entries: list[tuple[str, str, str]], folder: Path) -> None:
         if how == "As":
             assert not path.exists(), f"{name} is a file already"
             path.write_text(text, encoding="utf-8")
+            os.utime(path, (0, 0))  # an older file than any, so that compiled functions of the copy hold
             continue
         old = path.read_text(encoding="utf-8")
         new = text + old if how == "At" else old.replace("\ntraits:\n", f"\ntraits:\n{text}")

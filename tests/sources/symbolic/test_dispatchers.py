@@ -12,7 +12,7 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.kernels.dispatchers import dispatcher, dispatchers
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.stack import load_stack, stack_names
+from forerun.describe.stacks.catalog import load_stack, stack_names
 from forerun.sources.symbolic import expert
 from forerun.sources.symbolic.build import build
 
