@@ -88,7 +88,7 @@ def test_keys_are_read_back(tmp_path, strategy):
         ([("memory_limit", 80)], "memory_limit: give a size above 0 with its unit, as 80 GB"),
         ([("memory_limit", "80 Gb")], "memory_limit: give a size above 0 with its unit"),
         ([("memory_limit", "0 GB")], "memory_limit: give a size above 0 with its unit"),
-        ([("memory_limit", "80 GB"), ("memory_limit_gib", 3.0)], "leave it or memory_limit_gib out"),
+        ([("memory_limit", "80 GB"), ("memory_limit_gib", 3.0)], "give either it or memory_limit_gib, not both"),
         ([("systems.torus.memory_limit", "much")], "systems.torus.memory_limit: give a size above 0"),
     ],
 )

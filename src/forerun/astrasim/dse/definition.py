@@ -207,7 +207,7 @@ def _plan(data: dict[str, Any], npus: Mapping[str, int], place: str) -> Plan:
         if key == "npus":
             for system, n_npus in npus.items():
                 if value != n_npus:
-                    raise ForerunError(f"{where}: it says {value}, but system {system!r} has {n_npus} NPUs")
+                    raise ForerunError(f"{where}: {value}, but system {system!r} has {n_npus} NPUs")
         elif key == "factors":
             if value not in ("divisors", "powers_of_two"):
                 raise ForerunError(f"{where}: {str(value)[:60]!r} is neither divisors nor powers_of_two")
