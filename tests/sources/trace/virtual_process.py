@@ -14,6 +14,7 @@ warnings.simplefilter("ignore")
 import torch, torch.distributed as dist
 from torch import nn
 from forerun.common.errors import ForerunError
+from forerun.core.program.types import OpRow
 from forerun.sources.trace.inside import patches
 from forerun.sources.trace.inside.device import cuda_module, virtual_device
 from forerun.sources.trace.inside.ranks import ddp, process_group
@@ -50,10 +51,10 @@ def nodes(*names):
     groups = list(recorder.groups)
     found = []
     for i, node in enumerate(recorder._nodes):
-        op = rows[node[0]]
-        if not names or op[0] in names:
-            group = groups[op[8]] if op[8] >= 0 else ""
-            found.append([op[0], node[1], list(recorder._waits[i]), op[9], group, op[2], node[4], i])
+        op = OpRow(*rows[node[0]])
+        if not names or op.name in names:
+            group = groups[op.group] if op.group >= 0 else ""
+            found.append([op.name, node[1], list(recorder._waits[i]), op.bytes_comm, group, op.dtype, node[4], i])
     return found
 
 def fails(call, kind=Exception):
