@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.answers.analysis.breakdown import Cause, breakdown_ps
+from forerun.answers.analysis.breakdown import breakdown_ps
 from forerun.answers.analysis.setup import RankKind, Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
 from forerun.answers.analysis.stepper import class_of_rank
 from forerun.common.errors import ForerunError, ImpossiblePlan
 from forerun.core.network.on_topology import load_network
+from forerun.core.program.causes import Cause
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.answers.analysis.breakdown import Cause, breakdown_ps
+from forerun.answers.analysis.breakdown import breakdown_ps
 from forerun.answers.analysis.reading import Simulation
 from forerun.common.units import PS_PER_S
+from forerun.core.program.causes import Cause
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import I64, Collective, Stream
 
 WORDS = {
@@ -133,12 +133,12 @@ def exposed_by_collective(simulation: Simulation, rank_class: int) -> list[Contr
     first, last = int(flat.class_ptr[rank_class]), int(flat.class_ptr[rank_class + 1])
     stream, op = flat.stream[first:last], flat.op[first:last]
     start, end = timeline.start_ps[first:last], timeline.end_ps[first:last]
-    kind = program.ops.kind[op]
-    kernels = (stream == Stream.COMPUTE) & (kind <= OpKind.MEMORY)
+    ops = program.ops
+    kernels = (stream == Stream.COMPUTE) & ops.is_compute[op]
     before = np.concatenate(([0], np.cumsum(end[kernels] - start[kernels])))
     edges = np.stack([start[kernels], end[kernels]], axis=1).ravel()
 
-    others = np.flatnonzero((end > start) & (kind >= OpKind.COLLECTIVE) & (kind <= OpKind.HOST_COPY))
+    others = np.flatnonzero((end > start) & (ops.is_communication | ops.is_host_copy)[op])
     hidden = _before(end[others], edges, before) - _before(start[others], edges, before)
     alone = end[others] - start[others] - hidden
     sums: dict[str, int] = {}
@@ -161,7 +161,7 @@ def _before(time_ps: I64, edges: I64, whole: I64) -> I64:
 def _name(simulation: Simulation, row: int) -> str:
     """What an op that is no kernel is called, by what it does and over which ranks."""
     ops = simulation.program.ops
-    if ops.kind[row] not in (OpKind.COLLECTIVE, OpKind.P2P):
+    if not ops.is_communication[row]:
         return "copies between device and host"
     group = simulation.program.groups[ops.group[row]]
     kind = _KINDS.get(Collective(int(ops.collective[row])), "collective")

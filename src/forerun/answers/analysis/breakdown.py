@@ -7,47 +7,15 @@ kinds share a collective, the part of the gap before the last of them has come i
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import numpy as np
 import numpy.typing as npt
 
 from forerun.common.jit import njit
 from forerun.core.engine.simulate import Timeline
-from forerun.core.program.kinds import OpKind
+from forerun.core.program.causes import EXPOSED, N_CAUSES, Cause
+from forerun.core.program.kinds import KINDS, OpKind
 from forerun.core.program.origin import Origin
 from forerun.core.program.types import F64, I8, I32, I64, FlatProgram, Phase, Program, Stream
-
-
-class Cause(IntEnum):
-    """Rows of the breakdown."""
-
-    MATMUL = 0
-    ATTENTION = 1
-    MEMORY_BOUND = 2
-    RECOMPUTE = 3
-    OPTIMIZER = 4
-    EXPOSED_DATA_PARALLEL = 5
-    EXPOSED_TENSOR_PARALLEL = 6
-    EXPOSED_CONTEXT_PARALLEL = 7
-    EXPOSED_EXPERT_PARALLEL = 8
-    EXPOSED_PIPELINE_TRANSFER = 9
-    EXPOSED_HOST_COPY = 10
-    BUBBLE = 11
-    HOST = 12
-    WAITING = 13
-    """for slower GPUs of the same pipeline stage"""
-
-
-N_CAUSES = len(Cause)
-EXPOSED = (
-    Cause.EXPOSED_DATA_PARALLEL,
-    Cause.EXPOSED_TENSOR_PARALLEL,
-    Cause.EXPOSED_CONTEXT_PARALLEL,
-    Cause.EXPOSED_EXPERT_PARALLEL,
-    Cause.EXPOSED_PIPELINE_TRANSFER,
-    Cause.EXPOSED_HOST_COPY,
-)
 
 _STREAM_CAUSE = np.zeros(len(Stream), np.int64)
 for _stream, _cause in (
@@ -60,6 +28,7 @@ for _stream, _cause in (
     (Stream.COPY, Cause.EXPOSED_HOST_COPY),
 ):
     _STREAM_CAUSE[_stream] = _cause
+_CAUSE_OF_KIND = np.array([KINDS[kind].cause for kind in OpKind], np.int64)
 _PIPELINE_STREAMS = np.flatnonzero(_STREAM_CAUSE == Cause.EXPOSED_PIPELINE_TRANSFER)
 
 
@@ -72,10 +41,6 @@ def breakdown_ps(
     `alone` every class is a program of its own: rows sum to the end of their class.
     """
     ops = program.ops
-    kinds = np.full(len(ops), int(Cause.MEMORY_BOUND), np.int64)
-    kinds[ops.kind == OpKind.GEMM] = Cause.MATMUL
-    kinds[ops.kind == OpKind.ATTENTION] = Cause.ATTENTION
-    kinds[ops.kind == OpKind.DELAY] = Cause.HOST
     joint = np.zeros(len(program.channels) + 1, np.bool_)
     joint[list(Origin.of(program).joint_channels)] = True
     has_pipeline = len(program.channels) > joint.sum() if joint.any() else len(program.rank_classes) > 1
@@ -91,7 +56,7 @@ def breakdown_ps(
         timeline.start_ps,
         timeline.end_ps,
         timeline.issue_end_ps,
-        kinds,
+        _CAUSE_OF_KIND[ops.kind],
         waiting_causes(program),
         np.zeros((len(ops), N_CAUSES), np.int64) if split_ps is None else split_ps,
         np.zeros(0, np.int64) if alone else timeline.class_end_ps,
@@ -109,8 +74,8 @@ def waiting_causes(program: Program) -> I64:
     parallel = Origin.of(program).data_parallel
     if parallel:
         ops = program.ops
-        causes[np.isin(ops.group, parallel) & (ops.kind == OpKind.COLLECTIVE)] = Cause.EXPOSED_DATA_PARALLEL
-        kernels = np.flatnonzero(ops.kind <= OpKind.MEMORY)
+        causes[np.isin(ops.group, parallel) & ops.is_collective] = Cause.EXPOSED_DATA_PARALLEL
+        kernels = np.flatnonzero(ops.is_compute)
         causes[np.ix_(kernels, _PIPELINE_STREAMS)] = Cause.EXPOSED_DATA_PARALLEL
     return causes
 
@@ -118,14 +83,10 @@ def waiting_causes(program: Program) -> I64:
 def node_causes(flat: FlatProgram, program: Program, nodes: I64) -> I64:
     """The Cause of the time in which each of `nodes` runs, (n,): off the compute stream that of waiting for it."""
     op, stream, phase = flat.op[nodes], flat.stream[nodes], flat.phase[nodes]
-    kind = program.ops.kind[op]
     causes: I64 = waiting_causes(program)[op, stream]
     compute = stream == Stream.COMPUTE
-    causes[compute] = Cause.MEMORY_BOUND
-    causes[compute & (kind == OpKind.GEMM)] = Cause.MATMUL
-    causes[compute & (kind == OpKind.ATTENTION)] = Cause.ATTENTION
-    causes[compute & (phase == Phase.OPTIMIZER)] = Cause.OPTIMIZER
-    causes[compute & (kind == OpKind.DELAY)] = Cause.HOST
+    causes[compute] = _CAUSE_OF_KIND[program.ops.kind[op[compute]]]
+    causes[compute & (phase == Phase.OPTIMIZER) & (causes != Cause.HOST)] = Cause.OPTIMIZER
     causes[compute & (phase == Phase.RECOMPUTE)] = Cause.RECOMPUTE
     return causes
 

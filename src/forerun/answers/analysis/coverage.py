@@ -10,16 +10,14 @@ import numpy as np
 from forerun.core.cost.step_costs import StepCosts
 from forerun.core.program.counts import op_counts
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.kinds import Attention, Gemm, OpKind
+from forerun.core.program.kinds import KINDS, OpKind, Work
 from forerun.core.program.types import OpTable, Program
 
-_KINDS = {
-    "matrix products": (OpKind.GEMM,),
-    "attention": (OpKind.ATTENTION,),
-    "memory-bound kernels": (OpKind.MEMORY,),
-    "collectives": (OpKind.COLLECTIVE, OpKind.P2P),
+_LABELS = {
+    label: [kind for kind in OpKind if KINDS[kind].label == label]
+    for label in dict.fromkeys(one.label for one in KINDS.values() if one.work in (Work.COMPUTE, Work.COMMUNICATION))
 }
-"""what counts as kernel time; copies to the host and fixed delays don't"""
+"""Kinds of what counts as kernel time; copies to the host and fixed delays do not."""
 _LISTED = 3
 
 
@@ -52,15 +50,15 @@ def coverage(program: Program, costs: StepCosts) -> Coverage:
     inside = spent * costs.calibrated
     spent_by_number = np.bincount(ops.kind, weights=spent, minlength=len(OpKind))
     inside_by_number = np.bincount(ops.kind, weights=inside, minlength=len(OpKind))
-    total = sum(float(spent_by_number[number]) for kinds in _KINDS.values() for number in kinds)
+    total = sum(float(spent_by_number[number]) for kinds in _LABELS.values() for number in kinds)
     if not total:
         return Coverage(1.0, {}, ())
     by_kind = {}
-    for name, kinds in _KINDS.items():
+    for name, kinds in _LABELS.items():
         time = sum(float(spent_by_number[number]) for number in kinds)
         if time:
             by_kind[name] = KindCoverage(time / total, sum(float(inside_by_number[number]) for number in kinds) / time)
-    is_kernel = (ops.kind <= OpKind.P2P) & (spent > inside)
+    is_kernel = (ops.is_compute | ops.is_communication) & (spent > inside)
     outside = np.where(is_kernel, spent - inside, 0.0)
     return Coverage(
         share=min(1.0, sum(kind.share * kind.inside for kind in by_kind.values())),
@@ -75,11 +73,9 @@ def coverage(program: Program, costs: StepCosts) -> Coverage:
 
 def _described(ops: OpTable, row: int, groups: Sequence[CommGroup]) -> str:
     """An op by its name and by what decides whether it was measured."""
-    of = ops.details_of(row)
-    if isinstance(of, Gemm):
-        return f"{ops.name[row]} of {of.m} x {of.n} x {of.k}"
-    if isinstance(of, Attention):
-        return f"{ops.name[row]} ({ops.kernel[row]}, head size {of.head_dim}, {of.seq_kv} keys)"
+    shape = ops.details_of(row).words(ops.kernel[row])
+    if shape:
+        return f"{ops.name[row]} {shape}"
     if ops.is_communication[row] and ops.group[row] >= 0:
         group = groups[int(ops.group[row])]
         return f"{ops.name[row]} over {group.nodes} x {group.ranks_per_node} ranks"

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forerun.answers.analysis.breakdown import N_CAUSES, Cause, node_causes, stream_before
+from forerun.answers.analysis.breakdown import node_causes, stream_before
 from forerun.answers.analysis.fold_program import FOLDED_BLOCKS
 from forerun.answers.analysis.reading import Simulation
 from forerun.common.errors import ForerunError
 from forerun.common.jit import njit
 from forerun.core.engine.simulate import Timeline
+from forerun.core.program.causes import N_CAUSES, Cause
 from forerun.core.program.types import I8, I32, I64, FlatProgram, Program
 
 Mask = npt.NDArray[np.bool_]

@@ -15,12 +15,13 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from forerun.answers.analysis.breakdown import N_CAUSES, breakdown_ps
+from forerun.answers.analysis.breakdown import breakdown_ps
 from forerun.answers.analysis.link_sharing import shared_ps
 from forerun.core.cost.step_costs import StepCosts
 from forerun.core.engine.sharing import crowded_links, joined_demand, pairs_of_program
 from forerun.core.engine.simulate import simulate
 from forerun.core.program.builder import BlockBuilder, OpTableBuilder
+from forerun.core.program.causes import N_CAUSES
 from forerun.core.program.types import F64, I64, N_CATEGORIES, Block, OpTable, Program, RankClass, Stream, joined_ops
 from forerun.core.program.unfold import unfold
 

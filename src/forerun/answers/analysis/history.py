@@ -12,7 +12,7 @@ from forerun.answers.analysis.reading import Simulation
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.common.units import PS_PER_S
 from forerun.core.engine.simulate import Timeline
-from forerun.core.program.kinds import OpKind
+from forerun.core.program.kinds import Work
 from forerun.core.program.types import I8, I64, N_STREAMS, FlatProgram, Phase, Program, Stream
 
 if TYPE_CHECKING:
@@ -36,22 +36,12 @@ COLUMNS = (
 )
 """`time_ps` since the beginning of the run; `event` is start or end; `stream` is `host` for the launch of an op;
 `duration_ps` from the start to the end; `node` counts in the issue order of the rank class; `kind` is one of KINDS"""
-KINDS = ("compute", "communication", "copy", "delay", "host")
+KINDS = (*(work.name.lower() for work in Work), "host")
 """kernels; collectives and transfers between GPUs; copies between GPU and host memory; fixed times, and marks that take
 none; launches by the host"""
-_KIND_OF_OP = {
-    OpKind.GEMM: "compute",
-    OpKind.ATTENTION: "compute",
-    OpKind.MEMORY: "compute",
-    OpKind.COLLECTIVE: "communication",
-    OpKind.P2P: "communication",
-    OpKind.HOST_COPY: "copy",
-    OpKind.DELAY: "delay",
-}
 _NAMED = ("event", "rank_class", "stream", "op", "phase", "block", "module", "kind")
 _EVENTS = np.array(["start", "end"], object)
 _STREAMS = np.array([*(stream.name.lower() for stream in Stream), "host"], object)
-_KINDS = np.array([KINDS.index(_KIND_OF_OP[kind]) for kind in OpKind])
 _KIND_NAMES = np.array(KINDS, object)
 _PHASES = np.array([phase.name.lower() for phase in Phase], object)
 
@@ -167,7 +157,7 @@ def _table(number: int, iteration: RunIteration) -> dict[str, np.ndarray[Any, An
     node = np.concatenate([np.arange(len(flat)), launched])
     stream: I8 = np.concatenate([flat.stream, np.full(len(launched), N_STREAMS, np.int8)])
     owner = np.searchsorted(flat.class_ptr, node, side="right") - 1
-    kind = np.where(stream == N_STREAMS, KINDS.index("host"), _KINDS[program.ops.kind[flat.op[node]]])
+    kind = np.where(stream == N_STREAMS, KINDS.index("host"), program.ops.work[flat.op[node]])
     n = len(node)
     time, event = np.concatenate([start, end]), np.repeat(np.arange(2), n)
     order = np.lexsort((event, np.tile(node, 2), np.tile(stream, 2), np.tile(owner, 2), time))

@@ -12,7 +12,6 @@ from forerun.answers.analysis.setup import Setup
 from forerun.common.errors import ForerunError
 from forerun.core.cost.step_costs import StepCosts
 from forerun.core.engine.sharing import joined_demand
-from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import OpTable
 
 
@@ -40,7 +39,7 @@ def check_kinds(setup: Setup) -> None:
 
 def with_network_of(costs: StepCosts, shared: StepCosts, ops: OpTable) -> StepCosts:
     """`costs` with collectives and transfers as they are in `shared`; both are of `ops`."""
-    network = (ops.kind == OpKind.COLLECTIVE) | (ops.kind == OpKind.P2P)
+    network = ops.is_communication
     return replace(
         costs,
         duration_ps=np.where(network, shared.duration_ps, costs.duration_ps),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from forerun.answers.analysis.breakdown import Cause, breakdown_ps, exposed_s, pace_setter
+from forerun.answers.analysis.breakdown import breakdown_ps, exposed_s, pace_setter
 from forerun.answers.analysis.coverage import Coverage, coverage
 from forerun.answers.analysis.explain import explain
 from forerun.answers.analysis.fold_program import Folded, fold, unfolded
@@ -29,6 +29,7 @@ from forerun.core.memory.reserved import Reserved, reserved
 from forerun.core.network.host_path import host_path_warnings
 from forerun.core.network.network_file import Network
 from forerun.core.network.patterns import CommunicationPattern
+from forerun.core.program.causes import Cause
 from forerun.core.program.counts import op_counts
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, FlatProgram, Program

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from forerun.core.cost.step_costs import StepCosts
-from forerun.core.program.kinds import OpKind
+from forerun.core.program.kinds import Work
 from forerun.core.program.types import F64, I64, OpTable
 
 
@@ -27,11 +27,9 @@ def slowed(
 
 def of_kinds(ops: OpTable, compute: float, network: float, host: float) -> F64:
     """The factor of every op, (n_ops,)."""
-    factor = np.ones(len(OpKind))
-    factor[[OpKind.GEMM, OpKind.ATTENTION, OpKind.MEMORY]] = compute
-    factor[[OpKind.COLLECTIVE, OpKind.P2P]] = network
-    factor[OpKind.DELAY] = host
-    out: F64 = factor[ops.kind]
+    factor = np.ones(len(Work))
+    factor[[Work.COMPUTE, Work.COMMUNICATION, Work.DELAY]] = compute, network, host
+    out: F64 = factor[ops.work]
     return out
 
 

@@ -10,7 +10,7 @@ from math import inf
 
 import numpy as np
 
-from forerun.answers.analysis.breakdown import EXPOSED, Cause, breakdown_ps, pace_setter
+from forerun.answers.analysis.breakdown import breakdown_ps, pace_setter
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.analysis.simulate_setup import prepare
@@ -19,6 +19,7 @@ from forerun.common.errors import ForerunError
 from forerun.common.units import PS_PER_S
 from forerun.core.engine.sharing import joined_demand
 from forerun.core.engine.simulate import Timeline, simulate
+from forerun.core.program.causes import EXPOSED, Cause
 from forerun.core.program.types import F64, I32
 from forerun.core.program.unfold import unfold
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from forerun.answers.analysis.breakdown import N_CAUSES, Cause, node_causes
+from forerun.answers.analysis.breakdown import node_causes
 from forerun.answers.analysis.reading import Simulation
+from forerun.core.program.causes import N_CAUSES, Cause
 from forerun.core.program.types import I64, Phase, Stream
 
 HOST = "host"

@@ -30,7 +30,6 @@ from forerun.core.cost.measured import Measured
 from forerun.core.network.host_path import host_path_bytes_per_s
 from forerun.core.network.network_file import Network
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import Program
 from forerun.describe.cluster.types import Cluster, Device
 from forerun.describe.stacks.stack import Stack
@@ -134,7 +133,6 @@ def _ask(
 
 def _questions(machine: Machine, base: Simulation, saved: bool = False) -> Iterator[_Question]:
     """What is worth asking of a step that looks like `base`, of a Program that was built for it or is `saved`."""
-    kinds = {int(kind) for kind in np.unique(base.program.ops.kind)}
     yield _Question("matrix units twice as fast", "peaks of every dtype x 2", lambda m: _devices(m, _peaks))
     yield _Question("HBM twice as fast", "bandwidth of the device's memory x 2", lambda m: _devices(m, _memory))
     yield _Question(
@@ -144,7 +142,7 @@ def _questions(machine: Machine, base: Simulation, saved: bool = False) -> Itera
         yield _Question(
             "no host work between steps", "the host's time outside forward, backward and optimizer is 0", _no_host_work
         )
-    if OpKind.HOST_COPY in kinds:
+    if base.program.ops.is_host_copy.any():
         yield _Question("host link twice as fast", "rate between device and host memory x 2", _host_link)
     groups = _used_groups(base)
     if groups:

@@ -7,11 +7,12 @@ from math import ceil
 
 import numpy as np
 
-from forerun.answers.analysis.breakdown import EXPOSED, Cause, breakdown_ps
+from forerun.answers.analysis.breakdown import breakdown_ps
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.setup import RankKind, Setup
 from forerun.answers.experiment.request import Prices, Request
 from forerun.answers.experiment.result import Bill
+from forerun.core.program.causes import EXPOSED, Cause
 from forerun.describe.cluster.catalog import cluster_table
 from forerun.describe.cluster.types import Device
 

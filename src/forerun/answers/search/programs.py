@@ -21,7 +21,6 @@ from forerun.common.processes import Processes, default_workers
 from forerun.common.units import GIB
 from forerun.core.cost.measured import Measured
 from forerun.core.network.network_file import Network
-from forerun.core.program.kinds import OpKind
 from forerun.core.program.origin import Origin
 from forerun.core.program.types import Program
 from forerun.describe.cluster.types import Cluster
@@ -257,8 +256,7 @@ class _Task:
 
 def _groups(program: Program) -> dict[str, int]:
     """Ranks of each kind of group that the Program communicates in, those of one rank left out."""
-    kind = program.ops.kind
-    used = program.ops.group[(kind == OpKind.COLLECTIVE) | (kind == OpKind.P2P)]
+    used = program.ops.group[program.ops.is_communication]
     groups = [program.groups[number] for number in sorted({int(number) for number in used if number >= 0})]
     return {group.axis: group.size for group in groups if group.size > 1}
 

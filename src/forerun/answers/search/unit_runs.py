@@ -18,7 +18,6 @@ from forerun.core.cost.step_costs import Launching, step_costs
 from forerun.core.engine.simulate import simulate
 from forerun.core.memory.profile import profile
 from forerun.core.network.network_file import Network
-from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import F64, I64, N_CATEGORIES, Block, Program, RankClass
 from forerun.core.program.unfold import unfold
 from forerun.describe.cluster.types import Cluster
@@ -175,7 +174,7 @@ class BuiltUnits:
         )
         free = np.zeros_like(costs.issue_ps)
         # copies to and from the host run beside other units
-        duration_ps = np.where(self._program.ops.kind == OpKind.HOST_COPY, 0, costs.duration_ps)
+        duration_ps = np.where(self._program.ops.is_host_copy, 0, costs.duration_ps)
         timeline = simulate(self._flat, duration_ps, free, costs.slow_compute, costs.slow_network, costs.network_op)
         out = np.zeros((3, N_KINDS))
         for (kind, number), place in self._passes.items():

@@ -7,7 +7,7 @@ the nearest segment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -99,15 +99,10 @@ class Measured:
         """Times of the rows of `ops` whose collectives run in `groups`."""
         found = Found(np.full(len(ops), np.nan), np.zeros(len(ops), np.bool_), {})
         for row, kind in enumerate(ops.kind.tolist()):
-            if kind == OpKind.GEMM and self.kernels is not None:
-                _gemm(self.kernels, ops, row, found)
-            elif kind == OpKind.ATTENTION and self.kernels is not None:
-                _attention(self.kernels, ops, row, found)
-            elif kind == OpKind.MEMORY and self.kernels is not None:
-                _memory(self.kernels, ops, row, found)
-            elif kind == OpKind.HOST_COPY and self.kernels is not None and self.kernels.host_copy is not None:
-                _along(found, row, self.kernels.host_copy, float(ops.bytes_comm[row]), "host copy")
-            elif kind in (OpKind.COLLECTIVE, OpKind.P2P) and self.network is not None:
+            if self.kernels is not None and kind in _KERNELS:
+                _KERNELS[kind](self.kernels, ops, row, found)
+        if self.network is not None:
+            for row in np.flatnonzero(ops.is_communication).tolist():
                 _collective(self.network, ops, row, groups[ops.group[row]], found)
         return found
 
@@ -161,6 +156,20 @@ def _memory(profile: KernelProfile, ops: OpTable, row: int, found: Found) -> Non
     curve = profile.memory.get(ops.name[row]) or profile.memory.get(ANY)
     launches = max(1, int(ops.launches[row]))
     _along(found, row, curve, size / launches, f"memory-bound {ops.name[row]}", launches)
+
+
+def _host_copy(profile: KernelProfile, ops: OpTable, row: int, found: Found) -> None:
+    if profile.host_copy is not None:
+        _along(found, row, profile.host_copy, float(ops.bytes_comm[row]), "host copy")
+
+
+_KERNELS: dict[int, Callable[[KernelProfile, OpTable, int, Found], None]] = {
+    OpKind.GEMM: _gemm,
+    OpKind.ATTENTION: _attention,
+    OpKind.MEMORY: _memory,
+    OpKind.HOST_COPY: _host_copy,
+}
+"""how the rows of a kind are looked up, of those that kernels are measured of"""
 
 
 def _collective(profile: NetworkProfile, ops: OpTable, row: int, group: CommGroup, found: Found) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.common.units import PS_PER_S
 from forerun.core.cost.attention import attention_rates, attention_s
@@ -33,6 +33,21 @@ def on_topology(network: Network, cluster: Cluster, n_gpus: int) -> OnTopology:
     return OnTopology(network, n_gpus, cluster, load_profile(cluster.device.cost_profile).collectives)
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What the ops of a table run on."""
+
+    groups: Sequence[CommGroup]
+    cluster: Cluster
+    rates: KernelRates
+    network: OnTopology | None
+    padded: Sequence[int]
+
+    @property
+    def device(self) -> Device:
+        return self.cluster.device
+
+
 def durations_ps(
     ops: OpTable,
     groups: Sequence[CommGroup],
@@ -51,75 +66,74 @@ def durations_ps(
         ForerunError: a dtype that the device lacks, an unknown attention kernel, a group that no link joins, a network
             with fewer NPUs than the run has GPUs.
     """
-    device = cluster.device
-    time_s = np.zeros(len(ops))
-    covered = np.ones(len(ops))
-    kind = ops.kind
-    for number in np.flatnonzero(np.bincount(kind, minlength=len(OpKind))).tolist():
-        rows = np.flatnonzero(kind == number)
-        if number == OpKind.GEMM:
-            _gemms(ops, rows, device, rates, padded, time_s, covered)
-        elif number == OpKind.ATTENTION:
-            _attention(ops, rows, device, rates, time_s, covered)
-        elif number == OpKind.MEMORY:
-            size = ops.bytes_read[rows] + ops.bytes_written[rows]
-            time_s[rows] = memory_bound_s(size, ops.launches[rows], memory_rates(device), rates.memory)
-        elif number in (OpKind.COLLECTIVE, OpKind.P2P):
-            _collectives(ops, rows, groups, cluster, network, rates.network, time_s, covered)
-        elif number == OpKind.HOST_COPY:
-            time_s[rows] = host_copy_s(ops.bytes_comm[rows], cluster.host_bytes_per_s, memory_rates(device))
-        else:
-            time_s[rows] = ops.delay(rows).duration_ps / PS_PER_S
-    if not load_profile(device.cost_profile).calibrated:
+    run = _Run(groups, cluster, rates, network, padded)
+    time_s, covered = np.zeros(len(ops)), np.ones(len(ops))
+    for kind in np.flatnonzero(np.bincount(ops.kind, minlength=len(OpKind))).tolist():
+        rows = np.flatnonzero(ops.kind == kind)
+        time_s[rows], covered[rows] = _COSTS[kind](ops, rows, run)
+    if not load_profile(cluster.device.cost_profile).calibrated:
         covered[~ops.is_delay] = 0.0
     return np.rint(time_s * PS_PER_S).astype(np.int64), covered
 
 
+_Costs = tuple[F64, F64 | float]
+"""seconds of rows, and 1 where their shapes were measured, else 0"""
+
+
 def _same(values: Sequence[str], rows: I64) -> dict[str, I64]:
-    """`rows` by their entry of `values`."""
+    """Places in `rows` by the rows' entry of `values`."""
     found: dict[str, list[int]] = {}
-    for row in rows.tolist():
-        found.setdefault(values[row], []).append(row)
-    return {value: np.array(members) for value, members in found.items()}
+    for place, row in enumerate(rows.tolist()):
+        found.setdefault(values[row], []).append(place)
+    return {value: np.array(places) for value, places in found.items()}
 
 
-def _gemms(
-    ops: OpTable,
-    rows: I64,
-    device: Device,
-    rates: KernelRates,
-    padded: Sequence[int],
-    time_s: F64,
-    covered: F64,
-) -> None:
-    speed = device.sustained * rates.gemm
+def _gemms(ops: OpTable, rows: I64, run: _Run) -> _Costs:
+    speed, time_s = run.device.sustained * run.rates.gemm, np.zeros(len(rows))
     pads = np.zeros(len(ops), np.bool_)
-    pads[list(padded)] = True
-    for dtype, same in _same(ops.dtype, rows).items():
-        constants, implicit = gemm_rates(device, dtype), ops.gemm(same).operand_bytes > 0
+    pads[list(run.padded)] = True
+    for dtype, places in _same(ops.dtype, rows).items():
+        constants, implicit = gemm_rates(run.device, dtype), ops.gemm(rows[places]).operand_bytes > 0
         if implicit.any():
-            convolutions, same = same[implicit], same[~implicit]
-            time_s[convolutions] = convolution_s(ops.gemm(convolutions), constants, speed)
-        of = ops.gemm(same)
+            convolutions, places = places[implicit], places[~implicit]
+            time_s[convolutions] = convolution_s(ops.gemm(rows[convolutions]), constants, speed)
+        of = ops.gemm(rows[places])
         sizes = (of.m, of.n, of.k, constants, of.batch.astype(np.float64), of.role, of.accumulate_bytes)
-        time_s[same] = gemm_s(*sizes, speed, of.kernels, pads[same])
+        time_s[places] = gemm_s(*sizes, speed, of.kernels, pads[rows[places]])
     every = ops.gemm(rows)
-    covered[rows] = _within(_GEMM_RANGE, every.m, every.n, every.k)
+    return time_s, _within(_GEMM_RANGE, every.m, every.n, every.k)
 
 
-def _within(allowed: tuple[int, int], *sizes: I64) -> npt.NDArray[np.bool_]:
-    return np.asarray((np.minimum.reduce(sizes) >= allowed[0]) & (np.maximum.reduce(sizes) <= allowed[1]))
-
-
-def _attention(ops: OpTable, rows: I64, device: Device, rates: KernelRates, time_s: F64, covered: F64) -> None:
+def _attention(ops: OpTable, rows: I64, run: _Run) -> _Costs:
+    time_s, covered, rates = np.zeros(len(rows)), np.zeros(len(rows)), run.rates
     for kernel, of_kernel in _same(ops.kernel, rows).items():
-        head_dims = ops.attention(of_kernel).head_dim
+        head_dims = ops.attention(rows[of_kernel]).head_dim
         for head_dim in np.unique(head_dims).tolist():
-            same = of_kernel[head_dims == head_dim]
-            constants, shape = attention_rates(device, kernel, head_dim), ops.attention(same)
-            speed = device.sustained * rates.attention * np.where(shape.backward, rates.attention_backward, 1.0)
-            time_s[same] = attention_s(shape, constants, speed)
-            covered[same] = _within(_SEQ_RANGE, shape.seq_q, shape.seq_kv) & constants.calibrated
+            places = of_kernel[head_dims == head_dim]
+            constants, shape = attention_rates(run.device, kernel, head_dim), ops.attention(rows[places])
+            speed = run.device.sustained * rates.attention * np.where(shape.backward, rates.attention_backward, 1.0)
+            time_s[places] = attention_s(shape, constants, speed)
+            covered[places] = _within(_SEQ_RANGE, shape.seq_q, shape.seq_kv) * constants.calibrated
+    return time_s, covered
+
+
+def _within(measured: tuple[int, int], *sizes: I64) -> F64:
+    """1 where all `sizes` are in the range `measured`, else 0."""
+    inside = (np.minimum.reduce(sizes) >= measured[0]) & (np.maximum.reduce(sizes) <= measured[1])
+    return np.asarray(inside, np.float64)
+
+
+def _memory_bound(ops: OpTable, rows: I64, run: _Run) -> _Costs:
+    size = ops.bytes_read[rows] + ops.bytes_written[rows]
+    return memory_bound_s(size, ops.launches[rows], memory_rates(run.device), run.rates.memory), 1.0
+
+
+def _host_copies(ops: OpTable, rows: I64, run: _Run) -> _Costs:
+    return host_copy_s(ops.bytes_comm[rows], run.cluster.host_bytes_per_s, memory_rates(run.device)), 1.0
+
+
+def _delays(ops: OpTable, rows: I64, run: _Run) -> _Costs:
+    return ops.delay(rows).duration_ps / PS_PER_S, 1.0
 
 
 _Row = tuple[list[float], list[float], float]
@@ -146,27 +160,29 @@ def _line_row(kind: int, group: CommGroup, cluster: Cluster, network: OnTopology
     return latency, slope, float(known)
 
 
-def _collectives(
-    ops: OpTable,
-    rows: I64,
-    groups: Sequence[CommGroup],
-    cluster: Cluster,
-    network: OnTopology | None,
-    speed: float,
-    time_s: F64,
-    covered: F64,
-) -> None:
-    table = _line_table(cluster, network)
+def _collectives(ops: OpTable, rows: I64, run: _Run) -> _Costs:
+    table, network = _line_table(run.cluster, run.network), run.network
     found: list[_Row] = []
     for kind, number in zip(ops.collective[rows].tolist(), ops.group[rows].tolist(), strict=True):
-        group = groups[number]
+        group = run.groups[number]
         key: tuple[int, ...] = (kind, group.nodes, group.ranks_per_node)
         if network is not None:
             key += (group.inner, group.borders)
         if key not in table:
-            table[key] = _line_row(kind, group, cluster, network)
+            table[key] = _line_row(kind, group, run.cluster, network)
         found.append(table[key])
     latency, slope, known = zip(*found, strict=True)
-    size = ops.bytes_comm[rows]
-    time_s[rows] = smooth_minimum_s(np.array(latency), np.array(slope), size) / speed
-    covered[rows] = known
+    time_s = smooth_minimum_s(np.array(latency), np.array(slope), ops.bytes_comm[rows])
+    return time_s / run.rates.network, np.array(known)
+
+
+_COSTS: dict[int, Callable[[OpTable, I64, _Run], _Costs]] = {
+    OpKind.GEMM: _gemms,
+    OpKind.ATTENTION: _attention,
+    OpKind.MEMORY: _memory_bound,
+    OpKind.COLLECTIVE: _collectives,
+    OpKind.P2P: _collectives,
+    OpKind.HOST_COPY: _host_copies,
+    OpKind.DELAY: _delays,
+}
+"""what the rows of each kind cost"""

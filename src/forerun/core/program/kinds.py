@@ -12,6 +12,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from forerun.core.program.causes import Cause
+
 T = TypeVar("T")
 _NONE: Any = 0
 _ONE: Any = 1
@@ -79,6 +81,10 @@ class Details(Generic[T]):
         """The columns in order."""
         return tuple(getattr(self, name) for name in columns_of(type(self)))
 
+    def words(self, kernel: str) -> str:
+        """The shape of one operation that runs as `kernel`, as a report says it; empty where it has none."""
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class Gemm(Details[T]):
@@ -99,6 +105,9 @@ class Gemm(Details[T]):
     result_bytes: T = _NONE
     """bytes of the result of an implicit product, else 0"""
 
+    def words(self, kernel: str) -> str:
+        return f"of {self.m} x {self.n} x {self.k}"
+
 
 @dataclass(frozen=True, slots=True)
 class Attention(Details[T]):
@@ -116,6 +125,9 @@ class Attention(Details[T]):
     backward: T
     v_head_dim: T
     """size of a head of values"""
+
+    def words(self, kernel: str) -> str:
+        return f"({kernel}, head size {self.head_dim}, {self.seq_kv} keys)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,17 +172,19 @@ class Kind:
     work: Work
     label: str
     """what a report calls them, in the plural; kinds of one label are one line there"""
+    cause: Cause
+    """what their time on the compute stream counts as"""
     details: type[Details[Any]] = Details
 
 
 KINDS = {
-    OpKind.GEMM: Kind(Work.COMPUTE, "matrix products", Gemm),
-    OpKind.ATTENTION: Kind(Work.COMPUTE, "attention", Attention),
-    OpKind.MEMORY: Kind(Work.COMPUTE, "memory-bound kernels"),
-    OpKind.COLLECTIVE: Kind(Work.COMMUNICATION, "collectives"),
-    OpKind.P2P: Kind(Work.COMMUNICATION, "collectives", Transfer),
-    OpKind.HOST_COPY: Kind(Work.COPY, "copies to the host", HostCopy),
-    OpKind.DELAY: Kind(Work.DELAY, "fixed delays", Delay),
+    OpKind.GEMM: Kind(Work.COMPUTE, "matrix products", Cause.MATMUL, Gemm),
+    OpKind.ATTENTION: Kind(Work.COMPUTE, "attention", Cause.ATTENTION, Attention),
+    OpKind.MEMORY: Kind(Work.COMPUTE, "memory-bound kernels", Cause.MEMORY_BOUND),
+    OpKind.COLLECTIVE: Kind(Work.COMMUNICATION, "collectives", Cause.MEMORY_BOUND),
+    OpKind.P2P: Kind(Work.COMMUNICATION, "collectives", Cause.MEMORY_BOUND, Transfer),
+    OpKind.HOST_COPY: Kind(Work.COPY, "copies to the host", Cause.MEMORY_BOUND, HostCopy),
+    OpKind.DELAY: Kind(Work.DELAY, "fixed delays", Cause.HOST, Delay),
 }
 WORK = np.array([KINDS[kind].work for kind in OpKind])
 """Work of every kind, (n_kinds,)"""

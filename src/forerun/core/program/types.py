@@ -188,24 +188,29 @@ class OpTable:
         return KINDS[kind].details(*self.details[row, : WIDTH[kind]].tolist())
 
     @property
+    def work(self) -> I64:
+        """What each op keeps busy: `Work`, (n_ops,)."""
+        return WORK[self.kind]
+
+    @property
     def is_compute(self) -> Mask:
         """Which ops are kernels on the device, (n_ops,)."""
-        return self._works(Work.COMPUTE)
+        return np.asarray(self.work == Work.COMPUTE)
 
     @property
     def is_communication(self) -> Mask:
         """Which ops are collectives or transfers between ranks, (n_ops,)."""
-        return self._works(Work.COMMUNICATION)
+        return np.asarray(self.work == Work.COMMUNICATION)
 
     @property
     def is_host_copy(self) -> Mask:
         """Which ops copy between device and host memory, (n_ops,)."""
-        return self._works(Work.COPY)
+        return np.asarray(self.work == Work.COPY)
 
     @property
     def is_delay(self) -> Mask:
         """Which ops are fixed times, (n_ops,)."""
-        return self._works(Work.DELAY)
+        return np.asarray(self.work == Work.DELAY)
 
     @property
     def is_collective(self) -> Mask:
@@ -236,9 +241,6 @@ class OpTable:
     def is_attention(self) -> Mask:
         """Which ops are fused attention, (n_ops,)."""
         return np.asarray(self.kind == OpKind.ATTENTION)
-
-    def _works(self, work: Work) -> Mask:
-        return np.asarray(WORK[self.kind] == work)
 
     def rows(self) -> list[OpRow]:
         """All rows, as `OpTableBuilder.add` takes them."""

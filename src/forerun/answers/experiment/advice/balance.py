@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from forerun.answers.analysis.breakdown import EXPOSED, Cause
 from forerun.answers.analysis.setup import RankKind, Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
 from forerun.answers.experiment.advice.change import MIXED, Candidate, batch_caveat, change_of, mixed_of
 from forerun.answers.experiment.request import Request
 from forerun.common.errors import ForerunError
+from forerun.core.program.causes import EXPOSED, Cause
 
 _NO_KERNEL = frozenset(cause.name.lower() for cause in (*EXPOSED, Cause.BUBBLE, Cause.HOST, Cause.WAITING))
 _ROUNDS = 2
