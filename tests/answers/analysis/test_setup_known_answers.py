@@ -51,7 +51,7 @@ def plan_of(n_gpus: int, **fields: object) -> Plan:
 
 
 def setup_of(n_gpus: int, **fields: object) -> Setup:
-    return Setup(UNIFORM, plan_of(n_gpus, **fields), CLUSTER, habits=QUIET)
+    return Setup(UNIFORM, plan_of(n_gpus, **fields), CLUSTER, changed_stack=QUIET)
 
 
 def step_ps(setup: Setup) -> int:
@@ -92,10 +92,10 @@ def test_without_overlap_reductions_follow_the_backward_pass() -> None:
 @pytest.mark.parametrize("n_gpus", [2, 4, 16, 64])
 def test_strong_scaling_on_an_ideal_network_is_amdahls(n_gpus: int) -> None:
     # 64 micro batches shared by n GPUs. The optimizer, and the host between steps, are the part that stays.
-    habits = replace(QUIET, step_us=500.0, fused_accumulation=True)
+    stack = replace(QUIET, step_us=500.0, fused_accumulation=True)
 
     def at(n: int) -> Setup:
-        return replace(setup_of(n, n_microbatches=64 // n), habits=habits, pattern=NoNetwork())
+        return replace(setup_of(n, n_microbatches=64 // n), changed_stack=stack, pattern=NoNetwork())
 
     one = simulate_setup(at(1)).prediction
     serial = (one.breakdown["optimizer"] + one.breakdown["host"]) / one.step_time_s
@@ -112,7 +112,7 @@ def test_weak_scaling_on_an_ideal_network_is_one(name: str) -> None:
 
     def at(n: int) -> Setup:
         plan = replace(plan_of(n, micro_batch=4, ddp_bucket_mib=25.0), seq_len=seq_len)
-        return Setup(model, plan, CLUSTER, habits=QUIET, pattern=NoNetwork())
+        return Setup(model, plan, CLUSTER, changed_stack=QUIET, pattern=NoNetwork())
 
     assert {step_ps(at(n)) for n in (2, 8, 64, 1024)} == {step_ps(at(1))}
 

@@ -33,13 +33,13 @@ def test_predict_is_the_prediction_of_a_plain_setup() -> None:
     assert predict(MODEL, plan, CLUSTER) == shown
 
 
-def test_habits_go_over_the_plans_stack() -> None:
+def test_a_changed_stack_goes_over_the_plans() -> None:
     usual = simulate_setup(DDP)
-    habits = replace(DDP.stack, step_us=DDP.stack.step_us + 1000.0)
-    found = simulate_setup(replace(DDP, habits=habits))
+    stack = replace(DDP.stack, step_us=DDP.stack.step_us + 1000.0)
+    found = simulate_setup(replace(DDP, changed_stack=stack))
     assert found.timeline.end_of_step_ps == usual.timeline.end_of_step_ps + 10**9
     assert DDP.stack.clip_grad
-    unclipped = simulate_setup(replace(DDP, habits=replace(DDP.stack, clip_grad=False)))
+    unclipped = simulate_setup(replace(DDP, changed_stack=replace(DDP.stack, clip_grad=False)))
     assert len(unclipped.flat) < len(usual.flat)
 
 

@@ -43,7 +43,7 @@ def test_a_prediction_that_replays_says_what_the_allocator_holds() -> None:
 def test_a_script_for_several_nodes_sets_the_allocator_in_its_own_way() -> None:
     """torchtitan's sets nothing; settings that a user gives hold on any number of nodes."""
     two = Setup(MODEL, replace(PLAN, dp_shard=16), CLUSTER, replays=True)
-    own = replace(two, habits=replace(load_stack(PLAN.stack), allocator="max_split_size_mb:512"))
+    own = replace(two, changed_stack=replace(load_stack(PLAN.stack), allocator="max_split_size_mb:512"))
     assert [each.stack.allocator for each in (setup(), two, own)] == [
         "expandable_segments:True",
         "",

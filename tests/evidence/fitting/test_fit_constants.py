@@ -79,7 +79,7 @@ def test_factors_of_a_clock_act_as_the_clock_does():
         SETUP.cluster, device=replace(SETUP.cluster.device, sustained=0.8 * SETUP.cluster.device.sustained)
     )
     by_device = predict_setup(replace(SETUP, cluster=slower)).step_time_s
-    by_stack = predict_setup(replace(SETUP, habits=changed(SETUP.stack, {"sustained": 0.8}))).step_time_s
+    by_stack = predict_setup(replace(SETUP, changed_stack=changed(SETUP.stack, {"sustained": 0.8}))).step_time_s
     assert by_stack == pytest.approx(by_device, rel=1e-9)
 
 

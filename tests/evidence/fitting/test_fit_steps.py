@@ -50,7 +50,7 @@ def made(plan: Plan) -> Step:
         "memory_rate": TRUE[stack.name] / stack.memory_rate,
     }
     setup = Setup(MODEL, plan, CLUSTER)
-    time_s = predict_setup(replace(setup, habits=changed(stack, factors))).step_time_s
+    time_s = predict_setup(replace(setup, changed_stack=changed(stack, factors))).step_time_s
     return Step(plan.describe(), stack.name, stack.family, setup, time_s)
 
 
@@ -81,8 +81,10 @@ def test_constants_come_back(fitted):
 def test_times_are_those_of_predictions(times):
     values = times.shipped + np.log([0.9, 0.8, 0.7, 1.0])
     setup = times.steps[4].setup
-    habits = changed(setup.stack, {"sustained": 0.9, "memory_rate": 0.7})
-    assert times.seconds(values)[4] == pytest.approx(predict_setup(replace(setup, habits=habits)).step_time_s, rel=1e-9)
+    stack = changed(setup.stack, {"sustained": 0.9, "memory_rate": 0.7})
+    assert times.seconds(values)[4] == pytest.approx(
+        predict_setup(replace(setup, changed_stack=stack)).step_time_s, rel=1e-9
+    )
 
 
 def test_what_no_step_informs_takes_the_value_of_its_kind(fitted):

@@ -37,7 +37,7 @@ def test_what_the_fit_did_not_know_is_as_unsure_as_its_prior():
 
 def test_what_is_no_constant_is_as_unsure_as_others_of_its_sort():
     own = replace(load_stack("torchtitan"), name="mine")
-    found = load_posterior().of_rates(REGISTRY, replace(SETUP, habits=own))
+    found = load_posterior().of_rates(REGISTRY, replace(SETUP, changed_stack=own))
     assert np.sqrt(found[MEMORY, MEMORY]) > 0.1 > np.sqrt(load_posterior().of_rates(REGISTRY, SETUP)[MEMORY, MEMORY])
 
 

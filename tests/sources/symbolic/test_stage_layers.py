@@ -44,9 +44,9 @@ def test_what_a_plan_says_of_its_stages_holds() -> None:
 @pytest.mark.parametrize(("samples", "copies"), [(1, 0), (2, 1)])
 def test_several_samples_with_the_sequence_first_keep_a_copy_of_attentions_output(samples: int, copies: int) -> None:
     plan = replace(PLAN, seq_len=4096, n_microbatches=1, micro_batch=samples)
-    habits = load_stack("nanotron")
+    stack = load_stack("nanotron")
     with_copies, without = (
-        predict_setup(Setup(MODEL, plan, load_cluster("h100-sxm"), habits=replace(habits, sequence_first=first)))
+        predict_setup(Setup(MODEL, plan, load_cluster("h100-sxm"), changed_stack=replace(stack, sequence_first=first)))
         for first in (True, False)
     )
     size = copies * MODEL.n_layers * samples * plan.seq_len * MODEL.hidden * 2 / 2**30

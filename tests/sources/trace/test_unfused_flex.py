@@ -79,8 +79,8 @@ def both(mode):
 
     tokens = torch.empty(plan.micro_batch, SEQ, dtype=torch.int64, device="meta")
     spec = ModelSpec("llama", 2, 512, HEADS, kv_heads, 64, 1024, 2000)
-    habits = replace(load_stack("pytorch"), repeat_kv=False)
-    symbolic = build(spec, replace(plan, attention="flex_uncompiled"), load_cluster("h100-sxm"), habits)
+    stack = replace(load_stack("pytorch"), repeat_kv=False)
+    symbolic = build(spec, replace(plan, attention="flex_uncompiled"), load_cluster("h100-sxm"), stack)
     return trace_module(model, tokens, plan, fold=False), symbolic
 
 

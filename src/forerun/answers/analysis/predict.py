@@ -38,7 +38,7 @@ def predict(
 
 
 def predict_setup(setup: Setup) -> Prediction:
-    """As `predict`, of a Setup, whose stack may have other habits than its file says."""
+    """As `predict`, for a Setup, whose stack may differ from what its file says."""
     return simulate_setup(setup, folded=is_worth_folding(setup.plan)).prediction
 
 

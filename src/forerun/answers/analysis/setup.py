@@ -44,8 +44,8 @@ class Setup:
     """the user's own times"""
     pattern: CommunicationPattern | None = None
     """how gradients are exchanged; None: as NCCL does"""
-    habits: Stack | None = None
-    """what the plan's stack costs; None: as the stack's file says"""
+    changed_stack: Stack | None = None
+    """a stack in place of the plan's; None: the plan's, as its file says"""
     kinds: tuple[RankKind, ...] = ()
     """GPUs that differ; the rest are the cluster's. Together they are the plan's world"""
     replays: bool = False
@@ -55,8 +55,8 @@ class Setup:
 
     @property
     def stack(self) -> Stack:
-        """The habits in force: those given, or those of the plan's stack on so many nodes."""
-        return self.habits or load_stack(self.plan.stack).across(ceil(self.n_gpus / self.cluster.node_size))
+        """The stack in force: the changed one, or the plan's on so many nodes."""
+        return self.changed_stack or load_stack(self.plan.stack).across(ceil(self.n_gpus / self.cluster.node_size))
 
     @property
     def n_gpus(self) -> int:

@@ -46,12 +46,9 @@ class Prepared:
             replays=setup.replays,
         )
 
-    def under(self, habits: Stack) -> Prepared:
-        """The same Program under a stack that differs from the Setup's in rates and host times only.
-
-        For GPUs of one kind.
-        """
-        setup, subject = replace(self.setup, habits=habits), replace(self.subject, stack=habits)
+    def under(self, stack: Stack) -> Prepared:
+        """Returns the same Program, for GPUs of one kind, under a stack that has only other rates and host times."""
+        setup, subject = replace(self.setup, changed_stack=stack), replace(self.subject, stack=stack)
         return replace(self, setup=setup, subject=subject, costs=_costs(setup, self.program, subject, setup.cluster))
 
 

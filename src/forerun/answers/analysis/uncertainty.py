@@ -96,11 +96,11 @@ def residuals() -> Residuals:
     return Residuals(**(data | time), allocated=allocated, reserved=reserved)
 
 
-def is_fitted(habits: Stack | Device) -> bool:
-    """Whether measured steps, and of a stack enough of them, inform its rates, or the clock of a device under load."""
-    if isinstance(habits, Device):
-        return _FITTED.match(habits.source.get("sustained", "")) is not None
-    found = (_FITTED.match(how) for how in habits.fitted.values())
+def is_fitted(what: Stack | Device) -> bool:
+    """Whether measured steps inform the rates of a stack (enough of them), or the clock of a device under load."""
+    if isinstance(what, Device):
+        return _FITTED.match(what.source.get("sustained", "")) is not None
+    found = (_FITTED.match(how) for how in what.fitted.values())
     return max((int(one[1] or 0) for one in found if one), default=0) >= residuals().least_rows
 
 

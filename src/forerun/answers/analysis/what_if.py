@@ -80,7 +80,7 @@ def sensitivities(setup: Setup, base: Simulation) -> tuple[WhatIf, ...]:
         other = replace(
             setup,
             cluster=changed.cluster,
-            habits=changed.stack,
+            changed_stack=changed.stack,
             network=changed.network,
             measured=changed.measured,
             kinds=changed.kinds,

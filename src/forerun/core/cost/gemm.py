@@ -123,7 +123,7 @@ def gemm_s(
     They run as so many `kernels`, each with a last wave of its own: 1 for a batched product, `batch` for a grouped one.
 
     `role` is 0 forward, 1 dgrad, 2 wgrad. `accumulate_bytes` is the element size of a buffer that the result is added
-    to, 0 where it is stored. `speed` multiplies the compute rate (sustained clocks, habits of a software stack), which
+    to, 0 where it is stored. `speed` multiplies the compute rate (sustained clocks, rates of a software stack), which
     never passes the peak. Where it `pads`, as TorchInductor does, unaligned operands are copied into aligned ones
     first, if that is faster by more than a tenth (torch/_inductor/fx_passes/pad_mm.py, `is_padded_faster`).
     """

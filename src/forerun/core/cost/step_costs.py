@@ -87,7 +87,7 @@ def step_costs(
     measured: Measured | None = None,
     pattern: CommunicationPattern | None = None,
 ) -> StepCosts:
-    """Costs of `ops` in a run of `n_gpus` of `cluster` under the habits of `stack`.
+    """Costs of `ops` in a run of `n_gpus` of `cluster` under `stack`.
 
     With `network` collectives run on it; without it none is faster than the way through host memory that GPUs without
     peer access share, which the rates of the stack leave alone. What `measured` knows goes over everything else, as it

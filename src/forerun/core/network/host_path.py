@@ -34,7 +34,7 @@ def host_path_bytes_per_s(cluster: Cluster, n_gpus: int) -> float | None:
 def host_path_s_per_byte(kind: Collective, group: CommGroup, cluster: Cluster, n_gpus: int) -> float:
     """Seconds that each byte of a collective over `group` takes on the way through host memory at least.
 
-    0 where nothing goes that way. Neither a better link nor other habits of a stack make it shorter.
+    0 where nothing goes that way. Neither a better link nor another stack makes it shorter.
     """
     rate = host_path_bytes_per_s(cluster, n_gpus)
     return 0.0 if rate is None else _passes_in_node(kind, group) / rate

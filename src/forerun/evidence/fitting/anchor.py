@@ -72,8 +72,8 @@ def _log_times(setup: Setup, whats: Sequence[What]) -> Callable[[F64], float]:
     prepared = prepare(setup)
 
     def log_time(x: F64) -> float:
-        habits = changed(setup.stack, dict(zip(whats, np.exp(x).tolist(), strict=True)))
-        run = prepared.under(habits).run(is_worth_folding(setup.plan))
+        stack = changed(setup.stack, dict(zip(whats, np.exp(x).tolist(), strict=True)))
+        run = prepared.under(stack).run(is_worth_folding(setup.plan))
         return float(np.log(run.prediction.step_time_s))
 
     return log_time

@@ -101,11 +101,11 @@ class StepTimes:
         for what, factor in (further or {}).items():
             factors[what] = factors.get(what, 1.0) * factor
         self._progress()
-        habits = changed(setup.stack, factors)
+        stack = changed(setup.stack, factors)
         if not IN_PROGRAM.isdisjoint(factors):
-            return predict_setup(replace(setup, habits=habits)).step_time_s
+            return predict_setup(replace(setup, changed_stack=stack)).step_time_s
         if self._prepared[number] is None:
             self._prepared[number] = prepare(setup)
         prepared = self._prepared[number]
         assert prepared is not None
-        return prepared.under(habits).run(is_worth_folding(setup.plan)).prediction.step_time_s
+        return prepared.under(stack).run(is_worth_folding(setup.plan)).prediction.step_time_s

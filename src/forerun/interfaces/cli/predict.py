@@ -146,7 +146,7 @@ def predict(
         plan = complete_plan(values, n_gpus=subject.gpus, global_batch=subject.global_batch)
         launch.write(plan, spec, where)
         stack = None if settings is None else replace(load_stack(plan.stack), allocator=shown.own_settings)
-        setup = Setup(spec, plan, where, under.topology(where), under.measured(), habits=stack, replays=True)
+        setup = Setup(spec, plan, where, under.topology(where), under.measured(), changed_stack=stack, replays=True)
         around = loop.loop(TrainingLoop())
         simulation = around_plan(simulate_setup(setup), setup, around, loop.where())
         gains = partial(sensitivities, setup, simulation)
