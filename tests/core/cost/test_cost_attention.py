@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.common.errors import UnknownName
-from forerun.core.cost.attention import BACKWARD_FLOPS, attention_rates, attention_s
-from forerun.core.program.kinds import Attention
+from forerun.core.cost.attention import attention_rates, attention_s
+from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, Attention
 from forerun.describe.cluster.catalog import load_device
 from forerun.describe.kernels.attention import attention_kernels
 
@@ -56,7 +56,7 @@ def test_no_kernel_beats_the_roofline(device, kernel, head_dim, seq, causal, bac
     time = seconds(
         device, kernel, seq_q=seq, seq_kv=seq, head_dim=head_dim, causal=causal, backward=backward, speed=3.0
     )
-    flops = 4 * 32 * seq * seq * head_dim * (0.5 if causal else 1.0) * (BACKWARD_FLOPS if backward else 1.0)
+    flops = 4 * 32 * seq * seq * head_dim * (0.5 if causal else 1.0) * (ATTENTION_BACKWARD_FLOPS if backward else 1.0)
     moved = 2 * 2 * seq * head_dim * (32 + 8)
     spec = load_device(device)
     assert time >= flops / max(spec.peak_flops.get("bf16", 0), spec.peak_flops.get("fp16", 0))
@@ -101,7 +101,7 @@ def test_long_kernels_run_slower_and_no_piece_of_a_sequence_slower_than_they():
 def test_backward_runs_two_and_a_half_times_the_flops_at_a_lower_rate():
     rate = attention_rates(load_device("h100"), "flash3", 128).backward_rate
     ratio = seconds(seq_q=32768, seq_kv=32768, backward=True) / seconds(seq_q=32768, seq_kv=32768)
-    assert ratio == pytest.approx(BACKWARD_FLOPS / rate, rel=0.03)
+    assert ratio == pytest.approx(ATTENTION_BACKWARD_FLOPS / rate, rel=0.03)
 
 
 def test_head_sizes_between_templates_pay_for_the_next_one():

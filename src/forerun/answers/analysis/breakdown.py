@@ -7,15 +7,17 @@ kinds share a collective, the part of the gap before the last of them has come i
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-import numpy.typing as npt
 
 from forerun.common.jit import njit
+from forerun.core.engine.actors import Nodes, nodes_of
 from forerun.core.engine.simulate import Timeline
 from forerun.core.program.causes import EXPOSED, N_CAUSES, Cause
 from forerun.core.program.kinds import KINDS, OpKind
 from forerun.core.program.origin import Origin
-from forerun.core.program.types import F64, I8, I32, I64, FlatProgram, Phase, Program, Stream
+from forerun.core.program.types import F64, I8, I32, I64, FlatProgram, Mask, Phase, Program, Stream
 
 _STREAM_CAUSE = np.zeros(len(Stream), np.int64)
 for _stream, _cause in (
@@ -29,7 +31,37 @@ for _stream, _cause in (
 ):
     _STREAM_CAUSE[_stream] = _cause
 _CAUSE_OF_KIND = np.array([KINDS[kind].cause for kind in OpKind], np.int64)
+# Compiled code reads plain numbers.
+_COMPUTE_STREAM, _RECOMPUTING, _UPDATING = int(Stream.COMPUTE), int(Phase.RECOMPUTE), int(Phase.OPTIMIZER)
+_RECOMPUTE, _OPTIMIZER, _HOST = int(Cause.RECOMPUTE), int(Cause.OPTIMIZER), int(Cause.HOST)
+_BUBBLE, _WAITING, _DATA_PARALLEL = int(Cause.BUBBLE), int(Cause.WAITING), int(Cause.EXPOSED_DATA_PARALLEL)
 _PIPELINE_STREAMS = np.flatnonzero(_STREAM_CAUSE == Cause.EXPOSED_PIPELINE_TRANSFER)
+
+
+class Times(NamedTuple):
+    """When each node of a run is issued, starts and ends, in ps, (nodes,)."""
+
+    issued: I64
+    start: I64
+    end: I64
+
+
+def times_of(timeline: Timeline) -> Times:
+    """The times of the nodes of `timeline`."""
+    return Times(timeline.issue_end_ps, timeline.start_ps, timeline.end_ps)
+
+
+class _Counts(NamedTuple):
+    """What time counts as."""
+
+    running: I64
+    """Cause of each op while it runs on the compute stream, (n_ops,)"""
+    waiting: I64
+    """Cause of waiting for each op on each stream, (n_ops, n_streams)"""
+    split_ps: I64
+    """picoseconds by Cause of ops that stand for several, 0 for all others, (n_ops, N_CAUSES)"""
+    phase: I8
+    """(nodes,)"""
 
 
 def breakdown_ps(
@@ -44,24 +76,14 @@ def breakdown_ps(
     joint = np.zeros(len(program.channels) + 1, np.bool_)
     joint[list(Origin.of(program).joint_channels)] = True
     has_pipeline = len(program.channels) > joint.sum() if joint.any() else len(program.rank_classes) > 1
-    return _breakdown(
-        flat.class_ptr,
-        flat.op,
-        flat.stream,
-        flat.phase,
-        flat.pred_ptr,
-        flat.pred,
-        flat.meeting,
-        joint[flat.meeting_channel],
-        timeline.start_ps,
-        timeline.end_ps,
-        timeline.issue_end_ps,
+    counts = _Counts(
         _CAUSE_OF_KIND[ops.kind],
         waiting_causes(program),
         np.zeros((len(ops), N_CAUSES), np.int64) if split_ps is None else split_ps,
-        np.zeros(0, np.int64) if alone else timeline.class_end_ps,
-        has_pipeline,
+        flat.phase,
     )
+    class_end = np.zeros(0, np.int64) if alone else timeline.class_end_ps
+    return _breakdown(nodes_of(flat), times_of(timeline), counts, joint[flat.meeting_channel], class_end, has_pipeline)
 
 
 def waiting_causes(program: Program) -> I64:
@@ -92,35 +114,23 @@ def node_causes(flat: FlatProgram, program: Program, nodes: I64) -> I64:
 
 
 @njit
-def _waited_ps(
-    blocker: int,
-    now: int,
-    stream: I8,
-    pred_ptr: I64,
-    pred: I32,
-    meeting: I32,
-    joint: npt.NDArray[np.bool_],
-    start: I64,
-    end: I64,
-    issued: I64,
-    before: I32,
-) -> int:
+def _waited_ps(blocker: int, now: int, nodes: Nodes, times: Times, joint: Mask, before: I32) -> int:
     """Picoseconds after `now` in which what ends with node `blocker` waited for other GPUs to join a collective.
 
     `before` is the node before each on its stream, -1 for none.
     """
     waited = 0
     node = blocker
-    while node >= 0 and start[node] > now:
-        ready, last = issued[node], -1
-        for e in range(pred_ptr[node], pred_ptr[node + 1]):
-            if end[pred[e]] >= ready:
-                ready, last = end[pred[e]], pred[e]
-        if before[node] >= 0 and end[before[node]] >= ready:
-            ready, last = end[before[node]], before[node]
-        if meeting[node] >= 0 and joint[meeting[node]]:
-            waited += start[node] - max(ready, now)
-        node = last if last >= 0 and stream[last] != 0 else -1
+    while node >= 0 and times.start[node] > now:
+        ready, last = times.issued[node], -1
+        for e in range(nodes.pred_ptr[node], nodes.pred_ptr[node + 1]):
+            if times.end[nodes.pred[e]] >= ready:
+                ready, last = times.end[nodes.pred[e]], nodes.pred[e]
+        if before[node] >= 0 and times.end[before[node]] >= ready:
+            ready, last = times.end[before[node]], before[node]
+        if nodes.meeting[node] >= 0 and joint[nodes.meeting[node]]:
+            waited += times.start[node] - max(ready, now)
+        node = last if last >= 0 and nodes.stream[last] != _COMPUTE_STREAM else -1
     return waited
 
 
@@ -137,73 +147,55 @@ def stream_before(class_ptr: I64, stream: I8) -> I32:
 
 
 @njit
-def _breakdown(
-    class_ptr: I64,
-    op: I32,
-    stream: I8,
-    phase: I8,
-    pred_ptr: I64,
-    pred: I32,
-    meeting: I32,
-    joint: npt.NDArray[np.bool_],
-    start: I64,
-    end: I64,
-    issued: I64,
-    kinds: I64,
-    stream_cause: I64,
-    split: I64,
-    class_end: I64,
-    has_pipeline: bool,
-) -> I64:
+def _breakdown(nodes: Nodes, times: Times, counts: _Counts, joint: Mask, class_end: I64, has_pipeline: bool) -> I64:
     """`joint` is of every meeting; `class_end` is empty where classes are programs of their own."""
+    class_ptr, op, stream, meeting, end = nodes.class_ptr, nodes.op, nodes.stream, nodes.meeting, times.end
     n_classes = len(class_ptr) - 1
     step_end = class_end.max() if len(class_end) else -1
     before = stream_before(class_ptr, stream) if joint.any() else np.empty(0, np.int32)
-    out = np.zeros((n_classes, split.shape[1]), np.int64)
-    divided = split.sum(axis=1) > 0
+    out = np.zeros((n_classes, N_CAUSES), np.int64)
+    divided = counts.split_ps.sum(axis=1) > 0
     for c in range(n_classes):
         now = np.int64(0)
         for i in range(class_ptr[c], class_ptr[c + 1]):
-            if stream[i] != 0:
+            if stream[i] != _COMPUTE_STREAM:
                 continue
-            if start[i] > now:
-                gap = start[i] - now
-                cause, waited, blocker = 12, issued[i], -1
-                for e in range(pred_ptr[i], pred_ptr[i + 1]):
-                    p = pred[e]
-                    if stream[p] != 0 and end[p] > now and end[p] >= waited:
-                        cause, waited, blocker = stream_cause[op[p], stream[p]], end[p], p
+            if times.start[i] > now:
+                gap = times.start[i] - now
+                cause, waited, blocker = _HOST, times.issued[i], -1
+                for e in range(nodes.pred_ptr[i], nodes.pred_ptr[i + 1]):
+                    p = nodes.pred[e]
+                    if stream[p] != _COMPUTE_STREAM and end[p] > now and end[p] >= waited:
+                        cause, waited, blocker = counts.waiting[op[p], stream[p]], end[p], p
                 if blocker >= 0 and len(before):
-                    waited = _waited_ps(
-                        blocker, now, stream, pred_ptr, pred, meeting, joint, start, end, issued, before
-                    )
-                    out[c, 13] += waited
+                    waited = _waited_ps(blocker, now, nodes, times, joint, before)
+                    out[c, _WAITING] += waited
                     gap -= waited
                 if (
                     blocker >= 0 and meeting[blocker] >= 0 and not joint[meeting[blocker]]
                 ):  # only the transfer itself is communication
-                    moving = min(gap, end[blocker] - max(now, start[blocker]))
+                    moving = min(gap, end[blocker] - max(now, times.start[blocker]))
                     out[c, cause] += moving
-                    out[c, 11] += gap - moving
+                    out[c, _BUBBLE] += gap - moving
                 else:
                     out[c, cause] += gap
-            busy = end[i] - max(start[i], now)
+            busy = end[i] - max(times.start[i], now)
             if busy > 0 and divided[op[i]]:
-                out[c] += split[op[i]]
+                out[c] += counts.split_ps[op[i]]
             elif busy > 0:
-                kind = kinds[op[i]]
-                if phase[i] == 2:
-                    kind = 3
-                elif phase[i] == 3 and kind != 12:
-                    kind = 4
-                out[c, kind] += busy
+                cause = counts.running[op[i]]
+                if counts.phase[i] == _RECOMPUTING:
+                    cause = _RECOMPUTE
+                elif counts.phase[i] == _UPDATING and cause != _HOST:
+                    cause = _OPTIMIZER
+                out[c, cause] += busy
             now = max(now, end[i])
         if step_end > now and len(before) and not has_pipeline:
             own_end = max(now, class_end[c])
-            out[c, 5] += own_end - now
-            out[c, 13] += step_end - own_end
+            out[c, _DATA_PARALLEL] += own_end - now
+            out[c, _WAITING] += step_end - own_end
         elif step_end > now:
-            out[c, 11 if has_pipeline else 5] += step_end - now
+            out[c, _BUBBLE if has_pipeline else _DATA_PARALLEL] += step_end - now
     return out
 
 

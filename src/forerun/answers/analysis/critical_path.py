@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forerun.answers.analysis.breakdown import node_causes, stream_before
+from forerun.answers.analysis.breakdown import Times, node_causes, stream_before, times_of
 from forerun.answers.analysis.fold_program import FOLDED_BLOCKS
 from forerun.answers.analysis.reading import Simulation
 from forerun.common.errors import ForerunError
 from forerun.common.jit import njit
+from forerun.core.engine.actors import Nodes, nodes_of
 from forerun.core.engine.simulate import Timeline
 from forerun.core.program.causes import N_CAUSES, Cause
-from forerun.core.program.types import I8, I32, I64, FlatProgram, Program
+from forerun.core.program.types import I32, I64, FlatProgram, Program
 
 Mask = npt.NDArray[np.bool_]
 
@@ -73,14 +74,12 @@ def path_of(program: Program, flat: FlatProgram, timeline: Timeline, issue_ps: I
     step_ps = timeline.end_of_step_ps
     before = stream_before(flat.class_ptr, flat.stream)
     member_ptr, member = _members(flat.meeting, len(flat.meeting_size))
-    columns = (flat.op, flat.pred_ptr, flat.pred, flat.meeting, flat.sync, issue_ps)
-    times = (timeline.start_ps, timeline.end_ps, timeline.issue_end_ps)
     owner = int(np.argmax(timeline.class_end_ps))
     mine = slice(int(flat.class_ptr[owner]), int(flat.class_ptr[owner + 1]))
     last = np.flatnonzero(timeline.end_ps[mine] == step_ps)
     by_host = len(last) == 0
     first = mine.stop - 1 if by_host else mine.start + int(last[0])
-    walk = (*columns, *times, before, member_ptr, member, first, by_host)
+    walk = (nodes_of(flat), times_of(timeline), issue_ps, before, member_ptr, member, first, by_host)
     pieces = np.empty(_walk(*walk, np.empty(0, np.int64)), np.int64)
     _walk(*walk, pieces)
     pieces = pieces[::-1]
@@ -150,23 +149,22 @@ def _members(meeting: I32, n_meetings: int) -> tuple[I64, I32]:
 
 
 @njit
-def _waited_for(
-    i: int, at: int, pred_ptr: I64, pred: I32, before: I32, end: I64, issued: I64
-) -> tuple[bool, int]:  # fmt: skip
+def _waited_for(i: int, at: int, nodes: Nodes, times: Times, before: I32) -> tuple[bool, int]:
     """Whether node `i` itself was ready no earlier than `at`, and the node that it waited for last, -1 for the host."""
-    if before[i] >= 0 and end[before[i]] == at:
+    if before[i] >= 0 and times.end[before[i]] == at:
         return True, before[i]
     found = -1
-    for e in range(pred_ptr[i], pred_ptr[i + 1]):
-        if end[pred[e]] == at and (found < 0 or pred[e] < found):
-            found = pred[e]
-    return found >= 0 or issued[i] == at, found
+    for e in range(nodes.pred_ptr[i], nodes.pred_ptr[i + 1]):
+        p = nodes.pred[e]
+        if times.end[p] == at and (found < 0 or p < found):
+            found = p
+    return found >= 0 or times.issued[i] == at, found
 
 
 @njit
 def _walk(
-    op: I32, pred_ptr: I64, pred: I32, meeting: I32, sync: I8, issue_ps: I64, start: I64, end: I64,
-    issued: I64, before: I32, member_ptr: I64, member: I32, first: int, by_host: bool, pieces: I64,
+    nodes: Nodes, times: Times, issue_ps: I64, before: I32, member_ptr: I64, member: I32, first: int, by_host: bool,
+    pieces: I64,
 ) -> int:  # fmt: skip
     """Walk back from the end of node `first`, or of its launch; how many pieces the path has.
 
@@ -178,19 +176,19 @@ def _walk(
             pieces[n] = -1 - node if host else node
         n += 1
         if host:
-            at = issued[node] - issue_ps[op[node]]
+            at = times.issued[node] - issue_ps[nodes.op[node]]
             if at == 0:
                 break
             node -= 1
-            host = not (sync[node] and end[node] == at)
+            host = not (nodes.sync[node] and times.end[node] == at)
             continue
-        at = start[node]
+        at = times.start[node]
         if at == 0:
             break
-        own, found = _waited_for(node, at, pred_ptr, pred, before, end, issued)
+        own, found = _waited_for(node, at, nodes, times, before)
         if not own:
-            for k in range(member_ptr[meeting[node]], member_ptr[meeting[node] + 1]):
-                other, found = _waited_for(member[k], at, pred_ptr, pred, before, end, issued)
+            for k in range(member_ptr[nodes.meeting[node]], member_ptr[nodes.meeting[node] + 1]):
+                other, found = _waited_for(member[k], at, nodes, times, before)
                 if other:
                     node = member[k]
                     break

@@ -10,12 +10,12 @@ import numpy as np
 from forerun.answers.analysis.around_step import around_program
 from forerun.answers.analysis.reading import Simulation, Subject, simulate_program
 from forerun.common.errors import ForerunError
-from forerun.core.cost.attention import BACKWARD_FLOPS
 from forerun.core.cost.measured import Measured
 from forerun.core.cost.step_costs import Launching
 from forerun.core.network.network_file import Network
 from forerun.core.network.on_topology import check_size
 from forerun.core.program.counts import op_counts
+from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS
 from forerun.core.program.origin import TRACE, Origin
 from forerun.core.program.scale import scaled
 from forerun.core.program.storage import load
@@ -142,7 +142,7 @@ def _of_model(ops: OpTable) -> F64:
     of = ops.attention(rows)
     pairs = np.maximum(1.0, of.seq_q * of.seq_kv)
     run = pairs - np.where(of.causal, 0.5 * np.minimum(of.seq_q, of.seq_kv) ** 2, 0.0)
-    share[rows] = pairs / run * np.where(of.backward, _PALM_BACKWARD / BACKWARD_FLOPS, 1.0)
+    share[rows] = pairs / run * np.where(of.backward, _PALM_BACKWARD / ATTENTION_BACKWARD_FLOPS, 1.0)
     return share
 
 

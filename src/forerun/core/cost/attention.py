@@ -19,19 +19,14 @@ from functools import lru_cache
 
 import numpy as np
 
+from forerun.core.cost.kernel_constants import kernel_constants
 from forerun.core.cost.profile import AttentionEntry, Profile, load_profile
-from forerun.core.program.kinds import Attention
+from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, Attention
 from forerun.core.program.types import F64, I64
 from forerun.describe.cluster.types import Device
 from forerun.describe.kernels.attention import fused_kernel
 
-BACKWARD_FLOPS = 2.5
 _US = 1e-6
-_ROWS = 128
-_BYTES = 2.0
-_BACKWARD_PASSES = 3.0
-"""the backward pass reads queries, output and its gradient, keys and values, and writes three gradients: three times
-the forward's bytes, with query gradients accumulated in fp32"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +91,7 @@ def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile
         backward_rate=rate.backward,
         extra_keys=entry.extra_keys,
         launch_s=entry.launch_us * _US,
-        tail_rows=entry.tail * _ROWS * device.multiprocessors,
+        tail_rows=entry.tail * kernel_constants().attention.block_queries * device.multiprocessors,
         slowdown=entry.slowdown,
         slowdown_tau_s=entry.slowdown_tau_us * _US,
         bytes_per_s=profile.attention.hbm_fraction * device.memory_bytes_per_s,
@@ -111,20 +106,21 @@ def attention_s(shape: Attention[I64] | Attention[F64], rates: AttentionRates, s
     A causal mask halves the square on the diagonal: pairs = s_q s_k - min(s_q, s_k)^2 / 2. `speed` multiplies the
     compute rate, which never passes the peak.
     """
+    constants = kernel_constants().attention
     batch, heads, seq_q, seq_kv = shape.batch, shape.heads, shape.seq_q, shape.seq_kv
     square = np.minimum(seq_q, seq_kv)
     keys = seq_kv - (shape.causal != 0) * 0.5 * square * square / seq_q
     width = shape.head_dim + shape.v_head_dim
     is_backward = shape.backward != 0
     rate = rates.flops_per_s * np.where(is_backward, rates.backward_rate * speed, speed)
-    per_pair = 2.0 * rates.padded * width * np.where(is_backward, BACKWARD_FLOPS, 1.0)
+    per_pair = 2.0 * rates.padded * width * np.where(is_backward, ATTENTION_BACKWARD_FLOPS, 1.0)
     per_pair = per_pair / np.minimum(rate, rates.peak_flops_per_s)
-    per_key = batch * heads * np.maximum(seq_q, _ROWS) * per_pair
+    per_key = batch * heads * np.maximum(seq_q, constants.block_queries) * per_pair
     ideal = per_key * keys
     slower = 1.0 + rates.slowdown * ideal / (ideal + rates.slowdown_tau_s)
     work = per_key * (keys + rates.extra_keys) * slower
     tail = rates.tail_rows * per_pair * (seq_kv + rates.extra_keys)
-    traffic = _BYTES * batch * (seq_q * heads + seq_kv * shape.kv_heads) * width / rates.bytes_per_s
-    traffic = traffic * np.where(is_backward, _BACKWARD_PASSES, 1.0)
+    traffic = constants.element_bytes * batch * (seq_q * heads + seq_kv * shape.kv_heads) * width / rates.bytes_per_s
+    traffic = traffic * np.where(is_backward, constants.backward_passes, 1.0)
     time: F64 = rates.launch_s + ((work + tail) ** 4 + traffic**4) ** 0.25
     return time

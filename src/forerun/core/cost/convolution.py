@@ -14,11 +14,9 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.core.cost.gemm import DGRAD, WGRAD, GemmRates, overlapped_s
+from forerun.core.cost.kernel_constants import kernel_constants
 from forerun.core.program.kinds import Gemm
 from forerun.core.program.types import F64, I64
-
-_PARTIAL_BYTES = 8.0
-"""written and read again for each partial sum, fp32"""
 
 
 def convolution_s(shape: Gemm[I64], rates: GemmRates, speed: float = 1.0) -> F64:
@@ -35,6 +33,6 @@ def convolution_s(shape: Gemm[I64], rates: GemmRates, speed: float = 1.0) -> F64
     compute = 2.0 * (result * split + rates.wave_outputs) * (depth / split + rates.depth_pad) / rate
     ideal = 2.0 * work / rate
     compute = compute * (1.0 + rates.slowdown * ideal / (ideal + rates.slowdown_tau_s))
-    partial = np.where(split > 1.0, result * split * _PARTIAL_BYTES, 0.0)
+    partial = np.where(split > 1.0, result * split * kernel_constants().convolution.partial_sum_bytes, 0.0)
     memory = (shape.operand_bytes + result * rates.output_bytes + partial) / rates.bytes_per_s
     return np.asarray(rates.launch_s + overlapped_s(compute, memory, rates), np.float64)

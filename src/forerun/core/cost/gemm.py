@@ -19,17 +19,14 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from forerun.core.cost.kernel_constants import kernel_constants
 from forerun.core.cost.profile import Profile, load_profile
+from forerun.core.program.kinds import GemmRole
 from forerun.core.program.types import F64, I64
 from forerun.describe.cluster.types import Device
 
-WGRAD = 2
-DGRAD = 1
+DGRAD, WGRAD = int(GemmRole.DGRAD), int(GemmRole.WGRAD)
 _US = 1e-6
-_TILE = 128 * 128
-_ALIGN_BYTES = 16
-_ROWS = 16
-_PADDING_GAIN = 1.1
 
 DTYPE_BYTES = {
     "fp32": (4.0, 4.0),
@@ -90,7 +87,7 @@ def gemm_rates(device: Device, dtype: str, profile: Profile | None = None) -> Ge
         peak_flops_per_s=peak,
         bytes_per_s=entry.hbm_gb_s / profile.reference.hbm_gb_s * device.memory_bytes_per_s,
         launch_s=entry.launch_us * _US,
-        wave_outputs=entry.wave_fraction * _TILE * device.multiprocessors,
+        wave_outputs=entry.wave_fraction * kernel_constants().gemm.tile_outputs * device.multiprocessors,
         depth_pad=entry.depth_pad,
         slowdown=entry.slowdown,
         slowdown_tau_s=entry.slowdown_tau_us * _US,
@@ -127,6 +124,7 @@ def gemm_s(
     never passes the peak. Where it `pads`, as TorchInductor does, unaligned operands are copied into aligned ones
     first, if that is faster by more than a tenth (torch/_inductor/fx_passes/pad_mm.py, `is_padded_faster`).
     """
+    constants = kernel_constants().gemm
     m, n, k = np.asarray(m, np.float64), np.asarray(n, np.float64), np.asarray(k, np.float64)
     role = np.asarray(role)
     by_role = np.where(role == WGRAD, rates.wgrad_rate, np.where(role == DGRAD, rates.dgrad_rate, 1.0))
@@ -136,7 +134,7 @@ def gemm_s(
     compute = 2.0 * (result + rates.wave_outputs * kernels) * (k + rates.depth_pad) / rate
     compute = compute * (1.0 + rates.slowdown * ideal / (ideal + rates.slowdown_tau_s))
     if rates.odd_rows:
-        compute = compute * (1.0 + rates.odd_rows * (m % _ROWS != 0))
+        compute = compute * (1.0 + rates.odd_rows * (m % constants.aligned_rows != 0))
     accumulate = np.asarray(accumulate_bytes, np.float64)
     operands = batch * (m + n) * k * rates.input_bytes
     stored = result * np.where(accumulate > 0, 0.0, rates.output_bytes)
@@ -146,10 +144,10 @@ def gemm_s(
     quantised = rates.quant_passes * 3.0 * batch * m * k / rates.bytes_per_s
     time = overlapped_s(compute, memory, rates)
     if rates.unaligned:  # operands of a weight's gradient lie in rows of m and n, others in rows of k
-        step, row = _ALIGN_BYTES / rates.input_bytes, np.where(role == WGRAD, m, k)
+        step, row = constants.aligned_bytes / rates.input_bytes, np.where(role == WGRAD, m, k)
         slow = (1.0 + rates.unaligned * ((n % step != 0) | (row % step != 0))) * time
         padded = time + 2.0 * operands / rates.bytes_per_s
-        time = np.where(pads & (slow > _PADDING_GAIN * padded), padded, slow)
+        time = np.where(pads & (slow > constants.padding_gain * padded), padded, slow)
     whole: F64 = rates.launch_s + time + exposed + quantised
     return whole
 

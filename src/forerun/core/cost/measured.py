@@ -1,4 +1,4 @@
-"""A user's own measurements: times of kernels by shape, times of collectives by size. They go over shipped constants.
+"""A user's own measurements: times of kernels by shape and of collectives by size, which replace the models' times.
 
 Matrix multiplications and attention are looked up by their exact shape. Memory-bound kernels and collectives are curves
 over bytes: straight lines between measurements in logarithms of both, and beyond them the bandwidth and latency of
@@ -47,7 +47,7 @@ class Curve:
         return times[-1] + slope * (size_bytes - sizes[-1]), False
 
     def _s_per_byte(self, segment: int) -> float:
-        """Slope of a segment; where noise makes it fall, that of the measurement with the most bytes in it."""
+        """Returns the slope of a segment; where noise makes times fall, seconds per byte of its larger measurement."""
         bytes_ = self.size_bytes[segment + 1] - self.size_bytes[segment]
         time = self.time_s[segment + 1] - self.time_s[segment]
         return time / bytes_ if time > 0 else self.time_s[segment + 1] / self.size_bytes[segment + 1]
@@ -96,7 +96,7 @@ class Measured:
     network: NetworkProfile | None = None
 
     def lookup(self, ops: OpTable, groups: Sequence[CommGroup]) -> Found:
-        """Times of the rows of `ops` whose collectives run in `groups`."""
+        """Looks up the times of the rows of `ops`, whose collectives run in `groups`."""
         found = Found(np.full(len(ops), np.nan), np.zeros(len(ops), np.bool_), {})
         for row, kind in enumerate(ops.kind.tolist()):
             if self.kernels is not None and kind in _KERNELS:
@@ -108,7 +108,7 @@ class Measured:
 
 
 def _take(found: Found, row: int, time_s: float | None, what: str) -> None:
-    """Note an exact time, or that there is none."""
+    """Notes an exact time, or that there is none."""
     if time_s is None:
         found.lacks[row] = f"{what}: not measured"
     else:
@@ -116,7 +116,7 @@ def _take(found: Found, row: int, time_s: float | None, what: str) -> None:
 
 
 def _along(found: Found, row: int, curve: Curve | None, size: float, what: str, times: int = 1) -> None:
-    """Note the time of `times` pieces of `size` bytes on a curve."""
+    """Notes the time of `times` pieces of `size` bytes, read from a curve."""
     if curve is None:
         found.lacks[row] = f"{what}: not measured"
         return

@@ -101,7 +101,7 @@ def read_network_profile(path: str | Path) -> NetworkProfile:
 
 
 def _curves(points: Mapping[tuple[Key, float], float]) -> dict[Key, Curve]:
-    """Points by what they are of, as curves in rising order of bytes."""
+    """Makes a curve, in rising order of bytes, of the points of each key."""
     sorted_points: dict[Key, list[tuple[float, float]]] = {}
     for (key, size), time_s in sorted(points.items(), key=lambda item: item[0][1]):
         sorted_points.setdefault(key, []).append((size, time_s))
@@ -171,7 +171,7 @@ class _Row:
         return value
 
     def choice(self, column: str, choices: Mapping[str, Choice]) -> Choice:
-        """One of `choices`, whatever its case and dashes."""
+        """Returns what the cell means among `choices`, whatever its case and dashes."""
         value = self.cells.get(column, "").lower().replace("-", "_")
         if value not in choices:
             raise self.wrong(column, f"one of {', '.join(choices)}")

@@ -14,7 +14,7 @@ _US = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class MemoryRates:
-    """Of kernels on the device, and of the copy engine as a share of the host link."""
+    """Rates of memory-bound kernels on the device, and of its copy engine as a share of the host link."""
 
     bytes_per_s: float
     peak_bytes_per_s: float

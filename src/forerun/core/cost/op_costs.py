@@ -1,4 +1,4 @@
-"""Durations of the rows of an op table: each kind goes to its model, all rows of a kind at once."""
+"""Times of the rows of an op table: all rows of a kind go to the model of their kind at once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from forerun.common.units import PS_PER_S
 from forerun.core.cost.attention import attention_rates, attention_s
 from forerun.core.cost.convolution import convolution_s
 from forerun.core.cost.gemm import gemm_rates, gemm_s
+from forerun.core.cost.kernel_constants import kernel_constants
 from forerun.core.cost.memory_bound import host_copy_s, memory_bound_s, memory_rates
 from forerun.core.cost.profile import load_profile
 from forerun.core.network.lines import smooth_minimum_s
@@ -23,13 +24,9 @@ from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import F64, I64, Collective, OpTable
 from forerun.describe.cluster.types import Cluster, Device, KernelRates
 
-_GEMM_RANGE = (64, 65536)
-_SEQ_RANGE = (128, 131072)
-_MEASURED_RANKS = 8
-
 
 def on_topology(network: Network, cluster: Cluster, n_gpus: int) -> OnTopology:
-    """Collectives of `n_gpus` of `cluster` on `network`."""
+    """Prepares the collectives of `n_gpus` of `cluster` on `network`."""
     return OnTopology(network, n_gpus, cluster, load_profile(cluster.device.cost_profile).collectives)
 
 
@@ -56,7 +53,7 @@ def durations_ps(
     network: OnTopology | None = None,
     padded: Sequence[int] = (),
 ) -> tuple[I64, F64]:
-    """Picoseconds of every row, and 1 where its shape lies in the measured range of a measured device, else 0.
+    """Returns picoseconds of every row, and 1 where its shape lies in the measured range of a measured device, else 0.
 
     `device.sustained` slows matrix multiplications and attention. Fixed delays count as measured. With `network`
     collectives run on it in place of the links of the cluster, and none of them counts as measured. `padded` rows are
@@ -81,7 +78,7 @@ _Costs = tuple[F64, F64 | float]
 
 
 def _same(values: Sequence[str], rows: I64) -> dict[str, I64]:
-    """Places in `rows` by the rows' entry of `values`."""
+    """Groups the places in `rows` by the entry of `values` that each row has."""
     found: dict[str, list[int]] = {}
     for place, row in enumerate(rows.tolist()):
         found.setdefault(values[row], []).append(place)
@@ -101,7 +98,7 @@ def _gemms(ops: OpTable, rows: I64, run: _Run) -> _Costs:
         sizes = (of.m, of.n, of.k, constants, of.batch.astype(np.float64), of.role, of.accumulate_bytes)
         time_s[places] = gemm_s(*sizes, speed, of.kernels, pads[rows[places]])
     every = ops.gemm(rows)
-    return time_s, _within(_GEMM_RANGE, every.m, every.n, every.k)
+    return time_s, _within(kernel_constants().gemm.calibrated_sizes, every.m, every.n, every.k)
 
 
 def _attention(ops: OpTable, rows: I64, run: _Run) -> _Costs:
@@ -113,12 +110,15 @@ def _attention(ops: OpTable, rows: I64, run: _Run) -> _Costs:
             constants, shape = attention_rates(run.device, kernel, head_dim), ops.attention(rows[places])
             speed = run.device.sustained * rates.attention * np.where(shape.backward, rates.attention_backward, 1.0)
             time_s[places] = attention_s(shape, constants, speed)
-            covered[places] = _within(_SEQ_RANGE, shape.seq_q, shape.seq_kv) * constants.calibrated
+            covered[places] = (
+                _within(kernel_constants().attention.calibrated_lengths, shape.seq_q, shape.seq_kv)
+                * constants.calibrated
+            )
     return time_s, covered
 
 
 def _within(measured: tuple[int, int], *sizes: I64) -> F64:
-    """1 where all `sizes` are in the range `measured`, else 0."""
+    """Returns 1 where all `sizes` are in the range `measured`, else 0."""
     inside = (np.minimum.reduce(sizes) >= measured[0]) & (np.maximum.reduce(sizes) <= measured[1])
     return np.asarray(inside, np.float64)
 
@@ -155,7 +155,9 @@ def _line_row(kind: int, group: CommGroup, cluster: Cluster, network: OnTopology
     measured = load_profile(cluster.device.cost_profile).collectives
     latency, slope = collective_lines(Collective(kind), group.nodes, group.ranks_per_node, cluster, measured).columns()
     known = group.size == 1 or (
-        measured_in_node(cluster, measured) and group.nodes == 1 and group.size <= _MEASURED_RANKS
+        measured_in_node(cluster, measured)
+        and group.nodes == 1
+        and group.size <= kernel_constants().collectives.calibrated_ranks
     )
     return latency, slope, float(known)
 

@@ -96,7 +96,7 @@ class MetricsConstants:
 
 @dataclass(frozen=True, slots=True)
 class PeriodicConstants:
-    """periodic.yaml."""
+    """All constants of periodic.yaml."""
 
     checkpoint: CheckpointConstants
     gc: GcConstants

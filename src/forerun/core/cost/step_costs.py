@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from forerun.common.units import PS_PER_S, PS_PER_US
 from forerun.core.cost.gradient_exchange import exchange_s, priced_rows, wires_of
+from forerun.core.cost.kernel_constants import kernel_constants
 from forerun.core.cost.link_demand import link_demand
 from forerun.core.cost.measured import Measured
 from forerun.core.cost.op_costs import durations_ps, on_topology
@@ -25,8 +26,6 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import breaks_graphs
 from forerun.describe.stacks.stack import Stack
-
-_GRAPH_ISSUE_US = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ def step_costs(
 
 
 def _host_path_ps(ops: OpTable, groups: tuple[CommGroup, ...], cluster: Cluster, n_gpus: int) -> I64:
-    """What the way through host memory takes of each op at least, (n_ops,); 0 with peer access."""
+    """Returns the least picoseconds of each op on the way through host memory, (n_ops,); 0 with peer access."""
     slope = np.zeros(len(ops))
     if not cluster.links[0].peer_to_peer:
         for row in np.flatnonzero(ops.is_communication).tolist():
@@ -151,9 +150,9 @@ def _host_path_ps(ops: OpTable, groups: tuple[CommGroup, ...], cluster: Cluster,
 
 
 def _issue_ps(stack: Stack, launching: Launching, n_ops: int) -> I64:
-    """Host time of a launch of each op, (n_ops,)."""
+    """Returns the host's time for one launch of each op in picoseconds, (n_ops,)."""
     if launching.cuda_graphs:
-        return np.full(n_ops, int(_GRAPH_ISSUE_US * PS_PER_US), np.int64)
+        return np.full(n_ops, int(kernel_constants().cuda_graph.issue_us * PS_PER_US), np.int64)
     issue_us = np.full(n_ops, stack.compiled_issue_us if launching.compiled else stack.issue_us)
     issue_us[list(launching.compiled_ops)] = stack.compiled_issue_us
     out: I64 = (issue_us * PS_PER_US).astype(np.int64)

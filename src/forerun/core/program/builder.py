@@ -11,7 +11,7 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
-from forerun.core.program.kinds import N_DETAILS, Attention, Direction, Gemm, OpKind
+from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, N_DETAILS, Attention, Direction, Gemm, OpKind
 from forerun.core.program.types import Block, Category, Collective, OpRow, OpTable, Phase, Stream
 
 _GEMM = int(OpKind.GEMM)
@@ -19,7 +19,6 @@ _ATTENTION = int(OpKind.ATTENTION)
 _MEMORY = int(OpKind.MEMORY)
 _SEND_RECV = int(Collective.SEND_RECV)
 _ALL_DETAILS = (0,) * N_DETAILS
-_BACKWARD_FLOPS = 2.5
 
 
 class OpTableBuilder:
@@ -32,7 +31,7 @@ class OpTableBuilder:
         return len(self._index)
 
     def add(self, row: OpRow | tuple[object, ...]) -> int:
-        """Index of the operation with exactly these fields: an OpRow, or a plain tuple of its fields in order."""
+        """Returns the index of the operation `row`, an OpRow or a plain tuple of its fields in order."""
         index = self._index
         found = index.get(row)
         if found is None:
@@ -100,7 +99,7 @@ class OpTableBuilder:
         if flops is None:
             square = min(seq_q, seq_kv)
             pairs = seq_q * seq_kv - (0.5 * square * square if shape.causal else 0.0)
-            flops = 2.0 * batch * heads * pairs * width * (_BACKWARD_FLOPS if shape.backward else 1.0) * share
+            flops = 2.0 * batch * heads * pairs * width * (ATTENTION_BACKWARD_FLOPS if shape.backward else 1.0) * share
         query = batch * seq_q * heads * shape.head_dim * element_bytes
         output = batch * seq_q * heads * shape.v_head_dim * element_bytes
         key_value = batch * seq_kv * shape.kv_heads * width * element_bytes
@@ -185,7 +184,7 @@ class OpTableBuilder:
         )
 
     def build(self) -> OpTable:
-        """The table, one row for each distinct operation, in order of first addition."""
+        """Returns the table of all operations, in the order in which they were first added."""
         by_field = zip(*self._index, strict=True) if self._index else [()] * len(OpRow._fields)
         name, kind, dtype, kernel, details, flops, read, written, collective, group, comm, launches = by_field
         # The first column is for the width, and left out.
@@ -230,7 +229,7 @@ class BlockBuilder:
         channel: int = -1,
         sync: bool = False,
     ) -> int:
-        """Append a node and return its local index.
+        """Appends a node and returns its local index.
 
         `after` are nodes of this block, `wait` event slots, `record` the slot that the node's end records, `channel`
         the rendezvous channel; with `sync` the host waits for the node's end.
@@ -246,26 +245,26 @@ class BlockBuilder:
         return index
 
     def alloc(self, size_bytes: int, category: int, at_node: int | None = None) -> int:
-        """A tensor allocated before `at_node` (None: before the next node; -1: before the block). Its number."""
+        """Adds a tensor that is allocated before `at_node` (None: the next node; -1: the block). Returns its number."""
         self._tensors.append([int(size_bytes), category, len(self) if at_node is None else at_node, -1])
         return len(self._tensors) - 1
 
     def free(self, tensor: int, at_node: int | None = None) -> None:
-        """Free `tensor` after `at_node` (None: after the last node so far). A tensor never freed outlives the block."""
+        """Frees `tensor` after `at_node` (None: the last node so far). A tensor never freed outlives the block."""
         self._tensors[tensor][3] = len(self) - 1 if at_node is None else at_node
 
     def tensor(self, size_bytes: int, category: int, alloc: int, free: int) -> int:
-        """A tensor allocated before node `alloc` and freed after node `free` (-1: outside the block). Its number."""
+        """Adds a tensor that lives from node `alloc` to node `free` (-1: outside the block). Returns its number."""
         self._tensors.append([int(size_bytes), category, alloc, free])
         return len(self._tensors) - 1
 
     def temporary(self, size_bytes: int, node: int, category: int = Category.TEMPORARY) -> int:
-        """A tensor alive during `node` only. Its number."""
+        """Adds a tensor that lives during `node` only. Returns its number."""
         self._tensors.append([int(size_bytes), category, node, node])
         return len(self._tensors) - 1
 
     def build(self, name: str) -> Block:
-        """The block; the builder can go on and build a longer one."""
+        """Returns the block so far; the builder can go on to a longer one."""
         rows = np.array(array("i", self._rows), np.int32).reshape(-1, 7)
         tensors = np.array(self._tensors, np.int64).reshape(-1, 4)
         return Block(

@@ -10,7 +10,7 @@ from forerun.core.program.types import I64, Phase, Program
 
 
 def op_counts(program: Program, phases: Collection[Phase] = tuple(Phase)) -> I64:
-    """Executions of every op by rank class, (n_classes, n_ops), in nodes of these `phases`."""
+    """Counts how often each rank class runs each op in nodes of these `phases`, (n_classes, n_ops)."""
     n_ops, n_blocks = len(program.ops), len(program.blocks)
     counts = np.zeros((len(program.rank_classes), n_ops), np.int64)
     if not n_blocks:

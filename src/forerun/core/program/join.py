@@ -1,4 +1,4 @@
-"""join: Programs of GPUs that differ, as one Program in which they meet in their data-parallel collectives."""
+"""Joins Programs of GPUs that differ into one, in which they meet in their data-parallel collectives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Part:
 
 
 def joined(parts: Sequence[Part]) -> Program:
-    """One Program with the rank classes of every part, in order, called `<part>: <class>`.
+    """Returns one Program with the rank classes of every part, in order, called `<part>: <class>`.
 
     In each pipeline stage the ranks of the first part come first. The k-th collectives that the parts run in a group
     that holds ranks of two of them become a rendezvous, class by class: they start when the last part is ready. Where
@@ -56,7 +56,7 @@ def joined(parts: Sequence[Part]) -> Program:
 
 
 def _divided(groups: Sequence[CommGroup], parts: Sequence[Part]) -> list[int]:
-    """Groups of an axis inside a pipeline stage that hold ranks of two parts.
+    """Finds the groups of an axis inside a pipeline stage that hold ranks of two parts.
 
     The groups of `size` ranks `inner` apart fill blocks of `size x inner` ranks of the stage; one that a border between
     parts runs through is divided.
@@ -79,7 +79,7 @@ def _meets(block: Block, ops: OpTable, divided: Sequence[int]) -> I64:
 
 
 def _check_same_collectives(parts: Sequence[Part], divided: Sequence[int]) -> None:
-    """Refuse parts that would wait for each other for ever, or move different bytes in one collective."""
+    """Refuses parts that would wait for each other for ever, or move different bytes in one collective."""
     for number in range(len(parts[0].program.rank_classes)):
         for group in divided:
             found = [_collectives(part.program, number, group, divided) for part in parts]
@@ -97,7 +97,7 @@ _Run = tuple[int, float]
 
 
 def _collectives(program: Program, number: int, group: int, divided: Sequence[int]) -> list[_Run]:
-    """What class `number` runs in `group`, in issue order."""
+    """Lists the collectives that class `number` runs in `group`, in issue order."""
     ops = program.ops
     per_block: dict[int, list[_Run]] = {}
     out: list[_Run] = []
@@ -133,7 +133,7 @@ class _Joining:
         """of each part"""
 
     def add(self, number: int) -> None:
-        """Append part `number`."""
+        """Appends part `number`."""
         part = self.parts[number]
         program, first_class = part.program, number * self.n_classes
         first_op = sum(len(earlier.program.ops) for earlier in self.parts[:number])
@@ -153,7 +153,7 @@ class _Joining:
             self.classes.append(replace(cls, name=f"{part.name}: {cls.name}", n_ranks=n_ranks, block=block))
 
     def _moved(self, program: Program, place: int, block: Block, first_op: int, first_channel: int) -> Block:
-        """`block` as class `place` of a part runs it."""
+        """Returns `block` with the ops and channels that class `place` of a part has in the joined Program."""
         channel = np.where(block.channel >= 0, block.channel + first_channel, -1).astype(np.int16)
         meets = _meets(block, program.ops, self.divided)
         for group in np.unique(meets[meets >= 0]).tolist():
@@ -161,7 +161,7 @@ class _Joining:
         return replace(block, op=(block.op + first_op).astype(np.int32), channel=channel)
 
     def _channel(self, place: int, group: int) -> int:
-        """Channel in which class `place` of all parts meets for collectives of `group`."""
+        """Returns the channel in which class `place` of all parts meets for collectives of `group`."""
         if (place, group) not in self.joint:
             program = self.parts[0].program
             name = f"{program.groups[group].axis} of {program.rank_classes[place].name}"

@@ -15,6 +15,9 @@ import numpy as np
 from forerun.core.program.causes import Cause
 
 T = TypeVar("T")
+ATTENTION_BACKWARD_FLOPS = 5 / 2
+"""FLOPs of attention's backward kernel over those of its forward kernel: five products for each pair of a query and a
+key where the forward kernel does two (FlashAttention-2, arXiv 2307.08691, section 4.1)"""
 _NONE: Any = 0
 _ONE: Any = 1
 

@@ -1,4 +1,4 @@
-"""laid_out: the groups of a Program on the nodes of another cluster."""
+"""Places the communication groups of a Program on the nodes of another cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forerun.core.program.types import Program
 
 
 def laid_out(program: Program, node_size: int) -> Program:
-    """`program` with its groups placed on nodes of `node_size` ranks.
+    """Returns `program` with its groups on nodes of `node_size` ranks.
 
     By the ranks of `meta["group_ranks"]` where there are any, else by how many ranks apart the members of a group are.
 

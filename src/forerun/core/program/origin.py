@@ -1,4 +1,4 @@
-"""Origin: what a Program says about where it comes from, its `meta` in types."""
+"""What a Program says about where it comes from: its `meta`, with types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRACE = "trace"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Everything that is not in `meta` is None or empty."""
+    """The entries of a Program's `meta`; what it does not say is None or empty."""
 
     source: str
     """`trace` for traced PyTorch, else empty"""
@@ -48,7 +48,7 @@ class Origin:
 
     @staticmethod
     def of(program: Program) -> Origin:
-        """The origin of `program`. Raises ForerunError for an entry of `meta` that can't be right."""
+        """Reads the origin of `program`. Raises ForerunError for an entry of `meta` that can't be right."""
         read, n_groups = _Reader(program), len(program.groups)
         ranks = sum(cls.n_ranks for cls in program.rank_classes)
         return Origin(

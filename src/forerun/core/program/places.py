@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def tiles_of(members: Sequence[int], world_size: int) -> list[tuple[int, ...]]:
-    """Shifted copies of the ranks `members` that share none, from rank 0 upwards; what fits none is left out.
+    """Returns shifted copies of `members` that share no rank, from rank 0 upwards. Ranks that fit none are left out.
 
     Every axis of a mesh, and every product of axes, fills its world with such copies.
     """

@@ -1,4 +1,4 @@
-"""scaled: a Program at another number of ranks, of which only data parallelism changes.
+"""Scales a Program to another number of ranks, of which only data parallelism changes.
 
 A rank is `a + s (i + d b)`: i counts along the data-parallel axis of d ranks, s apart; a and b are its place inside and
 outside of it. At another size the axis has d' ranks, everything else stays. A group that reaches along the whole axis
@@ -43,7 +43,7 @@ _ROUNDING = 1e-3
 
 
 def scaled(program: Program, n_ranks: int, node_size: int) -> Program:
-    """`program` on `n_ranks` ranks in nodes of `node_size`.
+    """Returns `program` on `n_ranks` ranks in nodes of `node_size`.
 
     Among several data-parallel axes the outermost replicated one is scaled, then the outermost sharded one: with HSDP
     replicas are added, as a longer run would.
@@ -97,14 +97,14 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """`size` ranks, `inner` apart, that become `to`."""
+    """The data-parallel axis: `size` ranks, `inner` ranks apart, that become `to`."""
 
     inner: int
     size: int
     to: int
 
     def place(self, rank: int) -> tuple[int, int, int]:
-        """(inside, along, outside)"""
+        """Returns the place of `rank` inside, along and outside the axis."""
         outer, rest = divmod(rank, self.inner * self.size)
         along, inside = divmod(rest, self.inner)
         return inside, along, outer
@@ -123,18 +123,18 @@ def _members(program: Program, origin: Origin) -> list[Ranks]:
 
 
 def _spacing(ranks: Ranks) -> int | None:
-    """How far evenly spaced ranks are apart; None for others and for one alone."""
+    """Returns the distance between ranks that are evenly spaced; None for other ranks and for one alone."""
     steps = {b - a for a, b in pairwise(ranks)}
     return steps.pop() if len(steps) == 1 else None
 
 
 def _step(ranks: Ranks) -> int:
-    """Ranks between neighbours of a group; of an uneven one, what all its distances are multiples of."""
+    """Returns the distance between neighbours of a group; of an uneven one, what divides all its distances."""
     return gcd(*(b - a for a, b in pairwise(ranks))) or 1
 
 
 def _axis(program: Program, origin: Origin, ranks: Sequence[Ranks], n_ranks: int) -> tuple[_Axis, bool]:
-    """The axis that changes, and whether state is sharded over it."""
+    """Finds the axis that changes, and whether state is sharded over it."""
     assert origin.data_parallel is not None
     even = [i for i in origin.data_parallel if _spacing(ranks[i]) is not None]
     shards = [set(ranks[i]) for i in origin.sharded if len(ranks[i]) > 1]
@@ -158,7 +158,7 @@ def _axis(program: Program, origin: Origin, ranks: Sequence[Ranks], n_ranks: int
 
 
 def _moved(axis: _Axis, ranks: Ranks, is_data_parallel: bool, name: str) -> Ranks:
-    """The ranks of a group when the axis has changed."""
+    """Returns the ranks that a group has once the axis has changed."""
     along: dict[tuple[int, int], list[int]] = {}
     for rank in ranks:
         inside, i, outer = axis.place(rank)
@@ -171,7 +171,7 @@ def _moved(axis: _Axis, ranks: Ranks, is_data_parallel: bool, name: str) -> Rank
 
 
 def _places(axis: _Axis, places: list[int], is_data_parallel: bool, name: str) -> Sequence[int]:
-    """Places along the changed axis of members at `places` of the present one."""
+    """Returns the places along the changed axis of members that are at `places` of the present one."""
     if len(places) == axis.size:
         return range(axis.to)
     if len(places) == 1:
@@ -188,7 +188,7 @@ def _places(axis: _Axis, places: list[int], is_data_parallel: bool, name: str) -
 
 
 def _class_sizes(classes: tuple[RankClass, ...], before: int, now: int) -> tuple[RankClass, ...]:
-    """Classes with their share of `now` ranks, at least one each."""
+    """Gives each class its share of `now` ranks, at least one."""
     sizes = [max(1, round(cls.n_ranks * now / before)) for cls in classes]
     largest = max(range(len(sizes)), key=lambda i: sizes[i])
     sizes[largest] = max(1, sizes[largest] + now - sum(sizes))
@@ -199,7 +199,7 @@ def _class_sizes(classes: tuple[RankClass, ...], before: int, now: int) -> tuple
 
 
 def _with_shares(program: Program, origin: Origin, copies: Mask, share: float) -> Program:
-    """`program` whose sharded state is `share` times as large on each rank; `copies` are ops that move shares."""
+    """Returns `program` with `share` times the sharded state on each rank; `copies` are ops that move such shares."""
     mine = [_works_on_share(block, program.ops, copies) for block in program.blocks]
     ops, twin = _with_twins(program, mine, share)
     whole = _unreduced(program, origin)
@@ -214,7 +214,7 @@ def _with_shares(program: Program, origin: Origin, copies: Mask, share: float) -
 
 
 def _shard_copies(program: Program, origin: Origin) -> Mask:
-    """Ops that move just one rank's share of a buffer that is gathered or scattered, (n_ops,)."""
+    """Finds ops that move just one rank's share of a buffer that is gathered or scattered, (n_ops,)."""
     ops = program.ops
     over = np.isin(ops.group, origin.sharded) & np.isin(
         ops.collective, [int(Collective.ALL_GATHER), int(Collective.REDUCE_SCATTER)]
@@ -232,19 +232,19 @@ def _shard_copies(program: Program, origin: Origin) -> Mask:
 
 
 def _scales(ops: OpTable) -> Mask:
-    """Ops whose size is the bytes that they move, (n_ops,)."""
+    """Finds ops whose size is the bytes that they move, (n_ops,)."""
     return ops.is_memory_bound | ops.is_host_copy
 
 
 def _works_on_share(block: Block, ops: OpTable, copies: Mask) -> Mask:
-    """Nodes of `block` that work on a rank's share."""
+    """Finds nodes of `block` that work on a rank's share of the state, (nodes,)."""
     update = (block.phase == Phase.OPTIMIZER) & _scales(ops)[block.op]
     out: Mask = update | (copies[block.op] & (block.stream != Stream.COMPUTE))
     return out
 
 
 def _with_twins(program: Program, mine: Sequence[Mask], share: float) -> tuple[OpTable, dict[int, int]]:
-    """The op table with rows of their own for ops of the nodes in `mine`, one mask a block, and their numbers."""
+    """Adds rows for the ops of nodes in `mine`, one mask for each block. Returns the table, and old numbers to new."""
     ops = program.ops
     used = [np.unique(block.op[nodes]) for block, nodes in zip(program.blocks, mine, strict=True)]
     rows = np.unique(np.concatenate([*used, np.zeros(0, np.int32)])).astype(np.int64)
@@ -261,7 +261,7 @@ def _with_twins(program: Program, mine: Sequence[Mask], share: float) -> tuple[O
 
 
 def _unreduced(program: Program, origin: Origin) -> list[int]:
-    """Sizes of gradients that wait in full to be scattered: those that a block with the scatter frees."""
+    """Finds the sizes of gradients that wait whole to be scattered: those that a block with a scatter frees."""
     ops, sizes = program.ops, set[int]()
     scatters = (ops.collective == Collective.REDUCE_SCATTER) & np.isin(ops.group, origin.sharded)
     for block in program.blocks:

@@ -1,4 +1,4 @@
-"""Save and load Programs: one .npz file of plain arrays with a JSON header, never pickles."""
+"""Saves and loads Programs: one .npz file of plain arrays with a JSON header, never pickles."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _CLASS_COLUMNS: dict[str, type[np.generic]] = {
 
 
 def save(program: Program, path: str | Path) -> None:
-    """Write `program` to `path` (.npz). The file appears whole or not at all.
+    """Writes `program` to `path` (.npz). The file appears whole or not at all.
 
     Raises:
         ForerunError: the folder can't be written, or `program.meta` holds something that is not JSON.
@@ -85,7 +85,7 @@ def save(program: Program, path: str | Path) -> None:
 
 
 def load(path: str | Path) -> Program:
-    """Read what `save` wrote, and check it.
+    """Reads what `save` wrote, in this version or an earlier one, and checks it.
 
     Raises:
         ForerunError: the file can't be read, is truncated, is no Program, is of another version, or its Program is
@@ -112,7 +112,7 @@ def load(path: str | Path) -> Program:
 
 
 def _program(header: Mapping[str, object], file: Mapping[str, _Array]) -> Program:
-    """Put the arrays back in place. Whatever is missing or of a wrong type raises one of _DAMAGE."""
+    """Makes the Program of a file. Whatever is missing or of a wrong type raises one of _DAMAGE."""
     blocks = {c: _split(file, f"blocks.{c}", dtype) for c, dtype in _BLOCK_COLUMNS.items()}
     steps = {c: _split(file, f"classes.{c}", dtype) for c, dtype in _CLASS_COLUMNS.items()}
     meta = header["meta"]
@@ -150,7 +150,7 @@ def _column(file: Mapping[str, _Array], key: str, dtype: type[np.generic]) -> An
 
 
 def _joined(key: str, columns: list[_Array]) -> dict[str, _Array]:
-    """Columns of all blocks (or classes) as one array and the place of each."""
+    """Joins the columns of all blocks, or of all classes, in one array, and says where each begins."""
     ends = np.cumsum([0, *map(len, columns)])
     return {key: np.concatenate([*columns, np.zeros(0, columns[0].dtype if columns else np.int8)]), f"{key}.ptr": ends}
 

@@ -44,18 +44,18 @@ _VERSION_1_COPIES = {2: Direction.IN, 3: Direction.OUT}
 
 
 def header_of(ops: OpTable) -> dict[str, Any]:
-    """The entries of the header."""
+    """Returns the entries of the JSON header."""
     texts = {entry: getattr(ops, column) for column, entry in _TEXTS.items()}
     return texts | {"op_details": {kind.name: columns_of(KINDS[kind].details) for kind in OpKind}}
 
 
 def arrays_of(ops: OpTable) -> dict[str, npt.NDArray[np.generic]]:
-    """The arrays by their names in the file."""
+    """Returns the arrays by their names in the file."""
     return {f"ops.{column}": getattr(ops, column) for column in (*_ARRAYS, "details")}
 
 
 def read_ops(header: Mapping[str, Any], arrays: _Arrays) -> OpTable:
-    """The table of a file of any version. Whatever is missing or of a wrong type raises what Python does."""
+    """Reads the table of a file of any version. What is missing or of a wrong type raises Python's own error."""
     old = header["version"] == 1
     columns: dict[str, Any] = {name: _array(arrays, name, dtype) for name, dtype in _ARRAYS.items()}
     named: Mapping[str, Sequence[str]] = _VERSION_1 if old else header["op_details"]
@@ -73,7 +73,7 @@ def _array(arrays: _Arrays, name: str, dtype: type[np.generic]) -> Any:
 
 
 def _details(kind: I8, stored: I64, named: Mapping[str, Sequence[str]]) -> I64:
-    """`stored`, whose columns are `named` by kind, in the order of today; a column that is new is 0."""
+    """Puts `stored`, whose columns are `named` by kind, in the order of `kinds`. A column that the file lacks is 0."""
     if stored.ndim != 2 or len(stored) != len(kind):
         raise ValueError("a row of details for each operation is missing")
     out = np.zeros((len(kind), N_DETAILS), np.int64)
@@ -86,7 +86,7 @@ def _details(kind: I8, stored: I64, named: Mapping[str, Sequence[str]]) -> I64:
 
 
 def _of_version_1(ops: OpTable) -> OpTable:
-    """A table of version 1, with everything in a column of its own."""
+    """Moves every figure of a table of version 1 to the column that is for it."""
     details, read = ops.details.copy(), ops.bytes_read.copy()
     details[ops.is_delay, 0], read[ops.is_delay] = np.rint(ops.bytes_read[ops.is_delay]), 0.0
     copies = np.flatnonzero(ops.is_host_copy)

@@ -123,11 +123,11 @@ class OpRow(NamedTuple):
     launches: int = 1
 
     def without_sizes(self) -> tuple[object, ...]:
-        """What the row is, but for its sizes."""
+        """Returns what the row is, apart from its sizes."""
         return (self.name, self.kind, self.dtype, self.kernel, self.collective, self.group)
 
     def amounts(self) -> tuple[float, float, float, float, int]:
-        """FLOPs, bytes read, written and communicated, launches."""
+        """Returns FLOPs, bytes read, written and communicated, and launches."""
         return (self.flops, self.bytes_read, self.bytes_written, self.bytes_comm, self.launches)
 
 
@@ -163,27 +163,27 @@ class OpTable:
         return len(self.kind)
 
     def gemm(self, rows: I64) -> Gemm[I64]:
-        """Columns of rows that are GEMMs."""
+        """Returns the columns of `rows`, all of them matrix products."""
         return Gemm(*self.details[rows, : WIDTH[OpKind.GEMM]].T)
 
     def attention(self, rows: I64) -> Attention[I64]:
-        """Columns of rows that are attention kernels."""
+        """Returns the columns of `rows`, all of them attention kernels."""
         return Attention(*self.details[rows, : WIDTH[OpKind.ATTENTION]].T)
 
     def transfer(self, rows: I64) -> Transfer[I64]:
-        """Columns of rows that are sends and receives."""
+        """Returns the columns of `rows`, all of them sends and receives."""
         return Transfer(self.details[rows, 0])
 
     def host_copy(self, rows: I64) -> HostCopy[I64]:
-        """Columns of rows that are copies between device and host memory."""
+        """Returns the columns of `rows`, all of them copies between device and host memory."""
         return HostCopy(self.details[rows, 0])
 
     def delay(self, rows: I64) -> Delay[I64]:
-        """Columns of rows that are delays."""
+        """Returns the columns of `rows`, all of them delays."""
         return Delay(self.details[rows, 0])
 
     def details_of(self, row: int) -> Details[int]:
-        """What only the kind of one row has."""
+        """Returns the columns that only the kind of `row` has."""
         kind = OpKind(self.kind[row])
         return KINDS[kind].details(*self.details[row, : WIDTH[kind]].tolist())
 
@@ -243,7 +243,7 @@ class OpTable:
         return np.asarray(self.kind == OpKind.ATTENTION)
 
     def rows(self) -> list[OpRow]:
-        """All rows, as `OpTableBuilder.add` takes them."""
+        """Returns all rows, as `OpTableBuilder.add` takes them."""
         columns = {
             name: column if isinstance(column, tuple) else column.tolist() for name, column in self._columns().items()
         }
@@ -252,7 +252,7 @@ class OpTable:
         return [OpRow(*row) for row in zip(*columns.values(), strict=True)]
 
     def take(self, rows: Sequence[int] | I64) -> OpTable:
-        """The table of `rows` alone, in their order."""
+        """Returns the table of `rows` alone, in their order."""
         numbers = np.asarray(rows, np.int64)
         columns: dict[str, Any] = {
             name: tuple(column[row] for row in numbers.tolist()) if isinstance(column, tuple) else column[numbers]
@@ -265,7 +265,7 @@ class OpTable:
 
 
 def joined_ops(tables: Sequence[OpTable]) -> OpTable:
-    """The rows of `tables`, one table after the other."""
+    """Joins the rows of `tables`, one table after the other."""
     columns: dict[str, Any] = {}
     for name in OpRow._fields:
         parts = [getattr(table, name) for table in tables]

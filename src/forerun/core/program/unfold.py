@@ -1,4 +1,4 @@
-"""unfold: a Program with its repeat blocks expanded, ready for the engine."""
+"""Expands the repeat blocks of a Program for the engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _BlockTables(NamedTuple):
 
 
 def _block_tables(program: Program) -> _BlockTables:
-    """The blocks of `program` in columns. Raises ForerunError where it has no block or no rank class."""
+    """Puts the blocks of `program` in columns. Raises ForerunError where it has no block or no rank class."""
     blocks, classes = program.blocks, program.rank_classes
     if not blocks or not classes:
         raise ForerunError(f"program: {len(blocks)} blocks and {len(classes)} rank classes; needs one of each at least")
@@ -59,7 +59,7 @@ def _block_tables(program: Program) -> _BlockTables:
 
 
 def _step_sequence(program: Program) -> tuple[I64, I32]:
-    """First step of each rank class, (classes + 1,), and the block of every step."""
+    """Returns the first step of each rank class, (classes + 1,), and the block of every step."""
     classes = program.rank_classes
     class_step = np.zeros(len(classes) + 1, np.int64)
     np.cumsum([len(c.block) for c in classes], out=class_step[1:])
@@ -67,7 +67,7 @@ def _step_sequence(program: Program) -> tuple[I64, I32]:
 
 
 def unfold(program: Program) -> FlatProgram:
-    """Expand the block sequence of every rank class.
+    """Expands the block sequence of every rank class.
 
     A wait on an event slot becomes a predecessor: the node of the same rank class that last recorded the slot before
     it in issue order (no predecessor where none has). The k-th node on a channel in each of its member classes
@@ -102,7 +102,7 @@ def unfold(program: Program) -> FlatProgram:
 
 
 def _check_channels(program: Program, counts: I64) -> None:
-    """Refuse channels whose members would wait for ever. `counts` is nodes by (class, channel)."""
+    """Refuses channels whose members would wait for ever. `counts` is nodes by (class, channel)."""
     for number, channel in enumerate(program.channels):
         column = counts[:, number]
         members = [int(column[c]) for c in channel.members]
@@ -119,7 +119,7 @@ def _check_channels(program: Program, counts: I64) -> None:
 def _count(
     class_step: I64, steps: I32, block_ptr: I64, pred_base: I64, channel: I16, n_channels: int
 ) -> tuple[I64, int, I64]:
-    """First node of each class, an upper bound of the edges, and nodes by (class, channel)."""
+    """Counts the first node of each class, an upper bound of the edges, and nodes by (class, channel)."""
     n_classes = len(class_step) - 1
     class_ptr = np.zeros(n_classes + 1, np.int64)
     counts = np.zeros((n_classes, n_channels), np.int64)

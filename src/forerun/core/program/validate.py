@@ -1,4 +1,4 @@
-"""check: is a Program well formed? Builders don't look; files and other sources must."""
+"""Checks that a Program is well formed. Builders do not check; whoever reads a file does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LISTED = 3
 
 
 def check(program: Program) -> None:
-    """Refuse a Program that is not well formed.
+    """Refuses a Program that is not well formed.
 
     Raises:
         ForerunError: one line with the first problems; each names the block and node, op, rank class or channel.
@@ -39,7 +39,7 @@ def check(program: Program) -> None:
 
 
 def problems(program: Program) -> list[str]:
-    """What is wrong with `program`, one line each; empty where it is well formed.
+    """Lists what is wrong with `program`, one line each; nothing where it is well formed.
 
     At most one problem per column is reported, the one of the first row.
     """
@@ -52,7 +52,7 @@ def problems(program: Program) -> list[str]:
 
 
 def _outside(where: str, row: str, name: str, column: npt.NDArray[Any], low: float, high: float) -> Iterator[str]:
-    """The first entry that is not in [low, high)."""
+    """Names the first entry of `column` that is not in [low, high)."""
     bad = np.flatnonzero(~((column >= low) & (column < high)))
     if len(bad):
         allowed = f"{low:g} to {high - 1:g}" if np.isfinite(high) else f"at least {low:g}"

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forerun.common.errors import ForerunError
 from forerun.core.program.builder import OpTableBuilder
-from forerun.core.program.kinds import Attention
+from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, Attention
 from forerun.describe.kernels.attention import AttentionKernel, attention_kernel, attention_kernels, names_in
 from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.kernels.tensors import Arguments, Kernel, Keywords, Plan, dtype_name, shape_of
@@ -102,7 +102,7 @@ def attention(
     size, flops, row_shape = like.itemsize, None, shape
     dims = shape.head_dim + shape.v_head_dim
     if pairs is not None:
-        flops = 2.0 * shape.batch * shape.heads * pairs * dims * (2.5 if shape.backward else 1.0)
+        flops = 2.0 * shape.batch * shape.heads * pairs * dims * (ATTENTION_BACKWARD_FLOPS if shape.backward else 1.0)
         row_shape = replace(shape, seq_kv=max(1, round(pairs / shape.seq_q)), causal=0)
     launches = kernel.backward.launches if shape.backward else 1
     row = table.attention(name, row_shape, kernel.name, dtype_name(like), size, flops, launches)
