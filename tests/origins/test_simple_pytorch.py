@@ -46,7 +46,7 @@ MLP = ModelSpec(
 TRANSFORMER = replace(
     MLP, name="transformer", n_heads=32, n_kv_heads=8, head_dim=128, position="sinusoidal", block_norms=True
 )
-STEP = Plan(seq_len=4096, micro_batch=8, stack="simple-fsdp", reduce_dtype="bf16")
+STEP = Plan(seq_len=4096, micro_batch=8, stack="simple-fsdp", reduce_dtype="bf16", optimizer_impl="fused")
 ALONE = replace(STEP, zero_stage=0, optimizer_impl="foreach")
 SHARDED = replace(STEP, dp_shard=4, precision="fp32", reduce_dtype="fp32", optimizer_impl="foreach")
 WHOLE = {"compile": True, "optimizer_impl": "fused"}

@@ -57,4 +57,4 @@ def test_programs_take_neither(tmp_path: Path, capsys: pytest.CaptureFixture[str
     options: Any = ["--store", str(tmp_path / "s"), "--executor", "ray", "--ray-address", "auto"]
     assert run(["plan", "--programs", str(tmp_path), "--cluster", "h100-sxm", *options]) == 2
     line = capsys.readouterr().err
-    assert line == "error: --store, --executor, --ray-address: not with --programs; leave it out\n"
+    assert line == "error: --executor, --ray-address, --store: not with --programs; leave it out\n"

@@ -35,7 +35,7 @@ from forerun.describe.plan.plan import Plan
 from forerun.sources.trace.module import trace_module
 
 # Traced processes are forks: what is imported here they don't import again.
-for _name in ("call", "parallelize.module_program", "parallelize.pipeline", "compiled.backend"):
+for _name in ("two_functions", "parallelize.module_program", "parallelize.pipeline", "compiled.backend"):
     import_module(f"forerun.sources.trace.inside.{_name}")
 for _name in ("torch.distributed.tensor.experimental._attention", "torch.distributed.fsdp", "torchao.float8"):
     import_module(_name)

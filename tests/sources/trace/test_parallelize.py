@@ -56,7 +56,6 @@ def quiet(_):
     ("fields", "text"),
     [
         ({"zero_stage": 1, "dp_shard": 2}, "zero_stage 1 has no counterpart"),
-        ({"zero_stage": 2, "dp_shard": 2}, "zero_stage 2 has no counterpart"),
         ({"cp": 2, "cp_method": "ulysses"}, "ulysses has no counterpart"),
         ({"offload": "optimizer"}, "offload optimizer has no counterpart"),
         ({"activation_offload": 0.5}, "offloads all saved activations"),

@@ -157,7 +157,7 @@ def test_a_folded_pipeline_is_the_whole_one():
 
 @pytest.mark.slow
 def test_a_ring_passes_keys_and_values_on():
-    program = traced(cp=2)
+    program = traced(cp=2, cp_method="ring")
     # Over two ranks keys and values move once in forward and once in backward, their fp32 gradients twice.
     assert by_name(program)["all_to_all"] == 4 * SMALL.n_layers
     keys_and_values = 2 * (SEQ // 2) * SMALL.dim

@@ -171,6 +171,8 @@ class Plan:
             return
         stack = load_stack(self.stack)
         values = {name: getattr(stack, name) for name in open_fields}
+        if "optimizer_impl" in values and stack.whole_graph and self.compile and self.compile_loss:
+            values["optimizer_impl"] = "fused"  # the compiled function goes on to the end of the step
         if self.zero_stage == 2 and stack.keeps_gathered_at_zero_2:
             values["zero_stage"] = 3
             if self.reshard_after_forward == "default":
