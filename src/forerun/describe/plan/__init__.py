@@ -1,1 +1,1 @@
-"""How it is trained: mesh, batch, precision, checkpointing, schedule."""
+"""How a model is trained: mesh, batch, precision, checkpointing, pipeline schedule."""

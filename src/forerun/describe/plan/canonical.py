@@ -1,9 +1,9 @@
-"""canonical: the one of several plans that stands for all that execute the same step.
+"""canonical: the plan that represents all plans that execute the same step.
 
-A plan has many names. Where nothing is sharded, it makes no difference which data-parallel axis a rank belongs to;
-without tensor parallelism, none whether the sequence is split over it. A `Naming` says where some fields make no
-difference, and the values that stand for all others there. It is arithmetic that a Plan and a table of plans answer
-alike, as the rules of `constraints` are. Two plans with equal canonical forms build equal Programs.
+Some fields make no difference in some plans. Where nothing is sharded, a rank may as well belong to dp_shard as to
+dp_replicate; without tensor parallelism, `sequence_parallel` splits nothing. A `Naming` says where fields make no
+difference, and which values represent all others there. Its arithmetic works on a Plan and on a table of plans, as the
+rules of `constraints` do. Two plans with equal canonical forms build equal Programs.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from forerun.describe.stacks.stack import Stack, gradient_dtype
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """Fields that make no difference somewhere."""
+    """Fields that make no difference in some plans."""
 
     fields: tuple[str, ...]
     where: Callable[[ModelSpec, Plans], Column]
-    """where they make none: a truth value, or an array of them"""
+    """says whether the fields make no difference: a truth value, or one for each plan of a table"""
     values: Callable[[Plans], tuple[Column, ...]]
-    """what stands for every value of the fields there"""
+    """returns the value of each field that represents all its values there"""
 
 
 def canonical(model: ModelSpec, plan: Plan) -> Plan:
-    """The plan that stands for all plans that execute the same step as `plan` under other names."""
+    """Returns the plan that represents all plans that execute the same step as `plan`."""
     for naming in NAMINGS:
         if naming.where(model, plan):
             values = (value.item() if isinstance(value, np.generic) else value for value in naming.values(plan))
@@ -43,22 +43,22 @@ def canonical(model: ModelSpec, plan: Plan) -> Plan:
 
 
 def _usual(field: str, value: Any, where: Callable[[ModelSpec, Plans], Column]) -> Naming:
-    """A field whose value is `value` where it makes no difference."""
+    """Sets `field` to `value` where it makes no difference."""
     return Naming((field,), where, lambda plan: (value,))
 
 
 def _as_stack(field: str, where: Callable[[ModelSpec, Plans], Column]) -> Naming:
-    """A field that has the framework's value where it makes no difference."""
+    """Sets `field` to the value of the plan's stack where it makes no difference."""
     return Naming((field,), where, lambda plan: (getattr(_first_stack(plan), field),))
 
 
 def _first_stack(plan: Plans) -> Stack:
-    """The stack of a plan, or of a table, whose plans all have the same one."""
+    """Returns the stack of a plan, or of a table, whose plans all have the same one."""
     return load_stack(next(name for name, _ in values_of(plan.stack)))
 
 
 def _in_stack(plan: Plans, holds: Callable[[Stack], Column]) -> Column:
-    """Where something holds that depends on the software stack."""
+    """Says in which plans the software stack has the property `holds`."""
     found: Column = False
     for name, here in values_of(plan.stack):
         found |= here & holds(load_stack(name))
@@ -66,12 +66,12 @@ def _in_stack(plan: Plans, holds: Callable[[Stack], Column]) -> Column:
 
 
 def _alone(model: ModelSpec, plan: Plans) -> Column:
-    """Where nobody shares the weights of a rank."""
+    """Says in which plans a rank shares its weights with no other rank."""
     return plan.dp * plan.cp == 1
 
 
 def _gathers(plan: Plans) -> Column:
-    """Where parameters are gathered, fetched or cast before they are used."""
+    """Says in which plans parameters are gathered, fetched or cast before a unit uses them."""
     return _in_stack(plan, lambda stack: gathers_parameters(plan, stack))
 
 
@@ -79,14 +79,14 @@ def _gathers(plan: Plans) -> Column:
 
 
 def _least_shard(plan: Plans) -> Column:
-    """The dp_shard that expert parallelism needs beside cp."""
+    """Returns the least dp_shard that expert parallelism needs beside cp."""
     return plan.ep // np.gcd(plan.ep, plan.cp)
 
 
 def _replicated(model: ModelSpec, plan: Plans) -> Column:
-    """Where dp_shard shards nothing and lies beside dp_replicate: together they are one axis.
+    """Says in which plans dp_shard shards nothing and lies beside dp_replicate, so that both are one axis.
 
-    Experts are cut out of dp_shard x cp, so with expert parallelism the usual order is asked for.
+    Expert groups are cut out of dp_shard x cp, so with expert parallelism the axes must be in the usual order.
     """
     found: Column = False
     for order, here in values_of(plan.mesh_order):
@@ -105,14 +105,17 @@ def _as_replicas(plan: Plans) -> tuple[Column, ...]:
 
 
 def _unsharded(model: ModelSpec, plan: Plans) -> Column:
-    """Where ZeRO-1 and ZeRO-2 have one rank to shard over. Some stacks keep buckets for replicated gradients only."""
+    """Says in which plans ZeRO-1 or ZeRO-2 has one rank to shard over, and so runs as stage 0.
+
+    Stacks that keep copies of gradient buckets keep them at stage 0 only, which makes a difference there.
+    """
     stages = (plan.zero_stage == 1) | (plan.zero_stage == 2)
     copies = _in_stack(plan, lambda stack: stack.bucket_copies)
     return stages & (plan.fsdp == 1) & (no(copies) | (plan.dp == 1))
 
 
 def _usual_order(model: ModelSpec, plan: Plans) -> Column:
-    """Where the axes of several ranks are in the usual order."""
+    """Says in which plans the axes of more than one rank are in the usual order."""
     found: Column = False
     for order, here in values_of(plan.mesh_order):
         axes = order.split("-")
@@ -129,7 +132,7 @@ def _usual_order(model: ModelSpec, plan: Plans) -> Column:
 
 
 def _as_by_default(model: ModelSpec, plan: Plans) -> Column:
-    """Where a reshard policy is what the default is, or has nothing to free."""
+    """Says in which plans the reshard policy does what `default` does, or has no parameters to free."""
     freed = (plan.reshard_after_forward == "always") & (plan.pp == 1)
     kept = (plan.reshard_after_forward == "never") & (plan.pp > 1)
     return freed | kept | no(_gathers(plan))
@@ -144,7 +147,7 @@ def _whole_parameters(model: ModelSpec, plan: Plans) -> Column:
 
 
 def _no_overlap(model: ModelSpec, plan: Plans) -> Column:
-    """Where it makes no difference whether replicated gradients are reduced beside the backward pass."""
+    """Says in which plans no replicated gradients are reduced, or the stack never reduces them beside backward."""
     return _gathers(plan) | _alone(model, plan) | _in_stack(plan, lambda stack: not stack.grad_reduce_overlap)
 
 
@@ -154,7 +157,7 @@ def _no_bucket(model: ModelSpec, plan: Plans) -> Column:
 
 
 def _own_reduce_dtype(model: ModelSpec, plan: Plans) -> Column:
-    """Where the dtype of reductions is the stack's own."""
+    """Says in which plans the dtype of gradient reductions is the stack's default."""
     found: Column = False
     for wide, here in values_of(wide_dtype(plan)):
 
@@ -177,12 +180,12 @@ def _no_context_parallelism(model: ModelSpec, plan: Plans) -> Column:
 
 
 def _balanced_ranks(model: ModelSpec, plan: Plans) -> Column:
-    """Where context-parallel ranks have the same work whichever tokens they have."""
+    """Says in which plans context-parallel ranks have equal work whichever tokens they hold."""
     return (plan.cp == 1) | (plan.cp_method == "ulysses") | (not model.causal)
 
 
 def _balanced_experts(model: ModelSpec, plan: Plans) -> Column:
-    """Where the model has no experts, or pads all of them to a capacity that holds the busiest one's tokens."""
+    """Says in which plans the model has no experts, or pads each to a capacity that holds the busiest one's tokens."""
     if model.moe is None:
         return True
     capacity = model.moe.capacity_factor or 1.0
@@ -196,7 +199,7 @@ def _balanced_experts(model: ModelSpec, plan: Plans) -> Column:
 
 
 def _no_schedule(model: ModelSpec, plan: Plans) -> Column:
-    """Where there is nothing to schedule, or one micro batch, which GPipe runs as 1F1B does."""
+    """Says in which plans there is one pipeline stage, or one micro batch, which GPipe runs as 1F1B does."""
     return (plan.pp == 1) | ((plan.pp_schedule == "GPipe") & (plan.n_microbatches == 1))
 
 
@@ -237,7 +240,7 @@ MESH_NAMINGS = (
     _usual("zero_stage", 0, _unsharded),
     _usual("mesh_order", DEFAULT_ORDER, _usual_order),
 )
-"""those that depend on the mesh, what is sharded and the software stack alone"""
+"""the namings that depend on the mesh, the ZeRO stage and the software stack alone"""
 NAMINGS = (
     *MESH_NAMINGS,
     _usual("reshard_after_forward", "default", _as_by_default),
@@ -260,4 +263,4 @@ NAMINGS = (
     _usual("graph_breaks", False, _not_compiled),
     _usual("attention", "auto", _own_attention),
 )
-"""in the order in which they are applied: what an earlier one changes, a later one sees"""
+"""all namings, in the order in which they are applied: a later one sees what an earlier one has changed"""

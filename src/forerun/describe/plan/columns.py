@@ -1,7 +1,7 @@
-"""Columns: the values that one field has in many plans, so that a rule is written once for a Plan and for a table.
+"""Columns: the values of one field in many plans. They let one rule answer for a Plan and for a table of plans.
 
 A rule combines comparisons with `&`, `|` and `no`, and numbers with arithmetic. Both work on the fields of a Plan and
-on the columns of a table. `mapped` is for rules that look a value up.
+on the columns of a table. Rules that look a value up use `mapped`.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import numpy.typing as npt
 
 Mask = npt.NDArray[np.bool_]
 Column = Any
-"""a value of one plan, or an array of those of many"""
+"""the value of one plan, or a column (n,) of the values of n plans"""
 Plans = Any
-"""a Plan, or a table with its fields and properties as columns"""
+"""a Plan, or a table of n plans whose columns have the names of Plan's fields and properties"""
 
 
 class ValueColumn:
-    """Values that are no numbers, one for each plan: compared and looked up, never calculated with."""
+    """Values of n plans that are not numbers: rules compare them and look them up."""
 
     def __init__(self, codes: npt.NDArray[Any], values: Sequence[Any]) -> None:
-        """`codes` (n,) are places in `values`."""
+        """`codes` (n,) holds the index in `values` of each plan's value."""
         self.codes, self.values = codes, values
 
     def each(self) -> Iterator[tuple[Any, Mask]]:
-        """Every value with the plans that have it, (n,)."""
+        """Yields each value with a mask (n,) of the plans that have it."""
         for code, value in enumerate(self.values):
             yield value, self.codes == code
 
     def array(self) -> npt.NDArray[Any]:
-        """The values as an array (n,), where they are numbers or yes and no."""
+        """Returns the values, which must be numbers or truth values, as an array (n,)."""
         out: npt.NDArray[Any] = np.array(self.values)[self.codes]
         return out
 
@@ -51,7 +51,7 @@ class ValueColumn:
 
 
 def values_of(column: Column) -> Iterator[tuple[Any, Column]]:
-    """Each value of a column with where it stands; of a single plan, its only one, which stands everywhere."""
+    """Yields each value of a column with the mask (n,) of its plans; for a single plan, its value with True."""
     if isinstance(column, ValueColumn):
         yield from column.each()
     else:
@@ -59,21 +59,21 @@ def values_of(column: Column) -> Iterator[tuple[Any, Column]]:
 
 
 def no(flag: Column) -> Column:
-    """The opposite of a truth value, or of an array of them."""
+    """Negates a truth value, or each of an array (n,)."""
     return flag ^ True
 
 
 def where(flag: Column, yes: Column, otherwise: Column) -> Column:
-    """`yes` where a flag holds, `otherwise` where it does not."""
+    """Returns `yes` where `flag` holds and `otherwise` where it does not."""
     if isinstance(flag, np.ndarray):
         return np.where(flag, yes, otherwise)
     return yes if flag else otherwise
 
 
 def mapped(answer: Callable[..., Any], *columns: Column) -> Column:
-    """`answer` of the values of `columns`, plan by plan: one value where no column differs between plans.
+    """Applies `answer` to the values of `columns` plan by plan; returns one value where no column differs.
 
-    Columns are values, ValueColumns and arrays of yes and no. `answer` is asked once for each combination of values.
+    Columns are values, ValueColumns and arrays of truth values. `answer` runs once for each combination of values.
     """
     codes, values = _joined(columns)
     answers = [answer(*each) for each in values]
@@ -81,13 +81,16 @@ def mapped(answer: Callable[..., Any], *columns: Column) -> Column:
 
 
 def numbers(answer: Callable[..., float], *columns: Column) -> Column:
-    """As `mapped`, for an answer that is a number: an array (n,) where a column differs between plans."""
+    """Does as `mapped` for an answer that is a number; returns an array (n,) where a column differs between plans."""
     found = mapped(answer, *columns)
     return found.array() if isinstance(found, ValueColumn) else found
 
 
 def _joined(columns: Sequence[Column]) -> tuple[npt.NDArray[Any] | None, list[tuple[Any, ...]]]:
-    """Codes of the combinations of values that plans have, and the combinations; no codes where all plans have one."""
+    """Returns the code (n,) of each plan's combination of values, and the combinations.
+
+    The codes are None where no column differs between plans.
+    """
     codes: npt.NDArray[Any] | None = None
     values: list[tuple[Any, ...]] = [()]
     for column in columns:

@@ -1,4 +1,4 @@
-"""complete_plan: a Plan from the degrees that a person gave, the rest from GPUs and batch."""
+"""complete_plan makes a Plan of the fields that a person gave, and derives the others from GPUs and global batch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from forerun.describe.stacks.catalog import load_stack
 REST = -1
 _BATCH = ("micro_batch", "n_microbatches")
 LAYERED = {"seq_len": 1, "stack": "pytorch-vision"}
-"""fields of the plan of a model given layer by layer, where nobody says otherwise: it takes samples, not tokens"""
+"""default fields of the plan of a model given layer by layer, which takes samples in place of tokens"""
 
 
 def complete_plan(values: Mapping[str, Any], n_gpus: int | None = None, global_batch: int | None = None) -> Plan:
-    """The Plan with the given fields.
+    """Returns the Plan with the fields `values`.
 
-    With `n_gpus`, a dp_shard or dp_replicate of -1 is what the other axes leave; dp_shard is so when neither is given.
-    With `global_batch` (sequences), n_microbatches follows from it unless given.
+    With `n_gpus`, a dp_shard or dp_replicate of -1 takes the GPUs that the other axes leave; when neither is given,
+    dp_shard does. With `global_batch` (sequences), n_microbatches follows from it unless given.
 
     Raises:
         ImpossiblePlan: the degrees do not multiply to the GPUs, or the batch does not split.
-        ForerunError: seq_len is missing, or a field has a value that it can't take.
+        ForerunError: seq_len is missing, or a field has a value out of its range.
     """
     fields = dict(values)
     for name, number in (("gpus", n_gpus), ("global_batch", global_batch)):
@@ -55,7 +55,10 @@ def complete_plan(values: Mapping[str, Any], n_gpus: int | None = None, global_b
 
 
 def _pipeline_batch(plan: Plan, global_batch: int) -> dict[str, int]:
-    """The micro batches into which the framework cuts the batch of a pipeline; {}: one for each sequence."""
+    """Returns the micro_batch and n_microbatches into which the stack cuts `global_batch` sequences of a pipeline.
+
+    The result is empty without a pipeline, or where the batch does not divide: then each sequence is a micro batch.
+    """
     local, rest = divmod(global_batch, plan.dp)
     count = plan.pp * load_stack(plan.stack).microbatches_per_stage if plan.pp > 1 else 0
     if rest or not count or local % count:

@@ -1,9 +1,9 @@
-"""Which plans cannot run, and why.
+"""Rules that say which plans cannot run, and why.
 
-A rule looks at one concern. It holds in one place for a single Plan and for a table of plans: `broken` is arithmetic
-and comparisons that work on numbers and on columns alike, `reason` says it in words with the plan's own numbers. Plans
-that run badly (tensor parallelism across nodes, fewer micro batches than stages) are possible; only what the software
-or the shapes refuse is not.
+A rule covers one concern, for a single Plan and for a table of plans: `broken` is arithmetic and comparisons that work
+on numbers and on columns; `reason` explains the refusal with the plan's own numbers. Plans that only run badly (tensor
+parallelism across nodes, fewer micro batches than stages) are possible: a rule refuses what the software or the shapes
+do not allow.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Model = TypeVar("Model", ModelSpec, LayeredModel, contravariant=True)
 
 
 class Broken(Protocol[Model]):
-    """Whether a rule is broken: a truth value, or an array of them."""
+    """Says whether a plan breaks a rule, or which plans of a table do."""
 
     def __call__(self, model: Model, plan: Plans, cluster: Cluster, /) -> Column:
-        """True where `plan` can't run."""
+        """Returns True where `plan` can't run: a truth value, or one for each plan of a table, (n,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class Rule(Generic[Model]):
     """One reason why plans can't run."""
 
     name: str
-    """in general words"""
+    """the refusal in general words"""
     broken: Broken[Model]
     reason: Callable[[Model, Plan, Cluster], str]
-    """of a plan that breaks the rule"""
+    """explains the refusal with the numbers of a plan that breaks the rule"""
 
 
 _CHOICES = {name: choices(name) for name in FIELD_TYPES if choices(name)}
@@ -59,9 +59,9 @@ class Refusal:
 
 
 def check_plan(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster) -> None:
-    """Raise ImpossiblePlan with the reason in words if `model` cannot be trained as `plan` says on `cluster`.
+    """Raises ImpossiblePlan with the reason if `model` can't be trained on `cluster` as `plan` says.
 
-    Raises UnknownName for a stack that does not exist, ForerunError for a field with a value that it can't take.
+    Raises UnknownName for a stack that does not exist, ForerunError for a field with a value out of its choices.
     """
     for name, options in _CHOICES.items():
         if getattr(plan, name) not in options:
@@ -76,7 +76,7 @@ def check_plan(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster) ->
 
 
 def refuse(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster) -> Refusal | None:
-    """The first rule that `plan` breaks; None for a plan that can run."""
+    """Returns the first rule that `plan` breaks; None for a plan that can run."""
     if isinstance(model, LayeredModel):
         return _first(LAYERED_RULES, model, plan, cluster)
     return _first(RULES, model, plan, cluster)
@@ -130,7 +130,7 @@ def _autocast_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
 
 
 def _lacks(precision: str, cluster: Cluster) -> str | None:
-    """Why the device can't compute in `precision`."""
+    """Returns why the device can't compute in `precision`; None where it can."""
     device = cluster.device
     needed = "fp8" if precision == "mxfp8" else precision
     if needed not in device.peak_flops:
@@ -187,7 +187,7 @@ def _async_tp_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 
 def _parts_of_sequence(model: ModelSpec, plan: Plans) -> list[tuple[Column, Column]]:
-    """(where it holds, into how many parts the sequence is cut)."""
+    """Returns (in which plans, into how many parts) the sequence is cut."""
     parts = [(plan.cp > 1, plan.cp)]
     if model.causal:
         chunks = (plan.cp > 1) & (plan.cp_method != "ulysses") & (plan.cp_load_balance == "head_tail")
@@ -219,17 +219,17 @@ def _sequence_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 @cache
 def _kernel(stack: str, attention: str) -> str:
-    """The attention kernel of a plan, apart from what the device chooses."""
+    """Returns the name of a plan's attention kernel, before the device chooses among its variants."""
     return load_stack(stack).attention if attention == "auto" else attention
 
 
 def _unfused(plan: Plans) -> Column:
-    """Where the kernel makes all scores, so that nothing cuts the sequence."""
+    """Says in which plans the kernel materialises all scores, so that context parallelism can't cut the sequence."""
     return _kernels_that(plan, lambda kernel: kernel.form != "fused")
 
 
 def _kernels_that(plan: Plans, trait: Callable[[AttentionKernel], bool]) -> Column:
-    """Where the plan's attention kernel has a trait."""
+    """Says in which plans the attention kernel has a trait."""
     found: Column = False
     for stack, stacked in values_of(plan.stack):
         for attention, here in values_of(plan.attention):
@@ -259,13 +259,13 @@ def _context_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 def _experts(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
     n_experts, cut = model.moe.n_experts if model.moe else 1, plan.ep > 1
-    if cut is False:  # no plan of a table, either
+    if cut is False:  # also where no plan of a table has ep above 1
         return False
     return cut & ((n_experts % plan.ep != 0) | (plan.fsdp % plan.ep != 0) | _uncut(plan))
 
 
 def _uncut(plan: Plans) -> Column:
-    """Where the innermost `ep` ranks of dp_shard x cp, with axes between these two, are not the same for all groups."""
+    """Says in which plans dp_shard and cp, with axes between them, can't be cut into equal groups of `ep` ranks."""
     broken: Column = False
     for order, here in values_of(plan.mesh_order):
         axes = order.split("-")
@@ -303,7 +303,7 @@ def _stages(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
 
 
 def _uneven(model: ModelSpec, layers: tuple[int, ...]) -> str | None:
-    """What is wrong with the layers of stages, however many stages there are."""
+    """Returns what is wrong with the layers of stages, whatever the number of stages; None where nothing is."""
     if min(layers, default=0) < 0 or 0 in layers[1:-1]:
         return f"layers_per_stage {layers}: only the first and the last stage may be without layers"
     if sum(layers) != model.n_layers:
@@ -424,4 +424,4 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("schedule does not fit stages or micro batches", _schedule, _schedule_why),
     Rule("offload does not fit the sharding", _offload, _offload_why),
 )
-"""the first that is broken is the reason of a plan"""
+"""rules of transformers; the first one that a plan breaks is the reason that it reports"""

@@ -1,4 +1,4 @@
-"""Fields of a Plan from text and from files: types and choices checked, each mistake one line."""
+"""Reads and checks the fields of a Plan from text and from files; reports each mistake in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forerun.describe.plan.plan import Plan
 
 FIELD_TYPES: dict[str, Any] = {name: hint for name, hint in get_type_hints(Plan).items() if name != "return"}
 FIELD_TYPES = {field.name: FIELD_TYPES[field.name] for field in dataclass_fields(Plan)}
-"""Plan's fields in order, with their types resolved"""
+"""type of each field of Plan, in order"""
 
 MEANINGS = {
     "micro_batch": "sequences of one micro batch",
@@ -27,26 +27,26 @@ MEANINGS = {
     "pp": "pipeline-parallel degree",
     "ep": "expert-parallel degree, carved out of dp_shard x cp",
     "mesh_order": "axes of the mesh from neighbouring ranks outwards, joined by -",
-    "zero_stage": "what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters (FSDP)",
+    "zero_stage": "what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 gradients too, 3 parameters too (FSDP)",
     "reshard_after_forward": "free gathered parameters after the forward pass",
     "shard_min_mib": "parameters of fewer MiB stay whole on every rank",
-    "prefetch": "FSDP units gathered ahead",
+    "prefetch": "FSDP units gathered ahead of compute",
     "ddp_bucket_mib": "size of a bucket of replicated gradients; 0: the stack's own",
     "reduce_dtype": "dtype in which gradients are reduced",
-    "accumulate_dtype": "dtype of the gradient buffer",
+    "accumulate_dtype": "dtype of the buffer that micro batches add their gradients to",
     "overlap_grad_reduce": "reduce gradients while backward runs",
     "sequence_parallel": "split the sequence outside tensor-parallel regions",
     "loss_parallel": "keep the logits split over tp",
-    "async_tp": "overlap tensor-parallel collectives with their products",
+    "async_tp": "overlap tensor-parallel collectives with their matrix products",
     "pp_schedule": "pipeline schedule",
-    "virtual_stages": "stages of a pipeline rank",
-    "layers_per_stage": "layers of each stage in model order, as 8,8,8,6",
-    "balance_ends": "count embedding and head as a layer each",
+    "virtual_stages": "pipeline stages of each rank",
+    "layers_per_stage": "layers of each stage in model order, such as 8,8,8,6",
+    "balance_ends": "count embedding and head as one layer each when spreading layers over stages",
     "cp_method": "how context parallelism exchanges keys and values",
-    "cp_load_balance": "tokens of a causal sequence on a rank: head and tail chunks, stripes, or consecutive ones",
+    "cp_load_balance": "a rank's tokens of a causal sequence: head and tail chunks, every cp-th, or consecutive ones",
     "expert_imbalance": "tokens of the busiest expert rank over the mean",
     "precision": "dtype of the matrix products",
-    "autocast": "torch.autocast: fp32 weights, norms and residual stream, products cast their operands",
+    "autocast": "torch.autocast: weights, norms and residual stream in fp32; matrix products cast their operands",
     "master_dtype": "dtype of the weights that the optimizer updates",
     "fp8_recipe": "scaling of fp8 operands",
     "fp8_all_gather": "gather parameters in fp8",
@@ -54,13 +54,13 @@ MEANINGS = {
     "selective_policy": "what selective checkpointing keeps or recomputes",
     "checkpoint_every": "checkpoint every n-th layer",
     "compile": "torch.compile: fused memory-bound kernels",
-    "compile_loss": "what is compiled includes the loss",
-    "graph_breaks": "compiled graphs end at the borders of modules; products and collectives run eagerly",
+    "compile_loss": "torch.compile covers the loss too, where the stack can",
+    "graph_breaks": "compiled graphs end at module borders; matrix products and collectives run eagerly",
     "cuda_graphs": "launch from CUDA graphs",
     "attention": f"attention kernel: {', '.join(attention_kernels())}",
     "optimizer": "optimizer",
     "optimizer_impl": "kernels of the optimizer step",
-    "offload": "what lives in host memory between uses",
+    "offload": "what is kept in host memory between uses",
     "activation_offload": "fraction of saved activations kept in host memory",
     "stack": "training framework: a name (forerun stacks) or the path of a stack's file",
 }
@@ -70,24 +70,24 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def choices(name: str) -> tuple[str | int, ...]:
-    """The values that field `name` may take; empty where they can't be listed."""
+    """Returns the values that field `name` may take; empty where the type lists none."""
     hint = FIELD_TYPES[name]
     parts = _alternatives(hint)
     return tuple(chain(*map(get_args, parts))) if all(get_origin(part) is Literal for part in parts) else ()
 
 
 def is_flag(name: str) -> bool:
-    """Whether field `name` is a yes or no."""
+    """Says whether field `name` is true or false."""
     return bool in _alternatives(FIELD_TYPES[name])
 
 
 def is_list(name: str) -> bool:
-    """Whether field `name` holds several whole numbers."""
+    """Says whether field `name` holds several whole numbers."""
     return any(get_origin(part) is tuple for part in get_args(FIELD_TYPES[name]))
 
 
 def from_text(name: str, text: str) -> object:
-    """The value of field `name` that a person wrote as `text`. Raises ForerunError for text of another type."""
+    """Returns the value of field `name` that a person wrote as `text`. Raises ForerunError for text of another type."""
     place = f"--{name.replace('_', '-')}"
     if is_list(name):
         return tuple(_whole_number(place, part) for part in text.split(","))
@@ -105,7 +105,7 @@ def from_text(name: str, text: str) -> object:
 
 
 def checked(name: str, value: object, place: str) -> object:
-    """`value` if field `name` can hold it; lists become tuples, whole numbers may stand for others.
+    """Returns `value` if field `name` can hold it; a list becomes a tuple, a whole number becomes a float if need be.
 
     Raises ForerunError, which starts with `place`.
     """
@@ -127,7 +127,7 @@ def checked(name: str, value: object, place: str) -> object:
 
 
 def plan_fields(values: Mapping[str, object], place: str) -> dict[str, object]:
-    """Checked Plan fields of a mapping read from `place`. Raises ForerunError naming a wrong key or value."""
+    """Returns the checked Plan fields of a mapping read from `place`. Raises ForerunError for a wrong key or value."""
     for key in values:
         if key not in FIELD_TYPES:
             close = difflib.get_close_matches(str(key), FIELD_TYPES, 1)
@@ -158,7 +158,7 @@ def _boolean(place: str, text: str) -> bool:
 
 
 def _same_case(text: str, options: tuple[str | int, ...]) -> str:
-    """The option that differs from `text` in case only, or `text`."""
+    """Returns the option that differs from `text` in case only, or `text`."""
     return next((option for option in options if isinstance(option, str) and option.lower() == text.lower()), text)
 
 

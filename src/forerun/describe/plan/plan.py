@@ -1,4 +1,4 @@
-"""Plan: how a model is trained. Frozen; torchtitan's names for the mesh axes."""
+"""Plan: how a model is trained, with torchtitan's names for the mesh axes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ MESH_AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 """axes of the mesh in the usual order, innermost first (torchtitan, Megatron)"""
 DEFAULT_ORDER = "-".join(MESH_AXES)
 FP8_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
-"""those whose products cast their operands to 8 bits or fewer, with scales"""
+"""precisions whose matrix products cast their operands to 8 bits or fewer, with scales"""
 V_SCHEDULES = ("ZBV", "DualPipeV")
-"""schedules with two stages a rank, down the ranks and up again"""
+"""schedules with two stages on each rank: stages go down the ranks and up again"""
 SPLIT_SCHEDULES = ("ZB1P", *V_SCHEDULES)
-"""schedules that run weight gradients apart from input gradients"""
+"""schedules that compute weight gradients in passes of their own"""
 _FROM_STACK = ("cp_method", "sequence_parallel", "selective_policy", "optimizer_impl")
-"""fields that a plan may leave open to the attribute of this name of its stack"""
+"""fields that a plan may leave open: the attribute of the same name of its stack fills them"""
 LARGEST_BUCKET_MIB = 1_000_000
-"""more than any GPU holds"""
+"""a limit above the memory of any GPU"""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One parallelism configuration of one optimizer step.
+    """How one optimizer step is parallelised and run.
 
-    The world is dp_replicate x dp_shard x cp x tp x pp ranks; `ep` is carved out of dp_shard x cp.
+    The world is dp_replicate x dp_shard x cp x tp x pp ranks; expert parallelism
+    takes its `ep` ranks out of dp_shard x cp.
     `n_microbatches` is the number of micro batches of one data-parallel rank in one optimizer step:
     pipeline micro batches when pp > 1, gradient accumulation steps otherwise.
     """
@@ -45,28 +46,28 @@ class Plan:
     pp: int = 1
     ep: int = 1
     mesh_order: str = DEFAULT_ORDER
-    """axes of the mesh from neighbouring ranks outwards, joined by -: which of them lie inside a node"""
+    """axes of the mesh from neighbouring ranks outwards, joined by -; the first ones lie inside a node"""
 
     zero_stage: Literal[0, 1, 2, 3] = 3
-    """what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters (FSDP)"""
+    """what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 gradients too, 3 parameters too (FSDP)"""
     reshard_after_forward: Literal["default", "always", "never"] = "default"
-    """default: reshard unless pp > 1, as torchtitan does"""
+    """whether gathered parameters are freed after the forward pass; default: unless pp > 1, as in torchtitan"""
     shard_min_mib: float = 0.0
-    """parameters of fewer MiB (2**20 bytes, in master_dtype) stay whole on every rank, and their gradients are summed
-    there"""
+    """parameters of fewer MiB (2**20 bytes, in master_dtype) stay whole on every rank, and their gradients are
+    all-reduced"""
     prefetch: int = 1
-    """how many FSDP units are gathered ahead (FSDP2: one); 0 serialises gathers and compute"""
+    """FSDP units gathered ahead of compute (FSDP2: 1); at 0 each gather waits for compute to reach its unit"""
     ddp_bucket_mib: float = 0.0
-    """size of a bucket in which replicated gradients are reduced; 0: as the framework does"""
+    """MiB of a bucket in which replicated gradients are reduced; 0: as the stack does"""
     reduce_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """dtype in which gradients are reduced; auto: as the framework does"""
+    """dtype in which gradients are reduced; auto: as the stack does"""
     accumulate_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """dtype of the gradient buffer that micro batches add into; auto: as the framework does"""
+    """dtype of the buffer that micro batches add their gradients to; auto: as the stack does"""
     overlap_grad_reduce: bool = True
     """reduce gradients while the backward pass still runs"""
 
     sequence_parallel: bool | None = None
-    """split the sequence outside of tensor-parallel regions; None: as the framework does"""
+    """split the sequence over tp outside of tensor-parallel regions; None: as the stack does"""
     loss_parallel: bool = True
     async_tp: bool = False
 
@@ -79,18 +80,18 @@ class Plan:
     """count embedding and head as one layer each when spreading layers over stages"""
 
     cp_method: CpMethod | Literal["auto"] = "auto"
-    """how context-parallel ranks exchange keys and values; auto: as the framework does"""
+    """how context-parallel ranks exchange keys and values; auto: as the stack does"""
     cp_load_balance: Literal["head_tail", "striped", "none"] = "head_tail"
-    """which tokens of a causal sequence a context-parallel rank has: a chunk from the head and one from the tail
-    (PyTorch, Megatron), every cp-th token, or consecutive ones; `ulysses` is balanced by itself"""
+    """tokens of a causal sequence on a context-parallel rank: a chunk from the head and one from the tail (PyTorch,
+    Megatron), every cp-th token, or consecutive ones; `ulysses` splits heads and is always balanced"""
     expert_imbalance: float = 1.0
-    """tokens of the busiest expert rank over the mean, at least 1"""
+    """tokens of the busiest expert-parallel rank divided by the mean of all ranks, at least 1"""
 
     precision: Precision = "bf16"
     """dtype of the matrix multiplications"""
     autocast: bool = False
-    """torch.autocast: weights, norms, the residual stream and the loss are in fp32, products cast their operands to
-    `precision` and keep the casts for the backward pass"""
+    """torch.autocast: weights, norms, the residual stream and the loss are in fp32; matrix products cast their operands
+    to `precision` and keep the casts for the backward pass"""
     master_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """dtype of the weights that the optimizer updates"""
     fp8_recipe: Literal["tensorwise", "rowwise", "delayed", "mx", "none"] = "none"
@@ -99,28 +100,28 @@ class Plan:
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     selective_policy: SelectivePolicy | Literal["auto"] = "auto"
     """op: torchtitan's per-operator list; attention: Megatron's core attention; attention-block: attention with its
-    projections; mlp: the feed-forward;
-    mlp-act-norm: feed-forward activation and norms; attention+mlp: the two sub-blocks apart;
-    params: only the gathered or cast parameters; auto: as the framework does"""
+    projections; mlp: the feed-forward; mlp-act-norm: feed-forward activation and norms; attention+mlp: both blocks,
+    each checkpointed alone;
+    params: only the gathered or cast parameters; auto: as the stack does"""
     checkpoint_every: int = 1
-    """checkpoint every n-th layer"""
+    """n: every n-th layer is checkpointed"""
     compile: bool = False
     compile_loss: bool = True
     """torch.compile covers the loss too, where the stack can"""
     graph_breaks: bool = False
-    """torch.compile's graphs end at the borders of modules: norms, attention and the loss are compiled each for itself,
-    products and collectives run eagerly between them"""
+    """torch.compile's graphs end at module borders: norms, attention and the loss are each a graph, matrix products and
+    collectives run eagerly between them"""
     cuda_graphs: bool = False
     attention: str = "auto"
-    """attention kernel (describe/kernels/attention.yaml); auto is the stack's
-    own, flex_uncompiled is flex attention that nothing compiles, which makes all scores in fp32"""
+    """attention kernel (describe/kernels/attention.yaml); auto is the stack's default, flex_uncompiled is FlexAttention
+    outside of torch.compile, which materialises all scores in fp32"""
 
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     optimizer_impl: OptimizerImpl | Literal["auto"] = "auto"
     offload: Literal["none", "optimizer", "params"] = "none"
-    """what lives in host memory between uses"""
+    """what is kept in host memory between uses"""
     activation_offload: float = 0.0
-    """fraction of the saved activations kept in host memory until backward"""
+    """fraction of the saved activations that wait in host memory for the backward pass"""
 
     stack: str = DEFAULT_STACK
     """the training framework: a name that `forerun stacks` lists, or the path of a stack's file. It decides which
@@ -164,7 +165,7 @@ class Plan:
             )
 
     def _take_from_stack(self) -> None:
-        """Fill what is left open with what the framework does. The dtypes of gradients stay `auto`: they follow
+        """Fills the fields that are left open from the stack. The dtypes of gradients stay `auto`: they follow
         `precision`."""
         open_fields = [name for name in _FROM_STACK if getattr(self, name) in (None, "auto")]
         if not open_fields and self.zero_stage != 2:
@@ -186,22 +187,22 @@ class Plan:
 
     @property
     def dp(self) -> int:
-        """Data-parallel degree: ranks that see different samples."""
+        """The data-parallel degree: ranks that see different samples."""
         return self.dp_replicate * self.dp_shard
 
     @property
     def fsdp(self) -> int:
-        """Ranks over which state is sharded: context-parallel ranks share weights, so they shard too."""
+        """The ranks over which state is sharded; context-parallel ranks hold the same weights, so they count."""
         return self.dp_shard * self.cp
 
     @property
     def global_batch(self) -> int:
-        """Sequences per optimizer step."""
+        """The sequences of an optimizer step."""
         return self.micro_batch * self.n_microbatches * self.dp
 
     @property
     def mesh_axes(self) -> tuple[str, ...]:
-        """Axes of the mesh, innermost first."""
+        """The axes of the mesh, innermost first."""
         return tuple(self.mesh_order.split("-"))
 
     @property
@@ -212,12 +213,11 @@ class Plan:
     def n_stages(self) -> int:
         return self.pp * self.virtual_stages
 
-    # A table of plans answers the properties below, too: they combine comparisons with & and |.
+    # The properties below also work on a table of plans, as they combine comparisons with & and |.
 
     @property
     def uses_fsdp(self) -> bool:
-        """Whether FSDP wraps the model, which it also does where one rank holds all of it: weights are there in
-        master_dtype only."""
+        """Whether FSDP wraps the model, also on a single rank: weights are then stored in master_dtype only."""
         return self.zero_stage == 3
 
     @property
@@ -232,12 +232,12 @@ class Plan:
 
     @property
     def shards_optimizer(self) -> bool:
-        """Whether each rank updates a part of the parameters and has the optimizer's state of it (ZeRO-1 and above)."""
+        """Whether each rank updates a part of the parameters and keeps its optimizer state (ZeRO-1 and above)."""
         return (self.zero_stage >= 1) & (self.fsdp > 1)
 
     @property
     def gathers_updates(self) -> bool:
-        """Whether ranks that keep whole parameters gather after a step what the others updated (ZeRO-1 and ZeRO-2)."""
+        """Whether ranks that keep whole parameters gather the others' updates after a step (ZeRO-1 and ZeRO-2)."""
         return self.shards_optimizer & (self.zero_stage < 3)
 
     @property
@@ -253,13 +253,13 @@ class Plan:
 
     @property
     def splits_backward(self) -> bool:
-        """Whether weight gradients are passes of their own."""
+        """Whether the pipeline schedule computes weight gradients in passes of their own."""
         split = False
         for schedule in SPLIT_SCHEDULES:
             split |= self.pp_schedule == schedule
         return split & (self.pp > 1)
 
     def describe(self) -> str:
-        """The mesh in one short line, axes of degree 1 left out."""
+        """Returns the mesh in one short line, without the axes of degree 1."""
         axes = [(n, getattr(self, n)) for n in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")]
         return " ".join(f"{name}{degree}" for name, degree in axes if degree > 1) or "one GPU"

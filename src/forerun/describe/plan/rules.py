@@ -1,7 +1,7 @@
-"""What follows from a plan and its stack: dtypes, and what data parallelism does with parameters and gradients.
+"""Rules of a plan and its stack: dtypes, and what data parallelism does with parameters and gradients.
 
-Every rule answers for a Plan and for a table of plans (`columns`). What follows from the plan alone are properties of
-Plan. `build` and the bounds of a search ask the same rules.
+Every rule answers for a Plan and for a table of plans (`columns`); facts of the plan alone are properties of Plan.
+The Program builder and the bounds of a search share these rules.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1,
 
 
 def element_bytes(dtype: Column) -> Column:
-    """Bytes of an element of each dtype."""
+    """Returns the bytes of an element of `dtype`."""
     return numbers(DTYPE_BYTES.__getitem__, dtype)
 
 
 def wide_dtype(plan: Plans) -> Column:
-    """The dtype of activations, and of weights as kernels read them."""
+    """Returns the dtype of activations, and of weights as kernels read them."""
     return mapped(_wide, plan.precision)
 
 
@@ -34,17 +34,17 @@ def _wide(precision: str) -> str:
 
 
 def weight_bytes(plan: Plans) -> Column:
-    """Bytes of an element of a weight as kernels read it, or of an activation."""
+    """Returns the bytes of an element of an activation, or of a weight as kernels read it."""
     return element_bytes(wide_dtype(plan))
 
 
 def gradient_bytes(plan: Plans) -> Column:
-    """Bytes of an element of a weight's gradient as the backward pass leaves it: autocast casts it as the weight is."""
+    """Returns the bytes of an element of a weight's gradient after the backward pass; autocast leaves it in fp32."""
     return numbers(lambda dtype, autocast: 4 if autocast else DTYPE_BYTES[dtype], wide_dtype(plan), plan.autocast)
 
 
 def reduce_dtype(plan: Plans, stack: Stack) -> Column:
-    """The dtype in which gradients are reduced."""
+    """Returns the dtype in which gradients are reduced."""
 
     def of(asked: str, wide: str) -> str:
         return gradient_dtype(stack.reduce_dtype, wide) if asked == "auto" else asked
@@ -53,7 +53,7 @@ def reduce_dtype(plan: Plans, stack: Stack) -> Column:
 
 
 def accumulate_dtype(plan: Plans, stack: Stack) -> Column:
-    """The dtype of the buffer that the gradients of micro batches are added into."""
+    """Returns the dtype of the buffer that micro batches add their gradients to."""
 
     def of(asked: str, sharded: bool, reduced: str, autocast: bool, wide: str) -> str:
         if asked != "auto":
@@ -63,7 +63,7 @@ def accumulate_dtype(plan: Plans, stack: Stack) -> Column:
         if stack.accumulate_dtype != "param":
             return gradient_dtype(stack.accumulate_dtype, wide)
         if stack.fsdp == "fsdp2" and sharded:
-            return reduced  # FSDP2 casts what it does not reduce yet
+            return reduced  # FSDP2 casts gradients also where it reduces them only after a later micro batch
         return "fp32" if autocast else wide
 
     wide, reduced = wide_dtype(plan), reduce_dtype(plan, stack)
@@ -80,9 +80,9 @@ def gathers_parameters(plan: Plans, stack: Stack) -> Column:
 
 
 def has_working_copy(plan: Plans, stack: Stack) -> Column:
-    """Whether weights of 2 bytes are kept beside the fp32 weights that the optimizer updates.
+    """Whether 2-byte weights are kept beside the fp32 weights that the optimizer updates.
 
-    FSDP casts what it gathers, torch.autocast and SimpleFSDP's parametrization cast at each use.
+    FSDP casts the shards that it gathers; torch.autocast and SimpleFSDP's parametrization cast at each use.
     """
     narrow = (plan.master_dtype == "fp32") & (weight_bytes(plan) == 2)
     casts = plan.autocast | (stack.autocast or stack.parametrized)
@@ -93,28 +93,28 @@ def has_working_copy(plan: Plans, stack: Stack) -> Column:
 
 
 def scatters_gradients(plan: Plans, stack: Stack) -> Column:
-    """Whether gradients are reduce-scattered, so that a rank has the sums of its shard only; else all-reduced."""
+    """Whether gradients are reduce-scattered, so that a rank gets the sums of its shard only, or all-reduced."""
     return plan.shards_parameters | (plan.shards_optimizer & (stack.grad_reduce == "reduce-scatter"))
 
 
 def reduces_every_microbatch(plan: Plans, stack: Stack) -> Column:
-    """Whether the gradients of each micro batch are reduced by themselves, and added up in shards."""
+    """Whether each micro batch's gradients are reduced at once, and added up in shards."""
     return gathers_parameters(plan, stack) & (plan.pp == 1) & stack.fsdp_reduce_every_microbatch
 
 
 def accumulates(plan: Plans, stack: Stack) -> Column:
-    """Whether kernels of their own add the gradients of several micro batches into a buffer."""
+    """Whether separate kernels add the gradients of several micro batches to a buffer."""
     apart = (plan.n_microbatches > 1) & no(reduces_every_microbatch(plan, stack))
     return apart & (not stack.fused_accumulation)
 
 
 def keeps_gradient_buffer(stack: Stack) -> bool:
-    """Whether the buffer of replicated gradients is there through the whole step (Megatron's main_grad)."""
+    """Whether the buffer of replicated gradients stays allocated through the whole step (Megatron's main_grad)."""
     return stack.fused_accumulation or stack.accumulate_dtype not in ("param", "reduce")
 
 
 def keeps_bucket_copies(plan: Plans, stack: Stack) -> Column:
-    """Whether the buckets of replicated gradients are buffers of their own beside the gradients."""
+    """Whether the buckets of replicated gradients take memory beside the gradients."""
     return (plan.zero_stage == 0) & (plan.dp * plan.cp > 1) & stack.bucket_copies
 
 
@@ -122,7 +122,7 @@ def keeps_bucket_copies(plan: Plans, stack: Stack) -> Column:
 
 
 def breaks_graphs(model: ModelSpec | LayeredModel, plan: Plan, stack: Stack) -> bool:
-    """Whether compiled graphs end at the borders of modules: the plan says so, or `stack` compiles attention apart."""
+    """Whether compiled graphs end at module borders: the plan says so, or `stack` compiles attention separately."""
     attention = attention_kernel(stack.attention if plan.attention == AUTO else plan.attention)
     apart = plan.compile and stack.whole_graph and attention.breaks_graphs
     return plan.graph_breaks or (apart and isinstance(model, ModelSpec) and model.n_heads > 0)

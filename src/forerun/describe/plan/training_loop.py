@@ -1,4 +1,4 @@
-"""TrainingLoop: what a training loop does every n steps beside the step itself. Frozen; torchtitan's names."""
+"""TrainingLoop: the work that a training loop does every n steps, such as checkpoints, with torchtitan's names."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from typing import Literal, get_args
 from forerun.common.errors import ForerunError
 
 CheckpointMode = Literal["disabled", "async", "async_with_pinned_mem"]
-"""torchtitan's `checkpoint.async_mode`: save while the loop waits; copy to new host memory while it waits, and save
-beside the next steps; copy beside the next step too, into pinned host memory that stays"""
+"""torchtitan's `checkpoint.async_mode`.
+
+`disabled`: the loop waits for the save. `async`: it waits for a copy to new host memory, which is saved beside the next
+steps. `async_with_pinned_mem`: the copy also runs beside the next step, into pinned memory that stays allocated."""
 CHECKPOINT_MODES: tuple[CheckpointMode, ...] = get_args(CheckpointMode)
 KINDS = ("checkpoint", "profile", "memory_snapshot", "gc", "metrics")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingLoop:
-    """Periodic work of a training loop. A number n stands for `every n steps`, 0 for never."""
+    """Periodic work of a training loop: a number n means every n steps, 0 means never."""
 
     checkpoint: int = 0
     """save the training state (torchtitan's checkpoint.interval)"""
     profile: int = 0
     """run torch.profiler and export its trace (profiling.profile_freq)"""
     memory_snapshot: int = 0
-    """write the allocator's history, which is recorded all the time (profiling.profile_freq)"""
+    """write the allocator's history, which is recorded in every step (profiling.profile_freq)"""
     gc: int = 0
-    """collect Python's garbage of the youngest two generations, and at no other time (training.gc_freq)"""
+    """collect Python's two youngest generations of garbage, with automatic collection off (training.gc_freq)"""
     metrics: int = 0
     """read the loss on the host, reduce it over all data-parallel ranks and log it (metrics.log_freq)"""
     checkpoint_mode: CheckpointMode = "disabled"
@@ -48,11 +50,11 @@ class TrainingLoop:
             )
 
     def __bool__(self) -> bool:
-        """Whether anything is done at all."""
+        """Says whether the loop does any periodic work."""
         return any(getattr(self, kind) for kind in KINDS)
 
     def with_every(self, text: str) -> TrainingLoop:
-        """The loop with the intervals that a person wrote: `checkpoint=500,gc=50`.
+        """Returns the loop with the intervals that a person wrote, such as `checkpoint=500,gc=50`.
 
         Raises:
             ForerunError: an entry is not of the form kind=steps, or names a kind that does not exist.
@@ -73,13 +75,13 @@ class TrainingLoop:
         return replace(self, **given)  # type: ignore[arg-type]
 
     def settings(self) -> dict[str, int | str]:
-        """Everything that is not at its default, as a Program's `meta` keeps it."""
+        """Returns every field that is not at its default, as a Program's `meta` keeps it."""
         plain = TrainingLoop()
         return {name: value for name, value in asdict(self).items() if value != getattr(plain, name)}
 
     @staticmethod
     def of_settings(settings: Mapping[str, object]) -> TrainingLoop:
-        """The loop that `settings` wrote. Raises ForerunError for what no loop has."""
+        """Returns the loop whose `settings` these are. Raises ForerunError for an unknown field."""
         try:
             return TrainingLoop(**settings)  # type: ignore[arg-type]
         except TypeError:
