@@ -1,13 +1,14 @@
-"""Offloaded activations on their way to the host and back.
+"""When offloaded activations leave the device for host memory, and when they come back.
 
-A copy runs beside what the rank runs next, so the device goes on holding what is copied. What was made in one turn goes
-beside the next forward turn and is freed when that ends; it is fetched beside the backward turn before its own, and has
-its place on the device when that starts. What would be fetched before it has gone stays where it is.
+Copies run in turns. The activations of one turn are copied to the host beside the next forward turn, and the device
+frees them when that turn ends. They are fetched beside the backward turn before their own, whose start allocates their
+memory. Activations that would be fetched before their copy to the host ends stay on the device.
 
-A turn is a unit where copies go layer by layer (TransformerEngine's pytorch/cpu_offload.py: a group of tensors is freed
-when the next layer's forward pass is committed, and reloaded when the backward pass of the layer behind it starts), or
-a whole pass through a stage (Kwai's `schedule_1f1b_offload` in megatron/core/pipeline_parallel/schedules.py). Whole
-passes come back into one of two buffers, which are never given back (`onload_prologue` of its offload.py).
+Where copies go layer by layer, a turn is a unit: TransformerEngine's pytorch/cpu_offload.py frees a group of tensors
+when the next layer's forward pass is committed, and reloads it when the backward pass of the layer behind it starts.
+Elsewhere a turn is a whole pass through a stage (Kwai's `schedule_1f1b_offload` in
+megatron/core/pipeline_parallel/schedules.py). Whole passes come back into one of two buffers that stay allocated
+(`onload_prologue` of its offload.py).
 """
 
 from __future__ import annotations
@@ -31,20 +32,19 @@ class _Turn(NamedTuple):
     kind: Pass
     places: tuple[Place, ...]
     first: int
-    """run of its first unit"""
+    """index of the run of its first unit"""
     last: int
 
 
 class ActivationOffload:
-    """What leaves the device and what comes back, by the run of a unit, counted over forward and backward passes of a
-    rank."""
+    """Activations that leave the device and come back at each run, a forward or backward pass of a unit on a rank."""
 
     def __init__(self, order: Iterable[Action], n_units: Sequence[int], whole_passes: bool) -> None:
-        """`order` are the passes of a rank, `n_units` the units of each stage."""
+        """`order` lists the passes of a rank, `n_units` the number of units of each stage."""
         self.leaving: defaultdict[int, list[Place]] = defaultdict(list)
-        """after a run"""
+        """run -> places whose activations have left the device when it ends"""
         self.returning: defaultdict[int, list[Place]] = defaultdict(list)
-        """before a run"""
+        """run -> places whose activations have memory on the device when it starts"""
         turns = _turns(order, n_units, whole_passes)
         forward = [i for i, turn in enumerate(turns) if turn.kind == "F"]
         backward = [i for i, turn in enumerate(turns) if turn.kind == "B"]
@@ -54,7 +54,7 @@ class ActivationOffload:
             turns[i].places[0]: min(after, len(turns) - 1)
             for i, after in zip(forward, [*forward[1:], forward[-1] + 1], strict=True)
         }
-        used: list[int] = []  # the runs after which each of the pair of buffers was free again
+        used: list[int] = []  # runs after which one of the two buffers is free again
         for before, i in zip([backward[0] - 1, *backward], backward, strict=False):
             own = sorted(turns[i].places)
             left = gone[own[0]]

@@ -1,4 +1,4 @@
-"""Attention: projections, rotary embedding, the kernel itself, context parallelism."""
+"""Attention: projections, rotary embedding, the attention kernel and context parallelism."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forerun.sources.symbolic.unfused_flex import Sizes, unfused_flex
 
 
 def attention(section: Section, x: str, y: str, module: int) -> None:
-    """Self-attention from the normed input `x` to the branch output `y`."""
+    """Writes self-attention from the normed input `x` to the branch output `y`."""
     if section.kernels.model.mla:
         _latent_projections(section, x, module)
     else:
@@ -42,19 +42,19 @@ def attention(section: Section, x: str, y: str, module: int) -> None:
 
 
 def kernel_name(section: Section) -> str:
-    """The attention kernel of the plan, or the stack's own."""
+    """Returns the name of the plan's attention kernel, or of the stack's."""
     kernels = section.kernels
     return kernels.stack.attention_kernel(kernels.plan.attention, kernels.architecture)
 
 
 def _kind(section: Section) -> str:
-    """Kind of the fused kernel: `attention`, or `core` where checkpointing by operation does not know it."""
+    """Returns the kind of the fused kernel: `attention`, or `core` where checkpointing by operation drops it."""
     unknown = kernel_name(section) in section.kernels.stack.op_policy_misses
     return "core" if unknown else "attention"
 
 
 def _sizes(section: Section) -> tuple[int, int, int]:
-    """Bytes of queries, of keys (or of values of equal width), and of the attention output."""
+    """Returns the bytes of queries, of keys (or of values of equal width), and of the attention output."""
     s = section.kernels.shapes
     return (
         s.tokens * s.heads * s.head_dim * s.act_bytes,
@@ -76,7 +76,7 @@ def _projections(section: Section, x: str, module: int) -> None:
 
 
 def _latent_projections(section: Section, x: str, module: int) -> None:
-    """Multi-head latent attention: low-rank down projections (replicated over tp), norms, up projections."""
+    """Writes the projections of multi-head latent attention: low-rank down (replicated over tp), norms, up."""
     s, mla = section.kernels.shapes, section.kernels.model.mla
     assert mla is not None
     tokens = s.tokens_sp
@@ -123,7 +123,7 @@ def _rope_and_norms(section: Section, module: int) -> None:
         )
         reads = ("q.normed", "k.normed")
     makes = (("q.rotated", q), ("k.rotated", kv))
-    if fused:  # what rotation leaves of the fused projection are the values
+    if fused:  # rotation copies queries and keys out of the fused projection; values stay in it
         makes = (*makes, ("v", kv))
     if kernels.model.position == "rope":
         if kernels.model.mla:
@@ -134,13 +134,13 @@ def _rope_and_norms(section: Section, module: int) -> None:
 
 
 def _query_names(section: Section) -> tuple[str, str, str]:
-    """Tensors that go into the attention kernel: queries, keys, values."""
+    """Returns the names of the tensors that the attention kernel reads: queries, keys, values."""
     query, key, value = _projected_names(section)
     return (query, "k.repeated", "v.repeated") if _repeats_kv(section) else (query, key, value)
 
 
 def _projected_names(section: Section) -> tuple[str, str, str]:
-    """Queries, keys and values before key and value heads are repeated."""
+    """Returns the names of queries, keys and values before key and value heads are repeated."""
     kernels = section.kernels
     fused = kernels.stack.fused_qkv and not kernels.model.mla
     if kernels.model.position == "rope":
@@ -157,7 +157,7 @@ def _repeats_kv(section: Section) -> bool:
 
 
 def _repeat_kv(section: Section, module: int) -> None:
-    """The copies are what the kernel keeps for backward."""
+    """Writes the copies of key and value heads, which the kernel keeps for the backward pass."""
     if not _repeats_kv(section):
         return
     kernels, s = section.kernels, section.kernels.shapes
@@ -180,7 +180,7 @@ def _copies(section: Section, name: str, module: int) -> None:
 def _kernel_op(
     section: Section, seq_q: int, seq_kv: int, causal: bool, heads: int, kv_heads: int, share: float = 1.0
 ) -> tuple[int, int]:
-    """Forward and backward kernel of a rank; ranks execute `share` of its FLOPs in the mean."""
+    """Returns the op numbers of the forward and backward kernel; the average rank executes `share` of the FLOPs."""
     kernels, s = section.kernels, section.kernels.shapes
     kernel = kernel_name(section)
     add = kernels.ops.attention
@@ -196,13 +196,16 @@ def _kernel_op(
 
 
 def _piece_op(section: Section, piece: Piece) -> tuple[int, int]:
-    """The kernels of a piece of the attention of a context-parallel rank."""
+    """Returns the op numbers of the kernels of one piece of a context-parallel rank's attention."""
     s = section.kernels.shapes
     return _kernel_op(section, piece.queries, piece.keys, piece.causal, s.heads, s.kv_heads, piece.share)
 
 
 def _saved(section: Section) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
-    """What the kernel reads and keeps, and what it makes: the output, and statistics of each query and head (fp32)."""
+    """Returns the tensors that the kernel reads and keeps, and those it makes as (name, bytes).
+
+    It makes the output, and fp32 statistics of each query and head.
+    """
     s = section.kernels.shapes
     _, _, out = _sizes(section)
     reads = tuple(dict.fromkeys(_query_names(section)))
@@ -231,7 +234,7 @@ def _fused(section: Section, module: int) -> None:
 
 
 def _unfused_flex(section: Section, module: int) -> None:
-    """FlexAttention outside of compiled code."""
+    """Writes FlexAttention outside of compiled code."""
     kernels, s, plan = section.kernels, section.kernels.shapes, section.kernels.plan
     reads, makes = _saved(section)
     kv_heads = s.heads if _repeats_kv(section) else s.kv_heads
@@ -240,14 +243,14 @@ def _unfused_flex(section: Section, module: int) -> None:
 
 
 def _context_parallel(section: Section, module: int) -> None:
-    """Attention over a sequence cut in cp parts, of which `symbolic.ring` says what the slowest rank computes.
+    """Writes attention over a sequence cut in cp parts; `symbolic.ring` says what the slowest rank computes.
 
-    ring: keys and values go round, each hop beside the attention over the part that has arrived;
-    allgather: keys and values are gathered first; ulysses: all-to-all from sequence to head shards and back.
+    ring: ranks pass keys and values round, each hop beside the attention over the part that has arrived;
+    allgather: ranks gather keys and values first; ulysses: all-to-alls from sequence shards to head shards and back.
     """
     kernels, s, plan = section.kernels, section.kernels.shapes, section.kernels.plan
     q, kv, out = _sizes(section)
-    if kernels.stack.repeat_kv and not kernels.model.mla:  # also where a compiler would fuse the copies: they are sent
+    if kernels.stack.repeat_kv and not kernels.model.mla:  # compiled too: collectives send the copies
         kv = q
     reads, makes = _saved(section)
     forward: list[Stage]
@@ -283,11 +286,12 @@ def _context_parallel(section: Section, module: int) -> None:
 
 
 def _pieces(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
-    """Attention piece by piece: what moves the next keys and values stands beside the piece before it.
+    """Returns the forward and backward stages of attention piece by piece, with the transfers of keys and values.
 
-    A ring passes them on, and their gradients with them; PyTorch can also gather them all beside the first piece, and
-    passes gradients on until they are back where they belong. Compiled, its collectives are waited for where they stand
-    (`wait_tensor` follows each in a traced graph, torch/distributed/_functional_collectives.py).
+    The transfer of the next keys and values runs beside the piece before it. A ring passes them on with their
+    gradients. PyTorch can also gather all keys and values beside the first piece; it passes gradients on until each is
+    back at its owner. Compiled code waits for each collective at once (`wait_tensor` follows it in a traced graph,
+    torch/distributed/_functional_collectives.py).
     """
     kernels, s, plan = section.kernels, section.kernels.shapes, section.kernels.plan
     own_f, own_b = _kernel_op(section, s.seq, s.seq, kernels.model.causal, s.heads, s.kv_heads)
@@ -320,13 +324,13 @@ def _pieces(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
         return out
 
     backward = stages(own_b, far_b, back, merge_b)
-    if by_pytorch:  # gradients go on until they are back where they belong
+    if by_pytorch:  # one more hop brings the gradients back to their owner
         backward.append((home,))
     return stages(own_f, far_f, there, merge_f), backward
 
 
 def _naive(section: Section, module: int) -> None:
-    """Two batched matrix products around a materialised softmax (no flash kernel)."""
+    """Writes two batched matrix products around a materialised softmax (no flash kernel)."""
     kernels, s, stack, plan = section.kernels, section.kernels.shapes, section.kernels.stack, section.kernels.plan
     batch = plan.micro_batch * s.heads
     keys = plan.seq_len

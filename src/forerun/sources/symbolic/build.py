@@ -1,4 +1,4 @@
-"""build: model x plan on a cluster -> Program."""
+"""build makes the Program of a model under a plan on a cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from forerun.sources.symbolic.weights import Weights
 
 
 def build(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack | None = None) -> Program:
-    """The Program of one optimizer step of `model` under `plan`, as `stack` runs it (None: the plan's).
+    """Returns the Program of one optimizer step of `model` under `plan`, run by `stack` (None: the plan's stack).
 
     Raises ImpossiblePlan for an impossible schedule.
     """
@@ -40,7 +40,7 @@ def build(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: 
 
 
 def staged_model(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack | None = None) -> Staged:
-    """The units of `model` on each stage of `plan`, with the kernels that they run."""
+    """Returns the units of `model` on each stage of `plan`, with the kernels that they run."""
     chosen, groups = stack or load_stack(plan.stack), groups_of(plan, cluster.node_size)
     architecture = cluster.device.architecture
     if isinstance(model, LayeredModel):
@@ -60,7 +60,7 @@ class _Builder:
         self._parts: dict[int, Part] = {}
         self._buckets: dict[tuple[int, ...], int] = {}
         self._forgotten: dict[int, int] = {}
-        """blocks that free a buffer of so many bytes"""
+        """bytes of a buffer -> number of the block that frees it"""
         self.wires = Wires(self.kernels, self._add)
         self.gather_again = stack.reuse_elements > 0 and plan.activation_checkpointing == "full"
         wider = DTYPE_BYTES[self.kernels.accumulate_dtype] > self.kernels.grad_bytes
@@ -89,7 +89,11 @@ class _Builder:
         return replace(found, layer=layer)
 
     def _arounds(self, unit: Unit) -> tuple[Around, Around, Around | None, Around | None]:
-        """Actions around weights of a unit: all, what goes after the forward pass, is gathered again, goes at last."""
+        """Returns the blocks around four sets of a unit's weights.
+
+        The sets are all weights, those freed after the forward pass, those gathered again for the backward pass, and
+        those freed after the backward pass; the last two are None where they hold nothing.
+        """
         whole = Around(self.parallel, self._add, unit.name, unit.weights, unit.gradient_bytes)
         if unit.gathering is None:
             return whole, whole, whole, whole
@@ -103,7 +107,7 @@ class _Builder:
         return whole, around(gone), around(again) if again.total else None, around(there) if there.total else None
 
     def _root(self) -> Part:
-        """First and last unit as one for data parallelism, gathered from the first layer to the end of backward."""
+        """Joins the first and last unit into one FSDP unit, gathered from the first layer to the end of backward."""
         first, last = self.first, self.last
         weights = Weights.joined((first.weights, last.weights))
         if self.staged.tied:
@@ -112,7 +116,7 @@ class _Builder:
         return Part(replace(last, name="root", weights=weights), -1, -1, -1, -1, -1, -1, around, around, around, around)
 
     def _alone(self, part: Part) -> bool:
-        """Whether a unit is gathered and reduced by itself."""
+        """Says whether a unit is gathered and reduced by itself, not as a part of the root unit."""
         return self.root is None or not (part.unit is self.first or part.unit is self.last)
 
     # -- steps of one rank -------------------------------------------------------------------------------------
@@ -151,7 +155,7 @@ class _Builder:
         return resident
 
     def _weights(self, parts: list[Part], rank: int) -> Weights:
-        """All parameters of a rank; a tied head shares the embedding's matrix where both are on the rank."""
+        """Returns all parameters of a rank; a tied head shares the embedding's matrix where both are on the rank."""
         weights = Weights()
         both = self.staged.tied and any(part.unit is self.first for part in parts)
         for part in parts:
@@ -198,14 +202,14 @@ class _Builder:
         return steps
 
     def _receive(self, steps: Steps, order: list[Action], i: int, blocking: bool) -> None:
-        """Post what this action needs (and, with overlap, what the next one needs), then wait for this action's."""
+        """Posts the receives of this action (and, with overlap, of the next one), then waits for this action's."""
         if self.plan.pp == 1:
             return
         if blocking or i == 0:
             self._post(steps, order[i])
         needs = self._needs(order[i])
         forward, backward = needs == "activations", needs == "gradients"
-        # interleaved receivers take an output long before they use it; zero-bubble runtimes do not wait for sends
+        # interleaved receivers take an output long before they use it; zero-bubble schedules do not wait for sends
         sent = blocking and self.plan.virtual_stages == 1 and not self.split
         if forward or backward or sent:
             steps.add(self.wires.wait(forward, backward, sent))
@@ -237,7 +241,7 @@ class _Builder:
                 self._gather(steps, part)
                 self._open(steps, part, "open" if part is not apart[-1] else "open_last")
             steps.run(part.forward, part.layer)
-            kept = part.unit is self.last  # the last unit is needed again at once
+            kept = part.unit is self.last  # the backward pass starts with this unit
             if alone and not kept and (self.plan.reshards or part.unit.gathering is not None):
                 steps.add(part.after_forward["close", 0, 0], part.layer)
 
@@ -253,7 +257,7 @@ class _Builder:
         steps.gathers += 1
 
     def _open(self, steps: Steps, part: Part, action: data_parallel.Action) -> None:
-        """Gathers are opened in the order in which they were issued."""
+        """Opens the next gather: gathers are opened in the order in which they were issued."""
         around = part.again if action == "reopen" and part.again is not None else part.parallel
         steps.add(around[action, steps.opens % self.parallel.depth, steps.gathered], part.layer)
         steps.opens += 1
@@ -263,13 +267,13 @@ class _Builder:
     def _backward(self, steps: Steps, parts: list[Part], first: bool, last: bool) -> None:
         regather = self.parallel.fsdp and self.plan.reshards
         backward = parts[::-1]
-        held = bool(backward) and backward[0].unit is self.last  # still there from the forward pass
+        held = bool(backward) and backward[0].unit is self.last  # the forward pass has left it gathered
         waiting = [part for part in backward[held:] if self._alone(part) and part.again is not None] if regather else []
         for i, part in enumerate(backward):
-            loss = held and i == 0  # nothing is gathered before the loss has its gradient
+            loss = held and i == 0  # FSDP gathers nothing before the loss has its gradient
             alone = self._alone(part)
             if regather and alone and not loss and part.again is not None:
-                if steps.gathers == steps.opens:  # nothing was gathered ahead
+                if steps.gathers == steps.opens:  # no gather was issued ahead
                     self._gather_again(steps, waiting.pop(0))
                 self._open(steps, part, "reopen")
                 if self.gather_again:
@@ -285,7 +289,7 @@ class _Builder:
         self._let_go(steps)
 
     def _done(self, steps: Steps, part: Part, first: bool, last: bool) -> None:
-        """After its backward pass a unit's parameters go, and its gradients are reduced."""
+        """Frees a unit's parameters after its backward pass and reduces its gradients."""
         if self.parallel.fsdp and (self.plan.reshards or last):
             last_use = part.parallel if part.unit is self.last else part.after_backward
             if last_use is not None:
@@ -319,7 +323,7 @@ class _Builder:
             steps.reducing = part.unit.weights.gradients * self.parallel.reduce_bytes
 
     def _let_go(self, steps: Steps) -> None:
-        """The backward pass ends with its reductions: the last buffer goes."""
+        """Frees the buffer of the last reduction at the end of the backward pass."""
         if not steps.reducing:
             return
         if steps.reducing not in self._forgotten:
@@ -328,7 +332,7 @@ class _Builder:
         steps.reducing = 0
 
     def _bucket(self, steps: Steps, part: Part) -> None:
-        """Fill the bucket; reduce it when it is full."""
+        """Adds a unit's gradients to the bucket and reduces it when it is full."""
         steps.bucket.append(part.unit)
         size = sum(unit.weights.gradients for unit in steps.bucket) * self.parallel.reduce_bytes
         if size >= self.parallel.bucket_bytes:
@@ -346,7 +350,7 @@ class _Builder:
     # -- end of the step -----------------------------------------------------------------------------------------
 
     def _finish(self, steps: Steps, parts: list[Part], weights: Weights, rank: int) -> None:
-        """Reductions that waited for the end, tied embeddings, the optimizer."""
+        """Appends the end of the step: remaining reductions, tied embeddings, the optimizer."""
         plan, kernels = self.plan, self.kernels
         steps.now = plan.n_microbatches
         if steps.bucket:
@@ -359,7 +363,7 @@ class _Builder:
         steps.add(self._add(optimizer_block(kernels, weights, self._gradient_bytes(steps))))
 
     def _tied_embedding_reduction(self, ends: tuple[int, ...]) -> Block:
-        """First and last stage sum the gradients of their copies of the embedding."""
+        """Returns the block in which first and last stage sum the gradients of their copies of the embedding."""
         kernels = self.kernels
         name = "tied embedding gradients"
         number = next((i for i, c in enumerate(self.wires.channels) if c.name == name), None)
@@ -377,7 +381,7 @@ class _Builder:
         return block.build(name)
 
     def _gradient_bytes(self, steps: Steps) -> int:
-        """Bytes of gradients that the steps have allocated and nothing has freed."""
+        """Returns the bytes of gradients that the steps have allocated and not freed."""
         total = 0
         counts = np.bincount(np.array(steps.block, np.int64), minlength=len(self.blocks))
         for number in np.nonzero(counts)[0]:

@@ -1,17 +1,18 @@
-"""Data parallelism around a unit: gather and free its parameters, reduce its gradients.
+"""Data parallelism around a unit: blocks that gather and free its parameters, and reduce its gradients.
 
-Every action is a small block of its own, so that the order of blocks alone says what is prefetched:
+Every action is a small block, so that the order of blocks alone says which gathers run ahead:
 
-* `gather` starts the all-gather of a unit's parameters once the unit before it has its own (one unit ahead, as FSDP's
-  rate limiter and FSDP2's buffers allow), or once compute reaches it when nothing is prefetched, as in compiled code,
-  which waits for a gather where it stands. FSDP1 gathers into the parameters themselves, FSDP2 into a buffer;
-* `open` makes compute wait for the gathered parameters and copies them out. In the forward pass FSDP2 keeps a unit's
-  buffer until the next unit has its own, in the backward pass it lets go of it at once;
-* `close` frees them;
-* `reduce` reduces the unit's gradients after its backward pass, `accumulate` adds them to a buffer. FSDP2 keeps what it
-  reduces until the next unit has gradients.
+* `gather` starts the all-gather of a unit's parameters. With prefetching it starts once the unit before has its
+  parameters (one unit ahead, as FSDP's rate limiter and FSDP2's buffers allow). Without, it starts when compute reaches
+  the unit, as in compiled code, which waits for each gather at once. FSDP1 gathers into the parameters themselves,
+  FSDP2 into a buffer.
+* `open` makes compute wait for the gathered parameters and copies them out of the buffer. FSDP2 keeps a unit's buffer
+  until the next unit has its own in the forward pass, and frees it at once in the backward pass.
+* `close` frees the parameters.
+* `reduce` reduces the unit's gradients after its backward pass; `accumulate` adds them to a buffer. FSDP2 keeps the
+  buffer of a reduction until the next unit has gradients.
 
-Gathers and reductions of one process group run in issue order on one stream, as NCCL's communicator makes them.
+Gathers and reductions of one process group run in issue order on one stream, as in NCCL's communicator.
 """
 
 from __future__ import annotations
@@ -40,25 +41,25 @@ from forerun.sources.symbolic.states import accumulation_bytes
 from forerun.sources.symbolic.weights import Weights
 
 REDUCED = 2
-"""event slot; gathers take turns with slots of their own"""
+"""event slot that a reduction records; the slots of gathers follow it"""
 
 
 def gathered_slot(turn: int) -> int:
-    """Event slot that the gather of this turn records."""
+    """Returns the event slot that the gather of this turn records."""
     return 8 + 2 * turn
 
 
 def opened_slot(turn: int) -> int:
-    """Event slot that says that compute has taken the parameters of this turn."""
+    """Returns the event slot that compute records when it has taken the parameters of this turn."""
     return 9 + 2 * turn
 
 
 Action = Literal[
     "gather",
     "open",
-    "open_last",  # `open` of the last unit: nobody comes to let go of its buffer
+    "open_last",  # `open` of the last unit: no later unit frees its buffer
     "reopen",  # `open` in the backward pass
-    "gather_again",  # between the recomputation and its backward pass, what has been let go of
+    "gather_again",  # gather what was freed, between recomputation and backward pass
     "close",
     "reduce_first",  # reduction in the first micro batch: it allocates the sharded gradients
     "reduce",
@@ -69,7 +70,7 @@ Action = Literal[
 
 
 class DataParallel:
-    """Writes the blocks of one plan."""
+    """Writes the data-parallel blocks of one plan."""
 
     def __init__(self, kernels: PlanKernels) -> None:
         self.kernels = kernels
@@ -77,24 +78,24 @@ class DataParallel:
         self.simple = kernels.stack.fsdp == "simple"
         self.fsdp = bool(rules.gathers_parameters(plan, kernels.stack))
         self.by_module = kernels.stack.parametrized and not kernels.whole_graph
-        """eager modules ask for their parameters one by one"""
+        """whether eager modules gather their parameters one by one"""
         self.buffers = kernels.stack.fsdp == "fsdp2"
-        """whether gathers and reductions have buffers of their own"""
+        """whether gathers and reductions use buffers beside the parameters and gradients"""
         self.reduce_bytes = DTYPE_BYTES[kernels.reduce_dtype]
         self.param_bytes = kernels.weight_bytes
         self.master_bytes = DTYPE_BYTES[plan.master_dtype]
         self.ahead = 0 if self.simple else plan.prefetch
-        """units that are gathered before compute reaches them"""
+        """number of units that are gathered before compute reaches them"""
         self.depth = max(1, self.ahead)
-        """gathers whose events differ"""
+        """number of gathers in flight, each with its own event slots"""
         self.fetched: set[int] = set()
-        """ops that end a gather for which the host waits"""
+        """op numbers at the end of gathers for which the host waits"""
 
     def block(self, action: Action, turn: int, name: str, weights: Weights, made: int, before: int) -> Block | None:
-        """The block of one action around a unit whose backward pass leaves `made` bytes of gradients.
+        """Returns the block of one action around a unit whose backward pass leaves `made` bytes of gradients.
 
-        `turn` counts gathers modulo the prefetch depth, `before` are the bytes of the buffer that the unit before has
-        kept. None where there is nothing to do.
+        `turn` is the number of the gather modulo the prefetch depth, `before` the bytes of the buffer that the unit
+        before has kept. The result is None where there is nothing to do.
         """
         if action == "gather":
             return self._gather(name, weights, turn)
@@ -113,7 +114,7 @@ class DataParallel:
     # -- fully sharded -------------------------------------------------------------------------------------
 
     def _collectives(self, name: str, exchanges: Sequence[Exchange], dtype: str) -> list[int]:
-        """One collective for each exchange, or tensor of one."""
+        """Returns the op numbers of one collective for each exchange, or for each tensor of one."""
         ops, asked = [], name
         for each in exchanges:
             name = asked + (".whole" if each.kind == Collective.ALL_REDUCE else "")
@@ -127,8 +128,9 @@ class DataParallel:
         return ops
 
     def _of_list(self, name: str, kind: Collective, op: int, size_bytes: float, ranks: int) -> list[int]:
-        """The collective `op` with what a list of pieces costs: the host cuts it, which takes it about as long as a
-        launch for each, and copies them one by one between the list and what NCCL moves (ProcessGroupNCCL's lists).
+        """Returns the collective `op` with the cost of its list of pieces (ProcessGroupNCCL's lists of tensors).
+
+        The host spends about one launch on each piece, and each is copied between the list and NCCL's buffer.
         """
         if not self.kernels.stack.list_collectives:
             return [op]
@@ -140,7 +142,7 @@ class DataParallel:
         return [cut, op, copy]
 
     def _gather_again(self, name: str, weights: Weights) -> Block | None:
-        """Gather, after a recomputation, what its backward pass uses only later than the stack keeps parameters."""
+        """Returns the block that gathers freed parameters again between a recomputation and its backward pass."""
         kernels, block = self.kernels, BlockBuilder()
         matrices = gathered_weights(kernels.plan, kernels.stack, weights).matrices
         later = [2 * sum(matrices[i + 1 :]) for i in range(len(matrices))]
@@ -156,7 +158,7 @@ class DataParallel:
         return block.build(name + ".gather_again")
 
     def _gather(self, name: str, weights: Weights, turn: int) -> Block:
-        """Fetch, cast, gather: one after the other, from the moment the unit before has its parameters."""
+        """Returns the block that fetches, casts and gathers parameters, once the unit before has its own."""
         kernels, block = self.kernels, BlockBuilder()
         serial = self.ahead == 0
         shard = shard_elements(kernels.plan, weights)
@@ -181,7 +183,7 @@ class DataParallel:
         return block.build(name + ".gather")
 
     def _hand_out(self, name: str, weights: Weights) -> list[tuple[int, Stream]]:
-        """What the host does for each parameter of an eager module, in either direction."""
+        """Returns the host's delay for the parameters of an eager module, in either direction."""
         launches = len(weights.tensors) * self.kernels.stack.parameter_launches
         if not self.by_module or not launches:
             return []
@@ -209,7 +211,7 @@ class DataParallel:
         return block.build(name + ".close")
 
     def let_go(self, buffer: int) -> Block:
-        """Free the buffer of the last reduction of a backward pass."""
+        """Returns the block that frees the buffer, in bytes, of the last reduction of a backward pass."""
         block = BlockBuilder()
         block.tensor(
             buffer, Category.COMMUNICATION, -1, block.node(self.kernels.marker, Stream.COMPUTE, Phase.BACKWARD)
@@ -217,10 +219,10 @@ class DataParallel:
         return block.build("reduced")
 
     def _reduce_scatter(self, name: str, weights: Weights, made: int, first: bool, before: int) -> Block:
-        """Copy gradients into one buffer of the reduction's dtype, reduce-scatter it, all-reduce over replicas.
+        """Returns the block that copies gradients into one buffer, reduce-scatters it and all-reduces it over replicas.
 
-        `made` is what the backward pass left, -1 where it was added into a buffer; `before` is the buffer of the unit
-        before, which has been reduced.
+        `made` is the bytes of gradients that the backward pass left, -1 where it added them to a buffer; `before` is
+        the bytes of the buffer that the reduction before used.
         """
         kernels, block, plan = self.kernels, BlockBuilder(), self.kernels.plan
         total = weights.gradients
@@ -241,7 +243,7 @@ class DataParallel:
         dtype = kernels.reduce_dtype
         for op in self._collectives(name + ".reduce", reductions(plan, kernels.stack, weights), dtype):
             node = block.node(op, Stream.GATHER, Phase.BACKWARD, after=(node,), record=REDUCED)
-        if self.simple:  # compiled collectives are waited for where they stand
+        if self.simple:  # compiled code waits for a collective at once
             node = block.node(kernels.marker, Stream.COMPUTE, Phase.BACKWARD, after=(node,))
         shard = round(shard_elements(plan, weights) * weights.gradient_ratio)
         if plan.dp_replicate > 1:
@@ -257,10 +259,10 @@ class DataParallel:
         return block.build(name + ".reduce")
 
     def _join_gradients(self, name: str, total: int, wire: int) -> int:
-        """The op that brings `total` gradients into the `wire` bytes of the buffer that is reduced.
+        """Returns the op that brings gradients of `total` elements into the buffer of `wire` bytes that is reduced.
 
-        FSDP2 joins and casts at once; in FSDP1 autograd joins what it had split (a copy), then a cast follows; compiled
-        code reduces each tensor where it is, after a cast.
+        FSDP2 joins and casts in one kernel. In FSDP1 autograd copies the split gradients together, then a cast
+        follows. Compiled code casts each tensor and reduces it in place.
         """
         kernels, made = self.kernels, total * self.kernels.grad_bytes
         cast = made + wire if self.reduce_bytes != kernels.grad_bytes else 0
@@ -271,7 +273,7 @@ class DataParallel:
         return kernels.ops.memory(name + ".grad_copy_in", made, wire)
 
     def _sum_over_tp(self, block: BlockBuilder, name: str, weights: Weights, dtype: str) -> None:
-        """Sum the gradients of what every tensor-parallel rank used for a part of the tokens."""
+        """Appends the sum over tp of the gradients of weights that each rank of tp uses for a part of the tokens."""
         for size in weights.shared:
             start = block.node(self.kernels.marker, Stream.COMPUTE, Phase.BACKWARD)
             op = self.kernels.collective_op(
@@ -283,7 +285,10 @@ class DataParallel:
     # -- replicated or optimizer-sharded -------------------------------------------------------------------
 
     def _accumulate(self, name: str, weights: Weights, made: int, first: bool) -> Block | None:
-        """Add a micro batch's gradients to the buffer; plain PyTorch keeps the first micro batch's as the buffer."""
+        """Returns the block that adds a micro batch's gradients to the buffer.
+
+        In plain PyTorch the gradients of the first micro batch become the buffer.
+        """
         kernels = self.kernels
         if kernels.stack.fused_accumulation:
             return None
@@ -303,11 +308,11 @@ class DataParallel:
 
     @property
     def bucket_bytes(self) -> float:
-        """Bytes of gradients that are reduced together while the backward pass goes on."""
+        """Returns the bytes of gradients that are reduced together while the backward pass goes on."""
         return (self.kernels.plan.ddp_bucket_mib or self.kernels.stack.bucket_mib) * MIB
 
     def reduce_replicated(self, name: str, weights: Weights, bucket_bytes: float = inf) -> Block | None:
-        """Reduction of replicated gradients of `weights`, in buckets; None where nobody shares them."""
+        """Returns the block that reduces the replicated gradients of `weights` in buckets; None on a single replica."""
         block = BlockBuilder()
         start = block.node(self.kernels.marker, Stream.COMPUTE, Phase.BACKWARD)
         buckets = max(1, round(weights.gradients * self.reduce_bytes / bucket_bytes))
@@ -320,7 +325,7 @@ class DataParallel:
         return block.build(name) if len(block) > 1 else None
 
     def _reduce_bucket(self, block: BlockBuilder, name: str, weights: Weights, share: float, after: list[int]) -> None:
-        """Append the collectives of one bucket that holds `share` of the gradients."""
+        """Appends the collectives of one bucket, which holds the fraction `share` of the gradients."""
         kernels, plan = self.kernels, self.kernels.plan
         dtype = kernels.reduce_dtype
         for each in reductions(plan, kernels.stack, weights):

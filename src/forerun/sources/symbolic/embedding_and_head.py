@@ -1,4 +1,4 @@
-"""The two ends of a model: embedding, and final norm, head and loss."""
+"""The embedding, and the final norm, head and loss of a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EMBEDDING, HEAD = 0, 5
 
 
 def embedding_section(kernels: TransformerKernels) -> Section:
-    """Token (and position, type) tables; vocab-parallel under tensor parallelism."""
+    """Returns the section of the token (and position, type) tables; vocab-parallel under tensor parallelism."""
     s, model = kernels.shapes, kernels.model
     section = Section(kernels, Tape([], kernels.marker), Weights())
     weights = section.weights
@@ -22,7 +22,7 @@ def embedding_section(kernels: TransformerKernels) -> Section:
     if model.token_types:
         weights.matrices.append(model.token_types * s.hidden)
     weights.wide = sum(weights.matrices)
-    if kernels.stack.dtensor:  # DTensor makes the gradient of the whole table on every rank, and then takes its part
+    if kernels.stack.dtensor:  # every rank makes the gradient of the whole table, then takes its part
         weights.beyond = (kernels.plan.tp - 1) * s.vocab * s.hidden
     size = s.tokens * s.hidden * s.act_bytes
     lookups = 1 + (model.position == "learned") + bool(model.token_types)
@@ -49,7 +49,7 @@ def embedding_section(kernels: TransformerKernels) -> Section:
 
 
 def head_section(kernels: TransformerKernels) -> Section:
-    """Final norm, head matrix (the embedding's when tied) and loss."""
+    """Returns the section of final norm, head matrix (the embedding's when tied) and loss."""
     s, model, plan = kernels.shapes, kernels.model, kernels.plan
     row = s.hidden * kernels.stream_bytes
     section = Section(kernels, Tape([("x", s.tokens_sp * row)], kernels.marker), Weights())
@@ -70,7 +70,7 @@ def head_section(kernels: TransformerKernels) -> Section:
     section.tape.weights_first = kernels.whole_graph
     inside = section.enter("head.enter", x, "x.gathered", HEAD)
     _head_matrix(section, inside)
-    if plan.pp > 1 and kernels.stack.pipeline_keeps:  # the last stage's output is kept as those of others
+    if plan.pp > 1 and kernels.stack.pipeline_keeps:  # the runtime keeps the last stage's output as it does the others'
         first = section.tape.ops[0]
         first.saves = (*first.saves, "logits")
     if plan.loss_parallel or plan.tp == 1:
@@ -86,7 +86,7 @@ def head_section(kernels: TransformerKernels) -> Section:
 
 
 def _pooler(section: Section, x: str) -> None:
-    """A dense layer on the first token of every sequence, and a classifier on it."""
+    """Writes a dense layer on the first token of every sequence, and a classifier on it."""
     kernels, model = section.kernels, section.kernels.model
     hidden, rows = model.hidden, kernels.plan.micro_batch
     section.weights.matrices += [hidden * hidden, hidden * model.pooler_classes]
@@ -124,20 +124,22 @@ def _head_matrix(section: Section, x: str) -> None:
 
 
 def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> None:
-    """Cross entropy. Composed code may make an fp32 copy, keeps the log-softmax, and has a gradient of either; fused
-    code works in place on one fp32 copy or on the logits themselves; compiled code reads the logits again in backward,
-    and writes their gradient over them where the head is in the same graph (AOTAutograd's donated buffers).
+    """Writes the cross entropy of `tokens` over `vocab` classes.
+
+    Composed code may copy the logits to fp32, keeps the log-softmax, and makes a gradient of each. Fused code works in
+    place on one fp32 copy or on the logits. Compiled code reads the logits again in backward, and writes their gradient
+    over them where the head is in the same graph (AOTAutograd's donated buffers).
     """
     kernels = section.kernels
     style = kernels.loss_style
     narrow = kernels.shapes.act_bytes < 4
     casts = (
         kernels.stack.loss_in_fp32 and narrow and not kernels.plan.autocast
-    )  # autocast's log-softmax reads 2 and writes 4
+    )  # autocast's log-softmax reads 2 bytes and writes 4
     name = "loss" if casts else "loss_autocast" if kernels.plan.autocast else "loss_as_is"
     forward, backward = kernels.pattern_in(name, tokens * vocab, style)
     sharded = kernels.plan.loss_parallel and kernels.plan.tp > 1
-    if sharded:  # maximum, sum and target logit of every token
+    if sharded:  # all-reduces of maximum, sum and target logit of every token
         forward = forward + 3 * kernels.collective("loss.reduce", Collective.ALL_REDUCE, "tp", 4 * tokens, Stream.TP)
     wide = tokens * vocab * 4
     kept, size = logits, 4  # compiled code and in-place kernels keep the logits themselves
@@ -150,7 +152,7 @@ def _loss(section: Section, tokens: int, vocab: int, logits: str = "logits") -> 
             logits = "logits32"
         made = ("log_softmax", wide)
         section.tape.add(_loss_op(kernels, "log_softmax", forward, backward, logits, made[:1], made))
-        if sharded:  # exponentials beside the gradient
+        if sharded:  # the exponentials are in memory beside the gradient
             section.tape.ops[-1].scratch_bytes = wide
         section.tape.add(_loss_op(kernels, "loss", [], [], "log_softmax", (), ("loss", 4)))
         return
@@ -173,6 +175,6 @@ def _loss_op(
     op = TapeOp(name, "loss", HEAD, forward, backward, reads=(reads,), saves=saves, makes=(made,))
     if not kernels.in_graphs:
         op.category = Category.LOGITS
-    elif kernels.loss_style != "compiled":  # beside the graphs, whose memory is apart
+    elif kernels.loss_style != "compiled":  # an eager loss takes memory outside of the graphs' pool
         op.category = op.passing = Category.LOGITS
     return op

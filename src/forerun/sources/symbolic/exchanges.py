@@ -1,4 +1,4 @@
-"""What data parallelism moves between ranks for a unit, which `build` and the bounds of a search both ask."""
+"""The bytes that data parallelism moves between ranks for a unit, for `build` and for the bounds of a search."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from forerun.sources.symbolic.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Tensors that collectives of one kind move over a mesh axis."""
+    """Tensors that collectives of one kind move over one mesh axis."""
 
     kind: Collective
     axis: str
     tensors: Sequence[int]
-    """elements of each"""
+    """elements of each tensor"""
     element_bytes: float
 
     @property
     def size_bytes(self) -> float:
-        """Bytes of all tensors."""
+        """The bytes of all tensors."""
         return sum(self.tensors) * self.element_bytes
 
 
@@ -34,29 +34,30 @@ class Exchange:
 
 
 def shard_axis(plan: Plan, experts: bool) -> str:
-    """The mesh axis whose ranks share one copy of the dense parameters, or of the experts."""
+    """Returns the mesh axis whose ranks shard one copy of the dense parameters, or of the experts."""
     return "dp_expert" if experts and plan.ep > 1 else "dp_shard"
 
 
 def replica_axis(plan: Plan, experts: bool) -> str:
-    """The mesh axis of all ranks that hold the same dense parameters or experts, in shards or whole."""
+    """Returns the mesh axis of all ranks that hold the same dense parameters or experts, in shards or whole."""
     return "dp_expert_all" if experts and plan.ep > 1 else "dp_all"
 
 
 def parts(weights: Weights) -> list[tuple[bool, list[int]]]:
-    """(whether they are experts, tensors) of the parameters that move together."""
+    """Returns (whether they are experts, elements of each tensor) for the parameters that move together."""
     dense = (False, [*weights.matrices, *weights.vectors])
     return [dense, (True, weights.experts)] if weights.experts else [dense]
 
 
 def sharded(elements: int, ranks: int) -> int:
-    """Elements of one rank's shard, padded to equal shards."""
+    """Returns the elements of one of `ranks` equal shards, with padding."""
     return ceil_div(elements, ranks)
 
 
 def shard_elements(plan: Plan, weights: Weights) -> int:
-    """Elements of `weights` in one rank's shard, with those that stay whole; experts are sharded over the ranks that
-    expert parallelism leaves.
+    """Returns the elements of `weights` on one rank: its shards and the tensors that stay whole.
+
+    Experts are sharded over the ranks that expert parallelism leaves.
     """
     experts = sharded(weights.expert, max(1, plan.fsdp // plan.ep)) if weights.experts else 0
     whole = sum(whole_tensors(plan, weights))
@@ -64,7 +65,7 @@ def shard_elements(plan: Plan, weights: Weights) -> int:
 
 
 def whole_tensors(plan: Plan, weights: Weights) -> list[int]:
-    """Elements of the parameters that ZeRO-3 leaves whole because they are small; it always shards experts."""
+    """Returns the elements of each tensor that is too small for ZeRO-3 to shard; experts are always sharded."""
     if not plan.shards_parameters:
         return []
     least = plan.shard_min_mib * MIB / rules.DTYPE_BYTES[plan.master_dtype]
@@ -72,7 +73,7 @@ def whole_tensors(plan: Plan, weights: Weights) -> list[int]:
 
 
 def gathered_weights(plan: Plan, stack: Stack, weights: Weights) -> Weights:
-    """Those of `weights` that are sharded between passes: the plan or the stack may leave small ones whole."""
+    """Returns those of `weights` that are sharded between passes: the plan or the stack may leave small ones whole."""
     return _larger(weights, {*whole_tensors(plan, weights)}, stack.persistent_elements)
 
 
@@ -87,12 +88,12 @@ def _larger(weights: Weights, whole: set[int], least: int = 0) -> Weights:
 
 
 def gathered_bytes(plan: Plan, weights: Weights) -> int:
-    """Bytes of a unit's gathered parameters."""
+    """Returns the bytes of a unit's gathered parameters."""
     return _gathered_dense_bytes(plan, weights) + weights.expert * int(rules.weight_bytes(plan))
 
 
 def _gathered_dense_bytes(plan: Plan, weights: Weights) -> int:
-    """Bytes of those that are no experts': gathered in fp8, matrices of fp8 products have a byte an element."""
+    """Returns the bytes of the gathered dense parameters; matrices that are gathered in fp8 take a byte an element."""
     narrow = sum(weights.matrices) - weights.wide if plan.fp8_all_gather else 0
     size = int(rules.weight_bytes(plan))
     return weights.dense * size - narrow * (size - 1)
@@ -102,7 +103,7 @@ def _gathered_dense_bytes(plan: Plan, weights: Weights) -> int:
 
 
 def gathers(plan: Plan, stack: Stack, weights: Weights) -> list[Exchange]:
-    """What gathers the parameters of a unit."""
+    """Returns the exchanges that gather the parameters of a unit."""
     dense = _gathered_dense_bytes(plan, weights) / max(1, weights.dense)
     return [
         Exchange(
@@ -113,8 +114,11 @@ def gathers(plan: Plan, stack: Stack, weights: Weights) -> list[Exchange]:
 
 
 def reductions(plan: Plan, stack: Stack, weights: Weights) -> list[Exchange]:
-    """What reduces the gradients of `weights` over the ranks that share one copy of them; over all that hold the same
-    ones where gradients are all-reduced. Those of parameters that stay whole are summed whole."""
+    """Returns the exchanges that reduce the gradients of `weights`.
+
+    Gradients are reduce-scattered over the ranks that shard one copy of the weights, or all-reduced over all ranks that
+    hold the same weights. Gradients of parameters that stay whole are always all-reduced.
+    """
     element = rules.DTYPE_BYTES[rules.reduce_dtype(plan, stack)] * weights.gradient_ratio
     if rules.gathers_parameters(plan, stack) or rules.scatters_gradients(plan, stack):
         whole = whole_tensors(plan, weights)

@@ -1,4 +1,4 @@
-"""Mixture of experts: router, dispatch over the expert-parallel group, grouped matrix products, combination."""
+"""Mixture of experts: router, dispatch over the expert-parallel group, grouped matrix products, and combination."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from forerun.sources.symbolic.tape import TapeOp, on_compute
 
 _BOTH_WAYS = (Collective.ALL_TO_ALL, Collective.ALL_TO_ALL)
 _GATHER = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
-"""collectives forward and backward"""
+"""kinds of collective (forward, backward) of a dispatch by all-gather"""
 
 
 def experts(section: Section, x: str, y: str, module: int) -> None:
-    """Routed experts (and the shared ones) from the normed `x` to the branch output `y`."""
+    """Writes the routed (and shared) experts from the normed `x` to the branch output `y`."""
     kernels, s, moe = section.kernels, section.kernels.shapes, section.kernels.model.moe
     assert moe is not None
     plan = kernels.plan
-    tokens = s.tokens_sp  # routing works on this rank's own tokens
+    tokens = s.tokens_sp  # a rank routes its own tokens
     copies = tokens * moe.top_k
     busiest = max(plan.expert_imbalance, moe.capacity_factor or 1.0)
     local = max(1, moe.n_experts // plan.ep)
@@ -66,7 +66,7 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
 
 
 def _sent(section: Section, way: Dispatcher, x: str, copies: int, arrived: int, local: int, module: int) -> str:
-    """Copies of tokens go to the ranks of their experts; returns what the experts read."""
+    """Sends copies of tokens to the ranks of their experts; returns the name of the tensor that the experts read."""
     kernels, s, moe = section.kernels, section.kernels.shapes, section.kernels.model.moe
     assert moe is not None
     row = s.hidden * s.act_bytes
@@ -80,7 +80,7 @@ def _sent(section: Section, way: Dispatcher, x: str, copies: int, arrived: int, 
 
 
 def _returned(section: Section, way: Dispatcher, y: str, copies: int, arrived: int, local: int, module: int) -> None:
-    """What the experts made of the copies goes back to the tokens' ranks, which sum it up by the router's weights."""
+    """Sends the experts' outputs back to the tokens' ranks, which sum them with the router's weights."""
     kernels, s = section.kernels, section.kernels.shapes
     row = s.hidden * s.act_bytes
     leaving = (
@@ -99,7 +99,7 @@ def _returned(section: Section, way: Dispatcher, y: str, copies: int, arrived: i
 
 
 def _copied_from_all(section: Section, x: str, arrived: int, module: int) -> str:
-    """All tokens of the expert-parallel group, of which a rank copies out those of its experts."""
+    """Gathers all tokens of the expert-parallel group and copies out those of the rank's experts."""
     kernels, s = section.kernels, section.kernels.shapes
     row = s.hidden * s.act_bytes
     every = s.tokens_sp * kernels.plan.ep * row
@@ -110,7 +110,7 @@ def _copied_from_all(section: Section, x: str, arrived: int, module: int) -> str
 
 
 def _summed_for_all(section: Section, y: str, arrived: int, module: int) -> None:
-    """Results of a rank's experts, by the router's weights, summed over the group where the tokens came from."""
+    """Weights the outputs of a rank's experts and reduce-scatters them to the ranks that the tokens came from."""
     kernels, s = section.kernels, section.kernels.shapes
     own = s.tokens_sp * s.hidden * s.act_bytes
     alone = kernels.plan.ep == 1
@@ -129,9 +129,10 @@ def _exchange(
     sent: int,
     module: int,
 ) -> str:
-    """A collective forward and one backward over the expert-parallel group, from `x` to the tensor `made`.
+    """Writes a forward and a backward collective over the expert-parallel group, from `x` to the tensor `made`.
 
-    The bytes are those of the larger side, at the busiest rank. Without expert parallelism `x` is what it makes.
+    They move the bytes of the larger side at the busiest rank. Returns the name of `made`; of `x` without expert
+    parallelism.
     """
     kernels = section.kernels
     if kernels.plan.ep == 1:
@@ -144,7 +145,7 @@ def _exchange(
 
 
 def _sorted(section: Section, name: str, x: str, y: str, tokens: int, local: int, module: int) -> str:
-    """Tokens that come by sending rank are copied into the order of the local experts, and back again."""
+    """Copies tokens from the order of sending ranks into the order of the local experts, or back."""
     kernels, s = section.kernels, section.kernels.shapes
     if kernels.plan.ep == 1 or local == 1:
         return x
@@ -154,7 +155,7 @@ def _sorted(section: Section, name: str, x: str, y: str, tokens: int, local: int
 
 
 def _grouped(section: Section, x: str, tokens: int, local: int, width: int, module: int) -> None:
-    """Grouped products of the local experts over `tokens` routed tokens."""
+    """Writes the grouped products of the local experts over `tokens` routed tokens."""
     kernels, s = section.kernels, section.kernels.shapes
     each = max(1, ceil_div(tokens, local))
     gated = kernels.model.gated_mlp
@@ -188,7 +189,7 @@ def _grouped(section: Section, x: str, tokens: int, local: int, width: int, modu
     pattern = "swiglu" if gated else "gelu"
     saves: tuple[str, ...] = ("expert.u",)
     makes = [("expert.act", act_size)]
-    if gated and kernels.style(kernels.stack.activation) == "composed":  # the product needs silu(gate) again
+    if gated and kernels.style(kernels.stack.activation) == "composed":  # backward reads silu(gate)
         makes.append(("expert.silu", act_size))
         saves = ("expert.u", "expert.silu")
     section.pointwise(

@@ -1,4 +1,4 @@
-"""Dense feed-forward: two matrices around an activation, or three around a gated one."""
+"""Dense feed-forward: two matrices around an activation, or three around a gated activation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from forerun.sources.symbolic.linear import Section
 
 
 def feed_forward(section: Section, x: str, y: str, module: int, width: int | None = None, prefix: str = "ffn") -> None:
-    """Dense feed-forward of local width `width` (the model's unless given)."""
+    """Writes a dense feed-forward of local width `width` (the model's unless given) from `x` to `y`."""
     kernels, s = section.kernels, section.kernels.shapes
     width = width or s.ffn
     bias = kernels.model.mlp_bias
@@ -21,7 +21,7 @@ def feed_forward(section: Section, x: str, y: str, module: int, width: int | Non
         reads = tuple(tensor for _, tensor, _ in outs)
         saves = reads
         makes = [(act, size)]
-        if kernels.style(kernels.stack.activation) == "composed":  # the product needs silu(gate) again
+        if kernels.style(kernels.stack.activation) == "composed":  # the second product reads silu(gate) in backward
             makes.append((f"{prefix}.silu", size))
             saves = (*reads, f"{prefix}.silu")
         section.pointwise(act, "swiglu", s.tokens * width, kernels.stack.activation, reads, tuple(makes), saves, module)

@@ -29,53 +29,53 @@ class Unit:
     forward: Block
     backward: Block
     weight_backward: Block | None
-    """weight gradients apart, for zero-bubble schedules"""
+    """weight gradients alone, for zero-bubble schedules"""
     leaving: Block | None = None
-    """after which offloaded activations have left the device"""
+    """at its end offloaded activations have left the device"""
     returning: Block | None = None
-    """after which they have their place on it again"""
+    """at its end offloaded activations have memory on the device again"""
     gathering: Gathering | None = None
-    """how long gathered parameters are there, where that differs between them"""
+    """how long each gathered parameter is kept, where that differs between parameters"""
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of weight gradients that a backward pass leaves behind."""
+        """The bytes of weight gradients that a backward pass leaves behind."""
         block = self.backward if self.weight_backward is None else self.weight_backward
         made = (block.tensor_category == Category.UNSHARDED) & (block.tensor_free < 0)
         return int(block.tensor_bytes[made].sum())
 
 
 class UnitKind(IntEnum):
-    """The distinct units of a transformer: layers may differ in experts, and in whether they are checkpointed."""
+    """The distinct units of a transformer: layers may differ in their experts and in checkpointing."""
 
     EMBEDDING = 0
     HEAD = 1
     DENSE = 2
     DENSE_PLAIN = 3
-    """a layer that is not checkpointed, where only every n-th is"""
+    """a layer that is not checkpointed, where only every n-th layer is"""
     MOE = 4
     MOE_PLAIN = 5
 
 
 Units = dict[UnitKind, Unit]
-"""those that a model has; layers of one kind share a unit"""
+"""units by kind: layers of one kind share a unit"""
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A model cut into pipeline stages of units, as the builder takes it."""
+    """A model as pipeline stages of units, which the builder turns into a Program."""
 
     kernels: PlanKernels
     stages: list[list[tuple[Unit, int]]]
     """units of every stage in model order, each with its layer number"""
     tied: bool = False
-    """the first and the last unit share a matrix of `kernels.tied_elements`, the last of either's"""
+    """whether the first and the last unit share a matrix of `kernels.tied_elements`, listed last in both"""
     opening: Block | None = None
-    """what runs before the first forward pass of a step"""
+    """runs before the first forward pass of a step"""
 
 
 def staged_kinds(model: ModelSpec, plan: Plan, stack: Stack) -> list[list[UnitKind]]:
-    """Units of each pipeline stage in model order: the embedding before the first layer, the head after the last."""
+    """Returns the kinds of units of each pipeline stage in model order, from the embedding to the head."""
     stages, layer = [], 0
     for n in stage_layers(model, plan, stack):
         stages.append([layer_kind(model, plan, number) for number in range(layer, layer + n)])
@@ -86,15 +86,15 @@ def staged_kinds(model: ModelSpec, plan: Plan, stack: Stack) -> list[list[UnitKi
 
 
 def layer_kind(model: ModelSpec, plan: Plan, layer: int) -> UnitKind:
-    """What unit layer number `layer` is."""
+    """Returns the kind of unit of layer number `layer`."""
     plain = (layer + 1) % plan.checkpoint_every != 0
     return UnitKind((UnitKind.MOE if model.is_moe_layer(layer) else UnitKind.DENSE) + plain)
 
 
 def staged_transformer(kernels: TransformerKernels, split: bool) -> Staged:
-    """Units of a transformer's stages."""
+    """Returns the units of a transformer's stages; with `split` weight gradients are separate blocks."""
     units, model = build_units(kernels, split), kernels.model
-    numbers = count(-1)  # the embedding's, before those of the layers
+    numbers = count(-1)  # the embedding has layer number -1
     stages = [
         [(units[kind], next(numbers)) for kind in stage] for stage in staged_kinds(model, kernels.plan, kernels.stack)
     ]
@@ -102,7 +102,7 @@ def staged_transformer(kernels: TransformerKernels, split: bool) -> Staged:
 
 
 def build_units(kernels: TransformerKernels, split: bool) -> Units:
-    """Blocks of every distinct unit; with `split` weight gradients are blocks of their own."""
+    """Returns every distinct unit with its blocks; with `split` weight gradients are separate blocks."""
     model, plan = kernels.model, kernels.plan
     units: Units = {}
     checkpointing = plan.activation_checkpointing != "none"
@@ -126,7 +126,7 @@ def _section_unit(name: str, section: Section, split: bool) -> Unit:
 
 
 def tape_unit(name: str, tape: Tape, weights: Weights, split: bool = False, gathering: Gathering | None = None) -> Unit:
-    """The unit of a finished tape; with `split` weight gradients are a block of their own."""
+    """Returns the unit of a finished tape; with `split` weight gradients are a separate block."""
     forward = tape.forward_block().build(name + ".forward")
     backward, weight_backward = tape.backward_block(split)
     leaving = returning = None

@@ -1,9 +1,9 @@
-"""How long gathered parameters are there in parametrisation-based FSDP, where each use of a parameter gathers it.
+"""How long gathered parameters are kept in parametrisation-based FSDP, where each use of a parameter gathers it.
 
-Autograd decides: a product saves the gathered weight for its backward pass, unless a checkpoint around it runs the
-gather again. A policy that recomputes gathers alone changes nothing in eager code, as the product that saves their
-result stands outside of it; in a compiled graph it does (simple_fsdp.py, ReplicateComputation). A table of embeddings
-is not needed for its gradient.
+Autograd decides: a matrix product saves the gathered weight for its backward pass, unless a checkpoint around it runs
+the gather again. A policy that recomputes only gathers frees memory in a compiled graph, but not in eager code, where
+the product that saves the gathered weight is outside of the policy (simple_fsdp.py, ReplicateComputation). The gradient
+of an embedding does not read its table, so nothing keeps the table.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from forerun.sources.symbolic.weights import Gathering, Weights
 
 
 def parametrized(section: Section, eager: bool) -> Gathering:
-    """What of a section's weights stays gathered for its backward pass, and what is gathered again.
+    """Returns which of a section's weights stay gathered for its backward pass, and which are gathered again.
 
-    In eager code weights of products outside of checkpoints stay; in one compiled graph all are gathered again.
+    In eager code weights of products outside of checkpoints stay; one compiled graph gathers all of them again.
     """
     weights, ops = section.weights, section.tape.ops
     if any(op.kind == "embedding" for op in ops):

@@ -22,7 +22,7 @@ from forerun.sources.symbolic.shapes import Shapes
 from forerun.sources.symbolic.tape import Stage, on_compute
 
 MODULES = ("embedding", "layer.attention_norm", "layer.attention", "layer.ffn_norm", "layer.ffn", "head", "optimizer")
-"""of a transformer"""
+"""modules of a transformer, to which nodes count"""
 
 
 @lru_cache(maxsize=1)
@@ -33,15 +33,15 @@ def _patterns() -> dict[str, dict[str, list[float]]]:
 
 
 class PlanKernels:
-    """Adds kernels to an op table; every method answers with op numbers or stages."""
+    """Adds kernels to an op table; every method returns op numbers or stages."""
 
     breaks_graphs: bool
-    """whether compiled graphs end at the borders of modules"""
+    """whether compiled graphs end at module borders"""
 
     def __init__(
         self, plan: Plan, stack: Stack, groups: dict[str, CommGroup], modules: tuple[str, ...], border_bytes: int = 0
     ) -> None:
-        """`modules` are what nodes count to, the optimizer last; `border_bytes` what crosses a pipeline border."""
+        """`modules` are the names that nodes count to, the optimizer last; `border_bytes` cross a pipeline border."""
         self.plan, self.stack = plan, stack
         self.modules, self.border_bytes = modules, border_bytes
         self.optimizer_module = len(modules) - 1
@@ -59,26 +59,26 @@ class PlanKernels:
         """bytes of an element of the residual stream, which norms read"""
         self.accumulate_bytes = 4 if stack.fused_accumulation and self.accumulate_dtype == "fp32" else 0
         self.tied_elements = 0
-        """elements of the matrix that the model's two ends share, or would share"""
+        """elements of the matrix that embedding and head share where they are tied"""
 
     @property
     def accumulate_dtype(self) -> str:
-        """dtype of the gradient buffer that micro batches add into."""
+        """The dtype of the buffer that micro batches add their gradients to."""
         return str(rules.accumulate_dtype(self.plan, self.stack))
 
     @property
     def reduce_dtype(self) -> str:
-        """dtype in which gradients travel."""
+        """The dtype in which gradients are reduced."""
         return str(rules.reduce_dtype(self.plan, self.stack))
 
     @property
     def grad_bytes(self) -> int:
-        """Bytes of a weight gradient element as the backward pass leaves it."""
+        """The bytes of an element of a weight gradient as the backward pass leaves it."""
         return int(rules.gradient_bytes(self.plan))
 
     @property
     def in_graphs(self) -> bool:
-        """Whether what is compiled runs from CUDA graphs, out of memory of their own."""
+        """Whether compiled code runs from CUDA graphs, which have a memory pool of their own."""
         return self.plan.compile and self.plan.cuda_graphs
 
     @property
@@ -88,13 +88,13 @@ class PlanKernels:
 
     @property
     def caches_casts(self) -> bool:
-        """Whether weights are cast to fp8 once a step, as they stay between micro batches."""
+        """Whether weights are cast to fp8 once a step and the casts are kept for all micro batches."""
         return self.fp8 and self.stack.fp8_caches_weights and not self.plan.shards_parameters
 
     # -- memory-bound --------------------------------------------------------------------------------------
 
     def style(self, wanted: Style) -> Style:
-        """The style in which a pattern runs: the stack's, or the compiler's where it compiles."""
+        """Returns the style in which a pattern runs: the stack's, or `compiled` where the plan compiles."""
         return "compiled" if self.plan.compile else wanted
 
     @property
@@ -104,11 +104,11 @@ class PlanKernels:
         return self.style(self.stack.loss) if compiled else self.stack.loss
 
     def pattern(self, name: str, elements: float, style: Style) -> tuple[list[Stage], list[Stage]]:
-        """Forward and backward stages of an element-wise pattern over `elements` elements."""
+        """Returns forward and backward stages of an element-wise pattern over `elements` elements."""
         return self.pattern_in(name, elements, self.style(style))
 
     def pattern_in(self, name: str, elements: float, style: Style) -> tuple[list[Stage], list[Stage]]:
-        """As `pattern`, in exactly this style."""
+        """Does as `pattern`, in exactly the style `style`."""
         forward, n_forward, backward, n_backward = _patterns()[name][style]
         scale = elements * self.act_bytes / 2
         return (
@@ -122,7 +122,7 @@ class PlanKernels:
         return on_compute(self.ops.memory(name, traffic / 2, traffic / 2, max(1, launches)))
 
     def traffic(self, name: str, bytes_read: float, bytes_written: float, launches: int = 1) -> list[Stage]:
-        """One memory-bound kernel (or `launches` that share the traffic)."""
+        """Returns one memory-bound kernel (or `launches` kernels that share the traffic)."""
         if bytes_read + bytes_written <= 0:
             return []
         return on_compute(self.ops.memory(name, bytes_read, bytes_written, launches))
@@ -132,7 +132,10 @@ class PlanKernels:
     def gemms(
         self, name: str, tokens: int, n_in: int, n_out: int, groups: int = 1, dtype: str | None = None
     ) -> tuple[int, int, int]:
-        """Forward, input gradient and weight gradient of y[tokens, n_out] = x[tokens, n_in] w, for `groups` of them."""
+        """Returns the op numbers of y[tokens, n_out] = x[tokens, n_in] w: forward, input gradient, weight gradient.
+
+        Each op stands for `groups` such products.
+        """
         dtype = dtype or self.matmul_dtype
         gemm = self.ops.gemm
         return (
@@ -142,9 +145,9 @@ class PlanKernels:
         )
 
     def casts(self, name: str, *elements: float, again: bool = False) -> list[Stage]:
-        """Casts to fp8 of operands with so many elements for the forward product, or `again` for a backward one.
+        """Returns the casts to fp8 of operands of `elements` for the forward product, with `again` for a backward one.
 
-        None in wider precisions.
+        Wider precisions cast nothing.
         """
         if not self.fp8:
             return []
@@ -157,18 +160,18 @@ class PlanKernels:
     # -- communication -------------------------------------------------------------------------------------
 
     def collective(self, name: str, kind: Collective, axis: str, size_bytes: float, stream: Stream) -> list[Stage]:
-        """One collective over `axis`; nothing when the axis has one rank or there is nothing to move."""
+        """Returns the stage of a collective over `axis`; none when the axis has one rank or no bytes move."""
         if self.group_size.get(axis, 1) == 1 or size_bytes <= 0:
             return []
         op = self.ops.collective(name, kind, self.group_index[axis], size_bytes, self.wide_dtype)
         return [((op, stream),)]
 
     def collective_op(self, name: str, kind: Collective, axis: str, size_bytes: float, dtype: str) -> int:
-        """Op number of a collective that the caller places itself."""
+        """Returns the op number of a collective that the caller places itself."""
         return self.ops.collective(name, kind, self.group_index[axis], size_bytes, dtype)
 
     def p2p(self, name: str, axis: str, size_bytes: float) -> int:
-        """Op number of a transfer between neighbours of `axis`."""
+        """Returns the op number of a transfer between neighbours of `axis`."""
         return self.ops.p2p(name, self.group_index[axis], size_bytes, self.wide_dtype)
 
 
@@ -178,7 +181,7 @@ class TransformerKernels(PlanKernels):
     def __init__(
         self, model: ModelSpec, plan: Plan, stack: Stack, groups: dict[str, CommGroup], architecture: str
     ) -> None:
-        """`architecture` is the device's, which decides what scaled_dot_product_attention runs."""
+        """`architecture` is the device's, which decides which kernel scaled_dot_product_attention runs."""
         self.model, self.architecture = model, architecture
         self.breaks_graphs = rules.breaks_graphs(model, plan, stack)
         self.shapes = shapes = Shapes.of(model, plan, stack)

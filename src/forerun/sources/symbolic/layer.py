@@ -1,4 +1,4 @@
-"""One layer of a model on a tape: attention and feed-forward, with its checkpoint regions."""
+"""Writes one layer of a transformer on a tape: attention and feed-forward, with its checkpoint regions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ATTENTION_NORM, ATTENTION, FFN_NORM, FFN = 1, 2, 3, 4
 
 
 def layer_section(kernels: TransformerKernels, moe: bool, checkpointed: bool) -> Section:
-    """Tape and weights of one layer."""
+    """Returns the section (tape and weights) of one layer."""
     shapes, model = kernels.shapes, kernels.model
     size = shapes.tokens_sp * shapes.hidden * kernels.stream_bytes
     tape = Tape([("x", size)], kernels.marker)
@@ -46,7 +46,7 @@ def layer_section(kernels: TransformerKernels, moe: bool, checkpointed: bool) ->
 
 
 def settle_activations(kernels: PlanKernels, tape: Tape, checkpointed: bool) -> None:
-    """Set what of a finished tape runs again in backward, and what waits in host memory, as the plan says."""
+    """Sets which operations of a finished tape run again in backward and what waits in host memory."""
     tape.early_stop = kernels.stack.recompute_early_stop
     tape.compiled = kernels.plan.compile
     tape.weights_first = kernels.whole_graph
@@ -58,7 +58,7 @@ def settle_activations(kernels: PlanKernels, tape: Tape, checkpointed: bool) -> 
 
 
 def checkpoint_regions(plan: Plan, tape: Tape) -> list[Region]:
-    """Regions that run again in backward under the plan's activation checkpointing."""
+    """Returns the regions that run again in backward under the plan's activation checkpointing."""
     ops = tape.ops
     if plan.activation_checkpointing == "full":
         return [Region(0, len(ops) - 1, keep_nothing)]
@@ -81,8 +81,10 @@ def checkpoint_regions(plan: Plan, tape: Tape) -> list[Region]:
 
 
 class _SaveEverySecondMatmul:
-    """torchtitan's selective policy: keep every second matmul, and attention's and scattered outputs and absolute
-    values, as far as its stack's list has them."""
+    """torchtitan's selective policy, which keeps every second matrix product.
+
+    It also keeps the outputs of attention and of reduce-scatters and absolute values, where the stack lists them.
+    """
 
     def __init__(self, ops: list[TapeOp]) -> None:
         matmuls = [op.name for op in ops if op.kind == "matmul"]
@@ -93,7 +95,7 @@ class _SaveEverySecondMatmul:
 
 
 def _runs(ops: list[TapeOp], wanted: Callable[[TapeOp], bool], discard_output: bool = False) -> list[Region]:
-    """Maximal runs of consecutive operations that `wanted` chooses."""
+    """Returns the maximal runs of consecutive operations that `wanted` chooses, as regions."""
     regions: list[Region] = []
     start = None
     for i, op in enumerate([*ops, None]):

@@ -1,4 +1,4 @@
-"""A LayeredModel under a plan: every unit's layers on a tape, with their kernels."""
+"""Writes the layers of a LayeredModel on tapes, one for each unit, with their kernels."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from forerun.sources.symbolic.weights import Weights
 FORWARD, DGRAD, WGRAD = 0, 1, 2
 _CAST = ".cast"
 _PRODUCTS = ("conv2d", "linear", "attention", "custom")
-"""layers whose weights autocast casts where they are used"""
+"""layer types whose weights autocast casts at each use"""
 
 
 def staged_layers(
     model: LayeredModel, plan: Plan, stack: Stack, groups: dict[str, CommGroup], architecture: str
 ) -> Staged:
-    """The units of `model` in one stage, on devices of `architecture`."""
+    """Returns the units of `model` in one stage, on devices of `architecture`."""
     kernels = LayeredKernels(model, plan, stack, groups, architecture)
     parts: list[tuple[Unit, int]] = []
     held: frozenset[str] = frozenset()
@@ -51,7 +51,7 @@ def _unit_name(model: LayeredModel, layers: Sequence[int]) -> str:
 
 
 def _broadcast_buffers(kernels: LayeredKernels) -> Block | None:
-    """Rank 0's running statistics to all replicas."""
+    """Returns the block that broadcasts rank 0's running statistics to all replicas; None without any."""
     size = sum(layer.buffer_bytes for layer in kernels.model.layers)
     if not kernels.stack.broadcast_buffers or kernels.plan.uses_fsdp or kernels.group_size["dp_all"] == 1 or not size:
         return None
@@ -64,24 +64,24 @@ def _broadcast_buffers(kernels: LayeredKernels) -> Block | None:
 
 
 def _is_plain_add(layer: Layer | None) -> TypeGuard[Add]:
-    """Whether a layer is a sum of whose memory a person states nothing: a kernel that is fused keeps its own."""
+    """Says whether a layer is a sum without stated memory; a stated one is not fused, so that it keeps its memory."""
     return isinstance(layer, Add) and not layer.own_bytes
 
 
 def _is_plain_relu(layer: Layer | None) -> TypeGuard[Activation]:
-    """Whether a layer is a ReLU of whose memory a person states nothing."""
+    """Says whether a layer is a ReLU without stated memory."""
     return isinstance(layer, Activation) and layer.function == "relu" and layer.saves_output
 
 
 @dataclass(slots=True)
 class _Fused:
-    """A norm with the sum and the activation that run in its kernels; each may be missing."""
+    """A norm with the sum and the activation that its kernels include; each may be missing."""
 
     norm: Norm
     add: Add | None = None
     activation: Activation | None = None
     last: int = 0
-    """number of the last layer of these"""
+    """number of the last of these layers"""
 
 
 @dataclass(slots=True)
@@ -91,12 +91,12 @@ class _UnitTape:
     kernels: LayeredKernels
     layers: Sequence[int]
     held: frozenset[str]
-    """what the unit before keeps"""
+    """names of tensors that the unit before keeps"""
     tape: Tape = field(init=False)
     weights: Weights = field(default_factory=Weights)
 
     def write(self, with_loss: bool) -> None:
-        """Write the unit's tape and collect its weights; the last unit of a model ends in the loss."""
+        """Writes the unit's tape and collects its weights; the last unit of a model ends in the loss."""
         kernels, model = self.kernels, self.kernels.model
         inside = {model.layers[number].layer_id for number in self.layers}
         outside = [name for number in self.layers for name in model.read_by(number) if name not in inside]
@@ -119,7 +119,7 @@ class _UnitTape:
         if with_loss:
             self._loss()
         self._sum_gradients()
-        first = self.tape.ops[0]  # tensors live from node to node, so a pass has one even where nothing runs
+        first = self.tape.ops[0]  # lifetimes are counted in nodes, so a pass without kernels needs one too
         if not any(op.forward for op in self.tape.ops):
             first.forward = on_compute(kernels.marker)
         if not any(op.backward or op.weight_backward for op in self.tape.ops):
@@ -132,7 +132,7 @@ class _UnitTape:
         return self.kernels.plan.micro_batch
 
     def _size(self, name: str) -> int:
-        """Bytes of a tensor of a micro batch; samples come in the dtype of the master weights."""
+        """Returns the bytes of a tensor of a micro batch; samples come in the dtype of the master weights."""
         model = self.kernels.model
         if name == INPUT:
             width = (
@@ -158,7 +158,7 @@ class _UnitTape:
         )
 
     def _cast_weights(self, layer: Layer, number: int) -> tuple[str, ...]:
-        """The cast of a layer's weights, and of their gradients back; the name of what it makes."""
+        """Writes the cast of a layer's weights, and of their gradients back; returns the name of the cast tensor."""
         kernels, elements = self.kernels, layer.num_parameters
         wide, narrow = elements * kernels.grad_bytes, elements * kernels.weight_bytes
         name = layer.layer_id + _CAST
@@ -186,7 +186,7 @@ class _UnitTape:
         kept = round(samples * (layer.own_elements * kernels.act_bytes + layer.own_bytes))
         makes = [(name, self._size(name)), *([(name + ".kept", kept)] if kept else [])]
         saves = (*(reads if layer.saves_input else ()), *((name,) if layer.saves_output else ()), *cast)
-        summed = layer.layer_type == "add"  # what was made first waits longest for the sum's gradient
+        summed = layer.layer_type == "add"  # the summand made first waits longest for the gradient
         self.tape.add(
             TapeOp(
                 name,
@@ -205,7 +205,7 @@ class _UnitTape:
         self._own(layer)
 
     def _own(self, layer: Layer) -> None:
-        """Take the parameters of a layer into the unit: matrices before vectors."""
+        """Adds the parameters of a layer to the unit: matrices before vectors."""
         large = layer.layer_type in (*_PRODUCTS, "embedding")
         self.weights.matrices += layer.parameters[:1] if large else ()
         self.weights.vectors += layer.parameters[1:] if large else layer.parameters
@@ -219,10 +219,10 @@ class _UnitTape:
         made = [name for op in self.tape.ops for name, _ in op.makes]
         return tuple(sorted(names, key=lambda name: made.index(name) if name in made else -1))
 
-    # -- norms with what their kernels take over ------------------------------------------------------------------
+    # -- norms whose kernels include a sum or an activation --------------------------------------------------------
 
     def _fusion(self, number: int) -> _Fused | None:
-        """A norm that takes over the sum or activation behind it, where the stack has such kernels."""
+        """Returns a norm with the sum or activation behind it that its kernels include; None without such kernels."""
         kernels, layers = self.kernels, self.kernels.model.layers
         norm = layers[number]
         alone = kernels.style(kernels.stack.norm) == "composed" or not kernels.model.input_gradients[number]
@@ -248,9 +248,12 @@ class _UnitTape:
         return [n for n in range(len(model.layers)) if name in model.read_by(n)] == [number]
 
     def _norm(self, number: int, fused: _Fused) -> None:
-        """One operation: x twice and the other summands in, the activation's output out; backward reads gradient and x
-        twice with the sign of the output (hand-written kernels keep it as a bit an element, compiled ones look at the
-        output), and writes the gradients of x and of the sum."""
+        """Writes a fused norm as one operation.
+
+        Forward reads x twice and the other summands, and writes the activation's output. Backward reads the gradient
+        and x twice with the sign of the output, and writes the gradients of x and of the sum. Hand-written kernels keep
+        the sign as a bit an element; compiled ones read the output again.
+        """
         kernels, norm, samples = self.kernels, fused.norm, self._samples
         size = samples * norm.output_elements
         name, made = norm.layer_id, kernels.model.layers[fused.last].layer_id
@@ -282,7 +285,7 @@ class _UnitTape:
         self._own(norm)
 
     def _adds_and_activates(self, number: int) -> bool:
-        """Whether a sum and the ReLU behind it run as one element-wise kernel."""
+        """Says whether a sum and the ReLU behind it run as one element-wise kernel."""
         kernels, layers = self.kernels, self.kernels.model.layers
         if not _is_plain_add(layers[number]) or number == self.layers[-1]:
             return False
@@ -296,7 +299,7 @@ class _UnitTape:
         )
 
     def _added(self, number: int) -> None:
-        """A sum and its ReLU as one operation; backward writes the gradient that all summands share."""
+        """Writes a sum and its ReLU as one operation; backward writes the gradient that all summands share."""
         kernels, samples = self.kernels, self._samples
         made, reads = kernels.model.layers[number + 1], self._by_age(self._reads(number))
         size, name = samples * made.output_elements, kernels.model.layers[number].layer_id
@@ -314,10 +317,10 @@ class _UnitTape:
         )
         self.tape.ops[-1].scratch_bytes = self._size(made.layer_id)
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- loss and gradient sums ----------------------------------------------------------------------------------
 
     def _loss(self) -> None:
-        """Cross entropy over the last output, its log-softmax in fp32."""
+        """Writes the cross entropy over the last output, with its log-softmax in fp32."""
         kernels, layer = self.kernels, self.kernels.model.layers[self.layers[-1]]
         elements = self._samples * layer.output_elements
         forward, backward = kernels.pattern_in("loss", elements, kernels.loss_style)
@@ -337,7 +340,10 @@ class _UnitTape:
         )
 
     def _sum_gradients(self) -> None:
-        """Where several operations read a tensor, all but the first to go backward add to its gradient."""
+        """Writes the sums of gradients of tensors that several operations read.
+
+        The first of these operations to run backward makes the gradient, each other one adds to it.
+        """
         seen: set[str] = set()
         sizes = self.tape._sizes()
         for op in reversed(self.tape.ops):

@@ -22,39 +22,39 @@ class LayeredKernels(PlanKernels):
     def __init__(
         self, model: LayeredModel, plan: Plan, stack: Stack, groups: dict[str, CommGroup], architecture: str
     ) -> None:
-        """`architecture` is the device's, which decides what scaled_dot_product_attention runs."""
+        """`architecture` is the device's, which decides which kernel scaled_dot_product_attention runs."""
         self.model, self.architecture = model, architecture
         self.breaks_graphs = rules.breaks_graphs(model, plan, stack)
         super().__init__(plan, stack, groups, (*(layer.layer_id for layer in model.layers), "loss", "optimizer"))
 
     @property
     def casts_weights(self) -> bool:
-        """Whether weights are kept wider than products read them, and cast at each use (torch.autocast)."""
+        """Whether weights are kept in a wider dtype than products read, and cast at each use (torch.autocast)."""
         wider = DTYPE_BYTES[self.plan.master_dtype] > self.weight_bytes
         return (self.stack.autocast or self.plan.autocast) and wider and not self.plan.uses_fsdp
 
     @property
     def accumulate_dtype(self) -> str:
-        """As gradients are made, unless plan or stack say otherwise."""
+        """The dtype of the gradient buffer: that of the gradients, unless plan or stack say otherwise."""
         as_made = self.plan.accumulate_dtype == "auto" and self.stack.accumulate_dtype == "param"
         return self.plan.master_dtype if as_made and self.casts_weights else super().accumulate_dtype
 
     @property
     def grad_bytes(self) -> int:
-        """Bytes of a gradient element: autocast leaves gradients in the dtype of the weights."""
+        """The bytes of a gradient element: autocast leaves gradients in the dtype of the weights."""
         return DTYPE_BYTES[self.plan.master_dtype] if self.casts_weights else super().grad_bytes
 
     @property
     def attention_kernel(self) -> str:
-        """The fused kernel of the plan, or the stack's."""
+        """The name of the fused attention kernel of the plan, or of the stack."""
         return self.stack.attention_kernel(self.plan.attention, self.architecture)
 
     def stages(self, name: str, kernels: Sequence[Kernel], role: int) -> list[Stage]:
-        """One stage for each kernel, and the layout copies around it."""
+        """Returns one stage for each kernel, with the layout copies around it."""
         made: list[Stage] = []
         for kernel in kernels:
             made += on_compute(self._row(name, kernel, role))
-            converted = not self.stack.channels_last and self.matmul_dtype != "fp32"  # plain cores take either layout
+            converted = not self.stack.channels_last and self.matmul_dtype != "fp32"  # fp32 reads either layout
             if converted and isinstance(kernel, Matmul) and kernel.elements_read > 0:
                 size = (kernel.elements_read + kernel.elements_written) * self.act_bytes
                 made += self.traffic(name + ".layout", size, size, launches=3)

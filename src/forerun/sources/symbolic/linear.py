@@ -1,4 +1,4 @@
-"""Linear layers with their tensor-parallel collectives and their place on a tape."""
+"""Writes linear layers with their tensor-parallel collectives on a tape."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Casts(NamedTuple):
     """Elements that a rank casts to fp8 for one product."""
 
     own: float
-    """of the input, before a gather; none where another product has cast it"""
+    """of the input before a gather; 0 where another product has cast it"""
     read: float
     """of the input as the product reads it"""
     gradient: float
-    """of the result's gradient, before a gather"""
+    """of the result's gradient before a gather"""
 
 
 class AutocastWeight(NamedTuple):
-    """Casts of one weight under autocast."""
+    """The casts of one weight under autocast."""
 
     forward: list[Stage]
     backward: list[Stage]
@@ -42,7 +42,7 @@ class Product(NamedTuple):
     n_out: int
     bias: bool
     module: int
-    """number of the module that it counts to"""
+    """number of the module that its kernels count to"""
 
 
 @dataclass(slots=True)
@@ -67,12 +67,12 @@ class Section:
         module: int = 0,
         kind: str = "pointwise",
     ) -> None:
-        """An element-wise pattern as one operation."""
+        """Writes an element-wise pattern as one operation."""
         forward, backward = self.kernels.pattern(pattern, elements, style)  # type: ignore[arg-type]
         self.tape.add(TapeOp(name, kind, module, forward, backward, reads=reads, saves=saves, makes=makes))
 
     def norm(self, name: str, x: str, y: str, tokens: int, module: int, width: int | None = None) -> None:
-        """A norm of `width` (the hidden size unless given) over `tokens`; its weights join the section."""
+        """Writes a norm of `width` (the hidden size unless given) over `tokens` and adds its weights to the section."""
         kernels = self.kernels
         width = width or kernels.shapes.hidden
         kind = kernels.model.norm
@@ -93,7 +93,7 @@ class Section:
         self.pointwise(name, kind, elements, kernels.stack.norm, (x,), tuple(makes), saves, module, "norm")
 
     def narrowed(self, x: str, module: int) -> str:
-        """What products read of the residual stream `x`: under autocast a cast of it."""
+        """Returns the name of the tensor that products read of the residual stream `x`: under autocast its cast."""
         kernels, y = self.kernels, x + ".cast"
         if kernels.stream_bytes == kernels.act_bytes:
             return x
@@ -104,13 +104,13 @@ class Section:
         return y
 
     def fan_out(self, name: str, x: str, elements: float, readers: int, module: int) -> None:
-        """Sums of the gradients that `readers` operations give to `x` of `elements` elements."""
+        """Writes the sums of the gradients that `readers` operations give to `x` of `elements` elements."""
         if readers > 1:
             _, backward = self.kernels.pattern("fan_out", (readers - 1) * elements, "composed")
             self.tape.add(TapeOp(name + ".fan_out", "view", module, [], backward, reads=(x,)))
 
     def residual(self, name: str, x: str, branch: str, y: str, module: int) -> None:
-        """y = x + branch."""
+        """Writes y = x + branch."""
         kernels = self.kernels
         elements = kernels.shapes.tokens_sp * kernels.shapes.hidden
         pattern = "dropout_add" if kernels.stack.hidden_dropout else "residual"
@@ -137,17 +137,18 @@ class Section:
 
     @property
     def gathered_share(self) -> float:
-        """Bytes that a gather of activations moves over their size: tensorwise fp8 gathers what it has cast."""
+        """The bytes that a gather of activations moves over their size: tensorwise fp8 gathers the casts."""
         return 0.5 if self.kernels.fp8 and self.kernels.plan.fp8_recipe == "tensorwise" else 1.0
 
     @property
     def cast_share(self) -> float:
-        """Share of a gathered tensor that a rank casts to fp8: tensorwise scaling casts before the gather."""
+        """The share of a gathered tensor that a rank casts to fp8: tensorwise scaling casts before the gather."""
         return 1 / self.tp if self.sp and self.gathered_share < 1 else 1.0
 
     def fp8_casts(self, name: str, casts: Casts, weight: float) -> tuple[list[Stage], list[Stage]]:
-        """Casts before the forward product and before the backward ones. Weights that are gathered in fp8 have been
-        cast in their shards, cached ones at the end of the step before.
+        """Returns the casts before the forward product and before the backward ones.
+
+        Weights that are gathered in fp8 are cast in their shards; cached casts are made at the end of the step before.
         """
         kernels, gradient = self.kernels, name + ".grad"
         weight = 0.0 if kernels.plan.fp8_all_gather or kernels.caches_casts else weight
@@ -156,7 +157,7 @@ class Section:
         return kernels.casts(name, casts.own, weight), again + both
 
     def _absolutes(self, name: str, x: str, casts: Casts, weight: int, module: int) -> None:
-        """What eager casts make of a product's operands on the way to their largest value, where it may be kept."""
+        """Writes the absolute values that eager casts make of a product's operands, where a policy may keep them."""
         kernels = self.kernels
         if not (kernels.fp8 and kernels.stack.op_policy_keeps_abs) or kernels.plan.compile:
             return
@@ -165,8 +166,9 @@ class Section:
         self.tape.add(TapeOp(name + ".abs", "absolutes", module, [], [], reads=(x,), makes=made))
 
     def copies(self, name: str, size_bytes: float) -> list[Stage]:
-        """Layout copies that this stack makes around a tensor-parallel collective of a sequence's parts. Asynchronous
-        tensor parallelism writes where the product reads; a compiler reduces whole tensors in place.
+        """Returns the layout copies that the stack makes around a tensor-parallel collective of sequence shards.
+
+        Asynchronous tensor parallelism writes into the product's operand; a compiler reduces whole tensors in place.
         """
         if self._async_tp or (self.kernels.plan.compile and not self.sp):
             return []
@@ -176,7 +178,7 @@ class Section:
         return self.kernels.traffic(name + ".copy", size_bytes, size_bytes) * self.kernels.stack.tp_copies
 
     def enter(self, name: str, x: str, y: str, module: int, width: int | None = None) -> str:
-        """Bring `x` into the tensor-parallel region; answers the name of the tensor inside."""
+        """Brings `x` into the tensor-parallel region and returns the name of the tensor inside."""
         if self.tp == 1:
             return x
         kernels, shapes = self.kernels, self.kernels.shapes
@@ -196,11 +198,11 @@ class Section:
         return x
 
     def column(self, name: str, x: str, n_in: int, outs: list[tuple[str, str, int]], bias: bool, module: int) -> None:
-        """Column-parallel linear layers over one input: `outs` are (name, tensor, local output width).
+        """Writes column-parallel linear layers over one input: `outs` are (name, tensor, local output width).
 
-        When the stack overlaps, the gather of the input hides behind the weight products of the other operand
-        (backward) or behind the first product (forward, ring exchange). A stack that does not keep the gathered
-        input gathers it again for the weight gradient.
+        When the stack overlaps, the gather of the input runs beside the first product in the forward pass (ring
+        exchange), and beside the input gradient in the backward pass. A stack that does not keep the gathered input
+        gathers it again for the weight gradient.
         """
         kernels, stack = self.kernels, self.kernels.stack
         border = self.tp > 1 and (
@@ -222,16 +224,17 @@ class Section:
                 self.linear(Product(label, inside, y, n_in, width, bias, module), kernels.shapes.tokens, casts)
 
     def _column_casts(self, n_in: int, n_out: int, first: bool) -> Casts:
-        """Casts of one of several products that read one input, which a compiler casts only once."""
+        """Returns the casts of one of several products that read one input, which a compiler casts only once."""
         tokens = self.kernels.shapes.tokens
         read = float(tokens * n_in) if first or not self.kernels.plan.compile else 0.0
         return Casts(read * self.cast_share, read, tokens * n_out)
 
     @property
     def _async_tp(self) -> bool:
-        """Whether products and the collectives beside them are one kernel. Inductor makes one of a gather only if a
-        product reads what it gathers (torch/_inductor/fx_passes/micro_pipeline_tp.py): not with scaling other than
-        tensorwise, which casts to fp8 in between.
+        """Whether a matrix product and the collective beside it are one kernel.
+
+        Inductor fuses a gather only with a product that reads its result directly, which scaling other than tensorwise
+        does not: it casts to fp8 in between (torch/_inductor/fx_passes/micro_pipeline_tp.py).
         """
         return self.kernels.plan.async_tp and not (self.kernels.fp8 and self.gathered_share == 1.0)
 
@@ -240,8 +243,10 @@ class Section:
         return self._async_tp or self.kernels.stack.tp_forward_overlap
 
     def kept_input(self, x: str, elements: float) -> tuple[str, tuple[tuple[str, int], ...]]:
-        """What a product keeps of its input `x` of `elements` elements for the gradient of its weight, and what it
-        makes for that: its cast to fp8 where the stack keeps that, unless another product has made it.
+        """Returns the tensor that a product keeps of its input `x` for its weight gradient, and what it makes for it.
+
+        That is `x`, or its cast to fp8 where the stack keeps casts. A cast that another product has made is not made
+        again; a new one is returned as (name, bytes). `x` has `elements` elements.
         """
         kernels = self.kernels
         if not (kernels.fp8 and kernels.stack.fp8_keeps_cast):
@@ -252,7 +257,7 @@ class Section:
         return cast, ((cast, int(elements) * DTYPE_BYTES[kernels.plan.precision]),)
 
     def linear(self, product: Product, tokens: int, casts: Casts | None = None, keeps_input: bool = False) -> None:
-        """A product of `tokens` rows without collectives. With `keeps_input` it keeps `x` itself in any precision."""
+        """Writes a product of `tokens` rows without collectives; with `keeps_input` it keeps `x` in any precision."""
         kernels, (name, x, y, n_in, n_out, bias, module) = self.kernels, product
         forward, dgrad, wgrad = kernels.gemms(name, tokens, n_in, n_out)
         size = tokens * n_out * kernels.shapes.act_bytes
@@ -278,7 +283,7 @@ class Section:
         )
 
     def autocast_weight(self, name: str, elements: int) -> AutocastWeight:
-        """The cast of a weight that autocast makes once and keeps, and its gradient's cast back; else nothing."""
+        """Returns the cast of a weight, which autocast keeps, and its gradient's cast back; empty without autocast."""
         kernels, cast = self.kernels, name + ".weight"
         if not kernels.plan.autocast:
             return AutocastWeight([], [], ())
@@ -287,7 +292,7 @@ class Section:
         return AutocastWeight(kernels.traffic(cast, wide, narrow), back, ((cast, narrow),))
 
     def weight_grad_bytes(self, elements: int) -> int:
-        """Bytes of the gradient of `elements` weights until it is accumulated."""
+        """Returns the bytes of the gradient of `elements` weights until it is accumulated."""
         return 0 if self.kernels.stack.fused_accumulation else elements * self.kernels.grad_bytes
 
     def _bias_grad(self, name: str, tokens: int, n_out: int, bias: bool) -> list[Stage]:
@@ -296,12 +301,11 @@ class Section:
         return self.kernels.pattern("bias_add", tokens * n_out, "fused")[1]
 
     def _column_with_border(self, column: Product, first: bool, last: bool, alone: bool) -> None:
-        """A column-parallel layer with the collectives of its border.
+        """Writes a column-parallel layer with the collectives at its input.
 
-        Backward, Megatron's order: gather the input beside dgrad, then reduce the input gradient beside wgrad, or one
-        after the other in a stack that does not overlap them. Inductor joins no reduction with what is no product: the
-        sum of gradients of layers that are not `alone` on their input is reduced as without asynchronous tensor
-        parallelism.
+        Backward runs in Megatron's order: gather the input beside dgrad, then reduce the input gradient beside wgrad; a
+        stack that does not overlap them runs them one after the other. Inductor fuses a reduction with a product only:
+        layers that are not `alone` on their input sum their gradients first, so their reduction is not fused.
         `first` and `last` say whether this is the first or last layer on the shared input: only they communicate.
         """
         kernels, shapes, sp = self.kernels, self.kernels.shapes, self.sp
@@ -346,7 +350,7 @@ class Section:
         )
 
     def _beside(self, collective: list[Stage], product: list[Stage], name: str, size: float) -> list[Stage]:
-        """A ring exchange cut in tp pieces: the first piece is exposed, the others run beside the product."""
+        """Returns a ring exchange in tp pieces: the first piece is exposed, the others run beside the product."""
         kernels, head = self.kernels, size / self.tp
         kind = Collective.ALL_GATHER
         first = kernels.collective(name + ".head", kind, "tp", head, Stream.TP)
@@ -354,7 +358,7 @@ class Section:
         return [*first, (*rest[0], *product[0])] if collective else product
 
     def row(self, name: str, x: str, y: str, n_in: int, n_out: int, bias: bool, module: int) -> None:
-        """A row-parallel linear layer: local product, then the reduction over tp."""
+        """Writes a row-parallel linear layer: the local product, then the reduction over tp."""
         kernels, shapes = self.kernels, self.kernels.shapes
         self.weights.matrices.append(n_in * n_out)
         if bias:

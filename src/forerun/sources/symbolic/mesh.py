@@ -1,4 +1,4 @@
-"""Where the mesh axes of a plan lie on the nodes of a cluster."""
+"""Maps the mesh axes of a plan to the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from forerun.core.program.groups import CommGroup
 from forerun.describe.plan.plan import V_SCHEDULES, Plan
 
 Run = tuple[int, int]
-"""(ranks, how many ranks apart)"""
+"""(number of ranks, distance between neighbours in ranks)"""
 
 
 def groups_of(plan: Plan, node_size: int) -> dict[str, CommGroup]:
-    """Communication groups by axis, on nodes of `node_size` ranks, with the axes in the plan's order.
+    """Returns the communication groups by axis, on nodes of `node_size` ranks, with the axes in the plan's order.
 
-    dp_shard is the group that shares one model state: dp_shard x cp ranks. Expert parallelism takes the innermost of
-    them; `dp_expert` is what is left to shard an expert over.
+    The group `dp_shard` has the dp_shard x cp ranks that share one model state. Expert parallelism takes the innermost
+    of them; the rest, `dp_expert`, shard an expert.
 
-    Raises ImpossiblePlan where those are not the same number of ranks for every group of experts.
+    Raises ImpossiblePlan where the ranks can't be cut into equal groups of experts.
     """
     mesh = _Mesh(plan, node_size)
     near = mesh.first("cp", "dp_shard")
@@ -49,7 +49,7 @@ _DATA = ("cp", "dp_shard", "dp_replicate")
 
 
 class _Mesh:
-    """The axes of a plan in their order."""
+    """The axes of a plan with their degrees and spacings in ranks."""
 
     def __init__(self, plan: Plan, node_size: int) -> None:
         self.node_size = node_size
@@ -61,20 +61,20 @@ class _Mesh:
             inner *= degree
 
     def first(self, *axes: str) -> int:
-        """Spacing of the innermost of `axes`."""
+        """Returns the spacing in ranks of the innermost of `axes`."""
         return min(self.spacing[axis] for axis in axes)
 
     def runs(self, *axes: str) -> list[Run]:
-        """The runs of evenly spaced ranks that `axes` join, from the inside out; none where all have one rank."""
+        """Returns the runs of evenly spaced ranks that `axes` form, innermost first; none where all have one rank."""
         return _joined([(self.degree[axis], self.spacing[axis]) for axis in axes if self.degree[axis] > 1])
 
     def on(self, axis: str, runs: list[Run], inner: int) -> CommGroup:
-        """The group of `runs`; of one rank, with spacing `inner`, where there are none."""
+        """Returns the group of `runs`; without runs, a group of one rank with spacing `inner`."""
         return CommGroup.on_runs(axis, runs or [(1, inner)], self.node_size)
 
 
 def _joined(runs: Sequence[Run]) -> list[Run]:
-    """Runs from the inside out, those that continue each other as one."""
+    """Returns the runs, innermost first, with those that continue each other joined."""
     out: list[Run] = []
     for size, inner in sorted(runs, key=lambda run: run[1]):
         if out and out[-1][0] * out[-1][1] == inner:
@@ -85,7 +85,7 @@ def _joined(runs: Sequence[Run]) -> list[Run]:
 
 
 def _cut(plan: Plan, fsdp: list[Run], inner: int) -> tuple[list[Run], list[Run]]:
-    """The innermost `ep` ranks of `fsdp`, and what lies beside them."""
+    """Returns the runs of the innermost `ep` ranks of `fsdp`, and those of the other ranks."""
     if plan.fsdp % plan.ep:
         raise ImpossiblePlan(f"impossible plan: ep {plan.ep} does not divide dp_shard {plan.dp_shard} x cp {plan.cp}")
     left, taken, beside = plan.ep, [], []

@@ -1,4 +1,4 @@
-"""The optimizer step: gradient norm, update, and the gathering of updated parameters; and what it keeps in memory."""
+"""The optimizer step (gradient norm, update, gather of updated parameters) and its resident memory."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from forerun.sources.symbolic.weights import Weights
 
 
 def local_elements(kernels: PlanKernels, weights: Weights) -> int:
-    """Elements that this rank updates."""
+    """Returns the elements that this rank updates."""
     return shard_elements(kernels.plan, weights) if kernels.plan.shards_optimizer else weights.total
 
 
 def cast_elements(weights: Weights) -> int:
-    """Elements of `weights` that products read in fp8 where products are in fp8."""
+    """Returns the elements of `weights` that matrix products in fp8 read."""
     return sum(weights.matrices) - weights.wide + weights.expert
 
 
 def optimizer_block(kernels: PlanKernels, weights: Weights, grads_allocated: int) -> Block:
-    """Clip, update, gather updated parameters; frees `grads_allocated` bytes of gradients at the end."""
+    """Returns the block that clips, updates and gathers parameters, then frees `grads_allocated` bytes of gradients."""
     plan, stack, block = kernels.plan, kernels.stack, BlockBuilder()
     phase, local = Phase.OPTIMIZER, local_elements(kernels, weights)
     grad = update_gradient_bytes(plan, DTYPE_BYTES[kernels.accumulate_dtype])
@@ -69,10 +69,10 @@ def optimizer_block(kernels: PlanKernels, weights: Weights, grads_allocated: int
 
 
 def _norm_reductions(kernels: PlanKernels, weights: Weights) -> list[tuple[str, int]]:
-    """(mesh axis, numbers) of every reduction that the norm of all gradients takes.
+    """Returns (mesh axis, number of values) of every reduction that the norm of all gradients takes.
 
-    DTensor reduces the norms of all tensors of one mesh together, over each axis that they are sharded over, and
-    nothing over axes where gradients are the same. Other stacks are taken to reduce one number once.
+    DTensor reduces the norms of all tensors of one mesh together, over each axis that shards them, and not over axes
+    that replicate them. Other stacks are assumed to reduce one value once.
     """
     axes = ("dp_shard" if kernels.plan.shards_optimizer else "dp_all", "tp", "pp")
     if not kernels.stack.dtensor:
@@ -88,8 +88,10 @@ def _norm_reductions(kernels: PlanKernels, weights: Weights) -> list[tuple[str, 
 
 
 def _sum_over_tp(kernels: PlanKernels, block: BlockBuilder, weights: Weights, grad: int) -> None:
-    """Without FSDP2 nothing sums the gradients of what tensor-parallel ranks hold whole before they are used: the norm
-    and the update each do."""
+    """Appends the sums over tp of gradients of weights that tensor-parallel ranks hold whole.
+
+    Without FSDP2 these gradients are still partial sums after the backward pass: the norm and the update each sum them.
+    """
     if not kernels.stack.dtensor or kernels.plan.shards_parameters:
         return
     for size in weights.shared * (2 if kernels.stack.clip_grad else 1):
@@ -103,7 +105,7 @@ def _update(kernels: PlanKernels, block: BlockBuilder, local: int, grad: int, la
     if plan.optimizer_impl != "fused":
         launches = unfused_kernels(plan.optimizer) * (launches if plan.optimizer_impl == "foreach" else n_tensors)
     op = kernels.ops.memory("optimizer", local * update.read, local * update.written, launches)
-    if plan.offload == "params":  # the host updates, at about the rate at which its memory feeds the link
+    if plan.offload == "params":  # the host updates at about the rate of the host link
         moved = kernels.ops.host_copy("optimizer.on_host", local * (update.read + update.written))
         node = block.node(moved, Stream.COPY, Phase.OPTIMIZER, kernels.optimizer_module, after=(len(block) - 1,))
         block.node(kernels.marker, phase=Phase.OPTIMIZER, module=kernels.optimizer_module, after=(node,))
@@ -119,7 +121,7 @@ def _update(kernels: PlanKernels, block: BlockBuilder, local: int, grad: int, la
 
 
 def _gather_updated(kernels: PlanKernels, block: BlockBuilder, weights: Weights) -> None:
-    """ZeRO-1 and ZeRO-2: every rank gathers the parameters that the others updated."""
+    """Appends the gather of the parameters that other ranks updated (ZeRO-1 and ZeRO-2)."""
     plan, stack = kernels.plan, kernels.stack
     if not plan.gathers_updates:
         return
@@ -143,14 +145,14 @@ def _gather_updated(kernels: PlanKernels, block: BlockBuilder, weights: Weights)
 
 
 def resident_bytes(kernels: PlanKernels, weights: Weights) -> list[int]:
-    """Bytes by category that live through the whole step on a rank with `weights`."""
+    """Returns the bytes of each category that stay through the whole step on a rank with `weights`."""
     plan = kernels.plan
     gradients = weights.gradients * DTYPE_BYTES[kernels.accumulate_dtype]
     states = resident_states(plan, kernels.stack, weights.total, local_elements(kernels, weights), gradients)
     resident = [0] * N_CATEGORIES
     resident[Category.PARAMETER], resident[Category.GRADIENT] = states.parameter, states.gradient
     resident[Category.OPTIMIZER] = states.optimizer
-    if kernels.caches_casts and not kernels.stack.fp8_params:  # in both layouts, beside the two bytes of a bf16 element
+    if kernels.caches_casts and not kernels.stack.fp8_params:  # casts in both layouts, counted beside bf16 weights
         resident[Category.PARAMETER] += 2 * cast_elements(weights) * DTYPE_BYTES[plan.precision]
     if rules.keeps_bucket_copies(plan, kernels.stack):
         resident[Category.COMMUNICATION] = weights.gradients * DTYPE_BYTES[kernels.reduce_dtype]

@@ -11,7 +11,7 @@ from forerun.sources.symbolic.kernels import PlanKernels
 from forerun.sources.symbolic.schedule import stage_rank
 
 ARRIVED, ARRIVED_GRAD, SENT = 3, 4, 5
-"""event slots"""
+"""event slots that arrivals and sends record"""
 
 
 _STREAMS = {
@@ -24,7 +24,7 @@ _STREAMS = {
     (True, True, True): Stream.PP_SEND_GRAD_BACK,
     (False, True, True): Stream.PP_RECV_GRAD_BACK,
 }
-"""stream by (sends, moves gradients, on the way back of a V)"""
+"""(sends, moves gradients, on the way up of a V schedule) -> stream"""
 
 
 class Wires:
@@ -42,7 +42,7 @@ class Wires:
         return self.kernels.plan.pp_schedule in V_SCHEDULES
 
     def crosses(self, stage: int) -> bool:
-        """Whether the border between `stage` and the next lies between two ranks."""
+        """Says whether the border between `stage` and the next lies between two ranks."""
         return stage_rank(self.kernels.plan, stage) != stage_rank(self.kernels.plan, stage + 1)
 
     def _channel(self, what: str, stage: int) -> int:
@@ -62,7 +62,10 @@ class Wires:
         return kernels.p2p("pipeline." + what, "pp_near" if near else "pp_far", self.size_bytes)
 
     def block(self, action: str, what: str, stage: int) -> int:
-        """Block number of `action` (send, recv) of `what` (activations, gradients) over the border after `stage`."""
+        """Returns the number of the block that does `action` (send, recv) of `what` over the border after `stage`.
+
+        `what` is activations or gradients.
+        """
         key = (action, what, stage)
         if key not in self._blocks:
             self._blocks[key] = self.add_block(self._build(action, what, stage))
@@ -86,7 +89,7 @@ class Wires:
         return block.build(f"{action} {what}")
 
     def forget(self) -> int:
-        """Block after which the output of a stage that sent it is gone."""
+        """Returns the number of the block that frees the output of a stage, which has been sent."""
         key = ("forget", "activations", 0)
         if key not in self._blocks:
             block = BlockBuilder()
@@ -96,7 +99,7 @@ class Wires:
         return self._blocks[key]
 
     def buffer_bytes(self, stages: list[int]) -> int:
-        """Bytes of buffers that these stages of a rank keep for what they receive."""
+        """Returns the bytes of the receive buffers that these stages of a rank keep."""
         plan = self.kernels.plan
         if not self.kernels.stack.pipeline_keeps:
             return 0
@@ -105,7 +108,7 @@ class Wires:
         return received * plan.n_microbatches * self.size_bytes
 
     def wait(self, forward: bool, backward: bool, sent: bool) -> int:
-        """Block after which compute has what it was sent (and, without overlap, has sent its own)."""
+        """Returns the number of the block in which compute waits for arrivals and, where `sent`, for its own sends."""
         key = ("wait", f"{forward}{backward}{sent}", 0)
         if key not in self._blocks:
             slots = [ARRIVED] * forward + [ARRIVED_GRAD] * backward + [SENT] * sent

@@ -1,16 +1,15 @@
-"""How context parallelism shares a causal mask out: what each rank computes at each step of the ring.
+"""How context parallelism splits a causal mask: what each rank computes at each step of the ring.
 
-A rank has an equal part of every sequence, and meets the keys and values of one rank after the other; at step i those
-of the rank i places before it. Under a causal mask a query attends to no later key, so it matters which tokens a rank
-has:
+A rank has an equal part of every sequence. At step i it receives the keys and values of the rank i places before it.
+Under a causal mask a query attends to no later key, so the work of a rank depends on which tokens it has:
 
-* `none`: consecutive ones. The last rank attends to every part whole, the first one to its own alone, and as parts go
-  round step by step, the ring takes as long as its last rank;
+* `none`: consecutive tokens. The last rank attends to every part whole, the first one only to its own. Each step waits
+  for the slowest rank, so the ring takes as long as its last rank;
 * `head_tail` (zig-zag; PyTorch's `enable_load_balance`): of 2 cp chunks of a sequence, rank r has chunk r from the head
-  and chunk 2 cp - 1 - r from the tail. At each step it computes all queries against half of the keys, or half of them
-  against all;
-* `striped` (Brandon et al. 2023, arXiv 2311.09431): every cp-th token. At each step a rank computes a triangle, with
-  its diagonal or without.
+  and chunk 2 cp - 1 - r from the tail. At each step it computes all queries against half of the keys, or half of the
+  queries against all keys;
+* `striped` (Brandon et al. 2023, arXiv 2311.09431): every cp-th token. At each step a rank computes the triangle of
+  scores below the diagonal, with the diagonal or without.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from forerun.core.program.types import I64
 
 
 def pairs(balance: str, cp: int, seq: int) -> I64:
-    """Pairs of a query and a key that rank r computes at step i of a ring under a causal mask, (cp, cp).
+    """Returns the (query, key) pairs that rank r computes at step i of a ring under a causal mask, (cp, cp).
 
-    `seq` are the tokens that a rank has of a sequence; with `head_tail` an even number.
+    `seq` is the number of tokens of a sequence on a rank, an even number with `head_tail`.
     """
     rank, step = np.arange(cp)[:, None], np.arange(cp)[None, :]
     earlier = rank >= step
-    """where the part is that of an earlier rank, or the rank's own"""
+    """(cp, cp): whether the keys at step i are the rank's own or those of an earlier rank"""
     with_diagonal, without = seq * (seq + 1) // 2, seq * (seq - 1) // 2
     if balance == "none":
         far = np.where(earlier, seq * seq, 0)
@@ -43,20 +42,19 @@ def pairs(balance: str, cp: int, seq: int) -> I64:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A call of the attention kernel by the rank that takes longest, all ranks' mean beside it."""
+    """A call of the attention kernel by the slowest rank, with the mean work of all ranks beside it."""
 
     queries: int
     keys: int
     causal: bool
     share: float = 1.0
-    """of its FLOPs, what ranks execute in the mean: the rank that takes longest sets the time, not the FLOPs of all"""
+    """fraction of its FLOPs that the average rank executes: the slowest rank sets the time, the average the FLOPs"""
 
 
 def far_piece(balance: str, seq: int) -> Piece:
-    """What a rank computes against the part of another one, under a causal mask; `seq` are the tokens of a part.
+    """Returns what a rank computes against another rank's part under a causal mask; a part has `seq` tokens.
 
-    Without balance half of the pairs of a query's and a key's part are not computed, and the last rank computes all
-    that it meets.
+    Without balance the last rank computes every pair of every part, while the ranks together compute half of the pairs.
     """
     if balance == "none":
         return Piece(seq, seq, causal=False, share=0.5)
@@ -66,7 +64,7 @@ def far_piece(balance: str, seq: int) -> Piece:
 
 
 def gathered_piece(balance: str, cp: int, seq: int) -> Piece:
-    """What a rank computes against all keys at once, under a causal mask; `seq` are the tokens of a part.
+    """Returns what a rank computes against all keys at once under a causal mask; a part has `seq` tokens.
 
     Without balance the last rank attends to all keys but the later ones of its own part.
     """

@@ -22,24 +22,24 @@ class Action(NamedTuple):
 
 
 def stage_rank(plan: Plan, stage: int) -> int:
-    """Pipeline rank that holds a stage: round robin, or down and up again for the V schedules."""
+    """Returns the pipeline rank that holds a stage: round robin, or down and up again in the V schedules."""
     if plan.pp_schedule in V_SCHEDULES:
         return stage if stage < plan.pp else 2 * plan.pp - 1 - stage
     return stage % plan.pp
 
 
 def rank_stages(plan: Plan, rank: int) -> list[int]:
-    """Stages of a pipeline rank, in model order."""
+    """Returns the stages of a pipeline rank, in model order."""
     return [stage for stage in range(plan.n_stages) if stage_rank(plan, stage) == rank]
 
 
 def actions(plan: Plan) -> list[list[Action]]:
-    """Actions of every pipeline rank, in order."""
+    """Returns the actions of every pipeline rank, in order."""
     return [list(row) for row in _actions(plan.pp_schedule, plan.pp, plan.virtual_stages, plan.n_microbatches)]
 
 
 def rank_actions(plan: Plan, rank: int) -> tuple[Action, ...]:
-    """Actions of one pipeline rank, in order."""
+    """Returns the actions of one pipeline rank, in order."""
     return _rank_actions(plan.pp_schedule, plan.pp, rank, plan.virtual_stages, plan.n_microbatches)
 
 
@@ -74,7 +74,7 @@ def _one_f_one_b(p: int, rank: int, m: int) -> tuple[Action, ...]:
 
 
 def _interleaved(p: int, rank: int, v: int, m: int) -> tuple[Action, ...]:
-    """Megatron-LM's interleaved schedule (arXiv 2104.04473, section 2.2): micro batches in groups of p."""
+    """Returns Megatron-LM's interleaved schedule (arXiv 2104.04473, section 2.2): micro batches in groups of p."""
     if m % p:
         raise ImpossiblePlan(f"Interleaved1F1B needs micro batches in multiples of pp {p}, got {m}")
     total = m * v
@@ -96,7 +96,7 @@ def _interleaved(p: int, rank: int, v: int, m: int) -> tuple[Action, ...]:
 
 
 def _zero_bubble(p: int, rank: int, m: int) -> tuple[Action, ...]:
-    """ZB-H1 (arXiv 2401.10241): 1F1B's memory; weight passes trail their backward by `rank` micro batches."""
+    """Returns ZB-H1 (arXiv 2401.10241), with 1F1B's memory: weight passes trail backward by `rank` micro batches."""
     warmup = min(p - 1 - rank, m)
     order = [Action("F", rank, i) for i in range(warmup)]
     done = 0
@@ -112,13 +112,13 @@ def _zero_bubble(p: int, rank: int, m: int) -> tuple[Action, ...]:
 
 
 class _VRank:
-    """Passes of one rank of a V in order: its stage on the way down is half 0, the one on the way up half 1."""
+    """The passes of one rank of a V schedule in order: its stage on the way down is half 0, on the way up half 1."""
 
     def __init__(self, p: int, rank: int) -> None:
         self.stages = (rank, 2 * p - 1 - rank)
         self.order: list[Action] = []
         self.later: list[tuple[int, int]] = []
-        """(half, micro batch) of weight passes put off"""
+        """(half, micro batch) of the weight passes that were put off"""
         self.next: dict[Pass, list[int]] = {"F": [0, 0], "B": [0, 0]}
 
     def _add(self, kind: Pass, half: int) -> int:
@@ -128,25 +128,25 @@ class _VRank:
         return number
 
     def forward(self, half: int) -> None:
-        """Forward of this half's next micro batch."""
+        """Appends the forward pass of this half's next micro batch."""
         self._add("F", half)
 
     def backward(self, half: int, put_off: bool = False) -> None:
-        """Backward of this half's next micro batch, its weight pass at once or put off."""
+        """Appends the backward pass of this half's next micro batch, and its weight pass unless `put_off`."""
         self.later.append((half, self._add("B", half)))
         if not put_off:
             self.weights(len(self.later) - 1)
 
     def weights(self, place: int = 0) -> None:
-        """A weight pass that was put off, the oldest unless `place` says otherwise."""
+        """Appends a weight pass that was put off: the oldest, or the one at index `place`."""
         half, number = self.later.pop(place)
         self.order.append(Action("W", self.stages[half], number))
 
 
 def _zbv(p: int, rank: int, m: int) -> tuple[Action, ...]:
-    """ZBV (arXiv 2405.15362, section 4), in the fixed order that torch.distributed.pipelining runs.
+    """Returns ZBV (arXiv 2405.15362, section 4), in the fixed order that torch.distributed.pipelining runs.
 
-    The order is that of at least 2 p - 1 micro batches; those above `m` are left out.
+    The order is made for at least 2 p - 1 micro batches; passes of micro batches from `m` on are left out.
     """
     v = _VRank(p, rank)
     n = max(m, 2 * p - 1)
@@ -179,7 +179,7 @@ def _zbv(p: int, rank: int, m: int) -> tuple[Action, ...]:
 
 
 def _dual_pipe_v(p: int, rank: int, m: int) -> tuple[Action, ...]:
-    """DualPipeV (DeepSeek's DualPipe cut in half, arXiv 2412.19437, section 3.2.1): its eight phases, for m >= 2 p."""
+    """Returns DualPipeV's eight phases (half of DeepSeek's DualPipe, arXiv 2412.19437, section 3.2.1); m >= 2 p."""
     v = _VRank(p, rank)
     for _ in range(2 * (p - rank - 1)):
         v.forward(0)
@@ -211,9 +211,9 @@ def _dual_pipe_v(p: int, rank: int, m: int) -> tuple[Action, ...]:
 
 
 def layers_of_stages(n_layers: int, plan: Plan) -> list[int]:
-    """Layers of each stage in model order.
+    """Returns the number of layers of each stage in model order.
 
-    Spread evenly, the remainder to the first stages; with `balance_ends` embedding and head count as a layer each.
+    Stages get equal numbers, the first ones the remainder. With `balance_ends` embedding and head count as layers.
     """
     stages = plan.n_stages
     if plan.layers_per_stage is not None:
@@ -230,18 +230,18 @@ def layers_of_stages(n_layers: int, plan: Plan) -> list[int]:
 
 
 def stage_layers(model: ModelSpec, plan: Plan, stack: Stack) -> list[int]:
-    """Layers of each stage in model order, as `stack` cuts `model` where the plan says nothing about it."""
+    """Returns the number of layers of each stage in model order; `stack` cuts `model` where the plan does not."""
     if not stack.stages_by_cost or plan.n_stages == 1 or plan.layers_per_stage is not None or plan.balance_ends:
         return layers_of_stages(model.n_layers, plan)
     return _by_cost(model, plan.n_stages)
 
 
 def _by_cost(model: ModelSpec, stages: int) -> list[int]:
-    """Layers of each stage where every one ends with the layer that brings it to its share of all matrices.
+    """Returns the number of layers of each stage, where a stage ends at the layer that fills its share of the cost.
 
-    A layer counts as four attention matrices of all query heads and three of a gated feed-forward, the head as its
-    matrix, the embedding as nothing (huggingface/nanotron, get_block_compute_costs and build_model). A head that
-    comes before the last stage is due stays in the last one all the same.
+    A layer costs four attention matrices of all query heads and three of a gated feed-forward, the head costs its
+    matrix, the embedding nothing (huggingface/nanotron, get_block_compute_costs and build_model). The head always
+    stays in the last stage.
     """
     layer = 4 * model.n_heads * model.head_dim * model.hidden + 3 * model.ffn_hidden * model.hidden
     share = (model.n_layers * layer + model.vocab * model.hidden) / stages

@@ -1,4 +1,4 @@
-"""Sizes of one rank's share of a model under a plan."""
+"""The sizes of one rank's share of a model under a plan."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Local sizes of one tensor- and context-parallel rank, in elements and tokens."""
+    """The local sizes of one tensor- and context-parallel rank, in elements and tokens."""
 
     tokens: int
     """tokens of a micro batch inside a tensor-parallel region"""
     tokens_sp: int
-    """tokens outside of it: a share of them under sequence parallelism"""
+    """tokens of a micro batch outside of such a region: a share of them under sequence parallelism"""
     seq: int
     """tokens of one sequence on this context-parallel rank"""
     hidden: int

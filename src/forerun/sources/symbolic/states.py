@@ -1,6 +1,6 @@
-"""What a rank keeps through a step and what its optimizer moves, in bytes: of one plan, or of many plans at once.
+"""Bytes that a rank keeps through a step and that its optimizer moves, for one plan or for a table of plans.
 
-`build` asks with the elements of one rank, the bounds of a search with columns of them.
+`build` passes the elements of one rank, the bounds of a search pass columns (n,) of them.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ def _data() -> dict[str, Any]:
 
 
 def tensors_per_launch() -> int:
-    """Tensors that one multi-tensor kernel updates."""
+    """Returns the number of tensors that one multi-tensor kernel updates."""
     return int(_data()["tensors_per_launch"]["value"])
 
 
 def state_tensors(optimizer: Column) -> Column:
-    """Tensors that an optimizer keeps for each parameter."""
+    """Returns the number of tensors that an optimizer keeps for each parameter."""
     return numbers(lambda name: _data()["optimizers"][name]["tensors"], optimizer)
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Bytes that are there through the whole step on a rank, or (n,) on the ranks of many plans."""
+    """Bytes that stay allocated through the whole step: of a rank, or (n,) of the ranks of n plans."""
 
     parameter: Column
     gradient: Column
@@ -49,9 +49,9 @@ class States:
 
 
 def resident_states(plan: Plans, stack: Stack, total: Column, local: Column, gradients: Column) -> States:
-    """States of a rank that uses `total` elements, updates `local` of them and has `gradients` bytes of gradients.
+    """Returns the states of a rank that uses `total` elements and updates `local` of them.
 
-    The gradients count only where their buffer stays.
+    Its `gradients`, in bytes, count only where their buffer stays allocated.
     """
     master, copied = rules.element_bytes(plan.master_dtype), rules.has_working_copy(plan, stack)
     sharded = local * master * (plan.offload != "params")
@@ -68,11 +68,11 @@ class Update:
     read: Column
     written: Column
     to_host: Column
-    """of master weights and state, where these stay on the host"""
+    """bytes of master weights and optimizer state, moved where these stay on the host"""
 
 
 def update_of(plan: Plans, stack: Stack, gradient_bytes: Column) -> Update:
-    """What the optimizer of `plan` moves, with gradients of so many bytes an element."""
+    """Returns what the optimizer of `plan` moves; a gradient has `gradient_bytes` bytes an element."""
     master = where(rules.weight_bytes(plan) == 2, _FP32, rules.element_bytes(plan.master_dtype))
     kept = master + _FP32 * state_tensors(plan.optimizer)
     written = kept + rules.has_working_copy(plan, stack) * rules.weight_bytes(plan)
@@ -85,7 +85,7 @@ def update_of(plan: Plans, stack: Stack, gradient_bytes: Column) -> Update:
 
 
 def unfused_kernels(optimizer: str) -> int:
-    """Kernels that an unfused optimizer runs for each tensor, or list of tensors."""
+    """Returns the number of kernels that an unfused optimizer runs for each tensor, or list of tensors."""
     return int(_unfused(optimizer, "kernels"))
 
 
@@ -94,15 +94,18 @@ def _unfused(optimizer: Column, what: str) -> Column:
 
 
 def update_gradient_bytes(plan: Plans, accumulated: Column) -> Column:
-    """Bytes of an element of the gradients that the optimizer reads, where micro batches add up in so many bytes."""
+    """Returns the bytes of an element of the gradients that the optimizer reads.
+
+    `accumulated` is the bytes of an element of the buffer that micro batches add their gradients to.
+    """
     return where(plan.uses_fsdp, rules.element_bytes(plan.master_dtype), accumulated)
 
 
 def clipping_bytes(gradient_bytes: Column) -> tuple[Column, Column]:
-    """Bytes for each element that the norm of the gradients reads, and that scaling them reads and writes."""
+    """Returns the bytes an element that the norm of the gradients reads, and that scaling them reads and writes."""
     return gradient_bytes, 2 * gradient_bytes
 
 
 def accumulation_bytes(made: Column, buffer: Column) -> tuple[Column, Column]:
-    """Bytes read and written to add a gradient of `made` bytes to an element of a buffer of `buffer` bytes."""
+    """Returns the bytes read and written to add a gradient of `made` bytes to a buffer element of `buffer` bytes."""
     return made + buffer, buffer

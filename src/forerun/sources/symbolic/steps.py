@@ -1,4 +1,4 @@
-"""Steps of a rank class: its blocks in order, with micro batch and layer, and what is counted while they are laid."""
+"""Steps of a rank class: its blocks in order, with micro batch and layer, and the counters that building them needs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from forerun.sources.symbolic.weights import Weights
 
 
 class Around(dict[tuple[Action, int, int], int]):
-    """Block numbers of the data-parallel actions around one unit, by turn and the bytes of the buffer before.
+    """Block numbers of the data-parallel actions around one unit, by (action, turn, bytes of the buffer before).
 
-    A block is built when it is first asked for.
+    The first look-up of a key builds its block.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Around(dict[tuple[Action, int, int], int]):
         weights: Weights,
         gradient_bytes: int,
     ) -> None:
-        """`add` numbers a block."""
+        """`add` appends a block to the Program and returns its number."""
         super().__init__()
         self.parallel, self.add, self.name = parallel, add, name
         self.weights, self.gradient_bytes = weights, gradient_bytes
@@ -40,7 +40,7 @@ class Around(dict[tuple[Action, int, int], int]):
 
 @dataclass(slots=True)
 class Part:
-    """A unit at its place in a stage, with its blocks' numbers."""
+    """A unit at its place in a stage, with the numbers of its blocks."""
 
     unit: Unit
     layer: int
@@ -51,41 +51,41 @@ class Part:
     returning: int
     parallel: Around
     after_forward: Around
-    """of what goes after the forward pass"""
+    """around the parameters that are freed after the forward pass"""
     again: Around | None
-    """of what is gathered for the backward pass, if anything"""
+    """around the parameters that are gathered for the backward pass, if any"""
     after_backward: Around | None
-    """of what goes after the backward pass, if anything"""
+    """around the parameters that are freed after the backward pass, if any"""
 
 
 @dataclass(slots=True)
 class Steps:
-    """Steps of one rank class."""
+    """The steps of one rank class."""
 
     block: list[int] = field(default_factory=list)
     microbatch: list[int] = field(default_factory=list)
     layer: list[int] = field(default_factory=list)
     now: int = 0
     bucket: list[Unit] = field(default_factory=list)
-    """units whose gradients wait for the bucket to fill"""
+    """units whose gradients wait in the bucket that is being filled"""
     gathers: int = 0
     opens: int = 0
     gathered: int = 0
-    """bytes of the buffer in which the last unit was gathered"""
+    """bytes of the buffer into which the last unit was gathered"""
     reducing: int = 0
-    """bytes of the buffer that the last reduction works on"""
+    """bytes of the buffer that the last reduction uses"""
     activation_offload: ActivationOffload | None = None
     stages: list[list[Part]] = field(default_factory=list)
-    """where `activation_offload` finds units"""
+    """units of each stage, which `activation_offload` looks up"""
     runs: int = 0
-    """of units, forward and backward"""
+    """number of forward and backward passes of units so far"""
 
     def add(self, block: int, layer: int = -1) -> None:
-        """Append a step; a block number of -1 is nothing to do."""
+        """Appends a step; a block number of -1 appends nothing."""
         self._append(block, self.now, layer)
 
     def run(self, block: int, layer: int) -> None:
-        """Append a forward or backward pass of a unit, with what leaves the device and comes back beside it."""
+        """Appends a forward or backward pass of a unit, and the offload copies that end or start beside it."""
         if self.activation_offload is not None:
             for stage, unit, microbatch in self.activation_offload.returning.get(self.runs, ()):
                 part = self.stages[stage][unit]

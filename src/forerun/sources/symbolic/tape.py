@@ -1,8 +1,8 @@
-"""A tape of the operations of one block of a model, from which forward, recompute and backward are written.
+"""A tape of the operations of one unit of a model, which writes its forward, recompute and backward blocks.
 
-An operation says which kernels it runs in each direction, which tensors it reads, makes and needs again in backward.
-The tape is an autograd in miniature: backward walks it in reverse, gradients live from the last reader of a tensor to
-its maker, and a checkpointed region drops what it saved and runs forward again.
+An operation says which kernels it runs in each direction, and which tensors it reads, makes and needs again in
+backward. The tape is an autograd in miniature: backward walks it in reverse, the gradient of a tensor takes memory from
+its last reader to its maker, and a checkpointed region drops what it saved and runs forward again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.types import Category, Phase, Stream
 
-# Members of an IntEnum are looked up anew at every use; these are used for every node.
+# Looking up a member of an IntEnum takes time at every use, and every node uses these.
 _COMPUTE, _TEMPORARY, _ACTIVATION = Stream.COMPUTE, Category.TEMPORARY, Category.ACTIVATION
 _FORWARD, _BACKWARD, _RECOMPUTE, _UNSHARDED = Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE, Category.UNSHARDED
 
@@ -21,27 +21,27 @@ Kernel = tuple[int, Stream]
 Stage = tuple[Kernel, ...]
 """kernels that may run side by side; a stage waits for the stage before it"""
 Held = tuple[int, int, int]
-"""temporary memory of an operation: bytes, and the first and last of its stages that hold it"""
+"""temporary memory of an operation: bytes, and the first and last of its stages that need it"""
 
 
 def on_compute(*ops: int) -> list[Stage]:
-    """One stage for each op, one after the other on the compute stream."""
+    """Returns one stage for each op, one after the other on the compute stream."""
     return [((op, _COMPUTE),) for op in ops]
 
 
 @dataclass(slots=True)
 class TapeOp:
-    """One operation. `saves` names the tensors that its backward reads."""
+    """One operation; `saves` names the tensors that its backward reads."""
 
     name: str
     kind: str
-    """what checkpoint policies choose by: matmul, attention, absolutes, norm, pointwise, residual, loss, ..."""
+    """word by which checkpoint policies choose: matmul, attention, absolutes, norm, pointwise, residual, loss, ..."""
     module: int
     forward: list[Stage]
     backward: list[Stage]
-    """gradient of the inputs (and of small weights)"""
+    """kernels of the gradients of the inputs (and of small weights)"""
     weight_backward: list[Stage] = field(default_factory=list)
-    """gradient of the weights, separable for zero-bubble schedules"""
+    """kernels of the weight gradients, which zero-bubble schedules run separately"""
     reads: tuple[str, ...] = ()
     saves: tuple[str, ...] = ()
     makes: tuple[tuple[str, int], ...] = ()
@@ -49,29 +49,29 @@ class TapeOp:
     parameters: tuple[int, ...] = ()
     """elements of each tensor of weights that a product's backward reads"""
     weight_grad_bytes: int = 0
-    """gradient buffers that the weight backward allocates"""
+    """bytes of gradients that the weight backward allocates"""
     gradless: bool = False
-    """its inputs need no gradient (the first operation of a model)"""
+    """whether its inputs need no gradient (the first operation of a model)"""
     category: Category = _ACTIVATION
-    """of what it makes for backward"""
+    """memory category of the tensors that it keeps for backward"""
     passing: Category = _TEMPORARY
-    """of what it makes for a while: outputs that are not kept, gradients, scratch"""
+    """memory category of its temporaries: outputs that are not kept, gradients, scratch"""
     scratch_bytes: int = 0
-    """what its backward needs for itself"""
+    """bytes of temporary memory in its backward"""
     forward_held: tuple[Held, ...] = ()
-    """what some of its forward stages need for themselves"""
+    """temporary memory of some of its forward stages"""
     backward_held: tuple[Held, ...] = ()
-    """the same of its backward stages"""
+    """temporary memory of some of its backward stages"""
     in_place: bool = False
-    """its backward writes the gradient of what it reads over the same tensor, which it has saved"""
+    """whether its backward overwrites the tensor that it reads and has saved with that tensor's gradient"""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Operations first..last (inclusive) that a checkpoint runs again; outputs of `keep` are kept.
+    """Operations first..last (inclusive) that a checkpoint runs again, except those that `keep` chooses.
 
-    Outputs of a region that later operations save are kept too, as autograd does, unless `discard_output`: then they
-    are made again just before their first use in backward (Megatron-Core's CheckpointWithoutOutput).
+    Outputs of a region that later operations save are kept too, as in autograd. With `discard_output` they are made
+    again just before their first use in backward (Megatron-Core's CheckpointWithoutOutput).
     """
 
     first: int
@@ -85,34 +85,34 @@ def keep_nothing(_: TapeOp) -> bool:
 
 
 class Tape:
-    """Operations of a block in forward order, with its checkpointed regions."""
+    """The operations of a unit in forward order, with its checkpointed regions."""
 
     def __init__(self, inputs: Sequence[tuple[str, int]], marker: int) -> None:
-        """`inputs` are (tensor, bytes) that come from outside; `marker` is an op that takes no time."""
+        """`inputs` are the (tensor, bytes) that come from outside; `marker` is an op that takes no time."""
         self.inputs = tuple(inputs)
         self.marker = marker
         self.ops: list[TapeOp] = []
         self.regions: list[Region] = []
         self.early_stop = True
         self.compiled = False
-        """a checkpoint keeps of its policy's choice only what backward uses, as torch.compile's partitioner does"""
+        """whether checkpoints keep only chosen tensors that backward uses, as torch.compile's partitioner does"""
         self.weights_first = False
-        """a weight's gradient is made before the input's, so that the input is gone by then (Inductor's order for the
-        least peak)"""
+        """whether weight gradients run before input gradients, so that the saved input is freed earlier (Inductor's order
+        for the least peak)"""
         self.offload = 0.0
-        """share of each kept tensor that waits for backward in host memory"""
+        """fraction of each kept tensor that waits for backward in host memory"""
         self.offload_op = -1
-        """copy of that share over the host link"""
+        """op number of the copy of that fraction over the host link; -1 without offload"""
         self.held: frozenset[str] = frozenset()
-        """inputs that another tape keeps anyway"""
+        """inputs that another tape already keeps"""
 
     def kept_bytes(self) -> int:
-        """Bytes that live from forward to backward, offloaded or not."""
+        """Returns the bytes of the tensors that are kept from forward to backward, offloaded or not."""
         sizes = self._sizes()
         return sum(sizes[name] for name in self.kept() if name in sizes and name not in self.held)
 
     def _parts(self, size: int) -> tuple[int, ...]:
-        """Bytes of a kept tensor of `size` bytes that stay on the device, and those that wait in host memory if any."""
+        """Returns the bytes of a kept tensor of `size` bytes that stay on the device, and those on the host if any."""
         away = int(size * self.offload)
         return (size - away, away) if away else (size,)
 
@@ -128,7 +128,7 @@ class Tape:
         return sizes
 
     def kept(self) -> set[str]:
-        """Names of the tensors that live from forward to backward."""
+        """Returns the names of the tensors that are kept from forward to backward."""
         region_of = self._region_of()
         maker = {name: i for i, op in enumerate(self.ops) for name, _ in op.makes}
         kept: set[str] = set()
@@ -153,7 +153,7 @@ class Tape:
         return {i: region for region in self.regions for i in range(region.first, region.last + 1)}
 
     def _recomputed(self, region: Region) -> list[int]:
-        """Operations that run again in the backward pass of a region, in forward order."""
+        """Returns the operations that run again in the backward pass of a region, in forward order."""
         again = [i for i in range(region.first, region.last + 1) if not region.keep(self.ops[i])]
         if not self.early_stop:
             return again
@@ -162,13 +162,13 @@ class Tape:
         return [i for i in again if i <= last]
 
     def remade(self, region: Region) -> set[str]:
-        """Tensors that backward needs and a region's second run makes."""
+        """Returns the tensors that backward needs and the second run of a region makes."""
         made = {name for i in range(region.first, region.last + 1) for name, _ in self.ops[i].makes}
         users = self.ops if region.discard_output else self.ops[region.first : region.last + 1]
         return made & {name for op in users for name in op.saves}
 
     def recompute_before(self, region: Region) -> int:
-        """Operation before whose backward a region runs again."""
+        """Returns the operation before whose backward a region runs again."""
         if not region.discard_output:
             return region.last
         needed = self.remade(region)
@@ -177,7 +177,7 @@ class Tape:
     # -- writing blocks ----------------------------------------------------------------------------------
 
     def forward_block(self) -> BlockBuilder:
-        """Nodes of the forward pass; kept tensors outlive the block."""
+        """Returns the block of the forward pass; kept tensors stay allocated after it."""
         writer = _Writer(self.marker)
         kept = self.kept()
         last_reader = {n: i for i, op in enumerate(self.ops) for n in op.reads}
@@ -209,7 +209,7 @@ class Tape:
         return writer.block
 
     def transit_blocks(self) -> tuple[BlockBuilder, BlockBuilder]:
-        """Blocks without time after which the offloaded share has left the device, and has its place there again."""
+        """Returns two blocks without time: one frees the offloaded tensors on the device, one allocates them again."""
         leaving, returning = BlockBuilder(), BlockBuilder()
         gone, back = leaving.node(self.marker, phase=_FORWARD), returning.node(self.marker, phase=_BACKWARD)
         kept = self.kept() - self.held
@@ -222,11 +222,11 @@ class Tape:
         return leaving, returning
 
     def backward_block(self, split: bool = False) -> tuple[BlockBuilder, BlockBuilder | None]:
-        """Nodes of the backward pass, and of the weight gradients apart when `split`."""
+        """Returns the block of the backward pass, and with `split` a second one of the weight gradients."""
         writer = _Writer(self.marker)
         weights = _Writer(self.marker) if split else None
         fetched: tuple[tuple[int, Stream], ...] = ()
-        if self.offload_op >= 0:  # comes back beside the block's own kernels
+        if self.offload_op >= 0:  # the copy back runs beside the block's own kernels
             fetched = ((writer.block.node(self.offload_op, Stream.COPY, _BACKWARD), Stream.COPY),)
         _Backward(self, writer, weights).run()
         writer.before += fetched
@@ -246,14 +246,14 @@ class _Backward:
         self.sizes = tape._sizes()
         self.kept = tape.kept()
         self.overwritten = {name for op in tape.ops if op.in_place for name in op.reads if name in op.saves}
-        """kept tensors that become their own gradients"""
+        """kept tensors that their gradients overwrite"""
         self.release = self._releases()
         self.grads: dict[str, tuple[int, int, Category]] = {}
-        """(bytes, first node, category) of gradients that wait for the maker of their tensor"""
+        """tensor -> (bytes, first node, category) of its gradient, which waits for the tensor's maker"""
         self.remade: dict[str, tuple[int, int]] = {}
 
     def _releases(self) -> dict[int, list[str]]:
-        """Saved tensors by the operation after whose backward nobody needs them."""
+        """Returns the saved tensors by the operation whose backward reads them last."""
         ops, last_use = self.tape.ops, {}
         for i in range(len(ops) - 1, -1, -1):
             last_use.update(dict.fromkeys(ops[i].saves, i))
@@ -353,7 +353,7 @@ class _Backward:
 
 
 class _Writer:
-    """Appends stages to a block: side by side within a stage, one stage after the other."""
+    """Appends stages to a block: kernels of a stage run side by side, stages one after the other."""
 
     def __init__(self, marker: int) -> None:
         self.block = BlockBuilder()
@@ -361,7 +361,7 @@ class _Writer:
         self.before: tuple[tuple[int, Stream], ...] = ()
 
     def stages(self, stages: list[Stage], phase: Phase, module: int) -> list[int]:
-        """Write `stages`; the last node of each."""
+        """Writes `stages`; returns the last node of each."""
         node, before = self.block.node, self.before
         ends = []
         for stage in stages:
@@ -377,17 +377,17 @@ class _Writer:
         return ends
 
     def hold(self, held: tuple[Held, ...], ends: list[int], category: Category) -> None:
-        """Temporaries of an operation whose stages end with the nodes `ends`."""
+        """Adds the temporaries of an operation whose stages end with the nodes `ends`."""
         for size, first, last in held:
             self.block.tensor(size, category, ends[first], ends[last])
 
     def span(self, first: int) -> tuple[int, int]:
-        """First and last node written since `first`; the last node when an operation has none of its own."""
+        """Returns the first and last node written since `first`; twice the last node when there is none."""
         last = max(0, len(self.block) - 1)
         return min(first, last), last
 
     def join(self) -> None:
-        """End on the compute stream, so that the next block starts after everything here."""
+        """Ends the block on the compute stream, so that the next block starts after all of its nodes."""
         others = [n for n, s in self.before if s != _COMPUTE]
         if others:
             self.before = ((self.block.node(self.marker, _COMPUTE, after=others), _COMPUTE),)

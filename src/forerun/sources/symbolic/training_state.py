@@ -1,10 +1,9 @@
-"""What a rank holds before the first step: parameters at each stage of initialisation, and what a checkpoint saves.
+"""Memory of a rank before the first step, at each stage of initialisation, and the bytes that a checkpoint saves.
 
-A script makes its model on the device, and data parallelism then replaces parameter after parameter by its shard: the
-model is there whole, with the first shard beside it. Or it makes the model on the meta device, which takes no memory,
-and `to_empty` allocates the shards. torch.nn.init fills tensors in place, so that initialisation takes nothing more;
-only where it goes through SimpleFSDP's parametrisation, it gathers the parameters, one at a time, in the dtype in which
-they are used.
+A script may make its model on the device. Data parallelism then replaces one parameter after the other by its shard, so
+that the whole model and the first shard are in memory together. Or a script makes the model on the meta device, which
+takes no memory, and `to_empty` allocates the shards. torch.nn.init fills tensors in place and allocates nothing, except
+through SimpleFSDP's parametrisation: each access to a parameter gathers it in the dtype of its use.
 """
 
 from __future__ import annotations
@@ -33,33 +32,33 @@ _ROUNDING = 512
 _INDEX_BYTES = 8
 """of a token's number"""
 _MASK_BLOCK = 128
-"""queries and keys of a block of flex attention's mask (torch.nn.attention.flex_attention)"""
+"""queries, and keys, of a block of FlexAttention's mask (torch.nn.attention.flex_attention)"""
 
 
 @dataclass(frozen=True, slots=True)
 class InitStage:
-    """Memory of a device once a stage of initialisation has ended."""
+    """Memory of a device at the end of a stage of initialisation."""
 
     way: str
     """`direct`: the model is made on the device; `meta`: on the meta device"""
     name: str
-    """`init_weights, gathered`: in place of `init_weights`, where it goes through the parametrisation"""
+    """stage; `init_weights, gathered` replaces `init_weights` where it goes through the parametrisation"""
     allocated_bytes: int
     peak_bytes: int
-    """the most that was allocated up to here (torch.cuda.max_memory_allocated)"""
+    """most bytes allocated so far (torch.cuda.max_memory_allocated)"""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """What surrounds the steps of a plan."""
+    """The checkpoints and the initialisation of a plan."""
 
     saved: SavedState
     init: tuple[InitStage, ...]
-    """empty where the stack initialises in another way than by PyTorch's FSDP"""
+    """stages of initialisation; empty where the stack does not initialise as PyTorch's FSDP does"""
 
 
 def training_state(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack) -> TrainingState:
-    """The state of `model` under `plan` on the rank with most of it."""
+    """Returns the state of `model` under `plan` on the rank that has the most."""
     staged = staged_model(model, plan, cluster, stack)
     ranks = []
     for rank in range(plan.pp):
@@ -81,7 +80,7 @@ def training_state(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster
 
 
 def _saved(kernels: PlanKernels, ranks: list[list[Weights]]) -> SavedState:
-    """Bytes of a checkpoint. Every rank of a stage that has the same weights saves its share of them."""
+    """Returns the bytes of a checkpoint; ranks of a stage that have the same weights each save an equal share."""
     plan = kernels.plan
     parts = [Weights.joined(weights) for weights in ranks]
     weight_bytes, states = _element_bytes(kernels)
@@ -99,7 +98,7 @@ def _saved(kernels: PlanKernels, ranks: list[list[Weights]]) -> SavedState:
 
 
 def _element_bytes(kernels: PlanKernels) -> tuple[int, int]:
-    """Bytes of an element of the weights that kernels read, and of what the optimizer keeps beside it."""
+    """Returns the bytes of an element of the weights that kernels read, and of its optimizer state."""
     master, states = DTYPE_BYTES[kernels.plan.master_dtype], 4 * state_tensors(kernels.plan.optimizer)
     return (
         (kernels.weight_bytes, master + states) if has_working_copy(kernels.plan, kernels.stack) else (master, states)
@@ -139,7 +138,7 @@ def _stages(kernels: PlanKernels, units: list[Weights], batch_bytes: int) -> tup
     batch = _block(batch_bytes)
     stages.append(InitStage("meta", "batch", shards + batch, shards + batch))
     if plan.tp * plan.pp * plan.ep > 1:
-        return tuple(stages)  # such a model is made on the meta device: no rank has it whole
+        return tuple(stages)  # such a model is made on the meta device, as no rank holds it whole
     whole = sum(size for size, _ in pairs)
     most = _peak_of_sharding(pairs, whole) if ranks > 1 else whole
     stages += [
@@ -151,7 +150,7 @@ def _stages(kernels: PlanKernels, units: list[Weights], batch_bytes: int) -> tup
 
 
 def _peak_of_sharding(pairs: list[tuple[int, int]], whole: int) -> int:
-    """The most that is allocated while each parameter in turn is replaced by its shard."""
+    """Returns the peak bytes while one parameter after the other is replaced by its shard."""
     now = most = whole
     for size, shard in pairs:
         most = max(most, now + shard)
@@ -160,7 +159,7 @@ def _peak_of_sharding(pairs: list[tuple[int, int]], whole: int) -> int:
 
 
 def _gathered(kernels: PlanKernels, size: int, ranks: int) -> int:
-    """Bytes of a whole parameter in the dtype of its use, and of the cast of the shard that it is gathered from."""
+    """Returns the bytes of a gathered parameter in the dtype of its use, and of the cast of its shard."""
     cast = (
         _block(sharded(size, ranks) * kernels.weight_bytes)
         if kernels.weight_bytes != DTYPE_BYTES[kernels.plan.master_dtype]
@@ -180,6 +179,9 @@ def _uses_flex(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, st
 
 
 def _mask_bytes(seq_len: int) -> int:
-    """A BlockMask of one head: for full and for partial blocks, by rows and by columns, their numbers and counts."""
+    """Returns the bytes of a BlockMask of one head.
+
+    It stores int32 block indices and counts by rows and by columns, each for full and for partial blocks.
+    """
     blocks = ceil_div(seq_len, _MASK_BLOCK)
     return 4 * 4 * (blocks * blocks + blocks)

@@ -1,9 +1,9 @@
-"""Flex attention that nothing compiles: every query's score of every key in fp32, operation by operation.
+"""FlexAttention outside of compiled code: all scores in fp32, operation by operation.
 
 `flex_attention` outside of torch.compile, or inside a checkpoint that Dynamo does not capture, runs `sdpa_dense` and
 `sdpa_dense_backward` of torch/_higher_order_ops/flex_attention.py (torch 2.13). Both hold most intermediate results
-until the function returns, so that memory peaks at 4.25 fp32 copies of the scores forward and 6.5 backward (7 where the
-model itself is fp32). Autograd keeps queries, keys, values, the output, and two numbers for each query.
+until the function returns, so that memory peaks at 4.25 fp32 copies of the scores forward and 6.5 backward (7 for an
+fp32 model). Autograd keeps queries, keys, values, the output, and two fp32 values for each query.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.tape import Held, Stage, TapeOp, on_compute
 
 _WIDE = 4
-"""bytes of what is worked on"""
+"""bytes of an element of the scores"""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Elements of one rank's attention in one micro batch."""
+    """The sizes of one rank's attention in one micro batch; properties count elements."""
 
     batch: int
     heads: int
@@ -57,7 +57,7 @@ class Sizes:
 def unfused_flex(
     kernels: TransformerKernels, sizes: Sizes, reads: tuple[str, ...], made: tuple[tuple[str, int], ...], module: int
 ) -> TapeOp:
-    """The operation from `reads` (queries, keys and values) to the tensors of `made`, all of which backward needs."""
+    """Returns the operation from `reads` (queries, keys, values) to the tensors `made`, all of which backward needs."""
     there, back = _forward(kernels, sizes), _backward(kernels, sizes)
     return TapeOp(
         "attention.kernel",
@@ -75,7 +75,7 @@ def unfused_flex(
 
 @dataclass
 class _Run:
-    """Operations one after the other, and which of them hold which memory."""
+    """Operations one after the other, with the memory that each of them needs."""
 
     kernels: TransformerKernels
     sizes: Sizes
@@ -84,12 +84,12 @@ class _Run:
     _since: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def traffic(self, name: str, read: float, written: float, makes: tuple[tuple[str, int], ...] = ()) -> None:
-        """An element-wise kernel or a reduction; `makes` are memory (name, bytes) that it allocates."""
+        """Adds an element-wise kernel or a reduction; `makes` is the memory (name, bytes) that it allocates."""
         self._allocate(makes)
         self.stages += self.kernels.traffic("attention.flex." + name, read, written)
 
     def product(self, name: str, m: int, n: int, k: int, wide: bool, makes: tuple[tuple[str, int], ...] = ()) -> None:
-        """A batched product of all heads, in fp32 where `wide`."""
+        """Adds a batched product of all heads, in fp32 where `wide`."""
         self._allocate(makes)
         kernels, size = self.kernels, self.sizes
         narrow = kernels.wide_dtype
@@ -99,13 +99,13 @@ class _Run:
         )
 
     def free(self, *names: str) -> None:
-        """Memory that nothing after the last kernel reads."""
+        """Frees memory that no later kernel reads."""
         for name in names:
             size, since = self._since.pop(name)
             self.held.append((size, since, len(self.stages) - 1))
 
     def end(self) -> _Run:
-        """Free what is left when the function returns."""
+        """Frees the remaining memory, as the function does when it returns."""
         self.free(*self._since)
         return self
 
@@ -114,7 +114,7 @@ class _Run:
             self._since[name] = (size, len(self.stages))
 
     def wide_copy(self, name: str, elements: int, again: bool = False) -> None:
-        """`elements` as fp32; `again`: copied once more, as heads of several samples do not lie one after the other."""
+        """Adds a copy of `elements` to fp32; with `again` also a contiguous copy, as heads of several samples need."""
         narrow, copies = self.kernels.act_bytes, again and self.sizes.batch > 1
         if narrow < _WIDE:
             self.traffic(name, elements * narrow, elements * _WIDE, ((name, elements * _WIDE),))
@@ -123,18 +123,18 @@ class _Run:
             self.traffic(name + ".contiguous", size, size, ((name + ".contiguous", size),))
 
     def drop_copies(self, *names: str) -> None:
-        """Free what `wide_copy` made, where it made anything."""
+        """Frees the copies that `wide_copy` made, if any."""
         self.free(*(found for name in names for found in (name, name + ".contiguous") if found in self._since))
 
     def repeated(self) -> None:
-        """Keys and values once for each query head; torch copies them also where there are as many."""
+        """Adds the copies of keys and values for each query head; torch makes them even without grouped heads."""
         size, narrow = self.sizes, self.kernels.act_bytes
         for name, elements in (("values", size.repeated_values), ("keys", size.repeated_keys)):
             read = elements // size.heads * size.kv_heads * narrow
             self.traffic(name, read, elements * narrow, ((name, elements * narrow),))
 
     def scores(self) -> None:
-        """`_math_attention_inner`: scores in fp32, scaled, and masked into a copy."""
+        """Adds `_math_attention_inner`: scores in fp32, scaled, and masked into a copy."""
         size, full, flags = self.sizes, self.sizes.scores * _WIDE, self.sizes.seq * self.sizes.keys
         self.wide_copy("queries", size.queries, again=True)
         self.wide_copy("wide_keys", size.repeated_keys)
@@ -148,7 +148,7 @@ class _Run:
 
 
 def _forward(kernels: TransformerKernels, size: Sizes) -> _Run:
-    """`sdpa_dense`."""
+    """Returns the operations of `sdpa_dense`."""
     run, full, narrow = _Run(kernels, size), size.scores * _WIDE, kernels.act_bytes
     run.repeated()
     run.scores()
@@ -174,7 +174,7 @@ def _forward(kernels: TransformerKernels, size: Sizes) -> _Run:
 
 
 def _backward(kernels: TransformerKernels, size: Sizes) -> _Run:
-    """`sdpa_dense_backward`, whose gradients are allocated before everything else."""
+    """Returns the operations of `sdpa_dense_backward`, which allocates its gradients first."""
     run, full, narrow = _Run(kernels, size), size.scores * _WIDE, kernels.act_bytes
     half, copies = size.scores * narrow, size.batch > 1
     inputs = [size.queries, *(e // size.heads * size.kv_heads for e in (size.repeated_keys, size.repeated_values))]
@@ -219,7 +219,7 @@ def _backward(kernels: TransformerKernels, size: Sizes) -> _Run:
 
 
 def _row_sums(run: _Run) -> None:
-    """The products of output and gradient, summed over each row."""
+    """Adds the products of output and gradient, summed over each row."""
     size, wide = run.sizes, run.sizes.output * _WIDE
     run.wide_copy("wide_out", size.output)
     run.wide_copy("wide_grad", size.output)
@@ -230,7 +230,7 @@ def _row_sums(run: _Run) -> None:
 
 
 def _grad_products(run: _Run) -> None:
-    """Gradients of queries and repeated keys, and the sums over the heads that share keys and values."""
+    """Adds the gradients of queries and repeated keys, and the sums over the heads that share keys and values."""
     size, narrow = run.sizes, run.kernels.act_bytes
     queries = size.queries * narrow
     run.product("grad_queries", size.seq, size.head_dim, size.keys, False, (("grad_queries", queries),))

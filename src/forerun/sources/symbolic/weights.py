@@ -8,17 +8,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """How long the gathered parameters of a unit are there: the parts of its weights.
-
-    What is neither `held` nor gathered `again` is there for the forward pass only.
-    """
+    """How long the gathered parameters of a unit are kept: its weights in three parts."""
 
     held: Weights
-    """from the forward pass to the end of the backward pass"""
+    """kept from the forward pass to the end of the backward pass"""
     again: Weights
-    """let go of after the forward pass, and gathered again in the backward pass"""
+    """freed after the forward pass, and gathered again in the backward pass"""
     once: Weights
-    """for the forward pass alone"""
+    """kept for the forward pass alone"""
 
 
 @dataclass(slots=True)
@@ -28,19 +25,19 @@ class Weights:
     matrices: list[int] = field(default_factory=list)
     vectors: list[int] = field(default_factory=list)
     experts: list[int] = field(default_factory=list)
-    """matrices of local experts: sharded over fewer ranks"""
+    """matrices of local experts, which fewer ranks shard"""
     shared: list[int] = field(default_factory=list)
-    """those of `vectors` that every tensor-parallel rank holds whole and uses for a part of the tokens"""
+    """the `vectors` that every tensor-parallel rank holds whole and uses for a part of the tokens"""
     wide: int = 0
-    """elements of `matrices` that no product reads in fp8: the model's two ends"""
+    """elements of `matrices` that no product reads in fp8: embedding and head"""
     beyond: int = 0
     """elements by which gradients exceed the weights until they are reduced"""
     surplus: int = 0
-    """elements by which gradients exceed the weights (below 0: fall short of them) where a person states their size"""
+    """elements by which gradients exceed the weights (negative: fall short) where a person states their size"""
 
     @staticmethod
     def joined(parts: Iterable[Weights]) -> Weights:
-        """All weights of `parts`."""
+        """Returns all weights of `parts`."""
         whole = Weights()
         for part in parts:
             whole.matrices += part.matrices
@@ -65,12 +62,12 @@ class Weights:
 
     @property
     def gradients(self) -> int:
-        """Elements of the gradients."""
+        """The elements of the gradients."""
         return self.total + self.surplus
 
     @property
     def gradient_ratio(self) -> float:
-        """Elements of the gradients over those of the weights."""
+        """The elements of the gradients over those of the weights."""
         return self.gradients / max(1, self.total)
 
     @property
