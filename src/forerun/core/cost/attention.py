@@ -1,7 +1,7 @@
-"""Fused attention: row blocks of queries, each with its keys and a few more.
+"""Time of fused attention kernels, which compute blocks of queries one after the other.
 
-For queries s_q, keys s_k, `pairs` of them a query attends on average (s_k / 2 under a causal mask of a square), head
-sizes D of queries and keys and Dv of values:
+There are s_q queries and s_k keys; a query attends to `pairs` keys on average (s_k / 2 under a causal mask of a
+square). Heads have size D in queries and keys and Dv in values:
 
     all = 2 b H s_q (D + Dv) (pairs + c) / P       work, c extra keys a query: diagonal, prologue, softmax tail
     all' = all (1 + d T / (T + tau)),  T = all at c = 0    long kernels slow down, as matrix products do
@@ -39,19 +39,19 @@ class AttentionRates:
     extra_keys: float
     launch_s: float
     tail_rows: float
-    """exposed queries of the longest row block, times multiprocessors"""
+    """exposed queries of the longest block, times multiprocessors"""
     slowdown: float
     slowdown_tau_s: float
     bytes_per_s: float
     padded: float
-    """head size that the kernel computes on, over the real one"""
+    """head size that the kernel computes on divided by the real one"""
     calibrated: bool
 
 
 def _at(table: dict[int, AttentionEntry], head_dim: float) -> AttentionEntry:
-    """Constants at any head size, such that the time of a kernel is linear in it between calibrated sizes.
+    """Returns the constants at any head size; between calibrated sizes the time of a kernel is linear in the head size.
 
-    Below all of them it stays level, as matrix units idle; above all of them it grows in proportion.
+    Below all calibrated sizes the time stays level, as matrix units idle; above them it grows in proportion.
     """
     sizes = sorted(table)
     inside = min(head_dim, sizes[-1])
@@ -74,7 +74,7 @@ def _at(table: dict[int, AttentionEntry], head_dim: float) -> AttentionEntry:
 
 @lru_cache(maxsize=1024)
 def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile | None = None) -> AttentionRates:
-    """Constants of `kernel` at `head_dim` on `device`; `profile` stands in for the device's own.
+    """Returns the constants of `kernel` at `head_dim` on `device`; `profile` replaces the device's own.
 
     Raises:
         UnknownName: there is no such fused kernel.
@@ -101,7 +101,7 @@ def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile
 
 
 def attention_s(shape: Attention[I64] | Attention[F64], rates: AttentionRates, speed: float | F64 = 1.0) -> F64:
-    """Seconds of fused attention kernels of one head size.
+    """Returns the seconds of fused attention kernels of one head size, (n,).
 
     A causal mask halves the square on the diagonal: pairs = s_q s_k - min(s_q, s_k)^2 / 2. `speed` multiplies the
     compute rate, which never passes the peak.

@@ -1,8 +1,8 @@
-"""What it costs to save and load the state of a training run: bytes, a host link and a storage in; seconds out.
+"""The seconds that saving and loading a checkpoint takes over a host link and a storage.
 
 A checkpoint holds the weights that the optimizer updates, its states, and the low-precision copy of the weights where
-one lives beside them. Ranks that hold the same bytes save each of them once, in equal shares
-(torch.distributed.checkpoint, planner `dedup_save_plans`); on loading every rank reads what it holds.
+there is one. Ranks that hold the same bytes save each of them once, in equal shares
+(torch.distributed.checkpoint, planner `dedup_save_plans`); on loading every rank reads all that it holds.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ _US = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """What a checkpoint of a run consists of."""
+    """The bytes and tensors of a checkpoint."""
 
     saved_bytes: float
-    """that the rank with most saves"""
+    """bytes that the rank with most saves"""
     total_bytes: float
-    """of the whole checkpoint"""
+    """bytes of the whole checkpoint"""
     held_bytes: float
-    """that the rank with most holds, and loads"""
+    """bytes that the rank with most holds and loads"""
     held_total_bytes: float
-    """that all ranks load"""
+    """bytes that all ranks load"""
     tensors: int
-    """of one rank; 0 where nobody knows"""
+    """tensors of one rank; 0 where the number is unknown"""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveCost:
-    """Seconds of one save."""
+    """The seconds of one save."""
 
     stall_s: float
-    """in which the training loop waits"""
+    """seconds in which the training loop waits"""
     beside_s: float
-    """in which copies and writes go on beside the next steps"""
+    """seconds of copies and writes beside the next steps"""
 
     @property
     def whole_s(self) -> float:
-        """From the start of the save until the checkpoint is complete."""
+        """The seconds from the start of the save until the checkpoint is complete."""
         return self.stall_s + self.beside_s
 
 
@@ -56,10 +56,10 @@ def save_cost(
     cover_s: float = 0.0,
     interval_s: float = math.inf,
 ) -> SaveCost:
-    """Seconds of one save.
+    """Returns the seconds of one save.
 
     Args:
-        host_bytes_per_s: what a rank's copies to pinned host memory reach.
+        host_bytes_per_s: rate of a rank's copies to pinned host memory.
         mode: `disabled` writes while it copies, and the loop waits for both; `async` waits for a copy into new host
             memory, and writes beside the next steps; `async_with_pinned_mem` also copies beside the next step, into
             pinned memory, and waits for the rest of it before the optimizer changes what is copied.
@@ -84,7 +84,7 @@ def save_cost(
 
 
 def load_s(state: SavedState, storage: Storage, host_bytes_per_s: float) -> float:
-    """Seconds to load a checkpoint: every rank reads what it holds, and copies it to its device."""
+    """Returns the seconds to load a checkpoint: every rank reads all that it holds and copies it to its device."""
     read_s = storage.transfer_s(state.held_bytes, state.held_total_bytes)
     host_s = state.tensors * periodic_constants().checkpoint.load_us_per_tensor * _US
     return read_s + host_s + state.held_bytes / host_bytes_per_s

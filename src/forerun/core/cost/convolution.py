@@ -1,11 +1,10 @@
-"""Convolutions: implicit matrix products, priced as explicit ones are (cost/gemm.py) but for three things.
+"""Time of convolutions: implicit matrix products, priced as explicit ones (cost/gemm.py) with three differences.
 
-* Operands and result are read and written once, however many taps a product counts them for.
-* The gradient of an input is the product over input positions that makes it with the same work: (positions, channels)
-  of depth work / (2 positions channels), as cuDNN's implicit GEMM has it (NVIDIA, "Convolutional Layers User's Guide",
-  table 1).
-* A weight gradient is small and as deep as there are positions. Its depth is split over s parts, each a result of its
-  own in fp32 that is added up after: work (A s + W) (K / s + P) for a result of A elements, depth K, an idle wave of W
+* Operands and result are read and written once, however many taps of the filter use an element.
+* The gradient of the input is a product with result (positions, channels) and depth work / (2 positions channels), as
+  in cuDNN's implicit GEMM (NVIDIA, "Convolutional Layers User's Guide", table 1).
+* A weight gradient is small, and its depth is the number of positions. The kernel splits the depth into s parts, whose
+  fp32 results it adds up: work (A s + W) (K / s + P) for a result of A elements, depth K, an idle wave of W
   outputs and a pipeline of P to fill, least at s = sqrt(W K / (A P)).
 """
 
@@ -20,7 +19,7 @@ from forerun.core.program.types import F64, I64
 
 
 def convolution_s(shape: Gemm[I64], rates: GemmRates, speed: float = 1.0) -> F64:
-    """Seconds of convolutions as the implicit products `shape`, (n,); `speed` multiplies the compute rate."""
+    """Returns the seconds of convolutions, (n,), as the implicit products `shape`; `speed` multiplies the rate."""
     role, outputs = shape.role, shape.batch * shape.m * shape.n
     by_role = np.where(role == WGRAD, rates.wgrad_rate, np.where(role == DGRAD, rates.dgrad_rate, 1.0))
     rate = np.minimum(rates.flops_per_s * speed * by_role, rates.peak_flops_per_s)

@@ -1,6 +1,6 @@
-"""Matrix multiplication: a padded roofline.
+"""Time of matrix multiplication: a padded roofline.
 
-For (m, k) by (k, n), `batch` times, with x0 waves and k0 of padding:
+For `batch` products of (m, k) by (k, n), with padding of x0 waves and of k0 in depth:
 
     F = 2 (batch m n + x0 128 128 SM) (k + k0) / P        work, with a half-open last wave and a pipeline to fill
     F' = F (1 + d T / (T + tau)),  T = 2 batch m n k / P    long kernels slow down
@@ -67,10 +67,10 @@ class GemmRates:
 
 @lru_cache(maxsize=256)
 def gemm_rates(device: Device, dtype: str, profile: Profile | None = None) -> GemmRates:
-    """Constants of `dtype` on `device`; `profile` stands in for the device's own.
+    """Returns the constants of `dtype` on `device`; `profile` replaces the device's own.
 
-    A device without bf16 runs it at the rate of fp16. Dtypes that were not measured take the fractions of bf16
-    (mxfp8 and nvfp4: those of fp8, where the profile has them).
+    A device without bf16 runs it at the rate of fp16. Dtypes that were not measured reach the same fraction of their
+    peak as bf16 (mxfp8 and nvfp4: as fp8, where the profile has it).
 
     Raises:
         ForerunError: the device has no matrix unit of `dtype`.
@@ -115,14 +115,14 @@ def gemm_s(
     kernels: F64 | I64 | float = 1.0,
     pads: npt.NDArray[np.bool_] | bool = False,
 ) -> F64:
-    """Seconds of `batch` products of (m, k) by (k, n); arrays broadcast.
+    """Returns the seconds of `batch` products of (m, k) by (k, n); arrays broadcast.
 
-    They run as so many `kernels`, each with a last wave of its own: 1 for a batched product, `batch` for a grouped one.
+    `kernels` is the number of kernels, each with a last wave: 1 for a batched product, `batch` for a grouped one.
 
     `role` is 0 forward, 1 dgrad, 2 wgrad. `accumulate_bytes` is the element size of a buffer that the result is added
     to, 0 where it is stored. `speed` multiplies the compute rate (sustained clocks, rates of a software stack), which
-    never passes the peak. Where it `pads`, as TorchInductor does, unaligned operands are copied into aligned ones
-    first, if that is faster by more than a tenth (torch/_inductor/fx_passes/pad_mm.py, `is_padded_faster`).
+    never passes the peak. Where `pads` is true, as in TorchInductor, unaligned operands are first copied into
+    aligned ones if that is faster by more than a tenth (torch/_inductor/fx_passes/pad_mm.py, `is_padded_faster`).
     """
     constants = kernel_constants().gemm
     m, n, k = np.asarray(m, np.float64), np.asarray(n, np.float64), np.asarray(k, np.float64)
@@ -143,7 +143,7 @@ def gemm_s(
     memory = (operands + stored) / rates.bytes_per_s + (added - exposed)
     quantised = rates.quant_passes * 3.0 * batch * m * k / rates.bytes_per_s
     time = overlapped_s(compute, memory, rates)
-    if rates.unaligned:  # operands of a weight's gradient lie in rows of m and n, others in rows of k
+    if rates.unaligned:  # operands of a weight gradient have rows of m and n elements, others rows of k
         step, row = constants.aligned_bytes / rates.input_bytes, np.where(role == WGRAD, m, k)
         slow = (1.0 + rates.unaligned * ((n % step != 0) | (row % step != 0))) * time
         padded = time + 2.0 * operands / rates.bytes_per_s
@@ -153,6 +153,6 @@ def gemm_s(
 
 
 def overlapped_s(compute_s: F64, memory_s: F64, rates: GemmRates) -> F64:
-    """Seconds of a kernel that computes and moves bytes side by side, as far as the device's kernels do."""
+    """Returns the seconds of a kernel whose compute and memory time overlap as far as the device's kernels do."""
     time: F64 = (compute_s**rates.overlap + memory_s**rates.overlap) ** (1.0 / rates.overlap)
     return time

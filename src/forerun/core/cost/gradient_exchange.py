@@ -1,4 +1,4 @@
-"""Where a communication pattern prices the gradients' all-reduces in place of NCCL's choice."""
+"""Prices the gradients' all-reduces by a communication pattern in place of NCCL's choice of algorithm."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from forerun.core.program.types import F64, I64, Collective, OpTable
 from forerun.describe.cluster.types import Cluster
 
 _MODEL_AXES = frozenset({"tp", "sp", "cp", "ep", "pp"})
-"""words in the names of groups that no gradient is summed over, unless one of these is there too:"""
+"""words in the names of groups that do not reduce gradients, unless a word of _DATA_AXES is there too"""
 _DATA_AXES = frozenset({"dp", "ddp", "fsdp"})
 _GRADIENTS = (".grads", ".replicas")
-"""ends of the names of the gradients' all-reduces where Forerun wrote the Program"""
+"""suffixes of the names of the gradients' all-reduces in Forerun's own Programs"""
 _NORMS = "grad_norm"
 _FEW_BYTES = 8192
-"""what other Programs all-reduce of no more bytes are norms and losses: 4 bytes for each of 2048 tensors"""
+"""all-reduces of other Programs up to so many bytes are norms and losses: 4 bytes for each of 2048 tensors"""
 
 
 def wires_of(cluster: Cluster, n_gpus: int, network: Network | None = None) -> Wires:
-    """What a pattern runs on: `n_gpus` of `cluster`, on `network` where there is one."""
+    """Returns the links that a pattern runs on: those of `n_gpus` GPUs of `cluster`, or of `network` if given."""
     memory = memory_rates(cluster.device)
     measured = load_profile(cluster.device.cost_profile).collectives
     return Wires(cluster, n_gpus, network, measured, memory.bytes_per_s, memory.launch_s)
 
 
 def gradient_rows(ops: OpTable, groups: Sequence[CommGroup]) -> I64:
-    """Rows of `ops` that all-reduce gradients over data-parallel ranks.
+    """Returns the rows of `ops` that all-reduce gradients over data-parallel ranks.
 
-    Forerun's own Programs name them. In traced ones they are the all-reduces over groups that are not called after
-    another mesh axis, of more bytes than the norms of all tensors have.
+    Forerun's own Programs name them. In traced Programs they are the all-reduces over groups that are not named after
+    another mesh axis, of more bytes than the norms of all tensors take.
     """
     rows = np.flatnonzero(ops.is_collective & (ops.collective == Collective.ALL_REDUCE))
     found = [row for row in rows.tolist() if _is_gradient(ops, row, groups[ops.group[row]])]
@@ -52,7 +52,7 @@ def _is_gradient(ops: OpTable, row: int, group: CommGroup) -> bool:
 
 
 def priced_rows(ops: OpTable, groups: Sequence[CommGroup], pattern: CommunicationPattern) -> I64:
-    """Rows of `ops` whose time `pattern` says."""
+    """Returns the rows of `ops` that `pattern` prices."""
     if not pattern.everything:
         return gradient_rows(ops, groups)
     return np.flatnonzero(ops.is_communication)
@@ -61,10 +61,10 @@ def priced_rows(ops: OpTable, groups: Sequence[CommGroup], pattern: Communicatio
 def exchange_s(
     ops: OpTable, rows: I64, groups: Sequence[CommGroup], pattern: CommunicationPattern, wires: Wires
 ) -> F64:
-    """Seconds of `rows` of `ops` by `pattern`, (rows,); 0 in groups of one rank.
+    """Returns the seconds of `rows` of `ops` by `pattern`, (rows,); 0 in groups of one rank.
 
     Raises:
-        ForerunError: the pattern, which may be anybody's, says something that is no time.
+        ForerunError: the pattern, which may be user code, returned no array of times.
     """
     time_s = np.zeros(len(rows))
     number = ops.group[rows]

@@ -1,4 +1,4 @@
-"""What the formulas of kernels' times take for granted on every device, from `kernels.yaml`."""
+"""Constants of the kernel-time formulas that hold on every device, from `kernels.yaml`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from forerun.common.shipped import shipped
 
 @dataclass(frozen=True, slots=True)
 class GemmConstants:
-    """Matrix products."""
+    """Constants of matrix products."""
 
     tile_outputs: int
-    """results of one tile, the unit of a wave for each multiprocessor"""
+    """results of one tile; a wave is one tile on each multiprocessor"""
     aligned_bytes: int
-    """what the bytes of an operand's row have to be a multiple of to be read at full speed"""
+    """an operand is read at full speed where the bytes of its rows are a multiple of this"""
     aligned_rows: int
-    """what m has to be a multiple of where a profile knows `odd_rows`"""
+    """where a profile has `odd_rows`, products whose m is no multiple of this are slower"""
     padding_gain: float
-    """how many times as fast a padded product has to be for TorchInductor to pad it"""
+    """speed-up from which TorchInductor pads a product"""
     calibrated_sizes: tuple[int, int]
     """smallest and largest m, n and k that count as measured"""
     source: str
@@ -26,7 +26,7 @@ class GemmConstants:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionConstants:
-    """Convolutions."""
+    """Constants of convolutions."""
 
     partial_sum_bytes: float
     """bytes moved for each partial sum of a product that is split along its depth"""
@@ -35,13 +35,13 @@ class ConvolutionConstants:
 
 @dataclass(frozen=True, slots=True)
 class AttentionConstants:
-    """Fused attention."""
+    """Constants of fused attention."""
 
     block_queries: int
     """queries of one block of rows"""
     element_bytes: float
     backward_passes: float
-    """bytes that the backward kernel moves over those of the forward kernel"""
+    """bytes that the backward kernel moves divided by those of the forward kernel"""
     calibrated_lengths: tuple[int, int]
     """smallest and largest numbers of queries and of keys that count as measured"""
     source: str
@@ -49,25 +49,25 @@ class AttentionConstants:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveConstants:
-    """Collectives inside a node."""
+    """Constants of collectives inside a node."""
 
     calibrated_ranks: int
-    """most ranks of a group that counts as measured"""
+    """largest group, in ranks, that counts as measured"""
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class GraphConstants:
-    """CUDA graphs."""
+    """Constants of CUDA graphs."""
 
     issue_us: float
-    """host time of each kernel"""
+    """microseconds of host time for each kernel"""
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class KernelConstants:
-    """All of them."""
+    """All constants of kernels.yaml."""
 
     gemm: GemmConstants
     convolution: ConvolutionConstants
@@ -77,5 +77,5 @@ class KernelConstants:
 
 
 def kernel_constants() -> KernelConstants:
-    """The constants that the package ships."""
+    """Returns the constants that the package ships."""
     return shipped(KernelConstants, "forerun.core.cost", "kernels.yaml")

@@ -1,7 +1,7 @@
-"""What share of each link the collectives and transfers of a step keep busy while they run alone.
+"""The share of each link that a collective or transfer of a step uses while it runs alone.
 
-The time that the bytes of an op take on a link at the rate it sustains, over the time of the op. Ops that wait for
-latency, or for another link, leave most of a link to others.
+The share is the time that the op's bytes take on the link at its sustained rate, divided by the op's time. Ops that
+wait for latency, or for another link, leave most of a link to others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forerun.describe.cluster.types import Cluster
 
 _TINY = 1e-300
 _FINE = 1024
-"""links whose loads differ by less than 1 / _FINE of the busiest's are taken for one"""
+"""links whose loads differ by less than 1 / _FINE of the busiest one's count as one"""
 
 
 def link_demand(
@@ -34,11 +34,11 @@ def link_demand(
     without: I64 | None = None,
     host_path_ps: I64 | None = None,
 ) -> LinkDemand | None:
-    """What the rows of `ops` ask of links while they take `duration_ps`; None where none asks for anything.
+    """Returns the shares of links that the rows of `ops` use in `duration_ps`; None where no row uses any.
 
     The links are a rank's own at every level of `cluster`, each way, or with `network` those of the topology, under all
-    equal groups of an axis at once. Rows `without` ask for nothing: nobody knows what they send where. Without peer
-    access the link inside a node is the way through host memory, which each op keeps busy for `host_path_ps` (n_ops,).
+    equal groups of an axis at once. Rows `without` use no link, as it is unknown what they send where. Without peer
+    access the link inside a node is the path through host memory, which each op uses for `host_path_ps` (n_ops,).
     """
     moves = ops.is_communication & (duration_ps > 0)
     if without is not None:
@@ -61,7 +61,7 @@ def link_demand(
 def _on_levels(
     ops: OpTable, rows: I64, groups: Sequence[CommGroup], cluster: Cluster, host_path_ps: I64 | None
 ) -> tuple[F64, Mask]:
-    """Seconds that `rows` keep the links of a rank busy, (rows, 2 levels): out of it, then into it."""
+    """Returns the seconds that `rows` use the links of a rank, (rows, 2 levels): out of it, then into it."""
     measured = load_profile(cluster.device.cost_profile).collectives
     busy = np.zeros((len(rows), len(cluster.links)))
     key = ops.collective[rows].astype(np.int64) * len(groups) + ops.group[rows]
@@ -75,10 +75,10 @@ def _on_levels(
 
 
 def _on_links(ops: OpTable, rows: I64, groups: Sequence[CommGroup], network: OnTopology) -> tuple[F64, Mask]:
-    """Seconds that `rows` keep links of a topology busy, (rows, kinds of links).
+    """Returns the seconds that `rows` use links of a topology, (rows, kinds of links).
 
-    Links that every way of a collective loads alike are one. Of a transfer between stages, the links from switches into
-    NPUs are the receiver's, all others the sender's.
+    Links that every algorithm of a collective loads alike count as one. In a transfer between stages the links from
+    switches into NPUs are the receiver's, all others the sender's.
     """
     links = fabric_of(network.network).links
     receiving = (links.dst < network.network.n_npus) & (links.src >= network.network.n_npus)

@@ -1,8 +1,8 @@
-"""A user's own measurements: times of kernels by shape and of collectives by size, which replace the models' times.
+"""A user's own measurements: times of kernels by shape and of collectives by size, which replace modelled times.
 
-Matrix multiplications and attention are looked up by their exact shape. Memory-bound kernels and collectives are curves
-over bytes: straight lines between measurements in logarithms of both, and beyond them the bandwidth and latency of
-the nearest segment.
+Matrix multiplications and attention are looked up by their exact shape. Times of memory-bound kernels and collectives
+are curves over bytes: lines between measurements, with both axes in logarithms, and beyond the measurements the
+bandwidth and latency of the nearest segment.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ AttentionShape = tuple[int, ...]
 CollectiveShape = tuple[Collective, int, int]
 """kind, ranks of the group, ranks between its neighbours"""
 ANY = ""
-"""attention kernel or memory-bound op of any name"""
+"""stands for every name of an attention kernel or memory-bound op"""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds over bytes at measured points, in rising order of bytes."""
+    """Measured seconds by bytes, in rising order of bytes."""
 
     size_bytes: tuple[float, ...]
     time_s: tuple[float, ...]
 
     def seconds(self, size_bytes: float) -> tuple[float, bool]:
-        """Time of `size_bytes`, and whether they lie between measurements."""
+        """Returns the seconds of `size_bytes`, and whether the size lies between measurements."""
         sizes, times = self.size_bytes, self.time_s
         if sizes[0] <= size_bytes <= sizes[-1]:
             return float(np.exp(np.interp(np.log(size_bytes), np.log(sizes), np.log(times)))), True
@@ -55,42 +55,42 @@ class Curve:
 
 @dataclass(frozen=True)
 class KernelProfile:
-    """Measured kernels."""
+    """Measured times of kernels."""
 
     gemm: Mapping[GemmShape, float] = field(default_factory=dict)
-    """seconds"""
+    """shape -> seconds"""
     attention: Mapping[tuple[str, AttentionShape], float] = field(default_factory=dict)
     """(kernel or ANY, shape) -> seconds"""
     memory: Mapping[str, Curve] = field(default_factory=dict)
     """op or ANY -> curve over bytes read and written"""
     gemm_of_layout: Mapping[tuple[int, GemmShape], float] = field(default_factory=dict)
-    """(0 forward, 1 dgrad, 2 wgrad; shape) -> seconds; goes before `gemm`"""
+    """(0 forward, 1 dgrad, 2 wgrad; shape) -> seconds; looked up before `gemm`"""
     host_copy: Curve | None = None
     """copies between device and pinned host memory"""
 
 
 @dataclass(frozen=True)
 class NetworkProfile:
-    """Measured collectives; bytes are the full buffer (nccl-tests' convention)."""
+    """Measured times of collectives; bytes are those of the full buffer (nccl-tests' convention)."""
 
     curves: Mapping[CollectiveShape, Curve]
 
 
 @dataclass(frozen=True)
 class Found:
-    """What measurements say about an op table."""
+    """The times of an op table that were measured."""
 
     time_s: F64
-    """(n_ops,); not a number where nothing was measured"""
+    """(n_ops,) seconds; NaN where nothing was measured"""
     inside: npt.NDArray[np.bool_]
-    """(n_ops,): within the measured range"""
+    """(n_ops,): whether the size is within the measured range"""
     lacks: dict[int, str]
-    """op -> what is missing or was extrapolated"""
+    """op -> the measurement that is missing or was extrapolated"""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of kernels, of the network, or of both. None: none were given, and none are missed."""
+    """Measurements of kernels, of the network, or of both; None means that the user gave none."""
 
     kernels: KernelProfile | None = None
     network: NetworkProfile | None = None
@@ -108,7 +108,7 @@ class Measured:
 
 
 def _take(found: Found, row: int, time_s: float | None, what: str) -> None:
-    """Notes an exact time, or that there is none."""
+    """Records an exact time, or that it is missing."""
     if time_s is None:
         found.lacks[row] = f"{what}: not measured"
     else:
@@ -116,7 +116,7 @@ def _take(found: Found, row: int, time_s: float | None, what: str) -> None:
 
 
 def _along(found: Found, row: int, curve: Curve | None, size: float, what: str, times: int = 1) -> None:
-    """Notes the time of `times` pieces of `size` bytes, read from a curve."""
+    """Records the time of `times` pieces of `size` bytes, read from a curve."""
     if curve is None:
         found.lacks[row] = f"{what}: not measured"
         return
@@ -130,7 +130,7 @@ def _along(found: Found, row: int, curve: Curve | None, size: float, what: str, 
 def _gemm(profile: KernelProfile, ops: OpTable, row: int, found: Found) -> None:
     of = cast(Gemm[int], ops.details_of(row))
     what = f"gemm m {of.m} n {of.n} k {of.k} batch {of.batch} {ops.dtype[row]}"
-    if of.accumulate_bytes or of.kernels > 1:  # another kernel than the plain product of this shape
+    if of.accumulate_bytes or of.kernels > 1:  # not the kernel of the plain product of this shape
         _take(found, row, None, what + (" grouped" if of.kernels > 1 else " accumulating"))
         return
     shape = (ops.dtype[row], of.m, of.n, of.k, of.batch)
@@ -151,7 +151,7 @@ def _attention(profile: KernelProfile, ops: OpTable, row: int, found: Found) -> 
 
 def _memory(profile: KernelProfile, ops: OpTable, row: int, found: Found) -> None:
     size = float(ops.bytes_read[row] + ops.bytes_written[row])
-    if size == 0:  # a join of streams, no kernel
+    if size == 0:  # joins streams and runs no kernel
         return
     curve = profile.memory.get(ops.name[row]) or profile.memory.get(ANY)
     launches = max(1, int(ops.launches[row]))
@@ -169,7 +169,7 @@ _KERNELS: dict[int, Callable[[KernelProfile, OpTable, int, Found], None]] = {
     OpKind.MEMORY: _memory,
     OpKind.HOST_COPY: _host_copy,
 }
-"""how the rows of a kind are looked up, of those that kernels are measured of"""
+"""look-up of the rows of each kind of kernel"""
 
 
 def _collective(profile: NetworkProfile, ops: OpTable, row: int, group: CommGroup, found: Found) -> None:

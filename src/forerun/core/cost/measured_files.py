@@ -1,4 +1,4 @@
-"""CSV files of a user's measurements, as docs/cli.md describes them; an error names the file, the line, the column."""
+"""Reads the CSV files of a user's measurements (docs/cli.md); an error names the file, the line and the column."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _FLAGS = {"1": 1, "true": 1, "yes": 1, "0": 0, "false": 0, "no": 0}
 _COLLECTIVES = {kind.name.lower(): kind for kind in Collective if kind != Collective.NONE}
 
 _MOST = 2**62
-"""larger whole numbers are no shapes"""
+"""largest whole number that a cell may hold"""
 
 Choice = TypeVar("Choice")
 Key = TypeVar("Key")
 
 
 def read_measured(kernel_profile: str | Path | None, network_profile: str | Path | None) -> Measured | None:
-    """Both files, or the one that is given; None without any.
+    """Reads both files, or the one that is given; returns None without any.
 
     Raises:
         ForerunError: a file can't be read or holds something wrong; the message names the line and the column.
@@ -54,7 +54,7 @@ def read_measured(kernel_profile: str | Path | None, network_profile: str | Path
 
 
 def read_kernel_profile(path: str | Path) -> KernelProfile:
-    """Kernels by shape from a CSV file. Raises ForerunError as `read_measured`."""
+    """Reads times of kernels by shape from a CSV file. Raises ForerunError as `read_measured`."""
     gemm: _Once[GemmShape] = _Once()
     attention: _Once[tuple[str, tuple[int, ...]]] = _Once()
     layouts: _Once[tuple[int, GemmShape]] = _Once()
@@ -83,7 +83,7 @@ def read_kernel_profile(path: str | Path) -> KernelProfile:
 
 
 def read_network_profile(path: str | Path) -> NetworkProfile:
-    """Collectives by kind, ranks and stride from a CSV file. Raises ForerunError as `read_measured`."""
+    """Reads times of collectives by kind, ranks and stride from a CSV file. Raises ForerunError as `read_measured`."""
     points: _Once[tuple[CollectiveShape, float]] = _Once()
     for row in _rows(Path(path), _NETWORK_COLUMNS, ("collective", "ranks", "bytes")):
         kind = row.choice("collective", _COLLECTIVES)
@@ -101,7 +101,7 @@ def read_network_profile(path: str | Path) -> NetworkProfile:
 
 
 def _curves(points: Mapping[tuple[Key, float], float]) -> dict[Key, Curve]:
-    """Makes a curve, in rising order of bytes, of the points of each key."""
+    """Returns a curve, in rising order of bytes, through the points of each key."""
     sorted_points: dict[Key, list[tuple[float, float]]] = {}
     for (key, size), time_s in sorted(points.items(), key=lambda item: item[0][1]):
         sorted_points.setdefault(key, []).append((size, time_s))
@@ -112,14 +112,14 @@ def _curves(points: Mapping[tuple[Key, float], float]) -> dict[Key, Curve]:
 
 
 class _Once(Generic[Key]):
-    """Values by key, each given once."""
+    """Values by key; a key may be given only once."""
 
     def __init__(self) -> None:
         self.values: dict[Key, float] = {}
         self._lines: dict[Key, int] = {}
 
     def add(self, row: _Row, key: Key, value: float) -> None:
-        """Raises ForerunError for a key that was there."""
+        """Adds a value. Raises ForerunError for a key that was given before."""
         if key in self.values:
             raise row.error(f"the same measurement as line {self._lines[key]}; keep one of them, or their median")
         self._lines[key] = row.line
@@ -149,7 +149,7 @@ class _Row:
         return self.cells.get(column) or default
 
     def number(self, column: str) -> float:
-        """A finite number above 0."""
+        """Returns the cell as a finite number above 0."""
         try:
             value = float(self.cells.get(column, ""))
         except ValueError:
@@ -159,7 +159,7 @@ class _Row:
         return value
 
     def count(self, column: str, default: int | None = None) -> int:
-        """A whole number above 0; `default` for an empty cell."""
+        """Returns the cell as a whole number above 0; `default` for an empty cell."""
         if default is not None and not self.has(column):
             return default
         try:
@@ -179,7 +179,7 @@ class _Row:
 
 
 def _rows(path: Path, known: Sequence[str], needed: Sequence[str]) -> Iterator[_Row]:
-    """Lines of a CSV file with a header; empty ones and those that start with # are left out."""
+    """Yields the lines of a CSV file with a header, without empty ones and those that start with #."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

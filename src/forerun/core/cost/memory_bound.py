@@ -1,4 +1,4 @@
-"""Memory-bound kernels and host copies: a launch and a bandwidth, so small kernels ramp up smoothly."""
+"""Time of memory-bound kernels and host copies: a launch time plus bytes over a bandwidth."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MemoryRates:
 
 @lru_cache(maxsize=256)
 def memory_rates(device: Device, profile: Profile | None = None) -> MemoryRates:
-    """Constants of `device`; `profile` stands in for the device's own."""
+    """Returns the rates of `device`; `profile` replaces the device's own."""
     profile = profile or load_profile(device.cost_profile)
     return MemoryRates(
         bytes_per_s=profile.memory_bound.hbm_fraction * device.memory_bytes_per_s,
@@ -37,12 +37,12 @@ def memory_rates(device: Device, profile: Profile | None = None) -> MemoryRates:
 
 
 def memory_bound_s(size_bytes: F64, launches: F64 | I64 | I16 | float, rates: MemoryRates, speed: float = 1.0) -> F64:
-    """Seconds of `launches` kernels that together read and write `size_bytes`; `speed` multiplies the bandwidth."""
+    """Returns the seconds of `launches` kernels that together move `size_bytes`; `speed` multiplies the bandwidth."""
     time: F64 = launches * rates.launch_s + size_bytes / min(rates.bytes_per_s * speed, rates.peak_bytes_per_s)
     return time
 
 
 def host_copy_s(size_bytes: F64, host_bytes_per_s: float, rates: MemoryRates) -> F64:
-    """Seconds of copies between device and pinned host memory over a link of `host_bytes_per_s`."""
+    """Returns the seconds of copies between device and pinned host memory over a link of `host_bytes_per_s`."""
     time: F64 = rates.host_launch_s + size_bytes / (rates.host_fraction * host_bytes_per_s)
     return time

@@ -1,4 +1,4 @@
-"""Times of the rows of an op table: all rows of a kind go to the model of their kind at once."""
+"""Times of the rows of an op table; one call of a kernel model prices all rows of its kind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def on_topology(network: Network, cluster: Cluster, n_gpus: int) -> OnTopology:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What the ops of a table run on."""
+    """The hardware and the rates that the ops of a table run with."""
 
     groups: Sequence[CommGroup]
     cluster: Cluster
@@ -141,9 +141,9 @@ _Row = tuple[list[float], list[float], float]
 
 @lru_cache(maxsize=256)
 def _line_table(cluster: Cluster, network: OnTopology | None) -> dict[tuple[int, ...], _Row]:
-    """(collective, layout of the group) -> latency and seconds per byte of its lines, and whether it was measured.
+    """Returns the cache of `_line_row` for one cluster: (collective, layout of the group) -> row.
 
-    Filled as Programs ask, so that one look at the cluster serves all collectives of a Program.
+    `_collectives` fills it, so that all Programs on the cluster look up a collective once.
     """
     return {}
 
@@ -187,4 +187,4 @@ _COSTS: dict[int, Callable[[OpTable, I64, _Run], _Costs]] = {
     OpKind.HOST_COPY: _host_copies,
     OpKind.DELAY: _delays,
 }
-"""what the rows of each kind cost"""
+"""function that prices the rows of each kind"""

@@ -1,4 +1,4 @@
-"""What the periodic work of a training loop costs its host, beside checkpoints (`cost.checkpoint`)."""
+"""Host time of the periodic work of a training loop; `cost.checkpoint` prices the copies and writes of checkpoints."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _US = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConstants:
-    """Host time of torch.distributed.checkpoint."""
+    """Constants of torch.distributed.checkpoint's host time."""
 
     save_us_per_tensor: float
     load_us_per_tensor: float
     stage_us_per_tensor: float
-    """of the part of an asynchronous save that the training loop waits for"""
+    """microseconds a tensor of the part of an asynchronous save that the training loop waits for"""
     new_memory_gb_s: float
-    """copy into host memory that is not there yet"""
+    """rate of copies into newly allocated host memory"""
     source: str
 
     @property
@@ -29,7 +29,7 @@ class CheckpointConstants:
 
 @dataclass(frozen=True, slots=True)
 class GcConstants:
-    """Python's garbage collector."""
+    """Constants of Python's garbage collector."""
 
     call_us: float
     objects_per_checkpointed_region: float
@@ -37,13 +37,13 @@ class GcConstants:
     source: str
 
     def collection_s(self, regions: float) -> float:
-        """Host seconds of one collection after so many checkpointed regions ran."""
+        """Returns the host seconds of one collection after `regions` checkpointed regions ran."""
         return (self.call_us + regions * self.objects_per_checkpointed_region * self.us_per_object) * _US
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileConstants:
-    """torch.profiler."""
+    """Constants of torch.profiler."""
 
     us_per_launch: float
     events_per_launch: float
@@ -51,17 +51,17 @@ class ProfileConstants:
     source: str
 
     def recording_s(self, launches: float) -> float:
-        """Host seconds by which recording slows so many launches."""
+        """Returns the host seconds that recording adds to `launches` launches."""
         return launches * self.us_per_launch * _US
 
     def export_s(self, launches: float) -> float:
-        """Host seconds in which a trace of so many launches becomes a file."""
+        """Returns the host seconds to write the trace of `launches` launches to a file."""
         return launches * self.events_per_launch * self.export_us_per_event * _US
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotConstants:
-    """The history of the caching allocator."""
+    """Constants of the caching allocator's recorded history."""
 
     us_per_event: float
     dump_us_per_entry: float
@@ -69,28 +69,28 @@ class SnapshotConstants:
     source: str
 
     def recording_s(self, events: float) -> float:
-        """Host seconds by which recording slows so many allocations and frees."""
+        """Returns the host seconds that recording adds to `events` allocations and frees."""
         return events * self.us_per_event * _US
 
     def dump_s(self, events: float) -> float:
-        """Host seconds in which the history of so many events becomes a file."""
+        """Returns the host seconds to write the history of `events` events to a file."""
         return min(events, self.most_entries) * self.dump_us_per_entry * _US
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsConstants:
-    """Reading and logging the loss."""
+    """Constants of reading and logging the loss."""
 
     reductions: int
-    """over all data-parallel ranks"""
+    """all-reduces over all data-parallel ranks"""
     reads: int
-    """of a number on the device, each after everything before it"""
+    """reads of a number on the device, each of which waits for all earlier kernels"""
     us_per_read: float
     log_us: float
     source: str
 
     def log_s(self, reduction_s: float) -> float:
-        """Seconds of one log on an idle device, where one reduction takes `reduction_s`."""
+        """Returns the seconds of one log on an idle device, where one reduction takes `reduction_s`."""
         return self.reductions * reduction_s + (self.reads * self.us_per_read + self.log_us) * _US
 
 
@@ -106,5 +106,5 @@ class PeriodicConstants:
 
 
 def periodic_constants() -> PeriodicConstants:
-    """The shipped constants."""
+    """Returns the shipped constants."""
     return shipped(PeriodicConstants, "forerun.core.cost", "periodic.yaml")

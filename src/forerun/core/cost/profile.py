@@ -1,7 +1,7 @@
 """Profile: the kernel constants of one measured device, from `kernels` of its file (`describe/cluster/devices`).
 
 A profile states rates as measured, beside the peaks of the device they were measured on. A device that uses the
-profile of another takes the fraction: compute scales with its peak, memory traffic with its HBM bandwidth,
+profile of another reaches the same fractions: compute scales with its peak, memory traffic with its HBM bandwidth,
 collectives with its link rate (network/nccl.py).
 """
 
@@ -37,7 +37,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class GemmEntry:
-    """Constants of matrix multiplications in one dtype (form in cost/gemm.py)."""
+    """Constants of matrix multiplications in one dtype (formula in cost/gemm.py)."""
 
     p_tflops: float
     hbm_gb_s: float
@@ -52,16 +52,16 @@ class GemmEntry:
     """length of a kernel at half of that"""
     source: str
     overlap: float = 3.0
-    """power of the norm that joins compute and memory time: 1 one after the other, large the longer alone"""
+    """power of the norm of compute and memory time: 1 is their sum, a large one the longer of the two"""
     odd_rows: float = 0.0
-    """how much longer where m is not a multiple of 16"""
+    """fraction by which a product takes longer where m is not a multiple of 16"""
     quant_passes: float = 0.0
     """passes over the first operand that quantise it inside the kernel"""
 
 
 @dataclass(frozen=True, slots=True)
 class GemmRoles:
-    """Backward multiplications against forward ones."""
+    """Rates of backward multiplications relative to forward ones."""
 
     dgrad_rate: float
     wgrad_rate: float
@@ -69,20 +69,20 @@ class GemmRoles:
     """share of the traffic of an accumulating output that does not overlap with the multiplication"""
     source: str
     unaligned: float = 0.0
-    """how much longer a product of 2-byte elements takes where rows of an operand or of the result do not start at
-    multiples of 16 bytes, so that no copy engine can move them"""
+    """fraction by which a product of 2-byte elements takes longer where rows of an operand or of the result do not
+    start at multiples of 16 bytes, so that no copy engine can move them"""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionEntry:
-    """Constants of fused causal attention at one head size (form in cost/attention.py)."""
+    """Constants of fused causal attention at one head size (formula in cost/attention.py)."""
 
     p_tflops: float
     extra_keys: float
-    """work of each query beyond its keys: mask diagonal, prologue, softmax tail"""
+    """extra work of each query, in keys: mask diagonal, prologue, softmax tail"""
     launch_us: float
     tail: float
-    """exposed share of the longest row block"""
+    """exposed fraction of the longest block of queries"""
     slowdown: float = 0.0
     """how much longer a very long kernel takes than its rate says"""
     slowdown_tau_us: float = 1000.0
@@ -91,18 +91,18 @@ class AttentionEntry:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTable:
-    """Attention by head size."""
+    """Constants of fused attention by head size."""
 
     hbm_fraction: float
     head_dim: dict[int, AttentionEntry] = field(hash=False)
     source: str
     rates: dict[str, KernelRate] = field(default_factory=dict, hash=False)
-    """of attention kernels on this device, where they are not those of its architecture (describe/kernels)"""
+    """rates of attention kernels on this device that differ from its architecture's (describe/kernels)"""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEntry:
-    """Memory-bound kernels."""
+    """Constants of memory-bound kernels."""
 
     hbm_fraction: float
     launch_us: float
@@ -111,7 +111,7 @@ class MemoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class HostCopyEntry:
-    """Copies between device and pinned host memory."""
+    """Constants of copies between device and pinned host memory."""
 
     link_fraction: float
     launch_us: float
@@ -125,7 +125,7 @@ class Profile:
     name: str
     source: str
     calibrated: bool
-    """whether kernels of this device were measured, or the constants are a judgement"""
+    """whether the constants were measured on this device; else they are a judgement"""
     reference: Reference
     gemm: dict[str, GemmEntry] = field(hash=False)
     gemm_roles: GemmRoles
@@ -133,7 +133,7 @@ class Profile:
     memory_bound: MemoryEntry
     host_copy: HostCopyEntry
     collectives: NodeCollectives | None = None
-    """inside a node over NVLink; None takes the constants of the link's kind"""
+    """collectives inside a node over NVLink; None: the constants of the link's kind"""
 
     __pydantic_config__ = STRICT
 
@@ -144,12 +144,12 @@ _ADAPTER = pydantic.TypeAdapter(Profile)
 
 
 def profile_names() -> list[str]:
-    """Names of the shipped profiles, sorted."""
+    """Returns the names of the shipped profiles, sorted."""
     return sorted([_GENERIC, *device_kernels()])
 
 
 def parse_profile(data: dict[str, Any], place: str) -> Profile:
-    """A checked Profile.
+    """Returns the Profile of `data`, checked.
 
     Raises:
         ForerunError: an unknown key, a missing one, a wrong type, a number that is negative or not finite, or a rate
@@ -180,7 +180,7 @@ _POSITIVE = {"bw1", "bw2", "bw3", "link_gb_s", "hbm_fraction", "link_fraction", 
 
 
 def _check_numbers(values: Mapping[Any, Any], place: str, path: str = "") -> None:
-    """Every number is finite and not negative, and what is divided by is above 0."""
+    """Checks that every number is finite and at least 0, and that divisors are above 0."""
     for key, value in values.items():
         here = f"{path}.{key}" if path else str(key)
         if isinstance(value, Mapping):
@@ -196,7 +196,7 @@ def _below(value: float, peak: float, place: str) -> None:
 
 
 def load_profile(name: str) -> Profile:
-    """The shipped profile `name`, or the one in a file whose path ends in .yaml or .yml.
+    """Returns the shipped profile `name`, or the one in a file whose path ends in .yaml or .yml.
 
     Raises:
         ForerunError: a file that can't be read, or a wrong entry in it (see `parse_profile`).
@@ -207,7 +207,7 @@ def load_profile(name: str) -> Profile:
 
 @lru_cache(maxsize=16)
 def _of_text(path: str, text: str) -> Profile:
-    """The profile of the text of a file: all of it, or its `kernels`; a file that was written again is another one."""
+    """Returns the profile in the text of a file: all of it, or its `kernels`; cached by text, so edits are seen."""
     data = parse_yaml(text, path)
     own = data["kernels"] if isinstance(data.get("kernels"), dict) else data
     return parse_profile({"name": Path(path).stem, **own}, path)

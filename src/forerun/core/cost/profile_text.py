@@ -1,4 +1,4 @@
-"""A cost profile as the text of its file: keys in one order, a constant a line, so that a diff shows what changed."""
+"""Writes a cost profile as YAML, with fixed order and one constant a line, so that a diff shows what changed."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import numpy as np
 from forerun.core.cost.profile import Profile
 
 _KERNELS = "\nkernels:\n"
-"""before the constants in the file of a device, whose first line is their name"""
+"""key of the constants in the file of a device; their first line is the name"""
 _FORMS = "Forms: cost/gemm.py, cost/attention.py, cost/memory_bound.py, network/constants.py."
 _RATES = "# Rates are stated as measured on the reference; other devices take the fraction of its peaks."
 _LEFT_OUT_WHEN_EMPTY = {"odd_rows", "quant_passes", "unaligned", "rates", "stands_in"}
-"""what a file does not say where it is 0 or empty"""
+"""keys that a file leaves out where they are 0 or empty"""
 _TABLES = {"head_dim", "rates", "collectives"}
-"""what holds rows of the same constants: each stands on a line"""
+"""keys that hold rows of the same constants, one row a line"""
 
 
 def profile_text(profile: Profile, header: Sequence[str]) -> str:
-    """The file of `profile` under the comment lines `header`, each with its #. `parse_profile` reads the same back."""
+    """Returns the text of `profile` under the comment lines `header`, each with its #. `parse_profile` reads it."""
     data = asdict(profile)
     lines = [*header]
     for key in ("source", "calibrated", "reference"):
@@ -59,7 +59,7 @@ def _entry(key: Any, value: Any, depth: int, flow: bool = False) -> Iterator[str
 
 
 def _kept(values: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    """Entries in their order, head sizes by size."""
+    """Returns the entries in their order, head sizes by size."""
     pairs = [(key, value) for key, value in values.items() if value or key not in _LEFT_OUT_WHEN_EMPTY]
     return sorted(pairs) if all(isinstance(key, int) for key, _ in pairs) else pairs
 
@@ -78,9 +78,9 @@ def _scalar(value: Any) -> str:
 
 
 def written_over(old: str, profile: Profile, device: str) -> str:
-    """The text of a file that says `profile`, where the text `old` stood: the file of a device, a profile, or nothing.
+    """Returns the new text of a file whose text is `old`, with `profile` written into it.
 
-    A device keeps all but its `kernels`, which stand last. A profile keeps its first comments.
+    The file of a device keeps everything but its `kernels`, which come last. A profile's file keeps its first comments.
     """
     before, inside, kernels = old.partition(_KERNELS)
     if inside:

@@ -1,4 +1,4 @@
-"""What every op of a Program costs a step: device time, host time, and how kernels and collectives slow each other."""
+"""The costs of every op of a Program: device time, host time, and how kernels and collectives slow each other."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from forerun.describe.stacks.stack import Stack
 
 @dataclass(frozen=True, slots=True)
 class Launching:
-    """Who issues kernels: the host one by one, code that torch.compile made, or a CUDA graph."""
+    """How kernels are launched: by the host one by one, by torch.compile's code, or by a CUDA graph."""
 
     compiled: bool = False
-    """all of them run in compiled regions"""
+    """whether all ops run in compiled regions"""
     compiled_ops: tuple[int, ...] = ()
-    """or only these ops do"""
+    """ops that run in compiled regions where not all do"""
     cuda_graphs: bool = False
 
     @staticmethod
     def of_plan(model: ModelSpec | LayeredModel, plan: Plan, stack: Stack) -> Launching:
-        """Who issues the kernels of `model` under a plan that `stack` runs."""
+        """Returns how the kernels of `model` are launched under a plan that `stack` runs."""
         compiled = plan.compile and not breaks_graphs(model, plan, stack)
         return Launching(compiled=compiled, cuda_graphs=plan.cuda_graphs)
 
@@ -55,15 +55,15 @@ class StepCosts:
     slow_network: F64
     network_op: npt.NDArray[np.bool_]
     calibrated: F64
-    """1 where the shape lies in the range that was measured"""
+    """1 where the shape lies in the measured range, else 0"""
     lacks: Mapping[int, str] = field(default_factory=dict)
-    """op -> what the user's measurements lack of it"""
+    """op -> the measurement that the user's files lack for it"""
     demand: LinkDemand | None = None
-    """what collectives and transfers ask of links, beside each other"""
+    """the shares of links that collectives and transfers use"""
 
 
 def rates_of(cluster: Cluster, stack: Stack) -> KernelRates:
-    """Multipliers on the rates of kernels and links: those of the stack, and what measured steps have shown."""
+    """Returns multipliers on the rates of kernels and links: the stack's, times those fitted to measured steps."""
     return cluster.rates.times(
         KernelRates(
             gemm=stack.gemm_rate,
@@ -86,13 +86,13 @@ def step_costs(
     measured: Measured | None = None,
     pattern: CommunicationPattern | None = None,
 ) -> StepCosts:
-    """Costs of `ops` in a run of `n_gpus` of `cluster` under `stack`.
+    """Returns the costs of `ops` in a run of `n_gpus` GPUs of `cluster` under `stack`.
 
-    With `network` collectives run on it; without it none is faster than the way through host memory that GPUs without
-    peer access share, which the rates of the stack leave alone. What `measured` knows goes over everything else, as it
-    was measured: neither the clock of long steps nor the rates of the stack change it. Only what `pattern` prices does
-    not ask it: NCCL's choice was measured. Products of regions that are known to be compiled are padded where that
-    pays. Kernels pay the gap between two launches on the device; under CUDA graphs host and gap cost nothing.
+    Collectives run on `network` if given. Without it, none is faster than the path through host memory that GPUs
+    without peer access share; the stack's rates do not change that path. Times in `measured` replace all others and are
+    scaled neither by the clock of long steps nor by the stack's rates. Collectives that `pattern` prices ignore
+    `measured`, which holds times of NCCL's algorithms. Products in compiled regions are padded where that pays. Each
+    kernel pays the gap between two launches on the device; under CUDA graphs host time and gap are 0.
     """
     rates = rates_of(cluster, stack)
     placed = None if network is None else on_topology(network, cluster, n_gpus)

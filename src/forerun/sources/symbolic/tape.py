@@ -95,7 +95,7 @@ class Tape:
         self.regions: list[Region] = []
         self.early_stop = True
         self.compiled = False
-        """whether checkpoints keep only chosen tensors that backward uses, as torch.compile's partitioner does"""
+        """whether checkpoints keep only what backward uses, as torch.compile's partitioner does"""
         self.weights_first = False
         """whether weight gradients run before input gradients, so that the saved input is freed earlier (Inductor's order
         for the least peak)"""
