@@ -30,7 +30,7 @@ def test_text_becomes_the_value(name, text, value):
     ("name", "text", "message"),
     [
         ("tp", "eight", "--tp: expected a whole number, got 'eight'"),
-        ("zero_stage", "4", "--zero-stage: expected one of 0, 1, 2, 3, got 4"),
+        ("zero_stage", "4", "--zero-stage: expected one of 0, 1, 2, 3, got '4'"),
         ("precision", "bf17", "--precision: expected one of bf16"),
         ("compile", "maybe", "--compile: expected true or false"),
         ("ddp_bucket_mib", "big", "--ddp-bucket-mib: expected a number"),

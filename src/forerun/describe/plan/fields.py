@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import fields as dataclass_fields
+from functools import cache
 from itertools import chain
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pydantic
 
 from forerun.common.errors import ForerunError
 from forerun.describe.kernels.attention import attention_kernels
@@ -66,7 +69,7 @@ MEANINGS = {
 }
 """one line for each field but seq_len, which commands have as an option of their own"""
 
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_KINDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 def choices(name: str) -> tuple[str | int, ...]:
@@ -88,20 +91,13 @@ def is_list(name: str) -> bool:
 
 def from_text(name: str, text: str) -> object:
     """Returns the value of field `name` that a person wrote as `text`. Raises ForerunError for text of another type."""
-    place = f"--{name.replace('_', '-')}"
+    place, options = f"--{name.replace('_', '-')}", choices(name)
+    if options:
+        value = next((option for option in options if str(option).lower() == text.lower()), text)
+        return checked(name, value, place)
     if is_list(name):
-        return tuple(_whole_number(place, part) for part in text.split(","))
-    hint, options = FIELD_TYPES[name], choices(name)
-    if is_flag(name):
-        return _boolean(place, text)
-    if hint is int or (options and isinstance(options[0], int)):
-        return checked(name, _whole_number(place, text), place)
-    if hint is float:
-        try:
-            return checked(name, float(text), place)
-        except ValueError:
-            raise ForerunError(f"{place}: expected a number, got {text!r}") from None
-    return checked(name, _same_case(text, options), place)
+        return tuple(_parsed(int, part, place) for part in text.split(","))
+    return _parsed(bool if is_flag(name) else FIELD_TYPES[name], text, place)
 
 
 def checked(name: str, value: object, place: str) -> object:
@@ -109,21 +105,12 @@ def checked(name: str, value: object, place: str) -> object:
 
     Raises ForerunError, which starts with `place`.
     """
-    options = choices(name)
-    if options:
-        if value not in options or isinstance(value, bool):
-            raise ForerunError(f"{place}: expected one of {', '.join(map(str, options))}, got {value!r}")
-        return value
-    for hint in _alternatives(FIELD_TYPES[name]):
-        if hint is NoneType and value is None:
-            return None
-        if get_origin(hint) is tuple and isinstance(value, (list, tuple)) and all(_is_integer(v) for v in value):
-            return tuple(value)
-        if (hint is int and _is_integer(value)) or (hint in (bool, str) and isinstance(value, hint)):
-            return value
-        if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-    raise ForerunError(f"{place}: expected {_description(name)}, got {value!r}")
+    try:
+        if isinstance(value, bool) and not is_flag(name):  # pydantic takes True for the 1 of a Literal
+            raise ValueError
+        return _adapter(FIELD_TYPES[name]).validate_python(tuple(value) if isinstance(value, list) else value)
+    except ValueError:
+        raise ForerunError(f"{place}: expected {_expected(name)}, got {value!r}") from None
 
 
 def plan_fields(values: Mapping[str, object], place: str) -> dict[str, object]:
@@ -136,34 +123,23 @@ def plan_fields(values: Mapping[str, object], place: str) -> dict[str, object]:
     return {name: checked(name, value, f"{place}: {name}") for name, value in values.items()}
 
 
+@cache
+def _adapter(hint: Any) -> pydantic.TypeAdapter[object]:
+    return pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(strict=True))
+
+
+def _parsed(kind: Any, text: str, place: str) -> object:
+    try:
+        return _adapter(kind).validate_strings(text)
+    except ValueError:
+        raise ForerunError(f"{place}: expected {_KINDS[kind]}, got {text!r}") from None
+
+
+def _expected(name: str) -> str:
+    if options := choices(name):
+        return f"one of {', '.join(map(str, options))}"
+    return "a list of whole numbers" if is_list(name) else _KINDS[bool if is_flag(name) else FIELD_TYPES[name]]
+
+
 def _alternatives(hint: object) -> tuple[object, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _whole_number(place: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ForerunError(f"{place}: expected a whole number, got {text!r}") from None
-
-
-def _boolean(place: str, text: str) -> bool:
-    if text.lower() in _TRUE + _FALSE:
-        return text.lower() in _TRUE
-    raise ForerunError(f"{place}: expected true or false, got {text!r}")
-
-
-def _same_case(text: str, options: tuple[str | int, ...]) -> str:
-    """Returns the option that differs from `text` in case only, or `text`."""
-    return next((option for option in options if isinstance(option, str) and option.lower() == text.lower()), text)
-
-
-def _description(name: str) -> str:
-    if is_list(name):
-        return "a list of whole numbers"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return names.get(FIELD_TYPES[name], "another type")

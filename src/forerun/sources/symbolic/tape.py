@@ -97,8 +97,8 @@ class Tape:
         self.compiled = False
         """whether checkpoints keep only what backward uses, as torch.compile's partitioner does"""
         self.weights_first = False
-        """whether weight gradients run before input gradients, so that the saved input is freed earlier (Inductor's order
-        for the least peak)"""
+        """whether weight gradients run before input gradients, so that the saved input is freed earlier (Inductor's
+        order for the least peak)"""
         self.offload = 0.0
         """fraction of each kept tensor that waits for backward in host memory"""
         self.offload_op = -1
