@@ -63,7 +63,7 @@ class AttentionKernel:
     head_dim_multiple: int = 1
     rates: dict[str, KernelRate | Like] = field(default_factory=dict, hash=False)
     backward: Backward = Backward()
-    block_mask: bool = False
+    mask_block: int = 0
     breaks_graphs: bool = False
     names: dict[str, str] = field(default_factory=dict, hash=False)
     operators: dict[

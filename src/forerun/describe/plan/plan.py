@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from forerun.common.errors import ForerunError
@@ -23,15 +24,27 @@ _FROM_STACK = ("cp_method", "sequence_parallel", "selective_policy", "optimizer_
 """fields that a plan may leave open: the attribute of the same name of its stack fills them"""
 LARGEST_BUCKET_MIB = 1_000_000
 """a limit above the memory of any GPU"""
+_COUNTS = (
+    *("seq_len", "micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep"),
+    *("virtual_stages", "checkpoint_every"),
+)
+"""fields that are whole numbers of at least 1"""
+_RANGES = {
+    "prefetch": (0, inf),
+    "ddp_bucket_mib": (0, LARGEST_BUCKET_MIB),
+    "shard_min_mib": (0, inf),
+    "expert_imbalance": (1, inf),
+    "activation_offload": (0, 1),
+}
+"""least and largest value of the other numbers"""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How one optimizer step is parallelised and run.
 
-    The world is dp_replicate x dp_shard x cp x tp x pp ranks; expert parallelism
-    takes its `ep` ranks out of dp_shard x cp.
-    `n_microbatches` is the number of micro batches of one data-parallel rank in one optimizer step:
+    The world has dp_replicate x dp_shard x cp x tp x pp ranks; expert parallelism takes its `ep` ranks out of
+    dp_shard x cp. `n_microbatches` is the number of micro batches of one data-parallel rank in one optimizer step:
     pipeline micro batches when pp > 1, gradient accumulation steps otherwise.
     """
 
@@ -129,35 +142,15 @@ class Plan:
 
     def __post_init__(self) -> None:
         self._take_from_stack()
-        positive = (
-            "seq_len",
-            "micro_batch",
-            "n_microbatches",
-            "dp_replicate",
-            "dp_shard",
-            "cp",
-            "tp",
-            "pp",
-            "ep",
-            "virtual_stages",
-            "checkpoint_every",
-        )
-        for field in positive:
+        for field in _COUNTS:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ForerunError(f"plan: {field} must be a whole number of at least 1, got {value!r}")
-        if self.prefetch < 0:
-            raise ForerunError(f"plan: prefetch must be at least 0, got {self.prefetch}")
-        if not 0 <= self.ddp_bucket_mib <= LARGEST_BUCKET_MIB:
-            raise ForerunError(
-                f"plan: ddp_bucket_mib must be between 0 and {LARGEST_BUCKET_MIB}, got {self.ddp_bucket_mib}"
-            )
-        if self.shard_min_mib < 0:
-            raise ForerunError(f"plan: shard_min_mib must be at least 0, got {self.shard_min_mib}")
-        if self.expert_imbalance < 1:
-            raise ForerunError(f"plan: expert_imbalance must be at least 1, got {self.expert_imbalance}")
-        if not 0 <= self.activation_offload <= 1:
-            raise ForerunError(f"plan: activation_offload must be between 0 and 1, got {self.activation_offload}")
+        for field, (least, most) in _RANGES.items():
+            value = getattr(self, field)
+            if not least <= value <= most:
+                bounds = f"at least {least}" if most == inf else f"between {least} and {most}"
+                raise ForerunError(f"plan: {field} must be {bounds}, got {value}")
         if self.mesh_order != DEFAULT_ORDER and sorted(self.mesh_axes) != sorted(MESH_AXES):
             raise ForerunError(
                 f"plan: mesh_order must name {', '.join(MESH_AXES)} once each, innermost first and joined by -,"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.core.cost.checkpoint import SavedState
+from forerun.core.memory.allocator_kernels import MIN_BLOCK
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.kernels.attention import attention_kernel
 from forerun.describe.model.layered import LayeredModel
@@ -27,12 +28,8 @@ from forerun.sources.symbolic.shapes import ceil_div
 from forerun.sources.symbolic.states import state_tensors
 from forerun.sources.symbolic.weights import Weights
 
-_ROUNDING = 512
-"""bytes of the caching allocator's smallest block"""
 _INDEX_BYTES = 8
-"""of a token's number"""
-_MASK_BLOCK = 128
-"""queries, and keys, of a block of FlexAttention's mask (torch.nn.attention.flex_attention)"""
+"""bytes of a token's number (int64)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ def training_state(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster
     kernels = staged.kernels
     fullest = max(ranks, key=lambda weights: Weights.joined(weights).total)
     tokens = 0 if isinstance(model, LayeredModel) else plan.micro_batch * plan.seq_len // plan.cp
-    mask = _mask_bytes(plan.seq_len) if tokens and _uses_flex(model, plan, cluster, stack) else 0
+    mask = _mask_bytes(model, plan, cluster, stack)
     return TrainingState(_saved(kernels, ranks), _stages(kernels, fullest, 2 * tokens * _INDEX_BYTES + mask))
 
 
@@ -169,19 +166,16 @@ def _gathered(kernels: PlanKernels, size: int, ranks: int) -> int:
 
 
 def _block(size: int) -> int:
-    return ceil_div(size, _ROUNDING) * _ROUNDING
+    return ceil_div(size, MIN_BLOCK) * MIN_BLOCK
 
 
-def _uses_flex(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack) -> bool:
-    heads = 0 if isinstance(model, LayeredModel) else model.n_heads
-    kernel = stack.attention_kernel(plan.attention, cluster.device.architecture)
-    return heads > 0 and attention_kernel(kernel).block_mask
-
-
-def _mask_bytes(seq_len: int) -> int:
-    """Returns the bytes of a BlockMask of one head.
+def _mask_bytes(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack) -> int:
+    """Returns the bytes of FlexAttention's BlockMask of one head; 0 for other kernels.
 
     It stores int32 block indices and counts by rows and by columns, each for full and for partial blocks.
     """
-    blocks = ceil_div(seq_len, _MASK_BLOCK)
+    kernel = attention_kernel(stack.attention_kernel(plan.attention, cluster.device.architecture))
+    if isinstance(model, LayeredModel) or not model.n_heads or not kernel.mask_block:
+        return 0
+    blocks = ceil_div(plan.seq_len, kernel.mask_block)
     return 4 * 4 * (blocks * blocks + blocks)
