@@ -25,7 +25,7 @@ IMPOSSIBLE = [
         "fewer than the 64 stages",
     ),
     ({"pp": 2, "layers_per_stage": (16, 15)}, "layers_per_stage sums to 31"),
-    ({"pp": 2, "layers_per_stage": (16, 8, 8)}, "names 3 stages"),
+    ({"pp": 2, "layers_per_stage": (16, 8, 8)}, "lists 3 stages"),
     ({"pp": 4, "layers_per_stage": (16, 0, 8, 8)}, "only the first and the last stage may be without layers"),
     ({"pp": 4, "pp_schedule": "Interleaved1F1B", "n_microbatches": 4}, "needs virtual_stages above 1"),
     (

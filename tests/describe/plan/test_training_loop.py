@@ -42,8 +42,8 @@ def test_a_mistake_names_what_is_wrong(text, message):
         ({"gc": -1}, "gc must be a whole number of at least 0, got -1"),
         ({"gc": 1.5}, "gc must be a whole number"),
         ({"checkpoint_mode": "pinned"}, "checkpoint_mode must be one of disabled, async, async_with_pinned_mem"),
-        ({"profile": 2, "profiler_active": 3}, "a trace of 3 steps does not fit into every 2 steps"),
-        ({"other": 1}, "unknown settings among other"),
+        ({"profile": 2, "profiler_active": 3}, "profiler_active 3 is more than the 2 steps from one trace to the next"),
+        ({"other": 1}, "unknown settings: other"),
     ],
 )
 def test_settings_that_no_loop_has_are_refused(settings, message):

@@ -80,7 +80,7 @@ def exchange_s(
 def _checked(pattern: CommunicationPattern, time_s: F64, n: int) -> F64:
     if np.shape(time_s) != (n,) or not (np.isfinite(time_s).all() and (time_s >= 0).all()):
         raise ForerunError(
-            f"communication pattern {pattern.name}: seconds() gave {time_s!r} for {n} sizes; it has to give an array of"
-            f" {n} times, 0 or more"
+            f"communication pattern {pattern.name}: seconds() gave {time_s!r} for {n} sizes; it must return an array of"
+            f" {n} seconds of at least 0"
         )
     return time_s

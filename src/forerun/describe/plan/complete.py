@@ -73,9 +73,9 @@ def _fill_data_parallel(fields: dict[str, Any], n_gpus: int | None) -> None:
     if not open_axes:
         return
     if n_gpus is None:
-        raise ForerunError(f"plan: {open_axes[0]} -1 is the rest of the GPUs; give --gpus")
+        raise ForerunError(f"plan: {open_axes[0]} -1 means the GPUs that the other axes leave; give --gpus")
     if len(open_axes) == 2:
-        raise ForerunError("plan: only one of dp_replicate and dp_shard can be -1, the rest")
+        raise ForerunError("plan: only one of dp_replicate and dp_shard can be -1; give a degree for the other")
     axis = open_axes[0]
     others = Plan(**{**fields, axis: 1})
     if n_gpus % others.world_size:

@@ -97,7 +97,7 @@ def _too_many(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
 
 
 def _too_many_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
-    return f"the plan takes {plan.world_size} GPUs, cluster {cluster.name} joins at most {cluster.max_gpus}"
+    return f"the plan takes {plan.world_size} GPUs, cluster {cluster.name} has at most {cluster.max_gpus}"
 
 
 def _precision(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
@@ -155,7 +155,7 @@ def _heads(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
 def _heads_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     if model.n_heads % plan.tp:
         return f"{model.n_heads} attention heads are not divisible by tp {plan.tp}"
-    return f"{model.n_kv_heads} key-value heads neither divide by tp {plan.tp} nor can be copied to it evenly"
+    return f"of {model.n_kv_heads} key-value heads and tp {plan.tp}, neither is a multiple of the other"
 
 
 def _widths(model: ModelSpec) -> list[tuple[str, int]]:
@@ -180,7 +180,7 @@ def _async_tp(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
 
 
 def _async_tp_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
-    return f"async_tp needs sequence_parallel and tp above 1, got tp {plan.tp}"
+    return f"async_tp needs sequence_parallel and tp above 1, got {plan.sequence_parallel} and {plan.tp}"
 
 
 # -- sequences and experts -----------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def _sequence_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     if parts == plan.cp:
         name = f"cp {plan.cp}"
     elif plan.cp > 1 and parts == 2 * plan.cp and plan.cp_method != "ulysses" and plan.cp_load_balance == "head_tail":
-        name = f"2 x cp {plan.cp} (cp_load_balance head_tail cuts it in two chunks a rank; striped and none don't)"
+        name = f"2 x cp {plan.cp} (cp_load_balance head_tail gives a rank two chunks; striped and none give it one)"
     else:
         name = f"cp {plan.cp} x tp {plan.tp} (sequence_parallel)"
     return f"seq_len {plan.seq_len} is not divisible by {name}"
@@ -243,7 +243,7 @@ def _foreign_kernel(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
 
 def _foreign_kernel_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     kernel, device = attention_kernel(_kernel(plan.stack, plan.attention)), cluster.device
-    return f"attention {kernel.name} runs on {' and '.join(kernel.runs_on)}; {device.name} is {device.architecture}"
+    return f"attention {kernel.name} needs {' or '.join(kernel.runs_on)}; {device.name} is {device.architecture}"
 
 
 def _context(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
@@ -317,7 +317,7 @@ def _stages_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     if layers is None:
         return f"{model.n_layers} layers are fewer than the {stages} stages of {shape}"
     if len(layers) != stages:
-        return f"layers_per_stage names {len(layers)} stages, {shape} has {stages}"
+        return f"layers_per_stage lists {len(layers)} stages, {shape} has {stages}"
     return str(_uneven(model, layers))
 
 
@@ -375,7 +375,7 @@ def _layers_only_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
     if degrees:
         return f"{degrees[0]} needs a transformer; {model.name}, given layer by layer, runs on dp_replicate x dp_shard"
     if plan.virtual_stages > 1 or plan.layers_per_stage is not None:
-        return f"virtual_stages and layers_per_stage need pp above 1, which {model.name}, given layer by layer, has not"
+        return f"virtual_stages and layers_per_stage need a transformer; {model.name} is given layer by layer"
     if plan.seq_len != 1:
         return f"seq_len {plan.seq_len}: {model.name} takes whole samples; leave seq_len at 1"
     return f"precision {plan.precision} needs a transformer; {model.name} is given layer by layer"

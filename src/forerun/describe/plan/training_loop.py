@@ -45,8 +45,8 @@ class TrainingLoop:
             raise ForerunError(f"training loop: checkpoint_mode must be one of {known}, got {self.checkpoint_mode!r}")
         if self.profile and self.profiler_active > self.profile:
             raise ForerunError(
-                f"training loop: a trace of {self.profiler_active} steps does not fit into every {self.profile} steps;"
-                " profile less often, or fewer steps"
+                f"training loop: profiler_active {self.profiler_active} is more than the {self.profile} steps from one"
+                " trace to the next; raise profile or lower profiler_active"
             )
 
     def __bool__(self) -> bool:
@@ -85,7 +85,8 @@ class TrainingLoop:
         try:
             return TrainingLoop(**settings)  # type: ignore[arg-type]
         except TypeError:
-            raise ForerunError(f"training loop: unknown settings among {', '.join(map(str, settings))}") from None
+            unknown = ", ".join(str(name) for name in settings if name not in asdict(TrainingLoop()))
+            raise ForerunError(f"training loop: unknown settings: {unknown}") from None
 
 
 def _check_count(name: str, value: object, least: int) -> None:

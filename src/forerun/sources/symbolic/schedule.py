@@ -76,7 +76,7 @@ def _one_f_one_b(p: int, rank: int, m: int) -> tuple[Action, ...]:
 def _interleaved(p: int, rank: int, v: int, m: int) -> tuple[Action, ...]:
     """Returns Megatron-LM's interleaved schedule (arXiv 2104.04473, section 2.2): micro batches in groups of p."""
     if m % p:
-        raise ImpossiblePlan(f"Interleaved1F1B needs micro batches in multiples of pp {p}, got {m}")
+        raise ImpossiblePlan(f"impossible plan: Interleaved1F1B: {m} micro batches are not divisible by pp {p}")
     total = m * v
 
     def forward(k: int) -> Action:
@@ -225,7 +225,7 @@ def layers_of_stages(n_layers: int, plan: Plan) -> list[int]:
         sizes[0] -= 1
         sizes[-1] -= 1
     if min(sizes) < 0:
-        raise ImpossiblePlan(f"{n_layers} layers do not spread over {stages} stages")
+        raise ImpossiblePlan(f"impossible plan: {n_layers} layers do not spread over {stages} stages")
     return sizes
 
 
