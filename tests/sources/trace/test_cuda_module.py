@@ -4,6 +4,7 @@ import pytest
 from virtual_process import run_virtual
 
 from forerun.common.errors import ForerunError
+from forerun.describe.cluster.catalog import cuda_entries, load_device
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +192,28 @@ def test_mixed_precision_runs(answers):
     assert answers["scale"] == 65536.0
 
 
-def test_an_unknown_device_is_refused_by_name():
+@pytest.mark.parametrize("name", ["abacus", "tpu-v4"])
+def test_a_device_that_cuda_says_nothing_of_is_refused_by_name(name):
     virtual_device = pytest.importorskip("forerun.sources.trace.inside.device.virtual_device")
-    with pytest.raises(ForerunError, match=r"--device abacus: .* known: a100, b200"):
-        virtual_device.device("abacus")
+    with pytest.raises(ForerunError, match=rf"--device {name}: .* known: a100-sxm-80gb, b200"):
+        virtual_device.device(name)
+
+
+@pytest.mark.parametrize("name", sorted(cuda_entries()))
+def test_a_program_sees_the_device_that_predictions_are_for(name):
+    virtual_device = pytest.importorskip("forerun.sources.trace.inside.device.virtual_device")
+    seen, device = virtual_device.device(name.upper()), load_device(name)
+    assert (seen.total_memory, seen.multi_processor_count) == (device.memory_bytes, device.multiprocessors)
+    bytes_per_s = 2 * seen.memory_clock_rate * 1000 * seen.memory_bus_width / 8
+    assert bytes_per_s == pytest.approx(device.memory_bytes_per_s, rel=1e-6)
+    assert seen.shared_memory_per_block < seen.shared_memory_per_block_optin < seen.shared_memory_per_multiprocessor
+
+
+def test_the_h100_is_as_torch_reports_it():
+    virtual_device = pytest.importorskip("forerun.sources.trace.inside.device.virtual_device")
+    seen = virtual_device.device("h100")
+    assert (seen.name, seen.capability) == ("NVIDIA H100 80GB HBM3", (9, 0))
+    assert (seen.shared_memory_per_multiprocessor, seen.shared_memory_per_block_optin) == (233472, 232448)
+    assert (seen.clock_rate, seen.memory_bus_width, seen.L2_cache_size) == (1980000, 5120, 50 * 2**20)
+    assert seen.memory_clock_rate == pytest.approx(2619000, rel=0.001)
     assert virtual_device.device("A100").capability == (8, 0)

@@ -17,6 +17,7 @@ from forerun.describe.cluster.schema import (
     BITS_PER_BYTE,
     US_PER_S,
     ClusterEntry,
+    CudaEntry,
     DeviceEntry,
     LinkEntry,
     LinkKindEntry,
@@ -75,6 +76,11 @@ def cluster_names() -> list[str]:
 def device_kernels() -> Mapping[str, dict[str, Any]]:
     """The kernel constants that files of devices hold, by the name that `cost_profile` calls them, unchecked."""
     return _catalog().kernels
+
+
+def cuda_entries() -> dict[str, CudaEntry]:
+    """Returns what CUDA reports about a GPU, by the name of the device, for each file of a device that says it."""
+    return {name: entry.cuda for name, entry in _catalog().devices.items() if entry.cuda is not None}
 
 
 def load_device(name: str) -> Device:

@@ -86,6 +86,23 @@ class SystemEntry(Entry):
         return value
 
 
+class CudaEntry(Entry):
+    """What CUDA reports about a GPU beside its memory, bandwidth and multiprocessors. A traced program sees it."""
+
+    name: Name
+    """as `torch.cuda.get_device_name` returns it"""
+    capability: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")]
+    """compute capability, in quotes: "9.0" """
+    l2_cache_mib: Positive
+    shared_memory_kib: Count
+    """shared memory of a multiprocessor"""
+    threads_per_multiprocessor: Count
+    clock_mhz: Positive
+    """highest clock of the multiprocessors"""
+    memory_bus_bits: Count
+    source: str
+
+
 class DeviceEntry(SystemEntry):
     """One accelerator and the reference system its vendor puts it in."""
 
@@ -104,6 +121,8 @@ class DeviceEntry(SystemEntry):
     cost_profile: Annotated[str, Field(pattern=r"^([a-z0-9_-]+|.+\.ya?ml)$", max_length=4096)] = "generic"
     """a shipped one, or a profile file (`forerun calibrate` writes one), relative to the file of the cluster"""
     sustained: Annotated[float, Field(gt=0, le=2)] = 1.0
+    cuda: CudaEntry | None = None
+    """`forerun trace --device` knows the devices whose file has it"""
 
     @model_validator(mode="after")
     def _one_memory(self) -> DeviceEntry:

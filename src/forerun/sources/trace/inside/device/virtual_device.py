@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.common.errors import ForerunError
-from forerun.common.units import GIB, MIB
+from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.units import KIB, MIB
+from forerun.describe.cluster.catalog import cuda_entries, load_device
+from forerun.describe.cluster.schema import BITS_PER_BYTE
 from forerun.sources.trace.inside.data_files import read_data
 
 
@@ -60,29 +62,47 @@ class TorchBuild:
         return 1000 * major + 10 * minor
 
 
-_FILE = "device/devices.yaml"
+_FILE = "device/cuda.yaml"
+_TRANSFERS = 2
+"""Transfers of a memory pin in a clock: memory of GPUs has a double data rate."""
 
 
 def device(name: str = "h100") -> VirtualDevice:
-    """Returns the device with a short name such as "h100".
+    """Returns the device with a name or alias such as "h100".
 
     Raises:
-        ForerunError: there is no such device.
+        ForerunError: there is no such device, or its file lacks the section `cuda`.
     """
-    data = read_data(_FILE)
-    known = data["devices"]
-    if name.lower() not in known:
-        names = ", ".join(sorted(known))
-        raise ForerunError(f"--device {name}: a program can't be traced on this device; known: {names}")
-    given = data["common"] | known[name.lower()]
-    major, minor = given.pop("capability")
-    del given["source"]
+    known = cuda_entries()
+    try:
+        found = load_device(name)
+        cuda = known[found.name]
+    except (UnknownName, KeyError):
+        names = ", ".join(known)
+        raise ForerunError(
+            f"--device {name}: there is no such device with a section `cuda` in its file (describe/cluster/devices);"
+            f" choose one of the known: {names}"
+        ) from None
+    common = read_data(_FILE)["all_devices"]
+    major, minor = map(int, cuda.capability.split("."))
+    bytes_per_clock = _TRANSFERS * cuda.memory_bus_bits / BITS_PER_BYTE
     return VirtualDevice(
+        name=cuda.name,
         major=major,
         minor=minor,
-        total_memory=int(given.pop("memory_gib") * GIB),
-        L2_cache_size=given.pop("l2_cache_mib") * MIB,
-        **given,
+        total_memory=found.memory_bytes,
+        multi_processor_count=found.multiprocessors,
+        L2_cache_size=round(cuda.l2_cache_mib * MIB),
+        shared_memory_per_multiprocessor=cuda.shared_memory_kib * KIB,
+        shared_memory_per_block_optin=(cuda.shared_memory_kib - common["reserved_shared_memory_kib"]) * KIB,
+        shared_memory_per_block=common["shared_memory_per_block_kib"] * KIB,
+        max_threads_per_multi_processor=cuda.threads_per_multiprocessor,
+        max_threads_per_block=common["threads_per_block"],
+        regs_per_multiprocessor=common["registers_per_multiprocessor"],
+        warp_size=common["warp_size"],
+        clock_rate=round(cuda.clock_mhz * 1000),
+        memory_clock_rate=round(found.memory_bytes_per_s / bytes_per_clock / 1000),
+        memory_bus_width=cuda.memory_bus_bits,
     )
 
 
