@@ -237,10 +237,10 @@ def test_tables_of_a_run() -> None:
     ("wrong", "message"),
     [
         ({"n": 0}, "small: num_iterations must be at least 1, got 0"),
-        ({"batch_schedule": ((5, 4), (5, 8))}, "batch schedule must name rising iterations"),
-        ({"seq_len_schedule": ((-1, 4),)}, "sequence length schedule must name rising iterations"),
+        ({"batch_schedule": ((5, 4), (5, 8))}, "iterations of the batch schedule must rise"),
+        ({"seq_len_schedule": ((-1, 4),)}, "iterations of the sequence length schedule must rise"),
         ({"batch_schedule": ((0, 0),)}, "micro_batch must be a whole number of at least 1"),
-        ({"disturbance": {"slow_ranks": {9: 2.0}}}, "slow_ranks names rank 9"),
+        ({"disturbance": {"slow_ranks": {9: 2.0}}}, "slow_ranks: there is no rank 9"),
     ],
 )
 def test_requests_that_cannot_run(wrong: dict[str, Any], message: str) -> None:

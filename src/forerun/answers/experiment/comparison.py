@@ -59,7 +59,9 @@ def compare(
         ForerunError: a request that was not read from sections, or a folder that can't be written.
     """
     if not request.given:
-        raise ForerunError(f"{request.name}: only an experiment that was read from sections can be compared")
+        raise ForerunError(
+            f"{request.name}: only an experiment that was read from sections can be compared; use Experiment.from_dict"
+        )
     axes = {"pattern": patterns, "topology": topologies, "device": devices, "precision": precisions}
     asked = {axis: tuple(dict.fromkeys(values)) for axis, values in axes.items() if values}
     changes = _combinations(asked) if grid else [{axis: value} for axis, values in asked.items() for value in values]

@@ -52,7 +52,9 @@ class Conditions:
             ForerunError: there is no such rank, or `factor` is not above 0.
         """
         if not 0 <= rank < len(self.compute):
-            raise ForerunError(f"conditions: there is no rank {rank}, the run has {len(self.compute)} GPUs")
+            raise ForerunError(
+                f"conditions: there is no rank {rank}; choose one of the ranks 0 to {len(self.compute) - 1}"
+            )
         _check_factor("conditions: the factor of a rank", factor)
         compute = self.compute.copy()
         compute[rank] *= factor
@@ -137,7 +139,7 @@ class Weather:
         if worst > _MOST:
             raise ForerunError(
                 f"disturbance: iteration {iteration} would take {worst:.3g} times as long; "
-                "jitter is too large, slow-downs are, or straggler_tail is too small"
+                "lower the jitter or the slowdowns, or raise straggler_tail"
             )
         compute.setflags(write=False)
         return Conditions(compute, network, host, note)
@@ -172,7 +174,9 @@ def check_disturbance(disturbance: Disturbance, n_gpus: int) -> None:
     _check_factor("disturbance: warmup_slowdown", disturbance.warmup_slowdown)
     for rank, factor in disturbance.slow_ranks.items():
         if not 0 <= rank < n_gpus:
-            raise ForerunError(f"disturbance: slow_ranks names rank {rank}, the run has GPUs 0 to {n_gpus - 1}")
+            raise ForerunError(
+                f"disturbance: slow_ranks: there is no rank {rank}; choose one of the ranks 0 to {n_gpus - 1}"
+            )
         _check_factor(f"disturbance: slow_ranks: the factor of rank {rank}", factor)
 
 

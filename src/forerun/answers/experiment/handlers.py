@@ -129,7 +129,7 @@ class Audience:
             if not isinstance(handler, EventHandler):
                 raise ForerunError(
                     f"handler {handler!r} is neither an EventHandler nor a function subscribed with @on(kind); "
-                    f"kinds are {', '.join(KINDS)}"
+                    f"choose a kind of {', '.join(KINDS)}"
                 )
         self._handlers: tuple[EventHandler, ...] = tuple(handlers)
 

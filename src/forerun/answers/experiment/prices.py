@@ -111,7 +111,7 @@ def _by_known_name(prices: dict[str, float], own_names: Collection[str], place: 
             raise ForerunError(f"{place}: {UnknownName('cluster or device', name, known)}")
         for each in names:
             if found.setdefault(each, price) != price:
-                raise ForerunError(f"{place}: {each} has two prices, {found[each]:g} and {price:g}; keep one")
+                raise ForerunError(f"{place}: {each} has two prices, {found[each]:g} and {price:g}; keep one of them")
     return found
 
 

@@ -78,7 +78,9 @@ class _Paces:
         for name, schedule in (("batch", request.batch_schedule), ("sequence length", request.seq_len_schedule)):
             starts = [start for start, _ in schedule]
             if starts != sorted(set(starts)) or any(start < 0 for start in starts):
-                raise ForerunError(f"{request.name}: the {name} schedule must name rising iterations, got {starts}")
+                raise ForerunError(
+                    f"{request.name}: iterations of the {name} schedule must rise from 0 or later, got {starts}"
+                )
         self._kept: OrderedDict[tuple[int, int], Pace] = OrderedDict()
         self._known: set[tuple[int, int]] = set()
         self.fullest: Prediction | None = None

@@ -47,7 +47,7 @@ def scale(
         ForerunError: no or senseless nodes, a request that was not read from sections, a folder that can't be written.
     """
     if not nodes or min(nodes) < 1:
-        raise ForerunError(f"{request.name}: scale over at least one number of nodes of at least 1, got {list(nodes)}")
+        raise ForerunError(f"{request.name}: expected numbers of nodes of at least 1, got {list(nodes)}")
     scales = [_scaled(request, number, strong) for number in sorted(set(nodes))]
     ready = [each for each in scales if not each.point.error]
     found = points_of(
@@ -108,7 +108,9 @@ def gpus_per_node(request: Request) -> int:
     """GPUs of a node. Raises ForerunError for clusters that are one node of any size."""
     cluster = request.setup.cluster
     if not cluster.node_size:
-        raise ForerunError(f"{request.name}: cluster {cluster.name} has no nodes; give hardware.num_gpus_per_node")
+        raise ForerunError(
+            f"{request.name}: cluster {cluster.name} is not made of nodes; give hardware.num_gpus_per_node"
+        )
     return cluster.node_size
 
 
@@ -119,7 +121,9 @@ def request_at(request: Request, num_nodes: int, strong: bool) -> tuple[Request,
         ForerunError: the GPUs, the batch or the kinds of GPUs don't divide, or the plan can't run there; it says why.
     """
     if not request.given:
-        raise ForerunError(f"{request.name}: only an experiment that was read from sections can be scaled")
+        raise ForerunError(
+            f"{request.name}: only an experiment that was read from sections can be scaled; use Experiment.from_dict"
+        )
     setup, before = request.setup, request.setup.plan
     n_gpus = num_nodes * gpus_per_node(request)
     plan = plan_at(before, n_gpus, strong)
@@ -154,19 +158,24 @@ def plan_at(plan: Plan, n_gpus: int, strong: bool) -> Plan:
     model_parallel = plan.cp * plan.tp * plan.pp
     dp, rest = divmod(n_gpus, model_parallel)
     if rest:
-        raise ForerunError(f"{n_gpus} GPUs are no multiple of the {model_parallel} of a replica (cp x tp x pp)")
+        raise ForerunError(
+            f"{n_gpus} GPUs are no multiple of the {model_parallel} GPUs of a replica (cp x tp x pp);"
+            " leave this scale out"
+        )
     if plan.dp_shard > 1 and plan.dp_replicate > 1:
         shard = min(plan.dp_shard, dp)
     else:
         shard = dp if plan.dp_shard > 1 or (plan.dp_replicate == 1 and plan.zero_stage) else 1
     if dp % shard:
-        raise ForerunError(f"{dp} data-parallel ranks are no multiple of dp_shard {shard}")
+        raise ForerunError(f"{dp} data-parallel ranks are no multiple of dp_shard {shard}; leave this scale out")
     scaled = replace(plan, dp_replicate=dp // shard, dp_shard=shard)
     if not strong:
         return scaled
     share, rest = divmod(plan.global_batch, dp)
     if rest:
-        raise ForerunError(f"the global batch of {plan.global_batch} does not split over {dp} data-parallel ranks")
+        raise ForerunError(
+            f"the global batch of {plan.global_batch} is no multiple of {dp} data-parallel ranks; scale weakly"
+        )
     micro_batch = next(size for size in range(min(plan.micro_batch, share), 0, -1) if share % size == 0)
     return replace(scaled, micro_batch=micro_batch, n_microbatches=share // micro_batch)
 
@@ -179,8 +188,8 @@ def _batch_at(micro_batch: int, before: Plan, plan: Plan, strong: bool) -> int:
     scaled, rest = divmod(whole, plan.n_microbatches * plan.dp)
     if rest or not scaled:
         raise ForerunError(
-            f"the global batch of {whole} in batch_schedule does not split over {plan.dp} data-parallel ranks with"
-            f" {plan.n_microbatches} micro batches each"
+            f"the global batch of {whole} in batch_schedule is no multiple of {plan.dp} data-parallel ranks x"
+            f" {plan.n_microbatches} micro batches; scale weakly"
         )
     return scaled
 
@@ -194,13 +203,13 @@ def _kinds_at(request: Request, plan: Plan, strong: bool) -> list[dict[str, Any]
     for kind, entry in zip(setup.kinds, request.given["hardware"]["mixed"], strict=True):
         if strong and kind.micro_batch is not None:
             raise ForerunError(
-                f"GPUs {kind.name} have a batch of their own: a global batch can't be kept; scale weakly"
+                f"{kind.name} GPUs have a batch_size_per_gpu of their own, which changes the global batch; scale weakly"
             )
         n_gpus = kind.n_gpus * ratio
         if n_gpus % per_replica:
             raise ForerunError(
-                f"{kind.n_gpus} of {setup.n_gpus} GPUs are {kind.name}: that is no whole number of replicas of"
-                f" {plan.world_size} GPUs"
+                f"{kind.n_gpus} of {setup.n_gpus} GPUs are {kind.name}: their share of {plan.world_size} GPUs is no"
+                " whole number of replicas; leave this scale out"
             )
         others = {key: value for key, value in entry.items() if key not in ("num_nodes", "num_gpus")}
         entries.append(others | {"num_gpus": int(n_gpus)})

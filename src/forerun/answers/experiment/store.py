@@ -61,7 +61,7 @@ class Store(Generic[Point]):
         except OSError as error:
             raise ForerunError(f"{path}: can't be read: {error.strerror or error}") from None
         except (ValueError, TypeError, KeyError, ValidationError):
-            raise ForerunError(f"{path}: is no point of a study; remove it") from None
+            raise ForerunError(f"{path}: this file is no point of a study; remove it") from None
         return None
 
     def keep(self, key: str, label: str, point: Point) -> None:

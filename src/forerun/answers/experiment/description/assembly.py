@@ -115,12 +115,12 @@ def _machine(sections: Sections, place: str) -> _Machine:
     if machine.num_nodes > 1 and len(base.links) == 1 and hardware.network_gbit_s is None:
         raise ForerunError(
             f"{place}: key 'network_bandwidth' (200 Gbit/s or 25 GB/s) or 'network_bandwidth_gbps' is missing;"
-            f" {base.name} has no link between nodes"
+            f" give it, because {base.name} has no link between nodes"
         )
     if machine.n_gpus > MOST_GPUS:
         raise ForerunError(
             f"{place}: num_gpus_per_node {machine.node_size} x training.num_nodes {machine.num_nodes} are"
-            f" {machine.n_gpus:,} GPUs, more than {MOST_GPUS:,}"
+            f" {machine.n_gpus:,} GPUs; choose at most {MOST_GPUS:,}"
         )
     return replace(machine, kinds=rank_kinds(hardware, machine.n_gpus, machine.node_size, place))
 

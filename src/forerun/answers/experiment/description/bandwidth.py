@@ -30,5 +30,7 @@ def gbit_s(text: str) -> float:
     found = _TEXT.fullmatch(text.strip())
     size = _UNITS.get(found[2], _WORDS.get(found[2].lower())) if found else None
     if found is None or size is None:
-        raise ValueError(f"expected a number with its unit, as 200 GB/s (bytes) or 200 Gbit/s (bits), got {text!r:.40}")
+        raise ValueError(
+            f"expected a number with its unit, such as 200 GB/s (bytes) or 200 Gbit/s (bits), got {text!r:.40}"
+        )
     return float(found[1]) * size / GIGA

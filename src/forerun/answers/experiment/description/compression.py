@@ -48,7 +48,9 @@ def read_compression(given: Any, place: str) -> Compression | None:
         return None
     at_key = f"{place}: gradient_compression"
     if not isinstance(given, str | dict):
-        raise ForerunError(f"{at_key}: expected one of {', '.join(METHODS)} or its name and options, got {given!r:.60}")
+        raise ForerunError(
+            f"{at_key}: expected one of {', '.join(METHODS)}, or keys such as name and rank, got {given!r:.60}"
+        )
     fields = Fields({"name": given} if isinstance(given, str) else given, at_key)
     method = fields.text("name").strip().lower()
     if method not in METHODS:
@@ -72,8 +74,8 @@ def compressed(compression: Compression, setup: Setup, place: str) -> Communicat
         return own
     if method in _GATHERED and own is not None and own.name != "all_gather":
         raise ForerunError(
-            f"{place}: gradient_compression {method} gathers what all ranks send, and sums it on every rank; it doesn't"
-            f" go with communication_pattern {own.name}"
+            f"{place}: gradient_compression {method} gathers from all ranks, so it doesn't go with"
+            f" communication_pattern {own.name}; leave the pattern out or use powersgd"
         )
     found: Int8 | TopK | PowerSgd
     if method == "int8":

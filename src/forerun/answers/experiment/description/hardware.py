@@ -46,13 +46,15 @@ def base_cluster(section: HardwareSection, place: str) -> Cluster:
     named = None if section.gpu_model is None else _of_gpu_model(section.gpu_model, place)
     if section.cluster is None:
         if named is None:
-            raise ForerunError(f"{place}: key 'gpu_model' is missing; give it (A100, H100, ...), or cluster or preset")
+            raise ForerunError(
+                f"{place}: key 'gpu_model' is missing; give it (A100, H100, ...), or give cluster or preset"
+            )
         return named
     given = _of_cluster(section.cluster, f"{place}: cluster")
     if named is not None and named.device.name != given.device.name:
         raise ForerunError(
-            f"{place}: gpu_model {section.gpu_model} is {named.device.name}, cluster {given.name} has"
-            f" {given.device.name}; give one of gpu_model and cluster"
+            f"{place}: gpu_model {section.gpu_model} means {named.device.name}, but cluster {given.name} has"
+            f" {given.device.name}; give only one of gpu_model and cluster"
         )
     return given
 
@@ -87,10 +89,12 @@ def rank_kinds(section: HardwareSection, n_gpus: int, node_size: int, place: str
     kinds = tuple(_kind(entry, node_size, f"{place}: mixed.{number}") for number, entry in enumerate(section.mixed))
     taken = sum(kind.n_gpus for kind in kinds)
     if taken > n_gpus:
-        raise ForerunError(f"{place}: mixed: has {taken} GPUs, the run has {n_gpus}; raise training.num_nodes")
+        raise ForerunError(f"{place}: mixed lists {taken} GPUs, but the run has {n_gpus}; raise training.num_nodes")
     for rank in section.slow_gpus:
         if rank >= n_gpus:
-            raise ForerunError(f"{place}: slow_gpus: there is no rank {rank}, the run has ranks 0 to {n_gpus - 1}")
+            raise ForerunError(
+                f"{place}: slow_gpus: there is no rank {rank}; choose one of the ranks 0 to {n_gpus - 1}"
+            )
     return kinds
 
 
@@ -127,7 +131,9 @@ def _device(own: Device, section: HardwareSection, dtype: str, place: str) -> De
     peaks = dict(own.peak_flops)
     if section.compute_tflops is not None:
         if dtype not in peaks:
-            raise ForerunError(f"{place}: compute_tflops: {own.name} has no {dtype}; it has: {', '.join(peaks)}")
+            raise ForerunError(
+                f"{place}: compute_tflops is the peak of {dtype}, which {own.name} lacks; train in {', '.join(peaks)}"
+            )
         ratio = section.compute_tflops * TERA / peaks[dtype]
         peaks = {name: peak * ratio for name, peak in peaks.items()} | {dtype: section.compute_tflops * TERA}
     rate = section.memory_bandwidth_gb_s

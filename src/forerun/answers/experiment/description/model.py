@@ -47,18 +47,20 @@ def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredMode
     """
     given = [key for key in SOURCES if getattr(section, key) is not None]
     if not given:
-        raise ForerunError(f"{place}: key 'model_type' is missing; give it, or one of {', '.join(SOURCES[1:])}")
+        raise ForerunError(f"{place}: key 'model_type' is missing; give it or one of {', '.join(SOURCES[1:])}")
     if len(given) > 1 and not (given == ["model_type", "preset"] and section.model_type == section.preset):
-        raise ForerunError(f"{place}: {' and '.join(given)} each name a model; give one of them")
+        raise ForerunError(f"{place}: {' and '.join(given)} each name a model; keep one of them")
     model = _base(section, given[0], place)
     dimensions = {key: getattr(section, key) for key in DIMENSIONS if getattr(section, key) is not None}
     if isinstance(model, LayeredModel):
         wrong = [*dimensions, *(["sequence_length"] if section.sequence_length else [])]
         if wrong:
-            raise ForerunError(f"{place}: {wrong[0]} is a key of transformers, {model.name} is made of its own layers")
+            raise ForerunError(
+                f"{place}: {wrong[0]} is for transformers, but {model.name} is given layer by layer; leave it out"
+            )
         return replace(model, name=section.name or model.name), 1
     if section.sample is not None:
-        raise ForerunError(f"{place}: sample is a key of layers written by hand; samples of {model.name} are sequences")
+        raise ForerunError(f"{place}: sample is only for layers written by hand; leave it out for {model.name}")
     family = section.model_type is not None and section.model_type.strip().lower() in families()
     if family and model.position == "learned" and section.max_position_embeddings is None and section.sequence_length:
         model = replace(model, max_positions=max(model.max_positions, section.sequence_length))
@@ -68,7 +70,7 @@ def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredMode
     if model.position == "learned" and length > model.max_positions:
         raise ForerunError(
             f"{place}: sequence_length {length} is longer than max_position_embeddings {model.max_positions} of"
-            f" {model.name}"
+            f" {model.name}; lower the one or raise the other"
         )
     return replace(model, name=section.name or model.name), length
 
@@ -126,7 +128,9 @@ def _layers(value: object, section: ModelSection, place: str) -> LayeredModel:
         except Exception as error:
             raise ForerunError(f"{place}: {value}: {type(error).__name__}: {' '.join(str(error).split())}") from None
     if not isinstance(found, LayeredModel):
-        raise ForerunError(f"{place}: {value} is {type(found).__name__}, expected a LayeredModel or a function of one")
+        raise ForerunError(
+            f"{place}: {value} is a {type(found).__name__}; expected a LayeredModel or a function that returns one"
+        )
     return found
 
 
@@ -149,14 +153,18 @@ def _resized(base: ModelSpec, dimensions: dict[str, Any], place: str) -> ModelSp
         if hidden != base.hidden or heads != base.n_heads:
             if hidden % heads:
                 raise ForerunError(
-                    f"{place}: num_attention_heads: hidden_size {hidden} does not divide by {heads} heads"
+                    f"{place}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}; change one"
                 )
             fields["head_dim"] = hidden // heads
     if fields.get("position") == "learned" and not fields.get("max_positions", base.max_positions):
-        raise ForerunError(f"{place}: max_position_embeddings is missing; learned positions need rows of their table")
+        raise ForerunError(
+            f"{place}: key 'max_position_embeddings' is missing; position: learned needs the rows of its table"
+        )
     if heads and base.mla is None and heads % fields.get("n_kv_heads", base.n_kv_heads):
         kv_heads = fields.get("n_kv_heads", base.n_kv_heads)
-        raise ForerunError(f"{place}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+        raise ForerunError(
+            f"{place}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; change one"
+        )
     with at(place):
         return replace(base, **fields)
 
@@ -164,7 +172,7 @@ def _resized(base: ModelSpec, dimensions: dict[str, Any], place: str) -> ModelSp
 def _share(product: int, parts: int, key: str, because: str, place: str) -> int:
     whole, rest = divmod(product, parts)
     if rest or not whole:
-        raise ForerunError(f"{place}: key {key!r} is missing, and {because} implies no whole number")
+        raise ForerunError(f"{place}: key {key!r} is missing; give it, because no whole number follows from {because}")
     return whole
 
 

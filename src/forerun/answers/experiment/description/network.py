@@ -28,10 +28,10 @@ def network_of(section: NetworkSection, cluster: Cluster, num_nodes: int, n_gpus
     if section.file is not None:
         other = next((key for key in ("topology_type", "base_latency_us") if getattr(section, key) is not None), None)
         if other is not None:
-            raise ForerunError(f"{place}: file and {other} both say what the network is; keep one of them")
+            raise ForerunError(f"{place}: file and {other} both describe the network; keep one of them")
     kind = section.topology_type or CLUSTER
     if section.oversubscription is not None and kind != "fat_tree":
-        raise ForerunError(f"{place}: oversubscription is a key of topology_type fat_tree")
+        raise ForerunError(f"{place}: oversubscription is only for topology_type fat_tree; leave it out for {kind}")
     if section.file is not None or (section.topology_type is None and cluster.network is not None):
         network = _of_file(section.file or str(cluster.network), f"{place}: file")
     elif kind == IDEAL:

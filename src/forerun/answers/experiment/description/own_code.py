@@ -30,12 +30,12 @@ def load_own(text: str, place: str) -> Any:
     try:
         state = path.stat()
     except (OSError, ValueError) as error:
-        raise ForerunError(f"{place}: {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise ForerunError(f"{place}: {path} cannot be read ({getattr(error, 'strerror', None) or error})") from None
     try:
         module = _module(path, state.st_mtime_ns, state.st_size)
     except Exception as error:
         told = " ".join(str(error).split())
-        raise ForerunError(f"{place}: {path}: {type(error).__name__}: {told}") from None
+        raise ForerunError(f"{place}: {path} fails when Forerun executes it: {type(error).__name__}: {told}") from None
     if not hasattr(module, name):
         raise ForerunError(f"{place}: {UnknownName(f'name in {path}', name, _public(module))}")
     return getattr(module, name)

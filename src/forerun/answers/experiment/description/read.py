@@ -86,7 +86,9 @@ def changed(request: Request, changes: Mapping[str, Any]) -> Request:
         ForerunError: as `read_experiment`; a request that was not made from sections.
     """
     if not request.given:
-        raise ForerunError(f"{request.name}: was made in Python without sections; change its setup")
+        raise ForerunError(
+            f"{request.name}: this request was made in Python without sections; change its setup instead"
+        )
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in request.given.items()}
     for name, value in changes.items():
         section, dot, key = name.partition(".")
@@ -165,7 +167,9 @@ def _handler(given: object, place: str) -> object:
     except Exception as error:
         raise ForerunError(f"{place}: {given}: {type(error).__name__}: {' '.join(str(error).split())}") from None
     if not isinstance(handler, EventHandler):
-        raise ForerunError(f"{place}: {handler!r:.60} is no EventHandler, subclass or function subscribed with @on")
+        raise ForerunError(
+            f"{place}: {handler!r:.60} is no EventHandler; give one, a subclass of it or a function subscribed with @on"
+        )
     return handler
 
 

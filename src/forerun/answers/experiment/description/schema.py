@@ -58,7 +58,7 @@ def checked(data: Mapping[str, Any], place: str) -> Sections:
     found: dict[str, dict[str, Any]] = {}
     for name in SECTIONS:
         if name in _NEEDED and name not in data:
-            raise ForerunError(f"{place}: section {name!r} is missing; an experiment has {', '.join(_NEEDED)}")
+            raise ForerunError(f"{place}: section {name!r} is missing; an experiment needs {', '.join(_NEEDED)}")
         value = {} if data.get(name) is None else data[name]
         if not isinstance(value, dict):
             raise ForerunError(f"{place}: {name}: expected keys and values, got {type(value).__name__} {value!r:.40}")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from forerun.answers.experiment.description.bandwidth import gbit_s
+from forerun.common.errors import UnknownName
 from forerun.core.network.for_experiment import TOPOLOGY_TYPES
 from forerun.describe.cluster.files import Entry
 from forerun.describe.model.fields import exponent_number
@@ -31,7 +32,7 @@ def _lower(value: Any) -> Any:
 
 def _file_name(name: str) -> str:
     if not _FILE_NAME.fullmatch(name):
-        raise ValueError(f"expected letters, digits, spaces and . _ + -, as files are called by it, got {name!r}")
+        raise ValueError(f"expected letters, digits, spaces and . _ + - because files get this name, got {name!r}")
     return name
 
 
@@ -54,7 +55,7 @@ def _bandwidth(value: Any) -> Any:
     number = exponent_number(value)
     rate = gbit_s(number) if isinstance(number, str) else number
     if isinstance(rate, bool) or not isinstance(rate, (int, float)):
-        raise ValueError(f"expected a number of Gbit/s, or one with its unit, as 200 GB/s, got {value!r:.40}")
+        raise ValueError(f"expected a number of Gbit/s or a number with its unit such as 200 GB/s, got {value!r:.40}")
     if not _LEAST_RATE <= rate <= _MOST_RATE:
         raise ValueError(f"expected {_LEAST_RATE:g} to {_MOST_RATE:g} Gbit/s, got {rate:g}")
     return number.strip() if isinstance(number, str) else float(rate)
@@ -62,7 +63,7 @@ def _bandwidth(value: Any) -> Any:
 
 def _stated_bandwidth(value: Any) -> Any:
     if not isinstance(exponent_number(value), str):
-        raise ValueError(f"expected a number with its unit, as {value} GB/s (bytes) or {value} Gbit/s (bits)")
+        raise ValueError(f"expected a number with its unit, such as {value} GB/s (bytes) or {value} Gbit/s (bits)")
     return _bandwidth(value)
 
 
@@ -100,12 +101,12 @@ class TopLevel(Section):
     """The keys outside the sections."""
 
     name: Name | None = None
-    """what reports and their files are called; the file's own name unless given"""
+    """name of the experiment in reports and of their files; default: the name of the experiment file"""
     description: Text | None = None
     """what the experiment is about"""
     handlers: list[Any] = Field(default_factory=list, max_length=100)
     """event handlers, each FILE.py:NAME: an EventHandler, a subclass of it or a function subscribed with @on, in a
-    Python file, which is run"""
+    Python file, which Forerun executes"""
 
 
 class MixedEntry(Section):
@@ -114,13 +115,13 @@ class MixedEntry(Section):
     gpu_model: Text
     """any device, by name or alias"""
     num_nodes: Count | None = None
-    """whole nodes of them; give this or num_gpus"""
+    """number of whole nodes with these GPUs; give this or num_gpus"""
     num_gpus: Count | None = None
-    """GPUs of them"""
+    """number of these GPUs; give this or num_nodes"""
     batch_size_per_gpu: Count | None = None
-    """samples of a micro batch on them; those of the others unless given"""
+    """samples of a micro batch on these GPUs; default: training.batch_size_per_gpu"""
     slowdown: Factor = 1.0
-    """time of their kernels over that of a sound GPU of the model"""
+    """time of a kernel on these GPUs over its time on a healthy GPU of the same model: 1.1 is 10 % slower"""
 
     @model_validator(mode="after")
     def _one_size(self) -> MixedEntry:
@@ -137,23 +138,23 @@ class HardwareSection(Section):
 
     preset: Annotated[HardwarePreset, BeforeValidator(_lower)] | None = None
     """a cluster size: small (1 node of 8 A100), medium (4 nodes of 8 A100) or large (32 nodes of 8 H100); or a GPU and
-    its network: a100 (100 GB/s), h100 (200 GB/s), v100 (50 GB/s) or a6000 (25 GB/s); keys that are given,
-    here and training.num_nodes, go before it"""
+    its network: a100 (100 GB/s), h100 (200 GB/s), v100 (50 GB/s) or a6000 (25 GB/s); other keys of this
+    section and training.num_nodes replace its values"""
     gpu_model: Text | None = None
-    """a device or cluster by name or alias, in any case: A100, H100, V100, A6000, ... (`forerun clusters`); it brings
-    the reference system of its vendor"""
+    """a device or cluster by name or alias, in any case: A100, H100, V100, A6000, ... (`forerun clusters`); its
+    node and its links are those of its vendor's reference system where no key says otherwise"""
     cluster: Text | dict[str, Any] | None = None
     """a cluster in place of gpu_model: a preset, a cluster file (relative to this file) or the keys of one"""
     compute_tflops: Rate | None = None
     """dense peak of the training precision in 10**12 FLOP/s, in place of the device's; peaks of other precisions scale
     with it"""
     memory_gb: Annotated[float, BeforeValidator(exponent_number), Field(ge=0.1, le=1e6)] | None = None
-    """memory of a GPU; its size as it is sold (80 for an A100 80GB) means all that programs can use, any other number
-    is GiB (2**30 bytes)"""
+    """memory of a GPU: the advertised size (80 for an A100 80GB) means all of it that programs can use; any other
+    number is GiB (2**30 bytes)"""
     memory_bandwidth_gb_s: Rate | None = None
     """bandwidth of a GPU's memory in 10**9 bytes a second, in place of the device's"""
     num_gpus_per_node: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1024)] | None = None
-    """GPUs of a node; the reference system's unless given"""
+    """number of GPUs in a node; default: that of the reference system"""
     network_bandwidth: StatedBandwidth | None = None
     """bandwidth between nodes with its unit, for each GPU and direction: 200 Gbit/s or 25 GB/s"""
     network_bandwidth_gbps: Bandwidth | None = None
@@ -164,11 +165,13 @@ class HardwareSection(Section):
     """the same as a number of 10**9 bits a second: 2400 Gb/s are the 300 GB/s of an A100's NVLink; or text with a
     unit"""
     mixed: list[MixedEntry] = Field(default_factory=list, max_length=100)
-    """GPUs of training.num_nodes that are of another model, as [{gpu_model: V100, num_nodes: 1}]: the last ones"""
+    """GPUs of another model among those of training.num_nodes, as [{gpu_model: V100, num_nodes: 1}]; they take the
+    last ranks"""
     slow_gpus: Annotated[dict[Start, Factor], BeforeValidator(_ranks)] = Field(default_factory=dict, max_length=100_000)
-    """rank -> time of its kernels over that of the others, in every iteration: {3: 1.1} makes rank 3 10 % slower"""
+    """slowdown of single ranks in every iteration, as rank: time of its kernels over that of the other ranks; {3: 1.1}
+    makes rank 3 10 % slower"""
     slow_links: Factor = 1.0
-    """time of collectives and transfers over that of sound links"""
+    """time of collectives and transfers over their time on healthy links: 1.1 is 10 % slower"""
 
     @model_validator(mode="after")
     def _one_rate(self) -> HardwareSection:
@@ -198,7 +201,7 @@ class ModelSection(Section):
     """`model`: what is trained."""
 
     name: Name | None = None
-    """what reports call it"""
+    """name of the model in reports"""
     model_type: Text | None = None
     """transformer, gpt2 or bert with the dimensions below, or any preset: resnet50, gpt2-medium, llama-3.1-8b, ...
     (`forerun models`)"""
@@ -209,36 +212,36 @@ class ModelSection(Section):
     spec: dict[str, Any] | None = None
     """the keys of a model's YAML file, written here"""
     layers: Any = None
-    """layers written by hand, in the order in which they run; or FILE.py:NAME, a LayeredModel or a function that makes
-    one, in a Python file, which is run"""
+    """layers written by hand, in the order in which they run; or FILE.py:NAME, a LayeredModel or a function that
+    returns one, in a Python file, which Forerun executes"""
     sample: Annotated[Literal["image", "sequence"], BeforeValidator(_lower)] | None = None
-    """what a sample of layers written by hand is called: image or sequence; image unless given"""
+    """what a sample of layers written by hand is called: image or sequence; default: image"""
     num_layers: Layers | None = None
-    """layers of a transformer; 12 unless given, as all defaults of gpt2 and bert those of their smallest model"""
+    """number of layers of a transformer; default: 12; gpt2 and bert have the defaults of their smallest model"""
     hidden_size: Width | None = None
-    """width of a token in elements; 768 unless given"""
+    """width of a token in elements; default: 768"""
     num_attention_heads: Width | None = None
-    """attention heads; as many as keep the width of a head (64) unless given"""
+    """number of attention heads; default: as many as keep the width of a head (64 elements)"""
     num_key_value_heads: Width | None = None
-    """heads of keys and values; num_attention_heads unless given (in the proportion of a preset that has fewer)"""
+    """number of heads of keys and values; default: num_attention_heads, or fewer in the proportion of the preset"""
     ffn_hidden_size: Width | None = None
-    """width of the feed-forward in elements; 4 x hidden_size unless given (in the proportion of a preset)"""
+    """width of the feed-forward in elements; default: 4 x hidden_size, or in the proportion of the preset"""
     vocab_size: Width | None = None
-    """rows of the embedding; gpt2 50257, bert 30522, transformer 32000 unless given"""
+    """rows of the embedding; default: gpt2 50257, bert 30522, transformer 32000"""
     sequence_length: Width | None = None
-    """tokens of a sample; the positions of the model's table, or else 2048, unless given"""
+    """tokens of a sample; default: the rows of the model's position table, or 2048 if it has none"""
     max_position_embeddings: Width | None = None
-    """rows of a learned position table; 1024 (bert 512) or as many as sequence_length asks for, unless given"""
+    """rows of a learned position table; default: 1024 (bert 512), or sequence_length if that is more"""
     activation: Literal["swiglu", "geglu", "gelu", "relu"] | None = None
-    """activation of the feed-forward; gelu unless given"""
+    """activation of the feed-forward; default: gelu"""
     norm: Literal["rmsnorm", "layernorm"] | None = None
-    """layernorm unless given"""
+    """norm of the layers; default: layernorm"""
     position: Literal["rope", "learned", "alibi", "sinusoidal", "none"] | None = None
-    """learned (gpt2, bert) or rope (transformer) unless given"""
+    """how the model encodes positions; default: learned (gpt2, bert) or rope (transformer)"""
     causal: bool | None = None
-    """whether tokens see earlier ones only; false for bert, else true"""
+    """whether a token attends to earlier tokens only; default: false for bert, true for others"""
     tie_word_embeddings: bool | None = None
-    """whether embedding and head are one matrix; true for gpt2 and bert, false for transformer"""
+    """whether embedding and output head are one matrix; default: true for gpt2 and bert, false for transformer"""
 
 
 class JitterEntry(Section):
@@ -247,19 +250,19 @@ class JitterEntry(Section):
     compute: Spread = 0.0
     """standard deviation of the logarithm of each rank's time, drawn anew each iteration: 0.05 is about 5 %"""
     network: Spread = 0.0
-    """the same for collectives and transfers, of all ranks together"""
+    """the same for collectives and transfers, with one draw for all ranks"""
 
 
 class StragglersEntry(Section):
     """Ranks that are slow now and then."""
 
     probability: Share
-    """that a rank is a straggler in an iteration"""
+    """probability that a rank is a straggler in an iteration"""
     slowdown: Slowdown
-    """time of a straggler over that of the others; with a tail the least one"""
+    """time of a straggler over that of the other ranks; with a tail, the least such time"""
     tail: Annotated[float, BeforeValidator(exponent_number), Field(ge=0, le=100)] = 0.0
-    """0: all stragglers are equally slow; above: shape of the Pareto distribution that what they take longer is drawn
-    from, the smaller the heavier its tail"""
+    """0: all stragglers are equally slow; above 0: shape of the Pareto distribution of their extra time, whose tail
+    is heavier for a smaller shape"""
 
 
 class TrainingSection(Section):
@@ -269,43 +272,43 @@ class TrainingSection(Section):
     """samples (sequences, images) that a GPU works on at a time: a micro batch of a data-parallel rank; with tp, cp or
     pp the GPUs of a replica share it"""
     num_nodes: Count | None = None
-    """nodes; 1 unless given"""
+    """number of nodes; default: 1"""
     num_iterations: Iterations | None = None
-    """optimizer steps; 100 unless given"""
+    """number of optimizer steps; default: 100"""
     total_tokens: Tokens | None = None
-    """tokens to train on, in place of num_iterations, which is rounded up"""
+    """tokens to train on, in place of num_iterations; Forerun rounds the number of iterations up"""
     total_samples: Tokens | None = None
-    """samples to train on, in place of num_iterations, which is rounded up"""
+    """samples to train on, in place of num_iterations; Forerun rounds the number of iterations up"""
     communication_pattern: Any = None
     """how gradients are exchanged: nccl (its own choice, the default), ring_allreduce, tree_allreduce, reduce_scatter,
     all_gather, parameter_server, no_network; {name: ..., efficiency: ...} with options; or FILE.py:NAME for one of your
-    own, in a Python file, which is run"""
+    own, in a Python file, which Forerun executes"""
     gradient_compression: Any = None
-    """how gradients are made smaller before they are exchanged: none (the default), fp16, bf16, int8, powersgd or topk;
-    with options {name: powersgd, rank: 4} (1 unless given) or {name: topk, density: 0.01} (the share that is sent)"""
+    """how gradients are compressed before they are exchanged: none (the default), fp16, bf16, int8, powersgd or topk;
+    with options {name: powersgd, rank: 4} (default: 1) or {name: topk, density: 0.01} (the share that is sent)"""
     mixed_precision: Annotated[bool | Text, BeforeValidator(_lower)] = True
     """true: bf16, or fp16 on a GPU without bf16; false: fp32, and tf32 for convolutions where the GPU has it, as
     PyTorch does; or a precision: bf16, fp16, tf32, fp32, fp8, mxfp8, nvfp4"""
     gradient_accumulation_steps: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10_000)] | None = None
-    """micro batches of an optimizer step; with pp those of the pipeline; 1 unless given"""
+    """number of micro batches of an optimizer step; with pp those of the pipeline; default: 1"""
     bucket_size_mb: Annotated[float, BeforeValidator(exponent_number), Field(gt=0, le=LARGEST_BUCKET_MIB)] | None = None
-    """size of a bucket of gradients in MiB (2**20 bytes), as DDP's bucket_cap_mb; 25 unless given"""
+    """size of a bucket of gradients in MiB (2**20 bytes), as DDP's bucket_cap_mb; default: 25"""
     overlap: bool | None = None
-    """whether gradients are reduced while the backward pass still runs; true unless given"""
+    """whether gradients are reduced while the backward pass still runs; default: true"""
     warmup_iterations: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=10**5)] = 0
-    """first iterations that are slower (allocator, autotuning, caches)"""
+    """number of iterations at the start that are slower (allocator, autotuning, caches)"""
     warmup_slowdown: Slowdown | None = None
-    """time of the first iteration over that of later ones; it falls to 1 over warmup_iterations; 2 unless given"""
+    """time of the first iteration over that of later ones; it falls to 1 over warmup_iterations; default: 2"""
     jitter: JitterEntry = JitterEntry()
-    """{compute: 0.05, network: 0.1}: standard deviations of the logarithm of times; one number is compute"""
+    """{compute: 0.05, network: 0.1}: standard deviations of the logarithm of times; a single number means compute"""
     stragglers: StragglersEntry | None = None
     """{probability: 0.01, slowdown: 1.5}: ranks that are slow now and then"""
     batch_schedule: Schedule = Field(default_factory=list)
-    """[[iteration, batch_size_per_gpu], ...] or {iteration: batch_size_per_gpu}: from which iteration on it holds"""
+    """[[iteration, batch_size_per_gpu], ...] or {iteration: batch_size_per_gpu}; each holds from its iteration on"""
     sequence_length_schedule: Schedule = Field(default_factory=list)
-    """[[iteration, sequence_length], ...] or {iteration: sequence_length}: from which iteration on it holds"""
+    """[[iteration, sequence_length], ...] or {iteration: sequence_length}; each holds from its iteration on"""
     seed: Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**63)] = 0
-    """of all random draws: the same seed gives the same run"""
+    """seed of all random draws; the same seed gives the same run"""
 
     @field_validator("jitter", mode="before")
     @classmethod
@@ -319,7 +322,7 @@ IDEAL = "ideal"
 
 def _topology(value: str) -> str:
     if value not in (*TOPOLOGY_TYPES, IDEAL):
-        raise ValueError(f"there is no topology {value!r}; known: {', '.join((*TOPOLOGY_TYPES, IDEAL))}")
+        raise UnknownName("topology", value, [*TOPOLOGY_TYPES, IDEAL])
     return value
 
 
@@ -328,11 +331,11 @@ class NetworkSection(Section):
 
     topology_type: Annotated[str, BeforeValidator(_lower), AfterValidator(_topology)] | None = None
     """cluster (its own links: switches that never block), full_mesh, ring, tree, torus_2d, mesh_2d, fat_tree, rail, or
-    ideal (communication takes no time); cluster unless given"""
+    ideal (communication takes no time); default: cluster"""
     base_latency_us: Microseconds | None = None
     """latency of a hop between nodes in microseconds, in place of the link's"""
     oversubscription: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1000)] | None = None
-    """of fat_tree: ports of a switch towards the nodes over those towards the core; 1 unless given"""
+    """only for fat_tree: ports of a switch towards the nodes over its ports towards the core; default: 1"""
     file: Text | dict[str, Any] | None = None
     """a network file (relative to this file) or its keys, in place of topology_type"""
 
@@ -343,7 +346,7 @@ class ThresholdsSection(Section):
     compute: Share = 0.80
     """share of the step in which kernels compute"""
     memory: Share = 0.70
-    """share of the memory that is taken"""
+    """share of a GPU's memory that is used"""
     network: Share = 0.30
     """share of the step in which communication runs and no kernel does"""
     efficiency: Share = 0.80

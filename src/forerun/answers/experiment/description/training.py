@@ -67,7 +67,9 @@ def precision_of(given: bool | str, devices: tuple[Device, ...], convolutional: 
         found = next((dtype for dtype in order if all_have(dtype)), None)
         if found is None:
             names = " and ".join(device.name for device in devices)
-            raise ForerunError(f"{place}: mixed_precision: {names} have neither of {' and '.join(order)}")
+            raise ForerunError(
+                f"{place}: mixed_precision: {names} can compute in none of {', '.join(order)}; name another precision"
+            )
         return found
     if given not in choices("precision"):
         known = ", ".join(map(str, choices("precision")))
@@ -75,7 +77,7 @@ def precision_of(given: bool | str, devices: tuple[Device, ...], convolutional: 
     lacking = next((device for device in devices if peak_dtype(given) not in device.peak_flops), None)
     if lacking:
         raise ForerunError(
-            f"{place}: mixed_precision: {lacking.name} has no {given}; it has: {', '.join(lacking.peak_flops)}"
+            f"{place}: mixed_precision: {lacking.name} has no {given}; choose one of {', '.join(lacking.peak_flops)}"
         )
     return given
 
@@ -100,7 +102,9 @@ def agreed(section: TrainingSection, plan_keys: dict[str, Any], seq_len: int | N
             )
         fields["seq_len"] = seq_len
     if "micro_batch" not in fields:
-        raise ForerunError(f"{place}: key 'batch_size_per_gpu' is missing")
+        raise ForerunError(
+            f"{place}: key 'batch_size_per_gpu' is missing; give the samples that a GPU works on at a time"
+        )
     return fields
 
 
@@ -149,7 +153,7 @@ def check_buckets(model: ModelSpec | LayeredModel, plan: Plan, place: str) -> No
     if plan.dp > 1 and buckets > MOST_BUCKETS:
         raise ForerunError(
             f"{place}: bucket_size_mb {plan.ddp_bucket_mib:g} cuts the gradients of {parameters:,} parameters into"
-            f" {buckets:,.0f} buckets, more than {MOST_BUCKETS:,}"
+            f" {buckets:,.0f} buckets, more than {MOST_BUCKETS:,}; raise it"
         )
 
 
@@ -157,7 +161,7 @@ def disturbance_of(training: TrainingSection, hardware: HardwareSection, place: 
     """How iterations differ."""
     slowdown = training.warmup_slowdown
     if slowdown is not None and not training.warmup_iterations:
-        raise ForerunError(f"{place}: warmup_slowdown needs warmup_iterations above 0")
+        raise ForerunError(f"{place}: warmup_slowdown has no effect without warmup_iterations; give both or neither")
     if slowdown is None:
         slowdown = DEFAULT_WARMUP_SLOWDOWN if training.warmup_iterations else 1.0
     stragglers = training.stragglers
@@ -202,11 +206,13 @@ def schedules_of(section: TrainingSection, has_sequences: bool, place: str) -> S
     ):
         starts = [start for start, _ in getattr(section, key)]
         if any(late <= early for early, late in pairwise(starts)):
-            raise ForerunError(f"{place}: {key}: iterations have to rise, got {', '.join(map(str, starts[:10]))}")
+            raise ForerunError(
+                f"{place}: {key}: iterations must rise from entry to entry, got {', '.join(map(str, starts[:10]))}"
+            )
         if any(not 1 <= value <= most for _, value in getattr(section, key)):
-            raise ForerunError(f"{place}: {key}: values have to be at least 1 and at most {most:,}")
+            raise ForerunError(f"{place}: {key}: values must be at least 1 and at most {most:,}")
     if section.sequence_length_schedule and not has_sequences:
-        raise ForerunError(f"{place}: sequence_length_schedule: samples of this model are no sequences")
+        raise ForerunError(f"{place}: sequence_length_schedule: samples of this model are not sequences; leave it out")
     return Schedules(
         tuple((start, value) for start, value in section.batch_schedule),
         tuple((start, value) for start, value in section.sequence_length_schedule),
@@ -226,7 +232,7 @@ def iterations_of(section: TrainingSection, setup: Setup, schedules: Schedules, 
         raise ForerunError(f"{place}: {' and '.join(goals)} contradict: {told}; keep one of them")
     key, count = next(iter(counts.items()))
     if count > MOST_ITERATIONS:
-        raise ForerunError(f"{place}: {key}: {count:,} iterations are more than {MOST_ITERATIONS:,}")
+        raise ForerunError(f"{place}: {key} takes {count:,} iterations; choose at most {MOST_ITERATIONS:,}")
     return count
 
 
