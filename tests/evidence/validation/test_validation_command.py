@@ -76,4 +76,4 @@ def test_a_fault_ends_with_status_1_after_the_report(tmp_path: Path, monkeypatch
 def test_an_empty_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = invoke(tmp_path, monkeypatch, "--split", "closed")
     assert isinstance(result.exception, ForerunError)
-    assert "no row of split 'closed'" in str(result.exception)
+    assert "has no row of this split" in str(result.exception)

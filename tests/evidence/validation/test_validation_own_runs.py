@@ -79,7 +79,7 @@ def test_a_run_whose_anchor_cannot_be_predicted_says_so(tmp_path: Path, monkeypa
     [
         (["--with-anchor", "last"], "--with-anchor last: expected first or best"),
         (["--with-anchor", "best"], "no two rows of the same source, device and model"),
-        (["--with-anchor", "first", "--left-out", "x.csv"], "--left-out has times without anchors"),
+        (["--with-anchor", "first", "--left-out", "x.csv"], "--left-out: its times were predicted without anchors"),
     ],
 )
 def test_wrong_options_are_one_clear_line(

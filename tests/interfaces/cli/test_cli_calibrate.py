@@ -66,7 +66,10 @@ def test_the_result_as_an_object(forerun, tmp_path):
         (("--tables", "folder"), "give measurements"),
         (("--network", "none.csv"), "none.csv: can't be read: No such file"),
         (("--kernels", "none.csv"), "none.csv: can't be read: No such file"),
-        (("--network", "run.log", "--profile-out", "mine.txt"), "mine.txt: a profile's file ends in .yaml"),
+        (
+            ("--network", "run.log", "--profile-out", "mine.txt"),
+            "--profile-out mine.txt: a profile's file ends in .yaml or .yml",
+        ),
         (("--network", "run.log", "--profile-out", "no/mine.yaml"), "mine.yaml: can't be written"),
     ],
 )

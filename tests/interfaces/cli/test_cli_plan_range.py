@@ -158,17 +158,17 @@ WRONG = [
     ),
     ((*ONE, "--why", "tq=1"), "--why tq=1: a plan has no field 'tq'"),
     ((*ONE, "--why", "tp=x"), "--tp: expected a whole number, got 'x'"),
-    ((*ONE, "--why", "seq_len=1024,tp=2"), "seq_len is 1024, the search is about 512"),
+    ((*ONE, "--why", "seq_len=1024,tp=2"), "seq_len is 1024, not the search's 512; leave it out"),
     ((*ONE, "--why", "gone.yaml"), "gone.yaml"),
     ((*ONE, "--heat", "tp,pp"), "--heat: give --report or --pictures"),
-    ((*ONE, "--heat", "tp", "--pictures", "p"), "--heat tp: expected two axes, as tp,pp"),
+    ((*ONE, "--heat", "tp", "--pictures", "p"), "--heat tp: expected two axes, such as tp,pp"),
     ((*ONE, "--heat", "tp,tp", "--pictures", "p"), "--heat tp,tp: expected two axes"),
-    ((*ONE, "--heat", "tp,qq", "--pictures", "p"), "--heat tp,qq: a plan has no 'qq'"),
+    ((*ONE, "--heat", "tp,qq", "--pictures", "p"), "--heat tp,qq: unknown axis 'qq'"),
     ((*ONE, "--heat", "tp,cp", "--pictures", "p"), "--heat tp,cp: cp is fixed to 1"),
     ((*ONE, "--pictures", "gone/p"), "gone/p: can't be written: there is no folder gone"),
-    (("--gpus", "4,8", "--global-batch", "32", "--top", "3"), "--top: about one search"),
-    (("--gpus", "4,8", "--global-batch", "32", "--why", "tp=2"), "--why: about one search"),
-    (("--gpus", "4,8", "--global-batch", "32", "--heat", "tp,pp", "--pictures", "p"), "--heat: about one search"),
+    (("--gpus", "4,8", "--global-batch", "32", "--top", "3"), "--top is about one search"),
+    (("--gpus", "4,8", "--global-batch", "32", "--why", "tp=2"), "--why is about one search"),
+    (("--gpus", "4,8", "--global-batch", "32", "--heat", "tp,pp", "--pictures", "p"), "--heat is about one search"),
 ]
 
 

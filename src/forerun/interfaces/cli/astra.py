@@ -71,8 +71,8 @@ class FileOptions:
         """The machine that the files describe. Raises ForerunError where one is missing or wrong."""
         if self.system_configuration is None or self.network_configuration is None or not self.workload_configuration:
             raise ForerunError(
-                "give --workload-configuration, --system-configuration and --network-configuration, or a folder with"
-                " --case"
+                "astra: configurations are missing; give --workload-configuration, --system-configuration and"
+                " --network-configuration, or a folder with --case"
             )
         return Machine(
             read_system(self.system_configuration),
@@ -135,7 +135,7 @@ def astra(
 ) -> None:
     """Replay execution traces on a network, with ASTRA-sim's results."""
     if accepted.rendezvous_protocol.lower() not in ("false", "0"):
-        raise ForerunError("--rendezvous-protocol is not simulated; leave it out")
+        raise ForerunError("--rendezvous-protocol: Forerun doesn't simulate it; leave it out")
     aware = None if backend is None else backend is Backend.AWARE
     build = release_named(release)
     how = _How(semantics, build, build.order(issue_order.policy if issue_order else None), hottest)
@@ -186,7 +186,7 @@ class _Outcome:
 
 def _replayed(traces: Sequence[RankTrace], groups: CommGroups, machine: Machine, how: _How) -> _Outcome:
     if how.hottest and not machine.aware:
-        raise ForerunError("--hottest needs --backend aware: without congestion no link is busy")
+        raise ForerunError("--hottest: add --backend aware, because only congestion keeps links busy")
     if how.semantics is Semantics.STREAMS:
         if machine.aware or how.order != "ascending":
             raise ForerunError(

@@ -53,7 +53,7 @@ def calibrate(
     else:
         raise ForerunError("give measurements: --kernels and --network, or --tables with --table-device")
     if profile_out is not None and profile_out.suffix not in (".yaml", ".yml"):
-        raise ForerunError(f"{profile_out}: a profile's file ends in .yaml")
+        raise ForerunError(f"--profile-out {profile_out}: a profile's file ends in .yaml or .yml; rename it")
     found = fit(cluster, samples if source is None else of_source(samples, source))
     if profile_out is not None:
         text = found.text(read_text(profile_out) if profile_out.exists() else "")

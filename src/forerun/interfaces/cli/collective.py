@@ -61,12 +61,12 @@ class SizeOptions:
         sizes = [parse_bytes(text) for text in self.size or ()]
         if self.first is not None or self.last is not None:
             if self.first is None or self.last is None:
-                raise ForerunError("a range of sizes needs both --from and --to")
+                raise ForerunError("--from and --to: give both for a range of sizes")
             low, high = parse_bytes(self.first), parse_bytes(self.last)
             every = (round(low * self.factor**k) for k in range(_MOST_SIZES))
             sizes += dict.fromkeys(takewhile(lambda size: size <= high, every))
         if not sizes:
-            raise ForerunError("give sizes, as --bytes 64MiB or --from 1KiB --to 1GiB")
+            raise ForerunError("collective: no sizes are given; give --bytes 64MiB, or --from 1KiB --to 1GiB")
         return sizes
 
 
@@ -84,7 +84,7 @@ class NetworkOptions:
     def read(self) -> Network:
         """The network. Raises ForerunError for none or both, and for text that is wrong."""
         if (self.topology is None) == (self.network is None):
-            raise ForerunError("give the network as --topology, such as ring:8,switch:4, or as --network FILE")
+            raise ForerunError("collective: give one network, as --topology ring:8,switch:4 or --network FILE")
         if self.network is not None:
             return read_network(self.network)
         texts = ((self.bandwidth, "bandwidth"), (self.latency, "latency"))
@@ -151,11 +151,11 @@ def collective(
     """
     if cases is not None:
         if kind is not None:
-            raise ForerunError("--cases says which collectives run; leave the name away")
+            raise ForerunError("--cases: the file names the collectives; leave out the one on the command line")
         _run_cases(cases)
         return
     if kind is None:
-        raise ForerunError(f"name a collective ({', '.join(KINDS)}) or give --cases FILE")
+        raise ForerunError(f"collective: none is named; name one of {', '.join(KINDS)} or give --cases FILE")
     where, system = network.read(), scheduling.system()
     groups = () if group_size is None else strided_groups(where.n_npus, group_size, stride)
     if backend is Backend.auto:
@@ -192,4 +192,4 @@ def _figures(text: str, name: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ForerunError(f"--{name} is {text!r}, it has to be a number, or one a dimension: 50,25") from None
+        raise ForerunError(f"--{name}: expected a number or one for each dimension (50,25), got {text!r}") from None

@@ -75,9 +75,9 @@ def run_command(
     """Simulate a run: time, memory, bottlenecks, what would help, cost."""
     choice = source.chosen()
     if history and (choice.nodes or choice.patterns):
-        raise ForerunError("--history: goes with a run, not with a scaling study or a comparison")
+        raise ForerunError("--history: it goes with a run only; leave it out of a scaling study or a comparison")
     if history and out is None:
-        raise ForerunError("--history: give --out, the folder to write it to")
+        raise ForerunError("--history: give --out too, the folder to write it to")
     request = _request(choice.source, settings)
     if choice.shipped is not None and not as_json:
         console().print(f"experiment file: {choice.shipped} (copy it to make it your own)\n", soft_wrap=True)
@@ -141,7 +141,7 @@ def compare_command(
     """
     axes = {"patterns": patterns, "topologies": topologies, "devices": devices, "precisions": precisions}
     if not any(axes.values()):
-        raise ForerunError(f"nothing to compare: give one of {', '.join('--' + name for name in axes)}")
+        raise ForerunError(f"nothing to compare; give one of {', '.join('--' + name for name in axes)}")
     given = {name: tuple(values or ()) for name, values in axes.items()}
     _compare(context, _request(source, options.settings), given, grid, options)
 

@@ -67,12 +67,12 @@ class SourceOptions:
         if len(named) > 1:
             raise ForerunError(f"{' and '.join(named)} each name an experiment; give one of them")
         if self.nodes and not self.scaling:
-            raise ForerunError("--nodes goes with --scaling")
+            raise ForerunError("--nodes goes with --scaling; leave it out, or give --scaling too")
         scales = tuple(self.nodes or SCALES) if self.scaling else ()
         if self.example is not None:
             found = EXAMPLES[self.example]
             if self.scaling and found.patterns:
-                raise ForerunError(f"--example {self.example} is a comparison; --scaling goes with the others")
+                raise ForerunError(f"--example {self.example} is a comparison; leave out --scaling")
             return Chosen(str(found.path), found.path, scales or found.nodes, found.patterns)
         preset = _SCALED if not named and self.scaling else self.preset
         if preset is not None:

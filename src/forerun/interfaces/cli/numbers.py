@@ -38,11 +38,11 @@ def parse_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise ForerunError(f"size {text!r}: write 64MiB, 1GB or a number of bytes")
+        raise ForerunError(f"size {text!r}: expected 64MiB, 1GB or a number of bytes")
     number, factor = match[1], _FACTORS[match[2] or ""]
     value = int(number) * factor if number.isdigit() and len(number) < 20 else float(number[:40]) * factor
     if value != int(value) or not 1 <= value <= _LARGEST:
-        raise ForerunError(f"size {text!r} has to be a whole number of bytes between 1 B and 1024 TiB")
+        raise ForerunError(f"size {text!r}: expected a whole number of bytes between 1 B and 1024 TiB")
     return int(value)
 
 
@@ -54,7 +54,7 @@ def memory_gib(text: str) -> float:
     try:
         return _gib(text)
     except ValueError:
-        raise ForerunError(f"--memory-limit {text}: expected GiB (70), or a size as 74.5GiB or 80GB") from None
+        raise ForerunError(f"--memory-limit {text}: expected GiB (70) or a size such as 74.5GiB or 80GB") from None
 
 
 def memory_left(text: str, own_gib: float) -> float:

@@ -151,7 +151,7 @@ def plan(
     """
     for file in (shown.csv, work.store, shown.pictures):
         if file is not None and not file.absolute().parent.is_dir():
-            raise ForerunError(f"{file}: can't be written: there is no folder {file.parent}")
+            raise ForerunError(f"{file}: can't be written: there is no folder {file.parent}; make it")
     if (subject.model is None) == (subject.programs is None):
         both = "give a model or --programs, not both"
         raise ForerunError(f"plan: {both if subject.model else 'give a model, or saved programs with --programs'}")
@@ -167,11 +167,11 @@ def plan(
         refuse({name: True for name, value in own.items() if value is not None}, "not with --programs; leave it out")
         _rank(subject, where, options, under, work, shown)
         return
-    refuse({"tokens_per_step": under.tokens_per_step}, "only with --programs")
+    refuse({"tokens_per_step": under.tokens_per_step}, "only with --programs; leave it out")
     required = {"gpus": subject.gpus, "seq-len": subject.seq_len, "global-batch": subject.global_batch}
     absent = ", ".join(f"--{name}" for name, value in required.items() if value is None)
     if subject.model is None or subject.gpus is None or subject.seq_len is None or subject.global_batch is None:
-        raise ForerunError(f"plan: {absent} missing; give it beside the model")
+        raise ForerunError(f"plan: {absent} missing; give it with the model")
     n_gpus, batches = whole_numbers(subject.gpus, "--gpus"), whole_numbers(subject.global_batch, "--global-batch")
     fixed: dict[str, Any] = parse(fields, plan_file, several=True)
     shown.check_heat(fixed)
@@ -213,7 +213,7 @@ def _rank(
     """Rank saved programs and show the ranking."""
     n_gpus = (None,) if subject.gpus is None else whole_numbers(subject.gpus, "--gpus")
     if len(n_gpus) > 1:
-        raise ForerunError(f"--gpus {subject.gpus}: saved programs are ranked for one number of GPUs")
+        raise ForerunError(f"--gpus {subject.gpus}: with --programs expected one number of GPUs")
     assert subject.programs is not None
     with progress_bar("simulating") as advance:
         ranking = rank_programs(

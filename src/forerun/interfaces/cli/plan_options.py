@@ -77,10 +77,10 @@ def plan_asked_about(text: str, seq_len: int) -> dict[str, Any]:
     else:
         values = dict(plan_fields(read_yaml(Path(text)), text))
     if values.get("seq_len", seq_len) != seq_len:
-        raise ForerunError(f"--why {text}: seq_len is {values['seq_len']}, the search is about {seq_len}")
+        raise ForerunError(f"--why {text}: seq_len is {values['seq_len']}, not the search's {seq_len}; leave it out")
     asked = {name: value for name, value in values.items() if name not in FOLLOWING}
     if not asked:
-        raise ForerunError(f"--why {text}: expected fields of a plan, as tp=16,pp=3")
+        raise ForerunError(f"--why {text}: expected fields of a plan, such as tp=16,pp=3")
     return asked
 
 

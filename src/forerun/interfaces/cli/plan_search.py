@@ -20,7 +20,7 @@ from forerun.answers.search.search import limited, search
 from forerun.answers.search.space import make_space
 from forerun.answers.search.sweep import sweep
 from forerun.answers.search.why import Verdict, why
-from forerun.common.errors import ForerunError
+from forerun.common.errors import ForerunError, UnknownName
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.parameters import model_flops_per_token
 from forerun.describe.model.spec import ModelSpec
@@ -118,14 +118,14 @@ class Shown:
         if self.pictures is not None and not drawing_is_possible():
             raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
         if self.heat and not (self.report or self.pictures):
-            raise ForerunError("--heat: give --report or --pictures, where the maps go")
+            raise ForerunError("--heat: give --report or --pictures too, where the maps go")
 
     def check_heat(self, fixed: Mapping[str, object]) -> None:
         """Raise ForerunError for heat maps of something else than two axes that may differ."""
         for text in self.heat or ():
             for axis in _axes(text):
                 if axis not in (*FIELD_TYPES, DATA_PARALLEL):
-                    raise ForerunError(f"--heat {text}: a plan has no {axis!r}")
+                    raise ForerunError(f"--heat {text}: {UnknownName('axis', axis, [*FIELD_TYPES, DATA_PARALLEL])}")
                 if axis in fixed and not isinstance(fixed[axis], list):
                     problem = f"{axis} is fixed to {fixed[axis]}; name an axis with several values"
                     raise ForerunError(f"--heat {text}: {problem}")
@@ -182,7 +182,7 @@ def range_of_searches(question: Question, shown: Shown, launch: LaunchOptions) -
     }
     for name, given in about_one.items():
         if given:
-            raise ForerunError(f"{name}: about one search; leave it out, or give one number of GPUs and one batch")
+            raise ForerunError(f"{name} is about one search; leave it out, or give one number of GPUs and one batch")
     with progress_bar("searches") as advance:
         found = sweep(
             *(question.model, question.where, question.gpus, question.seq_len, question.batches),
@@ -236,7 +236,7 @@ def _maps(shown: Shown, result: SearchResult) -> list[HeatMap]:
 def _axes(text: str) -> tuple[str, str]:
     axes = [part.strip().replace("-", "_") for part in text.split(",")]
     if len(axes) != 2 or axes[0] == axes[1]:
-        raise ForerunError(f"--heat {text}: expected two axes, as tp,pp")
+        raise ForerunError(f"--heat {text}: expected two axes, such as tp,pp")
     return axes[0], axes[1]
 
 

@@ -134,7 +134,7 @@ def predict(
         simulation = simulate_file(program, cluster, subject.gpus, under, loop, whole_timeline=whole)
         gains = partial(_gains_of_program, program, where, simulation, under)
     else:
-        refuse({"tokens_per_step": under.tokens_per_step}, "only with --program; a plan has its tokens")
+        refuse({"tokens_per_step": under.tokens_per_step}, "only with --program; leave it out")
         values: dict[str, Any] = parse(fields, plan_file, several=False)
         if subject.seq_len is not None:
             values["seq_len"] = subject.seq_len
@@ -166,7 +166,7 @@ def _gains_of_program(program: Path, where: Cluster, simulation: Simulation, und
     return sensitivities_of_program(read_program(program), where, simulation, network=network, measured=measured)
 
 
-_HAS_ITS_PLAN = "a program has its plan; leave it out"
+_HAS_ITS_PLAN = "a saved program has its own plan; leave it out"
 
 
 def _show(simulation: Simulation, found: Allocation | None, shown: Written) -> None:

@@ -52,4 +52,6 @@ def _number(program: Program, asked: str) -> int:
         return names.index(asked)
     if asked.isdecimal() and int(asked) < len(names):
         return int(asked)
-    raise ForerunError(f"rank class {asked!r}: expected a number below {len(names)} or one of {', '.join(names)}")
+    raise ForerunError(
+        f"--rank-class: there is no rank class {asked!r}; give a number below {len(names)} or one of {', '.join(names)}"
+    )

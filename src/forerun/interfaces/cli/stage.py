@@ -67,7 +67,7 @@ def stage(**flags: Any) -> None:
     given = {name: value for name, value in flags.items() if value is not None}
     version = given.get("chakra_schema_version", SCHEMA)
     if version != SCHEMA:
-        raise ForerunError(f"--chakra_schema_version {version}: only {SCHEMA} is written; see forerun chakra convert")
+        raise ForerunError(f"--chakra_schema_version {version}: Forerun writes only {SCHEMA}; leave it out")
     folder, name = Path(given["output_dir"]), given["output_name"]
     if _is_first(given):
         traces: GeneratedTraces = generate(StageArgs(**_values(given, _FIRST)))
@@ -86,10 +86,10 @@ def _is_first(given: Mapping[str, Any]) -> bool:
     first, second = ([f"--{name}" for name in given if name in own] for own in (_OF_FIRST, _OF_SECOND))
     if first and second:
         raise ForerunError(
-            f"{', '.join(first)} of STAGE's first generation and {', '.join(second)} of its second; give those of one"
+            f"{', '.join(first)} are of STAGE's first generation, {', '.join(second)} of its second; give those of one"
         )
     if first and "comm_group_file" not in given:
-        raise ForerunError(f"{', '.join(first)} of STAGE's first generation: it needs --comm_group_file too")
+        raise ForerunError(f"{', '.join(first)}: give --comm_group_file too, which STAGE's first generation needs")
     return bool(first)
 
 

@@ -95,7 +95,7 @@ def trace(
     job, limits = _job(script, run), Limits(limited.time_limit, limited.host_memory_limit)
     if plans is not None:
         if output is None:
-            raise ForerunError("--plans needs a folder for the Programs: -o DIR")
+            raise ForerunError("--plans: give the folder for the Programs too: -o DIR")
         configurations = read_configurations(plans, job)
         with progress_bar("tracing") as advance:
             failed = trace_all(configurations, output, limits, workers, advance)
@@ -113,9 +113,9 @@ def trace(
 def _job(script: ScriptOptions, run: RunOptions) -> Job:
     """The job that the options describe. Raises ForerunError for options that contradict each other."""
     if run.rank is not None and run.all_roles:
-        raise ForerunError("--rank and --all-roles exclude each other")
+        raise ForerunError("--rank and --all-roles exclude each other; give one of them")
     if run.rank is not None and run.rank >= run.world_size:
-        raise ForerunError(f"--rank {run.rank}: ranks of {run.world_size} go from 0 to {run.world_size - 1}")
+        raise ForerunError(f"--rank {run.rank}: there is no such rank; choose one of 0 to {run.world_size - 1}")
     job = Job(
         folder="",
         target=script.target,
@@ -132,8 +132,8 @@ def _job(script: ScriptOptions, run: RunOptions) -> Job:
     )
     if script.torchtitan:
         if script.module:
-            raise ForerunError("--module and --torchtitan exclude each other")
+            raise ForerunError("--module and --torchtitan exclude each other; give one of them")
         return torchtitan_job(job, job.arguments, script.override or ())
     if script.override:
-        raise ForerunError("--override is for --torchtitan")
+        raise ForerunError("--override goes with --torchtitan; leave it out, or give --torchtitan too")
     return job

@@ -59,9 +59,9 @@ def validate(
     if split is not None:
         rows = [row for row in rows if row.split == split]
         if not rows:
-            raise ForerunError(f"{measurements}: no row of split {split!r}")
+            raise ForerunError(f"--split {split}: {measurements} has no row of this split; choose another")
     if with_anchor is not None and left_out is not None:
-        raise ForerunError("--left-out has times without anchors; leave it out beside --with-anchor")
+        raise ForerunError("--left-out: its times were predicted without anchors; leave it out beside --with-anchor")
     choice = None if with_anchor is None else _choice(with_anchor)
     apart = None if left_out is None else read_left_out(left_out)
     architectures, hosts = load_architectures(models), read_hardware(hardware)

@@ -105,7 +105,7 @@ def pages_are_possible() -> bool:
 def needs_plotly() -> None:
     """Raise ForerunError where plotly is not installed."""
     if not pages_are_possible():
-        raise ForerunError("a report as a page needs plotly: pip install 'forerun[plot]'")
+        raise ForerunError("a report page needs plotly: pip install 'forerun[plot]'")
 
 
 def write_page(path: str | Path, document: Document) -> None:
@@ -188,7 +188,7 @@ def _for_a_script(text: str) -> str:
     """Return `text` if a script or style element may contain it, else raise ForerunError."""
     for end in ("</script", "</style", "<!--"):
         if end in text.lower():
-            raise ForerunError(f"{end} inside a script of a page; plotly.js of this version can't be put into a page")
+            raise ForerunError(f"plotly.js of this version contains {end}, which breaks a page; install another plotly")
     return text
 
 

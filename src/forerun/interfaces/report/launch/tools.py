@@ -41,7 +41,7 @@ def launch(plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster, tool: 
     """
     check_tool(tool)
     if isinstance(model, LayeredModel):
-        raise ForerunError(f"--launch {tool}: {model.name} is given layer by layer; launch files need a transformer")
+        raise ForerunError(f"--launch {tool}: {model.name} is given layer by layer; choose a transformer")
     check_plan(model, plan, cluster)
     translation = Translation(tool, plan, model, cluster)
     translation.without_effect_here()
