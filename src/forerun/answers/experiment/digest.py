@@ -18,9 +18,9 @@ _SHOWN_ONLY = ("name", "config", "given", "echo", "thresholds")
 
 
 def digest(what: str, request: Request, *more: object) -> str:
-    """Of a simulation of `request` that is called `what` and depends on `more` besides: 64 hexadecimal digits.
+    """Returns 64 hexadecimal digits for a simulation of `request`, which is called `what` and also depends on `more`.
 
-    The version of Forerun is part of it, and the file of every class or function of the user's own.
+    They depend on the version of Forerun and on the file of every class or function of the user.
     """
     parts = [getattr(request, field.name) for field in fields(request) if field.name not in _SHOWN_ONLY]
     own = own_stack(request.setup.plan.stack)

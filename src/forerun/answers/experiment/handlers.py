@@ -35,39 +35,39 @@ class NodeEvent:
     """A kernel, collective or transfer starts or ends."""
 
     time_s: float
-    """since the beginning of the run"""
+    """seconds since the beginning of the run"""
     starts: bool
-    """False: it ends"""
+    """whether the node starts; False: it ends"""
     iteration: int
     rank_class: str
-    """the ranks that do this"""
+    """name of the rank class that runs the node"""
     name: str
-    """what runs"""
+    """name of the node"""
     stream: str
 
 
 class EventHandler:
-    """What is told of a run. Every method may be left as it is."""
+    """The methods that a run calls. A subclass overrides those that it needs."""
 
     def on_run_start(self, request: Request) -> None:
-        """Before anything is simulated."""
+        """Called before Forerun simulates anything."""
 
     def on_iteration_start(self, iteration: int, conditions: Conditions) -> Conditions | None:
-        """Before an iteration is simulated; what comes back, unless None, replaces its conditions."""
+        """Called before each simulated iteration; returns the conditions that replace its own, or None to keep them."""
         return None
 
     def wants_events(self, iteration: int) -> bool:
-        """Whether `on_event` is called for the nodes of this iteration: thousands of calls."""
+        """Returns whether Forerun calls `on_event` for the nodes of this iteration: thousands of calls."""
         return False
 
     def on_event(self, event: NodeEvent) -> None:
-        """A node starts or ends; those of one iteration come in the order of time."""
+        """Called when a node starts or ends, in the order of time within an iteration."""
 
     def on_iteration_end(self, iteration: Iteration) -> None:
-        """After an iteration was simulated; with `repeats` above 1 it stands for those that follow it."""
+        """Called after a simulated iteration; with `repeats` above 1 it stands for those that follow it."""
 
     def on_run_end(self, result: RunResult) -> None:
-        """With the result, before it is returned."""
+        """Called with the result before the run returns it."""
 
 
 class Subscription(EventHandler):
@@ -109,7 +109,7 @@ class Subscription(EventHandler):
 def on(kind: Kind, iterations: Container[int] = range(1)) -> Callable[[Callable[..., Any]], Subscription]:
     """Decorator that makes a handler of a plain function: `@on("iteration_end")`.
 
-    `iterations` are those whose nodes a function for "event" is told of; the first alone unless given.
+    `iterations` are those whose nodes a function for "event" is told of; by default the first alone.
 
     Raises:
         UnknownName: there is no such kind.
@@ -172,7 +172,7 @@ class Audience:
 
 
 def tell_events(listeners: Iterable[EventHandler], events: Iterable[NodeEvent]) -> None:
-    """Each event to every listener."""
+    """Passes each event to every listener."""
     for event in events:
         for listener in listeners:
             listener.on_event(event)

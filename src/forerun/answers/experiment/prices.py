@@ -35,15 +35,15 @@ class PriceFile(Section):
     """What a price file says."""
 
     dollars_per_gpu_hour: NotNegative | dict[str, NotNegative] | None = None
-    """dollars for a GPU and hour: one number, or by the name of a cluster or device; the cluster's own unless given"""
+    """dollars for a GPU and hour: one number, or one for each cluster or device; default: the cluster's own"""
     dollars_per_kwh: NotNegative | None = None
-    """dollars for a kWh; 0, unless given: energy is in the price of the GPU"""
+    """dollars for a kWh; default: 0, because the price of a GPU includes its energy"""
     pue: Annotated[float, Field(ge=1, le=10)] | None = None
-    """energy of the site over that of GPUs and hosts; 1 unless given"""
+    """energy of the site over the energy of GPUs and hosts; default: 1"""
     host_power_w: NotNegative | None = None
-    """watts of a node beside its GPUs; 0 unless given"""
+    """watts of a node without its GPUs; default: 0"""
     idle_power: Annotated[float, Field(ge=0, le=1)] | None = None
-    """power of a GPU that waits over that of one that computes; 1 unless given"""
+    """power of a GPU that waits over the power of one that computes; default: 1"""
 
 
 class PricesSection(PriceFile):

@@ -17,11 +17,11 @@ class Disturbance:
     compute_jitter: float = 0.0
     """standard deviation of the logarithm of each rank's time, drawn anew each iteration"""
     network_jitter: float = 0.0
-    """the same for collectives and transfers, of all ranks together"""
+    """the same for collectives and transfers, with one draw for all ranks"""
     straggler_probability: float = 0.0
-    """that a rank is a straggler in an iteration"""
+    """probability that a rank is a straggler in an iteration"""
     straggler_slowdown: float = 1.0
-    """time of a straggler over that of the others"""
+    """time of a straggler over that of the other ranks"""
     straggler_tail: float = 0.0
     """0: every straggler is as slow; above: what it takes longer is drawn from a Pareto distribution with this shape,
     the smaller the heavier its tail, and with the least value that straggler_slowdown says"""
@@ -34,31 +34,31 @@ class Disturbance:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """From when on something is called a bottleneck, as shares of 1."""
+    """The shares from which a report calls something a bottleneck, from 0 to 1."""
 
     compute: float = 0.80
-    """of the step in which kernels compute"""
+    """share of the step in which kernels compute"""
     memory: float = 0.70
-    """of the memory that is taken"""
+    """share of a GPU's memory that is used"""
     network: float = 0.30
-    """of the step in which communication runs and no kernel does"""
+    """share of the step in which communication runs and no kernel does"""
     efficiency: float = 0.80
     """scaling efficiency below which a study calls the scale broken down"""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What a run costs. Dollars; the cluster's own price per GPU and hour unless given."""
+    """What GPUs and energy cost. Without a price for its GPUs, a run takes the cluster's own."""
 
     dollars_per_gpu_hour: float | None = None
     by_name: dict[str, float] = field(default_factory=dict)
-    """cluster or device, by the name that it has in the catalogue -> dollars per GPU and hour; goes before the above"""
+    """cluster or device, by the name that it has in the catalogue -> dollars per GPU and hour; replaces the above"""
     dollars_per_kwh: float = 0.0
-    """0: energy is in the price of the GPU"""
+    """dollars for a kWh; 0: the price of a GPU includes its energy"""
     pue: float = 1.0
     """energy of the site over that of the GPUs and their hosts"""
     host_power_w: float = 0.0
-    """of a node beside its GPUs"""
+    """watts of a node without its GPUs"""
     idle_power: float = 1.0
     """power of a GPU that waits over that of one that computes"""
 
@@ -78,7 +78,7 @@ class Request:
     thresholds: Thresholds = field(default_factory=Thresholds)
     prices: Prices = field(default_factory=Prices)
     handlers: tuple[Callable[..., Any] | Any, ...] = ()
-    """what is told of events while they happen (experiment/handlers.py)"""
+    """handlers that see events while they happen (experiment/handlers.py)"""
     sample: str = "sequence"
     """what a batch counts: sequence or image"""
     config: dict[str, Any] = field(default_factory=dict)

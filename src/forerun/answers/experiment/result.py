@@ -25,21 +25,21 @@ class Iteration:
     """number of the iteration, from 0"""
     repeats: int
     start_s: float
-    """since the beginning of the run"""
+    """seconds since the beginning of the run"""
     step_time_s: float
     samples: int
     seq_len: int
     breakdown_s: dict[str, float]
     """CAUSES -> seconds; the sum is step_time_s. `waiting` is what the slowest rank costs (experiment/pace.py)"""
     slowest_rank: int
-    """who the others wait for; -1: nobody"""
+    """the rank that the others wait for; -1 for none"""
     note: str = ""
-    """what sets it apart: warm-up, straggler, batch 64"""
+    """what sets the iteration apart: warm-up, straggler, batch 64"""
 
 
 @dataclass(frozen=True)
 class Bill:
-    """What a run costs. Dollars; None where no price is known."""
+    """What a run costs, in dollars; None where no price is known."""
 
     gpu_hours: float
     dollars: float | None
@@ -162,9 +162,9 @@ class ScalePoint:
     num_nodes: int
     n_gpus: int
     step_time_s: float
-    """mean over the iterations"""
+    """seconds of a step, mean over the iterations"""
     samples_per_step: int
-    """of the first iteration"""
+    """samples of the first iteration"""
     samples_per_s: float
     efficiency: float
     """speed-up over the smallest scale that runs, divided by how many times as many GPUs there are"""
@@ -176,7 +176,7 @@ class ScalePoint:
     error: str = ""
     """why there are no figures (those above are 0 then)"""
     note: str = ""
-    """what differs from the experiment as it is described, beside its scale"""
+    """what else than the scale differs from the experiment"""
 
 
 @dataclass(frozen=True)
@@ -287,18 +287,18 @@ class StragglerStudy:
     p50_s: float
     p99_s: float
     steps_s: tuple[float, ...]
-    """of every iteration"""
+    """seconds of every iteration"""
     lost_share: float
-    """of the run's time: what goes to waiting for the slowest rank"""
+    """share of the run's time that goes to waiting for the slowest rank"""
     lost_dollars: float | None
     blame: tuple[tuple[int, int], ...]
     """(rank, iterations in which it was the slowest), most first"""
     blame_s: tuple[float, ...] = ()
-    """for each of `blame`: how long the others waited for it over the run"""
+    """for each rank of `blame`: seconds that the others waited for it over the run"""
     lost_s: float = 0.0
-    """of the run: what goes to waiting for the slowest rank"""
+    """seconds of the run that go to waiting for the slowest rank"""
     sweep: tuple[Severity, ...] = ()
-    """the same with other stragglers, where asked for"""
+    """the same with other stragglers, if the user asks for them"""
     notes: tuple[str, ...] = ()
     """what the figures leave out, one line each"""
 

@@ -87,7 +87,7 @@ class _Paces:
         """the iteration so far that takes most memory"""
 
     def at(self, iteration: int) -> Pace:
-        """Of one iteration."""
+        """Returns the Pace of one iteration."""
         setup = scheduled(self._request, iteration)
         shape = (setup.plan.micro_batch, setup.plan.seq_len)
         if shape not in self._kept:

@@ -31,7 +31,7 @@ Traces = Annotated[
     list[str],
     typer.Argument(metavar="TRACES", help="Prefix of <prefix>.<rank>.et, a folder, or files of some ranks."),
 ]
-Ranks = Annotated[int | None, typer.Option(min=1, help="Number of ranks; all that have a file unless given.")]
+Ranks = Annotated[int | None, typer.Option(min=1, help="Number of ranks; by default all that have a file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 

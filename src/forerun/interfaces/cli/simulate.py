@@ -24,7 +24,8 @@ def simulate(
     program: Annotated[Path, typer.Option(metavar="FILE", help="A saved program (forerun trace).")],
     cluster: ClusterOption,
     gpus: Annotated[
-        int | None, typer.Option(help="GPUs of the run; the program's unless given. Scales data parallelism.")
+        int | None,
+        typer.Option(help="GPUs of the run; by default the program's. Scales data parallelism."),
     ] = None,
     rank_class: Annotated[
         str | None,

@@ -15,7 +15,7 @@ from forerun.interfaces.report.records import to_json
 def stacks(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Names of stacks, or files with stacks of your own; all stacks unless given."),
+        typer.Argument(help="Names of stacks, or files with stacks of your own; by default all stacks."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:

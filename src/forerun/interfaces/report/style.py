@@ -67,4 +67,4 @@ MEMORY_LOOKS = {
     "temporary": Look("temporary", YELLOW, "-"),
     "communication": Look("communication buffers", ORANGE, "+"),
 }
-"""categories of memory, from the bottom of a stack: what lives through the step first"""
+"""categories of memory, from the bottom of a stack: memory that stays through the step comes first"""

@@ -28,7 +28,7 @@ class Compression:
 
     method: str
     rank: int = 1
-    """of powersgd; matrix_approximation_rank of torch's PowerSGDState is 1 unless given"""
+    """rank of powersgd's matrices; the default of torch's PowerSGDState (matrix_approximation_rank) is 1 too"""
     density: float = 0.01
     """of topk: share of the gradients that is sent (arXiv 1704.05021 drops 99 %)"""
 

@@ -14,11 +14,11 @@ from forerun.describe.plan.plan import Plan
 
 _SPELLED = {field: f"training.{key}" for key, field in SPELLINGS.items()} | {"seq_len": "model.sequence_length"}
 _MEANINGS = {
-    "dp_replicate": "data-parallel replicas; -1 for the rest, as is so without any data-parallel key",
-    "dp_shard": f"{MEANINGS['dp_shard']}, as is so with a zero_stage above 0",
-    "zero_stage": f"{MEANINGS['zero_stage']}; 0, or 3 where dp_shard is given, unless given",
-    "optimizer": "adamw, adam or sgd; sgd for convolutional networks and adamw for others unless given",
-    "stack": "software stack (forerun stacks); pytorch-vision for convolutional networks, else pytorch, unless given",
+    "dp_replicate": "data-parallel replicas; -1 for the rest of the GPUs, the default without any data-parallel key",
+    "dp_shard": f"{MEANINGS['dp_shard']}, the default with a zero_stage above 0",
+    "zero_stage": f"{MEANINGS['zero_stage']}; default: 3 with dp_shard, else 0",
+    "optimizer": "adamw, adam or sgd; default: sgd for convolutional networks, else adamw",
+    "stack": "software stack (forerun stacks); default: pytorch-vision for convolutional networks, else pytorch",
 }
 _DEPENDENT = ("dp_replicate", "dp_shard", "zero_stage", "optimizer", "stack")
 """keys whose default depends on something, as their meaning says"""
