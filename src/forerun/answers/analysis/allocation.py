@@ -1,4 +1,4 @@
-"""What PyTorch's caching allocator would hold for a Program, replayed tensor by tensor under given settings."""
+"""Replays the tensors of a Program through PyTorch's caching allocator under given settings."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from forerun.describe.stacks.stack import Stack
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Some steps of the fullest rank class of a Program through the allocator."""
+    """The outcome of replaying some steps of the fullest rank class of a Program."""
 
     settings: AllocatorSettings
     rank_class: str
     available_bytes: int
-    """what CUDA and NCCL leave of the device's memory"""
+    """the device's memory less what CUDA and NCCL take"""
     steps: tuple[Replayed, ...]
-    """what had happened after each step"""
+    """state of the allocator after each step"""
 
     @property
     def last(self) -> Replayed:
-        """After the last step."""
+        """The state of the allocator after the last step."""
         return self.steps[-1]
 
     @property
     def still_growing(self) -> bool:
-        """Whether the last step made more memory necessary than the one before."""
+        """Whether the last step needed more memory than the step before it."""
         return len(self.steps) > 1 and self.steps[-1].reserved_bytes > self.steps[-2].reserved_bytes
 
 
 def allocation(program: Program, cluster: Cluster, stack: Stack, settings: AllocatorSettings) -> Allocation:
-    """Replay the fullest rank class of `program`, not folded, beside what `stack` has on a device of `cluster`."""
+    """Replays the fullest rank class of `program` (not folded) beside what `stack` keeps on a device of `cluster`."""
     need = memory_need(program, cluster, stack)
     available = need.limit_bytes - need.outside_bytes
     steps = replay_steps(program, need.worst, settings, available)

@@ -1,4 +1,4 @@
-"""This module adds what surrounds a step to its prediction: memory before the first step, and periodic work."""
+"""Adds to the prediction of a step what surrounds it: memory before the first step, and periodic work."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _STATE = (Category.PARAMETER, Category.OPTIMIZER)
 def around_plan(
     simulation: Simulation, setup: Setup, loop: TrainingLoop | None = None, storage: Storage | None = None
 ) -> Simulation:
-    """`simulation`, whose prediction also says what surrounds the step of `setup`.
+    """Returns `simulation` with a prediction that also says what surrounds the step of `setup`.
 
-    It is to be unfolded where there is a `loop`.
+    With a `loop`, `simulation` must be unfolded.
     """
     state = training_state(setup.model, setup.plan, setup.cluster, setup.stack)
     found = replace(simulation, prediction=replace(simulation.prediction, init=state.init))
@@ -39,7 +39,7 @@ def around_program(
     loop: TrainingLoop,
     storage: Storage | None = None,
 ) -> Simulation:
-    """`simulation` of `program`, whose prediction also says what `loop` costs."""
+    """Returns `simulation` of `program` with a prediction that also says what `loop` costs."""
     if not loop:
         return simulation
     return _with_loop(simulation, program, cluster, loop, saved_state_of(program), storage)
@@ -64,9 +64,9 @@ def _with_loop(
 
 
 def saved_state_of(program: Program) -> SavedState:
-    """What a checkpoint of the run of `program` consists of: what is there before the step, each byte once.
+    """Returns what a checkpoint of the run of `program` saves: the state before the step, each byte once.
 
-    Data-parallel ranks over which it is not sharded hold the same bytes.
+    Data-parallel ranks hold the same bytes unless the state is sharded over them.
     """
     origin = Origin.of(program)
     parallel = origin.data_parallel or ()

@@ -1,7 +1,7 @@
-"""Bottlenecks: how much of the step, and of the memory, each resource takes, and what takes it.
+"""Bottlenecks: the share of the step, or of the memory, that each resource takes, and its largest contributors.
 
-Shares are of the step on the rank that sets the pace. Waiting for other ranks is the mean over all of them, as the rank
-that sets the pace waits least; memory is that of the fullest.
+Shares are of the step on the rank that sets the pace. Two figures are of other ranks: waiting is the mean over all
+ranks, because the rank that sets the pace waits least, and memory is that of the fullest rank.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ _AXES = {
     "pp_near": "pipeline stages",
     "pp_far": "pipeline stages",
 }
-"""groups that no field of a Plan is called after"""
+"""group -> name in the report, for groups that are not named like a field of Plan"""
 
 
 @dataclass(frozen=True)
 class Contributor:
-    """One part of what a resource is taken by."""
+    """One part of the use of a resource."""
 
     name: str
     """`all-gather over dp_shard (8 nodes x 8 ranks)`"""
     value: float
     """seconds of the step, GiB for memory"""
     share: float
-    """of the step, or of the memory limit"""
+    """share of the step, or of the memory limit"""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """One resource."""
+    """How much of the step or of the memory one resource takes."""
 
     name: str
     """compute, memory, network, pipeline, host; waiting where GPUs differ"""
     value: float
     """share of the step, or of the memory limit"""
     threshold: float
-    """from when on it is called a bottleneck"""
+    """value above which the resource is a bottleneck"""
     text: str
-    """what it means, in words"""
+    """the value in words"""
     contributors: tuple[Contributor, ...] = ()
-    """most first"""
+    """the largest first"""
 
     @property
     def is_bottleneck(self) -> bool:
@@ -78,15 +78,15 @@ class Usage:
 
 @dataclass(frozen=True)
 class Bottlenecks:
-    """What holds a step back."""
+    """The resources of a step, with the bottlenecks among them."""
 
     usages: tuple[Usage, ...]
     """compute, memory, network, pipeline, host; waiting where GPUs differ"""
     matrix_units: float
-    """FLOPs that kernels execute over what the matrix units could do in the step"""
+    """FLOPs that kernels execute over the FLOPs that the matrix units could execute in the step"""
 
     def __getitem__(self, name: str) -> Usage:
-        """The usage of a name."""
+        """Returns the usage of the resource `name`."""
         return next(usage for usage in self.usages if usage.name == name)
 
     @property
@@ -103,13 +103,14 @@ def bottlenecks(
     network: float = 0.30,
     waiting: float = 0.10,
 ) -> Bottlenecks:
-    """How much of everything a step takes. `simulation` holds its whole Timeline (not folded).
+    """Measures how much of each resource a step takes. `simulation` must be unfolded.
 
     Args:
-        compute: share of the step in which kernels run, from which on the GPU is the bottleneck.
-        memory: share of the memory of the fullest GPU.
-        network: share of the step in which communication runs and no kernel does.
-        waiting: share of the step in which GPUs wait for other pipeline stages; the same for slower GPUs, and the host.
+        compute: threshold for the share of the step in which kernels run.
+        memory: threshold for the share of the fullest GPU's memory.
+        network: threshold for the share of the step in which communication runs and no kernel does.
+        waiting: threshold for the share of the step in which GPUs wait for other pipeline stages; also for the shares
+            in which they wait for slower GPUs and for the host.
     """
     usages = [
         _compute(simulation, compute),
@@ -125,7 +126,7 @@ def bottlenecks(
 
 
 def exposed_by_collective(simulation: Simulation, rank_class: int) -> list[Contributor]:
-    """Time in which each collective, transfer or host copy runs and no kernel of its rank does, most first.
+    """Lists the time in which each collective, transfer or host copy runs beside no kernel of its rank, longest first.
 
     Where several run at once, the time counts for each of them.
     """
@@ -151,7 +152,10 @@ def exposed_by_collective(simulation: Simulation, rank_class: int) -> list[Contr
 
 
 def _before(time_ps: I64, edges: I64, whole: I64) -> I64:
-    """Kernel time before `time_ps` (n,): kernels start and end at `edges` (2 k,), `whole` (k + 1,) is their sum."""
+    """Returns the kernel time before each of `time_ps`, (n,), in ps.
+
+    `edges` (2 k,) are the starts and ends of k kernels in order of time, `whole` (k + 1,) the sums of their durations.
+    """
     place = np.searchsorted(edges, time_ps, side="right")
     inside = time_ps - np.concatenate(([0], edges))[place]
     time: I64 = whole[place // 2] + np.where(place % 2 == 1, inside, 0)
@@ -159,7 +163,7 @@ def _before(time_ps: I64, edges: I64, whole: I64) -> I64:
 
 
 def _name(simulation: Simulation, row: int) -> str:
-    """What an op that is no kernel is called, by what it does and over which ranks."""
+    """Names an op that is no kernel by what it does and the ranks that take part."""
     ops = simulation.program.ops
     if not ops.is_communication[row]:
         return "copies between device and host"
@@ -216,7 +220,7 @@ def _pipeline(simulation: Simulation, threshold: float) -> Usage:
 
 
 def _waiting(simulation: Simulation, threshold: float) -> Usage:
-    """Waiting for slower GPUs of the same stage, mean over all GPUs."""
+    """Returns the time that GPUs wait for slower GPUs of the same stage, mean over all GPUs."""
     program = simulation.program
     waiting = breakdown_ps(simulation.flat, program, simulation.timeline)[:, Cause.WAITING] / PS_PER_S
     ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)

@@ -1,8 +1,8 @@
-"""Where the time of a step goes on every rank class: kernels by kind, idle gaps of the compute stream by cause.
+"""Divides the time of a step on every rank class: kernels by kind, idle gaps of the compute stream by cause.
 
-A gap of the compute stream belongs to what the next compute node waited for last: a collective or transfer on another
-stream (exposed communication), the other side of a rendezvous (pipeline bubble), or the host. Where GPUs of several
-kinds share a collective, the part of the gap before the last of them has come is waiting for slower GPUs.
+The cause of a gap is what the next compute node waited for last: a collective or transfer on another stream (exposed
+communication), the other side of a rendezvous (pipeline bubble), or the host. Where GPUs of several kinds share a
+collective, the part of the gap before the last of them joins counts as waiting for slower GPUs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ for _stream, _cause in (
 ):
     _STREAM_CAUSE[_stream] = _cause
 _CAUSE_OF_KIND = np.array([KINDS[kind].cause for kind in OpKind], np.int64)
-# Compiled code reads plain numbers.
+# Code compiled by numba reads plain numbers.
 _COMPUTE_STREAM, _RECOMPUTING, _UPDATING = int(Stream.COMPUTE), int(Phase.RECOMPUTE), int(Phase.OPTIMIZER)
 _RECOMPUTE, _OPTIMIZER, _HOST = int(Cause.RECOMPUTE), int(Cause.OPTIMIZER), int(Cause.HOST)
 _BUBBLE, _WAITING, _DATA_PARALLEL = int(Cause.BUBBLE), int(Cause.WAITING), int(Cause.EXPOSED_DATA_PARALLEL)
@@ -39,7 +39,7 @@ _PIPELINE_STREAMS = np.flatnonzero(_STREAM_CAUSE == Cause.EXPOSED_PIPELINE_TRANS
 
 
 class Times(NamedTuple):
-    """When each node of a run is issued, starts and ends, in ps, (nodes,)."""
+    """Picoseconds at which each node of a run is issued, starts and ends, (nodes,) each."""
 
     issued: I64
     start: I64
@@ -47,30 +47,30 @@ class Times(NamedTuple):
 
 
 def times_of(timeline: Timeline) -> Times:
-    """The times of the nodes of `timeline`."""
+    """Returns the times of the nodes of `timeline`."""
     return Times(timeline.issue_end_ps, timeline.start_ps, timeline.end_ps)
 
 
 class _Counts(NamedTuple):
-    """What time counts as."""
+    """Which Cause the time of each op counts as."""
 
     running: I64
     """Cause of each op while it runs on the compute stream, (n_ops,)"""
     waiting: I64
-    """Cause of waiting for each op on each stream, (n_ops, n_streams)"""
+    """Cause of the time that the compute stream waits for each op on each stream, (n_ops, n_streams)"""
     split_ps: I64
-    """picoseconds by Cause of ops that stand for several, 0 for all others, (n_ops, N_CAUSES)"""
+    """picoseconds by Cause inside ops that stand for a run of blocks, 0 for all others, (n_ops, N_CAUSES)"""
     phase: I8
-    """(nodes,)"""
+    """Phase of each node, (nodes,)"""
 
 
 def breakdown_ps(
     flat: FlatProgram, program: Program, timeline: Timeline, split_ps: I64 | None = None, alone: bool = False
 ) -> I64:
-    """Picoseconds by rank class and Cause, (n_classes, N_CAUSES); every row sums to the end of the step.
+    """Returns picoseconds by rank class and Cause, (n_classes, N_CAUSES); every row sums to the end of the step.
 
-    `flat` and `timeline` are of `program`. `split_ps` (n_ops, N_CAUSES) divides ops that stand for several. With
-    `alone` every class is a program of its own: rows sum to the end of their class.
+    `flat` and `timeline` are of `program`. `split_ps` (n_ops, N_CAUSES) divides ops that stand for a run of blocks.
+    With `alone` every class is a program of its own: its row sums to the end of the class.
     """
     ops = program.ops
     joint = np.zeros(len(program.channels) + 1, np.bool_)
@@ -87,10 +87,10 @@ def breakdown_ps(
 
 
 def waiting_causes(program: Program) -> I64:
-    """What waiting for each op on each stream is, (n_ops, n_streams).
+    """Returns the Cause of waiting for each op on each stream, (n_ops, n_streams).
 
-    Streams are for one purpose each, except in traces, which have more streams than purposes: there a collective over
-    a data-parallel group counts as such wherever it runs, and so do kernels on the lanes that pipelines use.
+    The purpose of the stream decides. Traces have more streams than there are purposes: in them a collective over a
+    data-parallel group counts as data parallelism on any stream, and so does a kernel on a stream of pipelines.
     """
     causes = np.tile(_STREAM_CAUSE, (len(program.ops), 1))
     parallel = Origin.of(program).data_parallel
@@ -103,7 +103,7 @@ def waiting_causes(program: Program) -> I64:
 
 
 def node_causes(flat: FlatProgram, program: Program, nodes: I64) -> I64:
-    """The Cause of the time in which each of `nodes` runs, (n,): off the compute stream that of waiting for it."""
+    """Returns the Cause of the time in which each of `nodes` runs, (n,); off the compute stream, of waiting for it."""
     op, stream, phase = flat.op[nodes], flat.stream[nodes], flat.phase[nodes]
     causes: I64 = waiting_causes(program)[op, stream]
     compute = stream == Stream.COMPUTE
@@ -115,9 +115,9 @@ def node_causes(flat: FlatProgram, program: Program, nodes: I64) -> I64:
 
 @njit
 def _waited_ps(blocker: int, now: int, nodes: Nodes, times: Times, joint: Mask, before: I32) -> int:
-    """Picoseconds after `now` in which what ends with node `blocker` waited for other GPUs to join a collective.
+    """Returns the picoseconds after `now` that the chain up to node `blocker` waited for GPUs to join a collective.
 
-    `before` is the node before each on its stream, -1 for none.
+    `before` (nodes,) is the previous node on the stream of each node, -1 for none.
     """
     waited = 0
     node = blocker
@@ -136,7 +136,7 @@ def _waited_ps(blocker: int, now: int, nodes: Nodes, times: Times, joint: Mask, 
 
 @njit
 def stream_before(class_ptr: I64, stream: I8) -> I32:
-    """The node before each on its stream, -1 for none."""
+    """Returns the previous node on the stream of each node, (nodes,), -1 for none."""
     before = np.full(len(stream), -1, np.int32)
     for c in range(len(class_ptr) - 1):
         last = np.full(128, -1, np.int32)
@@ -148,7 +148,11 @@ def stream_before(class_ptr: I64, stream: I8) -> I32:
 
 @njit
 def _breakdown(nodes: Nodes, times: Times, counts: _Counts, joint: Mask, class_end: I64, has_pipeline: bool) -> I64:
-    """`joint` is of every meeting; `class_end` is empty where classes are programs of their own."""
+    """Returns `breakdown_ps`, compiled.
+
+    `joint` (meetings,) tells the meetings of several kinds of GPUs; `class_end` (n_classes,) is in ps, and empty where
+    classes are programs of their own.
+    """
     class_ptr, op, stream, meeting, end = nodes.class_ptr, nodes.op, nodes.stream, nodes.meeting, times.end
     n_classes = len(class_ptr) - 1
     step_end = class_end.max() if len(class_end) else -1
@@ -200,10 +204,10 @@ def _breakdown(nodes: Nodes, times: Times, counts: _Counts, joint: Mask, class_e
 
 
 def pace_setter(seconds: F64) -> int:
-    """The rank class that waits least for others; `seconds` by rank class and Cause."""
+    """Returns the rank class that waits least for others; `seconds` is (n_classes, N_CAUSES)."""
     return int(np.argmin(seconds[:, Cause.BUBBLE] + seconds[:, Cause.WAITING]))
 
 
 def exposed_s(row: F64) -> float:
-    """Seconds of exposed communication in one row (seconds by Cause)."""
+    """Returns the seconds of exposed communication in `row`, seconds by Cause (N_CAUSES,)."""
     return float(sum(row[cause] for cause in EXPOSED))

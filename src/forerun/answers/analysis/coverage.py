@@ -1,4 +1,4 @@
-"""How much of a step's kernel time lies in shapes that were measured on the device, and what lies outside."""
+"""The share of a step's kernel time in shapes that were measured on the device, and the kernels outside of them."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _LABELS = {
     label: [kind for kind in OpKind if KINDS[kind].label == label]
     for label in dict.fromkeys(one.label for one in KINDS.values() if one.work in (Work.COMPUTE, Work.COMMUNICATION))
 }
-"""Kinds of what counts as kernel time; copies to the host and fixed delays do not."""
+"""names of the kinds of op that count as kernel time; copies to the host and fixed delays do not"""
 _LISTED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class KindCoverage:
-    """Kernels of one kind. Shares are of all kernel time, of all ranks."""
+    """Kernels of one kind, as shares of the kernel time of all ranks."""
 
     share: float
     inside: float
-    """of that in calibrated shapes"""
+    """the part of it in calibrated shapes"""
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Kernel time in calibrated shapes."""
+    """The share of kernel time in calibrated shapes."""
 
     share: float
-    """of all kernel time, 0 to 1; 1 where there is none"""
+    """share of all kernel time, 0 to 1; 1 where no kernel takes time"""
     by_kind: dict[str, KindCoverage]
-    """of the kinds that take time"""
+    """kind -> its coverage, for the kinds that take time"""
     outside: tuple[tuple[str, float], ...]
-    """what lies outside with the most time, and its share of all kernel time"""
+    """kernels outside calibrated shapes that take most time, each with its share of all kernel time"""
 
 
 def coverage(program: Program, costs: StepCosts) -> Coverage:
-    """Coverage of the ops of `program` by the time that each takes alone, over all ranks."""
+    """Returns the coverage of the ops of `program` by the time that each takes alone, over all ranks."""
     ops = program.ops
     ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
     spent = (ranks @ op_counts(program)) * costs.duration_ps
@@ -72,7 +72,7 @@ def coverage(program: Program, costs: StepCosts) -> Coverage:
 
 
 def _described(ops: OpTable, row: int, groups: Sequence[CommGroup]) -> str:
-    """An op by its name and by what decides whether it was measured."""
+    """Describes an op by its name and by the shape and dtype that decide whether it was measured."""
     shape = ops.details_of(row).words(ops.kernel[row])
     if shape:
         return f"{ops.name[row]} {shape}"

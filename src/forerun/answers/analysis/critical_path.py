@@ -1,8 +1,9 @@
-"""The critical path of a step: the chain of work, each piece begun by the end of the one before, that makes it so long.
+"""The critical path of a step: the chain of work in which each piece starts when the one before it ends.
 
-It is walked from the end of the step backwards. What a node's start waited for last is the node before it on its
-stream, one of its predecessors, the host that issued it or, for a node that meets others, one of these for the last
-of them to arrive; so the path crosses to other rank classes and, unlike the breakdown of one class, holds no waiting.
+It is found backwards from the end of the step. The start of a node waited last for the previous node on its stream, for
+one of its predecessors, or for the host that issued it. A node that meets others waited for the last of them to arrive,
+and so for what that one waited for. The path therefore crosses to other rank classes and, unlike the breakdown of one
+class, contains no waiting.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """All pieces of the path that are of the ops of one name, and of one cause."""
+    """All pieces of the path whose ops have one name and one cause."""
 
     name: str
     cause: str
-    """entry of Cause in lower case; `host` where the path goes through the launch of the op"""
+    """member of Cause in lower case; `host` where the path goes through the launch of the op"""
     count: int
     time_ps: int
     share: float
-    """of the step"""
+    """share of the step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +45,27 @@ class CriticalPath:
 
     step_ps: int
     by_cause_ps: dict[str, int]
-    """Cause in lower case -> picoseconds, most first; the sum is step_ps"""
+    """Cause in lower case -> picoseconds, longest first; the sum is step_ps"""
     by_class_ps: dict[str, int]
-    """name of the rank class -> picoseconds that the path spends in it, most first; the sum is step_ps"""
+    """name of the rank class -> picoseconds that the path spends in it, longest first; the sum is step_ps"""
     contributors: tuple[Contributor, ...]
-    """most first; the sum is step_ps"""
+    """longest first; their times sum to step_ps"""
     node: I64
-    """(pieces,) node of the FlatProgram, in the order of time"""
+    """node of the FlatProgram for each piece, in order of time, (pieces,)"""
     on_host: Mask
-    """(pieces,) where the piece is the launch of the node by the host, not the node itself"""
+    """whether each piece is the host's launch of the node instead of the node itself, (pieces,)"""
     start_ps: I64
     end_ps: I64
 
 
 def critical_path(simulation: Simulation) -> CriticalPath:
-    """The critical path of an unfolded `simulation`. Of things that end at once the path follows one, always the same:
-    the stream's own node, then the predecessor that was issued first, then the host.
+    """Returns the critical path of an unfolded `simulation`.
+
+    Where several things end at the same time, the path prefers the previous node of the stream, then the predecessor
+    that was issued first, then the host.
 
     Raises:
-        ForerunError: the run is folded: its blocks have no nodes to walk along.
+        ForerunError: the run is folded, so the nodes inside its blocks are missing.
     """
     if FOLDED_BLOCKS in simulation.program.ops.name:
         raise ForerunError("critical path: the run is folded; simulate it with folded=False")
@@ -70,7 +73,10 @@ def critical_path(simulation: Simulation) -> CriticalPath:
 
 
 def path_of(program: Program, flat: FlatProgram, timeline: Timeline, issue_ps: I64) -> CriticalPath:
-    """The same for a Timeline of `program`. `issue_ps` is the host's time per op, as given to `engine.simulate`."""
+    """Returns the critical path of a Timeline of `program`.
+
+    `issue_ps` (n_ops,) is the host's time for each op, as given to `engine.simulate`.
+    """
     step_ps = timeline.end_of_step_ps
     before = stream_before(flat.class_ptr, flat.stream)
     member_ptr, member = _members(flat.meeting, len(flat.meeting_size))
@@ -116,7 +122,7 @@ def _most_first(times: dict[str, int]) -> dict[str, int]:
 
 
 def _contributors(program: Program, op: I32, cause: I64, spent: I64, step_ps: int) -> tuple[Contributor, ...]:
-    """Pieces that take time, by name of op and cause."""
+    """Groups the pieces that take time by name of op and cause."""
     taking = spent > 0
     keys, place = np.unique(op[taking].astype(np.int64) * N_CAUSES + cause[taking], return_inverse=True)
     totals, counts = _sums(place, spent[taking], len(keys)), np.bincount(place, minlength=len(keys)).tolist()
@@ -134,7 +140,7 @@ def _contributors(program: Program, op: I32, cause: I64, spent: I64, step_ps: in
 
 @njit
 def _members(meeting: I32, n_meetings: int) -> tuple[I64, I32]:
-    """Nodes of each meeting in their order, CSR."""
+    """Returns the nodes of each meeting in their order, as CSR."""
     ptr = np.zeros(n_meetings + 2, np.int64)
     for m in meeting:
         if m >= 0:
@@ -150,7 +156,7 @@ def _members(meeting: I32, n_meetings: int) -> tuple[I64, I32]:
 
 @njit
 def _waited_for(i: int, at: int, nodes: Nodes, times: Times, before: I32) -> tuple[bool, int]:
-    """Whether node `i` itself was ready no earlier than `at`, and the node that it waited for last, -1 for the host."""
+    """Returns whether node `i` was ready no earlier than `at`, and the node that it waited for last (-1: the host)."""
     if before[i] >= 0 and times.end[before[i]] == at:
         return True, before[i]
     found = -1
@@ -166,9 +172,9 @@ def _walk(
     nodes: Nodes, times: Times, issue_ps: I64, before: I32, member_ptr: I64, member: I32, first: int, by_host: bool,
     pieces: I64,
 ) -> int:  # fmt: skip
-    """Walk back from the end of node `first`, or of its launch; how many pieces the path has.
+    """Walks back from the end of node `first`, or of its launch, and returns the number of pieces.
 
-    Where `pieces` is not empty, they go there: a node, or -1 - node for its launch.
+    Writes the pieces to `pieces` unless it is empty: a node, or -1 - node for its launch.
     """
     n, node, host = 0, first, by_host
     while node >= 0:

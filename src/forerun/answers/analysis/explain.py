@@ -1,4 +1,4 @@
-"""Where every figure of a prediction comes from, one line a figure."""
+"""Says where every figure of a prediction comes from, one line for each figure."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _outside(coverage: Coverage) -> list[str]:
 
 
 def _stand_ins(program: Program, device: Device) -> list[str]:
-    """A line for each attention kernel of the program whose own rates on the device are not known."""
+    """Returns a line for each attention kernel of the program whose own rates on the device are not known."""
     ops = program.ops
     kernels = sorted(set(ops.kernel) - {""})
     rates = {kernel: fused_kernel(kernel).rate_on(device.architecture).stands_in for kernel in kernels}

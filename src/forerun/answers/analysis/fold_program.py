@@ -1,10 +1,10 @@
-"""Fold a Program before it is run: what always takes the same time is simulated once.
+"""Folds a Program before it is run: blocks that always take the same time are simulated once.
 
-A *closed* block starts and ends on the compute stream, waits for no event and meets nobody, so alone it takes the
-same time as anywhere, as long as no gradient reduction or parameter gather runs beside it and the host keeps ahead of
-the device. Runs of closed blocks become one node of that time (and one for the rest of the host's work). Blocks that
-the host holds up, and everything from the first overlapping collective on, stay as they are: the folded run is the
-unfolded one to the picosecond (tests/answers/analysis/test_fold_program.py).
+A *closed* block starts and ends on the compute stream, waits for no event and has no rendezvous. It takes the same time
+alone as anywhere in the step, provided that no gradient reduction or parameter gather runs beside it and that the host
+stays ahead of the device. A run of closed blocks becomes one node of their time, and a second one for the rest of the
+host's work. Blocks that wait for the host, and everything from the first overlapping collective on, stay as they are,
+so the folded run equals the unfolded one to the picosecond (tests/answers/analysis/test_fold_program.py).
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ class Folded:
     program: Program
     costs: StepCosts
     split_ps: I64
-    """picoseconds by Cause inside each op that stands for a run of blocks, (n_ops, N_CAUSES); zero for other ops"""
+    """picoseconds by Cause inside each op that stands for a run of blocks, (n_ops, N_CAUSES); 0 for other ops"""
     flops: F64
     """FLOPs of each op, (n_ops,)"""
     shared_ps: I64
-    """what sharing links adds inside each op that stands for a run of blocks, (n_ops,); zero for other ops"""
+    """picoseconds that sharing links adds inside each op that stands for a run of blocks, (n_ops,); 0 for other ops"""
 
 
 @dataclass(slots=True)
 class _Closed:
-    """What one closed block takes alone."""
+    """The times of one closed block that runs alone."""
 
     duration_ps: int
     first_issue_ps: int
     issue_ps: int
     lead_ps: int
-    """how far the host must be ahead of the device at the start, so that nothing inside waits for it"""
+    """how far the host must be ahead of the device at the start so that no node of the block waits for it"""
     split_ps: I64
     flops: float
     shared_ps: int
 
 
 def fold(program: Program, costs: StepCosts) -> Folded:
-    """`program` with its runs of closed blocks as single nodes."""
+    """Returns `program` with each run of closed blocks as a single node."""
     may_close = _used_and_closed(program)
     closed = _closed_blocks(program, costs, np.flatnonzero(may_close).tolist())
     if not closed:
@@ -104,7 +104,7 @@ def _unfolded(program: Program, costs: StepCosts) -> Folded:
 
 
 def unfolded(program: Program, costs: StepCosts) -> Folded:
-    """The same without folding, for timelines that people read node by node."""
+    """Returns `program` as it is, for timelines that people read node by node."""
     return _unfolded(program, costs)
 
 
@@ -127,7 +127,7 @@ def _is_closed(block: Block) -> bool:
 
 
 def _used_and_closed(program: Program) -> Mask:
-    """Blocks that some rank class runs and that are closed."""
+    """Returns which blocks are closed and run by some rank class, (n_blocks,)."""
     out = np.zeros(len(program.blocks), np.bool_)
     for cls in program.rank_classes:
         out[cls.block] = True
@@ -137,7 +137,7 @@ def _used_and_closed(program: Program) -> Mask:
 
 
 def _closed_blocks(program: Program, costs: StepCosts, numbers: list[int]) -> dict[int, _Closed]:
-    """What the closed blocks `numbers` take alone."""
+    """Simulates each of the closed blocks `numbers` alone."""
     if not numbers:
         return {}
     zero = np.zeros(N_CATEGORIES, np.int64)
@@ -178,16 +178,17 @@ def _closed_blocks(program: Program, costs: StepCosts, numbers: list[int]) -> di
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """Blocks by what their collectives do to the blocks around them; masks over the blocks of a Program."""
+    """Which blocks have collectives that affect the blocks around them; masks are (n_blocks,)."""
 
     lasting: list[tuple[Mask, Mask]]
-    """(starts one, waits for it) for every event slot that collectives record"""
+    """for every event slot that collectives record: the blocks that start one, and the blocks that wait for it"""
     early: list[tuple[Mask, Mask]]
-    """(may start one before compute gets there, records the event it waits for) for every such event"""
+    """for every event that a collective waits for: the blocks whose collective may start before compute reaches them,
+    and the blocks that record the event"""
 
 
 def _traffic(program: Program, costs: StepCosts, closed: Mask) -> _Traffic:
-    """Collectives and transfers that run beside other blocks, and may slow what is in `closed` ones."""
+    """Finds the collectives and transfers that run beside other blocks and may slow the nodes of `closed` blocks."""
     disturbs = _shares_links_with(program, costs, closed)
     if costs.slow_compute.any() or costs.slow_network.any():
         disturbs = disturbs | costs.network_op
@@ -224,7 +225,7 @@ def _traffic(program: Program, costs: StepCosts, closed: Mask) -> _Traffic:
 
 
 def _shares_links_with(program: Program, costs: StepCosts, closed: Mask) -> Mask:
-    """Ops that use a link which ops of the `closed` blocks use too, and which may have more to carry than it can."""
+    """Finds ops that share a link with ops of the `closed` blocks, if the link may be too slow for both, (n_ops,)."""
     out = np.zeros(len(program.ops), np.bool_)
     if costs.demand is None:
         return out
@@ -238,7 +239,7 @@ def _shares_links_with(program: Program, costs: StepCosts, closed: Mask) -> Mask
 
 
 def _quiet(cls: RankClass, traffic: _Traffic) -> Mask:
-    """Steps beside which no collective of another step can run."""
+    """Finds the steps of `cls` beside which no collective of another step can run, (steps,)."""
     n = len(cls.block)
     index = np.arange(1, n + 1)
     quiet = np.ones(n, np.bool_)
@@ -257,7 +258,7 @@ def _quiet(cls: RankClass, traffic: _Traffic) -> Mask:
 
 
 def _runs(foldable: Mask) -> list[tuple[int, int]]:
-    """(start, end) of every run of foldable steps, and (-1, step) for every other step, in order."""
+    """Returns (start, end) of every run of foldable steps, and (-1, step) for every other step, in order."""
     out: list[tuple[int, int]] = []
     edges = np.flatnonzero(np.diff(foldable.astype(np.int8))) + 1
     for start, end in pairwise([0, *edges.tolist(), len(foldable)]):
@@ -269,7 +270,7 @@ def _runs(foldable: Mask) -> list[tuple[int, int]]:
 
 
 def _rewrite(cls: RankClass, steps: list[int]) -> RankClass:
-    """Steps of a folded class: own step numbers stay, negative entries are folded blocks."""
+    """Returns `cls` with `steps`: a number from 0 keeps that step, a negative one is a folded block."""
     chosen = np.array(steps, np.int64)
     stays = np.maximum(chosen, 0)
     block = np.where(chosen >= 0, cls.block[stays], -1 - chosen)
@@ -285,7 +286,7 @@ def _rewrite(cls: RankClass, steps: list[int]) -> RankClass:
 
 
 def _host_stays_ahead(parts: list[_Closed]) -> bool:
-    """Whether no node of these blocks in a row ever waits for the host, which has just issued the first."""
+    """Whether no node of these consecutive blocks waits for the host, which has just issued the first node."""
     lead = parts[0].first_issue_ps
     for part in parts:
         if part.lead_ps > lead:
@@ -314,7 +315,7 @@ def _macro_block(op: int) -> Block:
 
 
 def _with_macros(ops: OpTable, macros: list[_Closed]) -> OpTable:
-    """`ops` with two rows a macro: its time, and the rest of the host's work."""
+    """Adds two rows for each macro to `ops`: its time, and the rest of the host's work."""
     n = 2 * len(macros)
     flops = np.zeros(n)
     flops[::2] = [macro.flops for macro in macros]
@@ -342,7 +343,7 @@ def _macro_costs(costs: StepCosts, macros: list[_Closed]) -> StepCosts:
 
 
 def _macro_splits(n_ops: int, macros: list[_Closed]) -> tuple[I64, I64]:
-    """`split_ps` and `shared_ps` of all ops."""
+    """Returns `split_ps` and `shared_ps` of all ops."""
     split = np.zeros((n_ops + 2 * len(macros), N_CAUSES), np.int64)
     shared = np.zeros(n_ops + 2 * len(macros), np.int64)
     for i, macro in enumerate(macros):

@@ -1,4 +1,4 @@
-"""The event history of a run: a row for everything that starts or ends, in order of time, as a table."""
+"""The event history of a run: a table with one row for every start and every end, in order of time."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ COLUMNS = (
     "node",
     "kind",
 )
-"""`time_ps` since the beginning of the run; `event` is start or end; `stream` is `host` for the launch of an op;
-`duration_ps` from the start to the end; `node` counts in the issue order of the rank class; `kind` is one of KINDS"""
+"""`time_ps` counts from the beginning of the run; `event` is start or end; `stream` is `host` for the launch of an op;
+`duration_ps` is from start to end; `node` counts in the issue order of the rank class; `kind` is one of KINDS"""
 KINDS = (*(work.name.lower() for work in Work), "host")
-"""kernels; collectives and transfers between GPUs; copies between GPU and host memory; fixed times, and marks that take
-none; launches by the host"""
+"""kernels; collectives and transfers between GPUs; copies between GPU and host memory; fixed times, and marks that
+take no time; launches by the host"""
 _NAMED = ("event", "rank_class", "stream", "op", "phase", "block", "module", "kind")
 _EVENTS = np.array(["start", "end"], object)
 _STREAMS = np.array([*(stream.name.lower() for stream in Stream), "host"], object)
@@ -48,7 +48,7 @@ _PHASES = np.array([phase.name.lower() for phase in Phase], object)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something starts or ends: a row of the history, with its columns (COLUMNS) as attributes."""
+    """One start or end: a row of the history, with its columns (COLUMNS) as attributes."""
 
     iteration: int
     time_ps: int
@@ -67,7 +67,7 @@ class Event:
 
     @property
     def event_type(self) -> str:
-        """The kind and the end of the event in one word, as compute_start or communication_end."""
+        """The kind of the event and whether it is a start or an end, in one word: compute_start, communication_end."""
         return f"{self.kind}_{self.event}"
 
     @property
@@ -81,19 +81,19 @@ EVENT_TYPES = tuple(f"{kind}_{event}" for kind in KINDS for event in _EVENTS)
 
 @dataclass(frozen=True, slots=True)
 class RunIteration:
-    """One optimizer step of a run, node by node."""
+    """One optimizer step of a run, with the times of its nodes."""
 
     start_ps: int
-    """since the beginning of the run"""
+    """picoseconds since the beginning of the run"""
     program: Program
     flat: FlatProgram
     timeline: Timeline
     issue_ps: I64
-    """the host's time per op, as given to `engine.simulate`"""
+    """the host's time for each op, as given to `engine.simulate`, (n_ops,)"""
 
     @staticmethod
     def of(simulation: Simulation, start_ps: int = 0) -> RunIteration:
-        """The iteration that `simulation` is of, from `start_ps` on."""
+        """Returns the iteration that `simulation` ran, from `start_ps` on."""
         return RunIteration(
             start_ps, simulation.program, simulation.flat, simulation.timeline, simulation.costs.issue_ps
         )
@@ -108,20 +108,20 @@ class History:
     """
 
     iterations: Iterable[RunIteration]
-    """read once for each table that is made; where it is a generator, for one"""
+    """every table reads them once, so a generator is enough for one table only"""
 
     def tables(self) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-        """The columns COLUMNS of one iteration after the other, (rows,) each."""
+        """Yields the columns COLUMNS of each iteration in turn, (rows,) each."""
         for number, iteration in enumerate(self.iterations):
             yield _table(number, iteration)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Row by row, in the order of COLUMNS; one iteration is in memory at a time."""
+        """Yields each row, in the order of COLUMNS; one iteration is in memory at a time."""
         for table in self.tables():
             yield from zip(*(table[column].tolist() for column in COLUMNS), strict=True)
 
     def events(self, kind: str | None = None) -> Iterator[Event]:
-        """Event by event; with `kind` those of one of KINDS or EVENT_TYPES alone.
+        """Yields each event; with `kind` only those of one of KINDS or EVENT_TYPES.
 
         Raises:
             UnknownName: there is no such kind.
@@ -132,11 +132,11 @@ class History:
         return (each for each in every if kind is None or kind in (each.kind, each.event_type))
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """All rows as dicts."""
+        """Returns all rows as dicts."""
         return [dict(zip(COLUMNS, row, strict=True)) for row in self.rows()]
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """All rows; names are categories. Raises ForerunError where pandas is not installed."""
+        """Returns all rows with names as categories. Raises ForerunError where pandas is not installed."""
         try:
             import pandas
         except ImportError:

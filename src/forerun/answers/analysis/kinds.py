@@ -1,4 +1,4 @@
-"""Kinds of GPUs in one run: which are possible, and what their ops cost together."""
+"""Several kinds of GPUs in one run: checks that they fit the plan, and joins the costs of their ops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forerun.core.program.types import OpTable
 
 
 def check_kinds(setup: Setup) -> None:
-    """Raise ForerunError for kinds that the plan's GPUs can't be, or factors that are no times."""
+    """Raises ForerunError for kinds of GPUs that don't fit the plan, and for factors of time that are not above 0."""
     if not 0 < setup.slow_links < inf:
         raise ForerunError(f"slow_links must be above 0 and finite, got {setup.slow_links}")
     plan, names = setup.plan, [kind.name for kind in setup.kinds]
@@ -38,7 +38,7 @@ def check_kinds(setup: Setup) -> None:
 
 
 def with_network_of(costs: StepCosts, shared: StepCosts, ops: OpTable) -> StepCosts:
-    """`costs` with collectives and transfers as they are in `shared`; both are of `ops`."""
+    """Returns `costs` with the collectives and transfers of `shared`; both are of `ops`."""
     network = ops.is_communication
     return replace(
         costs,
@@ -49,7 +49,7 @@ def with_network_of(costs: StepCosts, shared: StepCosts, ops: OpTable) -> StepCo
 
 
 def joined_costs(costs: Sequence[StepCosts]) -> StepCosts:
-    """Costs of op tables one after the other."""
+    """Joins the costs of op tables, one table after the other."""
     first = np.cumsum([0, *(len(one.duration_ps) for one in costs)]).tolist()
     return StepCosts(
         duration_ps=np.concatenate([one.duration_ps for one in costs]),

@@ -1,4 +1,4 @@
-"""How much longer collectives and transfers take because others use the same links at the same time."""
+"""The time that collectives and transfers lose because others use the same links at the same time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from forerun.core.program.types import I64, FlatProgram
 
 
 def shared_ps(flat: FlatProgram, costs: StepCosts, timeline: Timeline, inside_ps: I64 | None = None) -> I64:
-    """Picoseconds by which the ops of each rank class that use links outlast their time alone, (n_classes,).
+    """Returns how many picoseconds longer than alone the ops of each rank class take that use links, (n_classes,).
 
-    `inside_ps` (n_ops,) is that of what an op that stands for several holds.
+    `inside_ps` (n_ops,) is the same inside ops that stand for a run of blocks, 0 for other ops.
     """
     n_classes = len(flat.class_ptr) - 1
     longer = np.zeros(len(flat), np.int64)
@@ -27,7 +27,7 @@ def shared_ps(flat: FlatProgram, costs: StepCosts, timeline: Timeline, inside_ps
 
 
 def link_notes(shared_s: float) -> tuple[str, ...]:
-    """Lines of `explain` about links that are shared."""
+    """Returns the lines of `explain` about links that are shared."""
     if shared_s <= 0:
         return ()
     return (

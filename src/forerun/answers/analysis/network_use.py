@@ -1,4 +1,4 @@
-"""How busy a step keeps the links of a network."""
+"""How busy a step keeps the links of a network: the busiest link of each mesh axis."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from forerun.describe.cluster.types import Cluster
 
 @dataclass(frozen=True)
 class AxisUse:
-    """What the communication of one mesh axis does to the link that limits it."""
+    """The use that the communication of one mesh axis makes of the link that limits it."""
 
     axis: str
     ranks: int
     apart: int
-    """ranks between neighbours of a group"""
+    """distance between neighbours of a group, in ranks"""
     busiest_link: str
-    """`NPU 3 -> switch 64`; of equally busy ones the first"""
+    """`NPU 3 -> switch 64`; the first of equally busy links"""
     busy_s: float
-    """time in a step that the link transmits for this axis at its full rate"""
+    """seconds of a step that the link transmits for this axis at its full rate"""
     utilisation: float
     """busy_s over the step time"""
 
 
 @dataclass(frozen=True)
 class NetworkUse:
-    """The network that a prediction ran on."""
+    """The network that a prediction ran on, and how busy its links are."""
 
     topology: str
     npus: int
@@ -52,10 +52,10 @@ def network_use(
     step_s: float,
     pattern: CommunicationPattern | None = None,
 ) -> NetworkUse:
-    """The busiest link of each axis in a step of `program`, by what its collectives put on the link.
+    """Finds the busiest link of each axis in a step of `program` from the bytes that its collectives put on the link.
 
-    Where GPUs of several kinds run it, by what those put there that use it most. What `pattern` sends counts where it
-    knows its links.
+    Where GPUs of several kinds run the program, the kind that uses the link most counts. The bytes that `pattern` sends
+    count where the pattern knows its links.
     """
     limits, times = _Limits.of(program, network, cluster, n_gpus, pattern), _times(program)
     starts = Origin.of(program).part_ops or (0,)
@@ -79,13 +79,13 @@ _Links = dict[Busiest, float]
 
 @dataclass(frozen=True)
 class _Limits:
-    """The link that limits a collective."""
+    """Finds the link that limits each collective."""
 
     placed: OnTopology
     pattern: CommunicationPattern | None
     wires: Wires
     rows: frozenset[int]
-    """ops that the pattern runs"""
+    """indices of the ops that the pattern runs"""
 
     @classmethod
     def of(
@@ -103,7 +103,7 @@ class _Limits:
 
 
 def _busy_links(program: Program, limits: _Limits, times: F64, rows: range) -> dict[int, _Links]:
-    """By group, the links that limit collectives among the ops `rows`."""
+    """Returns, for each group, the links that limit its collectives among the ops `rows`."""
     busy: dict[int, _Links] = {}
     ops = program.ops
     for row in rows:
@@ -118,9 +118,9 @@ def _busy_links(program: Program, limits: _Limits, times: F64, rows: range) -> d
 
 
 def _times(program: Program) -> F64:
-    """(ops,): how often a rank runs each op in a step, of the rank class that does most often.
+    """Returns how often a rank runs each op in a step, in the rank class that runs it most often, (n_ops,).
 
-    The two ends of a transfer between stages count half: a rank's sends and receives use links of their own direction.
+    A send and a receive between stages count half each, because the two use links of opposite direction.
     """
     most = np.zeros(len(program.ops))
     joint = np.zeros(len(program.channels) + 1, np.bool_)

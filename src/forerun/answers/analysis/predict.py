@@ -1,4 +1,4 @@
-"""predict: build, run, read."""
+"""predict: builds the Program of a plan, runs it and reads the Prediction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 
 _FEW_PASSES = 4
-"""passes of the model below which looking for what repeats takes longer than running it"""
+"""with fewer passes of the model than this, looking for repeated blocks takes longer than running them all"""
 
 
 def predict(
@@ -24,11 +24,11 @@ def predict(
     network: Network | None = None,
     measured: Measured | None = None,
 ) -> Prediction:
-    """What one optimizer step of `model` under `plan` does on `cluster`.
+    """Predicts one optimizer step of `model` under `plan` on `cluster`.
 
     With `network` the GPUs communicate over it, rank r as its NPU r, in place of the links of the cluster. `measured`
-    are the user's own times of kernels and collectives, which go over the shipped ones. Reserved memory is what the
-    caching allocator holds in a replay.
+    holds the user's own times of kernels and collectives, which replace the shipped ones. A replay of PyTorch's caching
+    allocator finds the reserved memory.
 
     Raises:
         ImpossiblePlan: the plan cannot run; the message says why.
@@ -38,12 +38,12 @@ def predict(
 
 
 def predict_setup(setup: Setup) -> Prediction:
-    """As `predict`, for a Setup, whose stack may differ from what its file says."""
+    """Predicts one optimizer step of a Setup, like `predict`; the Setup may have a changed stack."""
     return simulate_setup(setup, folded=is_worth_folding(setup.plan)).prediction
 
 
 def is_worth_folding(plan: Plan) -> bool:
-    """Whether a step has so many passes that looking for what repeats is faster than running all."""
+    """Whether a step has so many passes that finding repeated blocks is faster than running them all."""
     return plan.pp * plan.n_microbatches > _FEW_PASSES
 
 
@@ -55,8 +55,8 @@ def simulate(
     network: Network | None = None,
     measured: Measured | None = None,
 ) -> Simulation:
-    """As `predict`, with the Program, its Timeline and its memory.
+    """Predicts like `predict`, and returns the Program, its Timeline and its memory too.
 
-    With `folded` the Timeline is of a Program whose equal runs of blocks are single nodes; the figures are the same.
+    With `folded` each run of closed blocks is a single node of the Timeline; the figures are the same.
     """
     return simulate_setup(Setup(model, plan, cluster, network, measured, replays=True), folded=folded)

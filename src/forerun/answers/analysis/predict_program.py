@@ -1,4 +1,4 @@
-"""predict_program: a saved Program on a cluster, at its own number of ranks or another."""
+"""predict_program: predicts a saved Program on a cluster, at its own number of ranks or another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from forerun.describe.stacks.catalog import load_stack
 
 STACK = "pytorch"
 _MANY_NODES = 50_000
-"""nodes from which looking for what repeats pays"""
+"""nodes of a Program from which on folding it is faster than running it whole"""
 _PALM_BACKWARD = 2.0
 _HOW = (
     "matrix products and attention of the program outside recomputation and optimizer, attention as if nothing were"
@@ -47,16 +47,17 @@ def predict_program(
     loop: TrainingLoop | None = None,
     storage: Storage | None = None,
 ) -> Simulation:
-    """What one step of a saved `program` does on `cluster`.
+    """Predicts one step of a saved `program` on `cluster`.
 
     Args:
-        n_gpus: ranks to run on; its own unless given. Only data parallelism may change (`program.scale`).
-        network: what the GPUs communicate over in place of the links of the cluster, rank r as its NPU r.
-        measured: the user's own times of kernels and collectives, which go over the shipped ones.
-        tokens_per_step: over all of the GPUs; what the program says unless given. Without, tokens/s are not known.
-        whole_timeline: keep every node in the Timeline; else runs of equal blocks may be single nodes of it.
-        loop: what the training loop does every n steps; what the program says unless given.
-        storage: where its checkpoints go.
+        n_gpus: ranks to run on; unless given, those of the program. Only data parallelism may change (`program.scale`).
+        network: the network of the GPUs in place of the links of the cluster, rank r as its NPU r.
+        measured: the user's own times of kernels and collectives, which replace the shipped ones.
+        tokens_per_step: tokens of a step over all GPUs; unless given, those that the program states. Tokens/s are not
+            known where neither does.
+        whole_timeline: keep every node in the Timeline; else a run of closed blocks may be a single node.
+        loop: the periodic work of the training loop; unless given, what the program states.
+        storage: the storage that checkpoints go to.
 
     Raises:
         ForerunError: `n_gpus` can't be reached without tracing again, the network or the cluster is too small, or the
@@ -88,10 +89,10 @@ def predict_program(
 
 
 def read_program(path: str | Path) -> Program:
-    """The Program saved in a file, called after it where it has no name of its own.
+    """Reads the Program saved in a file, and names it after the file where it has no name.
 
     Raises:
-        ForerunError: the file can't be read or is no Program that is whole; the message names it.
+        ForerunError: the file can't be read or holds no complete Program; the message names the file.
     """
     try:
         program = load(path)
@@ -103,7 +104,7 @@ def read_program(path: str | Path) -> Program:
 
 
 def placed_program(program: Program, cluster: Cluster, n_gpus: int | None = None) -> Program:
-    """`program` at `n_gpus` ranks on the nodes of `cluster`. Raises ForerunError as `predict_program`."""
+    """Returns `program` at `n_gpus` ranks on the nodes of `cluster`. Raises ForerunError like `predict_program`."""
     wanted = Origin.of(program).world_size if n_gpus is None else n_gpus
     if cluster.max_gpus is not None and wanted > cluster.max_gpus:
         raise ForerunError(f"cluster {cluster.name} joins at most {cluster.max_gpus} GPUs, not {wanted}")
@@ -111,7 +112,7 @@ def placed_program(program: Program, cluster: Cluster, n_gpus: int | None = None
 
 
 def _notes(program: Program, origin: Origin) -> tuple[str, ...]:
-    """Where the program is from, and what was changed."""
+    """Returns the lines of `explain` about where the program is from and what was changed."""
     ranks = Origin.of(program).world_size
     made = "traced" if origin.source == TRACE else "built"
     by = f" with torch {origin.torch}" if origin.torch else ""
@@ -124,7 +125,7 @@ def _notes(program: Program, origin: Origin) -> tuple[str, ...]:
 
 
 def _model_flops(program: Program) -> float:
-    """Model FLOPs of a rank in a step, mean over ranks. The op table holds what kernels execute."""
+    """Returns the model FLOPs of a rank in a step, mean over ranks. The op table has the FLOPs that kernels execute."""
     ops = program.ops
     counts = op_counts(program, (Phase.FORWARD, Phase.BACKWARD))
     ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
@@ -133,9 +134,10 @@ def _model_flops(program: Program) -> float:
 
 
 def _of_model(ops: OpTable) -> F64:
-    """Model FLOPs over executed ones of every op: 1 for products, 0 for what is neither product nor attention.
+    """Returns model FLOPs over executed FLOPs of every op, (n_ops,): 1 for matrix products, 0 for memory-bound kernels.
 
-    A causal mask halves the square on the diagonal, and fused backward kernels run 2.5 times the forward's FLOPs.
+    For attention the two differ: kernels leave out half of the square under a causal mask, and fused backward kernels
+    execute 2.5 times the FLOPs of the forward kernel.
     """
     share: F64 = ops.is_gemm.astype(np.float64)
     rows = np.flatnonzero(ops.is_attention)
@@ -147,7 +149,7 @@ def _of_model(ops: OpTable) -> F64:
 
 
 def _precision(ops: OpTable, counts: I64) -> str:
-    """The dtype in which most FLOPs of matrix products are."""
+    """Returns the dtype of most FLOPs of matrix products."""
     by_dtype: dict[str, float] = {}
     for row in np.flatnonzero(ops.is_gemm).tolist():
         by_dtype[ops.dtype[row]] = by_dtype.get(ops.dtype[row], 0.0) + float(ops.flops[row] * counts[row])

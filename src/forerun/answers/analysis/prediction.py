@@ -1,4 +1,4 @@
-"""Prediction: what a user reads. Every figure can say where it came from (`explain`)."""
+"""Prediction: the figures that a user reads; `explain` says where each of them comes from."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from forerun.sources.symbolic.training_state import InitStage
 
 @dataclass(frozen=True)
 class Prediction:
-    """The outcome of one plan or Program. Times in seconds, memory in GiB (2**30 bytes), of the slowest or fullest
-    rank.
+    """The outcome of one plan or Program: times in seconds on the slowest rank, memory in GiB (2**30 bytes) on the
+    fullest rank.
 
-    What a Program does not tell (its plan, tokens, model FLOPs) and what follows from it is None.
+    A figure is None where the Program does not state what it needs (plan, tokens, model FLOPs).
     """
 
     model: str
@@ -27,11 +27,11 @@ class Prediction:
     step_time_s: float
     step_time_low_s: float
     step_time_high_s: float
-    """the 80 % band (analysis/uncertainty.py): low <= step_time_s <= high"""
+    """upper end of the 80 % band (analysis/uncertainty.py): low <= step_time_s <= high"""
     tokens_per_s_per_gpu: float | None
     mfu: float | None
-    """model FLOP/s over dense peak: 6 N + 12 L h s per token, attention not halved for causal masks (PaLM, app. B);
-    of models given layer by layer the FLOPs of all layers. Where GPUs differ, over the mean of their peaks"""
+    """model FLOP/s over dense peak: 6 N + 12 L h s FLOPs per token, attention not halved for causal masks (PaLM, app.
+    B); the FLOPs of all layers for models given layer by layer. Where GPUs differ, the peak is the mean of theirs"""
     hfu: float
     """FLOP/s that the kernels execute, recomputation included and causal attention halved, over dense peak"""
 
@@ -39,57 +39,58 @@ class Prediction:
     peak_reserved_gib: float
     peak_reserved_low_gib: float
     peak_reserved_high_gib: float
-    """its 80 % band; no more than the device has, where the prediction fits"""
+    """upper end of its 80 % band; at most the device's memory where the prediction fits"""
     device_gib: float
-    """what nvidia-smi shows: what is reserved, the context and the buffers of NCCL"""
+    """memory that nvidia-smi shows: reserved memory, the CUDA context and the buffers of NCCL"""
     memory_limit_gib: float
-    """of the device of the fullest rank: where GPUs differ, that which takes most of its own"""
+    """memory of the fullest rank's device; where GPUs differ, the fullest rank takes the largest share of its device"""
     fits: bool
-    """on every rank"""
+    """whether every rank has enough memory"""
     fit_in_doubt: bool
-    """the limit lies within the 80 % band of what is needed at least: `fits` is the likelier answer"""
+    """whether the limit lies inside the 80 % band of the least memory needed; `fits` is then the likelier answer"""
     warnings: tuple[str, ...]
-    """what the figures leave out and a user should know, one line each"""
+    """effects that the figures leave out and a user should know, one line each"""
     memory_by_category_gib: dict[str, float]
-    """at the peak of the fullest rank class; the sum is peak_allocated_gib"""
+    """category -> GiB at the peak of the fullest rank class; the sum is peak_allocated_gib"""
     peak_rank_class: str
     peak_owner: str
-    """block and node at which the peak stands, for people"""
+    """the block and the node at which the peak occurs, in words"""
 
     exposed_comm_s: float
-    """time in which communication runs and no compute does"""
+    """seconds in which communication runs and no kernel does"""
     bubble_s: float
-    """time in which a rank waits for other pipeline stages, mean over ranks"""
+    """seconds in which a rank waits for other pipeline stages, mean over ranks"""
     breakdown: dict[str, float]
-    """seconds by cause on the slowest rank; the sum is step_time_s"""
+    """cause -> seconds on the slowest rank; the sum is step_time_s"""
     bottleneck: str
     dollars_per_billion_tokens: float | None
     coverage: float
     """share of kernel time in calibrated shapes, 0 to 1"""
     explain: tuple[str, ...]
-    """one line a figure: where it comes from"""
+    """where each figure comes from, one line each"""
     network: NetworkUse | None = None
-    """the network that collectives ran on in place of the cluster's links, where one was given"""
+    """the network that collectives ran on in place of the cluster's links; None where none was given"""
     missing: tuple[str, ...] | None = None
-    """where the user's own measurements were given: what they lack, most time first; the shipped model stood in"""
+    """ops that the user's own measurements lack, longest first, and that the shipped model timed; None where no
+    measurements were given"""
     sample: str | None = None
-    """what a model given layer by layer takes (image, sequence); None for a model of tokens"""
+    """one sample of a model given layer by layer (image, sequence); None for a model of tokens"""
     samples_per_s_per_gpu: float | None = None
-    """of those"""
+    """rate of these samples"""
     shared_links_s: float = 0.0
-    """by how much the collectives and transfers of the slowest rank, hidden or not, outlast their times alone because
-    others use the same links"""
+    """seconds that the collectives and transfers of the slowest rank, hidden or not, take longer because others use the
+    same links"""
     init: tuple[InitStage, ...] = ()
-    """memory at the stages of initialisation, of a plan whose stack makes its model as PyTorch's FSDP has it"""
+    """memory at the stages of initialisation; empty unless the plan's stack builds its model as PyTorch's FSDP does"""
     loop: LoopTime | None = None
-    """steps with the periodic work of the training loop, where somebody said what that is"""
+    """steps with the periodic work of the training loop; None where no training loop is known"""
 
     def rate_band(self, rate: float) -> tuple[float, float]:
-        """The 80 % band of a rate of this step (tokens/s, MFU): what it is at both ends of the band of the time."""
+        """Returns the 80 % band of a rate of this step (tokens/s, MFU), from the band of the step time."""
         return rate * self.step_time_s / self.step_time_high_s, rate * self.step_time_s / self.step_time_low_s
 
     def own_plan(self) -> Plan:
-        """The plan. Raises ForerunError for the prediction of a saved Program, which has none."""
+        """Returns the plan. Raises ForerunError for the prediction of a saved Program, which has no plan."""
         if self.plan is None:
             raise ForerunError(f"{self.model}: predicted from a saved Program, which has no plan")
         return self.plan

@@ -1,4 +1,4 @@
-"""From a Program to a Prediction: run it with its costs, and read what a user wants to know."""
+"""Runs a Program with its costs and reads a Prediction from the outcome."""
 
 from __future__ import annotations
 
@@ -39,32 +39,32 @@ from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.stack import Stack
 
 TIGHT = "memory is full: the allocator retries, after giving back what it caches, and that time is not counted"
-"""the warning of a Prediction that fits only so"""
+"""the warning of a Prediction that fits only if the allocator gives back its cache"""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a Program is of, as far as it is known."""
+    """The model, plan and work that a Program stands for, as far as they are known."""
 
     name: str
     n_gpus: int
     stack: Stack
     launching: Launching
     precision: str
-    """dtype whose peak MFU divides by"""
+    """dtype whose peak FLOP/s MFU divides by"""
     tokens_per_step: int | None
-    """over all GPUs"""
+    """tokens of a step over all GPUs"""
     model_flops: float | None
-    """of a GPU in a step"""
+    """model FLOPs of a GPU in a step"""
     model_flops_how: str
-    """what `model_flops` counts, for `explain`"""
+    """what `model_flops` counts, in words"""
     plan: Plan | None = None
     pattern: CommunicationPattern | None = None
-    """how gradients are exchanged; None: as NCCL does"""
+    """how ranks exchange gradients; None: as NCCL does"""
     sample: str | None = None
-    """what a model given layer by layer takes; None for a model of tokens"""
+    """one sample of a model given layer by layer (image, sequence); None for a model of tokens"""
     samples_per_step: int | None = None
-    """of those, over all GPUs"""
+    """samples of a step over all GPUs"""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """further lines of `explain`"""
@@ -72,7 +72,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Simulation:
-    """Everything that one prediction was read from."""
+    """A Prediction with everything that it was read from."""
 
     program: Program
     flat: FlatProgram
@@ -82,11 +82,11 @@ class Simulation:
     prediction: Prediction
     subject: Subject
     slowest: int
-    """rank class that sets the pace"""
+    """the rank class that sets the pace"""
 
     @property
     def model_flops_per_token(self) -> float | None:
-        """Model FLOPs of a token; None where FLOPs or tokens are not known."""
+        """The model FLOPs of a token; None where FLOPs or tokens are not known."""
         subject = self.subject
         if subject.model_flops is None or subject.tokens_per_step is None:
             return None
@@ -95,7 +95,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Memory of the fullest rank class of a Program."""
+    """The memory that the fullest rank class of a Program needs."""
 
     profiles: list[MemoryProfile]
     worst: int
@@ -107,7 +107,7 @@ class MemoryNeed:
     limit_bytes: int
     """memory of the device of the fullest rank class"""
     replayed: bool
-    """what is held was replayed, not estimated"""
+    """whether the allocator was replayed; else reserved memory is an estimate"""
 
 
 def memory_need(
@@ -118,13 +118,13 @@ def memory_need(
     settings: AllocatorSettings | None = None,
     graphs: bool = False,
 ) -> MemoryNeed:
-    """What `program` takes of the memory of a device of `cluster`, or of each rank class's own of `devices`, as `stack`
-    runs it.
+    """Returns the memory that `program` needs under `stack` on a device of `cluster`, or on `devices`, one for each
+    rank class.
 
-    Among several devices the fullest rank class is that which takes most of its own, and the Program fits where every
-    rank class does. With `settings` the caching allocator is replayed under them on the fullest rank class; without,
-    what it holds is an estimate. With `graphs` compiled code runs from CUDA graphs: its tensors are in a pool that is
-    reserved for good, and what PyTorch calls allocated leaves them out (blocks of a private pool are allocated while a
+    Among several devices the fullest rank class takes the largest share of its device, and the Program fits where every
+    rank class does. With `settings` the caching allocator is replayed under them on the fullest rank class; without
+    them, reserved memory is an estimate. With `graphs` compiled code runs from CUDA graphs: its tensors are in a pool
+    that stays reserved and that PyTorch does not count as allocated (blocks of a private pool are allocated while a
     graph is recorded, and freed by the time it is replayed; torch/_inductor/cudagraph_trees.py).
     """
     profiles, groups = profile(program), _used_groups(program)
@@ -157,9 +157,9 @@ def simulate_program(
     measured: Measured | None = None,
     replays: bool = False,
 ) -> Simulation:
-    """Run `program` on `cluster` and read it. With `replays` reserved memory is what the allocator holds.
+    """Runs `program` on `cluster` and reads its Prediction. With `replays` a replay of the allocator finds the memory.
 
-    With `folded` the Timeline is of a Program whose equal runs of blocks are single nodes; the figures are the same.
+    With `folded` each run of closed blocks is a single node of the Timeline; the figures are the same.
     """
     costs = step_costs(
         program.ops, program.groups, cluster, subject.stack, subject.launching, subject.n_gpus, network, measured
@@ -188,10 +188,11 @@ def simulate_costed(
     devices: Sequence[Device] = (),
     replays: bool = False,
 ) -> Simulation:
-    """As `simulate_program`, with the costs of the ops as they are given.
+    """Runs and reads a Program like `simulate_program`, with the given costs of its ops.
 
-    With `is_measured` the prediction lists what the user's measurements lack. `devices` are those of each rank class
-    where they are not all the cluster's. With `replays` reserved memory is what the allocator holds, not an estimate.
+    With `is_measured` the prediction lists the ops that the user's measurements lack. `devices` has one device for each
+    rank class unless all are the cluster's. With `replays` the allocator is replayed; else reserved memory is an
+    estimate.
     """
     missing = _missing(program, costs) if is_measured else None
     reduced = fold(program, costs) if folded else unfolded(program, costs)
@@ -306,13 +307,13 @@ def _read(
 
 
 def _used_groups(program: Program) -> list[CommGroup]:
-    """Groups that some collective or transfer of the Program uses: each has a communicator."""
+    """Returns the groups that some collective or transfer of the Program uses; each has a communicator."""
     used = np.unique(program.ops.group[program.ops.group >= 0]).tolist()
     return [program.groups[number] for number in used if program.groups[number].size > 1]
 
 
 def _missing(program: Program, costs: StepCosts) -> tuple[str, ...]:
-    """What measurements lack, by the time that a step spends in it on the rank that does so most."""
+    """Lists the ops that the measurements lack, by their time in a step on the rank that spends most in them."""
     times = (op_counts(program) * costs.duration_ps).max(axis=0, initial=0)
     spent: dict[str, int] = {}
     for op, what in costs.lacks.items():
@@ -323,7 +324,7 @@ def _missing(program: Program, costs: StepCosts) -> tuple[str, ...]:
 
 
 def _mean_peak(precision: str, program: Program, cluster: Cluster, devices: Sequence[Device]) -> float:
-    """Dense peak that MFU divides by, mean over ranks."""
+    """Returns the dense peak FLOP/s that MFU divides by, mean over ranks."""
     if not devices:
         return _peak(precision, cluster.device)
     peaks = np.array([_peak(precision, device) for device in devices])
@@ -331,7 +332,7 @@ def _mean_peak(precision: str, program: Program, cluster: Cluster, devices: Sequ
 
 
 def _peak(precision: str, device: Device) -> float:
-    """Dense peak of a device: of the 16-bit matrix unit, also for fp8 runs, as frameworks report it."""
+    """Returns the dense peak FLOP/s of a device's 16-bit matrix unit, also for fp8 runs, as frameworks report MFU."""
     wanted = precision if precision in ("fp32", "tf32", "fp16") else "bf16"
     for dtype in (wanted, "bf16", "fp16"):
         if dtype in device.peak_flops:
@@ -340,14 +341,14 @@ def _peak(precision: str, device: Device) -> float:
 
 
 def _weights(program: Program) -> F64:
-    """Ranks of each class over their mean, (n_classes,)."""
+    """Returns the number of ranks of each class over the mean number, (n_classes,)."""
     ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
     weights: F64 = ranks / ranks.mean()
     return weights
 
 
 def _hardware_flops(reduced: Folded, flat: FlatProgram) -> float:
-    """FLOPs per GPU that the kernels of the step execute, mean over ranks."""
+    """Returns the FLOPs per GPU that the kernels of the step execute, mean over ranks."""
     weights = np.repeat(_weights(reduced.program), np.diff(flat.class_ptr))
     return float((reduced.flops[flat.op] * weights).sum()) / len(reduced.program.rank_classes)
 

@@ -1,4 +1,4 @@
-"""Setup: everything that one iteration is simulated from. What-if, scaling and advice are Setups that differ."""
+"""Setup: everything that one iteration is simulated from. What-if, scaling and advice compare Setups."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from forerun.describe.stacks.stack import Stack
 
 @dataclass(frozen=True)
 class RankKind:
-    """GPUs that differ from the cluster's: whole data-parallel replicas of the plan."""
+    """GPUs of one kind that differ from the cluster's: whole data-parallel replicas of the plan."""
 
     name: str
     n_gpus: int
     device: Device | None = None
-    """None: the cluster's"""
+    """their device; None: the cluster's"""
     slowdown: float = 1.0
-    """time of its kernels over that of a sound GPU"""
+    """time of their kernels over the time on a sound GPU"""
     micro_batch: int | None = None
     """samples of a micro batch; None: the plan's"""
 
@@ -39,43 +39,43 @@ class Setup:
     plan: Plan
     cluster: Cluster
     network: Network | None = None
-    """topology in place of the cluster's links"""
+    """the network in place of the cluster's links"""
     measured: Measured | None = None
-    """the user's own times"""
+    """the user's own times of kernels and collectives"""
     pattern: CommunicationPattern | None = None
-    """how gradients are exchanged; None: as NCCL does"""
+    """how ranks exchange gradients; None: as NCCL does"""
     changed_stack: Stack | None = None
-    """a stack in place of the plan's; None: the plan's, as its file says"""
+    """the stack in place of the plan's; None: the plan's, as its file says"""
     kinds: tuple[RankKind, ...] = ()
-    """GPUs that differ; the rest are the cluster's. Together they are the plan's world"""
+    """the GPUs that differ; the rest of the plan's GPUs are the cluster's"""
     replays: bool = False
-    """reserved memory is what the caching allocator holds in a replay; else an estimate, which takes no time"""
+    """whether the caching allocator is replayed to find reserved memory; else it is an estimate, which takes no time"""
     slow_links: float = 1.0
-    """time of collectives and transfers over that of sound links"""
+    """time of collectives and transfers over the time on sound links"""
 
     @property
     def stack(self) -> Stack:
-        """The stack in force: the changed one, or the plan's on so many nodes."""
+        """The stack that runs the plan: the changed one, or the plan's own for the number of nodes."""
         return self.changed_stack or load_stack(self.plan.stack).across(ceil(self.n_gpus / self.cluster.node_size))
 
     @property
     def n_gpus(self) -> int:
-        """GPUs of the run."""
+        """The number of GPUs of the run."""
         return self.plan.world_size
 
     @property
     def reduce_dtype(self) -> str:
-        """Dtype in which gradients are reduced."""
+        """The dtype in which gradients are reduced."""
         return str(rules.reduce_dtype(self.plan, self.stack))
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of an element of the gradients that are reduced."""
+        """The bytes per element of the gradients that are reduced."""
         return int(rules.element_bytes(self.reduce_dtype))
 
     @property
     def parts(self) -> tuple[RankKind, ...]:
-        """All GPUs by kind, in order of the data-parallel replicas that they are: the cluster's own first, if any.
+        """All GPUs by kind, in the order of their data-parallel replicas: the cluster's own first, if any.
 
         The second part of one name is called `<name> (2)`.
         """
@@ -90,7 +90,7 @@ class Setup:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples (sequences, images) of one optimizer step over all GPUs."""
+        """The samples (sequences, images) of one optimizer step over all GPUs."""
         default = self.plan.micro_batch
         per_replica = self.n_gpus // self.plan.dp
         missing = sum((kind.n_gpus // per_replica) * ((kind.micro_batch or default) - default) for kind in self.kinds)

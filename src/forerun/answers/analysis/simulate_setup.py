@@ -22,17 +22,17 @@ from forerun.sources.symbolic.build import build
 
 @dataclass(frozen=True)
 class Prepared:
-    """A Setup with its Program and what the ops of that cost, ready to run."""
+    """A Setup with its Program and the costs of its ops, ready to run."""
 
     setup: Setup
     program: Program
     costs: StepCosts
     subject: Subject
     devices: tuple[Device, ...] = ()
-    """of each rank class, where they are not all the cluster's"""
+    """the device of each rank class; empty where all are the cluster's"""
 
     def run(self, folded: bool = False) -> Simulation:
-        """Run the Program and read the outcome."""
+        """Runs the Program and reads the outcome."""
         setup = self.setup
         return simulate_costed(
             self.program,
@@ -47,15 +47,15 @@ class Prepared:
         )
 
     def under(self, stack: Stack) -> Prepared:
-        """Returns the same Program, for GPUs of one kind, under a stack that has only other rates and host times."""
+        """Returns the same Program under `stack`, which differs in rates and host times only; for GPUs of one kind."""
         setup, subject = replace(self.setup, changed_stack=stack), replace(self.subject, stack=stack)
         return replace(self, setup=setup, subject=subject, costs=_costs(setup, self.program, subject, setup.cluster))
 
 
 def simulate_setup(setup: Setup, folded: bool = False) -> Simulation:
-    """One iteration of `setup`: its Program, Timeline, memory and Prediction.
+    """Simulates one iteration of `setup`: its Program, Timeline, memory and Prediction.
 
-    With `folded` the Timeline is of a Program whose equal runs of blocks are single nodes; the figures are the same.
+    With `folded` each run of closed blocks is a single node of the Timeline; the figures are the same.
 
     Raises:
         ImpossiblePlan: the plan cannot run; the message says why.
@@ -66,7 +66,7 @@ def simulate_setup(setup: Setup, folded: bool = False) -> Simulation:
 
 
 def prepare(setup: Setup) -> Prepared:
-    """Program and costs of `setup`. Raises as `simulate_setup`."""
+    """Builds the Program of `setup` and the costs of its ops. Raises the errors of `simulate_setup`."""
     check_kinds(setup)
     if setup.network is not None:
         check_size(setup.network, setup.n_gpus)
@@ -83,7 +83,7 @@ def prepare(setup: Setup) -> Prepared:
 
 
 def _part(setup: Setup, part: RankKind, subject: Subject) -> tuple[Program, StepCosts]:
-    """The Program that GPUs of one kind execute, and its costs: kernels on their device, collectives as all others."""
+    """Returns the Program of the GPUs of one kind and its costs: kernels as on their device, collectives as on all."""
     plan = setup.plan if part.micro_batch is None else replace(setup.plan, micro_batch=part.micro_batch)
     cluster = setup.cluster if part.device is None else replace(setup.cluster, device=part.device)
     check_plan(setup.model, plan, cluster)
@@ -112,7 +112,7 @@ def _costs(setup: Setup, program: Program, subject: Subject, cluster: Cluster) -
 
 
 def _devices(setup: Setup, program: Program) -> tuple[Device, ...]:
-    """Device of each rank class; none where all are the cluster's."""
+    """Returns the device of each rank class; none where all are the cluster's."""
     devices = [part.device or setup.cluster.device for part in setup.parts]
     if all(device == setup.cluster.device for device in devices):
         return ()
@@ -121,7 +121,7 @@ def _devices(setup: Setup, program: Program) -> tuple[Device, ...]:
 
 
 def _subject(setup: Setup) -> Subject:
-    """What the Program of `setup` is of."""
+    """Returns the Subject of the Program of `setup`."""
     plan, model = setup.plan, setup.model
     tokens: int | None
     sample: str | None = None
@@ -152,7 +152,7 @@ def _subject(setup: Setup) -> Subject:
 
 
 def _notes(setup: Setup) -> tuple[str, ...]:
-    """Lines of `explain` about the pattern of gradients and about GPUs that differ."""
+    """Returns the lines of `explain` about the exchange of gradients and about GPUs that differ."""
     pattern = setup.pattern
     exchange = () if pattern is None else (f"gradients: exchanged as {pattern.name} does, not as NCCL would choose",)
     if not setup.kinds:

@@ -1,4 +1,4 @@
-"""Costs of a step whose GPUs, links or hosts are slower than sound ones."""
+"""The costs of a step whose GPUs, links or hosts are slower than sound ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.core.program.types import F64, I64, OpTable
 def slowed(
     costs: StepCosts, ops: OpTable, *, compute: float = 1.0, network: float = 1.0, host: float = 1.0
 ) -> StepCosts:
-    """`costs` of `ops` with times multiplied by factors.
+    """Returns the `costs` of `ops` with times multiplied by factors.
 
     `compute` is for kernels, with the gap before each; `network` for collectives and transfers; `host` for issuing and
     for delays, which are the host's work between kernels. Copies between device and host memory stay as they are.
@@ -26,7 +26,7 @@ def slowed(
 
 
 def of_kinds(ops: OpTable, compute: float, network: float, host: float) -> F64:
-    """The factor of every op, (n_ops,)."""
+    """Returns the factor of every op, (n_ops,)."""
     factor = np.ones(len(Work))
     factor[[Work.COMPUTE, Work.COMMUNICATION, Work.DELAY]] = compute, network, host
     out: F64 = factor[ops.work]
@@ -34,6 +34,6 @@ def of_kinds(ops: OpTable, compute: float, network: float, host: float) -> F64:
 
 
 def times(picoseconds: I64, factor: F64 | float) -> I64:
-    """Whole picoseconds of `picoseconds` times `factor`."""
+    """Returns `picoseconds` times `factor`, rounded to whole picoseconds."""
     out: I64 = np.rint(picoseconds * factor).astype(np.int64)
     return out

@@ -1,8 +1,8 @@
-"""loop_time: what the periodic work of a training loop costs around a simulated step.
+"""loop_time: the time that the periodic work of a training loop adds to a simulated step.
 
-A simulated step begins with an idle device, as steps do in loops that read something from the device in each of them
-(torchtitan the number of tokens, simple_pytorch the loss). So what the host does between two steps stalls the device in
-full. What slows the host within a step, as recording does, is simulated: a device that is busy hides it.
+A simulated step begins with an idle device, as in training loops that read a value from the device in every step
+(torchtitan the number of tokens, simple_pytorch the loss). Work of the host between two steps therefore stalls the
+device for its whole time. Work of the host inside a step, such as recording, is simulated: a busy device hides it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from forerun.describe.plan.training_loop import TrainingLoop
 
 _NUMBER_BYTES = 4
 _ALL_DATA = "dp_all"
-"""group of a plan's Program that joins all ranks whose losses differ"""
+"""name of the group, in a plan's Program, of all ranks whose losses differ"""
 
 
 def loop_time(
@@ -42,12 +42,12 @@ def loop_time(
     saved: SavedState,
     storage: Storage | None = None,
 ) -> LoopTime:
-    """The mean step of `loop`, whose plain step is `simulation`.
+    """Returns the mean step of `loop`, given its plain step in `simulation`.
 
     Args:
-        program: what was simulated, before blocks were folded.
-        saved: what a checkpoint of the run consists of.
-        storage: where checkpoints go; None for the one that cluster/presets/storage.yaml holds.
+        program: the simulated Program, before folding.
+        saved: the state that a checkpoint of the run saves.
+        storage: the storage that checkpoints go to; None for the one in cluster/presets/storage.yaml.
     """
     prediction = simulation.prediction
     work = _Work(simulation, program, cluster, periodic_constants())
@@ -96,7 +96,7 @@ def _words(storage: Storage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The step of the busiest rank class, as periodic work meets it."""
+    """The figures of a step that the cost of periodic work depends on, on the busiest rank class."""
 
     simulation: Simulation
     program: Program
@@ -105,12 +105,12 @@ class _Work:
 
     @property
     def host_bytes_per_s(self) -> float:
-        """What copies to pinned host memory reach."""
+        """The bandwidth of copies to pinned host memory."""
         return memory_rates(self.cluster.device).host_fraction * self.cluster.host_bytes_per_s
 
     @property
     def before_optimizer_s(self) -> float:
-        """Time of the slowest rank before its optimizer begins; the whole step where none does."""
+        """The time of the slowest rank until its optimizer begins; the whole step where no rank has one."""
         flat, timeline = self.simulation.flat, self.simulation.timeline
         first, end = flat.class_ptr[self.simulation.slowest : self.simulation.slowest + 2]
         starts = timeline.start_ps[first:end][flat.phase[first:end] == Phase.OPTIMIZER]
@@ -123,26 +123,26 @@ class _Work:
 
     @property
     def launches(self) -> int:
-        """Kernels, copies and collectives of a step."""
+        """The number of kernels, copies and collectives of a step."""
         return int((op_counts(self.program) @ self.program.ops.launches.astype(np.int64)).max(initial=0))
 
     @property
     def regions(self) -> int:
-        """Parts of a step that are recomputed."""
+        """The number of recomputed parts of a step."""
         return self._most(int((block.phase == Phase.RECOMPUTE).any()) for block in self.program.blocks)
 
     @property
     def allocations(self) -> int:
-        """Allocations and frees of a step."""
+        """The number of allocations and frees of a step."""
         return self._most(_events(block) for block in self.program.blocks)
 
     def _most(self, of_blocks: Iterable[int]) -> int:
-        """The sum over a step of what each block counts, in the rank class where it is largest."""
+        """Sums `of_blocks`, a number for each block, over a step, in the rank class where the sum is largest."""
         counts = np.array([*of_blocks, 0], np.int64)
         return max(int(counts[cls.block].sum()) for cls in self.program.rank_classes)
 
     def profile_s(self, steps: int) -> float:
-        """Seconds that one trace of so many steps takes."""
+        """Returns the seconds that one trace of `steps` steps adds."""
         profiler = self.constants.profile
         launches = self.launches
         recording_s = 0.0 if self.in_graphs else profiler.recording_s(launches)
@@ -150,15 +150,15 @@ class _Work:
         return steps * (self._slower_step_s(recording_s) + profiler.export_s(seen))
 
     def history_s(self) -> float:
-        """Seconds by which a step is longer because allocations are recorded."""
+        """Returns the seconds that recording allocations adds to a step."""
         return self._slower_step_s(self.constants.memory_snapshot.recording_s(self.allocations))
 
     def snapshot_s(self, every_steps: int) -> float:
-        """Seconds in which the history of so many steps becomes a file."""
+        """Returns the seconds of writing the history of `every_steps` steps to a file."""
         return self.constants.memory_snapshot.dump_s(self.allocations * every_steps)
 
     def metrics_s(self) -> float:
-        """Seconds of one log."""
+        """Returns the seconds of logging the metrics once."""
         group = _loss_group(self.program)
         reduction_s = 0.0
         if group is not None:
@@ -166,7 +166,7 @@ class _Work:
         return self.constants.metrics.log_s(reduction_s)
 
     def _slower_step_s(self, host_s: float) -> float:
-        """By how much a step is longer whose host takes `host_s` more, in equal shares of all that it launches."""
+        """Returns the seconds that a step takes longer when all its launches together take the host `host_s` more."""
         flat, costs, timeline = self.simulation.flat, self.simulation.costs, self.simulation.timeline
         first, end = flat.class_ptr[self.simulation.slowest : self.simulation.slowest + 2]
         issue_ps = int(costs.issue_ps[flat.op[first:end]].sum())
@@ -183,7 +183,7 @@ def _events(block: Block) -> int:
 
 
 def _loss_group(program: Program) -> CommGroup | None:
-    """The group that joins most ranks whose losses differ; None where there is one such rank."""
+    """Returns the largest group of ranks whose losses differ; None where there is only one such rank."""
     numbers = Origin.of(program).data_parallel
     if numbers is None:
         groups = [group for group in program.groups if group.axis == _ALL_DATA]

@@ -1,4 +1,4 @@
-"""Stepper: many iterations of one Setup, in which GPUs, links and hosts are faster or slower."""
+"""Stepper: runs many iterations of one Setup with faster or slower GPUs, links and hosts."""
 
 from __future__ import annotations
 
@@ -24,29 +24,28 @@ from forerun.core.program.types import F64, I32
 from forerun.core.program.unfold import unfold
 
 CAUSES = ("compute", "communication", "bubble", "host", "waiting")
-"""what the time of an iteration goes to: kernels, exposed communication, pipeline bubble, host, waiting for slower
-ranks"""
+"""the parts of an iteration's time: kernels, exposed communication, pipeline bubble, host, waiting for slower ranks"""
 
 _CAUSE_OF = dict.fromkeys(Cause, "compute") | dict.fromkeys(EXPOSED, "communication")
 _CAUSE_OF |= {Cause.BUBBLE: "bubble", Cause.HOST: "host", Cause.WAITING: "waiting"}
 _COLUMN = np.array([CAUSES.index(_CAUSE_OF[cause]) for cause in Cause])
 _KEPT = 4096
-"""steps that are remembered"""
+"""number of steps whose outcome a Stepper remembers"""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One iteration."""
+    """The outcome of one iteration."""
 
     time_s: float
     breakdown_s: dict[str, float]
-    """CAUSES -> seconds on the rank class that sets the pace; the sum is time_s"""
+    """entry of CAUSES -> seconds on the rank class that sets the pace; the sum is time_s"""
     slowest: int
     """the rank class that sets the pace"""
 
 
 def causes_s(row: F64) -> dict[str, float]:
-    """Seconds by CAUSES of seconds by Cause, (N_CAUSES,)."""
+    """Sums the seconds by Cause of `row`, (N_CAUSES,), to seconds by CAUSES."""
     sums = np.bincount(_COLUMN, weights=row, minlength=len(CAUSES))
     return dict(zip(CAUSES, sums.tolist(), strict=True))
 
@@ -54,53 +53,54 @@ def causes_s(row: F64) -> dict[str, float]:
 class Stepper:
     """Runs iterations of one Setup without building its Program again.
 
-    Ranks of one class do the same, so a class has one time: that of its slowest rank, which the others wait for in the
-    next collective that they share. With one pipeline stage this is exact. With several, and replicas of the pipeline,
-    stages that are slow in different replicas are taken to be in one, an upper bound, as replicas only meet to gather
-    parameters and reduce gradients. On 8 replicas of 4 stages it is 0.5 to 0.7 % over the exact time with jitter of 5 %
-    on every GPU, and 1 to 2 % with one GPU in ten half as fast again. Replicas that are kinds of their own are exact.
+    Ranks of one class do the same work, so a class has one time: the time of its slowest rank, which the others wait
+    for in the next collective that they share. With one pipeline stage this is exact. With several stages and several
+    replicas of the pipeline it is an upper bound: stages that are slow in different replicas count as slow in one
+    replica, although replicas meet only to gather parameters and reduce gradients. On 8 replicas of 4 stages the bound
+    is 0.5 to 0.7 % over the exact time with jitter of 5 % on every GPU, and 1 to 2 % with one GPU in ten half as fast
+    again. Replicas that are kinds of their own are exact.
 
-    Iterations are run node by node, never folded: a run of blocks is only as long as its kernels while the host keeps
-    ahead and nothing slows one of them alone.
+    Iterations run node by node, never folded: a folded run of blocks has the right time only while the host stays ahead
+    and no kernel of it is slowed alone.
     """
 
     def __init__(self, setup: Setup) -> None:
-        """Build the Program. Raises as `simulate_setup`."""
+        """Builds the Program. Raises the errors of `simulate_setup`."""
         self.setup = setup
         self._prepared = prepare(setup)
         self._flat = unfold(self._prepared.program)
         n_ops, n_classes = len(self._prepared.program.ops), len(self._prepared.program.rank_classes)
         own = np.repeat(np.arange(n_classes, dtype=np.int32), np.diff(self._flat.class_ptr))
         self._own_ops = replace(self._flat, n_ops=n_ops * n_classes, op=self._flat.op + own * np.int32(n_ops))
-        """as `_flat`, with ops of its own for each rank class"""
+        """the FlatProgram with separate ops for each rank class"""
         self._kept: OrderedDict[tuple[tuple[float, ...], float, float], Step] = OrderedDict()
 
     @cached_property
     def simulation(self) -> Simulation:
-        """The undisturbed iteration, whole."""
+        """The unfolded iteration with all factors 1."""
         return self._prepared.run()
 
     @property
     def n_classes(self) -> int:
-        """Rank classes."""
+        """The number of rank classes."""
         return len(self._prepared.program.rank_classes)
 
     @cached_property
     def class_of_rank(self) -> I32:
-        """Rank class of every global rank, (n_gpus,). Ranks are torchtitan's: tp innermost, then cp, dp_shard,
-        dp_replicate, and pp outermost; kinds of GPUs take the last data-parallel replicas, in the Setup's order."""
+        """The rank class of every global rank, (n_gpus,). Ranks are numbered as in torchtitan: tp innermost, then cp,
+        dp_shard, dp_replicate, and pp outermost; kinds of GPUs are the last data-parallel replicas, in order."""
         return class_of_rank(self.setup)
 
     def step(self, compute: Sequence[float], network: float = 1.0, host: float = 1.0) -> Step:
-        """One iteration with times multiplied by factors.
+        """Runs one iteration with times multiplied by factors.
 
         Args:
-            compute: of kernels, one for each rank class.
-            network: of collectives and transfers of all ranks.
-            host: of issuing kernels, and of the host's work between them.
+            compute: factors of kernels, one for each rank class.
+            network: factor of the collectives and transfers of all ranks.
+            host: factor of issuing kernels, and of the host's work between them.
 
         Raises:
-            ForerunError: not one factor for each rank class, or one that is not a number above 0.
+            ForerunError: `compute` lacks a factor for some rank class, or a factor is not a number above 0.
         """
         key = tuple(map(float, compute)), float(network), float(host)
         found = self._kept.get(key)
@@ -111,7 +111,7 @@ class Stepper:
         return found
 
     def timeline(self, compute: Sequence[float], network: float = 1.0, host: float = 1.0) -> Timeline:
-        """When every node of `simulation.flat` runs in an iteration; arguments and errors as of `step`."""
+        """Returns when every node of `simulation.flat` runs in an iteration. Arguments and errors: see `step`."""
         if len(compute) != self.n_classes:
             raise ForerunError(f"step: {len(compute)} factors of compute for {self.n_classes} rank classes")
         for name, factor in (*(("compute", one) for one in compute), ("network", network), ("host", host)):
@@ -141,7 +141,7 @@ class Stepper:
 
 
 def class_of_rank(setup: Setup) -> I32:
-    """Rank class of every global rank of `setup`, (n_gpus,), numbered as in its Program."""
+    """Returns the rank class of every global rank of `setup`, (n_gpus,), numbered as in its Program."""
     plan = setup.plan
     rank = np.arange(setup.n_gpus)
     replica = rank // (plan.tp * plan.cp) % plan.dp

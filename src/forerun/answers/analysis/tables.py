@@ -1,4 +1,4 @@
-"""Where the time of a simulated rank goes: by kernel, by stream, by module."""
+"""Tables of the time of a simulated rank: by kernel, by stream, by module."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ HOST = "host"
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """All runs of the ops of one name and kind."""
+    """The time of all runs of the ops of one name and kind."""
 
     name: str
     kind: str
     count: int
     total_s: float
     share: float
-    """of the step"""
+    """share of the step"""
     lines: tuple[str, ...] = ()
-    """file:line of the program that launches them, the most frequent first, where the trace has them"""
+    """file:line of the program that launches the kernels, the most frequent first; empty where the trace has none"""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTime:
-    """What one stream does; the host that issues kernels is one too."""
+    """The busy time of one stream; the host that issues kernels counts as a stream."""
 
     name: str
     count: int
     busy_s: float
     share: float
-    """of the step"""
+    """share of the step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ModuleTime:
 
 
 def kernel_times(simulation: Simulation, rank_class: int) -> list[KernelTime]:
-    """Device time by name of op, most first; joins that take no time are left out."""
+    """Returns the device time by name of op, longest first, without joins that take no time."""
     nodes, spent = _spent(simulation, rank_class)
     ops, op = simulation.program.ops, simulation.flat.op[nodes]
     count = np.bincount(op, minlength=len(ops))
@@ -72,7 +72,7 @@ def kernel_times(simulation: Simulation, rank_class: int) -> list[KernelTime]:
 
 
 def stream_times(simulation: Simulation, rank_class: int) -> list[StreamTime]:
-    """Busy time of every stream that has nodes, in their order, the host last."""
+    """Returns the busy time of every stream that has nodes, in order of streams, the host last."""
     nodes, spent = _spent(simulation, rank_class)
     stream, step = simulation.flat.stream[nodes], simulation.timeline.end_of_step_ps
     rows = []
@@ -86,7 +86,7 @@ def stream_times(simulation: Simulation, rank_class: int) -> list[StreamTime]:
 
 
 def module_times(simulation: Simulation, rank_class: int, depth: int) -> list[ModuleTime]:
-    """Device time by the first `depth` parts of module paths, most first."""
+    """Returns the device time by the first `depth` parts of module paths, longest first."""
     nodes, spent = _spent(simulation, rank_class)
     paths = simulation.program.modules
     module, phase = simulation.flat.module[nodes], simulation.flat.phase[nodes]
@@ -113,6 +113,6 @@ def module_times(simulation: Simulation, rank_class: int, depth: int) -> list[Mo
 
 
 def _spent(simulation: Simulation, rank_class: int) -> tuple[slice, I64]:
-    """The nodes of a rank class, and the picoseconds that each runs."""
+    """Returns the nodes of a rank class, and the picoseconds that each runs, (nodes,)."""
     nodes = slice(int(simulation.flat.class_ptr[rank_class]), int(simulation.flat.class_ptr[rank_class + 1]))
     return nodes, simulation.timeline.end_ps[nodes] - simulation.timeline.start_ps[nodes]

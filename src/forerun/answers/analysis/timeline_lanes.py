@@ -1,4 +1,4 @@
-"""What every stream of a rank class does over the step, in as many slices as people can look at."""
+"""Draws the work of every stream of a rank class over the step as a number of slices that people can look at."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from forerun.core.program.types import I64, Phase, Stream
 HOST = "host"
 _FORWARD, _BACKWARD = N_CAUSES, N_CAUSES + 1
 WORK = (*(cause.name.lower() for cause in Cause), "forward", "backward")
-"""what a slice may be: a cause (on a communication stream, what waiting for it would be), or a phase of the model"""
+"""kinds of slices: a cause (on a communication stream, the cause of waiting for it), or a phase of the model"""
 _SLICES = 5000
-"""of a timeline, unless asked for more"""
+"""default number of slices of a timeline"""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Nodes of one stream that run one after the other, shown as one."""
+    """Consecutive nodes of one stream that are shown as one."""
 
     start_ps: int
     end_ps: int
     busy_ps: int
-    """of it in which a node runs"""
+    """picoseconds of the slice in which a node runs"""
     work: str
-    """what most of that time is, one of WORK"""
+    """the entry of WORK with most of that time"""
     count: int
-    """nodes"""
+    """number of nodes"""
     text: str
-    """what runs, where in the model"""
+    """the ops, and their place in the model"""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One stream."""
+    """The slices of one stream."""
 
     name: str
     slices: tuple[Slice, ...]
@@ -47,7 +47,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Nodes of a stream in order, or runs of them; columns of (n,)."""
+    """Nodes of a stream in order, or runs of nodes, as columns (n,)."""
 
     start: I64
     end: I64
@@ -60,7 +60,7 @@ class _Nodes:
     """index into WORK"""
 
     def merged(self, starts: I64) -> _Nodes:
-        """One entry for each run; `starts` are the first entries of the runs."""
+        """Returns one entry for each run; `starts` (runs,) are the first entries of the runs."""
         lengths = np.diff(np.append(starts, len(self.start)))
         by_work = np.zeros((len(starts), len(WORK)), np.int64)
         np.add.at(by_work, (np.repeat(np.arange(len(starts)), lengths), self.work), self.busy)
@@ -76,19 +76,19 @@ class _Nodes:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A way to look at nodes from further away: those of one place and work that follow each other are one."""
+    """A coarser view of nodes: consecutive nodes of one place and one kind of work become one."""
 
     place: npt.NDArray[np.int32]
     work: I64
 
 
 def lanes(simulation: Simulation, rank_class: int, slices: int = _SLICES) -> list[Lane]:
-    """The streams of a rank class that have nodes, in their order, the host last; about `slices` slices in all.
+    """Returns the streams of a rank class that have nodes, in order, the host last, with about `slices` slices in all.
 
-    Where there are more nodes, they are looked at from as far away as it takes: first those of one block and cause
-    become one slice, then, of the compute stream, those of one block and phase, then those of one micro batch and
-    phase, with recomputation as part of the backward pass. What is then too short to be seen joins its neighbours.
-    Nothing that takes no time has a slice.
+    Where there are more nodes than slices, nodes are merged as far as needed: first consecutive nodes of one block and
+    cause; then, on the compute stream, nodes of one block and phase; then nodes of one micro batch and phase, with
+    recomputation as part of the backward pass. Slices that are then too short to be seen join their neighbours. Nodes
+    that take no time have no slice.
     """
     flat, timeline, cls = simulation.flat, simulation.timeline, simulation.program.rank_classes[rank_class]
     nodes = np.arange(int(flat.class_ptr[rank_class]), int(flat.class_ptr[rank_class + 1]))
@@ -127,13 +127,13 @@ def _rows(start: I64, end: I64, nodes: I64, work: I64) -> _Nodes:
 
 
 def _phases(causes: I64, phase: npt.NDArray[np.int8]) -> I64:
-    """What kernels are for; what is neither forward nor backward stays what it is."""
+    """Replaces the causes of forward and backward kernels by their phase, as indices into WORK, (n,)."""
     model = (causes == Cause.MATMUL) | (causes == Cause.ATTENTION) | (causes == Cause.MEMORY_BOUND)
     return np.where(model, np.where(phase == Phase.FORWARD, _FORWARD, _BACKWARD), causes)
 
 
 def _shortened(rows: _Nodes, views: Sequence[_View], most: int, least_ps: int) -> _Nodes:
-    """At most about twice `most` rows. What is further apart than `least_ps` stays apart."""
+    """Merges `rows` to at most about twice `most`. Rows further apart than `least_ps` stay separate."""
     if len(rows.start) <= most:
         return rows
     close = rows.start[1:] - rows.end[:-1] <= least_ps
@@ -147,7 +147,7 @@ def _shortened(rows: _Nodes, views: Sequence[_View], most: int, least_ps: int) -
 
 
 def _first(new: npt.NDArray[np.bool_]) -> I64:
-    """The first entries of runs; `new` says for all entries but the first whether a run begins."""
+    """Returns the first entries of runs, (runs,); `new` (n - 1,) marks the entries after the first that begin a run."""
     return np.flatnonzero(np.concatenate(([True], new)))
 
 

@@ -1,20 +1,20 @@
-"""How sure a prediction is: bands that hold the stated share of measured runs, from the residuals of published ones.
+"""Bands around predictions that contain the stated share of measured runs, from the residuals of published runs.
 
-The method is split conformal prediction with normalised residuals, one group after the other:
+The method is split conformal prediction with normalised residuals, separately for each group:
 
-* residual r = ln(measured / predicted), score r / w with the widening w of the run (below);
-* quantiles of the scores of each group, the ceil((n + 1) (1 - a / 2))-th smallest and largest of n for a share of
-  1 - a, lower and upper apart, as residuals are not symmetric: what is not modelled makes a step longer;
-* the band of a new run is predicted * exp(w * quantile).
+* The residual of a run is r = ln(measured / predicted), its score r / w with the widening w of the run (below).
+* The quantiles of a group are the ceil((n + 1) (1 - a / 2))-th smallest and largest of its n scores, for a share of
+  1 - a. The two sides differ because residuals are not symmetric: effects that are not modelled make a step longer.
+* The band of a new run is predicted * exp(w * quantile).
 
 Papadopoulos, Gammerman and Vovk, "Normalized nonconformity measures for regression conformal prediction" (2008); Vovk,
 Gammerman and Shafer, "Algorithmic Learning in a Random World" (2005), 4.5 (groups); Romano, Patterson and Candes,
 "Conformalized quantile regression" (2019), theorem 2 (two sides apart). Published rows are not exchangeable with a new
-user's run, so `forerun validate` prints how many rows the bands hold.
+user's run, so `forerun validate` prints how many rows the bands contain.
 
-Groups: a software stack with fitted rates; one without; a run of which measured steps were given. A device whose clock
-under load was not fitted adds a variance of its own, and so does each doubling beyond the largest measured run.
-`uncertainty.yaml` has the numbers; `validation/bands.py` finds them.
+Groups are runs on a software stack with fitted rates, runs on one without, and runs for which measured steps were
+given. A device whose clock under load was not fitted adds a variance, and so does each doubling of GPUs beyond the
+largest measured run. `uncertainty.yaml` has the numbers; `validation/bands.py` finds them.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ from forerun.describe.stacks.stack import Stack
 
 _GROUPS = {"fitted": "with fitted rates", "unfitted": "to which few steps or none were fitted"}
 _FITTED = re.compile(r"fitted on (?:whole|(\d+)) published")
-"""how the `fitted` of a stack (with its number of steps) and the `source` of a device begin where steps inform them"""
+"""start of a stack's `fitted` (with its number of steps) and of a device's `source` where measured steps inform them"""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Of ln(measured / predicted), at both ends of the band."""
+    """Quantiles of ln(measured / predicted), over the widening for times, at both ends of the band."""
 
     low: float
     high: float
     rows: int
-    """that inform them"""
+    """number of published runs behind the quantiles"""
 
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """What uncertainty.yaml holds."""
+    """The contents of uncertainty.yaml."""
 
     share: float
-    """of measured runs that lie in the band"""
+    """share of measured runs inside the band"""
     fitted: Quantiles
     unfitted: Quantiles
     anchored: Quantiles
     device: Quantiles
     uncalibrated: float
-    """widening where no kernel time lies in calibrated shapes"""
+    """widening where no kernel time is in calibrated shapes"""
     exposed: float
-    """widening where all of the step is exposed communication"""
+    """widening where the whole step is exposed communication"""
     scale: float
     """standard error of each doubling of GPUs beyond `gpus_seen`"""
     gpus_seen: int
     least_rows: int
-    """measured steps that make a stack a fitted one"""
+    """least number of measured steps of a fitted stack"""
     allocated: Mapping[str, Quantiles]
-    """by `fitted` and `unfitted`"""
+    """group (`fitted`, `unfitted`) -> quantiles of allocated memory"""
     reserved: Mapping[str, Quantiles]
 
 
@@ -79,13 +79,13 @@ class Band:
     high: float
 
     def of(self, figure: float) -> tuple[float, float]:
-        """The band around `figure`, which it holds."""
+        """Returns the lower and the upper end of the band around `figure`."""
         return self.low * figure, self.high * figure
 
 
 @cache
 def residuals() -> Residuals:
-    """The shipped residuals."""
+    """Returns the shipped residuals."""
     text = (resources.files("forerun.answers.analysis") / "uncertainty.yaml").read_text(encoding="utf-8")
     data: dict[str, Any] = yaml.safe_load(text)
     time, allocated, reserved = (
@@ -97,7 +97,7 @@ def residuals() -> Residuals:
 
 
 def is_fitted(what: Stack | Device) -> bool:
-    """Whether measured steps inform the rates of a stack (enough of them), or the clock of a device under load."""
+    """Whether enough measured steps inform the rates of a stack, or any the clock of a device under load."""
     if isinstance(what, Device):
         return _FITTED.match(what.source.get("sustained", "")) is not None
     found = (_FITTED.match(how) for how in what.fitted.values())
@@ -105,21 +105,22 @@ def is_fitted(what: Stack | Device) -> bool:
 
 
 def group_of(stack: Stack) -> str:
-    """Whose residuals a run's are like: those of `fitted` or `unfitted` stacks."""
+    """Returns the group of residuals that apply to a stack, `fitted` or `unfitted`."""
     return "fitted" if is_fitted(stack) else "unfitted"
 
 
 def widening(coverage: float, exposed: float) -> float:
-    """How much wider than where all is calibrated and nothing exposed a band is; at least 1, grows with both.
+    """Returns the factor (>= 1) on the width of a band whose step has uncalibrated kernels or exposed communication.
 
-    `coverage` is the share of kernel time in calibrated shapes, `exposed` that of exposed communication in the step.
+    `coverage` is the share of kernel time in calibrated shapes, `exposed` the share of exposed communication in the
+    step, both 0 to 1.
     """
     known = residuals()
     return math.hypot(1.0, known.uncalibrated * (1.0 - coverage), known.exposed * exposed)
 
 
 def time_band(stack: Stack, cluster: Cluster, n_gpus: int, coverage: float, exposed: float) -> Band:
-    """The band of a step's time. `coverage` and `exposed` as for `widening`."""
+    """Returns the band of a step's time. `coverage` and `exposed` are those of `widening`."""
     known, wider = residuals(), widening(coverage, exposed)
     sides = _sides(getattr(known, group_of(stack)))
     if cluster.rates != KernelRates():
@@ -131,7 +132,7 @@ def time_band(stack: Stack, cluster: Cluster, n_gpus: int, coverage: float, expo
 
 
 def band_words(stack: Stack, cluster: Cluster, coverage: float, exposed: float) -> str:
-    """Where `time_band` comes from, for people."""
+    """Says in words where `time_band` comes from."""
     known = residuals()
     group: Quantiles = getattr(known, group_of(stack))
     parts = [f"residuals of {group.rows} published steps of stacks {_GROUPS[group_of(stack)]}"]
@@ -144,12 +145,12 @@ def band_words(stack: Stack, cluster: Cluster, coverage: float, exposed: float) 
 
 
 def memory_band(stack: Stack, figure: str) -> Band:
-    """The band of peak memory; `figure` is `allocated` or `reserved`."""
+    """Returns the band of peak memory; `figure` is `allocated` or `reserved`."""
     by_group: Mapping[str, Quantiles] = getattr(residuals(), figure)
     low, high = _sides(by_group[group_of(stack)])
     return Band(math.exp(-low), math.exp(high))
 
 
 def _sides(group: Quantiles) -> tuple[float, ...]:
-    """How far a band goes down and up: at least to the prediction, where all residuals lie on one side of it."""
+    """Returns both ends of a band, widened to include the prediction where all residuals lie on one side of it."""
     return max(0.0, -group.low), max(0.0, group.high)

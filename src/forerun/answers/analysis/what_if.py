@@ -1,17 +1,17 @@
-"""What-if: how a step changes where one part of the machine is better, found by simulating it again.
+"""What-if: simulates a step again with one part of the machine improved, and compares the times.
 
-Every row changes one thing and leaves everything else as it was:
+Every row changes one part and leaves everything else as it was:
 
-* twice as fast is twice the figure of the data sheet: bandwidth of links (latencies stay) and of the way through host
-  memory of GPUs without peer access, peaks of the matrix units of every dtype, bandwidth of the device's memory (which
-  also feeds matrix products and attention), rate of the host link;
-* no launch overhead: the host issues a kernel in no time, and the device has no gap between two;
-* no host work between steps: what the stack's host does outside forward, backward and optimizer takes no time;
+* twice as fast doubles the figure of the data sheet: bandwidth of links (latencies stay) and of the path through host
+  memory between GPUs without peer access, peaks of the matrix units of every dtype, bandwidth of the device's memory
+  (which also feeds matrix products and attention), rate of the host link;
+* no launch overhead: the host issues a kernel in no time, and the device has no gap between two kernels;
+* no host work between steps: the host's work outside forward, backward and optimizer takes no time;
 * no contention: kernels run as fast beside collectives as alone;
 * a free network: collectives and transfers take no time, which is the most that hiding them could gain.
 
-The user's own measurements stay as they were measured, and a communication pattern that is a function says its own
-seconds: rows say nothing about these, except the free network, which takes collectives away.
+The user's own measurements stay as they were measured, and a communication pattern that is a function computes its own
+seconds. Rows don't change these, except the free network, which removes collectives.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ TWICE = 2.0
 
 @dataclass(frozen=True)
 class WhatIf:
-    """One part of the machine changed, and the step simulated again."""
+    """The outcome of simulating the step again with one part of the machine changed."""
 
     label: str
     """`network twice as fast`"""
     step_time_s: float
     change: float
-    """step time over the base's, less 1: -0.11 is 11 % shorter"""
+    """step time over that of the base, less 1: -0.11 is 11 % shorter"""
     how: str
-    """what was changed and what was left, in words"""
+    """what was changed and what stayed, in words"""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything that a what-if may change."""
+    """The parts of the machine that a what-if may change."""
 
     cluster: Cluster
     stack: Stack
@@ -70,9 +70,9 @@ class _Question:
 
 
 def sensitivities(setup: Setup, base: Simulation) -> tuple[WhatIf, ...]:
-    """What `setup`, which takes the time of `base`, would gain by a better machine; the largest gain first.
+    """Returns the change in step time of `setup` on better machines, the largest gain first; `base` simulates `setup`.
 
-    Raises ForerunError as `simulate_setup`.
+    Raises ForerunError like `simulate_setup`.
     """
     machine = Machine(setup.cluster, setup.stack, setup.network, setup.measured, setup.kinds, setup.slow_links)
 
@@ -100,9 +100,9 @@ def sensitivities_of_program(
     network: Network | None = None,
     measured: Measured | None = None,
 ) -> tuple[WhatIf, ...]:
-    """As `sensitivities`, of a saved `program` that `predict_program` predicted as `base` on the same machine.
+    """Returns `sensitivities` of a saved `program` that `predict_program` predicted as `base` on the same machine.
 
-    What the host does between steps is part of a saved Program, so there is no question about it.
+    A saved Program contains the host's work between steps, so no row is about it.
     """
     machine = Machine(cluster, base.subject.stack, network, measured)
     placed = placed_program(program, cluster, base.subject.n_gpus)
@@ -120,7 +120,7 @@ def sensitivities_of_program(
 def _ask(
     machine: Machine, base: Simulation, step_s: Callable[[Machine], float], questions: Iterable[_Question]
 ) -> tuple[WhatIf, ...]:
-    """The answers to all questions that change `machine`; equal ones in the order of the questions."""
+    """Answers all questions that change `machine`, the largest gain first; equal gains keep the questions' order."""
     base_s = base.prediction.step_time_s
     found = []
     for question in questions:
@@ -132,7 +132,7 @@ def _ask(
 
 
 def _questions(machine: Machine, base: Simulation, saved: bool = False) -> Iterator[_Question]:
-    """What is worth asking of a step that looks like `base`, of a Program that was built for it or is `saved`."""
+    """Yields the questions worth asking of a step like `base`, whose Program was built from a plan or is `saved`."""
     yield _Question("matrix units twice as fast", "peaks of every dtype x 2", lambda m: _devices(m, _peaks))
     yield _Question("HBM twice as fast", "bandwidth of the device's memory x 2", lambda m: _devices(m, _memory))
     yield _Question(
@@ -164,19 +164,19 @@ def _network_questions(machine: Machine, n_gpus: int, crosses_nodes: bool) -> It
     if machine.network is None and not machine.cluster.links[0].peer_to_peer:
         yield _Question("peer access", "GPUs of a node reach each other's memory over their links", _peer_access)
     how = "kernels run as fast beside collectives as alone"
-    yield _Question("no contention", how, lambda m: _habits(m, overlap_slowdown=0.0))
+    yield _Question("no contention", how, lambda m: _with_stack(m, overlap_slowdown=0.0))
     yield _Question("free network", "collectives and transfers take no time", _free_network)
 
 
 def _used_groups(base: Simulation) -> list[CommGroup]:
-    """Groups of more than one rank that collectives or transfers run in."""
+    """Returns the groups of more than one rank in which collectives or transfers run."""
     ops, groups = base.program.ops, base.program.groups
     used = [groups[number] for number in np.unique(ops.group[ops.group >= 0]).tolist()]
     return [group for group in used if group.size > 1]
 
 
 def _levels(machine: Machine, n_gpus: int) -> list[tuple[int, str]]:
-    """Number and name of the levels of the network that the run reaches, innermost first."""
+    """Returns the number and the name of each level of the network that the run reaches, innermost first."""
     found, reach = [], 1
     if machine.network is not None:
         dims, strides = machine.network.dims, machine.network.strides
@@ -193,7 +193,7 @@ def _levels(machine: Machine, n_gpus: int) -> list[tuple[int, str]]:
 
 
 def _devices(machine: Machine, change: Callable[[Device], Device]) -> Machine:
-    """Every device of the run changed."""
+    """Applies `change` to every device of the run."""
     kinds = tuple(kind if kind.device is None else replace(kind, device=change(kind.device)) for kind in machine.kinds)
     return replace(machine, cluster=replace(machine.cluster, device=change(machine.cluster.device)), kinds=kinds)
 
@@ -206,16 +206,16 @@ def _memory(device: Device) -> Device:
     return replace(device, memory_bytes_per_s=TWICE * device.memory_bytes_per_s)
 
 
-def _habits(machine: Machine, **values: float) -> Machine:
+def _with_stack(machine: Machine, **values: float) -> Machine:
     return replace(machine, stack=replace(machine.stack, **values))  # type: ignore[arg-type]
 
 
 def _no_launches(machine: Machine) -> Machine:
-    return _habits(machine, issue_us=0.0, compiled_issue_us=0.0, kernel_gap_us=0.0, launch_blocking_us=0.0)
+    return _with_stack(machine, issue_us=0.0, compiled_issue_us=0.0, kernel_gap_us=0.0, launch_blocking_us=0.0)
 
 
 def _no_host_work(machine: Machine) -> Machine:
-    return _habits(machine, step_us=0.0)
+    return _with_stack(machine, step_us=0.0)
 
 
 def _host_link(machine: Machine) -> Machine:
@@ -229,7 +229,7 @@ def _sound_gpus(machine: Machine) -> Machine:
 
 def _free_network(machine: Machine) -> Machine:
     measured = None if machine.measured is None else replace(machine.measured, network=None)
-    return replace(_habits(_peer_access(machine), network_rate=inf), measured=measured)
+    return replace(_with_stack(_peer_access(machine), network_rate=inf), measured=measured)
 
 
 def _peer_access(machine: Machine) -> Machine:
@@ -242,7 +242,7 @@ def _of_level(level: int) -> Callable[[Machine], Machine]:
 
 
 def _links(machine: Machine, faster: float = 1.0, later: float = 1.0, only: int | None = None) -> Machine:
-    """The links of all levels, or of one, `faster` times as fast and with `later` times the latency."""
+    """Makes the links of all levels, or of level `only`, `faster` times as fast, with `later` times the latency."""
     if machine.network is not None:
         dims = tuple(
             dim.scaled(faster, later) if only in (None, number) else dim
