@@ -48,7 +48,7 @@ class ModuleTime:
     count: int
     total_s: float
     share: float
-    """of the device time of the rank"""
+    """share of the rank's device time"""
     by_phase_s: dict[str, float]
 
 

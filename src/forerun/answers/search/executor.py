@@ -1,4 +1,4 @@
-"""Predictions of many plans, in this process, in local ones or on Ray; the order of the answers is that of plans."""
+"""Predicts many plans in this process, in local processes or on Ray; answers come in the order of the plans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from forerun.describe.plan.plan import Plan
 Predictor: TypeAlias = Callable[[ModelSpec, Plan, Cluster], Prediction]
 Answer: TypeAlias = "Prediction | Refused"
 WORTH_A_POOL = 32
-"""fewer plans than this are predicted here"""
+"""fewer plans than this are predicted in this process"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +35,28 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What all plans of a search are asked."""
+    """The part of a prediction that all plans of a search share: model, cluster and predictor."""
 
     predictor: Predictor
     model: ModelSpec
     cluster: Cluster
     network: Network | None = None
-    """of `predict`; another predictor knows about its network and measurements by itself"""
+    """argument of `predict`; another predictor brings its own network and measurements"""
     measured: Measured | None = None
-    """of `predict`"""
+    """argument of `predict`"""
 
     def basis(self) -> str:
-        """A digest of all that an answer depends on beside the plan: Forerun itself, and a user's own cost profile,
-        are part of it.
+        """Returns a digest of everything that an answer depends on beside the plan, including Forerun itself and the
+        user's cost profile.
 
-        Raises ForerunError where that profile can't be read.
+        Raises ForerunError where the profile can't be read.
         """
         profile = load_profile(self.cluster.device.cost_profile)
         parts = [getattr(self, field.name) for field in fields(self)]
         return digest_of(parts, profile)
 
     def answer(self, plan: Plan) -> Answer:
-        """What the predictor says of `plan`."""
+        """Returns the predictor's answer for `plan`."""
         try:
             if self.predictor is predict:
                 return predict(self.model, plan, self.cluster, self.network, self.measured)
@@ -66,14 +66,14 @@ class Question:
 
 
 class AnswersPlans(Protocol):
-    """What answers plans, in their order."""
+    """Answers plans in their order."""
 
     def run(self, tasks: Sequence[Plan], /) -> Iterator[Answer]:
-        """An answer for each plan, in order."""
+        """Yields an answer for each plan, in order."""
 
 
 class Executor(Processes[Plan, Answer]):
-    """Answers plans with `workers` processes (1: here). A context manager.
+    """A context manager that answers plans with `workers` processes (1: this process).
 
     Raises ForerunError for fewer than one worker.
     """
@@ -85,9 +85,10 @@ class Executor(Processes[Plan, Answer]):
 def executor_of(
     question: Question, name: str, workers: int | None, ray_address: str | None
 ) -> AbstractContextManager[AnswersPlans]:
-    """What answers plans: `local` processes (one for each CPU unless `workers` is given), or a `ray` cluster.
+    """Returns the executor `name`: `local` processes (one for each CPU unless `workers` is given), or a `ray` cluster.
 
-    Raises ForerunError for another name, a Ray address without Ray, fewer than one worker, and as `RayCluster` does.
+    Raises ForerunError for another name, a Ray address with local processes, fewer than one worker, and like
+    `RayCluster`.
     """
     if name == "ray":
         return RayCluster(question.answer, question.basis, ray_address, workers)

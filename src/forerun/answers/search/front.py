@@ -1,4 +1,4 @@
-"""The Pareto front: what no other plan matches or beats in everything that is wished for."""
+"""The Pareto front: the plans that no other plan matches or beats in every figure that is compared."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from forerun.answers.search.executor import AnswersPlans
 from forerun.describe.plan.plan import Plan
 
 _BATCH = 256
-"""plans simulated between two looks at the front; fixed, so that the same plans are simulated whatever the machine"""
+"""plans simulated between two updates of the front; fixed, so that every machine simulates the same plans"""
 MOST_SIMULATED = 5000
-"""plans that are simulated for a front unless somebody asks for more"""
+"""default limit on the plans that are simulated for a front"""
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """Plans that fit of which no other matches or beats both step time and peak reserved memory."""
+    """The plans that fit and that no other plan matches or beats in both step time and peak reserved memory."""
 
     places: tuple[Prediction, ...]
-    """the fastest first, which needs most memory"""
+    """the fastest first, which needs the most memory"""
     exact_below_s: float
-    """faster plans than this are all that there are: infinite where the whole front is exact. Slower than this, a plan
+    """step time up to which the front is complete; infinite where the whole front is exact. Among slower plans, one
     that was not simulated may need less memory"""
     simulated: int
-    """how many plans were simulated for it beside those of the search"""
+    """number of plans that were simulated for the front beside those of the search"""
 
     @property
     def is_exact(self) -> bool:
-        """Whether the whole front is known."""
+        """Whether the whole front is exact."""
         return self.exact_below_s == float("inf")
 
     @property
     def certainty(self) -> str:
-        """How far the front is exact, in words."""
+        """The part of the front that is exact, in words."""
         after = f"after {self.simulated:,} more plans were simulated"
         if self.is_exact:
             return f"exact, {after}"
@@ -45,9 +45,11 @@ class Front:
 
 
 def pareto(rows: Sequence[Sequence[float]]) -> list[int]:
-    """Numbers of the rows that no other row matches or beats in all columns, the least being best, by the first column.
+    """Returns the numbers of the rows that no other row matches or beats in all columns, by the first column.
 
-    Of equal rows the first one is kept.
+    Lower values are better.
+
+    The first of equal rows is kept.
     """
     if not rows:
         return []
@@ -71,21 +73,21 @@ def time_and_memory_front(
     closer: Callable[[int], float] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Front:
-    """The front of step time and peak reserved memory.
+    """Finds the front of step time and peak reserved memory.
 
-    Of the plans that a search left out, those are simulated whose bounds no plan on the front matches or beats, in the
-    order of the bound of their time, at most `most` of them. All that are faster than the first one left over are then
-    known.
+    Simulates, of the plans that a search skipped, those whose bounds no plan on the front matches or beats, in order
+    of their bounds of time, at most `most` of them. The front is then exact up to the time bound of the first plan
+    that is left.
 
     Args:
-        simulated: what fits, of the search.
-        least_s: bounds of the step time of the plans that were not simulated, (n,).
-        least_gib: bounds of their memory, (n,).
-        plan_of: the plan of one of them, by its place in these.
-        answers: what simulates.
-        most: how many plans to simulate at most.
-        closer: a closer bound of the time of one of them, by its place; asked for those that come up.
-        progress: called with how many of these plans are decided, and n.
+        simulated: the plans that the search simulated and that fit.
+        least_s: lower bounds, in seconds, of the step time of the n plans that were skipped, (n,).
+        least_gib: lower bounds of their memory, (n,).
+        plan_of: returns the plan at an index of these bounds.
+        answers: simulates plans.
+        most: the largest number of plans to simulate.
+        closer: returns a closer bound of the time of the plan at an index; called before that plan is simulated.
+        progress: called with the number of decided plans, and n.
     """
     found, least_s, asked = list(simulated), least_s.copy(), 0
     rest, is_close = np.arange(len(least_s)), np.full(len(least_s), closer is None)
@@ -113,7 +115,7 @@ def time_and_memory_front(
 
 
 def _dominated(found: Sequence[Prediction], time_s: NDArray[np.float64], gib: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which pairs of time and memory a plan that was found matches or beats in both."""
+    """Returns which pairs of `time_s` and `gib`, (n,), some plan of `found` matches or beats in both, (n,)."""
     if not found:
         return np.zeros(len(time_s), np.bool_)
     times = np.array([each.step_time_s for each in found])

@@ -1,7 +1,7 @@
-"""Heat maps of a search: what is known of the best plan for each pair of values of two axes.
+"""Heat maps of a search: the best plan for each pair of values of two axes, as far as it is known.
 
-A cell is the best value of the objective where that is certain, a lower bound of it where plans that were not simulated
-might be better, what the least of its plans needs where none fits, or nothing where no plan is possible.
+A cell shows the best value of the objective where it is certain, a lower bound of it where a plan that was not
+simulated might be better, the least memory needed where no plan fits, or nothing where no plan is possible.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from forerun.describe.plan.fields import FIELD_TYPES, choices
 
 Columns: TypeAlias = Mapping[str, NDArray[Any]]
 MOST_VALUES = 16
-"""values of an axis that a map shows; of more, those with the best plans"""
+"""most values of an axis that a map shows: those with the best plans"""
 _USES = 2
-"""maps that an axis is in, of those that are chosen"""
+"""most chosen maps that one axis may be in"""
 _LONG = 15
-"""letters of a value, from which it needs a line of its own"""
+"""number of letters from which on a value needs its own line"""
 _FAR = 2.0
-"""so many times the best value, and more, is equally out of reach"""
+"""values of this many times the best and more count as equally bad"""
 _ROUNDS = 10
-"""of taking off means, which holes in a map make necessary"""
+"""rounds of subtracting means; a map with holes needs several"""
 DATA_PARALLEL = "dp"
 """the axis of all data parallelism, replicated or sharded"""
 _FOLLOW = ("dp_shard", "dp_replicate", "n_microbatches")
-"""axes of maps that somebody asks for only: dp stands for the first two, the third follows from dp and micro_batch"""
+"""axes that no chosen map has: dp stands for the first two, and the third follows from dp and micro_batch"""
 
 
 class Known(IntEnum):
-    """What is known of a cell."""
+    """How much is known about a cell."""
 
     NOTHING = 0
-    """no possible plan"""
+    """the cell has no possible plan"""
     BEST = 1
-    """the best value of its plans"""
+    """the value is the best of its plans"""
     BOUND = 2
-    """its plans have at least this value; one that was not simulated might be the best"""
+    """the value is a lower bound of its plans; one that was not simulated might reach it"""
     TOO_LARGE = 3
-    """no plan fits; GiB that the smallest needs, at least"""
+    """no plan fits; the value is a lower bound, in GiB, of the memory that the smallest plan needs"""
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,21 @@ class HeatMap:
     x_values: tuple[str, ...]
     y_values: tuple[str, ...]
     x_left_out: int
-    """values that had no room"""
+    """number of values of x that the map leaves out"""
     y_left_out: int
     objective: Objective
     known: NDArray[np.int8]
-    """Known"""
+    """Known of each cell"""
     value: NDArray[np.float64]
-    """seconds, or GiB with objective memory; of Known.TOO_LARGE always GiB; NaN for nothing"""
+    """seconds, or GiB with objective memory and for Known.TOO_LARGE; NaN for Known.NOTHING"""
     simulated: NDArray[np.float64]
     """the best value of the plans that were simulated, NaN where none was or none fits"""
     plans: NDArray[np.int64]
-    """how many possible plans the cell has"""
+    """number of possible plans of each cell"""
 
 
 def heat_map(result: SearchResult, x: str, y: str) -> HeatMap:
-    """The map of two axes, `x` across unless its values are too long for that (orders of mesh axes).
+    """Returns the map of two axes, with `x` across unless its values are too long (orders of mesh axes).
 
     Raises ForerunError for an axis that the plans of the search don't differ in.
     """
@@ -91,9 +91,9 @@ def heat_map(result: SearchResult, x: str, y: str) -> HeatMap:
 
 
 def telling_maps(result: SearchResult, most: int) -> list[HeatMap]:
-    """The maps in which the choice on one axis depends most on the other; each axis is in at most two of them.
+    """Chooses the maps in which the best value of one axis depends most on the other. An axis is in at most two maps.
 
-    Of two axes, y has the longer or the more values.
+    The axis with longer or more values is y.
     """
     columns = result.columns()
     axes = [_Axis.of(name, column, columns) for name, column in _axes(result, columns).items() if name not in _FOLLOW]
@@ -110,7 +110,7 @@ def telling_maps(result: SearchResult, most: int) -> list[HeatMap]:
 
 
 def _axes(result: SearchResult, columns: Columns) -> dict[str, NDArray[Any]]:
-    """The values of every plan on each axis on which plans differ."""
+    """Returns the value of every plan, (n,), for each axis in which plans differ."""
     n = len(columns["status"])
     if not n:
         return {}
@@ -134,11 +134,11 @@ class _Axis:
     values: tuple[str, ...]
     left_out: int
     place: NDArray[np.int64]
-    """of every plan's value among `values`, -1 for those left out"""
+    """index into `values` of every plan's value, -1 for values that are left out, (n,)"""
 
     @property
     def has_long_values(self) -> bool:
-        """Whether its values have no room beside each other."""
+        """Whether the values are too long to stand side by side."""
         return max(map(len, self.values)) > _LONG
 
     @classmethod
@@ -182,10 +182,10 @@ def _map(objective: Objective, columns: Columns, x: _Axis, y: _Axis) -> HeatMap:
 
 
 def _telling(each: HeatMap) -> float:
-    """How much the choice on one axis depends on that on the other, near the best.
+    """Measures how much the best value of one axis depends on the other, near the best plan.
 
-    It is what is left of the logarithm of the cells' values when the means of rows and columns are taken off, as a
-    standard deviation; what is out of reach, in time or in memory, counts alike.
+    It is the standard deviation of the logarithms of the cells' values after the means of rows and columns are
+    subtracted. All cells that are far too slow or too large count alike.
     """
     reachable = (each.known == Known.BEST) | (each.known == Known.BOUND)
     values = each.value[reachable]

@@ -1,4 +1,4 @@
-"""Names of plans in a table: which rows execute the same step as another row, which stands for them."""
+"""Finds the rows of a table of plans that execute the same step as another row, which represents them."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from forerun.describe.plan.plan import Plan
 Rows = npt.NDArray[np.int64]
 _OF_MESH = (*MESH_FIELDS, "mesh_order")
 _CHUNK = 1 << 16
-"""plans that are looked at together: columns of so many stay in the cache"""
+"""plans that are processed together, so that their columns stay in the CPU's cache"""
 
 
 @dataclass(frozen=True)
 class Renamed:
-    """The rows of a space that another row stands for."""
+    """The rows of a space that another row represents."""
 
     table: SpaceTable
     """those rows"""
     stands: Rows
-    """for each of them the row, among those that are left, that stands for it"""
+    """for each of them, the row that represents it among the rows that are left"""
 
     def __len__(self) -> int:
         return len(self.stands)
 
     @staticmethod
     def reason(plan: Plan, other: Plan) -> str:
-        """Why `plan` is left out where `other` stands for it."""
+        """Says why `plan` is left out where `other` represents it."""
         differ = [each.name for each in fields(Plan) if getattr(plan, each.name) != getattr(other, each.name)]
         return f"executes the same step as {', '.join(f'{name} {getattr(other, name)}' for name in differ)}"
 
 
 def without_other_names(model: ModelSpec, table: SpaceTable) -> tuple[SpaceTable, Renamed]:
-    """The rows of `table` that execute different steps, and those that are other names of them.
+    """Returns the rows of `table` that execute different steps, and the rows that are other names of these.
 
-    Of rows with the same canonical form that which is in this form stands for the others, or the first where none is.
+    Rows with the same canonical form are represented by the row in that form, or by the first row where none is.
     """
     keys, renamed = _keys(model, table)
     others = np.flatnonzero(renamed)
     known, number = np.unique(keys[others], return_inverse=True)
     stands = np.full(len(known), -1, np.int64)
-    """for each form of a renamed row the row that stands for it"""
+    """for each form of a renamed row, the row that represents it"""
     for first in range(0, len(table) if len(known) else 0, _CHUNK):
         part = slice(first, first + _CHUNK)
         place = np.minimum(np.searchsorted(known, keys[part]), len(known) - 1)
@@ -64,10 +64,10 @@ def without_other_names(model: ModelSpec, table: SpaceTable) -> tuple[SpaceTable
 
 
 def _keys(model: ModelSpec, table: SpaceTable) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    """Numbers of the canonical forms of rows, (n,), and which rows have another name than their form.
+    """Returns the number of each row's canonical form, (n,), and which rows differ from their form, (n,).
 
-    A table is a product of axes, so the numbers do not exceed the rows by much. Micro batches follow from the mesh and
-    their size.
+    A table is a product of axes, so the numbers are not much larger than the number of rows. The number of micro
+    batches follows from the mesh and the micro batch.
     """
     constant = {name: values for name, values in table.variants.values.items() if len(values) == 1}
     own = PlanTable(table.meshes.codes, {**constant, **table.meshes.values}, len(table.meshes))
@@ -89,7 +89,7 @@ def _keys(model: ModelSpec, table: SpaceTable) -> tuple[Rows, npt.NDArray[np.boo
 
 
 def _renamed(namings: Sequence[Naming], model: ModelSpec, plans: PlanTable) -> tuple[PlanTable, npt.NDArray[np.bool_]]:
-    """`plans` under the names that `namings` give them as far as they tell rows apart, and which they change, (n,)."""
+    """Renames `plans` by the `namings` that tell rows apart, and returns them with the rows that changed, (n,)."""
     changed = np.zeros(len(plans), np.bool_)
     for naming in namings:
         if not any(name in plans.codes for name in naming.fields):

@@ -1,4 +1,4 @@
-"""Orders of mesh axes: which of them place the groups of a mesh differently."""
+"""Finds the orders of mesh axes that place the groups of a mesh differently."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Groups = dict[str, CommGroup]
 
 
 def all_orders() -> tuple[str, ...]:
-    """Every order of the mesh axes, the usual one first."""
+    """Returns every order of the mesh axes, the usual one first."""
     orders = ["-".join(order) for order in permutations(MESH_AXES)]
     return (DEFAULT_ORDER, *(order for order in orders if order != DEFAULT_ORDER))
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An order of a mesh, with where its groups lie; None where expert parallelism can't be cut out of it."""
+    """An order of a mesh with the places of its groups; None where the order can't place expert parallelism."""
 
     order: str
     groups: Groups | None
 
     def places(self, on_network: bool) -> tuple[object, ...]:
-        """What two orders that run the same have in common: nodes and ranks a node of all groups; on a network, where
-        every rank has its place, the ranks themselves."""
+        """Returns the key that two orders share if they run in the same time: nodes and ranks per node of all groups;
+        on a network, where every rank has its place, the ranks themselves."""
         if self.groups is None:
             return ()
         if on_network:
@@ -44,8 +44,8 @@ class Orders:
         self._orders, self._node_size, self._on_network = orders, node_size, on_network
 
     def of(self, mesh: Plan) -> tuple[list[Placed], int]:
-        """The orders that place the groups of `mesh` differently, the first of each kind, and how many others there
-        are."""
+        """Returns the orders that place the groups of `mesh` differently, the first of each kind, and the number of
+        other orders."""
         first: dict[tuple[object, ...], Placed] = {}
         seen: dict[tuple[str, ...], None] = {}
         for order in self._orders:
@@ -58,9 +58,9 @@ class Orders:
         return list(first.values()), len(self._orders) - len(first)
 
     def _inside(self, mesh: Plan, order: str) -> tuple[str, ...]:
-        """The axes that decide where groups lie, in their order.
+        """Returns the axes that decide where groups lie, in their order.
 
-        Those of one rank lie anywhere; where all degrees are powers of two, so do those that begin outside a node.
+        An axis of one rank has no effect; if all degrees are powers of two, neither has an axis outside a node.
         """
         axes = [(axis, getattr(mesh, axis)) for axis in order.split("-")]
         sizes = [degree for _, degree in axes if degree > 1]
@@ -73,14 +73,14 @@ class Orders:
         return tuple(out)
 
     def placed(self, mesh: Plan) -> Placed:
-        """Where the groups of `mesh` lie."""
+        """Returns the places of the groups of `mesh`."""
         try:
             return Placed(mesh.mesh_order, groups_of(mesh, self._node_size))
         except ImpossiblePlan:
             return Placed(mesh.mesh_order, None)
 
     def preferred(self, mesh: Plan) -> str:
-        """The order of those to try that stands for that of `mesh`: its own where none is the same."""
+        """Returns the tried order that places groups like the order of `mesh`; its own order where none does."""
         places = self.placed(mesh).places(self._on_network)
         found, _ = self.of(mesh)
         return next((each.order for each in found if each.places(self._on_network) == places), mesh.mesh_order)

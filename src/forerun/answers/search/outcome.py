@@ -1,4 +1,4 @@
-"""Outcome: what became of every plan of a space, as columns; objects are made of what is asked for."""
+"""Outcome: the result for every plan of a space, as columns; objects are made when they are asked for."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Rows = npt.NDArray[np.int64]
 
 
 class Status(IntEnum):
-    """What became of a plan."""
+    """The result of a search for one plan."""
 
     SKIPPED = 0
     TOO_LARGE = 1
     OK = 2
     REFUSED = 3
-    """by the simulation"""
+    """refused by the simulation"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class TooLarge:
     reason: str
     """`needs 93.2 GiB at stage 0, 79.1 available: activation 61.0`"""
     prediction: Prediction | None
-    """None where a lower bound was enough to tell"""
+    """None where a lower bound of the memory was too large already"""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A plan that was not simulated: at the very best it comes after the ones that were asked for."""
+    """A plan that was not simulated, because its lower bound comes after the places that were asked for."""
 
     plan: Plan
     at_least: float
@@ -59,14 +59,14 @@ class Skipped:
 
 
 class LazySequence(Sequence[Item], Generic[Item]):
-    """Objects of rows of an outcome, made when they are asked for; equal to any sequence of equal objects."""
+    """A sequence of objects for rows of an outcome, made when asked for; equal to any sequence of equal objects."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
 
     @abstractmethod
     def make(self, row: int) -> Item:
-        """The object of a row."""
+        """Makes the object of a row."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -101,30 +101,30 @@ class Outcome:
     space: Space
     table: SpaceTable
     renamed: Renamed
-    """the possible plans that execute the same step as one of `table`"""
+    """the possible plans that execute the same step as a plan of `table`"""
     status: npt.NDArray[np.uint8]
     bound: F64
-    """lower bound of the objective; 0 where none was looked for"""
+    """lower bound of the objective, in seconds or GiB; 0 where none was computed"""
     need_gib: F64
-    """memory that has to be there for it to fit, at least"""
+    """lower bound, in GiB, of the memory that the plan needs"""
     cause: npt.NDArray[np.uint8]
-    """the largest of CAUSES in it"""
+    """index of the largest of CAUSES in that memory"""
     cause_gib: F64
     predictions: Mapping[int, Prediction]
-    """of the rows that were simulated"""
+    """row -> prediction, for the rows that were simulated"""
     is_memory: bool
-    """the objective is memory"""
+    """whether the objective is memory"""
     keep: int
     last_place: float
-    """objective of the last place that is exact"""
+    """value of the objective at the last exact place"""
     limit_gib: float
 
     def of(self, status: Status) -> Rows:
-        """The rows with a status, in their order."""
+        """Returns the rows with a status, in their order."""
         return np.flatnonzero(self.status == status)
 
     def needs(self, rows: Rows) -> F64:
-        """GiB that plans need, at least."""
+        """Returns a lower bound, in GiB, of the memory that each of `rows` needs."""
         needs = self.need_gib[rows]
         simulated = np.array([int(row) in self.predictions for row in rows], np.bool_) if self.predictions else ()
         for place in np.flatnonzero(simulated).tolist():
@@ -132,17 +132,17 @@ class Outcome:
         return needs
 
     def too_large(self) -> LazySequence[TooLarge]:
-        """What does not fit, the nearest miss first."""
+        """The plans that do not fit, the smallest first."""
         rows = self.of(Status.TOO_LARGE)
         return _TooLargeRows(self, rows[np.argsort(self.needs(rows), kind="stable")])
 
     def skipped(self) -> LazySequence[Skipped]:
-        """What was not simulated, the least bound first."""
+        """The plans that were not simulated, the least bound first."""
         rows = self.of(Status.SKIPPED)
         return _SkippedRows(self, rows[np.argsort(self.bound[rows], kind="stable")])
 
     def too_large_by_cause(self) -> dict[str, int]:
-        """How many plans do not fit, by their largest category of memory."""
+        """Counts the plans that do not fit by their largest category of memory."""
         rows = self.of(Status.TOO_LARGE)
         bounded = np.ones(len(self.status), np.bool_)
         bounded[list(self.predictions)] = False
@@ -154,7 +154,7 @@ class Outcome:
         return found
 
     def make_too_large(self, row: int) -> TooLarge:
-        """Why the plan in `row` does not fit."""
+        """Says why the plan in `row` does not fit."""
         known = self.predictions.get(row)
         plan, reason = self.table.plan(row), self.reasons(np.array([row]))[0]
         if known is not None:
@@ -162,11 +162,11 @@ class Outcome:
         return TooLarge(plan, float(self.need_gib[row]), CAUSES[self.cause[row]], reason, None)
 
     def make_skipped(self, row: int) -> Skipped:
-        """Why the plan in `row` was not simulated."""
+        """Says why the plan in `row` was not simulated."""
         return Skipped(self.table.plan(row), float(self.bound[row]), self.reasons(np.array([row]))[0])
 
     def reasons(self, rows: Rows) -> list[str]:
-        """Why each plan of `rows` is not among those that fit."""
+        """Says for each plan of `rows` why it is not among the plans that fit."""
         pipelined = np.broadcast_to(np.asarray(self.table.rows(rows).pp) > 1, len(rows)).tolist()
         columns = (self.status, self.need_gib, self.cause, self.cause_gib, self.bound)
         lines = zip(rows.tolist(), pipelined, *(column[rows].tolist() for column in columns), strict=True)
@@ -188,7 +188,7 @@ class Outcome:
         return out
 
     def reason_of(self, plan: Plan) -> str:
-        """Why `plan` was left out; empty for one that fits, or that was not among those considered."""
+        """Says why `plan` was left out; empty for a plan that fits or that the search did not consider."""
         left_out = self.space.reason_of(plan)
         if left_out is not None:
             return f"{left_out[0]}: {left_out[1]}"
@@ -201,12 +201,12 @@ class Outcome:
         return self.reasons(np.array([row]))[0]
 
     def standing_for(self, plan: Plan) -> Plan | None:
-        """The plan that stands for `plan`, where it is another name of a step that was considered."""
+        """Returns the plan that represents `plan`; None unless `plan` is another name of a considered step."""
         row = self.renamed.table.find(plan)
         return None if row is None else self.table.plan(int(self.renamed.stands[row]))
 
     def columns(self, rows: Rows) -> dict[str, npt.NDArray[Any]]:
-        """The plan fields that differ, of `rows`."""
+        """Returns the plan fields that differ between plans, for `rows`."""
         plans = self.table.rows(rows)
         differ = {name: codes for name, codes in plans.codes.items() if len(codes) and (codes != codes[0]).any()}
         return {name: as_array(plans.values[name])[differ[name]] for name in FIELD_TYPES if name in differ}
@@ -231,13 +231,13 @@ class _SkippedRows(LazySequence[Skipped]):
 
 
 def largest(prediction: Prediction) -> str:
-    """The largest category of memory."""
+    """Returns the largest category of memory."""
     parts = prediction.memory_by_category_gib
     return max(parts, key=lambda name: parts[name])
 
 
 def _too_large(prediction: Prediction) -> str:
-    """Why a plan that was simulated does not fit."""
+    """Says why a simulated plan does not fit."""
     cause = largest(prediction)
     beside = "" if prediction.peak_reserved_gib > prediction.memory_limit_gib else " beside CUDA and NCCL"
     return (
@@ -247,7 +247,7 @@ def _too_large(prediction: Prediction) -> str:
 
 
 def as_array(values: Sequence[Any]) -> npt.NDArray[Any]:
-    """Values of one plan field; tuples and None stay objects."""
+    """Returns the values of one plan field as an array; tuples and None stay objects."""
     if any(value is None or isinstance(value, tuple) for value in values):
         column = np.empty(len(values), object)
         column[:] = values

@@ -1,7 +1,7 @@
-"""Pipelines: which units each stage and rank of a pipeline has, and what its schedule holds at once.
+"""Pipelines: the units of each stage and rank of a pipeline, and the activations that its schedule keeps at once.
 
-A pipeline is (pp, schedule, virtual stages, layers of stages); its times are linear in those of units, so that those of
-many plans are one matrix product.
+A pipeline is (pp, schedule, virtual stages, layers of stages). Its times are linear in the times of units, so one
+matrix product gives the times of many plans.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from forerun.sources.symbolic.fsdp_units import staged_kinds
 from forerun.sources.symbolic.schedule import Action, actions, rank_actions, stage_rank
 
 STAGED = ("pp", "pp_schedule", "virtual_stages", "layers_per_stage", "balance_ends", "checkpoint_every")
-"""fields that a Pipeline depends on"""
+"""plan fields that a Pipeline depends on"""
 _MOST_ROUNDS = 4
-"""micro batches over pipeline ranks from which on a rank holds no more at once, but for GPipe"""
+"""multiple of the pipeline ranks: more micro batches than this add nothing to what a rank holds at once, except with
+GPipe"""
 _KINDS = {"F": 0, "B": 1, "W": 2}
 
 
 @dataclass(frozen=True)
 class Held:
-    """What the first rank holds when it starts a backward pass, in numbers of units."""
+    """The units whose activations and gradients the first rank holds when it starts a backward pass."""
 
     passes: I64
-    """forward passes of each kind whose activations are alive, (N_KINDS,)"""
+    """number of forward passes whose activations are alive, by UnitKind, (N_KINDS,)"""
     gradients: I64
-    """units of each kind with gradients of an earlier micro batch, (N_KINDS,)"""
+    """number of units with gradients of an earlier micro batch, by UnitKind, (N_KINDS,)"""
     part: int
     """the UnitKind whose backward pass comes first"""
 
 
 class Pipeline:
-    """The stages of a plan."""
+    """The stages of a plan and the times of their schedule."""
 
     def __init__(self, model: ModelSpec, plan: Plan) -> None:
         self.plan, self.tied = plan, model.tied_embeddings
@@ -54,9 +55,9 @@ class Pipeline:
         self.units: I64 = np.array([kind for stage in stages for kind in stage], np.int64)
         """UnitKind of every unit in model order, (n_units,)"""
         self.starts: I64 = np.array([0, *accumulate(map(len, stages))], np.int64)
-        """(n_stages + 1,): where each stage's units start"""
+        """index of the first unit of each stage, (n_stages + 1,)"""
         self.rank: I64 = np.array([stage_rank(plan, stage) for stage in range(self.n_stages)], np.int64)
-        """of each stage, (n_stages,)"""
+        """pipeline rank of each stage, (n_stages,)"""
         self.counts = np.zeros((self.n_stages, N_KINDS))
         """units of each kind in each stage, (n_stages, N_KINDS)"""
         for number, stage in enumerate(stages):
@@ -64,19 +65,19 @@ class Pipeline:
 
     @cached_property
     def on_ranks(self) -> F64:
-        """Units of each kind on each rank, (pp, N_KINDS)."""
+        """The number of units of each kind on each rank, (pp, N_KINDS)."""
         out: F64 = self._ranks.T @ self.counts
         return out
 
     @property
     def both_ends(self) -> bool:
-        """Whether the first rank has embedding and head."""
+        """Whether the first rank has both embedding and head."""
         return bool(self.rank[-1] == 0)
 
     def elements(self, of_units: F64 | I64, tied: F64 | float) -> F64:
-        """Elements of each rank, (..., pp), of units with so many by UnitKind, (..., N_KINDS).
+        """Returns the elements of each rank, (..., pp), from the elements of a unit by UnitKind, (..., N_KINDS).
 
-        A rank with embedding and head of a tied model has `tied` of them, (...), once.
+        A rank with embedding and head of a tied model counts their `tied` elements, (...), once.
         """
         out: F64 = of_units @ self.on_ranks.T
         if self.tied and self.both_ends:
@@ -90,9 +91,11 @@ class Pipeline:
         return out
 
     def least_end_s(self, forward: F64, backward: F64, weights: F64, again: F64, n_microbatches: I64) -> F64:
-        """Seconds until the first rank has run its last pass, at least, (n,); of split schedules, until any rank has.
+        """Returns a lower bound, in seconds, of the end of the first rank's last pass, (n,); in split schedules, of any
+        rank's.
 
-        Times of units by UnitKind, (n, N_KINDS); `again` is what every backward pass but the first takes more.
+        `forward`, `backward` and `weights` are seconds of units, (n, N_KINDS); `again` is the extra time of every
+        backward pass but the first.
 
         A rank starts when one micro batch has come through the stages before its first, then runs all of them; after
         its last backward pass through that stage the gradients go back through the stages before.
@@ -110,8 +113,8 @@ class Pipeline:
         return out
 
     def held(self, n_microbatches: int) -> tuple[Held, Held]:
-        """At the first backward pass of the first rank, and at one where it holds the most micro batches; the last of
-        those, when it has most gradients."""
+        """Returns what the first rank holds at its first backward pass, and at the last of the backward passes at which
+        it holds the most micro batches, where it also has the most gradients."""
         plan = self.plan
         some = n_microbatches if plan.pp_schedule == "GPipe" else min(n_microbatches, _MOST_ROUNDS * plan.pp)
         kind, stage, _ = _columns(rank_actions(replace(plan, n_microbatches=some), 0))
@@ -135,10 +138,10 @@ class Pipeline:
         return _actions_of(plan.pp_schedule, plan.pp, plan.virtual_stages, n_microbatches)
 
     def chained_s(self, pass_s: F64, waits_s: F64, backward: bool) -> F64:
-        """Seconds of a pass through each stage, (n_stages,), in which every unit but the first waits for something that
-        starts with the unit before it.
+        """Returns the seconds of a pass through each stage, (n_stages,), in which every unit but the first waits for a
+        gather or copy that starts together with the unit before it.
 
-        `pass_s` and `waits_s` by UnitKind, (N_KINDS,).
+        `pass_s` and `waits_s` are seconds by UnitKind, (N_KINDS,).
         """
         here, other = self.units[:-1], self.units[1:]
         before, after = (other, here) if backward else (here, other)
@@ -150,16 +153,16 @@ class Pipeline:
     # -- the schedule ----------------------------------------------------------------------------------------
 
     def run(self, times: StageTimes, n_microbatches: int, blocking: bool) -> F64:
-        """Seconds at which each rank has run its last pass, (pp,), with the schedule's order and transfers.
+        """Returns the seconds at which each rank ends its last pass, (pp,), with the schedule's order and transfers.
 
-        With `blocking` a transfer starts when the receiver, too, has come to it.
+        With `blocking` a transfer starts only when the receiver, too, has reached it.
         """
         order = self._actions(n_microbatches)
         return _run(order, times, n_microbatches, blocking, self.split)
 
 
 class StageTimes(NamedTuple):
-    """Seconds of passes of each stage, (n_stages,)."""
+    """Seconds of the passes of each stage, (n_stages,)."""
 
     first: F64
     """forward pass of the first micro batch"""
@@ -167,20 +170,20 @@ class StageTimes(NamedTuple):
     backward: F64
     weights: F64
     again: F64
-    """what every backward (of split schedules: weight) pass but the first takes more"""
+    """extra time of every backward pass (in split schedules, weight pass) but the first"""
     border: F64
-    """transfer to the next stage; 0 inside a rank"""
+    """transfer to the next stage; 0 where both stages are on one rank"""
 
 
 def _before(flags: npt.NDArray[np.bool_]) -> I64:
-    """Shifted by one: what was true one place before."""
+    """Returns `flags` shifted by one place, as 0 and 1: the flag of the place before."""
     out = np.zeros(len(flags), np.int64)
     out[1:] = flags[:-1]
     return out
 
 
 class _Actions(NamedTuple):
-    """Passes of all ranks in order, as columns; rank r has those from start[r] to start[r + 1]."""
+    """The passes of all ranks in order, as columns; rank r has the passes from start[r] to start[r + 1]."""
 
     start: I64
     kind: I8
@@ -197,7 +200,7 @@ def _actions_of(schedule: str, pp: int, virtual: int, n_microbatches: int) -> _A
 
 
 def _columns(order: Sequence[Action]) -> tuple[I8, I32, I32]:
-    """Kind, stage and micro batch of passes."""
+    """Returns the kind, stage and micro batch of passes, (passes,) each."""
     kinds, stages, microbatches = zip(*order, strict=True)
     kind = np.array([_KINDS[kind] for kind in kinds], np.int8)
     return kind, np.array(stages, np.int32), np.array(microbatches, np.int32)
@@ -205,7 +208,7 @@ def _columns(order: Sequence[Action]) -> tuple[I8, I32, I32]:
 
 @njit
 def _run(order: _Actions, times: StageTimes, n_microbatches: int, blocking: bool, split: bool) -> F64:
-    """Every rank runs its passes in order, each when what it needs has arrived."""
+    """Runs the passes of every rank in order, each when its inputs have arrived; returns the last end of each rank."""
     first, kind, stage, microbatch = order
     first_s, forward, backward, weights, again, border = times
     pp, n_stages = len(first) - 1, len(border)

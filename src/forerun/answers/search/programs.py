@@ -1,7 +1,7 @@
-"""rank_programs: the saved Programs of a folder, the best first, those that don't fit apart.
+"""rank_programs: ranks the saved Programs of a folder, the best first, and lists those that don't fit separately.
 
-Step times compare Programs that train on the same tokens with the same GPUs. Where tokens or GPUs differ, tokens/s of
-a GPU compare them, so that is what they are ranked by unless somebody says otherwise.
+Step times compare Programs that train on the same tokens with the same GPUs. Where tokens or GPUs differ, the default
+objective is tokens/s per GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from forerun.describe.stacks.catalog import load_stack
 SUFFIXES = (".program", ".npz")
 UNKNOWN_TOKENS = "the program does not say how many tokens its step trains on"
 _WORTH_A_POOL = 4
-"""fewer programs than this are predicted here"""
+"""fewer programs than this are predicted in this process"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class Fitting:
     file: str
     prediction: Prediction
     tokens_per_step: int | None
-    """over all GPUs; None where the Program does not say, and nobody else does"""
+    """tokens of a step over all GPUs; None where neither the Program nor the caller states them"""
     groups: Mapping[str, int]
-    """ranks of each mesh axis, or other kind of group, that the Program communicates in"""
+    """number of ranks of each mesh axis, or other kind of group, in which the Program communicates"""
 
     def figure(self, objective: Objective) -> float | None:
-        """What is ranked by `objective`, the least first; None where it is not known."""
+        """Returns the figure that `objective` ranks by, the lowest first; None where it is not known."""
         prediction = self.prediction
         if objective == "tokens":
             rate = prediction.tokens_per_s_per_gpu
@@ -81,15 +81,15 @@ class ProgramRanking:
     cluster: str
     memory_limit_gib: float
     objective: Objective
-    """what `ranked` is in the order of"""
+    """the objective that orders `ranked`"""
     because: str
-    """why it is that objective"""
+    """why this objective was chosen"""
     ranked: tuple[Fitting, ...]
     """the best first"""
     unranked: tuple[Fitting, ...]
-    """what fits, and has no figure to rank by because the tokens of its step are unknown; the fastest first"""
+    """Programs that fit but can't be ranked because the tokens of their step are unknown; the fastest first"""
     too_large: tuple[NotFitting, ...]
-    """the nearest miss first"""
+    """the smallest first"""
     refused: tuple[Refused, ...]
 
     @property
@@ -131,24 +131,24 @@ def rank_programs(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ProgramRanking:
-    """The Programs (`*.program`, `*.npz`) of `folder` on `cluster`, as `predict_program` sees them.
+    """Ranks the Programs (`*.program`, `*.npz`) of `folder` on `cluster` by their predictions (`predict_program`).
 
-    What does not fit in memory is not run. A file that can't be read or predicted is named, the others go on.
+    Programs that do not fit in memory are not run. A file that can't be read or predicted is listed as refused.
 
     Args:
-        n_gpus: ranks to run all of them on; their own unless given.
-        objective: what they are ranked by: least step time, most tokens/s of a GPU, least dollars a token, or least
-            reserved memory. Unless given, step time where all that fit train on the same number of tokens with the
-            same number of GPUs, else tokens/s of a GPU.
-        tokens_per_step: over all GPUs, of the Programs that do not say it themselves.
-        memory_limit_gib: memory of a GPU to use at most; its own unless given.
-        network, measured: as those of `predict_program`.
-        workers: processes; one for each CPU unless given.
-        progress: called with how many Programs are done and how many there are.
+        n_gpus: ranks to run all of them on; unless given, their own numbers of ranks.
+        objective: rank by least step time, most tokens/s per GPU, least dollars per token, or least reserved memory.
+            Unless given, step time where all Programs that fit train on the same number of tokens with the same
+            number of GPUs, else tokens/s per GPU.
+        tokens_per_step: tokens of a step over all GPUs, for the Programs that do not state them.
+        memory_limit_gib: memory of a GPU to use at most; unless given, all of it.
+        network, measured: the arguments of `predict_program`.
+        workers: number of processes; unless given, one for each CPU.
+        progress: called with the number of Programs that are done and the number of all.
 
     Raises:
-        ForerunError: no such folder, no Program in it, or none that can be predicted; the memory limit is no part of
-            the device's memory; an objective that there is not, or cost on a cluster without a price.
+        ForerunError: the folder is missing, has no Program, or has none that can be predicted; the memory limit is not
+            between 0 and the device's memory; the objective is unknown, or is cost on a cluster without a price.
     """
     cluster, place = limited(cluster, memory_limit_gib), Path(folder)
     if objective is not None:
@@ -184,7 +184,7 @@ def rank_programs(
 
 
 def _objective_of(fits: Sequence[Fitting]) -> tuple[Objective, str]:
-    """What Programs are ranked by where nobody says it, and why."""
+    """Returns the default objective for Programs, and the reason for it."""
     if not fits:
         return "time", "nothing fits"
     sizes = {each.prediction.n_gpus for each in fits}
@@ -255,7 +255,7 @@ class _Task:
 
 
 def _groups(program: Program) -> dict[str, int]:
-    """Ranks of each kind of group that the Program communicates in, those of one rank left out."""
+    """Returns the ranks of each kind of group in which the Program communicates, without groups of one rank."""
     used = program.ops.group[program.ops.is_communication]
     groups = [program.groups[number] for number in sorted({int(number) for number in used if number >= 0})]
     return {group.axis: group.size for group in groups if group.size > 1}

@@ -1,4 +1,4 @@
-"""SearchResult: what a search found, in order, and why everything else was left out."""
+"""SearchResult: the plans that a search found, in order, and why it left out all others."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 Objective = Literal["time", "tokens", "cost", "memory"]
 _CHUNK = 1 << 14
-"""rows that are written at a time"""
+"""rows that are written together"""
 REFUSED_RULE = "refused by the simulation"
-"""counts among the impossible what only a predictor can refuse"""
+"""name of the rule under which impossible plans are counted that only a predictor refuses"""
 
 
 @dataclass(frozen=True)
@@ -40,38 +40,38 @@ class SearchResult:
     objective: Objective
     memory_limit_gib: float
     ranked: tuple[Prediction, ...]
-    """what fits, best first; equal ones in the order of the space"""
+    """plans that fit, best first; equal ones in the order of the space"""
     too_large: Sequence[TooLarge]
-    """the nearest miss first; made as they are asked for"""
+    """plans that do not fit, the smallest first; made when they are asked for"""
     skipped: Sequence[Skipped]
-    """the least bound first; made as they are asked for"""
+    """plans that were not simulated, the least bound first; made when they are asked for"""
     considered: int
     impossible: Mapping[str, int]
-    """by rule, the most frequent first"""
+    """rule -> number of plans that break it, the most frequent first"""
     impossible_examples: Mapping[str, str]
-    """rule -> one reason in full"""
+    """rule -> one reason in words"""
     same: int
-    """plans that place all groups as another one does"""
+    """number of plans whose groups lie as those of another plan"""
     keep: int
-    """how many places are exact"""
+    """number of exact places"""
     outcome: Outcome = field(repr=False, compare=False)
-    """of every possible plan"""
+    """the result for every possible plan"""
     front: Front | None = None
-    """of step time and memory, where it was asked for"""
+    """the front of step time and memory; None unless it was asked for"""
 
     @property
     def renamed(self) -> int:
-        """How many plans are other names of one that is listed: they execute the same step."""
+        """The number of plans that execute the same step as a listed plan."""
         return len(self.outcome.renamed)
 
     @property
     def simulated(self) -> int:
-        """How many plans were simulated, also those that then did not fit or were refused."""
+        """The number of simulated plans, including those that then did not fit or were refused."""
         return len(self.outcome.predictions) + self.impossible.get(REFUSED_RULE, 0)
 
     @property
     def proof(self) -> str:
-        """What makes the places exact: `proved optimal after 214 of 1,553,920 simulated`."""
+        """Why the places are exact, in words: `proved optimal after 214 of 1,553,920 simulated`."""
         possible = len(self.outcome.table)
         values = [p.peak_reserved_gib if self.objective == "memory" else p.step_time_s for p in self.ranked]
         equal = values.count(values[0]) if values else 0
@@ -83,15 +83,15 @@ class SearchResult:
 
     @property
     def bounds_of_skipped(self) -> npt.NDArray[np.float64]:
-        """Lower bounds of the objective of the plans that were skipped, (n,), the least first."""
+        """Lower bounds of the objective of the skipped plans, in seconds or GiB, (n,), the least first."""
         return np.sort(self.outcome.bound[self.outcome.skipped().rows])
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Columns with one entry for each possible plan, (n,), in the order of `to_rows`, other names left out.
+        """Returns columns with one entry for each possible plan but the renamed ones, (n,), in the order of `to_rows`.
 
-        `status` is ok, out_of_memory or skipped; `objective` the predicted value (seconds, or GiB for memory), or its
-        lower bound where a plan was not simulated, nan where none is known; `needs_gib` the GiB that a plan needs (at
-        least, where it does not fit), nan where unknown. The rest are the plan fields that differ between plans.
+        `status` is ok, out_of_memory or skipped. `objective` is the predicted value (seconds, or GiB for memory), its
+        lower bound where a plan was not simulated, nan where none is known. `needs_gib` is the memory that a plan
+        needs (a lower bound where it does not fit), nan where unknown. The rest are the fields that vary between plans.
         """
         outcome, rows = self.outcome, self._rows
         every = np.concatenate(rows)
@@ -110,34 +110,34 @@ class SearchResult:
 
     @property
     def _rows(self) -> tuple[Rows, Rows, Rows]:
-        """Rows of what fits, of what does not and of what was skipped, each in its order."""
+        """The rows of plans that fit, that do not fit and that were skipped, each in its order."""
         row_of = {prediction.own_plan(): row for row, prediction in self.outcome.predictions.items()}
         ok = np.array([row_of[prediction.own_plan()] for prediction in self.ranked], np.int64)
         return ok, self.outcome.too_large().rows, self.outcome.skipped().rows
 
     def reason_of(self, plan: Plan) -> str:
-        """Why `plan` is not ranked: which rule it breaks, which order of mesh axes stands for it, what it needs of
-        memory, or how long it takes at least; empty for one that fits, or that this search did not consider."""
+        """Says why `plan` is not ranked: the rule it breaks, the order of mesh axes that represents it, the memory it
+        needs, or its least time; empty for a plan that fits or that this search did not consider."""
         return self.outcome.reason_of(plan)
 
     @property
     def best(self) -> Prediction | None:
-        """The best plan that fits, None where none does."""
+        """The best plan that fits; None where none does."""
         return self.ranked[0] if self.ranked else None
 
     def top(self, k: int) -> tuple[Prediction, ...]:
-        """The `k` best plans that fit."""
+        """Returns the `k` best plans that fit."""
         return self.ranked[:k]
 
     @property
     def out_of_memory(self) -> dict[str, int]:
-        """How many plans do not fit, by their largest category of memory, the most frequent first."""
+        """The number of plans that do not fit by their largest category of memory, the most frequent first."""
         return dict(Counter(self.outcome.too_large_by_cause()).most_common())
 
     @property
     def counts(self) -> dict[str, int]:
-        """considered = impossible + same + renamed + out_of_memory + skipped + ok; same and renamed are left out where
-        they are 0."""
+        """The number of plans by result: considered = impossible + same + renamed + out_of_memory + skipped + ok; same
+        and renamed are left out where they are 0."""
         same = {"same": self.same} if self.same else {}
         same |= {"renamed": self.renamed} if self.renamed else {}
         return {
@@ -150,16 +150,16 @@ class SearchResult:
         }
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A flat dict for each possible plan: rank, status (ok, out_of_memory, skipped, renamed), reason, figures, plan
-        fields.
+        """Returns a flat dict for each possible plan: rank, status (ok, out_of_memory, skipped, renamed), reason,
+        figures, plan fields.
 
-        What fits comes first, best first. Figures that were not predicted are None; other names of a plan have none.
+        Plans that fit come first, best first. Figures that were not predicted are None; renamed plans have no figures.
         """
         chunks = self.row_chunks()
         return [dict(zip(chunk, row, strict=True)) for chunk in chunks for row in zip(*chunk.values(), strict=True)]
 
     def row_chunks(self, most: int = _CHUNK) -> Iterator[dict[str, Sequence[Any]]]:
-        """`to_rows` by columns, at most so many rows at a time, for spaces of millions of plans."""
+        """Yields `to_rows` as columns of at most `most` rows, for spaces of millions of plans."""
         for status, rows in zip(("ok", "out_of_memory", "skipped"), self._rows, strict=True):
             for first in range(0, len(rows), most):
                 yield self._columns_of(status, rows[first : first + most], first)
@@ -167,7 +167,7 @@ class SearchResult:
             yield self._columns_of_renamed(np.arange(first, min(first + most, self.renamed)))
 
     def _columns_of(self, status: str, rows: Rows, first: int) -> dict[str, Sequence[Any]]:
-        """Columns of some rows of one status, from place `first` on."""
+        """Returns the columns of `rows`, all of one status, from place `first` on."""
         outcome, n = self.outcome, len(rows)
         known = [outcome.predictions.get(row) for row in rows.tolist()]
         columns: dict[str, Sequence[Any]] = {"rank": range(first + 1, first + n + 1) if status == "ok" else [None] * n}
@@ -178,7 +178,7 @@ class SearchResult:
         return columns | _plan_columns(outcome.table.rows(rows))
 
     def _columns_of_renamed(self, rows: Rows) -> dict[str, Sequence[Any]]:
-        """Columns of some of the other names of plans."""
+        """Returns the columns of `rows` among the renamed plans."""
         outcome, n = self.outcome, len(rows)
         table, stands = outcome.renamed.table, outcome.renamed.stands
         pairs = ((table.plan(row), outcome.table.plan(int(stands[row]))) for row in rows.tolist())
@@ -188,7 +188,7 @@ class SearchResult:
         return columns | _plan_columns(table.rows(rows))
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """`to_rows` as a pandas DataFrame. Raises ForerunError where pandas is not installed."""
+        """Returns `to_rows` as a pandas DataFrame. Raises ForerunError where pandas is not installed."""
         try:
             import pandas
         except ImportError:
@@ -197,7 +197,7 @@ class SearchResult:
 
 
 def _plan_columns(plans: PlanTable) -> dict[str, Sequence[Any]]:
-    """Every field of plans by name."""
+    """Returns every field of the plans by name."""
     columns: dict[str, Sequence[Any]] = {}
     for name in _PLAN_FIELDS:
         values, codes = plans.values[name], plans.codes.get(name)

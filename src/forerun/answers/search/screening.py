@@ -1,7 +1,7 @@
-"""Bounds of all plans of a space at once: memory first, then time of what may fit.
+"""Computes lower bounds of all plans of a space at once: memory first, then the time of plans that may fit.
 
-What plans share (`Shared`) is found once; what is left for each plan is arithmetic on columns. Nothing here may exceed
-what a simulation of the same plan gives: what is discarded can't fit, and what is put last can't win.
+The figures that plans share (`Shared`) are computed once; the rest is arithmetic on columns. A bound must never exceed
+the simulation of the same plan, so that a discarded plan can't fit and a plan that comes last can't win.
 """
 
 from __future__ import annotations
@@ -29,33 +29,32 @@ from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.states import States, resident_states, update_gradient_bytes, update_of
 
 CAUSES = ("parameter", "gradient", "optimizer", "activation", "unsharded")
-"""categories of memory that a bound knows apart"""
+"""categories of memory that a bound distinguishes"""
 _CHUNK = 1 << 16
 _US = 1e-6
 Parts = tuple[F64 | float, ...]
-"""allocated bytes by CAUSES, each (n,) or one value"""
+"""allocated bytes for each entry of CAUSES, (n,) or one value each"""
 
 
 @dataclass(frozen=True)
 class Screened:
-    """Bounds of the plans of a table, each (n,)."""
+    """Lower bounds of the plans of a table, each (n,)."""
 
     need_bytes: F64
-    """what has to be there for the first rank, at least: what is allocated, and what the allocator loses when memory is
-    short"""
+    """memory that the first rank needs: allocated memory, and what the allocator loses when memory is short"""
     held_bytes: F64
-    """reserved memory of the first rank, at least, where there is plenty: what is allocated"""
+    """reserved memory of the first rank when memory is plentiful, which is its allocated memory"""
     cause: npt.NDArray[np.uint8]
-    """the largest of CAUSES in it"""
+    """index of the largest of CAUSES in that memory"""
     cause_bytes: F64
     too_large: npt.NDArray[np.bool_]
     time_s: F64
-    """seconds of a step, at least; 0 of what is too large"""
+    """seconds of a step; 0 for plans that are too large"""
 
 
 @dataclass(frozen=True)
 class _Own:
-    """Columns of the plans of a chunk that come from their kinds, each (n,)."""
+    """Columns of the plans of a chunk that follow from their kinds (`Shared`), each (n,)."""
 
     first: F64
     most: F64
@@ -65,17 +64,17 @@ class _Own:
 
 @dataclass(frozen=True)
 class RankStates:
-    """States of the ranks of plans, each (n,) or one value."""
+    """Numbers of elements whose state the ranks of plans hold, each (n,) or one value."""
 
     local: F64
     """elements that a rank updates"""
     total: F64
-    """elements of a rank before data-parallel sharding"""
+    """elements of a rank's parameters before data-parallel sharding"""
     resident: States
 
     @classmethod
     def of(cls, plans: Plans, stack: Stack, dense: F64, experts: F64) -> RankStates:
-        """States of ranks of `plans` with `dense` and `experts` elements before data-parallel sharding."""
+        """Returns the states of ranks of `plans` with `dense` and `experts` elements before data-parallel sharding."""
         total = dense + experts
         local = where(
             plans.shards_optimizer, dense / plans.fsdp + experts / np.maximum(1, plans.fsdp // plans.ep), total
@@ -84,7 +83,7 @@ class RankStates:
         return cls(local, total, resident_states(plans, stack, total, local, gradients))
 
     def reduced(self, plans: Plans, stack: Stack) -> Column:
-        """Bytes of gradients at the end of the step, beside those that stay."""
+        """Returns the bytes of gradients at the end of the step, without those that stay between steps."""
         buffers = self.total * rules.element_bytes(rules.accumulate_dtype(plans, stack))
         shards = self.local * rules.element_bytes(plans.master_dtype) * (plans.offload != "params")
         whole = buffers * (not rules.keeps_gradient_buffer(stack))
@@ -92,7 +91,7 @@ class RankStates:
 
 
 class Screening:
-    """Bounds of the plans of one model and stack on a cluster."""
+    """Computes lower bounds of the plans of one model and stack on a cluster."""
 
     def __init__(self, runs: UnitRuns, stack: str) -> None:
         self.runs, self.stack = runs, load_stack(stack)
@@ -103,11 +102,11 @@ class Screening:
         rates, self.rates = memory_rates(cluster.device), rates_of(cluster, self.stack)
         bytes_per_s = min(rates.bytes_per_s * self.rates.memory, rates.peak_bytes_per_s)
         self.s_per_byte = 0.0 if runs.measured is not None else 1.0 / bytes_per_s
-        """of kernels; nothing is certain where the user has measured them"""
+        """least seconds per byte of a kernel; 0 where the user has measured kernels, so that no bound is certain"""
         self.host_s_per_byte = 1.0 / (rates.host_fraction * cluster.host_bytes_per_s)
 
     def run(self, table: SpaceTable) -> Screened:
-        """Bounds of every plan of `table`."""
+        """Computes the bounds of every plan of `table`."""
         n = len(table)
         out = Screened(np.zeros(n), np.zeros(n), np.zeros(n, np.uint8), np.zeros(n), np.zeros(n, np.bool_), np.zeros(n))
         for first in range(0, n, _CHUNK):  # what needs no units
@@ -140,9 +139,10 @@ class Screening:
     # -- memory ------------------------------------------------------------------------------------------------
 
     def _note(self, out: Screened, rows: npt.NDArray[np.int64], parts: Parts, resident: F64, groups: F64 | int) -> None:
-        """Keep what `rows` need at a moment where it is more than what they needed before.
+        """Raises the bounds of `rows` to their memory at one moment of the step where it is larger.
 
-        `resident` is what lives through the step at most, on any rank: the allocator loses a share of the rest.
+        `resident` is an upper bound of the bytes that last through the step, on any rank: the allocator loses a share
+        of the rest.
         """
         columns = np.array(np.broadcast_arrays(*parts, out.time_s[rows])[:-1])
         total = columns.sum(axis=0)
@@ -156,17 +156,17 @@ class Screening:
         out.too_large[rows] |= total > self._available - groups * self._communicator
 
     def _groups(self, plans: PlanTable) -> F64:
-        """Communicators that a plan has at least."""
+        """Returns a lower bound of the number of communicators of each plan, (n,)."""
         axes = (plans.dp_replicate * plans.fsdp, plans.tp, plans.cp, plans.pp)
         out: F64 = np.sum(np.broadcast_arrays(*(np.asarray(axis) > 1 for axis in axes)), axis=0)
         return out
 
     def _states(self, plans: Plans, dense: F64, experts: F64) -> RankStates:
-        """States of ranks of `plans` with so many elements before data-parallel sharding."""
+        """Returns the states of ranks of `plans` with `dense` and `experts` elements before data-parallel sharding."""
         return RankStates.of(plans, self.stack, dense, experts)
 
     def _beside(self, plans: PlanTable, elements: F64) -> F64:
-        """Bytes that stay through a step beside the states, at most."""
+        """Returns an upper bound of the bytes that stay through a step beside the states, (n,)."""
         copies = rules.element_bytes(rules.reduce_dtype(plans, self.stack)) * rules.keeps_bucket_copies(
             plans, self.stack
         )
@@ -175,16 +175,16 @@ class Screening:
         return out
 
     def _at_the_end(self, plans: Plans, states: RankStates) -> Parts:
-        """When all gradients are there."""
+        """Returns the allocated bytes when all gradients exist, at the end of the step."""
         resident = states.resident
         return resident.parameter, resident.gradient + states.reduced(plans, self.stack), resident.optimizer, 0.0, 0.0
 
     def _at_backward(
         self, plans: PlanTable, states: RankStates, own: _Own, alive: F64, gradients: F64, unit: F64
     ) -> Parts:
-        """When the first rank starts a backward pass that holds `alive` bytes of activations.
+        """Returns the allocated bytes when the first rank starts a backward pass with `alive` bytes of activations.
 
-        `gradients` elements have been added up for earlier micro batches; FSDP in a pipeline keeps them whole, and
+        `gradients` elements of earlier micro batches are accumulated; FSDP in a pipeline keeps them unsharded, and
         parameters too unless it frees them after each use.
         """
         gathered = where(plans.gathers_once, own.first.sum(axis=0), unit) * plans.shards_parameters
@@ -197,13 +197,14 @@ class Screening:
     # -- time --------------------------------------------------------------------------------------------------
 
     def _time_s(self, plans: PlanTable, own: _Own) -> F64:
-        """The passes of the first rank, then its optimizer; of split schedules those of the rank that ends last."""
+        """Returns the seconds of the first rank's passes and optimizer, (n,); in split schedules, of the rank that ends
+        last."""
         states = self._states(plans, *np.where(plans.splits_backward, own.least, own.first))
         out: F64 = own.end_s + self.optimizer_s(plans, states.local)
         return out
 
     def optimizer_s(self, plans: Plans, local: F64) -> F64:
-        """Seconds that the optimizer step of a rank takes at least where it updates `local` elements."""
+        """Returns a lower bound, in seconds, of the optimizer step of a rank that updates `local` elements."""
         update = update_of(plans, self.stack, self.update_gradient_bytes(plans))
         moved = update.read + update.written
         copies = 2 * update.to_host * self.host_s_per_byte * (plans.offload == "optimizer")
@@ -212,12 +213,12 @@ class Screening:
         return out
 
     def update_gradient_bytes(self, plans: Plans) -> Column:
-        """Bytes of an element of the gradients that the optimizer reads."""
+        """Returns the bytes per element of the gradients that the optimizer reads."""
         return update_gradient_bytes(plans, rules.element_bytes(rules.accumulate_dtype(plans, self.stack)))
 
 
 def _all_elements(model: ModelSpec) -> tuple[float, float]:
-    """Parameters of the model: not of experts, and of experts."""
+    """Returns the number of the model's parameters outside experts, and of experts."""
     parts = [layer_parameters(model, layer) for layer in range(model.n_layers)]
     experts = float(sum(part.get("experts", 0) for part in parts))
     everything = sum(sum(part.values()) for part in parts) + sum(outer_parameters(model).values())

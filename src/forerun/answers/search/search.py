@@ -1,9 +1,9 @@
-"""search: the best plan of a space, and why the others are not.
+"""search: finds the best plan of a space, and says why the others are not.
 
-Lower bounds of all plans screen the whole space at once: what certainly does not fit is discarded. Of the rest, those
-that may still be among the places that were asked for get a closer bound, and are simulated in its order, until the
-bound passes the last place. The places are therefore exact under the model. The answer does not depend on the number
-of processes.
+Lower bounds of all plans screen the whole space at once: plans that certainly do not fit are discarded. Plans that may
+still reach one of the places that were asked for get a closer bound, and are simulated in its order until the bound
+passes the last place. The places are therefore exact under the model. The answer does not depend on the number of
+processes.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 
 BATCHES = (16, 16, 32, 64)
-"""plans simulated between two looks at the bound, the last number for good; fixed, so that the same plans are simulated
-whatever the machine"""
+"""sizes of the batches that are simulated before the bound is read again; the last one repeats. They are fixed so that
+every machine simulates the same plans"""
 KEYS: dict[Objective, Callable[[Prediction], float]] = {
     "time": lambda p: p.step_time_s,
     "tokens": lambda p: p.step_time_s,  # the tokens of a step are given
@@ -78,34 +78,34 @@ def search(
     store: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SearchResult:
-    """The best plans to train `model` on `n_gpus` of `cluster`, with `global_batch` sequences of `seq_len` per step.
+    """Finds the best plans to train `model` on `n_gpus` of `cluster` with `global_batch` sequences of `seq_len` a step.
 
     Args:
         objective: step time, tokens per second, dollars per token, or peak reserved memory; the first three have the
             same best plan for given GPUs and batch.
-        memory_limit_gib: memory of a GPU to use at most; its own unless given.
+        memory_limit_gib: memory of a GPU to use at most; unless given, all of it.
         fixed: Plan field -> a value, or a list of values to try.
-        limits: upper ends of axes that are not fixed.
-        space: `default`, what stacks offer today; `whole`, everything that they could run, in every order of the mesh
-            axes on the nodes (see `search.space`).
-        keep: how many places have to be exact; the rest may be skipped where a bound shows that it comes after them.
-        exhaustive: simulate everything that could fit.
-        pareto: find the front of step time and memory too, simulating at most so many plans more for it.
-        workers: processes, or CPUs of a Ray cluster; one for each CPU, or all of them, unless given.
-        network: what the GPUs communicate over in place of the links of the cluster.
-        measured: the user's own times of kernels and collectives, which go over the shipped ones.
-        predictor: what predicts a plan, all of them as the bounds are about `predict`; it has to be importable where
-            processes are not forked, and knows about its network and measurements by itself.
-        executor: what simulates: `local` processes, or a `ray` cluster, which needs Ray.
-        ray_address: of that cluster (HOST:PORT, ray://HOST:PORT, auto); RAY_ADDRESS, or a cluster on this machine for
-            the time of the search, unless given.
-        store: a file that keeps every answer as it comes, and gives what it knows already; made where it is not there.
-        progress: called with how many plans are done and how many there are.
+        limits: upper limits of the axes that are not fixed.
+        space: `default`: the plans that stacks offer today; `whole`: all plans that they could run, in every order of
+            the mesh axes on the nodes (see `search.space`).
+        keep: the number of places that must be exact; plans whose bounds come after these places may be skipped.
+        exhaustive: simulate every plan that could fit.
+        pareto: also find the front of step time and memory, simulating at most this many more plans for it.
+        workers: number of processes, or CPUs of a Ray cluster; unless given, one process for each CPU, or all CPUs.
+        network: the network of the GPUs in place of the links of the cluster.
+        measured: the user's own times of kernels and collectives, which replace the shipped ones.
+        predictor: a function that predicts a plan. With one, every plan is predicted, as the bounds are about
+            `predict`. It must be importable where processes are not forked, and brings its own network and times.
+        executor: `local` processes or a `ray` cluster, which needs Ray.
+        ray_address: address of the Ray cluster (HOST:PORT, ray://HOST:PORT, auto); unless given, RAY_ADDRESS, or a
+            cluster on this machine for the time of the search.
+        store: a file that keeps every answer as it comes, and supplies the answers that it has; created where missing.
+        progress: called with the number of plans that are done and the number of all.
 
     Raises:
         ImpossiblePlan: no combination can run at all; the message says why.
-        ForerunError: bad arguments, objective cost on a cluster without a price, a network with fewer NPUs than GPUs,
-            a store that can't be read or written, a Ray cluster that can't be used.
+        ForerunError: an argument is wrong, the objective is cost on a cluster without a price, the network has fewer
+            NPUs than GPUs, the store can't be read or written, or the Ray cluster can't be used.
     """
     check_objective(objective, cluster)
     if keep < 1:
@@ -152,7 +152,7 @@ def search(
 
 
 def check_objective(objective: str, cluster: Cluster) -> None:
-    """Raise ForerunError for an objective that there is not, or that `cluster` has no price for."""
+    """Raises ForerunError for an unknown objective, and for objective cost where `cluster` has no price."""
     if objective not in KEYS:
         raise ForerunError(f"objective must be one of {', '.join(KEYS)}, got {objective!r}")
     if objective == "cost" and cluster.price_per_gpu_hour is None:
@@ -162,11 +162,11 @@ def check_objective(objective: str, cluster: Cluster) -> None:
 
 
 _SOLD = 1.05
-"""what a GPU is sold as having over what programs can use, at most"""
+"""largest ratio of the memory that a GPU is sold with to the memory that programs can use"""
 
 
 def limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:
-    """The cluster, `memory_limit_gib` of each GPU only; a GPU's size as it is sold (80 GB) means all of it.
+    """Returns the cluster with only `memory_limit_gib` of each GPU; the size that a GPU is sold with means all of it.
 
     Raises ForerunError for more than a GPU has.
     """
@@ -199,11 +199,11 @@ class Simulating:
         if exhaustive:
             self._bound[:] = 0.0
         self.ranked: list[tuple[float, int]] = []
-        """(objective, row) of what fits"""
+        """(objective, row) of the plans that fit"""
         self.predictions: dict[int, Prediction] = {}
 
     def run(self, answers: AnswersPlans, progress: Callable[[int, int], None] | None) -> None:
-        """Simulate batch after batch until the bound passes the last place."""
+        """Simulates batch after batch until the bound passes the last place."""
         rows = np.flatnonzero(~self.screened.too_large)
         queue = _Queue(rows, self._bound, self._closer if self._close else None)
         done, total, sizes = 0, len(rows), chain(BATCHES, repeat(BATCHES[-1]))
@@ -218,7 +218,7 @@ class Simulating:
             progress(total, total)
 
     def front(self, answers: AnswersPlans, most: int, progress: Callable[[int, int], None] | None) -> Front:
-        """The front of step time and memory of what fits; at most so many plans more are simulated for it."""
+        """Finds the front of step time and memory of the plans that fit, simulating at most `most` more plans."""
         rows = np.flatnonzero(self._status == Status.SKIPPED)
         close = TimeBound(self._screening) if self._close is None else self._close
 
@@ -244,12 +244,12 @@ class Simulating:
 
     @property
     def last_place(self) -> float:
-        """Objective of the last place that has to be exact; infinite until so many plans fit."""
+        """The objective of the last place that must be exact; infinite until enough plans fit."""
         values = nsmallest(self._keep, (value for value, _ in self.ranked))
         return values[-1] if len(values) == self._keep else float("inf")
 
     def _closer(self, row: int) -> float:
-        """A closer bound of the time of the plan in `row`."""
+        """Returns a closer bound of the time of the plan in `row`, in seconds."""
         assert self._close is not None
         close = self._close.least_step_s(self._table.plan(row), self._groups(row))
         self._bound[row] = max(float(self._bound[row]), close)
@@ -266,7 +266,7 @@ class Simulating:
             self.ranked.append((KEYS[self._objective](answer), row))
 
     def outcome(self, space: Space, renamed: Renamed, limit_gib: float) -> Outcome:
-        """What became of every plan."""
+        """Returns the results for every plan."""
         screened = self.screened
         return Outcome(
             space=space,
@@ -286,7 +286,7 @@ class Simulating:
 
 
 class _Queue:
-    """Rows in the order of their bounds, with closer bounds for those that come up."""
+    """A queue of rows in the order of their bounds, with closer bounds for the rows that come first."""
 
     def __init__(self, rows: npt.NDArray[np.int64], bound: F64, closer: Callable[[int], float] | None) -> None:
         order = np.argsort(bound[rows], kind="stable")
@@ -295,7 +295,7 @@ class _Queue:
         self._heap: list[tuple[float, int]] = []
 
     def next(self, most: int, last_place: float) -> list[int]:
-        """Up to `most` rows that may have a place, the least bound first."""
+        """Returns up to `most` rows that may have a place, the least bound first."""
         batch: list[int] = []
         while len(batch) < most:
             while self._next < len(self._rows) and self._may_be_first():

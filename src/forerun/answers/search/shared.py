@@ -1,4 +1,4 @@
-"""What plans of a space share: their units, their pipelines, and what both make of a number of micro batches."""
+"""The figures that many plans of a space share: units, pipelines, and the times of both with their micro batches."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from forerun.sources.symbolic.states import accumulation_bytes
 
 
 class Shared:
-    """Rows of a table by what they share; `kind` numbers the combinations of (units, pipeline, micro batches, sums).
+    """Groups the rows of a table by kind: a combination of units, pipeline, number of micro batches, and sums.
 
-    Sums: whether micro batches add their gradients into a buffer, which takes time in every backward pass.
+    Sums says whether micro batches add their gradients into a buffer, which takes time in every backward pass.
     """
 
     def __init__(self, table: SpaceTable, runs: UnitRuns, stack: Stack, s_per_byte: float) -> None:
@@ -57,7 +57,7 @@ class Shared:
 
     @cached_property
     def dense(self) -> F64:
-        """Elements by UnitKind, (kinds, N_KINDS)."""
+        """The elements of parameters outside experts by UnitKind, (kinds, N_KINDS)."""
         return self._by_unit([size.dense for size in self.sizes])
 
     @cached_property
@@ -66,7 +66,7 @@ class Shared:
 
     @cached_property
     def again_s(self) -> F64:
-        """Seconds by UnitKind that adding gradients into a buffer takes, (kinds, N_KINDS)."""
+        """The seconds of adding gradients into a buffer by UnitKind, (kinds, N_KINDS)."""
         moved = accumulated_bytes(self.plans, self._stack)
         column = np.broadcast_to(moved, len(self.of_unit)) * self._sum * self._s_per_byte
         out: F64 = column[:, None] * (self.dense + self.experts)
@@ -74,7 +74,7 @@ class Shared:
 
     @cached_property
     def end_s(self) -> F64:
-        """Seconds until the first rank has run its last pass, at least, (kinds,); see `Pipeline.least_end_s`."""
+        """A lower bound of the seconds until the first rank's last pass ends, (kinds,); see `Pipeline.least_end_s`."""
         forward, backward, weights = (
             self._by_unit([getattr(each, name) for each in self.times]) for name in ("forward", "backward", "weights")
         )
@@ -92,7 +92,7 @@ class Shared:
 
     @cached_property
     def elements(self) -> Elements:
-        """Elements of ranks, each (kinds,)."""
+        """The elements of the parameters of ranks."""
         n = len(self.of_unit)
         out = Elements(*(np.zeros((2, n)) for _ in range(3)))
         for number, mine in self._of_each_pipeline():
@@ -105,8 +105,8 @@ class Shared:
         return out
 
     def held(self, which: int) -> tuple[F64, F64, F64]:
-        """At the first (0) or the fullest (1) backward pass of the first rank, each (kinds,): bytes of activations,
-        elements with gradients of earlier micro batches, elements of the unit whose turn it is."""
+        """Returns three figures, (kinds,) each, at the first (0) or the fullest (1) backward pass of the first rank:
+        bytes of activations, elements with gradients of earlier micro batches, elements of the unit that starts."""
         kept = self._by_unit([size.kept for size in self.sizes])
         rise = self._by_unit([size.backward_rise for size in self.sizes])
         total = self.dense + self.experts
@@ -126,39 +126,39 @@ class Shared:
 
 @dataclass(frozen=True)
 class Elements:
-    """Elements of parameters before data-parallel sharding, (2, kinds): not of experts, and of experts."""
+    """Elements of parameters before data-parallel sharding, (2, kinds) each: outside experts, and of experts."""
 
     first: F64
-    """of the first rank"""
+    """elements of the first rank"""
     most: F64
-    """at most of any rank"""
+    """elements of the rank with the most"""
     least: F64
-    """at least of any rank"""
+    """elements of the rank with the fewest"""
 
 
 _OWN = ("dp_shard", "pp", "prefetch", "ddp_bucket_mib", "overlap_grad_reduce", "optimizer", "optimizer_impl")
-"""further fields that units don't depend on"""
+"""more plan fields that units don't depend on"""
 _SPLITTING = ("pp", "pp_schedule")
-"""fields on which it depends whether weight gradients are passes of their own"""
+"""plan fields that decide whether weight gradients are separate passes"""
 _SUMMING = ("n_microbatches", "pp", "zero_stage", "dp_shard", "cp", "offload", "master_dtype", "precision")
-"""fields on which it depends whether kernels add up the gradients of micro batches"""
+"""plan fields that decide whether kernels add up the gradients of micro batches"""
 
 
 def accumulated_bytes(plans: Plans, stack: Stack) -> Column:
-    """Bytes that are moved for each element whose gradient is added to a buffer."""
+    """Returns the bytes that adding a gradient to a buffer moves for each element, (n,)."""
     buffer = rules.element_bytes(rules.accumulate_dtype(plans, stack))
     return sum(accumulation_bytes(rules.gradient_bytes(plans), buffer))
 
 
 def _ids(table: SpaceTable, names: Sequence[str]) -> tuple[I64, I64]:
-    """Numbers of the combinations of values of some fields that rows have, (n,), and a row of each."""
+    """Numbers the combinations of values of the fields `names`; returns each row's number, (n,), and a row of each."""
     of_mesh = _level(len(table.meshes), [table.meshes.codes[name] for name in names if name in table.meshes.codes])
     variant = [table.variants.codes[name] for name in names if name in table.variants.codes]
     return dense_ids(of_mesh[table.mesh], _level(len(table.variants), variant)[table.variant])
 
 
 def _answers(table: SpaceTable, rule: Callable[[PlanTable], Column], *names: str) -> I64:
-    """1 where `rule`, which depends on some fields, holds for a row of `table`, (n,)."""
+    """Returns 1 for rows of `table` for which `rule`, which depends on the fields `names`, holds, else 0, (n,)."""
     number, rows = _ids(table, names)
     answers = np.broadcast_to(rule(table.rows(rows)), len(rows))
     out: I64 = answers[number].astype(np.int64)
@@ -166,7 +166,7 @@ def _answers(table: SpaceTable, rule: Callable[[PlanTable], Column], *names: str
 
 
 def _places(table: SpaceTable, runs: UnitRuns) -> I64:
-    """Numbers of the places where the groups of units lie, (n,)."""
+    """Returns the number of the place of the units' groups for each row, (n,)."""
     places = [None if groups is None else runs.place(groups) for groups in table.groups]
     number = {where: i for i, where in enumerate(dict.fromkeys(places))}
     out: I64 = np.array([number[where] for where in places], np.int64)[table.mesh]

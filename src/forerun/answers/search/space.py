@@ -1,19 +1,19 @@
-"""The plans that a search considers: every combination of the axes, as a table; impossible ones counted by rule.
+"""Makes the table of the plans that a search considers, every combination of the axes; counts the impossible by rule.
 
-The default space is what frameworks offer (`search` of a stack's file):
+The default space has the plans that frameworks offer (`search` of a stack's file):
 
 * tp: divisors of the GPUs up to the node size; cp: up to one rank for 4,096 tokens; pp: up to one layer a stage;
   ep: divisors of the experts;
-* data parallelism of the rest: replicated, sharded (ZeRO stages of the stack), and sharded in the node and replicated
-  across nodes (HSDP) at ZeRO-3;
+* data parallelism over the remaining ranks: replicated, sharded (ZeRO stages of the stack), and sharded in the node and
+  replicated across nodes (HSDP) at ZeRO-3;
 * mesh axes in the usual order, micro batches of powers of two that divide the batch of a data-parallel rank;
 * schedules of the stack; activation checkpointing none, selective, full; FSDP's reshard policy.
 
-The whole space is everything that the stack's code could run:
+The whole space has all plans that the stack's code could run:
 
 * tp: divisors up to the attention heads; cp: up to one rank for 1,024 tokens; data parallelism also sharded over any
   part of the ranks and replicated over the others;
-* every order of the mesh axes on the nodes, those that place all groups alike counted once;
+* every order of the mesh axes on the nodes; orders that place all groups alike count once;
 * any micro batch that divides; every schedule of the stack with up to 8 virtual stages; sequence parallelism on or off;
   what the stack can offload to host memory.
 
@@ -47,33 +47,33 @@ from forerun.describe.stacks.stack import Stack
 
 Extent = Literal["default", "whole"]
 TOKENS_PER_CP_RANK = {"default": 4096, "whole": 1024}
-"""a space cuts sequences down to this length, not further"""
+"""shortest part of a sequence, in tokens, that context parallelism leaves a rank in each space"""
 BATCH_RULE = "batch does not split over data parallelism"
 NETWORK_RULE = "order of mesh axes that a network can't place"
 _COUNTED = ("seq_len", "n_microbatches")
-"""fields that follow from the question, not from the plan"""
+"""plan fields that follow from the question of the search"""
 _DATA_AXES = ("dp_replicate", "dp_shard")
 _PLAIN = Plan(seq_len=1)
 CHUNK = 1 << 16
-"""plans that are looked at together: columns of so many stay in the cache"""
+"""plans that are processed together, so that their columns stay in the CPU's cache"""
 
 
 @dataclass
 class Tally:
-    """How many combinations an enumeration met. A mesh that the batch does not fit counts once."""
+    """The numbers of combinations in a space. A mesh that the batch does not fit counts once."""
 
     considered: int = 0
     same: int = 0
-    """that place all groups as another order does, which stands for them"""
+    """combinations whose order of axes places all groups like another order, which represents them"""
     impossible: Counter[str] = field(default_factory=Counter)
-    """by rule"""
+    """rule -> number of combinations that break it"""
     examples: dict[str, str] = field(default_factory=dict)
-    """rule -> the first reason in full"""
+    """rule -> the first reason in words"""
     renamed: Renamed | None = None
-    """possible plans that execute the same step as another one, which stands for them"""
+    """possible plans that execute the same step as another plan, which represents them"""
 
     def refuse(self, rule: str, reason: str, count: int = 1) -> None:
-        """Count impossible combinations."""
+        """Counts `count` combinations that break `rule`."""
         if count:
             self.impossible[rule] += count
             self.examples.setdefault(rule, reason)
@@ -81,7 +81,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper ends of the axes that are not fixed; None for the default."""
+    """Upper limits of the axes that are not fixed; None for the default."""
 
     max_tp: int | None = None
     max_cp: int | None = None
@@ -109,10 +109,10 @@ class Space:
     limits: Limits
     framework: Stack
     offered: SearchSpace
-    """what the framework offers"""
+    """the axes that the framework offers"""
     extent: Extent = "default"
     on_network: bool = False
-    """the GPUs communicate over a network, where places matter"""
+    """whether the GPUs communicate over a network, where not every order of axes can be placed"""
 
     @property
     def stack(self) -> str:
@@ -120,12 +120,12 @@ class Space:
         return str(self.fixed.get("stack", (_PLAIN.stack,))[0])
 
     def plans(self, tally: Tally) -> Iterator[Plan]:
-        """Every possible plan under one of its names, in a fixed order, counted in `tally`."""
+        """Yields every possible plan under one of its names, in a fixed order, and counts them in `tally`."""
         table = self.table(tally)
         return (table.plan(row) for row in range(len(table)))
 
     def table(self, tally: Tally) -> SpaceTable:
-        """Every possible plan under one of its names, in a fixed order, counted in `tally`."""
+        """Returns every possible plan under one of its names, in a fixed order, and counts them in `tally`."""
         every = self._combinations(tally)
         broken = np.empty(len(every), np.uint8)
         for first in range(0, len(every), CHUNK):
@@ -142,8 +142,8 @@ class Space:
         return table
 
     def reason_of(self, plan: Plan) -> tuple[str, str] | None:
-        """Why `plan` is no row of the table: the rule or `same placement`, and the reason; None where it is one, or is
-        not of this space at all."""
+        """Returns why `plan` is no row of the table: the rule or `same placement`, and the reason; None where it is a
+        row, or is no plan of this space."""
         local, rest = divmod(self.global_batch, plan.dp)
         if rest or local % plan.micro_batch:
             return BATCH_RULE, self._batch_reason(plan.dp, local, rest, plan.micro_batch)
@@ -172,7 +172,10 @@ class Space:
         return any(group.runs for group in placed.groups.values() if group.size > 1)
 
     def _broken(self, every: SpaceTable, rows: slice) -> npt.NDArray[np.uint8]:
-        """Number of the first rule that each of `rows` breaks; one more for the network's, two more for none."""
+        """Returns the number of the first rule that each of `rows` breaks, (rows,).
+
+        With n rules, n is the rule of the network, and n + 1 means that no rule is broken.
+        """
         table = every.rows(rows)
         out = np.full(len(table), len(RULES) + 1, np.uint8)
         if self.on_network:
@@ -192,7 +195,7 @@ class Space:
         return Orders(self.fixed.get("mesh_order", usual), self.cluster.node_size, self.on_network)
 
     def _combinations(self, tally: Tally) -> SpaceTable:
-        """Every mesh in every order with every variant below it; what the batch does not fit is counted at once."""
+        """Combines every mesh and order with every variant; counts the combinations that the batch does not fit."""
         orders, below = self._orders(), Variants()
         meshes: list[dict[str, Any]] = []
         placed: list[Placed] = []
@@ -238,7 +241,7 @@ class Space:
         return tuple(n for n in divisors(of) if n <= most)
 
     def _meshes(self) -> Iterator[dict[str, int]]:
-        """Degrees of tp, cp, pp that divide the GPUs, each with every data-parallel split and every ep."""
+        """Yields degrees of tp, cp, pp that divide the GPUs, each with every data-parallel split and every ep."""
         limits, model = self.limits, self.model
         max_cp = limits.max_cp or max(1, self.seq_len // TOKENS_PER_CP_RANK[self.extent])
         max_tp = model.n_heads if self.extent == "whole" and model.n_heads else self.cluster.node_size
@@ -255,7 +258,7 @@ class Space:
                     yield {"tp": tp, "cp": cp, "pp": pp, "ep": ep, **split}
 
     def _splits(self, dp: int, tp: int, cp: int, ep: int) -> list[dict[str, int]]:
-        """dp_replicate, dp_shard and what is sharded."""
+        """Returns the splits of `dp` ranks: dp_replicate, dp_shard and zero_stage."""
         stages = self.fixed.get("zero_stage", self.offered.zero_stages)
         single = dp * cp == 1 and "zero_stage" not in self.fixed
         splits = []
@@ -281,7 +284,7 @@ class Space:
         return pairs
 
     def _below(self, plan: Plan, local: int, below: Variants) -> Any:
-        """The variants below a mesh of `local` sequences for each data-parallel rank."""
+        """Returns the block of `below` for a mesh with `local` sequences per data-parallel rank; adds it if new."""
         key = (local, plan.pp, plan.uses_fsdp, plan.shards_parameters, plan.tp > 1)
         if key not in below.blocks:
             axes = self._axes(key)
@@ -289,7 +292,7 @@ class Space:
         return below.blocks[key]
 
     def _axes(self, key: tuple[int, int, bool, bool, bool]) -> dict[str, Sequence[Any]]:
-        """Names and values of the axes below a mesh."""
+        """Returns the names and values of the axes that vary for one mesh."""
         local, pp, fsdp, sharded, split = key
         fixed, offered, whole = self.fixed, self.offered, self.extent == "whole"
         most = self.limits.max_micro_batch or local
@@ -334,9 +337,11 @@ def make_space(
     extent: Extent = "default",
     on_network: bool = False,
 ) -> Space:
-    """The space of one question: what the stack offers today, or the whole of it. A value of `fixed` is one value of a
-    Plan field or a list of them; -1 for dp_shard or dp_replicate is what the other axes leave. `on_network`: the GPUs
-    communicate over a network, where not every order of mesh axes can be placed.
+    """Makes the space of one question: the plans that the stack offers today, or all that it could run.
+
+    A value of `fixed` is one value of a Plan field or a list of values; -1 for dp_shard or dp_replicate takes the ranks
+    that the other axes leave. With `on_network` the GPUs communicate over a network, where not every order of mesh axes
+    can be placed.
 
     Raises ForerunError for a number below 1, a field that Plan does not have, or a value that it can't take.
     """
@@ -370,18 +375,18 @@ def make_space(
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, ascending."""
+    """Returns all divisors of `number`, ascending."""
     low = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
     return tuple(dict.fromkeys([*low, *(number // n for n in reversed(low))]))
 
 
 def powers_of_two(number: int, most: int) -> tuple[int, ...]:
-    """The powers of two up to `most` that divide `number`, ascending."""
+    """Returns the powers of two up to `most` that divide `number`, ascending."""
     return tuple(2**k for k in range(most.bit_length()) if 2**k <= most and number % 2**k == 0)
 
 
 def _values(name: str, value: object) -> tuple[Any, ...]:
-    """The checked values of a fixed field."""
+    """Checks and returns the values of a fixed field."""
     if name not in FIELD_TYPES:
         raise ForerunError(f"a plan has no field {name!r}; it has: {', '.join(FIELD_TYPES)}")
     if name in _COUNTED:
@@ -398,7 +403,7 @@ def _values(name: str, value: object) -> tuple[Any, ...]:
 
 
 def _fill(dp: int, replicate: int, shard: int) -> tuple[int, int]:
-    """Degrees of two axes of which one or both may be -1, the rest."""
+    """Returns the degrees of two axes over `dp` ranks, of which one or both may be -1, the remaining ranks."""
     if shard == -1:
         replicate = 1 if replicate == -1 else replicate
         return replicate, dp // replicate

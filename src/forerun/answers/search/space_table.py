@@ -1,4 +1,4 @@
-"""SpaceTable: a space as meshes and what varies below each, so that a plan is two small numbers."""
+"""SpaceTable: a space as a list of meshes and a list of variants, so that a plan is two small numbers."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from forerun.sources.symbolic.mesh import groups_of
 
 Rows = npt.NDArray[Any]
 MESH_FIELDS = ("tp", "cp", "pp", "ep", "dp_replicate", "dp_shard", "zero_stage")
-"""fields of a mesh, beside its order"""
+"""plan fields of a mesh, beside its order of axes"""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Variants in a row of `Variants`."""
+    """Consecutive rows of `Variants`."""
 
     first: int
     length: int
     refused: int
-    """combinations whose micro batch does not divide the batch of a data-parallel rank"""
+    """number of combinations whose micro batch does not divide the batch of a data-parallel rank"""
     refused_micro_batch: int
 
 
 @dataclass
 class Variants:
-    """What varies below meshes: meshes with the same choice share a block."""
+    """The values of all fields that are not of the mesh; meshes with the same choice of values share a block."""
 
     blocks: dict[tuple[Any, ...], Block] = field(default_factory=dict)
     columns: dict[str, list[Any]] = field(default_factory=dict)
     length: int = 0
 
     def add(self, key: tuple[Any, ...], axes: Mapping[str, Sequence[Any]], local: int) -> None:
-        """Add every combination of `axes` for ranks of `local` sequences; `schedule` is (name, virtual stages)."""
+        """Adds every combination of `axes` for ranks of `local` sequences; `schedule` is (name, virtual stages)."""
         micro = [n for n in axes["micro_batch"] if local % n == 0]
         wrong = [n for n in axes["micro_batch"] if local % n]
         others = 1
@@ -69,20 +69,20 @@ class Variants:
 
 @dataclass(frozen=True)
 class SpaceTable:
-    """Plans of a space in its order; row i is mesh `mesh[i]` with variant `variant[i]`."""
+    """The plans of a space in its order; row i is mesh `mesh[i]` with variant `variant[i]`."""
 
     meshes: PlanTable
     variants: PlanTable
     groups: tuple[Groups | None, ...]
-    """of each mesh"""
+    """communication groups of each mesh; None where they can't be placed"""
     unplaced: npt.NDArray[np.bool_]
-    """meshes that a network can't place"""
+    """which meshes a network can't place, (n_meshes,)"""
     mesh: I32
     variant: I32
 
     @classmethod
     def of_plans(cls, plans: Sequence[Plan], node_size: int) -> SpaceTable:
-        """The table of `plans`, which are possible, on nodes of `node_size` GPUs."""
+        """Makes the table of `plans`, all of them possible, on nodes of `node_size` GPUs."""
         columns = {each.name: [getattr(plan, each.name) for plan in plans] for each in fields(Plan)}
         meshes = {name: columns.pop(name) for name in (*MESH_FIELDS, "mesh_order")}
         rows, n = np.arange(len(plans), dtype=np.int32), len(plans)
@@ -94,22 +94,22 @@ class SpaceTable:
         return len(self.mesh)
 
     def rows(self, rows: Rows | slice) -> PlanTable:
-        """The plans of `rows` as a table."""
+        """Returns the plans of `rows` as a PlanTable."""
         mesh, variant = self.mesh[rows], self.variant[rows]
         codes = {name: column[mesh] for name, column in self.meshes.codes.items()}
         codes |= {name: column[variant] for name, column in self.variants.codes.items()}
         return PlanTable(codes, {**self.variants.values, **self.meshes.values}, len(mesh))
 
     def plan(self, row: int) -> Plan:
-        """The plan in `row`."""
+        """Returns the plan in `row`."""
         return self.rows(slice(row, row + 1)).plan(0)
 
     def take(self, rows: Rows) -> SpaceTable:
-        """Some of the plans, in this order."""
+        """Returns the table of the plans of `rows`, in that order."""
         return replace(self, mesh=self.mesh[rows], variant=self.variant[rows])
 
     def find(self, plan: Plan) -> int | None:
-        """The row of `plan`; None where there is none."""
+        """Returns the row of `plan`; None where the table lacks it."""
         mesh, variant = self.meshes.find(plan), self.variants.find(plan)
         at = np.flatnonzero(np.isin(self.mesh, mesh) & np.isin(self.variant, variant))
         return int(at[0]) if len(at) else None
@@ -123,7 +123,7 @@ def combined(
     below: Variants,
     unplaced: Sequence[bool],
 ) -> SpaceTable:
-    """The table of `meshes`, each with its block (first, count) of variants; fields that neither has are `usual`."""
+    """Makes the table of `meshes`, each with its block (first, count) of variants; `usual` has all other fields."""
     mesh_names = list(meshes[0]) if meshes else []
     mesh_columns = {name: [mesh[name] for mesh in meshes] for name in mesh_names}
     columns: dict[str, Sequence[Any]] = {}

@@ -1,7 +1,8 @@
-"""Answers to plans that are kept: what a search that was broken off has found so far.
+"""A file of answers to plans, with which a search that was interrupted goes on.
 
-A search that is started again with the same file simulates only what is not there, and finds the same. Whatever the
-figures depend on is part of a key, so that any searches may share a file; objective, places and limits of axes are not.
+A search that starts again with the same file simulates only the plans that are missing there, and has the same result.
+The key of an answer contains everything that its figures depend on, so any searches may share a file. It does not
+contain objective, places and limits of axes.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _PREDICTION = TypeAdapter(Prediction)
 
 
 class AnswerStore:
-    """Answers to plans in a file; `basis` is a digest of all that they depend on beside the plan. A context manager.
+    """A context manager for a file of answers; `basis` is a digest of all that they depend on beside the plan.
 
-    Raises ForerunError where the file can't be read or written, or is no store of plans.
+    Raises ForerunError where the file can't be read or written, or is no store of answers.
     """
 
     def __init__(self, path: Path, basis: str) -> None:
@@ -46,7 +47,7 @@ class AnswerStore:
         self._records.__exit__(kind, error, trace)
 
     def known(self, plans: Sequence[Plan]) -> dict[Plan, Answer]:
-        """What is kept of `plans`. Raises ForerunError where that can't be read."""
+        """Returns the stored answers to `plans`. Raises ForerunError where they can't be read."""
         keys = {self._key(plan): plan for plan in plans}
         try:
             return {keys[key]: _answer(record) for key, record in self._records.of(list(keys)).items()}
@@ -54,7 +55,7 @@ class AnswerStore:
             raise self._records.unusable(f"a damaged record: {type(error).__name__}") from None
 
     def keep(self, plan: Plan, answer: Answer) -> None:
-        """Keep an answer at once. Raises ForerunError where the file can't be written; what it holds stays."""
+        """Writes an answer at once. Raises ForerunError where the file can't be written; earlier answers stay in it."""
         self._records.add([(self._key(plan), _record(answer))])
 
     def _key(self, plan: Plan) -> str:
@@ -64,14 +65,14 @@ class AnswerStore:
 
 
 class Remembering:
-    """Answers plans from `store`, and from `others` what is not there, which is kept as it comes."""
+    """Answers plans from `store`; answers the others with `others` and stores these answers as they come."""
 
     def __init__(self, others: AnswersPlans, store: AnswerStore) -> None:
         self._others = others
         self._store = store
 
     def run(self, plans: Sequence[Plan], /) -> Iterator[Answer]:
-        """An answer for each plan, in order."""
+        """Yields an answer for each plan, in order."""
         known = self._store.known(plans)
         fresh = self._others.run([plan for plan in plans if plan not in known])
         for plan in plans:

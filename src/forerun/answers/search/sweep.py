@@ -1,8 +1,8 @@
-"""sweep: a search for each number of GPUs and each global batch, and the best of them all.
+"""sweep: searches for each number of GPUs and each global batch, and compares the results.
 
-Every point is a search of its own, exact under the model as any search is, and they may share a store, so that a sweep
-that was broken off goes on where it was. What is kept of a point is its best plan, or with `pareto` its front of step
-time and memory, not the space that was searched.
+Every point is a separate search, exact under the model like any search. The searches may share a store, so that an
+interrupted sweep goes on where it stopped. A point keeps its best plan, or with `pareto` its front of step time and
+memory, but not the space that was searched.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ from forerun.describe.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """What a search among so many GPUs with this global batch found."""
+    """The result of the search with one number of GPUs and one global batch."""
 
     n_gpus: int
     global_batch: int
     best: Prediction | None
-    """None where nothing fits or nothing can run"""
+    """the best plan; None where no plan fits or can run"""
     front: tuple[Prediction, ...]
-    """plans that none of the same point beats in both step time and memory, fastest first; the best alone unless the
-    front was asked for"""
+    """plans that no other plan of the point beats in both step time and memory, fastest first; only the best plan
+    unless the front was asked for"""
     reason: str
-    """why there is no best plan, empty where there is one"""
+    """why no plan is the best; empty where one is"""
     uncertain: str
-    """how far the front is exact, in words, where it is not throughout; else empty"""
+    """the part of the front that is exact, in words; empty where all of it is"""
     counts: Mapping[str, int]
-    """as those of a search; empty where no plan is possible"""
+    """`SearchResult.counts`; empty where no plan is possible"""
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of all GPUs together, with the best plan."""
+        """Tokens/s of all GPUs together with the best plan."""
         return None if self.best is None else tokens_per_s(self.best)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Searches over numbers of GPUs and global batches, by number of GPUs, then batch."""
+    """The results of searches with several numbers of GPUs and global batches, by number of GPUs, then batch."""
 
     model: str
     cluster: str
     seq_len: int
     objective: Objective
     with_memory: bool
-    """whether the points have their fronts of step time and memory"""
+    """whether the points have fronts of step time and memory"""
     points: tuple[SweepPoint, ...]
 
     @property
     def best(self) -> SweepPoint | None:
-        """The best point by the objective, of equal ones that with fewer GPUs; None where nothing fits anywhere."""
+        """The best point by the objective, with the fewest GPUs among equal ones; None where no plan fits anywhere."""
         found = [point for point in self.points if point.best is not None]
         return min(found, key=lambda point: _value(self.objective, point), default=None)
 
     def efficiency(self, point: SweepPoint) -> float | None:
-        """Tokens/s of a GPU over those of a GPU with the fewest GPUs that run the same global batch; None where nothing
-        fits."""
+        """Returns tokens/s per GPU over that of the point with the fewest GPUs and the same global batch; None where no
+        plan fits."""
         base = next((p.best for p in self.points if p.global_batch == point.global_batch and p.best is not None), None)
         if base is None or point.best is None:
             return None
@@ -73,11 +73,11 @@ class Sweep:
 
     @property
     def front(self) -> tuple[tuple[SweepPoint, Prediction], ...]:
-        """Plans that no other beats, or matches, in everything: tokens/s, dollars per token where they are known, GPUs,
-        and memory where the points have their fronts. Most tokens/s first.
+        """The plans that no other plan beats or matches in everything: tokens/s, dollars per token where known, GPUs,
+        and memory where the points have fronts. Most tokens/s first.
 
-        It is exact as far as the plans of the points are. With objective memory these are not the fastest, so that
-        without the points' fronts nothing can be said, and it is empty.
+        The front is as exact as the plans of the points. With objective memory the points' best plans are not the
+        fastest, so without the points' fronts it is empty.
         """
         if self.objective == "memory" and not self.with_memory:
             return ()
@@ -86,7 +86,7 @@ class Sweep:
 
     @property
     def wishes(self) -> str:
-        """What plans on the front are compared by, in words."""
+        """The figures that the front compares, in words."""
         best = [point.best for point in self.points if point.best is not None]
         priced = any(plan.dollars_per_billion_tokens is not None for plan in best)
         several = ["more tokens/s", *(["cheaper tokens"] if priced else []), "fewer GPUs"]
@@ -94,12 +94,12 @@ class Sweep:
         return f"{', '.join(several[:-1])} and {several[-1]}"
 
     def _wishes(self, plan: Prediction) -> tuple[float, ...]:
-        """What a plan should have little of."""
+        """Returns the figures of a plan that the front compares, lower being better."""
         memory = (plan.peak_reserved_gib,) if self.with_memory else ()
         return -tokens_per_s(plan), plan.dollars_per_billion_tokens or 0.0, plan.n_gpus, *memory
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A flat dict for each point: the question, why nothing fits, figures and plan of the best or None."""
+        """Returns a flat dict for each point: the question, why no plan fits, figures and plan of the best or None."""
         return [self._row(point) for point in self.points]
 
     def _row(self, point: SweepPoint) -> dict[str, Any]:
@@ -131,18 +131,18 @@ def sweep(
     progress: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> Sweep:
-    """The best plan for each number of GPUs and each global batch.
+    """Finds the best plan for each number of GPUs and each global batch.
 
     Args:
-        objective: what the best point has least of: step time (only to compare points with the same batch), dollars
-            per token, memory; or most of: tokens/s of all GPUs together.
-        pareto: find the front of step time and memory of each point too, simulating at most so many plans for it.
-        progress: called with how many points are done and how many there are.
-        options: those of `forerun.answers.search.search.search`; of each point only the best place has to be exact.
+        objective: the best point has the least step time (only to compare points with the same batch), dollars per
+            token or memory, or the most tokens/s of all GPUs together.
+        pareto: also find the front of step time and memory of each point, simulating at most this many plans for it.
+        progress: called with the number of points that are done and the number of all.
+        options: options of `forerun.answers.search.search.search`; `keep` is 1.
 
     Raises:
-        ForerunError: no GPUs or no batch given, and as a search does; but a point at which no plan is possible, or
-            nothing fits, is a point with a reason.
+        ForerunError: no number of GPUs or no batch is given, or a search raises it. A point at which no plan is
+            possible or fits raises nothing; its `reason` says why.
     """
     questions = [(n_gpus, batch) for n_gpus in sorted(set(gpus)) for batch in sorted(set(global_batches))]
     if not questions:
@@ -164,7 +164,7 @@ def sweep(
 
 
 def tokens_per_s(plan: Prediction) -> float:
-    """Of all GPUs together."""
+    """Returns the tokens/s of all GPUs together."""
     return (plan.tokens_per_s_per_gpu or 0.0) * plan.n_gpus
 
 
@@ -179,7 +179,7 @@ def _point(found: SearchResult) -> SweepPoint:
 
 
 def _value(objective: Objective, point: SweepPoint) -> float:
-    """What the best point has least of."""
+    """Returns the figure of a point that is lowest at the best point."""
     plan = point.best
     assert plan is not None
     if objective == "time":

@@ -1,4 +1,4 @@
-"""PlanTable: many plans as columns of small integers; a Plan is made only where somebody asks for one."""
+"""PlanTable: many plans as columns of small integers; a Plan is made only when it is asked for."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ NUMBERS = (
     *("seq_len", "micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "zero_stage"),
     *("prefetch", "virtual_stages", "checkpoint_every"),
 )
-"""fields that rules and bounds calculate with; all others are compared only"""
+"""plan fields that rules and bounds calculate with; all others are only compared"""
 _SAFE = 1 << 15
-"""numbers below this may be multiplied as 32-bit integers: twice as fast"""
+"""numbers below this may be multiplied as 32-bit integers, which is twice as fast"""
 _FIELDS = tuple(field.name for field in fields(Plan))
 
 
 @dataclass(frozen=True)
 class PlanTable:
-    """Plans as columns: for each field codes, (n,), that are places in its list of values.
+    """Plans as columns: for each field, codes (n,) that index the list of its values.
 
-    Attributes with the names of Plan's fields and properties are columns: numbers and yes or no as arrays (n,), others
-    as `ValueColumn`. What is the same in all plans is one value.
+    Attributes with the names of Plan's fields and properties are columns: numbers and booleans as arrays (n,), others
+    as `ValueColumn`. A field with the same value in all plans is that one value.
     """
 
     codes: Mapping[str, Codes]
-    """of fields that differ"""
+    """field -> codes, for the fields that differ between plans"""
     values: Mapping[str, Sequence[Any]]
-    """of every field; one value where it has no codes"""
+    """field -> its values; a single value where the field has no codes"""
     length: int
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> PlanTable:
-        """The table of `plans`."""
+        """Makes the table of `plans`."""
         return cls.of_columns({name: [getattr(plan, name) for plan in plans] for name in _FIELDS}, len(plans))
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, Sequence[Any]], length: int) -> PlanTable:
-        """The table of fields by name, each with `length` values, one after the other."""
+        """Makes the table from columns by field name, each with `length` values."""
         codes, values = {}, {}
         for name, column in columns.items():
             values[name] = tuple(dict.fromkeys(column))
@@ -73,13 +73,13 @@ class PlanTable:
         return column.array() if isinstance(values[0], bool) else column
 
     def plan(self, row: int) -> Plan:
-        """The plan in `row`."""
+        """Returns the plan in `row`."""
         given = {name: values[0] for name, values in self.values.items()}
         given |= {name: self.values[name][int(codes[row])] for name, codes in self.codes.items()}
         return Plan(**given)
 
     def find(self, plan: Plan) -> npt.NDArray[np.int64]:
-        """Rows that have the values of `plan` in all columns of this table."""
+        """Returns the rows that have the values of `plan` in all columns of this table."""
         here = np.ones(self.length, np.bool_)
         for name, values in self.values.items():
             equal = np.array([value == getattr(plan, name) for value in values], np.bool_)
@@ -87,7 +87,7 @@ class PlanTable:
         return np.flatnonzero(here)
 
     def with_values(self, name: str, where: Mask, value: Any) -> PlanTable:
-        """The table with another value of field `name` where a mask says so; an array (n,) gives each plan its own."""
+        """Returns the table with `value` in field `name` where the mask is true; an array (n,) has one per plan."""
         if isinstance(value, np.ndarray):
             return self._with_numbers(name, np.where(where, value, getattr(self, name)))
         values = tuple(dict.fromkeys((*self.values[name], value)))
@@ -103,14 +103,14 @@ class PlanTable:
         return PlanTable({**self.codes, name: codes}, {**self.values, name: values}, self.length)
 
     def take(self, rows: npt.NDArray[Any] | slice) -> PlanTable:
-        """The plans of `rows`, in that order."""
+        """Returns the table of the plans of `rows`, in that order."""
         codes = {name: column[rows] for name, column in self.codes.items()}
         length = len(range(*rows.indices(self.length))) if isinstance(rows, slice) else len(rows)
         return PlanTable(codes, self.values, length)
 
 
 def dense_ids(*columns: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Numbers from 0 for the combinations of values that rows of `columns` have, and a row of each number.
+    """Numbers the combinations of values of `columns` from 0; returns each row's number, (n,), and a row for each.
 
     Each column is an array (n,) of small integers from 0, or one value for all rows.
     """
@@ -128,7 +128,7 @@ def dense_ids(*columns: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 
 
 _MOST_KEYS = 1 << 24
-"""combinations that are numbered with a table; more are sorted"""
+"""most possible combinations that are numbered with a table; more are sorted"""
 
 
 def _compressed(keys: Any, domain: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -1,8 +1,8 @@
-"""A lower bound of the step time of one plan, close to what a simulation of it gives.
+"""Computes a lower bound of the step time of one plan, close to the time that a simulation gives.
 
-A pipeline's schedule runs with the times of units that were run by themselves, its transfers, and the gathers of
-parameters that a unit waits for; after that come the last reduction of gradients and the optimizer. What the host
-takes, how kernels and collectives slow each other, and whatever else the simulation knows only adds to that.
+The pipeline's schedule runs with the times of units simulated alone, with its transfers, and with the gathers of
+parameters that a unit waits for; then come the last reduction of gradients and the optimizer. Everything else that a
+simulation models, such as the host and the slowing of kernels by collectives, only adds time.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _NOTHING = np.zeros(N_KINDS)
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """Data parallelism around units, seconds by UnitKind, (N_KINDS,)."""
+    """Seconds of data parallelism around units by UnitKind, (N_KINDS,)."""
 
     gather: F64
-    """until parameters are gathered"""
+    """gathering of parameters"""
     copy: F64
-    """kernels that copy them out"""
+    """kernels that copy the gathered parameters out"""
     reduce: F64
-    """of gradients, over all ranks that share them"""
+    """reduction of gradients over all ranks that share them"""
     again: F64
-    """kernels that add gradients of a micro batch to those before"""
+    """kernels that add the gradients of a micro batch to the earlier ones"""
 
 
 class TimeBound:
-    """Lower bounds of the plans of one screening."""
+    """Computes lower bounds of the step time of the plans of one screening."""
 
     def __init__(self, screening: Screening) -> None:
         self._screening, self._runs, self._stack = screening, screening.runs, screening.stack
@@ -57,7 +57,7 @@ class TimeBound:
         self._lines: dict[tuple[object, ...], Lines] = {}
 
     def least_step_s(self, plan: Plan, groups: Groups) -> float:
-        """Seconds that a step of `plan` takes at least, its groups where `groups` says."""
+        """Returns a lower bound, in seconds, of a step of `plan` with its groups at the places of `groups`."""
         units, size = self._runs.times(plan, groups), self._runs.sizes(plan)
         pipeline = self._pipeline(plan)
         around = self._around(plan, groups, size)
@@ -75,14 +75,14 @@ class TimeBound:
         return self._pipelines[key]
 
     def _elements(self, pipeline: Pipeline, size: UnitSizes) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Dense and expert elements of the first rank, and the fewest of any rank."""
+        """Returns the dense and expert elements of the first rank, and of the rank with the fewest."""
         dense, experts = pipeline.elements(size.dense, size.tied_elements), pipeline.elements(size.experts, 0.0)
         return (float(dense[0]), float(experts[0])), (float(dense.min()), float(experts.min()))
 
     # -- collectives -------------------------------------------------------------------------------------------
 
     def _collective_s(self, kind: Collective, groups: Groups, axis: str, size_bytes: F64 | float) -> F64:
-        """Seconds of collectives; none where the user has measured them."""
+        """Returns the seconds of collectives of `size_bytes`; 0 where the user has measured collectives."""
         size, group = np.asarray(size_bytes, np.float64), groups[axis]
         if self._runs.measured is not None or group.size == 1:
             return np.zeros_like(size)
@@ -104,7 +104,7 @@ class TimeBound:
         return self._lines[key]
 
     def _exchanges_s(self, groups: Groups, of_units: Sequence[Sequence[Exchange]]) -> F64:
-        """Seconds of the exchanges of each unit, one after the other, by UnitKind."""
+        """Returns the seconds of the exchanges of each unit, one after the other, by UnitKind, (N_KINDS,)."""
         sizes: dict[tuple[int, Collective, str], F64] = {}
         for kind, exchanges in enumerate(of_units):
             for number, each in enumerate(exchanges):
@@ -136,7 +136,7 @@ class TimeBound:
     def _end_s(
         self, plan: Plan, groups: Groups, units: UnitTimes, size: UnitSizes, pipeline: Pipeline, around: _Around
     ) -> F64:
-        """Seconds at which each rank has run its last pass, (pp,)."""
+        """Returns the seconds at which each rank's last pass ends, (pp,)."""
         border = self._border_s(plan, groups, size, pipeline)
         gathers, reshards = plan.shards_parameters, self._reshards(plan)
         gathered = (around.gather.tobytes(), reshards, plan.prefetch) if gathers else ()
@@ -158,7 +158,7 @@ class TimeBound:
         return self._ends[key]
 
     def _border_s(self, plan: Plan, groups: Groups, size: UnitSizes, pipeline: Pipeline) -> F64:
-        """Seconds of a transfer over the border after each stage, (n_stages,)."""
+        """Returns the seconds of a transfer over the border after each stage, (n_stages,)."""
         out = np.zeros(pipeline.n_stages)
         if plan.pp == 1:
             return out
@@ -172,7 +172,7 @@ class TimeBound:
         return out
 
     def _stream_s(self, plan: Plan, pipeline: Pipeline, around: _Around) -> float:
-        """Seconds of all gathers and reductions of the first rank, which run one after the other."""
+        """Returns the seconds of all gathers and reductions of the first rank, which run one after the other."""
         counts = pipeline.on_ranks[0]
         reduced = float(counts @ around.reduce)
         if not plan.shards_parameters:
@@ -187,7 +187,8 @@ class TimeBound:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def _after_s(self, plan: Plan, groups: Groups, dense: float, experts: float) -> float:
-        """Seconds of clipping, the optimizer, and gathering what others updated, on a rank with so many elements."""
+        """Returns the seconds of gradient clipping, the optimizer, and gathering updated parameters, on a rank with
+        `dense` and `experts` elements."""
         stack, screening = self._stack, self._screening
         local = float(RankStates.of(plan, stack, np.float64(dense), np.float64(experts)).local)
         out = float(screening.optimizer_s(plan, np.float64(local)))
@@ -201,5 +202,5 @@ class TimeBound:
 
 
 def _ranks(groups: Groups) -> int:
-    """Ranks of the whole mesh."""
+    """Returns the number of ranks of the whole mesh."""
     return groups["tp"].size * groups["dp_all"].size * groups["pp"].size

@@ -1,7 +1,7 @@
-"""The units of a model (embedding, layers, head) run by themselves: what the bounds of a step are made of.
+"""Simulates the units of a model (embedding, layers, head) alone, for the lower bounds of a step.
 
-Plans that differ in data or pipeline parallelism alone share the same units. Their blocks are built once, and run once
-for each place that tensor, context and expert parallelism have on the nodes.
+Plans that differ only in data or pipeline parallelism share the same units. Their blocks are built once, and run once
+for each placement of tensor, context and expert parallelism on the nodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from forerun.sources.symbolic.weights import Weights
 
 N_KINDS = len(UnitKind)
 INSIDE = ("tp", "cp", "ep")
-"""groups that units communicate in"""
+"""axes of the groups in which units communicate"""
 ALONE = {
     "n_microbatches": 1,
     "dp_replicate": 1,
@@ -45,31 +45,32 @@ ALONE = {
     "mesh_order": DEFAULT_ORDER,
     "offload": "none",
 }
-"""fields that units don't depend on, as they are run; dp_shard is what expert parallelism needs"""
+"""plan fields that units don't depend on, with the values that units run with; dp_shard is as expert parallelism
+needs"""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitSizes:
-    """What the units of one plan take of memory, rows by UnitKind; zero for units that the model lacks."""
+    """The memory of the units of one plan by UnitKind; zero for units that the model lacks."""
 
     kept: I64
-    """bytes that a forward pass leaves, (N_KINDS,)"""
+    """bytes that a forward pass leaves allocated, (N_KINDS,)"""
     backward_rise: I64
     """bytes by which a backward pass rises above its start, (N_KINDS,)"""
     dense: I64
-    """elements of the parameters that are not experts', on one rank before data-parallel sharding, (N_KINDS,)"""
+    """elements of the parameters outside experts, on one rank before data-parallel sharding, (N_KINDS,)"""
     experts: I64
     weights: tuple[Weights, ...]
-    """all parameters, by UnitKind"""
+    """the parameters by UnitKind"""
     tied_elements: int
-    """of the matrix that embedding and head of a tied model share"""
+    """elements of the matrix that embedding and head of a tied model share"""
     border_bytes: int
-    """of activations that go to the next stage"""
+    """bytes of the activations that go to the next stage"""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitTimes:
-    """Seconds of single passes by UnitKind, (N_KINDS,); weight passes are 0 where the backward pass has them."""
+    """Seconds of single passes by UnitKind, (N_KINDS,); `weights` is 0 where the backward pass includes them."""
 
     forward: F64
     backward: F64
@@ -77,9 +78,9 @@ class UnitTimes:
 
 
 class UnitRuns:
-    """Runs of the units of the plans of one model on one cluster, or on a network of its GPUs.
+    """Runs the units of the plans of one model on one cluster, or on a network of its GPUs.
 
-    `measured` are times that go over the shipped constants, as in the predictions that the runs are to bound.
+    `measured` holds times that replace those of the shipped model, as in the predictions that the bounds are for.
     """
 
     def __init__(
@@ -90,30 +91,30 @@ class UnitRuns:
         self._times: dict[tuple[object, ...], UnitTimes] = {}
 
     def sizes(self, plan: Plan) -> UnitSizes:
-        """Memory of the units of `plan`."""
+        """Returns the memory of the units of `plan`."""
         return self.units(plan).sizes
 
     def times(self, plan: Plan, groups: Groups) -> UnitTimes:
-        """Seconds of the units of `plan`, whose groups lie as `groups` says."""
+        """Returns the seconds of the units of `plan` with its groups at the places of `groups`."""
         return self.times_of(self.units(plan), groups)
 
     def times_of(self, units: BuiltUnits, groups: Groups) -> UnitTimes:
-        """Seconds of `units`, whose groups lie as `groups` says."""
+        """Returns the seconds of `units` with their groups at the places of `groups`."""
         key = (id(units), self.place(groups))
         if key not in self._times:
             self._times[key] = units.times(self, {axis: groups[axis] for axis in INSIDE})
         return self._times[key]
 
     def place(self, groups: Groups) -> tuple[object, ...]:
-        """Where the groups of units lie, as far as it changes their time: ranks have their own places on a network
-        only."""
+        """Returns the place of the units' groups as far as it changes their time: the ranks themselves matter only on a
+        network."""
         inside = (groups[axis] for axis in INSIDE)
         if self.network is not None:
             return tuple(inside)
         return tuple((group.nodes, group.ranks_per_node) for group in inside)
 
     def units(self, plan: Plan) -> BuiltUnits:
-        """The units of `plan`, built once; where the schedule asks for it, with weight passes of their own."""
+        """Returns the units of `plan`, built once, with separate weight passes where the schedule splits backward."""
         alone = replace(plan, **ALONE, dp_shard=plan.ep // gcd(plan.ep, plan.cp))  # type: ignore[arg-type]
         key = (alone, plan.splits_backward)
         if key not in self._built:
@@ -122,7 +123,7 @@ class UnitRuns:
 
 
 class BuiltUnits:
-    """The units of one plan, each pass a rank class of its own with nothing beside it."""
+    """The units of one plan as a Program in which each pass is a rank class that runs alone."""
 
     def __init__(self, model: ModelSpec, cluster: Cluster, plan: Plan, split: bool) -> None:
         self._model, self._plan = model, plan
@@ -158,7 +159,7 @@ class BuiltUnits:
         return UnitSizes(kept, rise, dense, experts, tuple(weights), self._tied_elements, self._border_bytes)
 
     def times(self, runs: UnitRuns, inside: Groups) -> UnitTimes:
-        """Seconds of every pass with these groups. The host takes no time, so a run is never faster."""
+        """Returns the seconds of every pass with these groups. The host takes no time, so they are lower bounds."""
         plan, stack = self._plan, load_stack(self._plan.stack)
         groups = tuple(inside.get(axis, group) for axis, group in zip(self._axes, self._program.groups, strict=True))
         n_gpus = max(plan.world_size, *(group.size * group.inner for group in inside.values()))
@@ -183,7 +184,7 @@ class BuiltUnits:
 
 
 def _left(block: Block) -> int:
-    """Bytes that a block leaves behind."""
+    """Returns the bytes that a block leaves allocated."""
     kept = (block.tensor_alloc >= 0) & (block.tensor_free < 0)
     gone = (block.tensor_alloc < 0) & (block.tensor_free >= 0)
     return int(block.tensor_bytes[kept].sum() - block.tensor_bytes[gone].sum())

@@ -1,4 +1,4 @@
-"""Why a plan is not the best one: one line about the plans that somebody asks about."""
+"""Says in one line why the plans that a user asks about are not the best."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.describe.plan.plan import Plan
 
 FOLLOWING = ("seq_len", "n_microbatches")
-"""fields that follow from the question of a search and the other fields, and can't be fixed"""
+"""plan fields that follow from the question of a search and the other fields, and can't be fixed"""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a plan, or of the most promising of several."""
+    """The result for a plan, or for the best of several."""
 
     text: str
     plan: Plan | None
-    """None where no such plan was considered"""
+    """the plan; None where no such plan was considered"""
 
 
 def why(result: SearchResult, wanted: Mapping[str, object], alone: Space) -> Verdict:
-    """What became of the plans of a search whose fields have the values `wanted`.
+    """Says what the search found about the plans whose fields have the values `wanted`.
 
-    `alone` is the space of the same question with these values fixed: it tells which rule such plans break, or that
-    they are possible and were not searched.
+    `alone` is the space of the same question with these values fixed. It tells which rule such plans break, or that
+    they are possible but were not searched.
     """
     columns = result.columns()
     rows = np.flatnonzero(_matching(result, columns, wanted))
@@ -53,7 +53,7 @@ def why(result: SearchResult, wanted: Mapping[str, object], alone: Space) -> Ver
 
 
 def _counts(status: NDArray[np.str_]) -> str:
-    """How many plans fit, were not simulated, do not fit; what there is none of left out."""
+    """Says how many plans fit, were not simulated, and do not fit, without the counts that are 0."""
     words = {"ok": "fit", "skipped": "not simulated", "out_of_memory": "too large"}
     numbers = {word: int((status == name).sum()) for name, word in words.items()}
     return ", ".join(f"{number:,} {word}" for word, number in numbers.items() if number)
@@ -62,7 +62,7 @@ def _counts(status: NDArray[np.str_]) -> str:
 def _matching(
     result: SearchResult, columns: Mapping[str, NDArray[np.generic]], wanted: Mapping[str, object]
 ) -> NDArray[np.bool_]:
-    """Which rows of the columns have the wanted values."""
+    """Returns which rows of `columns` have the wanted values, (n,)."""
     found = np.ones(len(columns["status"]), np.bool_)
     if not len(found):
         return found
