@@ -188,7 +188,7 @@ def test_kernels_that_take_over_sums_and_activations_move_less() -> None:
     assert traffic("pytorch-vision", precision="fp32") == traffic("pytorch-vision-nchw", precision="fp32")
 
 
-def test_habits_go_over_the_plans_stack() -> None:
+def test_a_changed_stack_goes_over_the_plans_stack() -> None:
     fused = load_stack("mxnet-vision")
     one = build(DEEP, plan(), CLUSTER, fused)
     other = build(DEEP, plan(stack="mxnet-vision"), CLUSTER)

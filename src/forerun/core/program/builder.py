@@ -52,12 +52,11 @@ class OpTableBuilder:
         output_bytes: float = 2,
         kernels: int = 1,
     ) -> int:
-        """`batch` products of (m, k) by (k, n): 2 m n k FLOPs each; bytes are operands and result.
+        """Adds `batch` products of (m, k) by (k, n), 2 m n k FLOPs each, that move the bytes of operands and result.
 
-        They run as so many `kernels`: 1 for a batched product, `batch` for a grouped one.
-
-        `input_bytes` and `output_bytes` are bytes per element. `accumulate_bytes` is the element size of a buffer
-        that the result is added to (read and written instead of the output), 0 where the result is stored.
+        `kernels` is 1 for a batched product, `batch` for a grouped one. `input_bytes` and `output_bytes` are bytes per
+        element. `accumulate_bytes` is the element size of a buffer that the result is added to (read and written
+        instead of the output), 0 where the result is stored.
         """
         result = batch * m * n
         return self.add(
@@ -73,7 +72,7 @@ class OpTableBuilder:
     def counted_gemm(
         self, name: str, shape: Gemm[int], dtype: str, flops: float, bytes_read: float, bytes_written: float
     ) -> int:
-        """A product whose FLOPs and bytes are not those of its shape: an implicit one, or one of uneven groups."""
+        """Adds a product whose FLOPs and bytes do not follow from its shape: implicit, or with uneven groups."""
         amounts = float(flops), float(bytes_read), float(bytes_written)
         return self.add((name, _GEMM, dtype, "", shape.values(), *amounts, 0, -1, 0.0, 1))
 
@@ -88,11 +87,11 @@ class OpTableBuilder:
         launches: int = 1,
         share: float = 1.0,
     ) -> int:
-        """Fused attention by `kernel`; `share` of its FLOPs is what ranks execute in the mean, where this is the rank
-        that executes most.
+        """Adds fused attention by `kernel`. The shape is that of the rank with the most work; the mean rank executes
+        `share` of its FLOPs.
 
-        FLOPs that the kernel executes, unless given: 2 (head_dim + v_head_dim) for each (query, key) pair and head, a
-        causal mask halves the square on the diagonal, backward is 2.5 times forward (FlashAttention-2, section 4.1).
+        Unless given, `flops` is 2 (head_dim + v_head_dim) for each (query, key) pair and head; a causal mask halves the
+        square on the diagonal, and backward is 2.5 times forward (FlashAttention-2, section 4.1).
         """
         batch, heads, seq_q, seq_kv = shape.batch, shape.heads, shape.seq_q, shape.seq_kv
         width = shape.head_dim + shape.v_head_dim
@@ -121,14 +120,14 @@ class OpTableBuilder:
         flops: float = 0.0,
         dtype: str = "bf16",
     ) -> int:
-        """Memory-bound kernels that together move these bytes."""
+        """Adds memory-bound kernels that together move these bytes."""
         read, written = float(bytes_read), float(bytes_written)
         return self.add((name, _MEMORY, dtype, "", (), flops, read, written, 0, -1, 0.0, launches))
 
     def collective(
         self, name: str, kind: int, group: int, bytes_comm: float, dtype: str = "bf16", launches: int = 1
     ) -> int:
-        """Collective `kind` over Program.groups[group]; `bytes_comm` is the full buffer (nccl-tests' convention)."""
+        """Adds collective `kind` over Program.groups[group]; `bytes_comm` is the full buffer, as in nccl-tests."""
         return self.add(
             OpRow(
                 name,
@@ -150,7 +149,7 @@ class OpTableBuilder:
         launches: int = 1,
         direction: int = Direction.EITHER,
     ) -> int:
-        """A send or a receive of `bytes_comm` between neighbours of Program.groups[group]."""
+        """Adds a send or a receive of `bytes_comm` between neighbours of Program.groups[group]."""
         return self.add(
             OpRow(
                 name,
@@ -165,13 +164,13 @@ class OpTableBuilder:
         )
 
     def host_copy(self, name: str, bytes_comm: float, dtype: str = "bf16", direction: int = Direction.EITHER) -> int:
-        """A copy of `bytes_comm` between device and host memory."""
+        """Adds a copy of `bytes_comm` between device and host memory."""
         return self.add(OpRow(name, OpKind.HOST_COPY, dtype, details=(int(direction),), bytes_comm=float(bytes_comm)))
 
     def delay(
         self, name: str, duration_ps: int, launches: int = 0, flops: float = 0.0, bytes_written: float = 0.0
     ) -> int:
-        """A fixed time on its stream; `flops` and `bytes_written` are what is known to be done in it."""
+        """Adds a fixed time on its stream; `flops` and `bytes_written` count the known work in that time."""
         return self.add(
             OpRow(
                 name,
@@ -187,7 +186,7 @@ class OpTableBuilder:
         """Returns the table of all operations, in the order in which they were first added."""
         by_field = zip(*self._index, strict=True) if self._index else [()] * len(OpRow._fields)
         name, kind, dtype, kernel, details, flops, read, written, collective, group, comm, launches = by_field
-        # The first column is for the width, and left out.
+        # The first column only sets the width, and is dropped.
         wide = array("q", chain.from_iterable(zip_longest(_ALL_DETAILS, *details, fillvalue=0)))
         return OpTable(
             name=name,
@@ -254,17 +253,17 @@ class BlockBuilder:
         self._tensors[tensor][3] = len(self) - 1 if at_node is None else at_node
 
     def tensor(self, size_bytes: int, category: int, alloc: int, free: int) -> int:
-        """Adds a tensor that lives from node `alloc` to node `free` (-1: outside the block). Returns its number."""
+        """Adds a tensor allocated from node `alloc` to node `free` (-1: outside the block). Returns its number."""
         self._tensors.append([int(size_bytes), category, alloc, free])
         return len(self._tensors) - 1
 
     def temporary(self, size_bytes: int, node: int, category: int = Category.TEMPORARY) -> int:
-        """Adds a tensor that lives during `node` only. Returns its number."""
+        """Adds a tensor that is allocated during `node` only. Returns its number."""
         self._tensors.append([int(size_bytes), category, node, node])
         return len(self._tensors) - 1
 
     def build(self, name: str) -> Block:
-        """Returns the block so far; the builder can go on to a longer one."""
+        """Returns the block of the nodes so far; more nodes can be added for a longer block."""
         rows = np.array(array("i", self._rows), np.int32).reshape(-1, 7)
         tensors = np.array(self._tensors, np.int64).reshape(-1, 4)
         return Block(

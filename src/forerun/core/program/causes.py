@@ -1,4 +1,4 @@
-"""What the time of a step goes to."""
+"""The causes of the time of a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Cause(IntEnum):
-    """What a part of a step's time goes to: the rows of the breakdown."""
+    """The cause of a part of a step's time: a row of the breakdown."""
 
     MATMUL = 0
     ATTENTION = 1

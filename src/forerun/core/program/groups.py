@@ -13,8 +13,8 @@ from math import gcd, prod
 class CommGroup:
     """A set of ranks that communicate, described by how it lies on the nodes.
 
-    The pair (nodes, ranks_per_node), not the size alone, decides the cost of a collective over the links of a cluster.
-    On a topology, where everything has its place, so do the ranks themselves: the first group is 0, inner, 2 inner, ...
+    The pair (nodes, ranks_per_node) decides the cost of a collective over the links of a cluster; the size alone does
+    not. On a topology the ranks themselves decide it: the first group is 0, inner, 2 inner, ...
     """
 
     axis: str
@@ -22,17 +22,17 @@ class CommGroup:
     nodes: int
     ranks_per_node: int
     inner: int = 1
-    """how many ranks apart its members are"""
+    """distance between its members, in ranks"""
     borders: int = 0
-    """of transfers between pipeline stages: how many borders there are, also that from the last to the first where
-    stages go round; 0 for other groups"""
+    """for transfers between pipeline stages, the number of borders between stages, including the border from the last
+    stage to the first where the schedule is circular; 0 for other groups"""
     runs: tuple[tuple[int, int], ...] = ()
-    """where `inner` does not say which ranks are joined: (size, spacing) of its parts from the inside out, and every
-    combination of their members is one"""
+    """(size, spacing) of the parts of an unevenly spaced group, from the inside out; every combination of their members
+    is a member. Empty where `inner` is enough"""
 
     @staticmethod
     def on_mesh(axis: str, size: int, inner: int, node_size: int) -> CommGroup:
-        """Group of `size` ranks spaced `inner` ranks apart, on nodes of `node_size` ranks.
+        """Makes a group of `size` ranks spaced `inner` ranks apart, on nodes of `node_size` ranks.
 
         `inner` is the product of the mesh axes inside this one.
         """
@@ -43,7 +43,7 @@ class CommGroup:
 
     @staticmethod
     def on_runs(axis: str, runs: Sequence[tuple[int, int]], node_size: int) -> CommGroup:
-        """Group of every combination of the members of `runs`, (size, spacing) from the inside out, at least one."""
+        """Makes the group of all combinations of the members of `runs`, one or more (size, spacing), inner first."""
         parts = [CommGroup.on_mesh(axis, size, inner, node_size) for size, inner in runs]
         if len(parts) == 1:
             return parts[0]
@@ -52,10 +52,10 @@ class CommGroup:
 
     @staticmethod
     def of_ranks(axis: str, ranks: Sequence[int], node_size: int, borders: int = 0) -> CommGroup:
-        """Group of these global `ranks` (distinct, in rising order), on nodes of `node_size` ranks.
+        """Makes the group of these global `ranks` (distinct, in rising order), on nodes of `node_size` ranks.
 
-        Evenly spaced ranks are `on_mesh`. Others are counted node by node; where the nodes hold different numbers of
-        them, the smallest sets the pace, as it drives the fewest links.
+        Evenly spaced ranks are `on_mesh`. Others are counted node by node; where nodes have different numbers of them,
+        the smallest number counts, because that node drives the fewest links.
         """
         steps = {b - a for a, b in pairwise(ranks)}
         inner = gcd(*steps) if steps else 1

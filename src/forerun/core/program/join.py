@@ -1,4 +1,4 @@
-"""Joins Programs of GPUs that differ into one, in which they meet in their data-parallel collectives."""
+"""Joins the Programs of different kinds of GPUs into one, in which they share their data-parallel collectives."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from forerun.core.program.types import I64, Block, Channel, Collective, OpTable,
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """GPUs of one kind: some data-parallel replicas of a run."""
+    """The GPUs of one kind, which are some of the data-parallel replicas of a run."""
 
     name: str
     program: Program
-    """what its rank classes execute in the whole run"""
+    """the Program that its rank classes execute in the whole run"""
     n_ranks: int
-    """of all its rank classes together"""
+    """number of ranks of all its rank classes together"""
 
 
 def joined(parts: Sequence[Part]) -> Program:
     """Returns one Program with the rank classes of every part, in order, called `<part>: <class>`.
 
-    In each pipeline stage the ranks of the first part come first. The k-th collectives that the parts run in a group
-    that holds ranks of two of them become a rendezvous, class by class: they start when the last part is ready. Where
-    only some of the equal groups of an axis are divided, all of them are taken to be. Everything else stays inside a
-    part. Ops are those of the parts one after the other, so that each has costs of its own. `meta` says which channels
-    are these rendezvous (`joint_channels`), and where the ops of each part begin (`part_ops`).
+    In each pipeline stage the ranks of the first part come first. A group with ranks of two parts is divided: the k-th
+    collective of each part in it becomes one rendezvous, class by class, which starts when the last part is ready. If
+    some of the equal groups of an axis are divided, all of them count as divided. All other communication stays inside
+    a part. The op table has the ops of the parts one after the other, so that each part has its own costs. `meta` says
+    which channels are these rendezvous (`joint_channels`), and where the ops of each part begin (`part_ops`).
 
     Raises:
-        ForerunError: the parts are of different meshes, or their common collectives are not the same.
+        ForerunError: the parts have different meshes, or their common collectives differ.
     """
     first = parts[0].program
     for part in parts[1:]:
@@ -56,10 +56,10 @@ def joined(parts: Sequence[Part]) -> Program:
 
 
 def _divided(groups: Sequence[CommGroup], parts: Sequence[Part]) -> list[int]:
-    """Finds the groups of an axis inside a pipeline stage that hold ranks of two parts.
+    """Finds the groups inside a pipeline stage that have ranks of two parts; returns their indices.
 
-    The groups of `size` ranks `inner` apart fill blocks of `size x inner` ranks of the stage; one that a border between
-    parts runs through is divided.
+    The groups of `size` ranks `inner` apart fill blocks of `size x inner` ranks of the stage. A group is divided where
+    a border between parts lies inside its block.
     """
     n_stages = len(parts[0].program.rank_classes)
     ranks = [part.n_ranks // n_stages for part in parts]
@@ -72,14 +72,14 @@ def _divided(groups: Sequence[CommGroup], parts: Sequence[Part]) -> list[int]:
 
 
 def _meets(block: Block, ops: OpTable, divided: Sequence[int]) -> I64:
-    """The divided group in which each node of `block` runs a collective, -1 for none, (n,)."""
+    """Returns the divided group in which each node of `block` runs a collective, -1 for none, (n,)."""
     group = ops.group[block.op].astype(np.int64)
     meets = ops.is_collective[block.op] & np.isin(group, divided)
     return np.where(meets, group, -1)
 
 
 def _check_same_collectives(parts: Sequence[Part], divided: Sequence[int]) -> None:
-    """Refuses parts that would wait for each other for ever, or move different bytes in one collective."""
+    """Raises ForerunError for parts that would wait for each other for ever, or exchange different bytes."""
     for number in range(len(parts[0].program.rank_classes)):
         for group in divided:
             found = [_collectives(part.program, number, group, divided) for part in parts]
@@ -93,7 +93,7 @@ def _check_same_collectives(parts: Sequence[Part], divided: Sequence[int]) -> No
 
 
 _Run = tuple[int, float]
-"""collective, bytes"""
+"""(Collective, bytes)"""
 
 
 def _collectives(program: Program, number: int, group: int, divided: Sequence[int]) -> list[_Run]:
@@ -130,7 +130,7 @@ class _Joining:
         self.joint: dict[tuple[int, int], int] = {}
         """(class inside a part, group) -> channel"""
         self.first_ops: list[int] = []
-        """of each part"""
+        """index of the first op of each part"""
 
     def add(self, number: int) -> None:
         """Appends part `number`."""

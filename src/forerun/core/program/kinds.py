@@ -1,7 +1,7 @@
-"""The kinds of operations: what each is called, what it keeps busy, and the columns that only it has.
+"""The kinds of operations: the name of each, the resource that it uses, and the columns that only it has.
 
 A new kind is a member of `OpKind` and an entry of `KINDS` here, a method of `OpTableBuilder` and a time in
-`core/cost/op_costs.py`. Whoever reads a Program asks the entry, through the properties of `OpTable`.
+`core/cost/op_costs.py`. Readers of a Program use the entry through the properties of `OpTable`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OpKind(IntEnum):
 
 
 class Work(IntEnum):
-    """What an operation keeps busy."""
+    """The resource that an operation uses."""
 
     COMPUTE = 0
     """the multiprocessors of the device"""
@@ -52,7 +52,7 @@ class Work(IntEnum):
 
 
 class GemmRole(IntEnum):
-    """Which product of a layer a GEMM is."""
+    """The role of a GEMM in a layer: its forward product, or one of its gradients."""
 
     FORWARD = 0
     DGRAD = 1
@@ -62,7 +62,7 @@ class GemmRole(IntEnum):
 
 
 class Direction(IntEnum):
-    """Which way bytes move, seen from the device that runs the operation."""
+    """The direction in which bytes move, seen from the device that runs the operation."""
 
     EITHER = 0
     """both ways at once (a hop of a ring), or not known"""
@@ -73,19 +73,19 @@ class Direction(IntEnum):
 
 
 # -- columns by kind -----------------------------------------------------------------------------------------------
-# Each class is for one row (of ints) or for several (of arrays). `OpTable.details` holds the columns in this order.
+# A class describes one row (with ints) or several (with arrays). `OpTable.details` holds the columns in this order.
 
 
 @dataclass(frozen=True, slots=True)
 class Details(Generic[T]):
-    """The columns that only one kind has: none, unless a kind says so."""
+    """The columns that only one kind has; the base class, for kinds without any."""
 
     def values(self) -> tuple[T, ...]:
-        """The columns in order."""
+        """Returns the columns in order."""
         return tuple(getattr(self, name) for name in columns_of(type(self)))
 
     def words(self, kernel: str) -> str:
-        """The shape of one operation that runs as `kernel`, as a report says it; empty where it has none."""
+        """Returns the shape of one operation that runs as `kernel`, for reports; empty where it has none."""
         return ""
 
 
@@ -98,11 +98,11 @@ class Gemm(Details[T]):
     k: T
     batch: T = _ONE
     role: T = _NONE
-    """GemmRole"""
+    """the GemmRole"""
     accumulate_bytes: T = _NONE
     """bytes per element of the buffer that the result is added to, 0 where the result is stored"""
     kernels: T = _ONE
-    """1 for a batched product, `batch` for a grouped one"""
+    """number of kernels: 1 for a batched product, `batch` for a grouped one"""
     operand_bytes: T = _NONE
     """bytes of the operands of an implicit product, whose elements are read for many taps of a convolution; else 0"""
     result_bytes: T = _NONE
@@ -135,27 +135,27 @@ class Attention(Details[T]):
 
 @dataclass(frozen=True, slots=True)
 class Transfer(Details[T]):
-    """Bytes between two ranks."""
+    """A send or a receive between two ranks."""
 
     direction: T
 
 
 @dataclass(frozen=True, slots=True)
 class HostCopy(Details[T]):
-    """Bytes between device and host memory."""
+    """A copy between device and host memory."""
 
     direction: T
 
 
 @dataclass(frozen=True, slots=True)
 class Delay(Details[T]):
-    """A fixed time."""
+    """A fixed time on a stream."""
 
     duration_ps: T
 
 
 def columns_of(details: type[Details[Any]]) -> tuple[str, ...]:
-    """Names of the columns in order."""
+    """Returns the names of the columns in order."""
     return _COLUMNS[details]
 
 
@@ -170,13 +170,13 @@ N_DETAILS = max(map(len, _COLUMNS.values()))
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What holds for all operations of a kind."""
+    """The properties of all operations of a kind."""
 
     work: Work
     label: str
-    """what a report calls them, in the plural; kinds of one label are one line there"""
+    """name of the operations in reports, in the plural; kinds with the same label share a line"""
     cause: Cause
-    """what their time on the compute stream counts as"""
+    """cause of their time on the compute stream"""
     details: type[Details[Any]] = Details
 
 
@@ -192,4 +192,4 @@ KINDS = {
 WORK = np.array([KINDS[kind].work for kind in OpKind])
 """Work of every kind, (n_kinds,)"""
 WIDTH = [len(columns_of(KINDS[kind].details)) for kind in OpKind]
-"""columns of `OpTable.details` that every kind uses"""
+"""number of columns of `OpTable.details` that every kind uses, (n_kinds,)"""

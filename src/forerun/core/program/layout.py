@@ -12,10 +12,10 @@ from forerun.core.program.types import Program
 def laid_out(program: Program, node_size: int) -> Program:
     """Returns `program` with its groups on nodes of `node_size` ranks.
 
-    By the ranks of `meta["group_ranks"]` where there are any, else by how many ranks apart the members of a group are.
+    The ranks in `meta["group_ranks"]` decide where given, else the distance between the members of a group.
 
     Raises:
-        ForerunError: `meta` is not what it should be.
+        ForerunError: an entry of `meta` has the wrong type or value.
     """
     origin = Origin.of(program)
     groups = []

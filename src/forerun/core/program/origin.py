@@ -1,4 +1,4 @@
-"""What a Program says about where it comes from: its `meta`, with types."""
+"""Origin: the `meta` of a Program, with types: where the Program comes from."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ TRACE = "trace"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The entries of a Program's `meta`; what it does not say is None or empty."""
+    """The entries of a Program's `meta`; missing entries are None or empty."""
 
     source: str
     """`trace` for traced PyTorch, else empty"""
     name: str
     world_size: int
     tokens_per_step: int | None
-    """over all ranks"""
+    """tokens of a step over all ranks"""
     group_ranks: tuple[tuple[int, ...], ...] | None
     """global ranks of one group for each entry of Program.groups"""
     roles: tuple[int, ...] | None
-    """a global rank of each rank class; copies of these fill the world"""
+    """a global rank of each rank class; shifted copies of these ranks fill the world"""
     data_parallel: tuple[int, ...] | None
-    """entries of Program.groups over which data parallelism runs"""
+    """indices into Program.groups of the data-parallel groups"""
     sharded: tuple[int, ...]
-    """those of them over which parameters, gradients and optimizer state are sharded"""
+    """the data-parallel groups that shard parameters, gradients and optimizer state"""
     compiled_ops: tuple[int, ...]
-    """ops of torch.compile'd regions"""
+    """indices of the ops of torch.compile'd regions"""
     joint_channels: tuple[int, ...]
-    """channels in which GPUs of several kinds meet for collectives that they share"""
+    """indices of the channels of collectives that several kinds of GPUs share"""
     part_ops: tuple[int, ...]
-    """first op of each kind of GPUs"""
+    """index of the first op of each kind of GPUs"""
     notes: tuple[str, ...]
-    """what the source guessed, one line each"""
+    """guesses of the source, one line each"""
     source_lines: Mapping[str, tuple[str, ...]]
-    """file:line that launches the ops of a name, the most frequent first"""
+    """name of ops -> file:line that launches them, the most frequent first"""
     torch: str
     loop: TrainingLoop
-    """what the training loop does every n steps"""
+    """the periodic work of the training loop"""
     state_tensors: int
-    """parameters and optimizer states of the rank that has most of them; 0 where nobody knows"""
+    """number of parameter and optimizer tensors on the rank with the most; 0 where unknown"""
 
     @staticmethod
     def of(program: Program) -> Origin:
-        """Reads the origin of `program`. Raises ForerunError for an entry of `meta` that can't be right."""
+        """Reads the origin of `program`. Raises ForerunError for an entry of `meta` with a wrong type or value."""
         read, n_groups = _Reader(program), len(program.groups)
         ranks = sum(cls.n_ranks for cls in program.rank_classes)
         return Origin(
@@ -72,7 +72,7 @@ class Origin:
 
 
 class _Reader:
-    """Typed entries of `meta`."""
+    """Reads entries of `meta` and checks their types."""
 
     def __init__(self, program: Program) -> None:
         self._meta = program.meta

@@ -1,4 +1,4 @@
-"""Which global ranks play which part: copies of a few ranks that fill a world."""
+"""Finds the global ranks of each role: shifted copies of a few ranks that fill a world."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def tiles_of(members: Sequence[int], world_size: int) -> list[tuple[int, ...]]:
 
 
 def role_ranks(own: Sequence[int], world_size: int) -> tuple[tuple[int, ...], ...] | None:
-    """Ranks of each role, where copies of one rank of each, `own`, fill a world of `world_size` exactly.
+    """Returns the ranks of each role, where copies of `own`, one rank of each role, fill the world exactly; else None.
 
-    Ranks at the same place of their roles belong together: they are one pipeline.
+    Ranks at the same position in their roles form one pipeline.
     """
     tiles = tiles_of(own, world_size)
     if len(tiles) * len(own) != world_size:

@@ -1,14 +1,14 @@
-"""Scales a Program to another number of ranks, of which only data parallelism changes.
+"""Scales a Program to another number of ranks by changing its data parallelism only.
 
 A rank is `a + s (i + d b)`: i counts along the data-parallel axis of d ranks, s apart; a and b are its place inside and
-outside of it. At another size the axis has d' ranks, everything else stays. A group that reaches along the whole axis
-grows or shrinks with it, as does one that data parallelism runs over in even steps (what expert parallelism leaves); a
-group that stays at one place of the axis, or fills a part of it (expert parallelism), stays as it is.
+outside of the axis. At another size the axis has d' ranks, and everything else stays. A group along the whole axis
+grows or shrinks with it, as does a data-parallel group of evenly spaced ranks of the axis (data parallelism of
+experts). A group at one place of the axis, or along a part of it (expert parallelism), stays as it is.
 
 Where the axis shards state (FSDP), a rank's share scales by d / d': resident parameters, gradients and optimizer state,
-gradients that a step makes, the optimizer's kernels and their temporaries. The buffers of collectives stay: they hold
-what is gathered or reduced, not a share; so do gradients that wait in full to be scattered. Kernels beside the compute
-stream that read or write just a rank's share of such a buffer (copies into a gather, out of a scatter) scale too.
+gradients that a step makes, the optimizer's kernels and their temporaries. The buffers of collectives stay, because
+they hold whole tensors; so do unsharded gradients that wait for a reduce-scatter. Kernels beside the compute stream
+that read or write only a rank's share of such a buffer (copies into a gather, out of a scatter) scale too.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ from forerun.core.program.types import (
 
 _STATE = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER)
 _ROUNDING = 1e-3
-"""shares are rounded up to whole elements and aligned"""
+"""tolerance between two sizes of a share, which frameworks round up to whole elements and align"""
 
 
 def scaled(program: Program, n_ranks: int, node_size: int) -> Program:
     """Returns `program` on `n_ranks` ranks in nodes of `node_size`.
 
-    Among several data-parallel axes the outermost replicated one is scaled, then the outermost sharded one: with HSDP
-    replicas are added, as a longer run would.
+    The outermost replicated data-parallel axis is scaled if there is one, else the outermost sharded axis: HSDP gets
+    more replicas.
 
     Raises:
-        ForerunError: the data-parallel groups are not known, not even, or can't have the size that `n_ranks` asks for.
+        ForerunError: the data-parallel groups are unknown or unevenly spaced, or can't have the size that `n_ranks`
+            needs.
     """
     origin = Origin.of(program)
     if n_ranks == origin.world_size:
@@ -97,7 +98,7 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """The data-parallel axis: `size` ranks, `inner` ranks apart, that become `to`."""
+    """The data-parallel axis: `size` ranks, `inner` ranks apart, that become `to` ranks."""
 
     inner: int
     size: int
@@ -129,12 +130,12 @@ def _spacing(ranks: Ranks) -> int | None:
 
 
 def _step(ranks: Ranks) -> int:
-    """Returns the distance between neighbours of a group; of an uneven one, what divides all its distances."""
+    """Returns the greatest common divisor of the distances between neighbours of a group."""
     return gcd(*(b - a for a, b in pairwise(ranks))) or 1
 
 
 def _axis(program: Program, origin: Origin, ranks: Sequence[Ranks], n_ranks: int) -> tuple[_Axis, bool]:
-    """Finds the axis that changes, and whether state is sharded over it."""
+    """Finds the axis that changes, and whether it shards state."""
     assert origin.data_parallel is not None
     even = [i for i in origin.data_parallel if _spacing(ranks[i]) is not None]
     shards = [set(ranks[i]) for i in origin.sharded if len(ranks[i]) > 1]
@@ -171,7 +172,7 @@ def _moved(axis: _Axis, ranks: Ranks, is_data_parallel: bool, name: str) -> Rank
 
 
 def _places(axis: _Axis, places: list[int], is_data_parallel: bool, name: str) -> Sequence[int]:
-    """Returns the places along the changed axis of members that are at `places` of the present one."""
+    """Returns the places along the changed axis of the members at `places` of the present axis."""
     if len(places) == axis.size:
         return range(axis.to)
     if len(places) == 1:
@@ -199,7 +200,7 @@ def _class_sizes(classes: tuple[RankClass, ...], before: int, now: int) -> tuple
 
 
 def _with_shares(program: Program, origin: Origin, copies: Mask, share: float) -> Program:
-    """Returns `program` with `share` times the sharded state on each rank; `copies` are ops that move such shares."""
+    """Returns `program` with `share` times the sharded state on each rank; `copies` (n_ops,) move such shares."""
     mine = [_works_on_share(block, program.ops, copies) for block in program.blocks]
     ops, twin = _with_twins(program, mine, share)
     whole = _unreduced(program, origin)
@@ -214,7 +215,7 @@ def _with_shares(program: Program, origin: Origin, copies: Mask, share: float) -
 
 
 def _shard_copies(program: Program, origin: Origin) -> Mask:
-    """Finds ops that move just one rank's share of a buffer that is gathered or scattered, (n_ops,)."""
+    """Finds the ops that move only one rank's share of a gathered or scattered buffer, (n_ops,)."""
     ops = program.ops
     over = np.isin(ops.group, origin.sharded) & np.isin(
         ops.collective, [int(Collective.ALL_GATHER), int(Collective.REDUCE_SCATTER)]
@@ -232,19 +233,19 @@ def _shard_copies(program: Program, origin: Origin) -> Mask:
 
 
 def _scales(ops: OpTable) -> Mask:
-    """Finds ops whose size is the bytes that they move, (n_ops,)."""
+    """Finds the ops whose bytes moved scale with a share, (n_ops,)."""
     return ops.is_memory_bound | ops.is_host_copy
 
 
 def _works_on_share(block: Block, ops: OpTable, copies: Mask) -> Mask:
-    """Finds nodes of `block` that work on a rank's share of the state, (nodes,)."""
+    """Finds the nodes of `block` that work on a rank's share of the state, (nodes,)."""
     update = (block.phase == Phase.OPTIMIZER) & _scales(ops)[block.op]
     out: Mask = update | (copies[block.op] & (block.stream != Stream.COMPUTE))
     return out
 
 
 def _with_twins(program: Program, mine: Sequence[Mask], share: float) -> tuple[OpTable, dict[int, int]]:
-    """Adds rows for the ops of nodes in `mine`, one mask for each block. Returns the table, and old numbers to new."""
+    """Adds scaled rows for the ops of nodes in `mine`, a mask for each block. Returns the table, and old -> new row."""
     ops = program.ops
     used = [np.unique(block.op[nodes]) for block, nodes in zip(program.blocks, mine, strict=True)]
     rows = np.unique(np.concatenate([*used, np.zeros(0, np.int32)])).astype(np.int64)
@@ -261,7 +262,7 @@ def _with_twins(program: Program, mine: Sequence[Mask], share: float) -> tuple[O
 
 
 def _unreduced(program: Program, origin: Origin) -> list[int]:
-    """Finds the sizes of gradients that wait whole to be scattered: those that a block with a scatter frees."""
+    """Finds the sizes, in bytes, of unsharded gradients that a block with a reduce-scatter frees."""
     ops, sizes = program.ops, set[int]()
     scatters = (ops.collective == Collective.REDUCE_SCATTER) & np.isin(ops.group, origin.sharded)
     for block in program.blocks:

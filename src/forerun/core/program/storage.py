@@ -29,7 +29,7 @@ _DAMAGE = (
     zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 
-# Every column and its dtype: a file is made to have them, whatever it says.
+# Every column and its dtype. Columns of a file are converted to these.
 _BLOCK_COLUMNS: dict[str, type[np.generic]] = {
     "op": np.int32,
     "stream": np.int8,
@@ -112,7 +112,7 @@ def load(path: str | Path) -> Program:
 
 
 def _program(header: Mapping[str, object], file: Mapping[str, _Array]) -> Program:
-    """Makes the Program of a file. Whatever is missing or of a wrong type raises one of _DAMAGE."""
+    """Makes the Program of a file. Raises one of _DAMAGE for an entry that is missing or of a wrong type."""
     blocks = {c: _split(file, f"blocks.{c}", dtype) for c, dtype in _BLOCK_COLUMNS.items()}
     steps = {c: _split(file, f"classes.{c}", dtype) for c, dtype in _CLASS_COLUMNS.items()}
     meta = header["meta"]
@@ -150,7 +150,7 @@ def _column(file: Mapping[str, _Array], key: str, dtype: type[np.generic]) -> An
 
 
 def _joined(key: str, columns: list[_Array]) -> dict[str, _Array]:
-    """Joins the columns of all blocks, or of all classes, in one array, and says where each begins."""
+    """Joins the columns of all blocks, or of all classes, in one array, with an array of their starts."""
     ends = np.cumsum([0, *map(len, columns)])
     return {key: np.concatenate([*columns, np.zeros(0, columns[0].dtype if columns else np.int8)]), f"{key}.ptr": ends}
 

@@ -1,8 +1,7 @@
-"""An op table as it lies in a file, in a saved Program or in a recording: arrays, and entries of the JSON header.
+"""The file format of an op table, in a saved Program or in a recording: arrays, and entries of the JSON header.
 
-The header names the columns of every kind, so that a file says what its numbers are. Files of version 1 have no such
-names (`_VERSION_1`), and hold some figures in columns that are for others: the time of a delay as the bytes that it
-reads, the kernel of attention as its dtype.
+The header names the columns of every kind. Files of version 1 have no such names (`_VERSION_1`), and hold some figures
+in other columns: the time of a delay as the bytes that it reads, the kernel of attention as its dtype.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from forerun.core.program.kinds import KINDS, N_DETAILS, Direction, OpKind, colu
 from forerun.core.program.types import I8, I64, OpTable
 
 VERSION = 2
-"""of saved Programs and of recordings; earlier versions are read too"""
+"""version of the format of saved Programs and recordings; earlier versions are read too"""
 
 _Arrays = Mapping[str, npt.NDArray[np.generic]]
 _TEXTS = {"name": "op_names", "dtype": "op_dtypes", "kernel": "op_kernels"}
@@ -40,7 +39,7 @@ _VERSION_1 = {
     "HOST_COPY": ("direction",),
 }
 _VERSION_1_COPIES = {2: Direction.IN, 3: Direction.OUT}
-"""copies had the numbers of Chakra's MEM_LOAD and MEM_STORE"""
+"""directions of copies, which version 1 stored as the numbers of Chakra's MEM_LOAD and MEM_STORE"""
 
 
 def header_of(ops: OpTable) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def arrays_of(ops: OpTable) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def read_ops(header: Mapping[str, Any], arrays: _Arrays) -> OpTable:
-    """Reads the table of a file of any version. What is missing or of a wrong type raises Python's own error."""
+    """Reads the table of a file of any version. Raises Python's own errors for a missing entry or a wrong type."""
     old = header["version"] == 1
     columns: dict[str, Any] = {name: _array(arrays, name, dtype) for name, dtype in _ARRAYS.items()}
     named: Mapping[str, Sequence[str]] = _VERSION_1 if old else header["op_details"]
@@ -73,7 +72,7 @@ def _array(arrays: _Arrays, name: str, dtype: type[np.generic]) -> Any:
 
 
 def _details(kind: I8, stored: I64, named: Mapping[str, Sequence[str]]) -> I64:
-    """Puts `stored`, whose columns are `named` by kind, in the order of `kinds`. A column that the file lacks is 0."""
+    """Reorders `stored`, whose columns are `named` by kind, as in `kinds`. A column that the file lacks is 0."""
     if stored.ndim != 2 or len(stored) != len(kind):
         raise ValueError("a row of details for each operation is missing")
     out = np.zeros((len(kind), N_DETAILS), np.int64)
@@ -86,7 +85,7 @@ def _details(kind: I8, stored: I64, named: Mapping[str, Sequence[str]]) -> I64:
 
 
 def _of_version_1(ops: OpTable) -> OpTable:
-    """Moves every figure of a table of version 1 to the column that is for it."""
+    """Moves every figure of a table of version 1 to its column in this version."""
     details, read = ops.details.copy(), ops.bytes_read.copy()
     details[ops.is_delay, 0], read[ops.is_delay] = np.rint(ops.bytes_read[ops.is_delay]), 0.0
     copies = np.flatnonzero(ops.is_host_copy)

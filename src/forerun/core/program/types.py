@@ -67,7 +67,7 @@ class Stream(IntEnum):
     PP_SEND_GRAD = 9
     PP_RECV_GRAD = 10
     PP_SEND_BACK = 11
-    """the same four on the way back of a V schedule, whose neighbours are the other way round"""
+    """this and the next three: the transfers on the way back of a V schedule, where the neighbours are swapped"""
     PP_RECV_BACK = 12
     PP_SEND_GRAD_BACK = 13
     PP_RECV_GRAD_BACK = 14
@@ -87,15 +87,15 @@ class Collective(IntEnum):
 
 
 class Category(IntEnum):
-    """What a tensor is for; the categories of the memory report."""
+    """The purpose of a tensor: a category of the memory report."""
 
     PARAMETER = 0
     GRADIENT = 1
     OPTIMIZER = 2
     ACTIVATION = 3
-    """saved for backward"""
+    """tensors saved for backward"""
     TEMPORARY = 4
-    """lives within a block"""
+    """tensors that are allocated and freed inside a block"""
     UNSHARDED = 5
     """gathered parameters and unreduced gradients"""
     LOGITS = 6
@@ -113,7 +113,7 @@ class OpRow(NamedTuple):
     dtype: str = ""
     kernel: str = ""
     details: tuple[int, ...] = ()
-    """as many as the kind has columns of its own"""
+    """the values of the columns that only the row's kind has"""
     flops: float = 0.0
     bytes_read: float = 0.0
     bytes_written: float = 0.0
@@ -123,7 +123,7 @@ class OpRow(NamedTuple):
     launches: int = 1
 
     def without_sizes(self) -> tuple[object, ...]:
-        """Returns what the row is, apart from its sizes."""
+        """Returns the fields that identify the row, without its sizes."""
         return (self.name, self.kind, self.dtype, self.kernel, self.collective, self.group)
 
     def amounts(self) -> tuple[float, float, float, float, int]:
@@ -135,16 +135,17 @@ class OpRow(NamedTuple):
 class OpTable:
     """One row for each distinct operation.
 
-    What only one kind has stands in `details`, and is read by name: `ops.gemm(rows).m`, `ops.delay(rows).duration_ps`.
+    Columns that only one kind has are in `details`, and are read by name: `ops.gemm(rows).m`,
+    `ops.delay(rows).duration_ps`.
     """
 
     name: tuple[str, ...]
     kind: I8
-    """OpKind"""
+    """OpKind of each op, (n_ops,)"""
     dtype: tuple[str, ...]
-    """dtype of the arithmetic, or of what is moved; empty where it is not known"""
+    """dtype of the arithmetic, or of the bytes moved; empty where it is not known"""
     kernel: tuple[str, ...]
-    """which kernel does it, where there are several (those of attention); else empty"""
+    """kernel that runs the op, for kinds with several (attention); else empty"""
     details: I64
     """(n_ops, N_DETAILS): the columns of each row's own kind (`kinds.KINDS`), then zeros"""
     flops: F64
@@ -154,8 +155,8 @@ class OpTable:
     group: I16
     """index into Program.groups, -1 for none"""
     bytes_comm: F64
-    """bytes of a copy; of a collective or transfer the full buffer, nccl-tests' convention (for an all-gather the
-    gathered output, for a reduce-scatter the whole input)"""
+    """bytes of a copy; for a collective or transfer, of the full buffer by nccl-tests' convention (for an all-gather
+    the gathered output, for a reduce-scatter the whole input), (n_ops,)"""
     launches: I16
     """kernels that the host launches for this op"""
 
@@ -189,7 +190,7 @@ class OpTable:
 
     @property
     def work(self) -> I64:
-        """What each op keeps busy: `Work`, (n_ops,)."""
+        """The resource that each op uses, a `Work`, (n_ops,)."""
         return WORK[self.kind]
 
     @property
@@ -296,7 +297,7 @@ class Block:
     tensor_bytes: I64
     tensor_category: I8
     tensor_alloc: I32
-    """node before which the tensor is allocated; -1: it was there before the block"""
+    """node before which the tensor is allocated; -1: it is allocated before the block"""
     tensor_free: I32
     """node after which it is freed; -1: it outlives the block"""
 
@@ -306,7 +307,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class RankClass:
-    """Ranks that execute the same steps at the same place."""
+    """Ranks that execute the same steps at the same place of the network."""
 
     name: str
     n_ranks: int
@@ -315,16 +316,16 @@ class RankClass:
     microbatch: I32
     layer: I32
     resident_bytes: I64
-    """bytes by Category that live through the step, (N_CATEGORIES,)"""
+    """bytes by Category that stay allocated through the step, (N_CATEGORIES,)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """A rendezvous between rank classes: the k-th node of each member on this channel meet."""
+    """A rendezvous between rank classes: the k-th nodes of all members on this channel start together."""
 
     name: str
     members: tuple[int, ...]
-    """rank classes that take part"""
+    """indices of the rank classes that take part"""
 
 
 @dataclass(frozen=True)
@@ -342,7 +343,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class FlatProgram:
-    """A Program with its blocks expanded: one entry a node, rank classes one after the other, in issue order."""
+    """A Program with its blocks expanded: one entry for each node, rank class by rank class, in issue order."""
 
     n_ops: int
     class_ptr: I64
@@ -351,18 +352,18 @@ class FlatProgram:
     stream: I8
     phase: I8
     step: I32
-    """which step of its rank class the node belongs to"""
+    """index of the node's step in its rank class, (nodes,)"""
     module: I32
     pred_ptr: I64
     pred: I32
-    """CSR predecessors, node numbers of the whole program"""
+    """CSR predecessors, as node numbers of the whole program"""
     meeting: I32
-    """rendezvous number, -1 for none; every node with the same number starts together"""
+    """rendezvous number of each node, -1 for none; all nodes with one number start together"""
     meeting_size: I32
-    """participants of each rendezvous"""
+    """number of participants of each rendezvous, (meetings,)"""
     sync: I8
     meeting_channel: I32
-    """channel of each rendezvous"""
+    """channel of each rendezvous, (meetings,)"""
     class_names: tuple[str, ...]
     channel_names: tuple[str, ...]
 

@@ -15,25 +15,25 @@ class _BlockTables(NamedTuple):
     """The nodes of all blocks, one block after the other."""
 
     ptr: I64
-    """(blocks + 1,) first node of each"""
+    """first node of each block, (blocks + 1,)"""
     pred_base: I64
-    """(blocks + 1,) first edge of each"""
+    """first edge of each block, (blocks + 1,)"""
     op: I32
     stream: I8
     phase: I8
     module: I32
     pred_end: I32
-    """(nodes,) end of a node's edges, counted from those of its block"""
+    """end of each node's edges, counted from the first edge of its block, (nodes,)"""
     pred: I32
     record: I16
     channel: I16
     sync: I8
     n_slots: int
-    """event slots"""
+    """number of event slots"""
 
 
 def _block_tables(program: Program) -> _BlockTables:
-    """Puts the blocks of `program` in columns. Raises ForerunError where it has no block or no rank class."""
+    """Joins the blocks of `program` in columns. Raises ForerunError where it has no block or no rank class."""
     blocks, classes = program.blocks, program.rank_classes
     if not blocks or not classes:
         raise ForerunError(f"program: {len(blocks)} blocks and {len(classes)} rank classes; needs one of each at least")
@@ -70,8 +70,8 @@ def unfold(program: Program) -> FlatProgram:
     """Expands the block sequence of every rank class.
 
     A wait on an event slot becomes a predecessor: the node of the same rank class that last recorded the slot before
-    it in issue order (no predecessor where none has). The k-th node on a channel in each of its member classes
-    meet. Indices are taken as they are: `program.validate.check` finds those out of range.
+    it in issue order (no predecessor where none has). The k-th nodes on a channel, one in each of its member classes,
+    meet. Indices are not checked here: `program.validate.check` finds those out of range.
 
     Raises:
         ForerunError: the members of a channel have different numbers of nodes on it, or a class that is no member
@@ -102,7 +102,7 @@ def unfold(program: Program) -> FlatProgram:
 
 
 def _check_channels(program: Program, counts: I64) -> None:
-    """Refuses channels whose members would wait for ever. `counts` is nodes by (class, channel)."""
+    """Raises ForerunError for channels whose members would wait for ever. `counts` is nodes by (class, channel)."""
     for number, channel in enumerate(program.channels):
         column = counts[:, number]
         members = [int(column[c]) for c in channel.members]
@@ -119,7 +119,7 @@ def _check_channels(program: Program, counts: I64) -> None:
 def _count(
     class_step: I64, steps: I32, block_ptr: I64, pred_base: I64, channel: I16, n_channels: int
 ) -> tuple[I64, int, I64]:
-    """Counts the first node of each class, an upper bound of the edges, and nodes by (class, channel)."""
+    """Returns the first node of each class, an upper bound of the number of edges, and nodes by (class, channel)."""
     n_classes = len(class_step) - 1
     class_ptr = np.zeros(n_classes + 1, np.int64)
     counts = np.zeros((n_classes, n_channels), np.int64)
@@ -154,7 +154,7 @@ class _Nodes(NamedTuple):
 
 @njit
 def _expand(class_step: I64, steps: I32, tables: _BlockTables, n_nodes: int, n_pred: int, meeting_base: I64) -> _Nodes:
-    """The columns of all nodes. The k-th node on a channel has meeting `meeting_base[channel] + k`."""
+    """Returns the columns of all nodes. The k-th node on a channel has meeting `meeting_base[channel] + k`."""
     n_classes = len(class_step) - 1
     op, stream, phase = np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int8), np.empty(n_nodes, np.int8)
     step, module = np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int32)
@@ -171,7 +171,7 @@ def _expand(class_step: I64, steps: I32, tables: _BlockTables, n_nodes: int, n_p
 def _write(
     class_step: I64, steps: I32, tables: _BlockTables, meeting_base: I64, recorded: I64, met: I64, nodes: _Nodes
 ) -> int:  # fmt: skip
-    """Write the nodes and edges of every step, and return the number of edges.
+    """Writes the nodes and edges of every step, and returns the number of edges.
 
     `recorded` (classes, slots), all -1, notes the node that last recorded each event slot, and `met`
     (classes, channels), all 0, how often a class was on each channel.

@@ -1,4 +1,4 @@
-"""Checks that a Program is well formed. Builders do not check; whoever reads a file does."""
+"""Checks that a Program is well formed. Builders do not call it; readers of files do."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from forerun.core.program.types import (
 )
 
 _LISTED = 3
-"""how many problems the message of `check` lists"""
+"""most problems that the message of `check` lists"""
 
 
 def check(program: Program) -> None:
-    """Refuses a Program that is not well formed.
+    """Raises an error for a Program that is not well formed.
 
     Raises:
         ForerunError: one line with the first problems; each names the block and node, op, rank class or channel.
@@ -39,7 +39,7 @@ def check(program: Program) -> None:
 
 
 def problems(program: Program) -> list[str]:
-    """Lists what is wrong with `program`, one line each; nothing where it is well formed.
+    """Lists the problems of `program`, one line each; none where it is well formed.
 
     At most one problem per column is reported, the one of the first row.
     """
