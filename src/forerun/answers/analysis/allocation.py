@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.answers.analysis.reading import memory_need
+from forerun.answers.analysis.memory_need import memory_need
 from forerun.core.memory.allocator_settings import AllocatorSettings
 from forerun.core.memory.caching_allocator import Replayed
 from forerun.core.memory.program_events import replay_steps

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 
 from forerun.answers.analysis.coverage import Coverage
+from forerun.answers.analysis.memory_need import MemoryNeed
 from forerun.answers.analysis.network_use import AxisUse, NetworkUse
 from forerun.common.units import GIB
-from forerun.core.memory.profile import MemoryProfile
 from forerun.core.memory.reserved import reserve_model
-from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import Program
 from forerun.describe.cluster.types import Cluster, Device, KernelRates
 from forerun.describe.kernels.attention import fused_kernel
@@ -20,27 +19,22 @@ def explain(
     program: Program,
     cluster: Cluster,
     stack: Stack,
-    groups: list[CommGroup],
-    memory: MemoryProfile,
-    outside_bytes: int,
-    limit_bytes: int,
+    memory: MemoryNeed,
     mfu: str,
     coverage: Coverage,
     band: str,
     network: NetworkUse | None,
-    replays: bool,
     notes: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
-    """Lines that name the inputs, the models and the fitted constants behind each figure of a Prediction.
+    """Returns lines that name the inputs, the models and the fitted constants behind each figure of a Prediction.
 
-    `groups` are the communication groups in use, `outside_bytes` the memory that the allocator does not see,
-    `limit_bytes` all of the fullest device's, `mfu` what MFU counts and divides by, `band` where the band of the time
-    comes from, `network` what collectives ran on in place of the cluster's links; with `replays` reserved memory is not
-    an estimate. `notes` come last.
+    `mfu` says what MFU counts and divides by, `band` where the band of the time comes from. `network` is the network
+    that collectives ran on in place of the cluster's links. `notes` come last.
     """
     device, model = cluster.device, reserve_model()
-    rules = "as replayed" if replays else f"with {model.least_slack:.0%} fragmentation"
-    estimate = f"allocated plus {model.slack:.0%} of what does not live through the whole step (fitted)"
+    outside_gib = memory.outside_bytes / GIB
+    rules = "as replayed" if memory.replayed else f"with {model.least_slack:.0%} fragmentation"
+    estimate = f"allocated plus {model.slack:.0%} of the memory that is freed within the step (fitted)"
     steps = sum(len(cls.block) for cls in program.rank_classes)
     links = ", ".join(
         f"{link.kind} {link.bytes_per_s / 1e9:.0f} GB/s per GPU{'' if link.peer_to_peer else ' without peer access'}"
@@ -48,7 +42,7 @@ def explain(
     )
     if network is not None:
         links = f"NCCL's algorithms on {network.topology}, each axis's groups all at once"
-    where = ", ".join(f"{group.axis} {group.nodes}x{group.ranks_per_node}" for group in groups) or "none"
+    where = ", ".join(f"{group.axis} {group.nodes}x{group.ranks_per_node}" for group in memory.groups) or "none"
     fitted = "; ".join(f"{name} {getattr(stack, name)} ({how})" for name, how in stack.fitted.items())
     lines = [
         f"step_time_s: end of a simulated step of {steps:,} block instances ({len(program.ops)} distinct kernels and"
@@ -69,12 +63,12 @@ def explain(
         f"mfu: {mfu}",
         "hfu: FLOPs of the kernels that ran, recomputation included and causal attention halved, over the same peak",
         "peak_allocated_gib: tensors from allocation to last use in host issue order; the peak is on"
-        f" {memory.rank_class}",
-        f"peak_reserved_gib: {_how_reserved(stack) if replays else estimate}",
+        f" {memory.fullest.rank_class}",
+        f"peak_reserved_gib: {_how_reserved(stack) if memory.replayed else estimate}",
         "peak_reserved_low_gib, peak_reserved_high_gib: residuals of published reserved peaks",
-        f"device_gib: reserved, and {outside_bytes / GIB:.2f} GiB of context and NCCL buffers (outside.yaml)",
-        f"fits: {rules}, and {outside_bytes / GIB:.2f} GiB of context and NCCL"
-        f" buffers within {limit_bytes / GIB:.1f} GiB",
+        f"device_gib: reserved, and {outside_gib:.2f} GiB of context and NCCL buffers (outside.yaml)",
+        f"fits: {rules}, and {outside_gib:.2f} GiB of context and NCCL"
+        f" buffers within {memory.limit_bytes / GIB:.1f} GiB",
     ]
     if cluster.price_per_gpu_hour is not None:
         lines.append(f"dollars_per_billion_tokens: {cluster.price_per_gpu_hour} dollars per GPU-hour, a list price")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from forerun.answers.analysis.coverage import Coverage, coverage
 from forerun.answers.analysis.explain import explain
 from forerun.answers.analysis.fold_program import Folded, fold, unfolded
 from forerun.answers.analysis.link_sharing import link_notes, shared_ps
+from forerun.answers.analysis.memory_need import MemoryNeed, memory_need
 from forerun.answers.analysis.network_use import network_use
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.uncertainty import band_words, memory_band, time_band
@@ -22,16 +24,12 @@ from forerun.core.cost.step_costs import Launching, StepCosts, step_costs
 from forerun.core.engine.simulate import Timeline
 from forerun.core.engine.simulate import simulate as run_engine
 from forerun.core.memory.allocator_settings import AllocatorSettings
-from forerun.core.memory.outside import outside_bytes
-from forerun.core.memory.profile import IN_GRAPHS, MemoryProfile, profile
-from forerun.core.memory.replayed import replayed
-from forerun.core.memory.reserved import Reserved, reserved
+from forerun.core.memory.profile import MemoryProfile
 from forerun.core.network.host_path import host_path_warnings
 from forerun.core.network.network_file import Network
 from forerun.core.network.patterns import CommunicationPattern
 from forerun.core.program.causes import Cause
 from forerun.core.program.counts import op_counts
-from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, FlatProgram, Program
 from forerun.core.program.unfold import unfold
 from forerun.describe.cluster.types import Cluster, Device
@@ -91,60 +89,6 @@ class Simulation:
         if subject.model_flops is None or subject.tokens_per_step is None:
             return None
         return subject.model_flops * subject.n_gpus / subject.tokens_per_step
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryNeed:
-    """The memory that the fullest rank class of a Program needs."""
-
-    profiles: list[MemoryProfile]
-    worst: int
-    """the fullest rank class"""
-    groups: list[CommGroup]
-    """groups that have a communicator"""
-    outside_bytes: int
-    held: Reserved
-    limit_bytes: int
-    """memory of the device of the fullest rank class"""
-    replayed: bool
-    """whether the allocator was replayed; else reserved memory is an estimate"""
-
-
-def memory_need(
-    program: Program,
-    cluster: Cluster,
-    stack: Stack,
-    devices: Sequence[Device] = (),
-    settings: AllocatorSettings | None = None,
-    graphs: bool = False,
-) -> MemoryNeed:
-    """Returns the memory that `program` needs under `stack` on a device of `cluster`, or on `devices`, one for each
-    rank class.
-
-    Among several devices the fullest rank class takes the largest share of its device, and the Program fits where every
-    rank class does. With `settings` the caching allocator is replayed under them on the fullest rank class; without
-    them, reserved memory is an estimate. With `graphs` compiled code runs from CUDA graphs: its tensors are in a pool
-    that stays reserved and that PyTorch does not count as allocated (blocks of a private pool are allocated while a
-    graph is recorded, and freed by the time it is replayed; torch/_inductor/cudagraph_trees.py).
-    """
-    profiles, groups = profile(program), _used_groups(program)
-    outside = outside_bytes(groups, stack, cluster, program.groups)
-    limits = [device.memory_bytes for device in devices] or [cluster.device.memory_bytes] * len(profiles)
-    worst = max(range(len(profiles)), key=lambda i: profiles[i].peak_bytes / limits[i])
-
-    def held(number: int) -> Reserved:
-        resident = int(program.rank_classes[number].resident_bytes.sum())
-        return reserved(profiles[number].peak_bytes, resident, limits[number] - outside)
-
-    fullest = held(worst)
-    if settings is not None:
-        vendor = devices[worst].vendor if devices else cluster.device.vendor
-        fullest = replayed(program, worst, settings.on(vendor), limits[worst] - outside, fullest, graphs)
-    if devices and fullest.fits:
-        every = [held(number) for number in range(len(profiles))]
-        fullest = replace(fullest, fits=all(one.fits for one in every), tight=any(one.tight for one in every))
-    shown = profile(program, without=IN_GRAPHS) if graphs else profiles
-    return MemoryNeed(shown, worst, groups, outside, fullest, limits[worst], settings is not None)
 
 
 def simulate_program(
@@ -211,35 +155,52 @@ def simulate_costed(
     graphs = subject.launching.compiled and subject.launching.cuda_graphs
     memory = memory_need(program, cluster, subject.stack, devices, settings, graphs)
     peak = _mean_peak(subject.precision, program, cluster, devices)
-    seconds = breakdown_ps(flat, reduced.program, timeline, reduced.split_ps) / PS_PER_S
-    prediction = _read(
-        subject, cluster, program, reduced, flat, timeline, seconds, memory, network, missing, peak, covered
-    )
-    slowest = pace_setter(seconds)
-    return Simulation(reduced.program, flat, costs, timeline, memory.profiles, prediction, subject, slowest)
+    ran = _Ran(program, reduced, flat, timeline, memory, covered, peak, missing)
+    prediction = _read(subject, cluster, network, ran)
+    return Simulation(reduced.program, flat, costs, timeline, memory.profiles, prediction, subject, ran.slowest)
 
 
-def _read(
-    subject: Subject,
-    cluster: Cluster,
-    program: Program,
-    reduced: Folded,
-    flat: FlatProgram,
-    timeline: Timeline,
-    seconds: F64,
-    memory: MemoryNeed,
-    network: Network | None,
-    missing: tuple[str, ...] | None,
-    peak: float,
-    covered: Coverage,
-) -> Prediction:
-    step_s = timeline.end_of_step_ps / PS_PER_S
+@dataclass(frozen=True)
+class _Ran:
+    """A Program that was run, with the figures that its Prediction is read from."""
+
+    program: Program
+    """the Program before folding"""
+    reduced: Folded
+    flat: FlatProgram
+    timeline: Timeline
+    memory: MemoryNeed
+    covered: Coverage
+    peak: float
+    """dense peak FLOP/s that MFU divides by"""
+    missing: tuple[str, ...] | None
+    """ops that the user's measurements lack; None where no measurements were given"""
+
+    @cached_property
+    def seconds(self) -> F64:
+        """Seconds by rank class and Cause, (n_classes, N_CAUSES)."""
+        out: F64 = breakdown_ps(self.flat, self.reduced.program, self.timeline, self.reduced.split_ps) / PS_PER_S
+        return out
+
+    @property
+    def slowest(self) -> int:
+        """The rank class that sets the pace."""
+        return pace_setter(self.seconds)
+
+    @property
+    def shared_s(self) -> float:
+        """Seconds that sharing links adds to the collectives and transfers of the slowest rank class."""
+        added_ps = shared_ps(self.flat, self.reduced.costs, self.timeline, self.reduced.shared_ps)
+        return float(added_ps[self.slowest]) / PS_PER_S
+
+
+def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran) -> Prediction:
+    program, memory, covered, peak = ran.program, ran.memory, ran.covered, ran.peak
+    step_s = ran.timeline.end_of_step_ps / PS_PER_S
     if step_s <= 0:
         raise ForerunError("the step takes no time: nothing was simulated")
-    slowest = pace_setter(seconds)
-    row = seconds[slowest]
-    shared_s = float(shared_ps(flat, reduced.costs, timeline, reduced.shared_ps)[slowest]) / PS_PER_S
-    fullest, held = memory.profiles[memory.worst], memory.held
+    row, shared_s = ran.seconds[ran.slowest], ran.shared_s
+    fullest, held = memory.fullest, memory.held
     exposed = exposed_s(row)
     low_s, high_s = time_band(subject.stack, cluster, subject.n_gpus, covered.share, exposed / step_s).of(step_s)
     held_low, held_high = memory_band(subject.stack, "reserved").of(held.peak_bytes)
@@ -248,7 +209,7 @@ def _read(
     use = None
     if network is not None:
         use = network_use(program, network, cluster, subject.n_gpus, step_s, subject.pattern)
-    priced_here = network is None and missing is None
+    priced_here = network is None and ran.missing is None
     staged = host_path_warnings(memory.groups, cluster, subject.n_gpus) if priced_here else ()
     causes = {cause.name.lower(): float(row[cause]) for cause in Cause}
     tokens = None if subject.tokens_per_step is None else subject.tokens_per_step / subject.n_gpus
@@ -262,7 +223,7 @@ def _read(
         step_time_high_s=high_s,
         tokens_per_s_per_gpu=None if tokens is None else tokens / step_s,
         mfu=None if subject.model_flops is None else subject.model_flops / step_s / peak,
-        hfu=_hardware_flops(reduced, flat) / step_s / peak,
+        hfu=_hardware_flops(ran.reduced, ran.flat) / step_s / peak,
         peak_allocated_gib=fullest.peak_bytes / GIB,
         peak_reserved_gib=held.peak_bytes / GIB,
         peak_reserved_low_gib=held_low / GIB,
@@ -276,7 +237,7 @@ def _read(
         peak_rank_class=fullest.rank_class,
         peak_owner=fullest.owner(program, memory.worst),
         exposed_comm_s=exposed,
-        bubble_s=float((seconds[:, Cause.BUBBLE] * _weights(program)).mean()),
+        bubble_s=float((ran.seconds[:, Cause.BUBBLE] * _weights(program)).mean()),
         breakdown={name: value for name, value in causes.items() if value > 0},
         bottleneck=max(causes, key=lambda name: causes[name]),
         dollars_per_billion_tokens=_dollars(subject, step_s, cluster.price_per_gpu_hour),
@@ -285,31 +246,21 @@ def _read(
             program,
             cluster,
             subject.stack,
-            memory.groups,
-            fullest,
-            memory.outside_bytes,
-            memory.limit_bytes,
+            memory,
             f"{subject.model_flops_how} over the dense peak of {peak / 1e12:.0f} TFLOP/s",
             covered,
             band_words(subject.stack, cluster, covered.share, exposed / step_s),
             use,
-            memory.replayed,
             (*link_notes(shared_s), *subject.notes),
         ),
         network=use,
-        missing=missing,
+        missing=ran.missing,
         sample=subject.sample,
         samples_per_s_per_gpu=None
         if subject.samples_per_step is None
         else subject.samples_per_step / subject.n_gpus / step_s,
         shared_links_s=shared_s,
     )
-
-
-def _used_groups(program: Program) -> list[CommGroup]:
-    """Returns the groups that some collective or transfer of the Program uses; each has a communicator."""
-    used = np.unique(program.ops.group[program.ops.group >= 0]).tolist()
-    return [program.groups[number] for number in used if program.groups[number].size > 1]
 
 
 def _missing(program: Program, costs: StepCosts) -> tuple[str, ...]:

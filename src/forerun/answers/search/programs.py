@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.answers.analysis.memory_need import memory_need
 from forerun.answers.analysis.predict_program import STACK, placed_program, predict_program, read_program
 from forerun.answers.analysis.prediction import Prediction
-from forerun.answers.analysis.reading import memory_need
 from forerun.answers.search.result import Objective
 from forerun.answers.search.search import check_objective, limited
 from forerun.common.errors import ForerunError

@@ -54,7 +54,7 @@ KEYS: dict[Objective, Callable[[Prediction], float]] = {
 }
 
 
-def search(
+def search(  # noqa: PLR0913 - a public function whose keyword arguments users name
     model: ModelSpec,
     cluster: Cluster,
     n_gpus: int,

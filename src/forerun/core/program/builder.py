@@ -48,23 +48,23 @@ class OpTableBuilder:
         role: int = 0,
         dtype: str = "bf16",
         accumulate_bytes: int = 0,
-        input_bytes: float = 2,
-        output_bytes: float = 2,
+        element_bytes: tuple[float, float] = (2, 2),
         kernels: int = 1,
     ) -> int:
         """Adds `batch` products of (m, k) by (k, n), 2 m n k FLOPs each, that move the bytes of operands and result.
 
-        `kernels` is 1 for a batched product, `batch` for a grouped one. `input_bytes` and `output_bytes` are bytes per
-        element. `accumulate_bytes` is the element size of a buffer that the result is added to (read and written
-        instead of the output), 0 where the result is stored.
+        `kernels` is 1 for a batched product, `batch` for a grouped one. `element_bytes` are those of the operands and
+        of the result. `accumulate_bytes` is the element size of a buffer that the result is added to (read and written
+        instead of the result), 0 where the result is stored.
         """
         result = batch * m * n
+        operand_bytes, result_bytes = element_bytes
         return self.add(
             (
                 *(name, _GEMM, dtype, "", (m, n, k, batch, role, accumulate_bytes, kernels, 0, 0)),
                 2.0 * result * k,
-                float(batch * (m + n) * k * input_bytes + result * accumulate_bytes),
-                float(result * (accumulate_bytes or output_bytes)),
+                float(batch * (m + n) * k * operand_bytes + result * accumulate_bytes),
+                float(result * (accumulate_bytes or result_bytes)),
                 *(0, -1, 0.0, kernels),
             )
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forerun.answers.analysis.reading import memory_need
+from forerun.answers.analysis.memory_need import memory_need
 from forerun.common.errors import ImpossiblePlan
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec

@@ -115,11 +115,24 @@ class SystemOptions:
         return system_from(keys, "options")
 
 
+@dataclass(frozen=True)
+class GroupOptions:
+    """The groups in which collectives run; the whole network by default."""
+
+    group_size: Annotated[int | None, typer.Option(min=2, help="Ranks of a group; all groups run at once.")] = None
+    stride: Annotated[int, typer.Option(min=1, help="Distance of neighbours in a group.")] = 1
+
+    def on(self, network: Network) -> tuple[tuple[int, ...], ...]:
+        """Returns the groups on `network`; none where one group has all NPUs."""
+        return () if self.group_size is None else strided_groups(network.n_npus, self.group_size, self.stride)
+
+
 @grouped
 def collective(
     sizes: SizeOptions,
     network: NetworkOptions,
     scheduling: SystemOptions,
+    joined: GroupOptions,
     kind: Annotated[
         str | None, typer.Argument(metavar="COLLECTIVE", help=f"One of {', '.join(KINDS)}; none with --cases.")
     ] = None,
@@ -140,8 +153,6 @@ def collective(
             "auto: unaware on rings, switches and full connections, aware on every other topology."
         ),
     ] = Backend.auto,
-    group_size: Annotated[int | None, typer.Option(min=2, help="Ranks of a group; all groups run at once.")] = None,
-    stride: Annotated[int, typer.Option(min=1, help="Distance of neighbours in a group.")] = 1,
     hottest: Annotated[int, typer.Option(min=0, help="How many of the busiest links to list (aware).")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
@@ -157,7 +168,7 @@ def collective(
     if kind is None:
         raise ForerunError(f"collective: none is named; name one of {', '.join(KINDS)} or give --cases FILE")
     where, system = network.read(), scheduling.system()
-    groups = () if group_size is None else strided_groups(where.n_npus, group_size, stride)
+    groups = joined.on(where)
     if backend is Backend.auto:
         setting = fitting_setting(where, system, groups, hottest)
         if setting.aware and where.n_npus > _MANY_NPUS:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,25 +20,55 @@ from forerun.evidence.fitting.own_runs import CHOICES, Choice, run_with_anchors
 from forerun.evidence.validation.hardware import read_hardware
 from forerun.evidence.validation.left_out import left_out as judge_left_out
 from forerun.evidence.validation.left_out import read_left_out
-from forerun.evidence.validation.report import build_report
+from forerun.evidence.validation.report import Report, build_report
 from forerun.evidence.validation.rows import read_measurements
-from forerun.evidence.validation.run import run, write_predictions
+from forerun.evidence.validation.run import RowResult, run, write_predictions
 from forerun.evidence.validation.tables import print_report
+from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.report.pictures_of_validation import write_validation_pictures
 
 PIPED_WIDTH = 160
 """width of the output outside a terminal, so that names are not cut"""
 
 
+@dataclass(frozen=True)
+class OutputOptions:
+    """The files that `validate` writes, and the form of what it prints."""
+
+    out: Annotated[Path | None, typer.Option(help="Write one prediction per row to this CSV file.")] = None
+    plots: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Draw predicted against measured, and the errors, as PNG files."),
+    ] = None
+    worst: Annotated[int, typer.Option(min=0, help="List this many of the largest errors.")] = 0
+    verbose: Annotated[bool, typer.Option("--verbose", help="List every assumption made for silent sources.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False
+
+    def write(self, results: Sequence[RowResult]) -> None:
+        """Writes the files that were asked for."""
+        if self.out is not None:
+            write_predictions(self.out, results)
+        if self.plots is not None:
+            write_validation_pictures(self.plots, results)
+
+    def show(self, report: Report, choice: Choice | None) -> None:
+        """Prints the report. `choice` says which row of each group was measured and left out."""
+        if self.as_json:
+            print(json.dumps(report, indent=2))
+            return
+        if choice is not None:
+            print(f"Judged after one measured step of the same source, device and model ({choice}), which is left out:")
+        width = None if sys.stdout.isatty() else PIPED_WIDTH
+        console = Console(width=width, markup=False, highlight=False)
+        print_report(report, console, worst=self.worst, verbose=self.verbose)
+
+
+@grouped
 def validate(
     measurements: Annotated[Path, typer.Argument(help="CSV file of measured configurations.")],
     models: Annotated[Path, typer.Option(help="YAML file of the architectures that the rows name.")],
     hardware: Annotated[Path, typer.Option(help="YAML file of the clusters that the rows name.")],
-    out: Annotated[Path | None, typer.Option(help="Write one prediction per row to this CSV file.")] = None,
-    plots: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Draw predicted against measured, and the errors, as PNG files."),
-    ] = None,
+    output: OutputOptions,
     left_out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Judge these times too: what forerun fit --leave-out --out writes."),
@@ -50,9 +82,6 @@ def validate(
         ),
     ] = None,
     split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
-    worst: Annotated[int, typer.Option(min=0, help="List this many of the largest errors.")] = 0,
-    verbose: Annotated[bool, typer.Option("--verbose", help="List every assumption made for silent sources.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Predict every measured configuration and print how far the predictions are off."""
     rows = read_measurements(measurements)
@@ -65,7 +94,7 @@ def validate(
     choice = None if with_anchor is None else _choice(with_anchor)
     apart = None if left_out is None else read_left_out(left_out)
     architectures, hosts = load_architectures(models), read_hardware(hardware)
-    with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:
+    with Progress(console=Console(stderr=True), transient=True, disable=output.as_json) as progress:
         task = progress.add_task("predicting", total=len(rows))
         if choice is None:
             results = run(rows, architectures, hosts, predict, lambda result: progress.advance(task))
@@ -75,20 +104,11 @@ def validate(
             )
     if not results:
         raise ForerunError(f"--with-anchor: {measurements} has no two rows of the same source, device and model")
-    if out is not None:
-        write_predictions(out, results)
-    if plots is not None:
-        write_validation_pictures(plots, results)
+    output.write(results)
     report = build_report(results, None if apart is None else judge_left_out(results, apart))
     if choice is not None:
         report["anchors"] = choice
-    if as_json:
-        print(json.dumps(report, indent=2))
-    else:
-        if choice is not None:
-            print(f"Judged after one measured step of the same source, device and model ({choice}), which is left out:")
-        width = None if sys.stdout.isatty() else PIPED_WIDTH
-        print_report(report, Console(width=width, markup=False, highlight=False), worst=worst, verbose=verbose)
+    output.show(report, choice)
     if report["rows"]["faults"]:
         raise typer.Exit(1)
 

@@ -94,8 +94,7 @@ class LayeredKernels(PlanKernels):
                 kernel.groups,
                 role,
                 dtype,
-                input_bytes=width,
-                output_bytes=width,
+                element_bytes=(width, width),
             )
         read, written = kernel.elements_read * width, kernel.elements_written * width
         implicit = Gemm(kernel.m, kernel.n, kernel.k, kernel.groups, role, operand_bytes=read, result_bytes=written)

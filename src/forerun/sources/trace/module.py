@@ -20,7 +20,7 @@ from forerun.sources.trace.recording import load_recording
 from forerun.sources.trace.to_program import to_program
 
 
-def trace_module(
+def trace_module(  # noqa: PLR0913 - a public function whose keyword arguments users name
     model_factory: Callable[[], Any],
     example_inputs: Any,
     plan: Plan,

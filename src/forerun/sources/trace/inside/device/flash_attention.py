@@ -36,7 +36,7 @@ def install(recorder: Recorder) -> None:
         sys.meta_path.append(_Finder(recorder))
 
 
-def _attention(
+def _attention(  # noqa: PLR0913 - the parameters of flash_attn's own functions
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -105,8 +105,7 @@ def product(
         role_of(first),
         dtype or gemm_dtype(first.dtype),
         accumulate_bytes=size if accumulate else 0,
-        input_bytes=width,
-        output_bytes=size,
+        element_bytes=(width, size),
     )
     return [Kernel(row)]
 
@@ -211,7 +210,7 @@ def _scaled_mm(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywo
     if min(m, n, k) <= 0:
         return []
     role = role_of(a, weight_gradients=False)
-    row = table.gemm(plan.name, m, n, k, 1, role, dtype, input_bytes=width, output_bytes=out.itemsize)
+    row = table.gemm(plan.name, m, n, k, 1, role, dtype, element_bytes=(width, out.itemsize))
     return [Kernel(row)]
 
 
@@ -364,9 +363,7 @@ def _rnn_products(
     dtype, size = gemm_dtype(x.dtype), x.itemsize
 
     def row(m: int, n: int, k: int, batch: int, role: int) -> Kernel:
-        return Kernel(
-            table.gemm(plan.name, m, n, k, batch, role, dtype, input_bytes=size, output_bytes=size, kernels=batch)
-        )
+        return Kernel(table.gemm(plan.name, m, n, k, batch, role, dtype, element_bytes=(size, size), kernels=batch))
 
     tokens = steps * samples
     if not backward:

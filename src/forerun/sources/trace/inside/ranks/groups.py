@@ -28,7 +28,7 @@ def install(group: Any) -> None:
     (VirtualGroup)."""
     module: Any = c10d
 
-    def helper(
+    def helper(  # noqa: PLR0913 - the parameters of torch's own function
         group_size: int,
         group_rank: int | None,
         global_ranks_in_group: Sequence[int],
