@@ -190,7 +190,7 @@ def test_slow_links_lengthen_collectives_only() -> None:
     [
         ((RankKind("x", 3),), r"GPUs 'x': n_gpus 3 must be a multiple of the 2 GPUs of a data-parallel replica"),
         ((RankKind("x", 0),), r"GPUs 'x': n_gpus 0 must be a multiple"),
-        ((RankKind("x", 6), RankKind("y", 4)), r"GPUs 'x', 'y': 10 together, the plan has 8"),
+        ((RankKind("x", 6), RankKind("y", 4)), r"GPUs 'x', 'y': 10 together, but the plan has only 8"),
         ((RankKind("x", 2, slowdown=0.0),), r"GPUs 'x': slowdown must be above 0 and finite, got 0.0"),
         ((RankKind("x", 2, slowdown=float("nan")),), r"GPUs 'x': slowdown must be above 0"),
         ((RankKind("x", 2, micro_batch=0),), r"GPUs 'x': micro_batch must be at least 1, got 0"),

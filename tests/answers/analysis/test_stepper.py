@@ -133,7 +133,7 @@ def test_ranks_are_counted_as_torchtitan_does() -> None:
 @pytest.mark.parametrize(
     ("compute", "more", "message"),
     [
-        ([1.0, 1.0], {}, "step: 2 factors of compute for 1 rank classes"),
+        ([1.0, 1.0], {}, "step: expected one factor of compute for each of 1 rank classes, got 2"),
         ([0.0], {}, "step: factor of compute must be above 0 and finite, got 0.0"),
         ([1.0], {"network": float("inf")}, "step: factor of network must be above 0"),
         ([1.0], {"host": float("nan")}, "step: factor of host must be above 0"),

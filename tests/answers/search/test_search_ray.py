@@ -35,7 +35,7 @@ def test_ray_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 def test_bad_executors_are_named() -> None:
     with pytest.raises(ForerunError, match="executor must be local or ray, got 'dask'"):
         small_search(None, executor="dask")
-    with pytest.raises(ForerunError, match=r"Ray address 10\.0\.0\.1:6379: goes with executor ray"):
+    with pytest.raises(ForerunError, match=r"Ray address 10\.0\.0\.1:6379 needs executor ray"):
         small_search(None, ray_address="10.0.0.1:6379")
 
 

@@ -92,5 +92,5 @@ def test_parts_that_move_different_bytes_are_refused() -> None:
 
 
 def test_parts_of_different_meshes_are_refused() -> None:
-    with pytest.raises(ForerunError, match="'a' and 'b' are not of one mesh"):
+    with pytest.raises(ForerunError, match="'a' and 'b' have different meshes"):
         joined([Part("a", program(dp_shard=4), 2), Part("b", program(dp_shard=8), 2)])

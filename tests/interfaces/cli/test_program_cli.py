@@ -308,7 +308,7 @@ BAD = [
     (("plan", "llama-3.1-8b", *CLUSTER, "--gpus", 8), "--seq-len, --global-batch missing"),
     (("plan", "--programs", "runs"), "--cluster is missing"),
     (("plan", "--programs", "nowhere", *CLUSTER), "nowhere: can't be read"),
-    (("plan", "--programs", ".ci", *CLUSTER), ".ci: no program in it"),
+    (("plan", "--programs", ".ci", *CLUSTER), ".ci: it has no Program"),
     ((*PLAN_ASK, "--tp", 2, "--exhaustive"), "--tp, --exhaustive: not with --programs"),
     ((*PLAN_ASK, "--objective", "speed"), "objective must be one of time, tokens, cost, memory"),
     ((*PLAN_ASK, "--memory-limit", "80XB"), "--memory-limit 80XB: expected GiB (70) or a size such as 74.5GiB or 80GB"),

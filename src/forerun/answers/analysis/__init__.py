@@ -1,1 +1,1 @@
-"""What a simulation means: breakdown, bottleneck, figures a user reads."""
+"""Reads simulations: breakdown, bottlenecks, and the figures of a Prediction."""

@@ -75,7 +75,7 @@ def fold(program: Program, costs: StepCosts) -> Folded:
     for cls in program.rank_classes:
         steps: list[int] = []
         for start, end in _runs(is_closed[cls.block] & _quiet(cls, traffic)):
-            if start < 0:  # a step that stays
+            if start < 0:  # a step that is not folded
                 steps.append(end)
                 continue
             numbers = cls.block[start:end]

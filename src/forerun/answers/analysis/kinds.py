@@ -22,7 +22,8 @@ def check_kinds(setup: Setup) -> None:
     plan, names = setup.plan, [kind.name for kind in setup.kinds]
     total = sum(kind.n_gpus for kind in setup.kinds)
     if total > setup.n_gpus:
-        raise ForerunError(f"GPUs {', '.join(map(repr, names))}: {total} together, the plan has {setup.n_gpus}")
+        listed = ", ".join(map(repr, names))
+        raise ForerunError(f"GPUs {listed}: {total} together, but the plan has only {setup.n_gpus}")
     per_replica = setup.n_gpus // plan.dp
     for kind in setup.kinds:
         where = f"GPUs {kind.name!r}"

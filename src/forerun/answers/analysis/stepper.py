@@ -113,7 +113,9 @@ class Stepper:
     def timeline(self, compute: Sequence[float], network: float = 1.0, host: float = 1.0) -> Timeline:
         """Returns when every node of `simulation.flat` runs in an iteration. Arguments and errors: see `step`."""
         if len(compute) != self.n_classes:
-            raise ForerunError(f"step: {len(compute)} factors of compute for {self.n_classes} rank classes")
+            raise ForerunError(
+                f"step: expected one factor of compute for each of {self.n_classes} rank classes, got {len(compute)}"
+            )
         for name, factor in (*(("compute", one) for one in compute), ("network", network), ("host", host)):
             if not 0 < factor < inf:
                 raise ForerunError(f"step: factor of {name} must be above 0 and finite, got {factor}")

@@ -95,5 +95,5 @@ def executor_of(
     if name != "local":
         raise ForerunError(f"executor must be local or ray, got {name!r}")
     if ray_address is not None:
-        raise ForerunError(f"Ray address {ray_address}: goes with executor ray; the executor is local")
+        raise ForerunError(f"Ray address {ray_address} needs executor ray, but the executor is local")
     return Executor(question, default_workers() if workers is None else workers)

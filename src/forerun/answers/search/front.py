@@ -56,7 +56,7 @@ def pareto(rows: Sequence[Sequence[float]]) -> list[int]:
     values = np.array(rows, np.float64)
     kept: list[int] = []
     front = np.empty_like(values)
-    for number in np.lexsort(values.T[::-1]):  # what beats a row comes before it
+    for number in np.lexsort(values.T[::-1]):  # in this order, a row comes after all rows that beat it
         if not (front[: len(kept)] <= values[number]).all(axis=1).any():
             front[len(kept)] = values[number]
             kept.append(int(number))

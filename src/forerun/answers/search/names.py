@@ -54,7 +54,7 @@ def without_other_names(model: ModelSpec, table: SpaceTable) -> tuple[SpaceTable
         place = np.minimum(np.searchsorted(known, keys[part]), len(known) - 1)
         found = np.flatnonzero((known[place] == keys[part]) & ~renamed[part])
         stands[place[found]] = found + first
-    alone = stands[number] < 0  # nobody has this form as its name: the first that has it under another name stands
+    alone = stands[number] < 0  # no row is in this form: its first row represents it
     form, row = np.unique(number[alone], return_index=True)
     stands[form] = others[alone][row]
     gone = others[stands[number] != others]
@@ -93,7 +93,7 @@ def _renamed(namings: Sequence[Naming], model: ModelSpec, plans: PlanTable) -> t
     changed = np.zeros(len(plans), np.bool_)
     for naming in namings:
         if not any(name in plans.codes for name in naming.fields):
-            continue  # what is the same in all rows tells none apart
+            continue  # a field with one value in all rows distinguishes none
         where = np.broadcast_to(np.asarray(naming.where(model, plans), np.bool_), len(plans))
         given = plans
         for name, value in zip(naming.fields, naming.values(given), strict=True):

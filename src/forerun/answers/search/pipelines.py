@@ -146,7 +146,7 @@ class Pipeline:
         here, other = self.units[:-1], self.units[1:]
         before, after = (other, here) if backward else (here, other)
         extra = np.concatenate([[0.0], np.maximum(0.0, waits_s[after] - pass_s[before])])
-        extra[self.starts[:-1]] = 0.0  # nothing is known of what runs before a stage
+        extra[self.starts[:-1]] = 0.0  # the first unit of a stage has no unit before it in the stage
         out: F64 = self.counts @ pass_s + np.add.reduceat(extra, self.starts[:-1]) * (np.diff(self.starts) > 0)
         return out
 

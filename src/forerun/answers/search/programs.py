@@ -111,7 +111,7 @@ class ProgramRanking:
         return {"considered": sum(map(len, lists.values())), **{name: len(found) for name, found in lists.items()}}
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A flat dict for each file: rank, file, status (ok, unranked, out_of_memory, refused), reason, figures."""
+        """Returns a dict for each file: rank, file, status (ok, unranked, out_of_memory, refused), reason, figures."""
         rows = [_row(each.file, "ok", rank=rank, fitting=each) for rank, each in enumerate(self.ranked, 1)]
         rows += [_row(each.file, "unranked", reason=UNKNOWN_TOKENS, fitting=each) for each in self.unranked]
         rows += [_row(each.file, "out_of_memory", reason=each.reason, needs=each.needs_gib) for each in self.too_large]
@@ -206,7 +206,7 @@ def _files(folder: Path) -> list[Path]:
     except OSError as error:
         raise ForerunError(f"{folder}: can't be read: {error.strerror or error}") from None
     if not found:
-        raise ForerunError(f"{folder}: no program in it (*{', *'.join(SUFFIXES)}); make some with forerun trace")
+        raise ForerunError(f"{folder}: it has no Program (*{', *'.join(SUFFIXES)}); make one with forerun trace")
     return found
 
 

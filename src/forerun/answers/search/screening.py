@@ -109,7 +109,7 @@ class Screening:
         """Computes the bounds of every plan of `table`."""
         n = len(table)
         out = Screened(np.zeros(n), np.zeros(n), np.zeros(n, np.uint8), np.zeros(n), np.zeros(n, np.bool_), np.zeros(n))
-        for first in range(0, n, _CHUNK):  # what needs no units
+        for first in range(0, n, _CHUNK):  # bounds that need no units
             chunk = slice(first, min(first + _CHUNK, n))
             plans = table.rows(chunk)
             states = self._states(plans, self._dense / plans.pp / plans.tp, self._experts / plans.pp / plans.ep)

@@ -128,7 +128,7 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         front = None if pareto is None else run.front(answers, pareto, progress)
     if not run.predictions and not run.screened.too_large.any():
         raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
-    assert tally.renamed is not None  # `table` leaves them
+    assert tally.renamed is not None  # `Space.table` sets it
     outcome = run.outcome(chosen, tally.renamed, cluster.device.memory_bytes / GIB)
     return SearchResult(
         model=model.name,
@@ -239,7 +239,7 @@ class Simulating:
 
     def _groups(self, row: int) -> Groups:
         groups = self._table.groups[int(self._table.mesh[row])]
-        assert groups is not None  # a plan without is impossible
+        assert groups is not None  # a plan without groups is impossible
         return groups
 
     @property

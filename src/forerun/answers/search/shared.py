@@ -45,7 +45,7 @@ class Shared:
         self.times: list[UnitTimes] = []
         for row in unit_rows:
             groups = table.groups[int(table.mesh[row])]
-            assert groups is not None  # a plan without is impossible
+            assert groups is not None  # a plan without groups is impossible
             self.times.append(runs.times_of(units[built[row]], groups))
         self.pipelines = [Pipeline(runs.model, table.plan(int(row))) for row in pipeline_rows]
 

@@ -353,7 +353,7 @@ def make_space(
     values = {name: _values(name, value) for name, value in (fixed or {}).items()}
     stacks = values.get("stack", (Plan.__dataclass_fields__["stack"].default,))
     if len(stacks) != 1:
-        raise ForerunError(f"stack: one search is about one software stack, got {', '.join(map(str, stacks))}")
+        raise ForerunError(f"stack: a search takes one software stack, got {', '.join(map(str, stacks))}")
     framework = load_stack(stacks[0])
     if framework.keeps_gathered_at_zero_2 and 2 in values.get("zero_stage", ()):
         values["zero_stage"] = tuple(dict.fromkeys(3 if stage == 2 else stage for stage in values["zero_stage"]))

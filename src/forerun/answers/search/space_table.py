@@ -63,7 +63,7 @@ class Variants:
 
     def _extend(self, name: str, column: Sequence[Any]) -> None:
         own = self.columns.setdefault(name, [None] * self.length)
-        own.extend([None] * (self.length - len(own)))  # blocks that do not vary it
+        own.extend([None] * (self.length - len(own)))  # None for earlier blocks that do not vary this field
         own.extend(column)
 
 

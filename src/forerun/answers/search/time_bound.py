@@ -131,7 +131,7 @@ class TimeBound:
     # -- passes ------------------------------------------------------------------------------------------------
 
     def _reshards(self, plan: Plan) -> bool:
-        return plan.reshards and not self._stack.parametrized  # eager code keeps what no checkpoint gathers again
+        return plan.reshards and not self._stack.parametrized  # it keeps parameters that no checkpoint gathers again
 
     def _end_s(
         self, plan: Plan, groups: Groups, units: UnitTimes, size: UnitSizes, pipeline: Pipeline, around: _Around
@@ -148,7 +148,7 @@ class TimeBound:
             once = plan.pp > 1 and not reshards
             later = pipeline.counts @ units.forward if once else first
             back = pipeline.counts @ units.backward
-            if gathers and reshards:  # the last unit is still there
+            if gathers and reshards:  # the last unit's parameters are still gathered
                 back = pipeline.chained_s(units.backward + around.copy, waits + around.copy, backward=True)
                 back[-1] -= around.copy[UnitKind.HEAD]
             times = StageTimes(

@@ -151,7 +151,7 @@ class BuiltUnits:
         profiles = profile(self._program)
         for kind, unit in found.items():
             kept[kind], rise[kind] = _left(unit.forward), profiles[self._passes[kind, 1]].peak_bytes
-            if unit.returning is not None:  # the offloaded share of what is kept is there in the pass that needs it
+            if unit.returning is not None:  # offloaded activations return in the pass that needs them
                 kept[kind] -= _left(unit.returning)
                 rise[kind] += _left(unit.returning)
             weights[kind] = unit.weights

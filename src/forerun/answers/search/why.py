@@ -39,7 +39,7 @@ def why(result: SearchResult, wanted: Mapping[str, object], alone: Space) -> Ver
     status, objective = columns["status"][rows], columns["objective"][rows]
     several = f"{len(rows):,} such plans, {_counts(status)}; " if len(rows) > 1 else ""
     if (status == "ok").any():
-        row = int(rows[0])  # what fits comes first, the best before the others
+        row = int(rows[0])  # plans that fit come first, the best of them before the others
         best = "the best has " if several else ""
         return Verdict(several + best + _rank(result, row), result.ranked[row].own_plan())
     if (status == "skipped").any():

@@ -39,7 +39,7 @@ def joined(parts: Sequence[Part]) -> Program:
     first = parts[0].program
     for part in parts[1:]:
         if part.program.groups != first.groups or len(part.program.rank_classes) != len(first.rank_classes):
-            raise ForerunError(f"GPUs {parts[0].name!r} and {part.name!r} are not of one mesh")
+            raise ForerunError(f"GPUs {parts[0].name!r} and {part.name!r} have different meshes")
     divided = _divided(first.groups, parts)
     _check_same_collectives(parts, divided)
     joining = _Joining(parts, divided)
