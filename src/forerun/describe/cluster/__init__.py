@@ -1,1 +1,1 @@
-"""On what it is trained: devices, links, clusters."""
+"""The machines that a model is trained on: devices, links and clusters."""

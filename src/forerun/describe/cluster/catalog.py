@@ -1,4 +1,4 @@
-"""Devices and clusters by name or from a user's file, and the parts of one put together."""
+"""Loads devices and clusters by name or from a user's file, and builds a cluster from its parts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FILE_SUFFIXES = (".yaml", ".yml", ".json")
 
 @dataclass(frozen=True)
 class ClusterRow:
-    """One preset as the console lists it."""
+    """One cluster preset, as `forerun clusters` lists it."""
 
     name: str
     aliases: tuple[str, ...]
@@ -64,17 +64,17 @@ class _Catalog:
 
 
 def device_names() -> list[str]:
-    """Names of the known devices, without their aliases, sorted."""
+    """Returns the sorted names of the known devices, without their aliases."""
     return list(_catalog().devices)
 
 
 def cluster_names() -> list[str]:
-    """Names of the cluster presets, without their aliases, in the order of the file."""
+    """Returns the names of the cluster presets, without their aliases, in the order of the file."""
     return list(_catalog().clusters)
 
 
 def device_kernels() -> Mapping[str, dict[str, Any]]:
-    """The kernel constants that files of devices hold, by the name that `cost_profile` calls them, unchecked."""
+    """Returns the kernel constants of the device files by the name that `cost_profile` gives, unchecked."""
     return _catalog().kernels
 
 
@@ -84,15 +84,15 @@ def cuda_entries() -> dict[str, CudaEntry]:
 
 
 def load_device(name: str) -> Device:
-    """The device of a name or alias, in any case. Raises UnknownName, which lists the known ones."""
+    """Returns the device of a name or alias, in any case. Raises UnknownName, which lists the known devices."""
     key, entry = _known_device(name)
     return entry.device(key)
 
 
 def load_cluster(name_or_path: str | Path) -> Cluster:
-    """The cluster of a preset's name or alias (in any case), or of a user's YAML file.
+    """Returns the cluster of a preset's name or alias (in any case), or of a user's YAML file.
 
-    The name of a device means the reference system of its vendor. Raises UnknownName, which lists the presets, and
+    A device's name stands for the reference system of its vendor. Raises UnknownName, which lists the presets, and
     ForerunError of one line naming file and key for a file that is missing or wrong.
     """
     text = str(name_or_path)
@@ -108,10 +108,10 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
 
 
 def cluster_from_keys(data: dict[str, Any], name: str, folder: Path, place: str) -> Cluster:
-    """The cluster of the keys of a cluster file, called `name` where they name none.
+    """Returns the cluster that the keys of a cluster file describe; it is called `name` where the keys name none.
 
-    `folder` is what its network file and its device's cost profile are relative to. Raises ForerunError, which starts
-    with `place`.
+    The paths of its network file and of its device's cost profile are relative to `folder`. Raises
+    ForerunError, which starts with `place`.
     """
     entry = check(ClusterEntry, data, place)
     cluster = _cluster(entry, entry.name or name, place)
@@ -121,7 +121,7 @@ def cluster_from_keys(data: dict[str, Any], name: str, folder: Path, place: str)
 
 
 def _with_profile_file(device: Device, folder: Path, place: str) -> Device:
-    """A device whose cost profile is a file relative to `folder`."""
+    """Returns the device with the path (under `folder`) and the digest of its cost profile's file."""
     path = folder / device.cost_profile
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -132,7 +132,7 @@ def _with_profile_file(device: Device, folder: Path, place: str) -> Device:
 
 
 def cluster_table() -> list[ClusterRow]:
-    """One row for each preset, in the order of the file."""
+    """Returns one row for each cluster preset, in the order of the file."""
     catalog = _catalog()
     return [
         _row(_cluster(entry, name, name), catalog.cluster_aliases[name]) for name, entry in catalog.clusters.items()
@@ -152,7 +152,7 @@ def cluster_from_parts(
     price_per_gpu_hour: float | None = None,
     mtbf_gpu_hours: float | None = None,
 ) -> Cluster:
-    """A cluster of one device; what is not given is the reference system of the device's vendor.
+    """Builds a cluster of one device; the reference system of the device's vendor fills in what is not given.
 
     Rates are bytes/s for each GPU and direction (NVLink: half of the vendor's figure). A kind without a rate keeps the
     reference rate, and a rate without a kind the reference kind. Raises ForerunError where a Device that is not in the
@@ -174,7 +174,7 @@ def cluster_from_parts(
 def _changed(
     link: Link | None, name: str, size: int, bytes_per_s: float | None, kind: LinkKind | None, place: str
 ) -> Link | None:
-    """A reference link with another rate or kind; a new kind brings its own latency."""
+    """Returns a reference link with another rate or kind; a new kind brings its own latency."""
     if kind is not None and link is not None:
         own = link if link.kind == kind else replace(link, peer_to_peer=True, host_path_bytes_per_s=None)
         link = replace(own, kind=kind, latency_s=link_latency_s(kind), source=f"kind as given; rate: {link.source}")
@@ -222,7 +222,7 @@ def _preset(file_name: str) -> dict[str, Any]:
 
 
 def _device_files() -> dict[str, dict[str, Any]]:
-    """What each file of the folder `devices` holds, by its name without .yaml."""
+    """Returns the contents of each file of the folder `devices`, by file name without .yaml."""
     folder = files("forerun.describe.cluster") / "devices"
     entries = {entry.name.removesuffix(".yaml"): entry for entry in folder.iterdir() if entry.name.endswith(".yaml")}
     texts = {name: entries[name].read_text(encoding="utf-8") for name in sorted(entries)}
@@ -230,7 +230,7 @@ def _device_files() -> dict[str, dict[str, Any]]:
 
 
 def _with_documents(raw: dict[str, Any], documents: Mapping[str, str]) -> dict[str, Any]:
-    """`raw` with the text of a document in place of its key wherever a `source` names one."""
+    """Returns `raw` with each document key in a `source` replaced by the document's text."""
 
     def text(source: Any) -> Any:
         if isinstance(source, dict):
@@ -242,13 +242,13 @@ def _with_documents(raw: dict[str, Any], documents: Mapping[str, str]) -> dict[s
 
 
 def _without_aliases(raw: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, tuple[str, ...]]]:
-    """The entries as a user would write them, and their aliases."""
+    """Splits entries into those that a user could write and their aliases."""
     entries = {name: {key: value for key, value in entry.items() if key != "aliases"} for name, entry in raw.items()}
     return entries, {name: tuple(entry.get("aliases", ())) for name, entry in raw.items()}
 
 
 def _names_of(names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Lower-case name or alias -> name; a word that means two things is refused."""
+    """Returns the name for each lower-case name or alias. Raises ForerunError where a word names two things."""
     found: dict[str, str] = {}
     for name, aliases in names.items():
         for word in (name, *aliases):
@@ -277,7 +277,7 @@ def _read_cluster(path: Path) -> Cluster:
 
 
 def _cluster(entry: ClusterEntry, name: str, place: str) -> Cluster:
-    """The cluster of an entry, its gaps filled from the reference system of its device."""
+    """Returns the cluster of an entry; the reference system of its device fills the gaps."""
     if isinstance(entry.device, str):
         try:
             device_name, reference = _known_device(entry.device)
@@ -291,7 +291,7 @@ def _cluster(entry: ClusterEntry, name: str, place: str) -> Cluster:
 
 
 def _inline_device(data: dict[str, Any], cluster_name: str, place: str) -> tuple[str, DeviceEntry]:
-    """Name and entry of a device written out in a cluster file, with `like` as the device it starts from."""
+    """Returns name and entry of a device that a cluster file spells out; it starts from the device that `like` names."""
     own = {str(key): value for key, value in data.items()}
     name, like = own.pop("name", f"device of {cluster_name}"), own.pop("like", None)
     for key, value in (("name", name), ("like", like)):
@@ -311,7 +311,7 @@ def _inline_device(data: dict[str, Any], cluster_name: str, place: str) -> tuple
 
 
 def _overlay(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """`base` with the keys of `own` put over it; a source says nothing about a figure that was replaced."""
+    """Returns `base` with the keys of `own` over it, and without the sources of the figures that `own` replaces."""
     replaced = set(own)
     if replaced & {"memory_gb", "memory_gib"}:
         replaced |= {"memory_gb", "memory_gib"}
@@ -323,7 +323,7 @@ def _overlay(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Node:
-    """The parts of a cluster other than its device; None where neither an entry nor a reference system says."""
+    """The parts of a cluster other than its device; None where neither the entry nor a reference system states one."""
 
     size: int | None
     intra: Link | None
@@ -333,7 +333,7 @@ class _Node:
 
 
 def _reference_node(entry: ClusterEntry, reference: DeviceEntry | None) -> _Node:
-    """What an entry says, its gaps filled from the reference system of its device."""
+    """Returns the parts of an entry; the reference system of its device fills the gaps."""
     parts: list[SystemEntry] = [entry] if reference is None else [entry, reference]
     size = next((part.gpus_per_node for part in parts if part.gpus_per_node is not None), None)
     intra = _with_peers_of(*(part.intra_node for part in parts if part.intra_node is not None))
@@ -354,14 +354,14 @@ def _reference_node(entry: ClusterEntry, reference: DeviceEntry | None) -> _Node
 
 
 def _with_peers_of(own: LinkEntry | None = None, reference: LinkEntry | None = None) -> LinkEntry | None:
-    """The first link; where it is silent about peer access, that is the reference link's, if both are of one kind."""
+    """Returns the first link; it takes peer access from a reference link of its kind where it states none."""
     if own is None or reference is None or own.peer_to_peer is not None or own.kind != reference.kind:
         return own
     return own.model_copy(update={"peer_to_peer": reference.peer_to_peer, "host_path_gb_s": reference.host_path_gb_s})
 
 
 def link_latency_s(kind: LinkKind) -> float:
-    """Seconds of one hop of a small message on a link of `kind`."""
+    """Returns the seconds of one hop of a small message on a link of `kind`."""
     return _catalog().latency_s[kind]
 
 
@@ -373,7 +373,7 @@ def _assemble(
     mtbf_gpu_hours: float | None,
     place: str,
 ) -> Cluster:
-    """Links from the inside out; without a link between nodes, the cluster is one node."""
+    """Puts a cluster together, its links ordered from the inside out; without a link between nodes it is one node."""
     parts = {"gpus_per_node": node.size, "intra_node": node.intra, "host_gb_s": node.host_bytes_per_s}
     missing = [key for key, value in parts.items() if value is None]
     if missing or node.intra is None or node.host_bytes_per_s is None:

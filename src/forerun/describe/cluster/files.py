@@ -1,4 +1,4 @@
-"""YAML files into checked entries: whatever is wrong becomes one line that names the file and the key."""
+"""Reads YAML files into checked entries; each mistake becomes one line that names the file and the key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forerun.common.errors import ForerunError
 
 
 class Entry(BaseModel):
-    """A mapping of a file: unknown keys are refused, and text is never read as a number."""
+    """A mapping in a file. It refuses unknown keys and never reads text as a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -24,12 +24,12 @@ class Entry(BaseModel):
 _KIND_OF_VALUE = re.compile(
     r"(constrained|function|nullable|lax-or-strict|json-or-python)-?.*|(dict|list|literal)\[.*|str|int|float|bool"
 )
-"""what pydantic puts among the keys where a value may be of several kinds: which of them it tried"""
+"""what pydantic puts among the keys of an error's place to say which of a value's possible types it tried"""
 EntryType = TypeVar("EntryType", bound=Entry)
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice, which plain YAML would silently let win."""
+    """Safe YAML that refuses a key given twice; plain YAML silently takes the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -50,21 +50,21 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_any_yaml(path: Path) -> Any:
-    """What a YAML (or JSON) file holds, a list or a text too. Raises ForerunError as `read_yaml` does."""
+    """Returns the contents of a YAML (or JSON) file, whatever their type. Raises ForerunError as `read_yaml` does."""
     return _parsed(read_text(path), str(path))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
+    """Returns the mapping in a YAML file.
 
-    Raises ForerunError, naming the file and where possible the line: unreadable file, not UTF-8, not YAML, a key given
-    twice, no mapping at the top.
+    Raises ForerunError, which names the file and where possible the line, for a file that is unreadable, not UTF-8 or
+    not YAML, gives a key twice, or has no mapping at the top.
     """
     return parse_yaml(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """What a text file holds. Raises ForerunError, naming the file: unreadable, or not UTF-8."""
+    """Returns the text of a file. Raises ForerunError, which names the file, where it is unreadable or not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -74,7 +74,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, place: str) -> dict[str, Any]:
-    """The mapping in a YAML text; `place` names it in the ForerunError raised as by `read_yaml`."""
+    """Returns the mapping in a YAML text. Raises ForerunError as `read_yaml` does, with `place` as the file's name."""
     data = _parsed(text, place)
     if not isinstance(data, dict):
         raise ForerunError(f"{place}: expected keys and values, got {_short(data)}")
@@ -94,7 +94,7 @@ def _parsed(text: str, place: str) -> Any:
 
 
 def check(model: type[EntryType], data: dict[str, Any], place: str) -> EntryType:
-    """`data` as a `model`; ForerunError names `place`, the first wrong key, and how many more are wrong."""
+    """Returns `data` as a `model`. Raises ForerunError with `place`, the first wrong key, and how many more are wrong."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -123,7 +123,7 @@ def _explain(model: type[Entry], path: list[str], problem: Any) -> str:
 
 
 def _known_keys(model: type[BaseModel], path: list[str]) -> list[str]:
-    """Keys of the mapping at `path`, whose parts are keys and numbers of list entries."""
+    """Returns the known keys of the mapping at `path`, which consists of keys and list indices."""
     for part in path:
         if part in model.model_fields:
             model = next(_models_in(model.model_fields[part].annotation))
@@ -141,7 +141,7 @@ _SHORT = 60
 
 
 class _Glance(reprlib.Repr):
-    """repr of the first of everything: an error shows a value without reading all of it."""
+    """A shortened repr: an error shows a value without reading all of it."""
 
     def __init__(self) -> None:
         super().__init__()

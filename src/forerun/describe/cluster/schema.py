@@ -1,4 +1,4 @@
-"""What a device and a cluster look like in YAML. Units are part of the keys: GB/s and Gbit/s cannot be confused."""
+"""The YAML keys of devices and clusters. The keys name their units, so that nobody confuses GB/s with Gbit/s."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LinkEntry(Entry):
     gbit_s_per_gpu: Positive | None = None
     latency_us: NotNegative | None = None
     peer_to_peer: bool | None = None
-    """left out: as in the reference system of the device, where its link is of the same kind, and else true"""
+    """where absent: that of the reference system of the device if its link is of the same kind, else true"""
     host_path_gb_s: Positive | None = None
     source: str = ""
 
@@ -37,7 +37,9 @@ class LinkEntry(Entry):
         if self.peer_to_peer is False and self.kind != "pcie":
             raise ValueError(f"peer_to_peer: false is for pcie links between GPUs, and this one is {self.kind}")
         if self.host_path_gb_s is not None and self.peer_to_peer is not False:
-            raise ValueError("host_path_gb_s is the way of GPUs without peer access: add peer_to_peer: false")
+            raise ValueError(
+                "host_path_gb_s is the rate through the host of GPUs without peer access: add peer_to_peer: false"
+            )
         return self
 
     @model_validator(mode="after")
@@ -47,7 +49,7 @@ class LinkEntry(Entry):
         return self
 
     def link(self, name: str, size: int, default_latency_s: float) -> Link:
-        """This link joining `size` members of the level below (0 for as many as there are); latency in seconds."""
+        """Returns the Link that joins `size` members of the level below (0: as many as there are); latency in seconds."""
         if self.gb_s is not None:
             bytes_per_s = self.gb_s * GIGA
         else:
@@ -60,14 +62,14 @@ class LinkEntry(Entry):
 
 
 class LinkKindEntry(Entry):
-    """What a link of one kind has where its own entry is silent."""
+    """The defaults of links of one kind."""
 
     latency_us: NotNegative
     source: str
 
 
 class SystemEntry(Entry):
-    """What stands around the devices."""
+    """The system around the devices: node size, links and host."""
 
     gpus_per_node: Count | None = None
     """GPUs of one NVLink (or PCIe) domain: 72 for an NVL72 rack"""
@@ -108,7 +110,7 @@ class DeviceEntry(SystemEntry):
 
     vendor: str = "unknown"
     architecture: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=100)]
-    """one that the file of a device names: kernels have rates by architecture"""
+    """architecture that a shipped device names too: attention kernels have one rate for each architecture"""
     peak_tflops: Annotated[dict[Dtype, Positive], Field(min_length=1)]
     """dense, never with sparsity"""
     memory_gib: Positive | None = None
@@ -119,7 +121,7 @@ class DeviceEntry(SystemEntry):
     multiprocessors: Count
     power_w: Positive
     cost_profile: Annotated[str, Field(pattern=r"^([a-z0-9_-]+|.+\.ya?ml)$", max_length=4096)] = "generic"
-    """a shipped one, or a profile file (`forerun calibrate` writes one), relative to the file of the cluster"""
+    """name of a shipped profile, or a file that `forerun calibrate` wrote, relative to the file of the cluster"""
     sustained: Annotated[float, Field(gt=0, le=2)] = 1.0
     cuda: CudaEntry | None = None
     """`forerun trace --device` knows the devices whose file has it"""
@@ -131,7 +133,7 @@ class DeviceEntry(SystemEntry):
         return self
 
     def device(self, name: str, sustained: float | None = None) -> Device:
-        """The Device, in bytes and FLOP/s; `sustained` replaces the entry's own."""
+        """Returns the Device, in bytes and FLOP/s; `sustained` replaces the entry's own."""
         if self.memory_gib is not None:
             memory_bytes = round(self.memory_gib * GIB)
         else:
@@ -153,15 +155,15 @@ class DeviceEntry(SystemEntry):
 
 
 class ClusterEntry(SystemEntry):
-    """A cluster; what is left out is the reference system of its device."""
+    """A cluster; the reference system of its device fills in the keys that are left out."""
 
     name: Name | None = None
     device: str | dict[str, Any]
-    """a name, or the keys of a DeviceEntry; `like: NAME` among them starts from a known device"""
+    """name of a device, or the keys of a DeviceEntry, which may start from a known device by `like: NAME`"""
     price_per_gpu_hour: NotNegative | None = None
     mtbf_gpu_hours: Positive | None = None
     network: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    """network file to communicate over, relative to the file of the cluster"""
+    """file of the network over which the GPUs communicate, relative to the file of the cluster"""
     sustained: Annotated[float, Field(gt=0, le=2)] | None = None
 
     @field_validator("device", mode="before")

@@ -1,4 +1,4 @@
-"""Storage: what checkpoints are written to and read from."""
+"""Storage: the file system that holds checkpoints."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from forerun.common.units import GIGA
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Bandwidths of a file system in either direction, all ranks at work."""
+    """The bandwidths of a file system, the same for reads and writes, while all ranks use it."""
 
     bytes_per_s_per_rank: float
-    """what one rank reaches"""
+    """most for one rank"""
     bytes_per_s_total: float = math.inf
-    """what all ranks together reach"""
+    """most for all ranks together"""
     source: str = field(default="", compare=False)
-    """where the bandwidths of an assumed storage are from; empty for one that somebody named"""
+    """origin of assumed bandwidths; empty where the user stated them"""
 
     def transfer_s(self, bytes_per_rank: float, total_bytes: float) -> float:
-        """Seconds until every rank has written or read its bytes, `total_bytes` over all ranks."""
+        """Returns the seconds until every rank has written or read its bytes; all ranks together have `total_bytes`."""
         return max(bytes_per_rank / self.bytes_per_s_per_rank, total_bytes / self.bytes_per_s_total)
 
     @staticmethod
     def of_text(text: str) -> Storage:
-        """The storage that a person wrote as GB/s: `2` for each rank, or `2,100` for each rank and in all.
+        """Returns the storage of a text in GB/s: `2` for each rank, or `2,100` for each rank and for all together.
 
         Raises:
             ForerunError: the text is not one or two numbers above 0.
@@ -49,7 +49,7 @@ class Storage:
 
 @lru_cache(maxsize=1)
 def usual_storage() -> Storage:
-    """The storage that stands in where nobody says which there is."""
+    """Returns the storage that Forerun assumes where the user states none."""
     text = (resources.files("forerun.describe.cluster") / "presets" / "storage.yaml").read_text(encoding="utf-8")
     data = yaml.safe_load(text)
     return Storage(data["gb_s_per_rank"] * GIGA, source=data["source"])

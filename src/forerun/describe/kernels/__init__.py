@@ -1,1 +1,1 @@
-"""Attention kernels and dispatchers of tokens: one entry for each, with all that Forerun knows of it."""
+"""Attention kernels and token dispatchers; one entry in a data file holds all that Forerun knows of each."""

@@ -1,4 +1,4 @@
-"""Attention kernels by name, from `attention.yaml`: plans choose them, costs price them, traces find them."""
+"""Attention kernels by name, from `attention.yaml`. Plans choose a kernel, costs price it, and traces recognise it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import yaml
 from forerun.common.errors import ForerunError, UnknownName
 
 AUTO = "auto"
-"""the stack's own kernel, whichever it is"""
+"""stands for the kernel that the stack chooses"""
 _DEFAULT = "default"
 _STRICT = pydantic.ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRate:
-    """Rates of a kernel on one architecture: `forward` over the profile's, `backward` over its own forward rate."""
+    """Rates of a kernel on one architecture: `forward` relative to the cost profile, `backward` relative to `forward`."""
 
     forward: float
     backward: float
     stands_in: str = ""
-    """what the rates are in place of rates of the kernel itself; empty where they are its own"""
+    """kernel whose rates these are, where this one has none of its own; else empty"""
 
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """Another kernel, whose rates stand in."""
+    """A reference to another kernel, whose rates this one borrows."""
 
     like: str
 
@@ -41,16 +41,16 @@ class Backward:
     """The backward pass of a fused kernel, as a trace counts it."""
 
     launches: int = 3
-    """kernels: row sums, gradients, conversion of the query gradient"""
+    """number of kernels, by default for row sums, gradients and conversion of the query gradient"""
     grouped_gradients: Literal["summed", "expanded", "wide"] = "summed"
-    """how gradients of keys and values that several heads share come about (attention.yaml)"""
+    """how the kernel makes the gradients of keys and values that several heads share (see attention.yaml)"""
     registers_hold: int = 0
-    """head size up to which `wide` needs no memory"""
+    """largest head size for which `wide` sums in registers and needs no memory"""
 
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """One entry of `attention.yaml`, where its keys are explained."""
+    """One entry of `attention.yaml`, which explains the keys."""
 
     name: str
     says: str
@@ -73,7 +73,7 @@ class AttentionKernel:
     __pydantic_config__ = _STRICT
 
     def rate_on(self, architecture: str) -> KernelRate:
-        """The rates on `architecture`: its own, those of the kernel that stands in for it, or its default."""
+        """Returns the rates on `architecture`: its own, those that it borrows, or its default rates."""
         found = self.rates.get(architecture)
         if isinstance(found, KernelRate):
             return found
@@ -85,17 +85,17 @@ class AttentionKernel:
         return KernelRate(default.forward, default.backward, "assumed ones")
 
     def runs(self, architecture: str) -> bool:
-        """Whether the kernel runs on devices of `architecture`."""
+        """Returns whether the kernel runs on devices of `architecture`."""
         return not self.runs_on or architecture in self.runs_on
 
 
 @cache
 def attention_kernels() -> dict[str, AttentionKernel]:
-    """The attention kernels by name, in the order of the file.
+    """Returns the attention kernels by name, in the order of the file.
 
     Raises:
-        ForerunError: the entry and the key, for an unknown key, a wrong type, a name of a kernel that there is not, or
-            a fused kernel without a default rate.
+        ForerunError: An entry has an unknown key, a wrong type, an unknown kernel's name, or is fused and lacks a
+            default rate. The message names the entry and the key.
     """
     text = (resources.files("forerun.describe.kernels") / "attention.yaml").read_text(encoding="utf-8")
     entries = {name: {"name": name, **entry} for name, entry in yaml.safe_load(text).items()}
@@ -108,14 +108,16 @@ def attention_kernels() -> dict[str, AttentionKernel]:
         likes = {key: rate.like for key, rate in kernel.rates.items() if isinstance(rate, Like)}
         for place, other in [*kernel.becomes.items(), *likes.items()]:
             if other not in kernels:
-                raise ForerunError(f"attention.yaml: {name}.{place}: there is no kernel {other!r}")
+                raise ForerunError(
+                    f"attention.yaml: {name}.{place}: there is no kernel {other!r}; name one of attention.yaml"
+                )
         if kernel.form == "fused" and (_DEFAULT not in kernel.rates or _DEFAULT in likes):
             raise ForerunError(f"attention.yaml: {name}.rates: give it a {_DEFAULT!r} with forward and backward")
     return kernels
 
 
 def attention_kernel(name: str) -> AttentionKernel:
-    """The kernel `name`; UnknownName lists the known ones."""
+    """Returns the kernel `name`. Raises UnknownName, which lists the known kernels."""
     kernels = attention_kernels()
     if name not in kernels:
         raise UnknownName("attention kernel", name, [*kernels])
@@ -123,7 +125,7 @@ def attention_kernel(name: str) -> AttentionKernel:
 
 
 def fused_kernel(name: str) -> AttentionKernel:
-    """The fused kernel `name`. Raises UnknownName, which lists the known kernels, for another one."""
+    """Returns the fused kernel `name`. Raises UnknownName where it is unknown or not fused."""
     kernel = attention_kernel(name)
     if kernel.form != "fused":
         raise UnknownName("fused attention kernel", name, [*attention_kernels()])
@@ -131,16 +133,16 @@ def fused_kernel(name: str) -> AttentionKernel:
 
 
 def attention_choices() -> tuple[str, ...]:
-    """What a plan's `attention` may be."""
+    """Returns the values that a plan's `attention` may have."""
     return (AUTO, *attention_kernels())
 
 
 def names_in(tool: str) -> dict[str, str]:
-    """Kernel -> what `tool`, a key of `names` in the entries, calls it; without those that it doesn't have."""
+    """Returns, by kernel, the name that `tool` (a key of the entries' `names`) has for it, where it has one."""
     return {name: one.names[tool] for name, one in attention_kernels().items() if tool in one.names}
 
 
 def kernel_in_words(text: str) -> str | None:
-    """The first kernel whose words occur in `text`, as people and measurement tables write it."""
+    """Returns the first kernel whose words occur in `text`, such as a cell of a table of measurements."""
     found = (one.name for one in attention_kernels().values() if re.search(one.words, text, re.IGNORECASE))
     return next(found, None)

@@ -1,4 +1,4 @@
-"""Dispatchers by name, from `dispatchers.yaml`: how tokens come to their experts and back."""
+"""Dispatchers by name, from `dispatchers.yaml`. A dispatcher brings tokens to their experts and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forerun.common.errors import ForerunError, UnknownName
 
 @dataclass(frozen=True)
 class Dispatcher:
-    """One entry of `dispatchers.yaml`, where its keys are explained."""
+    """One entry of `dispatchers.yaml`, which explains the keys."""
 
     name: str
     says: str
@@ -30,7 +30,7 @@ class Dispatcher:
 
 @cache
 def dispatchers() -> dict[str, Dispatcher]:
-    """The dispatchers by name. Raises ForerunError, which names the entry and the key, for a wrong one."""
+    """Returns the dispatchers by name. Raises ForerunError, which names the entry and its wrong key."""
     text = (resources.files("forerun.describe.kernels") / "dispatchers.yaml").read_text(encoding="utf-8")
     entries = {name: {"name": name, **entry} for name, entry in yaml.safe_load(text).items()}
     try:
@@ -41,7 +41,7 @@ def dispatchers() -> dict[str, Dispatcher]:
 
 
 def dispatcher(name: str) -> Dispatcher:
-    """The dispatcher `name`; UnknownName lists the known ones."""
+    """Returns the dispatcher `name`. Raises UnknownName, which lists the known dispatchers."""
     if name not in dispatchers():
         raise UnknownName("dispatcher", name, [*dispatchers()])
     return dispatchers()[name]
