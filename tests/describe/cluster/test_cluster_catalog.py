@@ -226,7 +226,8 @@ def test_presets_survive_a_file(name: str, tmp_path: Path) -> None:
         ),
         (
             {"intra_node": {"kind": "pcie", "gb_s": 1, "host_path_gb_s": 2}},
-            "intra_node: host_path_gb_s is the rate through the host of GPUs without peer access: add peer_to_peer: false",
+            "intra_node: host_path_gb_s is the rate through the host of GPUs without peer access:"
+            " add peer_to_peer: false",
         ),
         (
             {"inter_node": {"kind": "roce", "gbps": 1}},

@@ -151,7 +151,7 @@ def test_tensors_that_layers_share_are_kept_once():
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ((), "at least one layer"),
+        ((), "has no layers; add one"),
         ((batch_norm("a", (1, 2, 2)), batch_norm("a", (1, 2, 2))), "'a' is there twice"),
         ((batch_norm(INPUT, (1, 2, 2)),), "'input' names the sample"),
         ((add("a", (1, 2, 2), ("b", INPUT)),), "'a': reads 'b', which is no layer before it"),

@@ -291,7 +291,7 @@ def _cluster(entry: ClusterEntry, name: str, place: str) -> Cluster:
 
 
 def _inline_device(data: dict[str, Any], cluster_name: str, place: str) -> tuple[str, DeviceEntry]:
-    """Returns name and entry of a device that a cluster file spells out; it starts from the device that `like` names."""
+    """Returns name and entry of a device that a cluster file spells out, over those of the device that `like` names."""
     own = {str(key): value for key, value in data.items()}
     name, like = own.pop("name", f"device of {cluster_name}"), own.pop("like", None)
     for key, value in (("name", name), ("like", like)):

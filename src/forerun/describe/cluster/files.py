@@ -94,7 +94,7 @@ def _parsed(text: str, place: str) -> Any:
 
 
 def check(model: type[EntryType], data: dict[str, Any], place: str) -> EntryType:
-    """Returns `data` as a `model`. Raises ForerunError with `place`, the first wrong key, and how many more are wrong."""
+    """Returns `data` as a `model`. Raises ForerunError with `place`, the first wrong key and the number of others."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

@@ -49,7 +49,7 @@ class LinkEntry(Entry):
         return self
 
     def link(self, name: str, size: int, default_latency_s: float) -> Link:
-        """Returns the Link that joins `size` members of the level below (0: as many as there are); latency in seconds."""
+        """Returns the Link that joins `size` members of the level below (0: as many as there are)."""
         if self.gb_s is not None:
             bytes_per_s = self.gb_s * GIGA
         else:

@@ -21,7 +21,7 @@ _STRICT = pydantic.ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, slots=True)
 class KernelRate:
-    """Rates of a kernel on one architecture: `forward` relative to the cost profile, `backward` relative to `forward`."""
+    """Rates of a kernel on one architecture: `forward` over the cost profile's, `backward` over `forward`."""
 
     forward: float
     backward: float

@@ -1,1 +1,1 @@
-"""What is trained: architectures, from config.json, presets or YAML."""
+"""The models that are trained: architectures from config.json, presets or YAML."""

@@ -2,12 +2,13 @@
 
 One entry: `n_layers, hidden, n_heads, ffn_hidden, vocab`, and where they differ from the default `n_kv_heads`
 (n_heads), `head_dim` (hidden / n_heads), `mlp`, `norm`, `bias`, `tied_embeddings`, `pos_emb`, `max_positions`,
-`qk_norm`, `moe`, `mla`, `attention`. What the short form leaves open is read as the families that use it are built:
+`qk_norm`, `moe`, `mla`, `attention`. What an entry leaves open means what the
+families with that key have:
 
 * `bias: true` puts a bias on every matrix but the head, and on LayerNorm; with a gated feed-forward (the Llama block)
-  only on the attention's matrices. `bias: mlp+layernorm only` says itself.
-* `pos_emb: alibi` brings BLOOM's norm after the embedding. An empty `pos_emb` means that nothing is known of
-  positions: none are counted.
+  only on the attention's matrices. `bias: mlp+layernorm only` puts it on the feed-forward and on LayerNorm alone.
+* `pos_emb: alibi` brings BLOOM's norm after the embedding. An empty `pos_emb` means that positions are unknown; they
+  then have no parameters.
 * `attention: none` is a plain residual stack: feed-forward blocks without norms of their own, and one last norm.
 * A learned position table without `max_positions` is as long as the sequence that is trained: see `sized_for`.
 """
@@ -36,19 +37,19 @@ _ABOUT = ("provenance", "n_params", "n_params_source", "n_params_active")
 
 
 def load_architectures(path: str | Path) -> dict[str, ModelSpec]:
-    """Every entry of an architecture table by name. ForerunError names the file, the entry and the key."""
+    """Returns the model of each entry of an architecture table, by name. ForerunError names file, entry and key."""
     path = Path(path)
     table = read_yaml(path)
     return {name: _entry(name, table.section(name) or Fields({}, f"{path}, in {name}")) for name in table.names()}
 
 
 def spec_from_architecture(name: str, row: Mapping[str, object]) -> ModelSpec:
-    """The model of one entry. ForerunError on an unknown, missing, mistyped or impossible key."""
+    """Returns the model of one entry. Raises ForerunError for an unknown, missing, mistyped or impossible key."""
     return _entry(name, Fields(row, f"architecture {name}"))
 
 
 def sized_for(spec: ModelSpec, seq_len: int) -> ModelSpec:
-    """`spec` with a learned position table of unstated length as long as `seq_len`; any other as it is."""
+    """Returns `spec`; a learned position table of unstated length gets `seq_len` rows."""
     if spec.position != "learned" or spec.max_positions:
         return spec
     return replace(spec, max_positions=seq_len)

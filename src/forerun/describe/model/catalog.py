@@ -1,4 +1,4 @@
-"""The catalogue: presets by name, and `load_model`, which takes a name or any of the model files."""
+"""Loads models by a preset's name or from any kind of model file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SUFFIXES = (".json", *_YAML)
 
 @dataclass(frozen=True)
 class ModelRow:
-    """One preset, for a table. Parameters and widths in elements; a layered model has no width and no heads."""
+    """One preset as `forerun models` lists it, sizes in elements; a layered model has no width and no heads."""
 
     name: str
     parameters: int
@@ -37,18 +37,18 @@ class ModelRow:
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
-    """The model behind a preset's name (in any case), a folder with a config.json, a config.json, or a YAML file.
+    """Returns the model of a preset's name (in any case), of a config.json or its folder, or of a YAML file.
 
-    A name is looked up before the disk is; write `./name` for a folder of the same name.
-    Raises UnknownName for what is neither a preset nor a path, ForerunError for a bad file, both in one line.
+    A preset comes before a folder of its name; write `./name` for the folder. Raises UnknownName for what is neither a
+    preset nor a path, and ForerunError for a bad file, both in one line.
     """
     name = str(name_or_path).strip()
     if isinstance(name_or_path, str) and (name.lower() in _entries() or not name):
         return _preset(name)
     if isinstance(name_or_path, str) and name.lower() in convolutional_names():
         raise ForerunError(
-            f"{name} is a model given layer by layer, which `forerun predict` and `forerun experiment` take; here it"
-            " takes a transformer (forerun models)"
+            f"{name} is a model given layer by layer, which `forerun predict` and `forerun experiment` take; give a"
+            " transformer here (forerun models)"
         )
     path = Path(name).expanduser()
     if _there(path.is_dir):
@@ -63,8 +63,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
 
 def load_any(name_or_path: str | Path) -> ModelSpec | LayeredModel:
-    """As `load_model`, which knows transformers; and models given layer by layer, by a preset's name or as a YAML file
-    with a list of `layers`."""
+    """Returns a transformer as `load_model` does, or the model of a preset or YAML file that lists its layers."""
     if isinstance(name_or_path, str):
         name = name_or_path.strip()
         if name.lower() in convolutional_names():
@@ -80,17 +79,17 @@ def load_any(name_or_path: str | Path) -> ModelSpec | LayeredModel:
 
 
 def model_names() -> list[str]:
-    """The names of the presets of transformers, by family and size."""
+    """Returns the names of the transformer presets, by family and size."""
     return list(_entries())
 
 
 def layered_names() -> list[str]:
-    """The names of the presets of models given layer by layer, by family and size."""
+    """Returns the names of the presets that are given layer by layer, by family and size."""
     return convolutional_names()
 
 
 def model_table() -> list[ModelRow]:
-    """A row for each preset, by family and size; models given layer by layer last."""
+    """Returns a row for each preset, by family and size; models given layer by layer come last."""
     rows = [_row(_preset(name), entry) for name, entry in _entries().items()]
     return rows + [_layered_row(load_convolutional(name)) for name in layered_names()]
 
@@ -118,7 +117,7 @@ def _row(spec: ModelSpec, entry: Mapping[str, Any]) -> ModelRow:
 
 
 def _there(test: Callable[[], bool]) -> bool:
-    """A name too long for the file system is not there."""
+    """Returns the answer of a path's test, false where the name is too long for the file system."""
     try:
         return test()
     except OSError:
@@ -138,7 +137,7 @@ def _read_preset(name: str) -> ModelSpec:
 
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
-    """Preset entries by name; a file's `common` fields hold for each of its models."""
+    """Returns preset entries by name; the `common` fields of a file apply to each of its models."""
     entries: dict[str, dict[str, Any]] = {}
     for path in sorted(PRESETS.glob("*.yaml")):
         document = read_yaml(path)

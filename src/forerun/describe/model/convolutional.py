@@ -1,6 +1,6 @@
-"""Convolutional networks from short descriptions: a stem, stages of residual blocks or of plain convolutions, a head.
+"""Builds convolutional networks from short descriptions: a stem, stages of residual blocks or convolutions, a head.
 
-Layers are in the order, and under the names, of torchvision's modules, which is the order in which autograd walks back.
+Layers have the order and the names of torchvision's modules; autograd walks back in that order.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class ConvNet:
-    """A description of a network of images."""
+    """The description of a network that takes images."""
 
     blocks: str
     """basic, bottleneck (ResNet), plain (VGG)"""
     depths: tuple[int, ...]
-    """blocks (plain: convolutions) of each stage"""
+    """number of blocks (plain: convolutions) of each stage"""
     classes: int = 1000
     image: int = 224
-    """height and width"""
+    """height and width of an image in pixels"""
     groups: int = 1
-    """of a bottleneck's 3 x 3 convolution (ResNeXt)"""
+    """groups of a bottleneck's 3 x 3 convolution (ResNeXt)"""
     width_per_group: int = 64
     stride_in_first: bool = False
-    """a bottleneck strides in its first convolution (the paper's), not in its 3 x 3 (v1.5, torchvision)"""
+    """whether a bottleneck strides in its first convolution (the paper), not in its 3 x 3 one (v1.5, torchvision)"""
 
     def model(self, name: str, source: str = "") -> LayeredModel:
-        """The network's layers."""
+        """Returns the network as layers."""
         build = _vgg if self.blocks == "plain" else _resnet
         return LayeredModel(name, tuple(build(self)), "image", source=source)
 
 
 class _Net:
-    """Layers under construction, the shape that the last of them makes."""
+    """Layers under construction, and the output shape of the last one: (channels, height, width)."""
 
     def __init__(self, image: int) -> None:
         self.layers: list[Layer] = []
@@ -78,7 +78,7 @@ class _Net:
 
 
 def _resnet(net: ConvNet) -> Sequence[Layer]:
-    """He et al., arXiv 1512.03385, table 1, as torchvision's ResNet builds it."""
+    """Returns the layers of table 1 of arXiv 1512.03385 (ResNet), as torchvision builds them."""
     made = _Net(net.image)
     made.conv("conv1", 64, 7, 2, unit="stem")
     made.norm("bn1", "stem")
@@ -95,7 +95,7 @@ def _resnet(net: ConvNet) -> Sequence[Layer]:
 
 
 def _block(made: _Net, net: ConvNet, unit: str, width: int, stride: int) -> None:
-    """A residual block; its shortcut has a convolution where the shape changes."""
+    """Appends a residual block, whose shortcut has a convolution where the shape changes."""
     entered, before, out = made.last, made.shape, width * _EXPANSION[net.blocks]
     inner = width * net.width_per_group // 64 * net.groups
     first, second = (stride, 1) if net.stride_in_first else (1, stride)
@@ -118,7 +118,7 @@ def _block(made: _Net, net: ConvNet, unit: str, width: int, stride: int) -> None
 
 
 def _vgg(net: ConvNet) -> Sequence[Layer]:
-    """Simonyan and Zisserman, arXiv 1409.1556, table 1, as torchvision's VGG without batch norm."""
+    """Returns the layers of table 1 of arXiv 1409.1556 (VGG), as torchvision builds them without batch norm."""
     made, number = _Net(net.image), 0
     for depth, width in zip(net.depths, _VGG_WIDTHS, strict=True):
         for _ in range(depth):
@@ -137,12 +137,12 @@ def _vgg(net: ConvNet) -> Sequence[Layer]:
 
 
 def convolutional_names() -> list[str]:
-    """The presets' names, by family and size."""
+    """Returns the presets' names, by family and size."""
     return list(_entries())
 
 
 def load_convolutional(name: str) -> LayeredModel:
-    """The preset `name`, in any case; UnknownName lists the known ones."""
+    """Returns the preset `name`, in any case. Raises UnknownName, which lists the known presets."""
     if name.lower() not in _entries():
         raise UnknownName("layered model", name, convolutional_names())
     return _load(name.lower())
@@ -154,12 +154,12 @@ def _load(name: str) -> LayeredModel:
     source, stated = entry.text("source"), entry.integer("parameters")
     model = read_convolutional(entry).model(name, source)
     if model.parameter_count != stated:
-        raise ForerunError(f"preset {name}: parameters {stated} stated, its layers have {model.parameter_count}")
+        raise ForerunError(f"preset {name}: parameters says {stated}, but its layers have {model.parameter_count}")
     return model
 
 
 def read_convolutional(entry: Fields) -> ConvNet:
-    """The description in a mapping. Raises ForerunError naming its place and the wrong key."""
+    """Reads the description in a mapping. Raises ForerunError, which names the place and the wrong key."""
     blocks = entry.text("blocks", choices=("basic", "bottleneck", "plain"))
     depths = entry.items("depths")
     stages = len(_VGG_WIDTHS) if blocks == "plain" else len(_RESNET_WIDTHS)

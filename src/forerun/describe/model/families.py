@@ -1,4 +1,4 @@
-"""Families of Hugging Face models: each `model_type` with the function that reads its config.json."""
+"""Families of Hugging Face models: for each `model_type`, the function that reads its config.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from forerun.describe.model.fields import Fields
 
 Values = dict[str, object]
-"""the fields of ModelSpec but its name"""
+"""the fields of ModelSpec except its name"""
 Reader = Callable[[Fields], Values]
 
 
@@ -18,9 +18,9 @@ class Family:
 
     read: Reader
     architectures: tuple[str, ...]
-    """classes of transformers that the reader holds for"""
+    """classes of Hugging Face transformers that the reader understands"""
     ignored: tuple[str, ...] = ()
-    """keys of its config.json that don't matter here, beside those of every family"""
+    """further keys of its config.json that change neither size nor computation (see huggingface.IGNORED)"""
 
 
 FAMILIES: dict[str, Family] = {}

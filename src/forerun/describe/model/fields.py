@@ -1,7 +1,7 @@
-"""Fields: the values of one mapping from a file, read once each, with types, bounds and unknown keys checked.
+"""Fields: reads the values of one mapping from a file, and checks types, bounds and unknown keys.
 
-config.json files, preset files and architecture tables all come in through this, so that they fail alike: one line
-that names the place (file and section), the key, and what is wrong with it.
+config.json files, preset files and architecture tables all use it, so that they fail alike: in one line that names the
+place (file and section), the key, and the mistake.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from forerun.common.errors import ForerunError
 
 _REQUIRED = -1
 _MOST = 10**9
-"""no count or width of a model comes near; what is larger is a slip, and would overflow further on"""
+"""largest count or width; every real model lies far below, and larger numbers overflow in later products"""
 _SHOWN_CHARACTERS = 60
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}")
 
 
 def exponent_number(value: Any) -> Any:
-    """A number that YAML 1.1 reads as text because its exponent has no sign or no point (1e9, 1.5e9), as the number
-    that it is; all else as it is."""
+    """Returns the number of a text such as 1e9, which YAML 1.1 reads as text as it lacks a point or an exponent's
+    sign; returns every other value unchanged."""
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 class Fields:
-    """The keys of `values`; `place` says where they stand, for error messages."""
+    """The keys of `values`; error messages begin with `place`."""
 
     def __init__(self, values: Mapping[str, object], place: str) -> None:
         self._values = values
@@ -39,45 +39,45 @@ class Fields:
         self.place = place
 
     def error(self, key: str, problem: str) -> ForerunError:
-        """The error to raise about `key`."""
+        """Returns the error to raise about `key`."""
         return ForerunError(f"{self.place}: {key} {problem}")
 
     def stated(self, key: str) -> bool:
-        """Whether `key` is there and not null."""
+        """Returns whether `key` is there and not null."""
         self._known.add(key)
         return self._values.get(key) is not None
 
     def present(self, key: str) -> bool:
-        """Whether `key` is there, null included."""
+        """Returns whether `key` is there, null included."""
         self._known.add(key)
         return key in self._values
 
     def is_text(self, key: str) -> bool:
-        """Whether `key` holds a text, for keys that take either."""
+        """Returns whether `key` holds a text, for keys that take several types."""
         return isinstance(self._values.get(key), str)
 
     def is_whole(self, key: str) -> bool:
-        """Whether `key` holds a whole number, for keys that take either."""
+        """Returns whether `key` holds a whole number, for keys that take several types."""
         value = self._values.get(key)
         return isinstance(value, int) and not isinstance(value, bool)
 
     def names(self) -> list[str]:
-        """Every key, all taken as read."""
+        """Returns every key, and counts all of them as read."""
         names = [str(key) for key in self._values]
         self._known.update(names)
         return names
 
     def is_list(self, key: str) -> bool:
-        """Whether `key` holds a list, for keys that take either."""
+        """Returns whether `key` holds a list, for keys that take several types."""
         return isinstance(self._values.get(key), list)
 
     def is_zero(self, key: str) -> bool:
-        """Whether `key` holds the number 0, for amounts that can be none."""
+        """Returns whether `key` holds the number 0."""
         value = exponent_number(self._values.get(key))
         return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
 
     def integer(self, key: str, default: int = _REQUIRED, least: int = 1, most: int = _MOST) -> int:
-        """A whole number from `least` to `most`. A missing key without a default is an error."""
+        """Reads a whole number from `least` to `most`. A missing key without a default is an error."""
         if not self.stated(key):
             if default == _REQUIRED:
                 raise self._missing(key, "a whole number")
@@ -95,7 +95,7 @@ class Fields:
         return value
 
     def number(self, key: str) -> float | None:
-        """A positive number, or None where it is not stated."""
+        """Reads a positive number; None where it is not stated."""
         if not self.stated(key):
             return None
         value = exponent_number(self._values[key])
@@ -106,7 +106,7 @@ class Fields:
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """true or false."""
+        """Reads true or false."""
         if not self.stated(key):
             return default
         value = self._values[key]
@@ -115,7 +115,7 @@ class Fields:
         return value
 
     def text(self, key: str, default: str | None = None, choices: Iterable[str] = ()) -> str:
-        """A text, one of `choices` where there are any. A missing key without a default is an error."""
+        """Reads a text, one of `choices` where there are any. A missing key without a default is an error."""
         if not self.stated(key):
             if default is None:
                 raise self._missing(key, "a text")
@@ -129,7 +129,7 @@ class Fields:
         return value
 
     def items(self, key: str) -> list[object]:
-        """A list, empty where it is not stated."""
+        """Reads a list, empty where it is not stated."""
         if not self.stated(key):
             return []
         value = self._values[key]
@@ -138,7 +138,7 @@ class Fields:
         return list(value)
 
     def section(self, key: str) -> Fields | None:
-        """A mapping inside this one, or None where it is not stated."""
+        """Reads a mapping inside this one as Fields; None where it is not stated."""
         if not self.stated(key):
             return None
         value = self._values[key]
@@ -147,25 +147,25 @@ class Fields:
         return Fields(value, f"{self.place}, in {key}")
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """The plain mapping under `key`, empty where it is not stated."""
+        """Reads the mapping under `key` as a dict, empty where it is not stated."""
         section = self.section(key)
         return dict(section._values) if section else {}
 
     def expect(self, key: str, *allowed: object) -> None:
-        """Refuse a value that would make another architecture; a key that is not stated passes."""
+        """Raises ForerunError for a value other than those supported; a key that is not stated passes."""
         if self.stated(key) and not any(_same(self._values[key], value) for value in allowed):
             known = " or ".join(json.dumps(value) for value in allowed)
             raise self.error(key, f"{_shown(self._values[key])} is not supported, only {known}")
 
     def first_of(self, *keys: str) -> str:
-        """The stated one of several names of the same thing; the first name where none is."""
+        """Returns that of several names of one key which is stated; the first name where none is."""
         stated = [key for key in keys if self.stated(key)]
         if any(not _same(self._values[key], self._values[stated[0]]) for key in stated):
-            raise self.error(" and ".join(stated), "mean the same and differ")
+            raise self.error(" and ".join(stated), "mean the same and differ; state one of them")
         return stated[0] if stated else keys[0]
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
-        """Refuse keys that were neither read nor are in `ignored`."""
+        """Raises ForerunError for a key that was neither read nor is in `ignored`."""
         known = self._known | set(ignored)
         for key in self._values:
             if key not in known:
@@ -184,7 +184,7 @@ class Fields:
 
 
 def read_json(path: Path) -> Fields:
-    """The object in a JSON file. ForerunError where it can't be read, is cut short, or is not an object."""
+    """Returns the object in a JSON file. Raises ForerunError where it is unreadable, cut short, or no object."""
     content = _content(path)
     try:
         value = json.loads(content)
@@ -194,7 +194,7 @@ def read_json(path: Path) -> Fields:
 
 
 def read_yaml(path: Path) -> Fields:
-    """The mapping in a YAML file. ForerunError where it can't be read, is not valid, or is not a mapping."""
+    """Returns the mapping in a YAML file. Raises ForerunError where it is unreadable, not valid, or no mapping."""
     content = _content(path)
     try:
         value = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -221,7 +221,7 @@ def _object(value: object, path: Path, wanted: str) -> Fields:
 
 
 def _same(left: object, right: object) -> bool:
-    """Equality in which true is not 1."""
+    """Returns whether two values are equal, where true is not 1."""
     return left == right and isinstance(left, bool) == isinstance(right, bool)
 
 

@@ -1,8 +1,8 @@
-"""Hugging Face config.json -> ModelSpec.
+"""Reads a Hugging Face config.json into a ModelSpec.
 
-A file is read strictly: each family knows the keys that make its architecture and those that can't change it; any
-other key is an error that names it, as is a value that would make an architecture this family doesn't have. The
-families are those of the modules `huggingface_*.py` beside this one.
+Each family knows the keys that make its architecture and those that can't change it. Any other key is an error that
+names it, as is a value that would make an architecture that the family doesn't have. The modules `huggingface_*.py`
+beside this one hold the families.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ for _module in pkgutil.iter_modules([str(Path(__file__).parent)], "forerun.descr
         importlib.import_module(_module.name)
 
 IGNORED = (
-    # who wrote the file, and with what
+    # who wrote the file, and with which software
     *("_attn_implementation_autoset", "_commit_hash", "_name_or_path", "auto_map", "is_llama_config", "name_or_path"),
     *("tokenizer_class", "transformers_version", "unsloth_fixed", "unsloth_version"),
     # number formats and kernels, which belong to the plan
     *("_attn_implementation", "_flash_attn_2_enabled", "attn_implementation", "compression_config", "dtype"),
     *("gradient_checkpointing", "pretraining_tp", "quantization_config", "torch_dtype", "torchscript", "use_bfloat16"),
-    # positions that have no table: rotary, ALiBi
+    # positions without a table: rotary, ALiBi
     *("max_position_embeddings", "original_max_position_embeddings", "partial_rotary_factor", "rope_interleave"),
     *("rope_interleaved", "rope_parameters", "rope_scaling", "rope_theta"),
     # scalars of norms, dropout, initialisation and loss
@@ -57,14 +57,14 @@ IGNORED = (
     ),
     *("return_dict_in_generate", "task_specific_params", "tf_legacy_loss"),
 )
-"""Keys of any family that can't change what is computed in training, or how large it is."""
+"""keys of any family that change neither what training computes nor its size"""
 
 
 def load_huggingface(path: str | Path) -> ModelSpec:
-    """The model of a config.json (the file, or the folder that holds it), named by its folder or file.
+    """Returns the model of a config.json (the file, or its folder), named after the folder or file.
 
-    ForerunError, in one line that names file and key: the file is missing, cut short or no JSON object; the
-    `model_type` or architecture is unknown; a key is missing, unknown, mistyped or impossible.
+    Raises ForerunError, in one line that names file and key, where the file is missing, cut short or no JSON object,
+    its `model_type` or architecture is unknown, or a key is missing, unknown, mistyped or impossible.
     """
     path = Path(path)
     if path.is_dir():
@@ -74,7 +74,7 @@ def load_huggingface(path: str | Path) -> ModelSpec:
 
 
 def spec_from_config(config: Fields, name: str) -> ModelSpec:
-    """The model of the fields of a config.json; errors as `load_huggingface`."""
+    """Returns the model of the fields of a config.json. Raises ForerunError as `load_huggingface` does."""
     known = FAMILIES[config.text("model_type", choices=sorted(FAMILIES))]
     for architecture in config.items("architectures"):
         if architecture not in known.architectures:

@@ -1,7 +1,7 @@
-"""config.json of the Llama-like dense decoders: rotary positions, RMSNorm before each half, gated feed-forward.
+"""Reads the config.json of Llama-like dense decoders: rotary positions, RMSNorm before each half, gated feed-forward.
 
-Each reader returns the fields of ModelSpec but its name. What a key means and what its absence means follow the
-configuration class of that family in Hugging Face transformers.
+Each reader returns the fields of ModelSpec except its name. A key, and its absence, mean what the family's
+configuration class in Hugging Face transformers says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MISTRAL_WINDOW = 4096
 
 @family("llama", "LlamaForCausalLM", "LLaMAForCausalLM")
 def llama(config: Fields) -> Values:
-    """Llama 2 and 3, and the many that share their architecture."""
+    """Reads Llama 2 and 3, and the many models that share their architecture."""
     values = decoder(config)
     bias = config.flag("attention_bias")
     mlp_bias = config.flag("mlp_bias")
@@ -27,20 +27,20 @@ def llama(config: Fields) -> Values:
 
 @family("mistral", "MistralForCausalLM")
 def mistral(config: Fields) -> Values:
-    """Mistral: Llama with a sliding window."""
+    """Reads Mistral: Llama with a sliding window."""
     width = _width(config) if config.present("sliding_window") else _MISTRAL_WINDOW
     return decoder(config, needs_kv_heads=True) | {"sliding_window": window(config, width)}
 
 
 @family("qwen2", "Qwen2ForCausalLM")
 def qwen2(config: Fields) -> Values:
-    """Qwen 2 and 2.5: biases on queries, keys and values."""
+    """Reads Qwen 2 and 2.5: Llama with biases on queries, keys and values."""
     return decoder(config, needs_kv_heads=True) | {"qkv_bias": True, "sliding_window": qwen_window(config)}
 
 
 @family("qwen3", "Qwen3ForCausalLM")
 def qwen3(config: Fields) -> Values:
-    """Qwen 3: norms on queries and keys, a head width of its own."""
+    """Reads Qwen 3: Llama with norms on queries and keys, and a stated head width."""
     bias = config.flag("attention_bias")
     values = decoder(config, needs_kv_heads=True)
     return values | {"qk_norm": True, "qkv_bias": bias, "out_bias": bias, "sliding_window": qwen_window(config)}
@@ -48,7 +48,7 @@ def qwen3(config: Fields) -> Values:
 
 @family("gemma", "GemmaForCausalLM")
 def gemma(config: Fields) -> Values:
-    """Gemma (the first): geglu, embeddings tied and scaled. Its `hidden_act` was always run as the tanh GELU."""
+    """Reads the first Gemma: geglu, and tied, scaled embeddings. Its `hidden_act` always means the tanh GELU."""
     if config.stated("hidden_activation"):
         config.text("hidden_activation", choices=("gelu", "gelu_pytorch_tanh"))
     bias = config.flag("attention_bias")
@@ -58,7 +58,7 @@ def gemma(config: Fields) -> Values:
 
 @family("phi3", "Phi3ForCausalLM")
 def phi3(config: Fields) -> Values:
-    """Phi-3 and Phi-4: Llama with fused projections, which count the same."""
+    """Reads Phi-3 and Phi-4: Llama with fused projections, which have the same parameters."""
     config.expect("attention_bias", False)
     config.expect("mlp_bias", False)
     config.expect("lm_head_bias", False)
@@ -68,10 +68,11 @@ def phi3(config: Fields) -> Values:
 
 
 def decoder(config: Fields, needs_kv_heads: bool = False, tied: bool = False, activation: str = "silu") -> Values:
-    """The fields these families share. `tied` is the family's default, `activation` its default for `hidden_act`.
+    """Reads the fields that these families share.
 
-    `needs_kv_heads`: the family's default for a missing `num_key_value_heads` is a number of one certain model, so the
-    key must be there; else it is as many as the heads.
+    `tied` and `activation` are the family's defaults for `tie_word_embeddings` and `hidden_act`. `needs_kv_heads` is
+    for families whose default for `num_key_value_heads` is that of one model: the key must be there. In other families
+    a missing key means as many as the heads.
     """
     hidden, n_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     stated_dim = config.stated("head_dim")
@@ -91,7 +92,7 @@ def decoder(config: Fields, needs_kv_heads: bool = False, tied: bool = False, ac
 
 
 def qwen_window(config: Fields) -> int | None:
-    """Qwen's window: only where `use_sliding_window` says so, from layer `max_window_layers` on."""
+    """Reads Qwen's window in tokens, which `use_sliding_window` turns on from layer `max_window_layers` on."""
     width = _width(config)
     config.expect("use_mrope", False)
     config.stated("max_window_layers")
@@ -106,7 +107,7 @@ def qwen_window(config: Fields) -> int | None:
 
 
 def window(config: Fields, width: int | None) -> int | None:
-    """`width`, or what `layer_types`, where stated, leaves of it: all layers must agree."""
+    """Returns the window `width` in tokens; None where `layer_types` says that no layer slides. Layers must agree."""
     kinds = config.items("layer_types")
     if not kinds:
         return width

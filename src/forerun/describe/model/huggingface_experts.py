@@ -1,7 +1,7 @@
-"""config.json of the mixture-of-experts families: Mixtral, Qwen MoE, DeepSeek.
+"""Reads the config.json of the mixture-of-experts families: Mixtral, Qwen MoE, DeepSeek.
 
-Each reader returns the fields of ModelSpec but its name. Routing that changes which experts a token takes, but not
-how many or how large, is no part of the architecture here (`ROUTING_IGNORED`).
+Each reader returns the fields of ModelSpec except its name. Readers ignore keys of routing that change which experts a
+token takes, but neither their number nor their size (`ROUTING_IGNORED`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROUTING_IGNORED = (
 DEEPSEEK_IGNORED = (
     *ROUTING_IGNORED,
     *("ep_size", "n_group", "topk_group"),
-    # derived from the latent widths, and stated again by newer files
+    # newer files state again what follows from the latent widths
     *("head_dim", "qk_head_dim"),
     # the extra multi-token-prediction layers, which the main model doesn't hold and transformers doesn't load
     "num_nextn_predict_layers",
@@ -29,7 +29,7 @@ DEEPSEEK_IGNORED = (
 
 @family("mixtral", "MixtralForCausalLM", ignored=ROUTING_IGNORED)
 def mixtral(config: Fields) -> Values:
-    """Mixtral: every layer has experts of width `intermediate_size`."""
+    """Reads Mixtral: every layer has experts of width `intermediate_size`."""
     values = decoder(config, needs_kv_heads=True)
     moe = _moe(config, "num_local_experts", config.integer("intermediate_size"))
     width = config.integer("sliding_window") if config.stated("sliding_window") else None
@@ -38,7 +38,7 @@ def mixtral(config: Fields) -> Values:
 
 @family("qwen2_moe", "Qwen2MoeForCausalLM", ignored=ROUTING_IGNORED)
 def qwen2_moe(config: Fields) -> Values:
-    """Qwen 1.5 and 2 MoE: one gated shared expert, biases on queries, keys and values."""
+    """Reads Qwen 1.5 and 2 MoE: one gated shared expert, biases on queries, keys and values."""
     values = decoder(config, needs_kv_heads=True) | {"sliding_window": qwen_window(config)}
     shared = config.integer("shared_expert_intermediate_size")
     moe = _moe(config, "num_experts", config.integer("moe_intermediate_size"), shared, _dense_layers(config), gate=True)
@@ -47,7 +47,7 @@ def qwen2_moe(config: Fields) -> Values:
 
 @family("qwen3_moe", "Qwen3MoeForCausalLM", ignored=ROUTING_IGNORED)
 def qwen3_moe(config: Fields) -> Values:
-    """Qwen 3 MoE: no shared expert; norms on queries and keys."""
+    """Reads Qwen 3 MoE: no shared expert, norms on queries and keys."""
     bias = config.flag("attention_bias")
     values = decoder(config, needs_kv_heads=True) | {"sliding_window": qwen_window(config)}
     moe = _moe(config, "num_experts", config.integer("moe_intermediate_size"), dense_layers=_dense_layers(config))
@@ -56,7 +56,7 @@ def qwen3_moe(config: Fields) -> Values:
 
 @family("deepseek_v2", "DeepseekV2ForCausalLM", ignored=DEEPSEEK_IGNORED)
 def deepseek_v2(config: Fields) -> Values:
-    """DeepSeek-V2: latent attention, routed and shared experts."""
+    """Reads DeepSeek-V2: latent attention, routed and shared experts."""
     if config.stated("topk_method"):
         config.text("topk_method", choices=("greedy", "group_limited_greedy", "noaux_tc"))
         return _deepseek(config, router_bias=config.text("topk_method") == "noaux_tc")
@@ -65,7 +65,7 @@ def deepseek_v2(config: Fields) -> Values:
 
 @family("deepseek_v3", "DeepseekV3ForCausalLM", ignored=DEEPSEEK_IGNORED)
 def deepseek_v3(config: Fields) -> Values:
-    """DeepSeek-V3: as V2, with a correction bias for each expert that balances the load (arXiv 2412.19437, 2.1.2)."""
+    """Reads DeepSeek-V3: V2 with a correction bias for each expert that balances the load (arXiv 2412.19437, 2.1.2)."""
     config.expect("topk_method", "noaux_tc")
     return _deepseek(config, router_bias=True)
 
@@ -132,7 +132,7 @@ def _moe(
 
 
 def _dense_layers(config: Fields) -> int:
-    """How many of the first layers Qwen's `mlp_only_layers` keeps dense."""
+    """Returns how many of the first layers Qwen's `mlp_only_layers` keeps dense."""
     config.expect("decoder_sparse_step", 1)
     dense = config.items("mlp_only_layers")
     if dense != list(range(len(dense))):

@@ -1,7 +1,7 @@
-"""config.json of the LayerNorm families with a two-matrix feed-forward: GPT-2, BERT, MPT, BLOOM, OPT.
+"""Reads the config.json of the LayerNorm families with a two-matrix feed-forward: GPT-2, BERT, MPT, BLOOM, OPT.
 
-Each reader returns the fields of ModelSpec but its name. What a key means and what its absence means follow the
-configuration class of that family in Hugging Face transformers.
+Each reader returns the fields of ModelSpec except its name. A key, and its absence, mean what the family's
+configuration class in Hugging Face transformers says.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _OPT_POSITION_OFFSET = 2
 
 @family("gpt2", "GPT2LMHeadModel", ignored=GPT2_IGNORED)
 def gpt2(config: Fields) -> Values:
-    """GPT-2, under its own names of keys or the common ones."""
+    """Reads GPT-2, whose keys have its own names or the common ones."""
     hidden = config.integer(config.first_of("n_embd", "hidden_size"))
     return _stack(
         config,
@@ -71,7 +71,7 @@ def gpt2(config: Fields) -> Values:
 
 @family("bloom", "BloomForCausalLM", "BloomModel", ignored=BLOOM_IGNORED)
 def bloom(config: Fields) -> Values:
-    """BLOOM: ALiBi, and a norm after the embedding. Its feed-forward is always 4 x hidden and GELU."""
+    """Reads BLOOM: ALiBi, and a norm after the embedding. Its feed-forward is always 4 x hidden and GELU."""
     hidden = config.integer(config.first_of("hidden_size", "n_embed"))
     config.expect("n_inner", 4 * hidden)
     return _stack(
@@ -88,7 +88,7 @@ def bloom(config: Fields) -> Values:
 
 @family("opt", "OPTForCausalLM", ignored=OPT_IGNORED)
 def opt(config: Fields) -> Values:
-    """OPT with the norm before each half (all sizes but 350m, which also projects its embedding)."""
+    """Reads OPT with the norm before each half (all sizes but 350m, which also projects its embedding)."""
     hidden = config.integer("hidden_size")
     config.expect("word_embed_proj_dim", hidden)
     config.expect("do_layer_norm_before", True)
@@ -110,7 +110,7 @@ def opt(config: Fields) -> Values:
 
 @family("mpt", "MPTForCausalLM", "MptForCausalLM", ignored=MPT_IGNORED)
 def mpt(config: Fields) -> Values:
-    """MPT: ALiBi or a position table, with or without biases; grouped keys and values in newer files."""
+    """Reads MPT: ALiBi or a position table, with or without biases; newer files group keys and values."""
     n_heads = config.integer("n_heads")
     hidden = config.integer("d_model")
     attention = config.section("attn_config") or Fields({}, config.place)
@@ -142,7 +142,7 @@ def mpt(config: Fields) -> Values:
 
 @family("bert", "BertForMaskedLM", "BertForPreTraining", "BertModel", ignored=BERT_IGNORED)
 def bert(config: Fields) -> Values:
-    """BERT: an encoder with token types; the class says whether it has a pooler and which heads."""
+    """Reads BERT: an encoder with token types. The class says whether it has a pooler, and which heads."""
     config.expect("is_decoder", False)
     config.expect("position_embedding_type", "absolute")
     architectures = config.items("architectures")
@@ -180,7 +180,8 @@ def _mpt_kv_heads(attention: Fields, n_heads: int) -> int:
 
 
 def _stack(config: Fields, hidden: int, n_heads: int, biases: bool = True, **values: object) -> Values:
-    """What these families share: as many key/value heads, LayerNorm, biases everywhere or nowhere, a tied embedding."""
+    """Returns the fields that these families share: as many key/value heads as heads, LayerNorm, biases on all matrices
+    or on none, a tied embedding."""
     shared: Values = {
         "hidden": hidden,
         "n_heads": n_heads,

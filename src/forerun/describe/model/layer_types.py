@@ -1,4 +1,4 @@
-"""The kinds of layers that convolutional networks and hand-written lists are made of, with their kernels."""
+"""The kinds of layers in convolutional networks and hand-written lists, with their kernels."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Literal
 from forerun.describe.model.layered import Attention, Kernel, Layer, Matmul, Traffic
 
 _INDEX_BYTES = 8
-"""of an entry of max pooling's indices (int64)"""
+"""bytes of one index of max pooling (int64)"""
 _FROM_OUTPUT = ("relu", "sigmoid", "tanh")
-"""activations whose gradient is computed from their output; that of the others from their input"""
+"""activations whose backward pass reads their output; that of the others reads their input"""
 
 Function = Literal["relu", "gelu", "silu", "tanh", "sigmoid", "softmax", "dropout"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conv2d(Layer):
-    """A convolution over (channels, height, width), as an implicit matrix product."""
+    """A convolution over (channels, height, width), priced as an implicit matrix product."""
 
     kernel: tuple[int, int]
     groups: int = 1
 
     @property
     def _taps(self) -> int:
-        """Input elements behind an output element."""
+        """Returns the number of input elements that one output element reads."""
         return self.input_shape[0] // self.groups * prod(self.kernel)
 
     def _product(self, samples: int, role: str) -> list[Kernel]:
-        """The product of one role: positions, channels and taps change places."""
+        """Returns the product of one role: it exchanges positions, channels and taps as rows, columns and depth."""
         positions, channels = samples * prod(self.output_shape[1:]), self.output_shape[0] // self.groups
         x, y, w = samples * self.input_elements, samples * self.output_elements, self.output_shape[0] * self._taps
         read, written = {"forward": (x + w, y), "input": (y + w, x), "weight": (x + y, w)}[role]
-        if self.groups > 1 and self.input_shape[0] == self.groups:  # one filter a channel: bound by memory
+        if self.groups > 1 and self.input_shape[0] == self.groups:  # memory bounds one filter a channel
             return [Traffic(read, written, flops=2.0 * y * self._taps)]
         m, n, k = {
             "forward": (positions, channels, self._taps),
@@ -44,15 +44,15 @@ class Conv2d(Layer):
         return [Matmul(m, n, k, self.groups, read, written)]
 
     def forward(self, samples: int) -> Sequence[Kernel]:
-        """One product over all output positions."""
+        """Returns one product over all output positions."""
         return self._product(samples, "forward")
 
     def backward(self, samples: int) -> Sequence[Kernel]:
-        """The gradient of the input."""
+        """Returns the kernel of the gradient of the input."""
         return self._product(samples, "input")
 
     def weight_backward(self, samples: int) -> Sequence[Kernel]:
-        """A product as deep as there are output positions; that of the bias is a sum over the gradient."""
+        """Returns a product whose depth is the number of output positions; the bias's gradient is a sum."""
         bias = [Traffic(samples * self.output_elements, self.output_shape[0])] if len(self.parameters) > 1 else []
         return [*self._product(samples, "weight"), *bias]
 
@@ -69,7 +69,7 @@ def conv2d(
     reads: tuple[str, ...] = (),
     unit: str = "",
 ) -> Conv2d:
-    """A convolution of `channels` output channels; padding keeps the size at stride 1 unless given."""
+    """Makes a convolution with `channels` output channels; padding keeps the size at stride 1 unless given."""
     pads = padding or (kernel[0] // 2, kernel[1] // 2)
     depth, *sides = input_shape
     out = tuple((side + 2 * pad - taps) // stride + 1 for side, pad, taps in zip(sides, pads, kernel, strict=True))
@@ -82,7 +82,7 @@ def conv2d(
 
 @dataclass(frozen=True)
 class Linear(Layer):
-    """A matrix product over the last dimension, or over all of them where the output has one."""
+    """A matrix product over the last dimension of its input, or over all dimensions where the output has one."""
 
     @property
     def _rows(self) -> int:
@@ -93,15 +93,15 @@ class Linear(Layer):
         return self.input_elements // self._rows
 
     def forward(self, samples: int) -> Sequence[Kernel]:
-        """One product; a bias rides in it."""
+        """Returns one product, which adds the bias too."""
         return [Matmul(samples * self._rows, self.output_shape[-1], self._width)]
 
     def backward(self, samples: int) -> Sequence[Kernel]:
-        """The gradient of the input."""
+        """Returns the kernel of the gradient of the input."""
         return [Matmul(samples * self._rows, self._width, self.output_shape[-1])]
 
     def weight_backward(self, samples: int) -> Sequence[Kernel]:
-        """That of the weights; that of the bias is a sum over the gradient."""
+        """Returns the product of the weights' gradient; the bias's gradient is a sum over the gradient."""
         product = Matmul(self.output_shape[-1], self._width, samples * self._rows)
         bias = [Traffic(samples * self.output_elements, self.output_shape[-1])] if len(self.parameters) > 1 else []
         return [product, *bias]
@@ -115,7 +115,7 @@ def linear(
     unit: str = "",
     output_shape: tuple[int, ...] | None = None,
 ) -> Linear:
-    """A linear layer to `width`; the input is flattened unless `output_shape` says otherwise."""
+    """Makes a linear layer with `width` outputs; it flattens its input unless `output_shape` is given."""
     out = output_shape or (width,)
     weights = prod(input_shape) // prod(out[:-1]) * width
     return Linear(layer_id, "linear", input_shape, out, (weights, width) if bias else (weights,), unit=unit)
@@ -123,34 +123,35 @@ def linear(
 
 @dataclass(frozen=True)
 class Norm(Layer):
-    """Batch norm (three dimensions) or layer norm.
+    """Batch norm (input of three dimensions) or layer norm.
 
-    Statistics take a pass over the input before the one that writes the output; backward likewise passes over gradient
+    Batch norm reads its input once for the statistics and once to write the output. Its backward pass reads gradient
     and input once for the sums and once to write (cuDNN's and ATen's kernels). Layer norm keeps a row on chip.
     """
 
     @property
     def batch(self) -> bool:
-        """Whether statistics are taken over the batch."""
+        """Whether this is batch norm, which takes its statistics over the batch."""
         return self.layer_type == "norm" and len(self.input_shape) == 3
 
     def forward(self, samples: int) -> Sequence[Traffic]:
-        """Statistics and normalisation."""
+        """Returns the kernels of statistics and normalisation."""
         size = samples * self.input_elements
         return [Traffic((2 if self.batch else 1) * size, size)]
 
     def backward(self, samples: int) -> Sequence[Traffic]:
-        """The gradient of the input, from the sums."""
+        """Returns the kernel of the input's gradient, which uses the sums of `weight_backward`."""
         size = samples * self.input_elements
         return [Traffic(2 * size, size)]
 
     def weight_backward(self, samples: int) -> Sequence[Traffic]:
-        """Sums over the gradient, which are the gradients of the weights."""
+        """Returns the kernel that sums over the gradient: the sums are the gradients of the weights."""
         return [Traffic(2 * samples * self.input_elements, 0)]
 
 
 def batch_norm(layer_id: str, shape: tuple[int, int, int], unit: str = "") -> Norm:
-    """Batch norm over (channels, height, width): two weights a channel, two fp32 statistics and a 64-bit counter."""
+    """Makes batch norm over (channels, height, width): for each channel two weights and two fp32 statistics, and one
+    64-bit counter."""
     channels = shape[0]
     return Norm(layer_id, "norm", shape, shape, (channels, channels), unit=unit, buffer_bytes=2 * channels * 4 + 8)
 
@@ -162,12 +163,12 @@ class Activation(Layer):
     function: Function = "relu"
 
     def forward(self, samples: int) -> Sequence[Kernel]:
-        """One pass; dropout writes a byte of mask beside it."""
+        """Returns one pass; dropout also writes a mask of one byte for each element."""
         size = samples * self.input_elements
         return [Traffic(size, size, bytes_written=samples * self.own_bytes)]
 
     def backward(self, samples: int) -> Sequence[Kernel]:
-        """Reads the gradient and what was kept."""
+        """Returns one pass, which reads the gradient and the kept tensor."""
         size, mask = samples * self.input_elements, samples * self.own_bytes
         return [Traffic(size if mask else 2 * size, size, bytes_read=mask)]
 
@@ -175,7 +176,7 @@ class Activation(Layer):
 def activation(
     layer_id: str, shape: tuple[int, ...], function: Function = "relu", unit: str = "", reads: tuple[str, ...] = ()
 ) -> Activation:
-    """An activation; what it keeps follows from the function."""
+    """Makes an activation; its function decides which tensor it keeps."""
     dropout, from_output = function == "dropout", function in _FROM_OUTPUT or function == "softmax"
     return Activation(
         layer_id,
@@ -194,36 +195,36 @@ def activation(
 
 @dataclass(frozen=True)
 class Add(Layer):
-    """The sum of everything it reads; all of them share its gradient."""
+    """The sum of all that it reads; all summands have the gradient of the sum."""
 
     def forward(self, samples: int) -> Sequence[Kernel]:
-        """One pass for each summand beyond the first."""
+        """Returns one pass for each summand beyond the first."""
         size, sums = samples * self.output_elements, max(1, len(self.reads) - 1)
         return [Traffic(2 * size * sums, size * sums, launches=sums)]
 
     def backward(self, samples: int) -> Sequence[Kernel]:
-        """Nothing."""
+        """Returns no kernels: the summands take over the gradient."""
         return []
 
 
 def add(layer_id: str, shape: tuple[int, ...], reads: tuple[str, ...], unit: str = "") -> Add:
-    """The sum of the outputs of the layers `reads`."""
+    """Makes the sum of the outputs of the layers `reads`."""
     return Add(layer_id, "add", shape, shape, (), reads, unit, saves_input=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pool(Layer):
-    """Maximum or average over windows; the maximum keeps where it was."""
+    """Maximum or average over windows; maximum pooling keeps the index of each maximum."""
 
     maximum: bool
 
     def forward(self, samples: int) -> Sequence[Kernel]:
-        """Reads the input, writes output and indices."""
+        """Returns a kernel that reads the input and writes output and indices."""
         out = samples * self.output_elements
         return [Traffic(samples * self.input_elements, out, bytes_written=samples * self.own_bytes)]
 
     def backward(self, samples: int) -> Sequence[Kernel]:
-        """Reads gradient and indices, writes the whole input's gradient (the maximum clears it before)."""
+        """Returns kernels that read gradient and indices and write the input's gradient; a maximum clears it first."""
         size, launches = samples * self.input_elements, 2 if self.maximum else 1
         return [Traffic(samples * self.output_elements, size, samples * self.own_bytes, launches=launches)]
 
@@ -231,7 +232,7 @@ class Pool(Layer):
 def pool(
     layer_id: str, input_shape: tuple[int, ...], output_shape: tuple[int, ...], maximum: bool, unit: str = ""
 ) -> Pool:
-    """Pooling to `output_shape`; the maximum keeps its input (as autograd does) and an index for each output."""
+    """Makes pooling to `output_shape`; the maximum keeps its input (as autograd does) and an index for each output."""
     indices = prod(output_shape) * _INDEX_BYTES if maximum else 0
     return Pool(
         layer_id,
@@ -247,26 +248,27 @@ def pool(
 
 @dataclass(frozen=True)
 class Embedding(Layer):
-    """Rows of a table; the backward pass scatters into it with sorted indices."""
+    """A table from which each index takes a row; the backward pass sorts the indices and adds into the rows."""
 
     def forward(self, samples: int) -> Sequence[Kernel]:
-        """Reads a row for each entry."""
+        """Returns a kernel that reads a row for each index."""
         size = samples * self.output_elements
         return [Traffic(size, size)]
 
     def backward(self, samples: int) -> Sequence[Kernel]:
-        """Nothing: indices have no gradient."""
+        """Returns no kernels: indices have no gradient."""
         return []
 
     def weight_backward(self, samples: int) -> Sequence[Kernel]:
-        """Sort and scatter."""
+        """Returns the kernels that sort the indices and scatter the gradients."""
         size = samples * self.output_elements
         return [Traffic(2 * size, 2 * size, launches=3)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelfAttention(Layer):
-    """Queries, keys and values of (sequence, width), fused attention, and the output's matrix."""
+    """Self-attention over (sequence, width): a product for queries, keys and values, fused attention, and a product for
+    the output."""
 
     heads: int
     causal: bool = False
@@ -280,12 +282,12 @@ class SelfAttention(Layer):
         return Attention(samples, self.heads, seq, width // self.heads, self.causal, backward)
 
     def forward(self, samples: int) -> Sequence[Kernel]:
-        """Two products around attention."""
+        """Returns both products and the attention kernel between them."""
         inside, outside = self._products(samples)
         return [inside, self._core(samples, False), outside]
 
     def backward(self, samples: int) -> Sequence[Kernel]:
-        """Gradients of the inputs of all three."""
+        """Returns the kernels of the gradients of the inputs of all three."""
         inside, outside = self._products(samples)
         return [
             Matmul(outside.m, outside.k, outside.n),
@@ -294,7 +296,7 @@ class SelfAttention(Layer):
         ]
 
     def weight_backward(self, samples: int) -> Sequence[Kernel]:
-        """Gradients of both matrices, and of their biases."""
+        """Returns the kernels of the gradients of both matrices and of their biases."""
         products = [Matmul(product.n, product.k, product.m) for product in self._products(samples)]
         bias = [Traffic(4 * samples * self.input_elements, 0, launches=2)] if len(self.parameters) > 2 else []
         return [*products, *bias]

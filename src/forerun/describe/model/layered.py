@@ -1,9 +1,8 @@
-"""LayeredModel: a model given layer by layer, which need not be a transformer: convolutional, or written by hand.
+"""LayeredModel: a model given layer by layer, such as a convolutional network or a list that a user wrote.
 
-A `Layer` says what it reads and makes, which parameters it has, what its backward pass needs again, and which kernels
-it runs. Kernels are `Matmul`, `Attention` and `Traffic`; whatever a layer computes is one of them or several. A layer
-of one's own is a subclass with `forward` (and `backward`, where it isn't twice the forward), or a function given to
-`function_layer`.
+A `Layer` states what it reads and writes, its parameters, what it keeps for its backward pass, and which kernels it
+runs. A kernel is a `Matmul`, an `Attention` or a `Traffic`. A user's own layer is a subclass with `forward` (and
+`backward`, where its kernels differ from those of `forward`), or a function given to `function_layer`.
 """
 
 from __future__ import annotations
@@ -18,35 +17,35 @@ from forerun.common.errors import ForerunError
 
 LayerType = Literal["conv2d", "linear", "attention", "norm", "embedding", "pool", "activation", "add", "custom"]
 INPUT = "input"
-"""what the first layer reads: the sample"""
+"""name of the sample, which the first layer reads"""
 MB = 10**6
 
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """`groups` products of (m, k) by (k, n), explicit or implicit (a convolution's). FLOPs: 2 per multiply-add."""
+    """`groups` products of (m, k) by (k, n), explicit or implicit (a convolution). A multiply-add is 2 FLOPs."""
 
     m: int
     n: int
     k: int
     groups: int = 1
     elements_read: int = 0
-    """of the operands, where they are fewer than the product's (a convolution reads an element for many taps); 0: all
-    of the product's"""
+    """elements of the operands, where memory holds fewer than the product reads (a convolution reads an element for
+    many taps); 0: as many as the product reads"""
     elements_written: int = 0
-    """of the result, likewise (the gradient of a convolution's input)"""
+    """elements of the result, likewise (the gradient of a convolution's input); 0: as many as the product writes"""
     stated_flops: float = 0.0
-    """where a person states FLOPs that the shape only comes near; 0: those of the shape"""
+    """FLOPs that a user states, where they differ slightly from those of the shape; 0: those of the shape"""
 
     @property
     def flops(self) -> float:
-        """2 m n k for each group, or as stated."""
+        """The stated FLOPs, or 2 m n k for each group."""
         return self.stated_flops or 2.0 * self.m * self.n * self.k * self.groups
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Fused attention of `samples` sequences; `flops` as executed (a causal mask halves the square)."""
+    """Fused attention of `samples` sequences. `flops` are those that run: a causal mask halves them."""
 
     samples: int
     heads: int
@@ -57,20 +56,20 @@ class Attention:
 
     @property
     def flops(self) -> float:
-        """4 s s h a sample, backward 2.5 times as much (FlashAttention-2, arXiv 2307.08691, section 4.1)."""
+        """4 s s h for each sample (s: sequence length, h: heads x head size), and more for the backward kernel."""
         pairs = self.seq * self.seq * (0.5 if self.causal else 1.0)
         return 4.0 * self.samples * self.heads * pairs * self.head_dim * (2.5 if self.backward else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Memory-bound kernels that together move so much. `flops` are those that count as the model's (0 for most)."""
+    """Memory-bound kernels and what they move together. `flops` count as the model's; most kernels have 0."""
 
     elements_read: float
-    """of the width of an activation"""
+    """elements of the width of an activation"""
     elements_written: float
     bytes_read: float = 0.0
-    """beside them, of whatever width"""
+    """bytes of other tensors"""
     bytes_written: float = 0.0
     launches: int = 1
     flops: float = 0.0
@@ -81,55 +80,55 @@ Kernel = Matmul | Attention | Traffic
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer, for one sample; kernels are asked for with a number of samples."""
+    """One layer. Shapes and sizes are those of one sample; the kernels are those of a given number of samples."""
 
     layer_id: str
     layer_type: LayerType
     input_shape: tuple[int, ...]
-    """without the batch"""
+    """sizes without the batch dimension"""
     output_shape: tuple[int, ...]
     parameters: tuple[int, ...] = ()
     """elements of each parameter tensor"""
     reads: tuple[str, ...] = ()
-    """layer_ids of everything it reads, `input` for the sample; empty: the layer before it"""
+    """layer_ids of all that it reads, `input` for the sample; empty: the layer before it"""
     unit: str = ""
-    """layers next to each other with one name are gathered, checkpointed and reduced together"""
+    """FSDP gathers, reduces and checkpoints neighbouring layers of one name together"""
     saves_input: bool = True
-    """its backward pass reads what it read"""
+    """whether its backward pass reads its input"""
     saves_output: bool = False
-    """its backward pass reads what it made"""
+    """whether its backward pass reads its output"""
     own_elements: float = 0.0
-    """what else it keeps for its backward pass, for each sample, of the width of an activation"""
+    """further elements of the width of an activation that it keeps for its backward pass, for each sample"""
     own_bytes: float = 0.0
-    """the same of a fixed width (masks, indices)"""
+    """further bytes of tensors of a fixed width (masks, indices), for each sample"""
     buffer_bytes: int = 0
-    """state beside the parameters that replicas keep equal (running statistics)"""
+    """bytes of buffers that replicas keep equal (running statistics)"""
     counted_flops: tuple[float, float] | None = None
-    """FLOPs of one sample, forward and backward, that a person states of a layer whose kernels only move memory; they
-    count as the model's and take no time of their own"""
+    """FLOPs of one sample, forward and backward, that a user states for a layer whose kernels only move memory; they
+    count as the model's and take no time"""
     gradient_elements: int | None = None
-    """elements of the gradients of its parameters, where a person states another size than the parameters have"""
+    """elements of its parameters' gradients, where a user states another size than that of the parameters"""
 
     def forward(self, samples: int) -> Sequence[Kernel]:
-        """Kernels of the forward pass; here one that reads the input and writes the output."""
+        """Returns the kernels of the forward pass; here one that reads the input and writes the output."""
         return [Traffic(samples * self.input_elements, samples * self.output_elements)]
 
     def backward(self, samples: int) -> Sequence[Kernel]:
-        """Kernels of the gradient of the input; here the forward kernels once more."""
+        """Returns the kernels of the gradient of the input; here those of the forward pass."""
         return self.forward(samples)
 
     def weight_backward(self, samples: int) -> Sequence[Kernel]:
-        """Kernels of the gradients of the parameters; here the forward kernels once more where it has parameters."""
+        """Returns the kernels of the parameters' gradients; here those of the forward pass if there are parameters."""
         return self.forward(samples) if self.parameters else []
 
     @property
     def input_elements(self) -> int:
-        """Elements of the input of one sample."""
+        """The number of elements in the input of one sample."""
         return prod(self.input_shape)
 
     @property
     def output_elements(self) -> int:
-        """Elements of the output of one sample."""
+        """The number of elements in the output of one sample."""
         return prod(self.output_shape)
 
     @property
@@ -139,16 +138,16 @@ class Layer:
 
     @property
     def forward_flops(self) -> float:
-        """FLOPs of one sample, 2 for each multiply-add."""
+        """The FLOPs of the forward pass of one sample, 2 for each multiply-add."""
         return self.counted_flops[0] if self.counted_flops else sum(kernel.flops for kernel in self.forward(1))
 
     @property
     def backward_flops(self) -> float:
-        """FLOPs of both gradients for one sample."""
+        """The FLOPs of both gradients for one sample."""
         return self.gradient_flops(of_input=True)
 
     def gradient_flops(self, of_input: bool) -> float:
-        """FLOPs of the backward pass of one sample, with or without the gradient of the input."""
+        """Returns the FLOPs of the backward pass of one sample, with or without the gradient of the input."""
         if self.counted_flops:
             share = 1.0 if of_input else 0.5 if self.parameters else 0.0
             return self.counted_flops[1] * share
@@ -156,13 +155,13 @@ class Layer:
         return sum(kernel.flops for kernel in kernels)
 
     def activation_bytes(self, element_bytes: int = 2) -> float:
-        """What the layer alone would keep for its backward pass, for one sample. Layers share what they keep: a
-        model's `activation_bytes` counts every tensor once."""
+        """Returns the bytes that the layer keeps for its backward pass, for one sample. Other layers may keep them
+        too; a model's `activation_bytes` counts each tensor once."""
         kept = self.input_elements * self.saves_input + self.output_elements * self.saves_output
         return (kept + self.own_elements) * element_bytes + self.own_bytes
 
     def gradient_bytes(self, element_bytes: int = 4) -> int:
-        """Bytes of the gradients of the parameters."""
+        """Returns the bytes of the gradients of the parameters."""
         elements = self.num_parameters if self.gradient_elements is None else self.gradient_elements
         return elements * element_bytes
 
@@ -172,22 +171,22 @@ LayerKernels = Callable[[int], Sequence[Kernel]]
 
 @dataclass(frozen=True)
 class FunctionLayer(Layer):
-    """A layer whose kernels a function answers for a number of samples."""
+    """A layer with a function that returns its kernels for a number of samples."""
 
     runs: LayerKernels = field(kw_only=True)
     runs_backward: LayerKernels | None = field(default=None, kw_only=True)
-    """both gradients; None: the forward kernels for each of them"""
+    """function for both gradients; None: each runs the forward kernels"""
 
     def forward(self, samples: int) -> Sequence[Kernel]:
-        """The function's kernels."""
+        """Returns the function's kernels."""
         return self.runs(samples)
 
     def backward(self, samples: int) -> Sequence[Kernel]:
-        """The second function's, or the first one's again."""
+        """Returns the kernels of `runs_backward`, or of `runs` where there is none."""
         return self.runs(samples) if self.runs_backward is None else self.runs_backward(samples)
 
     def weight_backward(self, samples: int) -> Sequence[Kernel]:
-        """The forward kernels again, unless a second function answers for both gradients."""
+        """Returns the forward kernels, or none where `runs_backward` covers both gradients."""
         return self.runs(samples) if self.parameters and self.runs_backward is None else []
 
 
@@ -200,7 +199,7 @@ def function_layer(
     parameters: tuple[int, ...] = (),
     reads: tuple[str, ...] = (),
 ) -> Layer:
-    """A layer of one's own from the function that says which kernels it runs for a number of samples."""
+    """Makes a user's own layer from a function that returns its kernels for a number of samples."""
     return FunctionLayer(
         layer_id, "custom", input_shape, output_shape, parameters, reads, runs=runs, runs_backward=runs_backward
     )
@@ -208,22 +207,22 @@ def function_layer(
 
 @dataclass(frozen=True)
 class LayeredModel:
-    """Layers in the order in which they run."""
+    """A model whose layers run in the order given."""
 
     name: str
     layers: tuple[Layer, ...]
     sample: str = "image"
-    """what one sample is called: image, sequence"""
+    """word for one sample: image, sequence"""
     classes_loss: bool = True
-    """a cross entropy over the last layer's output follows"""
+    """whether a cross entropy over the last layer's output follows"""
     source: str = ""
     notes: tuple[str, ...] = ()
-    """where a person states other figures than shapes say: a line for each such layer"""
+    """a line for each layer for which a user states other figures than its shapes give"""
 
     def __post_init__(self) -> None:
-        """Raises ForerunError: no layers, a layer_id twice, a layer that reads what isn't there or doesn't fit."""
+        """Raises ForerunError for no layers, a repeated layer_id, or a layer whose input is missing or doesn't fit."""
         if not self.layers:
-            raise ForerunError(f"{self.name}: a model has at least one layer")
+            raise ForerunError(f"{self.name}: the model has no layers; add one")
         shapes: dict[str, tuple[int, ...]] = {INPUT: self.layers[0].input_shape}
         before = INPUT
         for layer in self.layers:
@@ -245,7 +244,7 @@ class LayeredModel:
             before = layer.layer_id
 
     def read_by(self, number: int) -> tuple[str, ...]:
-        """Names of everything that layer `number` reads."""
+        """Returns the names of all that layer `number` reads."""
         own = self.layers[number].reads
         return own or ((self.layers[number - 1].layer_id,) if number else (INPUT,))
 
@@ -256,23 +255,23 @@ class LayeredModel:
 
     @property
     def forward_flops(self) -> float:
-        """FLOPs of a sample's forward pass, 2 for each multiply-add."""
+        """The FLOPs of one sample's forward pass, 2 for each multiply-add."""
         return sum(layer.forward_flops for layer in self.layers)
 
     @property
     def backward_flops(self) -> float:
-        """FLOPs of a sample's backward pass: no gradient of the sample itself is made."""
+        """The FLOPs of one sample's backward pass, which makes no gradient of the sample itself."""
         pairs = zip(self.layers, self.input_gradients, strict=True)
         return sum(layer.gradient_flops(wanted) for layer, wanted in pairs)
 
     @property
     def flops_per_sample(self) -> float:
-        """FLOPs of forward and backward of a sample."""
+        """The FLOPs of one sample's forward and backward passes."""
         return self.forward_flops + self.backward_flops
 
     @cached_property
     def input_gradients(self) -> tuple[bool, ...]:
-        """Whether each layer makes a gradient of what it reads: not where nothing before it has parameters."""
+        """Whether each layer makes the gradient of its input: only where a layer before it has parameters."""
         differentiable = {INPUT: False}
         wanted = []
         for number, layer in enumerate(self.layers):
@@ -282,9 +281,9 @@ class LayeredModel:
         return tuple(wanted)
 
     def kept_of(self, element_bytes: int = 2) -> dict[str, float]:
-        """Bytes that the forward pass of one sample leaves for the backward pass, by the layer that makes them.
+        """Returns the bytes that one sample's forward pass keeps for the backward pass, by the layer that makes them.
 
-        A tensor that several layers keep counts once, at its maker; `input` is the sample.
+        A tensor that several layers keep counts once, at the layer that makes it; `input` is the sample.
         """
         sizes = {INPUT: self.layers[0].input_elements} | {
             layer.layer_id: layer.output_elements for layer in self.layers
@@ -299,14 +298,14 @@ class LayeredModel:
         return kept
 
     def activation_bytes(self, element_bytes: int = 2) -> float:
-        """Bytes that the forward pass of one sample leaves for the backward pass."""
+        """Returns the bytes that one sample's forward pass keeps for the backward pass."""
         return sum(self.kept_of(element_bytes).values())
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
-        """Numbers of the layers of each unit: those of one name, and all between a layer and what it reads.
+        """Returns the layer numbers of each unit: layers of one name, and all layers between a layer and its inputs.
 
-        Only a unit's last output is read by later ones, so that it can be gathered, run and checkpointed alone.
+        Later units read only the last output of a unit, so that FSDP can gather, run and checkpoint it alone.
         """
         ends = [n for n in range(len(self.layers)) if n + 1 == len(self.layers) or not self._joined(n)]
         number_of = {layer.layer_id: n for n, layer in enumerate(self.layers)} | {INPUT: -1}
@@ -324,6 +323,6 @@ class LayeredModel:
         return tuple(units)
 
     def _joined(self, number: int) -> bool:
-        """Whether a layer and the next one bear one unit's name."""
+        """Returns whether layer `number` and the next one have the same unit name."""
         unit = self.layers[number].unit
         return bool(unit) and unit == self.layers[number + 1].unit

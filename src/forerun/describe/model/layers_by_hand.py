@@ -1,25 +1,25 @@
-"""Layers that a person wrote down: a list of mappings into a LayeredModel.
+"""Reads a user's list of layers, each a mapping, into a LayeredModel.
 
 Keys of a layer:
     layer_id              its name, or a whole number
     layer_type            conv2d, linear, attention, norm, embedding, pool, activation, add, custom; in any case
-    input_shape           without the batch, as [3, 224, 224] or (3, 224, 224); left out: what the layer before it makes
+    input_shape           without the batch, as [3, 224, 224] or (3, 224, 224); left out: output of the layer before it
     output_shape          without the batch; left out where the type keeps the shape (norm, activation, add, attention)
-    num_parameters        elements of its parameters; left out: what type and shapes say
+    num_parameters        elements of its parameters; left out: as many as type and shapes give
     forward_flops         of one sample, 2 for each multiply-add
     backward_flops        of one sample, gradients of input and parameters
     activation_memory_mb  MB (10**6 bytes) that the layer keeps for its backward pass, for one sample
     gradient_memory_mb    MB of the gradients of its parameters, in 16 bits or fp32
-    reads                 layer_ids of what it reads, where that isn't the layer before it
-    unit                  name of the group that it is gathered and reduced with
-    kernel_size, groups   conv2d; left out: what num_parameters or forward_flops say
-    bias                  conv2d, linear; left out: what num_parameters say
+    reads                 layer_ids that it reads, where that isn't the layer before it
+    unit                  name of the group of layers that FSDP gathers and reduces together
+    kernel_size, groups   conv2d; left out: they follow from num_parameters or forward_flops
+    bias                  conv2d, linear; left out: it follows from num_parameters
     num_heads, causal     attention
     function              activation: relu, gelu, silu, tanh, sigmoid, softmax, dropout
     mode                  pool: max or average
 
-What is stated goes before what type and shapes say, and `LayeredModel.notes` has a line for each layer where the two
-differ (stated_layers.py); a custom layer is what it states. Shapes that contradict each other are errors.
+Stated figures replace those of type and shapes; `LayeredModel.notes` has a line for each layer where the two differ
+(stated_layers.py). A custom layer has only stated figures. Shapes that contradict each other are errors.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from forerun.describe.model.layered import INPUT, Layer, LayeredModel, LayerType
 from forerun.describe.model.stated_layers import Stated, StatedLayer, as_stated, at_the_start
 
 _TOLERANCE = 0.02
-"""of a kernel that parameters or FLOPs are to be the square of"""
+"""largest relative error of a square kernel that stated parameters or FLOPs imply"""
 _MOST = 10**15
-"""no count of a layer comes near; what is larger is a slip, and would overflow further on"""
+"""largest count of a layer; every real layer lies far below, and larger numbers overflow in later products"""
 _NUMBER = re.compile(r"\d{1,16}")
 _TUPLE = re.compile(r"\(\s*(\d{1,16}\s*,\s*)*(\d{1,16}\s*)?\)")
 _KEPT_SHAPE = ("norm", "activation", "add", "attention")
 
 
 def layers_from(entries: object, place: str, name: str = "layers", sample: str = "image") -> LayeredModel:
-    """The model of a list of layers; `place` says where it stands, for error messages.
+    """Returns the model of a list of layers; error messages begin with `place`.
 
     Raises:
-        ForerunError: anything malformed or contradictory, in one line that names the place, the layer and the key.
+        ForerunError: The list is malformed or contradicts itself. The message names the place, the layer and the key.
     """
     if not isinstance(entries, Sequence) or isinstance(entries, str | bytes) or not entries:
         raise ForerunError(f"{place}: must be a list of layers, each with its keys")
@@ -85,10 +85,10 @@ def layers_from(entries: object, place: str, name: str = "layers", sample: str =
 
 
 def load_layers(document: Fields, name: str) -> LayeredModel:
-    """The model of a file with the keys `layers`, and `name` and `sample` (image unless it says otherwise).
+    """Returns the model of a file with the keys `layers`, and optionally `name` and `sample` (image by default).
 
     Raises:
-        ForerunError: as `layers_from`; a key that no such file has.
+        ForerunError: As `layers_from`, or for an unknown key.
     """
     name, sample = document.text("name", name), document.text("sample", "image")
     entries = document.items("layers")
@@ -97,7 +97,7 @@ def load_layers(document: Fields, name: str) -> LayeredModel:
 
 
 class _Reader:
-    """One entry of a list into a Layer."""
+    """Reads one entry of a list into a Layer."""
 
     def __init__(self, fields: Fields, before: Layer | None, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.fields, self.before, self.shapes = fields, before, shapes
@@ -126,7 +126,7 @@ class _Reader:
         )
 
     def layer(self) -> tuple[Layer, str]:
-        """The layer as the entry states it, and a line where that is not what type and shapes say."""
+        """Returns the layer as stated, and a line (or an empty text) on how it differs from its type and shapes."""
         makers: dict[str, Callable[[], Layer]] = {
             "conv2d": self._conv2d,
             "linear": self._linear,
@@ -154,7 +154,7 @@ class _Reader:
         return tuple(map(str, names))
 
     def _amount(self, key: str) -> float | None:
-        """A number of at least 0, None where it is not stated."""
+        """Reads a number of at least 0; None where it is not stated."""
         if not self.fields.stated(key) or self.fields.is_zero(key):
             return 0.0 if self.fields.stated(key) else None
         value = self.fields.number(key)
@@ -184,7 +184,7 @@ class _Reader:
         return tuple(whole)
 
     def _written_as_tuple(self, key: str) -> list[object]:
-        """The sizes of a text such as (3, 224, 224), which YAML has no other reading of; none of anything else."""
+        """Returns the sizes of a text such as (3, 224, 224), which YAML reads as text; None for any other value."""
         text = self.fields.text(key) if self.fields.is_text(key) else ""
         return [int(size) for size in _NUMBER.findall(text)] if _TUPLE.fullmatch(text) else []
 
@@ -213,7 +213,7 @@ class _Reader:
         )
 
     def _kernel(self, groups: int) -> tuple[int, int]:
-        """kernel_size, or what the parameters or FLOPs come from: a square, or else a row of as many taps."""
+        """Returns kernel_size, or the square or else the row of taps that the parameters or FLOPs imply."""
         if self.fields.stated("kernel_size"):
             if not self.fields.is_list("kernel_size"):
                 side = self.fields.integer("kernel_size", most=1024)
@@ -241,7 +241,7 @@ class _Reader:
         return 1, max(1, round(taps))
 
     def _with_bias(self, weights: int, width: int) -> tuple[int, ...]:
-        """Tensors of weights and bias; without `bias` the parameters say whether there is one."""
+        """Returns the elements of weights and bias; where `bias` is not stated, num_parameters decides."""
         fitting = self.stated.parameters is None or self.stated.parameters > weights
         return (weights, width) if self.fields.flag("bias", fitting) else (weights,)
 

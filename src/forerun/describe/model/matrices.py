@@ -1,4 +1,4 @@
-"""The matrices among a model's parameters, as PyTorch keeps them: what low-rank compression of gradients works on."""
+"""The matrices among a model's parameters, as PyTorch keeps them; low-rank gradient compression works on them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from forerun.describe.model.layered import Layer, LayeredModel
 from forerun.describe.model.spec import MLASpec, ModelSpec
 
 Matrix = tuple[int, int]
-"""rows and columns of a parameter that is viewed as a matrix, its first dimension against all others"""
+"""rows (the first dimension) and columns (all others together) of a parameter"""
 
 
 def matrices(model: ModelSpec | LayeredModel) -> Counter[Matrix]:
-    """How many matrices of each shape the model has; queries, keys and values of a layer are one.
+    """Returns the number of matrices of each shape; queries, keys and values of a layer form one matrix.
 
-    Parameters of custom layers count as vectors, since nothing says their shape.
+    Parameters of custom layers count as vectors, since their shape is unknown.
     """
     if isinstance(model, LayeredModel):
         return Counter(matrix for layer in model.layers for matrix in _of_layer(layer))

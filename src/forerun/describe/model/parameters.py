@@ -1,4 +1,4 @@
-"""Exact parameter counts by formula, and the model FLOPs that follow from them. All counts are in elements."""
+"""Exact parameter counts by formula, in elements, and the model FLOPs that follow from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from forerun.describe.model.spec import MLASpec, ModelSpec
 
 
 def layer_parameters(spec: ModelSpec, layer: int) -> dict[str, int]:
-    """Parameters of layer number `layer` (from 0) by part; only parts that the layer has.
+    """Returns the parameters of layer number `layer` (from 0) by part, for the parts that the layer has.
 
     Parts: attention, norm (every norm of the layer, those inside attention included), mlp, router, experts (all of
     them), shared_experts (with their gate).
@@ -26,7 +26,7 @@ def layer_parameters(spec: ModelSpec, layer: int) -> dict[str, int]:
 
 
 def outer_parameters(spec: ModelSpec) -> dict[str, int]:
-    """Parameters outside the layers by part; only parts that the model has. A tied head has no matrix of its own.
+    """Returns the parameters outside the layers by part, for the parts that the model has; a tied head adds no matrix.
 
     Parts: embedding, position_embedding, token_type_embedding, embedding_norm, final_norm, pooler, head_transform,
     head.
@@ -46,14 +46,14 @@ def outer_parameters(spec: ModelSpec) -> dict[str, int]:
 
 
 def parameter_count(spec: ModelSpec) -> int:
-    """All parameters, a tied embedding counted once."""
+    """Returns the number of all parameters; a tied embedding counts once."""
     return sum(outer_parameters(spec).values()) + sum(
         n * sum(layer_parameters(spec, layer).values()) for layer, n in _layer_kinds(spec)
     )
 
 
 def active_parameter_count(spec: ModelSpec) -> int:
-    """Parameters that take part in the computation of one token: all but the experts it is not sent to."""
+    """Returns the number of parameters that compute one token: all but those of experts that it doesn't reach."""
     if spec.moe is None:
         return parameter_count(spec)
     idle = (spec.moe.n_experts - spec.moe.top_k) * _feed_forward(spec, spec.moe.expert_ffn)
@@ -61,17 +61,17 @@ def active_parameter_count(spec: ModelSpec) -> int:
 
 
 def compute_parameter_count(spec: ModelSpec) -> int:
-    """Active parameters that multiply: no table that is looked up, but the head's matrix, tied or not."""
+    """Returns the number of active parameters that multiply: no look-up tables, but the head's matrix, tied or not."""
     outer = outer_parameters(spec)
     tables = sum(outer.get(part, 0) for part in ("embedding", "position_embedding", "token_type_embedding"))
     return active_parameter_count(spec) - tables + spec.tied_embeddings * spec.vocab * spec.hidden
 
 
 def model_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
-    """Model FLOPs of forward and backward for one token of a sequence of `seq_len` tokens: 6 N + 12 L h s.
+    """Returns the model FLOPs of both passes for one token of a sequence of `seq_len` tokens: 6 N + 12 L h s.
 
     PaLM (arXiv 2204.02311), appendix B: N = `compute_parameter_count`, L layers, h = heads x head width, s = seq_len.
-    The attention term is not halved for causal masks nor cut by a sliding window, and recomputation does not count.
+    Neither causal masks nor sliding windows reduce the attention term, and recomputation does not count.
     Where keys and values differ in width (latent attention), h is the mean of both over all heads.
     """
     width = _mean_attention_width(spec)
@@ -79,7 +79,7 @@ def model_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
 
 
 def _layer_kinds(spec: ModelSpec) -> list[tuple[int, int]]:
-    """One layer number of each kind of layer, and how many layers are of that kind."""
+    """Returns one layer number of each kind of layer, and the number of layers of that kind."""
     if spec.moe is None:
         return [(0, spec.n_layers)]
     dense = spec.moe.n_dense_layers

@@ -20,21 +20,21 @@ class MoESpec:
     top_k: int
     expert_ffn: int
     shared_ffn: int = 0
-    """total width of the shared experts, 0 for none"""
+    """total width of the shared experts; 0 for none"""
     n_dense_layers: int = 0
-    """how many of the first layers keep a dense feed-forward of width `ffn_hidden`"""
+    """number of the first layers that keep a dense feed-forward of width `ffn_hidden`"""
     shared_gate: bool = False
     """a hidden->1 gate on the shared expert (Qwen2-MoE)"""
     router_bias: bool = False
     """a trained or tracked bias per expert on the router (DeepSeek-V3)"""
     capacity_factor: float | None = None
-    """tokens per expert are padded or dropped to this multiple of the mean; None is dropless"""
+    """each expert pads or drops its tokens to this multiple of the mean; None: it takes all of them"""
 
     def __post_init__(self) -> None:
         if min(self.n_experts, self.expert_ffn) < 1 or min(self.shared_ffn, self.n_dense_layers) < 0:
-            raise ForerunError(f"moe: a count or width is impossible: {self}")
+            raise ForerunError(f"moe: n_experts and expert_ffn must be at least 1, the others at least 0: {self}")
         if not 0 < self.top_k <= self.n_experts:
-            raise ForerunError(f"moe: top_k {self.top_k} of {self.n_experts} experts")
+            raise ForerunError(f"moe: top_k {self.top_k} must be at most n_experts {self.n_experts}")
         if self.capacity_factor is not None and self.capacity_factor <= 0:
             raise ForerunError(f"moe: capacity_factor must be positive, got {self.capacity_factor}")
 
@@ -74,7 +74,7 @@ class ModelSpec:
     norm: Norm = "rmsnorm"
     position: Position = "rope"
     max_positions: int = 0
-    """rows of a learned position table; ignored otherwise"""
+    """rows of a learned position table; without effect for other positions"""
     causal: bool = True
     tied_embeddings: bool = False
     qkv_bias: bool = False
@@ -88,7 +88,7 @@ class ModelSpec:
     embedding_norm: bool = False
     """a norm right after the embedding (BLOOM, BERT)"""
     block_norms: bool = True
-    """a norm at each half of a layer; a plain residual stack has none"""
+    """a norm before each half of a layer; a plain residual stack has none"""
     final_norm: bool = True
     token_types: int = 0
     """rows of a token-type embedding (BERT)"""
@@ -122,13 +122,15 @@ class ModelSpec:
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ForerunError(f"model {self.name}: sliding_window must be at least 1, got {self.sliding_window}")
         if self.moe and not 0 <= self.moe.n_dense_layers <= self.n_layers:
-            raise ForerunError(f"model {self.name}: n_dense_layers {self.moe.n_dense_layers} of {self.n_layers} layers")
+            raise ForerunError(
+                f"model {self.name}: n_dense_layers {self.moe.n_dense_layers} exceeds n_layers {self.n_layers}"
+            )
 
     @property
     def gated_mlp(self) -> bool:
-        """Three matrices (gate, up, down) instead of two."""
+        """Whether the feed-forward has three matrices (gate, up, down) instead of two."""
         return self.mlp in ("swiglu", "geglu")
 
     def is_moe_layer(self, layer: int) -> bool:
-        """Whether layer number `layer` (from 0) has experts instead of a dense feed-forward."""
+        """Returns whether layer number `layer` (from 0) has experts instead of a dense feed-forward."""
         return self.moe is not None and layer >= self.moe.n_dense_layers

@@ -1,9 +1,9 @@
-"""A ModelSpec as plain fields, the form in which presets and users' own YAML files hold it.
+"""Reads and writes a ModelSpec as plain fields, as presets and users' own YAML files hold it.
 
 The keys are those of ModelSpec (and MoESpec under `moe`, MLASpec under `mla`). `n_kv_heads` may be left out where it
 equals `n_heads`, and `head_dim` where it is hidden / n_heads. Further keys: `source`; `parameters`, the published
-count; `parameters_billion`, a published count that is rounded, as text with its digits. A published count that the
-fields don't give is an error.
+count; `parameters_billion`, a rounded published count, as text with its digits. A published count that differs from
+that of the fields is an error.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MOST_PARAMETERS = 10**15
 
 
 def load_spec_file(path: Path) -> ModelSpec:
-    """The model in a YAML file, named by its `name` or else by the file. ForerunError names the file and the key."""
+    """Returns the model in a YAML file, named by its `name` or else by the file. ForerunError names file and key."""
     document = read_yaml(path)
     return read_spec(document, document.text("name", path.stem))
 
 
 def read_spec(document: Fields, name: str) -> ModelSpec:
-    """The model in `document`, every key checked. ForerunError on an unknown, missing, mistyped or impossible one."""
+    """Returns the model in `document`. Raises ForerunError for an unknown, missing, mistyped or impossible key."""
     values = _values(ModelSpec, document, {"name": name} | _head_defaults(document))
     document.text("source", "")
     document.finish(_PUBLISHED)
@@ -41,7 +41,7 @@ def read_spec(document: Fields, name: str) -> ModelSpec:
 
 
 def spec_mapping(spec: ModelSpec | MoESpec | MLASpec) -> dict[str, object]:
-    """The fields that `read_spec` reads back to the same model; those at their default are left out."""
+    """Returns the fields from which `read_spec` makes the same model, without those at their default."""
     mapping: dict[str, object] = {}
     for field in fields(spec):
         value = getattr(spec, field.name)
@@ -51,7 +51,7 @@ def spec_mapping(spec: ModelSpec | MoESpec | MLASpec) -> dict[str, object]:
 
 
 def build(place: str, make: Callable[[], T]) -> T:
-    """`make()`, with `place` in front of what a spec finds impossible about itself."""
+    """Returns `make()`; puts `place` before the message of a ForerunError that it raises."""
     try:
         return make()
     except ForerunError as error:
@@ -59,9 +59,9 @@ def build(place: str, make: Callable[[], T]) -> T:
 
 
 def even_head_dim(document: Fields, hidden: int, n_heads: int) -> int:
-    """hidden / n_heads; ForerunError where that is not whole."""
+    """Returns hidden / n_heads. Raises ForerunError where that is not whole."""
     if hidden % n_heads:
-        raise document.error("head_dim", f"is not stated and {hidden} does not divide by {n_heads} heads")
+        raise document.error("head_dim", f"is missing, and {n_heads} heads do not divide {hidden}; state it")
     return hidden // n_heads
 
 
@@ -78,7 +78,7 @@ def _head_defaults(document: Fields) -> dict[str, int]:
 
 
 def _values(kind: type[Any], document: Fields, given: dict[str, Any]) -> dict[str, Any]:
-    """A value for each field of dataclass `kind`, from `given` or else from `document`."""
+    """Returns a value for each field of dataclass `kind`, from `given` or else from `document`."""
     hints = get_type_hints(kind)
     return {
         field.name: given[field.name] if field.name in given else _value(document, field, hints[field.name])
@@ -118,9 +118,9 @@ def _check_published_count(document: Fields, spec: ModelSpec) -> None:
     if document.stated("parameters"):
         published_count = document.integer("parameters", most=_MOST_PARAMETERS)
         if published_count != count:
-            raise document.error("parameters", f"says {published_count}, the fields give {count}")
+            raise document.error("parameters", f"says {published_count}, but the fields give {count}")
     if document.stated("parameters_billion"):
         published = document.text("parameters_billion")
         digits = len(published.partition(".")[2])
         if f"{count / 1e9:.{digits}f}" != published:
-            raise document.error("parameters_billion", f"says {published}, the fields give {count}")
+            raise document.error("parameters_billion", f"says {published}, but the fields give {count}")

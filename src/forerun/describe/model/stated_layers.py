@@ -1,10 +1,9 @@
-"""What a person states about a layer goes before what its type and shapes say; where the two differ, a line says so.
+"""Applies the figures that a user states for a layer over those of its type and shapes, and notes where they differ.
 
-FLOPs, parameters and memory that agree with the shapes, within 2 % or as far as the figure has digits, change nothing
-but memory, which is taken as stated. A layer whose FLOPs differ runs them as one matrix product a direction, which
-reads what the layer reads and writes what it writes. Norms, activations, pools, sums and embeddings move memory: up to
-32 FLOPs for each element that they move are counted and take no time of their own, as the memory traffic hides them on
-every GPU.
+Stated FLOPs and parameters that agree with the shapes, within 2 % or to the digits given, change nothing; stated memory
+always counts. A layer whose FLOPs differ runs them as one matrix product for each direction, which reads the layer's
+input and writes its output. Norms, activations, pools, sums and embeddings are memory-bound: up to 32 stated FLOPs for
+each element that they move count but take no time, as the memory traffic hides them on every GPU.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from forerun.describe.model.layered import MB, Kernel, Layer, Matmul, Traffic
 
 _TOLERANCE = 0.02
 _HIDDEN_FLOPS = 32
-"""for each element moved: 16 FLOPs a byte in 16 bits, below what the matrix units and the plain cores of GPUs since the
-V100 compute while a byte arrives (a V100: 125 TFLOP/s and 31 TFLOP/s at 0.9 TB/s)"""
+"""FLOPs for each element moved, 16 for each byte in 16 bits: fewer than GPUs since the V100 compute while a byte
+arrives (a V100: 125 TFLOP/s in matrix units and 31 TFLOP/s in other cores at 0.9 TB/s)"""
 _WIDTHS = (2, 4)
-"""bytes of an element of activations or gradients"""
+"""possible bytes of one element of activations or gradients"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """The figures of an entry, None where it is silent."""
+    """The figures that an entry states; None where it states none."""
 
     parameters: int | None
     forward: float | None
@@ -38,14 +37,14 @@ class Stated:
 
 @dataclass(frozen=True, kw_only=True)
 class StatedLayer(Layer):
-    """A layer of stated FLOPs, which run as one product a direction, and of memory traffic where there are none."""
+    """A layer that runs stated FLOPs as one product for each direction; a direction without FLOPs only moves memory."""
 
     forward_work: float
     backward_work: float
     backward_stated: bool = False
-    """whether a person states backward_work; else it follows from forward_work"""
+    """whether a user states backward_work; else it follows from forward_work"""
     makes_input_gradient: bool = True
-    """else all of backward_work is that of the parameters' gradients"""
+    """whether it makes its input's gradient; else all of backward_work is that of the parameters' gradients"""
 
     def _work(self, samples: int, flops: float) -> Sequence[Kernel]:
         read, written = samples * self.input_elements + self.num_parameters, samples * self.output_elements
@@ -57,30 +56,30 @@ class StatedLayer(Layer):
         return [Matmul(rows, width, depth, 1, read, written, flops * samples)]
 
     def forward(self, samples: int) -> Sequence[Kernel]:
-        """One kernel of the stated FLOPs."""
+        """Returns one kernel of the stated FLOPs."""
         return self._work(samples, self.forward_work)
 
     def backward(self, samples: int) -> Sequence[Kernel]:
-        """That of the input's gradient: half of the stated FLOPs, all of them where there are no parameters."""
+        """Returns the kernel of the input's gradient: half of the stated FLOPs, or all without parameters."""
         if not self.makes_input_gradient:
             return []
         return self._work(samples, self.backward_work / (2 if self.parameters else 1))
 
     def weight_backward(self, samples: int) -> Sequence[Kernel]:
-        """That of the parameters' gradients: the other half, or all."""
+        """Returns the kernel of the parameters' gradients: half of the stated FLOPs, or all without the input's."""
         if not self.parameters:
             return []
         return self._work(samples, self.backward_work / (2 if self.makes_input_gradient else 1))
 
 
 def at_the_start(layer: Layer) -> Layer:
-    """`layer` where it makes no gradient of its input: backward FLOPs that a person states are run whole."""
+    """Returns `layer` without its input's gradient; the parameters' gradients take all stated backward FLOPs."""
     whole = isinstance(layer, StatedLayer) and layer.backward_stated and bool(layer.parameters)
     return replace(layer, makes_input_gradient=False) if whole else layer  # type: ignore[call-arg]
 
 
 def as_stated(layer: Layer, stated: Stated) -> tuple[Layer, str]:
-    """`layer` with what is stated in place of what its shapes say, and a line that tells where they differ.
+    """Returns `layer` with the stated figures over those of its shapes, and a line that tells where the two differ.
 
     The line is empty where nothing differs. `stated.gradient_mb` above 0 needs parameters.
     """
@@ -105,7 +104,7 @@ def as_stated(layer: Layer, stated: Stated) -> tuple[Layer, str]:
 
 
 def _with_flops(layer: Layer, shaped: Layer, stated: Stated) -> tuple[Layer, list[str]]:
-    """`layer` with the stated FLOPs, where they are not those of `shaped`, and the differences."""
+    """Returns `layer` with the stated FLOPs, where they differ from those of `shaped`, and the differences."""
     known, backwards = shaped.forward_flops, (shaped.backward_flops, shaped.gradient_flops(of_input=False))
     forward = known if stated.forward is None or _near(stated.forward, known) else stated.forward
     told = [] if forward == known else [_difference("forward_flops", forward, known, flops=True)]
@@ -126,9 +125,9 @@ def _with_flops(layer: Layer, shaped: Layer, stated: Stated) -> tuple[Layer, lis
 
 
 def _with_gradients(layer: Layer, gradient_mb: float) -> tuple[Layer, list[str]]:
-    """`layer` with gradients of the stated size, in 16 bits or fp32, whichever is nearer; and the difference.
+    """Returns `layer` with gradients of the stated size, in 16 bits or fp32, whichever is nearer; and the difference.
 
-    A size that rounds to 0 says nothing of parameters that are few.
+    A stated size of 0 is no difference where the parameters are so few that theirs rounds to 0.
     """
     known = [layer.num_parameters * width / MB for width in _WIDTHS]
     told = [] if _agrees(gradient_mb, *known) else [_difference("gradient_memory_mb", gradient_mb, known[1])]
@@ -144,7 +143,7 @@ def _near(value: float, *known: float) -> bool:
 
 
 def _agrees(value: float, *known: float) -> bool:
-    """Whether `value` is one of `known` within 2 %, or rounded to the digits that it has."""
+    """Returns whether `value` is one of `known` within 2 %, or rounded to the digits that it has."""
     exponent = Decimal(repr(float(value))).normalize().as_tuple().exponent
     half = 0.5 * 10.0 ** min(0, int(exponent))
     return _near(value, *known) or any(abs(value - each) <= half for each in known)
