@@ -95,7 +95,7 @@ def test_bounds_of_a_search_hold_under_corrected_rates(tmp_path):
         (f"{STEP}step_time_s: -1\n", "step_time_s: expected a number above 0"),
         (f"{STEP}step_time_s: yes\n", "step_time_s: expected a number above 0"),
         (f"{STEP}step_time_s: 1\nspeed: 3\n", "unknown key 'speed'"),
-        (f"{STEP}step_time_s: 1\ncluster: a100\n", "says nothing of h100-sxm-80gb"),
+        (f"{STEP}step_time_s: 1\ncluster: a100\n", "it can't correct h100-sxm-80gb"),
         (f"{STEP}step_time_s: 1\ngpus: 12\n", "not 12"),
         (f"{STEP}step_time_s: 1\ngpus: many\n", "gpus: expected a whole number"),
         (f"{STEP}step_time_s: 1\nmodel: 5\n", "model: expected a name"),

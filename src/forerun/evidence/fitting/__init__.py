@@ -1,1 +1,1 @@
-"""Constants that only whole training steps tell: fitted to measured ones, and corrected by a user's own."""
+"""Fits the constants that only whole training steps determine, and corrects them by a user's own steps."""

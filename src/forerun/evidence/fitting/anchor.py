@@ -1,8 +1,8 @@
-"""What a user's own measured steps tell about a cluster and a framework: a Bayesian update of rates.
+"""Corrects the rates of a cluster by a user's own measured steps, in a Bayesian update.
 
-A measured step moves each rate that its own time depends on, in proportion to how uncertain the rate is, so that a
-plan with other shares of computation and communication is corrected differently. The corrected rates are part of the
-Cluster: predictions and the bounds of a search use them alike.
+A measured step moves each rate on which its time depends, in proportion to the rate's uncertainty. A plan with other
+shares of computation and communication therefore gets another correction. The corrected rates are part of the Cluster,
+so that predictions and the bounds of a search use them alike.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _STEP = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A step of the user's own and the seconds that it took."""
+    """A user's own training step and the seconds that it took."""
 
     setup: Setup
     measured_s: float
 
 
 def anchored_rates(anchors: Sequence[Anchor]) -> KernelRates:
-    """Rates over those of the anchors' clusters, most probable after all `anchors`.
+    """Returns the most probable factors on the rates of the anchors' clusters after all `anchors`.
 
     Raises:
-        ImpossiblePlan, ForerunError: as `predict` of an anchor.
+        ImpossiblePlan, ForerunError: As `predict` raises them for an anchor.
     """
     registry, known = load_registry(), load_posterior()
     whats = list(registry.anchor.sigma)
-    # the anchors' stacks may differ, while the cluster's rates are one: what is unsure of them on average
+    # The anchors may have several stacks, but the cluster has one set of rates: their covariance is the mean.
     covariance = np.mean([known.of_rates(registry, anchor.setup) for anchor in anchors], axis=0)
     measured = np.log([anchor.measured_s for anchor in anchors])
 
@@ -56,10 +56,10 @@ def anchored_rates(anchors: Sequence[Anchor]) -> KernelRates:
 
 
 def best_anchor(setups: Sequence[Setup]) -> int:
-    """Which of `setups`, measured and given as anchor, would tell most about the others.
+    """Returns the number of the setup whose measurement, given as an anchor, would tell most about the others.
 
     Raises:
-        ImpossiblePlan, ForerunError: as `predict` of one of them.
+        ImpossiblePlan, ForerunError: As `predict` raises them for one of the setups.
     """
     registry, known = load_registry(), load_posterior()
     whats = list(registry.anchor.sigma)
@@ -68,7 +68,7 @@ def best_anchor(setups: Sequence[Setup]) -> int:
 
 
 def _log_times(setup: Setup, whats: Sequence[What]) -> Callable[[F64], float]:
-    """Logarithms of rates -> logarithm of the step's time. All runs share one Program."""
+    """Returns a function from logarithms of rates to the logarithm of the step's time; all calls share one Program."""
     prepared = prepare(setup)
 
     def log_time(x: F64) -> float:
@@ -80,18 +80,18 @@ def _log_times(setup: Setup, whats: Sequence[What]) -> Callable[[F64], float]:
 
 
 def _slopes(log_time: Callable[[F64], float], n_rates: int) -> F64:
-    """d log(time) / d log(rate), (n_rates,)."""
+    """Returns d log(time) / d log(rate), (n_rates,)."""
     first = log_time(np.zeros(n_rates))
     return np.array([log_time(_STEP * unit) - first for unit in np.eye(n_rates)]) / _STEP
 
 
 def anchored(cluster: Cluster, rates: KernelRates) -> Cluster:
-    """`cluster` with `rates` over its own."""
+    """Returns `cluster` with its rates multiplied by `rates`."""
     return replace(cluster, rates=cluster.rates.times(rates))
 
 
 def rates_of(whats: Sequence[What], x: F64) -> KernelRates:
-    """Rates of the logarithms `x` of `whats`; a device's clock sets products and attention."""
+    """Returns the rates whose logarithms are `x`, by `whats`; the clock applies to products and attention."""
     factor = dict(zip(whats, np.exp(x).tolist(), strict=True))
     clock = factor.get("sustained", 1.0)
     return KernelRates(

@@ -1,4 +1,4 @@
-"""A file of a user's own measured steps: the fields of a plan and what the step took, once or several times."""
+"""Reads a file of a user's own measured steps: for each the fields of its plan and its time."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ANCHORS = "anchors"
 
 
 def anchored_by_file(path: Path, model: ModelSpec | LayeredModel, cluster: Cluster, stack: str | None) -> Cluster:
-    """`cluster` with the rates that the measured steps in `path` make most probable.
+    """Returns `cluster` with the rates that the measured steps in `path` make most probable.
 
-    The file holds one step, or a list of them under `anchors`: plan fields as a plan file has them, one of step_time_s
-    and tokens_per_s_per_gpu, and if they differ from the arguments model, cluster and stack; gpus and global_batch
-    complete the plan.
+    The file holds one step, or a list of steps under `anchors`. A step has the fields of a plan file and one of
+    step_time_s and tokens_per_s_per_gpu; gpus and global_batch complete its plan. It also names its model, cluster and
+    stack where they differ from the arguments.
 
     Raises:
-        ForerunError: the file, the step and the key that are wrong, or a step on another device.
-        ImpossiblePlan: a step whose plan cannot run.
+        ForerunError: The file is wrong, or a step ran on another device. The message names the step and the key.
+        ImpossiblePlan: The plan of a step cannot run.
     """
     data = read_yaml(path)
     entries: Any = data.pop(ANCHORS) if ANCHORS in data else [data]
@@ -54,7 +54,9 @@ def _anchor(entry: Any, place: str, model: ModelSpec | LayeredModel, cluster: Cl
     spec = load_any(_text(f"{place}: model", run["model"])) if "model" in run else model
     where = load_cluster(_text(f"{place}: cluster", run["cluster"])) if "cluster" in run else cluster
     if where.device.name != cluster.device.name:
-        raise ForerunError(f"{place}: a step on {where.device.name} says nothing of {cluster.device.name}")
+        raise ForerunError(
+            f"{place}: the step ran on {where.device.name}, so it can't correct {cluster.device.name}; leave it out"
+        )
     values = dict(plan_fields(own, place))
     if stack is not None:
         values.setdefault("stack", stack)

@@ -1,8 +1,8 @@
-"""The constants that are fitted to whole steps: where each lives, what it is before any step is seen, and why.
+"""The constants that Forerun fits to whole steps: the place of each, its prior, and the reason for the prior.
 
-They come from `constants.yaml`. All are multiplicative: a prior is log-normal, `sigma` the standard deviation of the
-logarithm. Constants of one kind (the bandwidth that eager stacks achieve, say) scatter around a value of their kind,
-which is fitted with them: what no step informs takes the value of its kind.
+`constants.yaml` lists them. All are factors: their priors are log-normal, and `sigma` is the standard deviation of the
+logarithm. Constants of one kind (such as the bandwidth that eager stacks achieve) scatter around a value of the kind,
+which the fit finds too. A constant that no step informs takes the value of its kind.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ What = Literal[
 OF_KERNELS: tuple[What, ...] = ("attention_forward", "attention_backward")
 OF_STACKS: tuple[What, ...] = ("gemm_rate", "memory_rate", "network_rate", "launch_blocking_us", "owner_broadcast_us")
 IN_PROGRAM: frozenset[What] = frozenset({"owner_broadcast_us"})
-"""constants that Programs hold; others are in what their operations cost"""
+"""constants that are part of a Program; the others are part of its operations' costs"""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What constants of one kind share: a value that lies `sigma` around `prior` or `factor` x another kind's."""
+    """The value that constants of one kind share, within `sigma` of `prior` or of `factor` x another kind's value."""
 
     what: What
     sigma: float
     spread: float
-    """how far a constant of the kind may be from its value"""
+    """standard deviation of the logarithms of the kind's constants around its value"""
     source: str
     prior: float | None = None
     kind: str | None = None
@@ -55,9 +55,9 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One constant, shared by all of `of`: devices, attention kernels as `kernel.architecture`, or stacks.
+    """One constant and its places `of`, which share it: devices, stacks, or kernels as `kernel.architecture`.
 
-    Before any step is seen it lies `sigma` around `prior`, or around `factor` x its kind's value.
+    A priori it lies within `sigma` of `prior`, or of `factor` x the value of its kind.
     """
 
     what: What
@@ -70,23 +70,23 @@ class Constant:
 
     @property
     def name(self) -> str:
-        """What it is, and of what first."""
+        """The quantity and the first place that has it."""
         return f"{self.what} of {self.of[0]}"
 
     @property
     def shipped(self) -> float:
-        """The value in force in Forerun's files."""
+        """The present value in Forerun's files."""
         return shipped_value(self.what, self.of[0])
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorPriors:
-    """What measured steps of a user's own may change."""
+    """The uncertainties that limit how far a user's own measured steps change rates."""
 
     sigma: dict[What, float]
-    """how far the rates of one cluster lie from those of its device and stack: standard deviations of logarithms"""
+    """standard deviation of the logarithm of one cluster's rate around that of its device and stack, by quantity"""
     noise: float
-    """of a measured step, as a logarithm, around what is predicted with the right rates"""
+    """standard deviation of the logarithm of a measured step around its prediction with the right rates"""
     source: str
 
 
@@ -95,7 +95,7 @@ class Registry:
     """All constants with their kinds."""
 
     scale: float
-    """error of a row, as a logarithm, beyond which it loses weight"""
+    """logarithmic error beyond which a row loses weight"""
     source: str
     kinds: dict[str, Kind]
     constants: tuple[Constant, ...]
@@ -104,29 +104,31 @@ class Registry:
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
     def check(self) -> None:
-        """Raise ForerunError for a kind that does not exist, and for places that do not, differ or are named twice."""
+        """Raises ForerunError for an unknown kind, and for places that are unknown, differ in value or occur twice."""
         entries: dict[str, Kind | Constant] = {**self.kinds, **{one.name: one for one in self.constants}}
         for name, entry in entries.items():
             if (entry.prior is None) == (entry.kind is None):
                 raise ForerunError(f"{name}: give one of prior and kind")
             if entry.kind is not None and entry.kind not in self.kinds:
-                raise ForerunError(f"{name}: there is no kind {entry.kind!r}")
+                raise ForerunError(f"{name}: there is no kind {entry.kind!r}; add it under kinds")
         for constant in self.constants:
             if constant.kind is None and constant.sigma is None:
                 raise ForerunError(f"{constant.name}: give sigma beside prior")
             if len({shipped_value(constant.what, one) for one in constant.of}) > 1:
-                raise ForerunError(f"{constant.name}: its places hold different values")
+                raise ForerunError(
+                    f"{constant.name}: its places hold different values; make them equal, or list them apart"
+                )
         if len(self._numbers) < sum(len(constant.of) for constant in self.constants):
-            raise ForerunError("a place is named by two constants")
+            raise ForerunError("two constants name the same place; remove one of them")
 
     @cached_property
     def _numbers(self) -> dict[tuple[str, str], int]:
         return {(one.what, name): i for i, one in enumerate(self.constants) for name in one.of}
 
     def constants_of(self, setup: Setup) -> dict[What, tuple[int, str]]:
-        """What the time of `setup` depends on -> number of the constant, and the place among its `of`.
+        """Returns, by each quantity on which the time of `setup` depends, the number of its constant and of its place.
 
-        Without what is not fitted.
+        Quantities that no constant covers are left out.
         """
         stack, device = setup.stack, setup.cluster.device
         kernel = stack.attention_kernel(setup.plan.attention, device.architecture)
@@ -138,7 +140,7 @@ class Registry:
         return {what: (known[what, place], place) for what, place in found.items() if place is not None}
 
     def spread_of(self, constant: Constant) -> float:
-        """How far a constant may be from its prior or the value of its kind, as a standard deviation of logarithms."""
+        """Returns the standard deviation of a constant's logarithm around its prior or the value of its kind."""
         own = constant.sigma
         if own is None and constant.kind is not None:
             own = self.kinds[constant.kind].spread
@@ -147,10 +149,10 @@ class Registry:
 
 
 def parse_registry(text: str, place: str) -> Registry:
-    """The Registry of a YAML text.
+    """Returns the Registry of a YAML text.
 
     Raises:
-        ForerunError: `place` and the key, for an unknown key, a wrong type, or a device, kernel or stack that is none.
+        ForerunError: A key, device, kernel or stack is unknown, or a type is wrong. The message names `place` and key.
     """
     try:
         registry = pydantic.TypeAdapter(Registry).validate_python(yaml.safe_load(text))
@@ -165,16 +167,16 @@ def parse_registry(text: str, place: str) -> Registry:
 
 @cache
 def load_registry() -> Registry:
-    """The shipped constants."""
+    """Returns the shipped constants."""
     path = resources.files("forerun.evidence.fitting") / "constants.yaml"
     return parse_registry(path.read_text(encoding="utf-8"), "constants.yaml")
 
 
 def shipped_value(what: What, of: str) -> float:
-    """A constant as Forerun's files have it; `of` is a device, `kernel.architecture` or a stack.
+    """Returns the value of a constant in Forerun's files; `of` is a device, `kernel.architecture` or a stack.
 
     Raises:
-        ForerunError: there is no such thing.
+        ForerunError: The device, kernel or stack is unknown.
     """
     if what == "sustained":
         return load_device(of).sustained
@@ -183,15 +185,17 @@ def shipped_value(what: What, of: str) -> float:
         known = attention_kernels().get(kernel)
         rate = known.rates.get(architecture) if known else None
         if not isinstance(rate, KernelRate):
-            raise ForerunError(f"{what} of {of}: attention.yaml has no rates of such a kernel and architecture")
+            raise ForerunError(
+                f"{what} of {of}: attention.yaml has no rates of this kernel on this architecture; add them"
+            )
         return float(getattr(rate, what.removeprefix("attention_")))
     return float(getattr(load_stack(of), what))
 
 
 def changed(stack: Stack, factors: Mapping[What, float]) -> Stack:
-    """`stack` with constants times `factors`, those of its device and its attention kernel included.
+    """Returns `stack` with its constants times `factors`, which include those of its device and attention kernel.
 
-    A device's clock and a kernel's rate act as rates of the stack do, so that one object holds all.
+    A device's clock and a kernel's rate act like rates of the stack, so that one object holds all of them.
     """
     clock, forward = factors.get("sustained", 1.0), factors.get("attention_forward", 1.0)
     own: dict[str, Any] = {name: getattr(stack, name) * factors.get(name, 1.0) for name in OF_STACKS}

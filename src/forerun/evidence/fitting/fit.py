@@ -1,4 +1,4 @@
-"""Fit the constants of a registry to measured steps, with all of them and with whole families of stacks left out."""
+"""Fits the constants of a registry to measured steps, with all steps and with whole families of stacks left out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forerun.evidence.fitting.solve import Priors, Solution, solve
 from forerun.evidence.fitting.steps import Step, StepTimes
 
 INFORMS = 0.02
-"""least |d log(time) / d log(constant)| of a row that informs a constant"""
+"""a row informs a constant if |d log(time) / d log(constant)| is at least this"""
 DIGITS = 3
 """significant digits of fitted values"""
 
@@ -26,21 +26,21 @@ class FittedConstant:
 
     constant: Constant
     prior: float
-    """its value where no step informs it or its kind"""
+    """value where no step informs it or its kind"""
     value: float
     sigma: float
     rows_of: dict[str, int]
-    """place that it is of -> steps that inform it there"""
+    """place of the constant -> number of steps that inform it there"""
 
     @property
     def rows(self) -> int:
-        """Steps that inform it."""
+        """The number of steps that inform it."""
         return sum(self.rows_of.values())
 
 
 @dataclass(frozen=True, slots=True)
 class FittedKind:
-    """The value around which constants of a kind lie."""
+    """The fitted value around which the constants of a kind lie."""
 
     name: str
     kind: Kind
@@ -51,7 +51,7 @@ class FittedKind:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Constants and what they predict. `shipped_s` and `fitted_s` are seconds of the steps, (n_steps,)."""
+    """Fitted constants, and the seconds of the steps with shipped and with fitted constants, (n_steps,) each."""
 
     steps: tuple[Step, ...]
     kinds: tuple[FittedKind, ...]
@@ -63,23 +63,23 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Steps of one family predicted with constants to which its own steps contributed nothing."""
+    """The steps of one family, predicted with constants that were fitted without that family."""
 
     family: str
     numbers: tuple[int, ...]
-    """of its steps"""
+    """numbers of its steps"""
     values: F64
-    """logarithms of all constants"""
+    """logarithms of all constants, (n_constants,)"""
     posterior: Posterior
     seconds: F64
-    """of its steps"""
+    """predicted times of its steps, (n,)"""
 
 
 class StepFit:
-    """The fit of one set of steps. Its Jacobian is computed once, at the fitted constants."""
+    """The fit of one set of steps. It computes its Jacobian once, at the fitted constants."""
 
     def __init__(self, times: StepTimes) -> None:
-        """Fit to all steps. Raises ForerunError where that does not converge."""
+        """Fits to all steps. Raises ForerunError where the fit does not converge."""
         self._times = times
         registry = times.registry
         self._priors = priors_of(registry)
@@ -92,16 +92,16 @@ class StepFit:
         self._slopes = self._padded(times.slopes(first.x[self._n_kinds :], seconds))
         self._all = self._solve(everyone, first.x[self._n_kinds :], first.errors)
         self.values = np.log([rounded(value) for value in np.exp(self._all.x[self._n_kinds :])])
-        """logarithms of the fitted constants, as files hold them"""
+        """logarithms of the fitted constants, rounded as files hold them, (n_constants,)"""
         self.fit = self._read(shipped_s, times.seconds(self.values))
 
     @property
     def slopes(self) -> F64:
-        """d log(predicted) / d log(constant) at the fitted constants, (n_steps, n_constants)."""
+        """Returns d log(predicted) / d log(constant) at the fitted constants, (n_steps, n_constants)."""
         return self._slopes[:, self._n_kinds :]
 
     def leave_out(self, family: str) -> LeftOut:
-        """The steps of `family` predicted by a fit to all others."""
+        """Predicts the steps of `family` by a fit to all others."""
         own = np.array([step.family == family for step in self._times.steps])
         found = self._solve(~own, self._all.x[self._n_kinds :], self._all.errors)
         seconds = np.exp(found.errors + self._times.log_measured)[own]
@@ -121,7 +121,7 @@ class StepFit:
         )
 
     def _padded(self, slopes: F64) -> F64:
-        """No step depends on the value of a kind but through its constants."""
+        """Returns `slopes` with zeros for the kinds in front: steps depend on kinds only through their constants."""
         return np.hstack([np.zeros((len(slopes), self._n_kinds)), slopes])
 
     def _read(self, shipped_s: F64, fitted_s: F64) -> Fit:
@@ -148,7 +148,7 @@ class StepFit:
 
 
 def priors_of(registry: Registry) -> Priors:
-    """Priors of the logarithms of all kinds and, after them, all constants."""
+    """Returns the priors of the logarithms of all kinds, followed by all constants."""
     kinds = list(registry.kinds)
     entries: Sequence[Kind | Constant] = (*registry.kinds.values(), *registry.constants)
     lines, values, sigma = np.eye(len(entries)), np.zeros(len(entries)), np.zeros(len(entries))
@@ -162,11 +162,11 @@ def priors_of(registry: Registry) -> Priors:
 
 
 def row_weights(steps: Sequence[Step], used: np.typing.NDArray[np.bool_]) -> F64:
-    """Weights such that a source of n used rows counts n^(3/4): its rows share causes of error."""
+    """Returns weights, (n_steps,), by which a source of n used rows counts n^(3/4): its rows share causes of error."""
     counts = Counter(step.source for step, own in zip(steps, used, strict=True) if own)
     return np.array([max(counts[step.source], 1) ** -0.25 for step in steps])
 
 
 def rounded(value: float) -> float:
-    """`value` with DIGITS significant digits."""
+    """Returns `value` with DIGITS significant digits."""
     return float(f"{value:.{DIGITS}g}")

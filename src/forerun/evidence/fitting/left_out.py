@@ -1,4 +1,4 @@
-"""How well one measured step of a user's own corrects other steps, of stacks that are fitted and of ones left out."""
+"""Errors of steps after one measured step has corrected them, for fitted stacks and for stacks left out of the fit."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from forerun.evidence.fitting.update import most_probable, most_telling
 
 @dataclass(frozen=True, slots=True)
 class AnchoredErrors:
-    """log(predicted / measured) of every step: (n_steps,), or one of each anchor, which may be none."""
+    """log(predicted / measured) of every step, without an anchor and with anchors; a step may have none."""
 
     errors: F64
-    """without anchor"""
+    """without an anchor, (n_steps,)"""
     same_cluster: tuple[F64, ...]
-    """after each other step of its source and device as anchor, in turn"""
+    """for each step, one error for each other step of its source and device as the anchor"""
     same_run: tuple[F64, ...]
-    """after each of those that are of its model too"""
+    """the same, only with anchors of its model"""
     best: tuple[F64, ...]
-    """after the one of those that tells most about the others, without knowing what any took; none for itself"""
+    """with the most telling anchor of its run, chosen without knowing any time; none for the anchor itself"""
 
 
 def fitted_errors(fit: StepFit, times: StepTimes) -> AnchoredErrors:
-    """With constants fitted to all steps."""
+    """Returns the errors with constants fitted to all steps."""
     errors = np.log(fit.fit.fitted_s) - times.log_measured
     return _anchored_errors(times, fit.slopes, errors, [fit.fit.posterior] * len(errors))
 
 
 def left_out_errors(fit: StepFit, times: StepTimes) -> AnchoredErrors:
-    """With the step's family left out of the fit. Raises ForerunError as the fit does."""
+    """Returns the errors with the step's family left out of the fit. Raises ForerunError as the fit does."""
     errors = np.zeros(len(times.steps))
     known: list[Posterior] = [fit.fit.posterior] * len(errors)
     for family in dict.fromkeys(step.family for step in times.steps):
@@ -48,7 +48,7 @@ def left_out_errors(fit: StepFit, times: StepTimes) -> AnchoredErrors:
 
 
 def _anchored_errors(times: StepTimes, slopes: F64, errors: F64, known: Sequence[Posterior]) -> AnchoredErrors:
-    """Anchors correct to first order."""
+    """Returns the errors, which anchors correct to first order."""
     registry, noise = times.registry, times.registry.anchor.noise
     rates = _slopes_of_rates(times, slopes)
     unsure = [one.of_rates(registry, step.setup) for one, step in zip(known, times.steps, strict=True)]
@@ -80,7 +80,7 @@ def _cluster(step: Step) -> tuple[str, str]:
 
 
 def _groups(steps: Sequence[Step], key: Callable[[Step], Hashable]) -> list[list[int]]:
-    """Of every step, the numbers of all that share its key."""
+    """Returns for every step the numbers of all steps that share its key."""
     members: dict[Hashable, list[int]] = defaultdict(list)
     for number, step in enumerate(steps):
         members[key(step)].append(number)
@@ -92,7 +92,7 @@ def _others(groups: Sequence[Sequence[int]]) -> Iterable[list[int]]:
 
 
 def _slopes_of_rates(times: StepTimes, slopes: F64) -> F64:
-    """d log(time) / d log(rate) for the rates that an anchor may change, (n_steps, n_rates)."""
+    """Returns d log(time) / d log(rate) for the rates that an anchor may change, (n_steps, n_rates)."""
     whats = list(times.registry.anchor.sigma)
     out = np.zeros((len(slopes), len(whats)))
     for number, constants in enumerate(times.constants):
@@ -103,11 +103,11 @@ def _slopes_of_rates(times: StepTimes, slopes: F64) -> F64:
 
 
 def _change(error: float, slopes: F64, covariance: F64, noise: float) -> F64:
-    """Logarithms of the rates that a step with this error makes most probable."""
+    """Returns the logarithms of the rates that a step with this error makes most probable."""
     first, row = np.array([error]), slopes[None, :]
     return most_probable(lambda x: first + row @ x, first, row, covariance, noise)
 
 
 def mean_errors(logarithms: Sequence[F64]) -> F64:
-    """Mean absolute error of each, as a fraction of the measured time; without those that are empty."""
+    """Returns the mean absolute error of each array, as a fraction of the measured time, without empty arrays."""
     return np.array([np.abs(np.exp(each) - 1).mean() for each in logarithms if len(each)])

@@ -1,4 +1,4 @@
-"""Published rows as a user with one measured step sees them: that step is the anchor, the others are predicted."""
+"""Predicts published rows as a user with one measured step does: that step is the anchor of the others."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def run_with_anchors(
     choice: Choice,
     progress: Callable[[RowResult], object] = lambda result: None,
 ) -> list[RowResult]:
-    """One result for each row that shares its run with an anchor, in order, predicted after that anchor.
+    """Returns one result, in order, for each row that shares its run with an anchor, predicted after that anchor.
 
-    Rows of one source, device and model are one run. Its anchor is the first row, or the one that tells most about
-    the others, of those that have a time, can be expressed and are of the run's best tier.
+    Rows of one source, device and model form a run. Its anchor is one of the rows of the run's best tier that have a
+    time and can be expressed: the first, or the one that tells most about the others.
     """
     known = {row.id: inputs for row in rows if (inputs := _inputs(row, models, hardware)) is not None}
     runs: dict[Hashable, list[Measurement]] = defaultdict(list)
@@ -58,7 +58,7 @@ def _after_anchor(
     predictor: Predictor,
     choice: Choice,
 ) -> Iterable[RowResult]:
-    """The rows of one run but for its anchor; none where there is none, or nothing else."""
+    """Returns the results of one run's rows other than its anchor; none where the run has no anchor or no other row."""
     timed = [(row, time_s) for row in members if (time_s := measured_time_s(row)) is not None]
     tier = min((row.tier for row, _ in timed), default="")
     able = [(row, _setup(known[row.id]), time_s) for row, time_s in timed if row.tier == tier]

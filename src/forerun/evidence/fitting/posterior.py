@@ -1,7 +1,7 @@
-"""What a fit to whole steps leaves unsure: covariances of the logarithms of its constants.
+"""The uncertainty that a fit to whole steps leaves: covariances of the logarithms of its constants.
 
-Steps tell sums better than parts (a slower clock with a higher bandwidth predicts most of them alike), so that errors
-of constants go together. A measured step of a user's own has to be read with that in mind.
+Steps determine sums better than parts (a slower clock with a higher bandwidth predicts most steps alike), so that the
+errors of constants are correlated. The update by a user's own measured step needs these correlations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEAD = """\
 
 @dataclass(frozen=True)
 class Posterior:
-    """Covariance of the logarithms of the constants of these names, (n, n)."""
+    """The covariance of the logarithms of the named constants, (n, n)."""
 
     names: tuple[str, ...]
     covariance: F64
@@ -38,11 +38,11 @@ class Posterior:
         return {name: place for place, name in enumerate(self.names)}
 
     def of_rates(self, registry: Registry, setup: Setup) -> F64:
-        """Covariance of the logarithms of the rates that a measured step of `setup` may change, (n_rates, n_rates).
+        """Returns the covariance of the logarithms of the rates that a step of `setup` may change, (n_rates, n_rates).
 
-        Beside what the fit leaves unsure it holds how far one cluster lies from others with the device and the stack.
-        A constant that the fit did not know may be as far off as its prior, and a rate that no constant is of as a
-        typical one of its sort.
+        It is the sum of the fit's uncertainty and of the scatter of clusters with the same device and stack. A constant
+        that the fit did not know has its prior's uncertainty. A rate without a constant has that of a typical constant
+        of its quantity.
         """
         whats = list(registry.anchor.sigma)
         out = np.diag([registry.anchor.sigma[what] ** 2 for what in whats])
@@ -63,7 +63,7 @@ class Posterior:
         return out
 
     def as_text(self) -> str:
-        """As the file holds it."""
+        """Returns the text of the file."""
         sigma = np.sqrt(np.diag(self.covariance))
         percent = np.rint(100 * self.covariance / np.outer(sigma, sigma)).astype(int)
         lines = [
@@ -77,7 +77,7 @@ def _typical_spread(registry: Registry, what: What) -> float:
 
 
 def parse_posterior(text: str) -> Posterior:
-    """What `Posterior.as_text` wrote."""
+    """Returns the Posterior of a text that `Posterior.as_text` wrote."""
     entries = yaml.safe_load(text)
     sigma = np.array([entry["sigma"] for entry in entries.values()])
     correlation = np.eye(len(sigma))
@@ -88,5 +88,5 @@ def parse_posterior(text: str) -> Posterior:
 
 @cache
 def load_posterior() -> Posterior:
-    """That of the shipped constants."""
+    """Returns the Posterior of the shipped constants."""
     return parse_posterior((resources.files("forerun") / FILE).read_text(encoding="utf-8"))

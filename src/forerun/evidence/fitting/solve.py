@@ -1,4 +1,4 @@
-"""Maximum a posteriori of log-normal constants: Gauss-Newton with priors, stray rows weighed down. Deterministic."""
+"""Finds the most probable log-normal constants by Gauss-Newton with priors; stray rows lose weight. Deterministic."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from forerun.core.program.types import F64
 
 _ROUNDS = 12
 _CLOSE = 2e-4
-"""change of a logarithm below which the fit has ended"""
+"""the fit ends when no logarithm changes by more than this"""
 _WEIGHT_ROUNDS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Priors:
-    """One line for each unknown x: `lines @ x` is `values`, give or take `sigma`. Shapes (n, n), (n,), (n,)."""
+    """One linear prior for each unknown x: `lines @ x` is `values` within `sigma`. Shapes (n, n), (n,), (n,)."""
 
     lines: F64
     values: F64
@@ -26,13 +26,13 @@ class Priors:
 
     @property
     def mean(self) -> F64:
-        """x where nothing else is known, (n,)."""
+        """The x that satisfies the priors exactly, (n,)."""
         return np.asarray(np.linalg.solve(self.lines, self.values), np.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """`x`, (n,), and its covariance, (n, n); errors of the rows at `x`, (n_rows,)."""
+    """The solution `x`, (n,), its covariance, (n, n), and the errors of the rows at `x`, (n_rows,)."""
 
     x: F64
     covariance: F64
@@ -47,18 +47,18 @@ class Solution:
 def solve(
     errors: Callable[[F64], F64], slopes: F64, priors: Priors, weights: F64, scale: float, start: F64, first: F64
 ) -> Solution:
-    """The x that minimises sum(weights 2 (sqrt(1 + (errors / scale)^2) - 1)) and the squares of the priors.
+    """Returns the x that minimises sum(weights 2 (sqrt(1 + (errors / scale)^2) - 1)) plus the squares of the priors.
 
-    The second-order terms of `errors` are small, so that one Jacobian serves all rounds.
+    One Jacobian serves all rounds, because the second-order terms of `errors` are small.
 
     Args:
-        errors: x -> log(predicted / measured) of the rows.
-        slopes: their Jacobian near `start`, (n_rows, n).
-        weights: of the rows; 0 leaves one out.
-        first: `errors(start)`.
+        errors: Function from x to log(predicted / measured) of the rows, (n_rows,).
+        slopes: Its Jacobian near `start`, (n_rows, n).
+        weights: Weights of the rows, (n_rows,); 0 leaves a row out.
+        first: The value of `errors(start)`.
 
     Raises:
-        ForerunError: it does not converge.
+        ForerunError: The fit does not converge.
     """
     x, now = start, first
     for _ in range(_ROUNDS):
@@ -72,7 +72,7 @@ def solve(
 
 
 def _linear(offset: F64, slopes: F64, priors: Priors, weights: F64, scale: float) -> tuple[F64, F64]:
-    """Minimum and covariance where errors are `offset + slopes @ x`."""
+    """Returns the minimum and its covariance where errors are `offset + slopes @ x`."""
     own = priors.lines / priors.sigma[:, None]
     wanted = priors.values / priors.sigma
     x = priors.mean

@@ -1,4 +1,4 @@
-"""Measured steps, and what each constant changes in the time that is predicted for them."""
+"""Measured steps, and the derivatives of their predicted times by each constant."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from forerun.evidence.validation.plan_mapping import Inexpressible
 from forerun.evidence.validation.rows import Measurement
 
 TIER = "A"
-"""rows that state everything that a simulation needs"""
+"""tier of the rows that state everything that a simulation needs"""
 _STEP = 0.02
-"""of the logarithm of a constant, for its derivative"""
+"""change of a constant's logarithm by which the derivative is taken"""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One measured step. Rows of one `source` are measured alike; `family` is its stack's."""
+    """One measured step. Steps of one `source` were measured alike; `family` is that of its stack."""
 
     name: str
     source: str
@@ -40,10 +40,10 @@ class Step:
 def steps_of(
     rows: Iterable[Measurement], models: Mapping[str, ModelSpec], hardware: Hardware, registry: Registry
 ) -> list[Step]:
-    """The rows of TIER with a measured time that can be expressed.
+    """Returns the steps of the rows of TIER that have a measured time and can be expressed.
 
     Raises:
-        ForerunError: there is none.
+        ForerunError: There is no such row.
     """
     steps = []
     for row in rows:
@@ -62,31 +62,31 @@ def steps_of(
 
 
 class StepTimes:
-    """Predicted times of steps as a function of the constants of a registry."""
+    """Predicts the times of steps from the constants of a registry."""
 
     def __init__(self, steps: Sequence[Step], registry: Registry, progress: Callable[[], object] = lambda: None):
         self.steps = tuple(steps)
         self.registry = registry
         self._progress = progress
         self._prepared: list[Prepared | None] = [None] * len(self.steps)
-        """Programs, which most constants leave as they are"""
+        """the steps' Programs, which most constants do not change"""
         self.constants = [registry.constants_of(step.setup) for step in steps]
-        """of each step: what its time depends on -> number of the constant, and its place"""
+        """for each step: quantity on which its time depends -> number of the constant and of its place"""
         self.shipped = np.log([constant.shipped for constant in registry.constants])
-        """logarithms of the values in force, (n_constants,)"""
+        """logarithms of the present values, (n_constants,)"""
         self.log_measured = np.log([step.measured_s for step in steps])
 
     def seconds(self, values: F64) -> F64:
-        """Predicted seconds with constants of these logarithms, (n_steps,)."""
+        """Returns the predicted seconds with the constants whose logarithms are `values`, (n_steps,)."""
         return np.array([self._seconds(number, values) for number in range(len(self.steps))])
 
     def errors(self, values: F64) -> F64:
-        """log(predicted / measured), (n_steps,)."""
+        """Returns log(predicted / measured), (n_steps,)."""
         out: F64 = np.log(self.seconds(values)) - self.log_measured
         return out
 
     def slopes(self, values: F64, seconds: F64) -> F64:
-        """d log(predicted) / d log(constant) at `values`, where the times are `seconds`; (n_steps, n_constants)."""
+        """Returns d log(predicted) / d log(constant) at `values`, whose times are `seconds`; (n_steps, n_constants)."""
         out = np.zeros((len(self.steps), len(values)))
         for number, constants in enumerate(self.constants):
             for what, (constant, _) in constants.items():

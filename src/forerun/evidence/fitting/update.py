@@ -1,4 +1,4 @@
-"""What one measured step tells about the rates of a run, to first order, and which step tells most about others."""
+"""Updates rates by measured steps, and finds the step whose measurement tells most about the others."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from forerun.evidence.fitting.solve import Priors, solve
 
 
 def most_probable(errors: Callable[[F64], F64], first: F64, slopes: F64, covariance: F64, noise: float) -> F64:
-    """Logarithms of the rates that measured steps make most probable, (n_rates,).
+    """Returns the logarithms of the rates that measured steps make most probable, (n_rates,).
 
     Args:
-        errors: logarithms of rates -> log(predicted / measured) of the steps.
-        first: `errors` of rates that nobody changed, (n_steps,).
-        slopes: their derivatives there, (n_steps, n_rates).
-        covariance: of the logarithms of the rates before these steps, (n_rates, n_rates), positive definite.
-        noise: of a step around what is predicted with the right rates; steps that are off by more lose weight.
+        errors: Function from logarithms of rates to log(predicted / measured) of the steps, (n_steps,).
+        first: The errors at unchanged rates, (n_steps,).
+        slopes: Their derivatives there, (n_steps, n_rates).
+        covariance: Prior covariance of the logarithms of the rates, (n_rates, n_rates), positive definite.
+        noise: Standard deviation of a step's logarithm around its prediction with the right rates; steps that are off
+            by more lose weight.
 
     Raises:
-        ForerunError: `errors` is so far from straight that it does not converge.
+        ForerunError: The update does not converge, as `errors` is too far from linear.
     """
     lines = np.asarray(np.linalg.inv(np.linalg.cholesky(covariance)), np.float64)
     start = np.zeros(len(covariance))
@@ -30,13 +31,13 @@ def most_probable(errors: Callable[[F64], F64], first: F64, slopes: F64, covaria
 
 
 def most_telling(slopes: F64, covariances: Sequence[F64], noise: float) -> int:
-    """Which of some steps, measured, leaves least unsure of all others: the sum of the variances of their times.
+    """Returns the number of the step whose measurement leaves the least sum of variances of all other steps' times.
 
-    That is A-optimal design (Chaloner and Verdinelli, "Bayesian experimental design: a review", 1995) for one step.
+    This is A-optimal design (Chaloner and Verdinelli, "Bayesian experimental design: a review", 1995) for one step.
 
     Args:
         slopes: d log(time) / d log(rate), (n_steps, n_rates).
-        covariances: of the logarithms of the rates of each step, (n_rates, n_rates).
+        covariances: For each step, the covariance of the logarithms of its rates, (n_rates, n_rates).
     """
     before = [float(own @ known @ own) for own, known in zip(slopes, covariances, strict=True)]
     left = []

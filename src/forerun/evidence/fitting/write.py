@@ -1,7 +1,7 @@
-"""Fitted constants into the files where they live: rates of stacks and attention kernels, clocks of devices.
+"""Writes fitted constants into their files: rates of stacks and attention kernels, clocks of devices.
 
-Only values, and what is said of their origin, change: the diff of a file shows what a fit changed. What the fit leaves
-unsure is a file of its own.
+Only the values and their stated origins change, so that the diff of a file shows what a fit changed. The fit's
+uncertainty has a file of its own.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ KERNELS = "describe/kernels/attention.yaml"
 STACKS = "describe/stacks/frameworks"
 
 _Change = tuple[str, tuple[str, ...], str]
-"""file under the package's folder, path of keys, value as YAML writes it"""
+"""file under the package's folder, path of keys, value in YAML's notation"""
 
 
 def write_constants(
     constants: Iterable[FittedConstant], posterior: Posterior, folder: Path | None = None
 ) -> list[Path]:
-    """Write `constants` into the files of Forerun under `folder` (the package's own); those whose text changed.
+    """Writes `constants` into Forerun's files under `folder` (by default the package's); returns the changed files.
 
     Raises:
-        ForerunError: a file that lacks the place of a constant, or cannot be read or written.
+        ForerunError: A file lacks the place of a constant, or cannot be read or written.
     """
     root = Path(str(resources.files("forerun"))) if folder is None else folder
     old: dict[Path, str] = {}

@@ -1,4 +1,4 @@
-"""One value of a YAML text changed and everything else left as it is, comments included."""
+"""Changes one value of a YAML text and leaves everything else as it is, comments included."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SCALAR = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[^\s#{}\[\],"'][^#{}\[\],]*?)"""
 
 
 def with_value(text: str, path: Sequence[str], value: str, place: str) -> str:
-    """`text` with the scalar at `path` replaced by `value`, as YAML writes it.
+    """Returns `text` with the scalar at `path` replaced by `value`, which is in YAML's notation.
 
-    A missing last key is added after the scalars of its mapping, a missing mapping at the end of the text.
+    A missing last key goes after the scalars of its mapping, and a missing mapping to the end of the text.
 
     Raises:
-        ForerunError: `place` and the key that is missing on the way, or holds no scalar.
+        ForerunError: A key on the way is missing, or the last one holds no scalar. The message names `place` and key.
     """
     lines = text.splitlines()
     start, end, pad = 0, len(lines), ""
@@ -35,7 +35,9 @@ def with_value(text: str, path: Sequence[str], value: str, place: str) -> str:
         if rest.startswith("{"):
             inner = path[-1]
             if depth != len(path) - 2:
-                raise ForerunError(f"{place}: {'.'.join(path)} lies too deep in a line")
+                raise ForerunError(
+                    f"{place}: {'.'.join(path)} is nested too deep in one line; give its mapping a line of its own"
+                )
             lines[number] = _replaced(lines[number], rf"^(.*?[{{,]\s*{re.escape(inner)}:\s+)", value, place, path)
             return _text(lines)
         start, end = number + 1, _end_of(lines, number, end, pad)
@@ -48,12 +50,12 @@ def _line_of(lines: Sequence[str], start: int, end: int, pad: str, key: str) -> 
 
 
 def _first_mapping(lines: Sequence[str], start: int, end: int, pad: str) -> int:
-    """The first line that opens a mapping; `end` where none does."""
+    """Returns the number of the first line that opens a mapping; `end` where none does."""
     return next((i for i in range(start, end) if re.match(rf"{re.escape(pad)}[^\s#].*:$", lines[i])), end)
 
 
 def _end_of(lines: Sequence[str], number: int, end: int, pad: str) -> int:
-    """First line after the mapping that line `number` opens; blank lines and comments after it are not its own."""
+    """Returns the number of the first line after the mapping that line `number` opens, without trailing comments."""
     after = number + 1
     for i in range(number + 1, end):
         if not lines[i].strip() or lines[i].lstrip().startswith("#"):
