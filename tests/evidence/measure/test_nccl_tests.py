@@ -124,8 +124,12 @@ def test_a_log_becomes_a_network_profile(tmp_path):
     ("name", "text", "message"),
     [
         ("job.out", "nothing here\n", "job.out: no table of nccl-tests"),
-        ("job.out", NO_REDOP, r"job.out, line 8: nothing says which test this is; put its name \(all_reduce_perf"),
-        ("alltoall.log", NO_REDOP.replace("# nThread 1 nGpus 8", "#"), "line 8: nothing says how many ranks"),
+        ("job.out", NO_REDOP, r"job.out, line 8: the log doesn't name its test; put the name \(all_reduce_perf"),
+        (
+            "alltoall.log",
+            NO_REDOP.replace("# nThread 1 nGpus 8", "#"),
+            "line 8: the log doesn't state its number of ranks",
+        ),
         ("alltoall.log", NO_REDOP.replace("nGpus 8", "nGpus 1"), "no table of nccl-tests among more than one rank"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Fit cost profiles to measured kernels."""
+"""Measures kernels and fits cost profiles to them."""

@@ -1,7 +1,7 @@
-"""Kernels that `forerun measure` times, as rows of a file for `--kernel-profile`.
+"""The kernels that `forerun measure` times; each is one row of a file for `--kernel-profile`.
 
-A case makes its tensors when its turn comes and gives back what to run. Operands are random: zeros draw less power and
-run faster than training does.
+A case allocates its tensors only when its turn comes, and returns the function to time. Operands are random: zeros draw
+less power and run faster than training does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FP8 = "fp8"
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured; the defaults take some minutes on a GPU."""
+    """The sizes to measure; the defaults take some minutes on a GPU."""
 
     gemm_m: tuple[int, ...] = (128, 512, 1024, 2048, 4096, 8192, 16384)
     gemm_nk: tuple[tuple[int, int], ...] = (
@@ -29,33 +29,33 @@ class Sizes:
     )
     gemm_dtypes: tuple[str, ...] = ("bf16", "fp16", "tf32", "fp32", "fp8")
     gemm_most_flops: float = 4e12
-    """larger products are left out, and slower dtypes at an eighth of this"""
+    """FLOPs of the largest product; an eighth of it for slower dtypes"""
     backward_least_m: int = 2048
-    """dgrad and wgrad are measured from here, in bf16"""
+    """least m at which dgrad and wgrad are measured, in bf16"""
     head_dims: tuple[int, ...] = (64, 128)
     heads: tuple[tuple[int, int], ...] = ((16, 16), (32, 8), (32, 32), (64, 8), (8, 1))
-    """of queries, of keys and values"""
+    """heads of queries, and heads of keys and values"""
     sequences: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
     attention_tokens: tuple[int, ...] = (4096, 16384)
     """batch times sequence"""
     moved_bytes: tuple[int, ...] = tuple(2**power for power in range(12, 32))
-    """by memory-bound kernels"""
+    """bytes that memory-bound kernels move"""
     copied_bytes: tuple[int, ...] = tuple(2**power for power in range(12, 29))
-    """to and from the host"""
+    """bytes of copies to and from the host"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row, without its time."""
+    """One row, before it has a time."""
 
     cells: dict[str, str | int]
     prepare: Callable[[], Run]
     kernels: int = 1
-    """that one run issues one after the other; a row is the time of one of them"""
+    """number of kernels that one run issues in turn; the row's time is that of one of them"""
 
 
 def kernel_cases(sizes: Sizes, torch: Any, device: str) -> Iterator[Case]:
-    """All cases in the order of the file: products, attention, memory-bound kernels, host copies."""
+    """Returns all cases in the order of the file: products, attention, memory-bound kernels, host copies."""
     yield from _gemms(sizes, torch, device)
     yield from _attention(sizes, torch, device)
     for size in sizes.moved_bytes:
@@ -67,7 +67,7 @@ def kernel_cases(sizes: Sizes, torch: Any, device: str) -> Iterator[Case]:
 
 
 def tiny_kernel(torch: Any, device: str) -> Run:
-    """A kernel that takes the device less than the host takes to issue it."""
+    """Returns a kernel that the device runs faster than the host can issue it."""
     cell = torch.zeros(8, device=device)
     return partial(cell.add_, 1.0)
 
@@ -88,7 +88,7 @@ def _gemms(sizes: Sizes, torch: Any, device: str) -> Iterator[Case]:
 
 
 def _gemm_case(torch: Any, device: str, dtype: str, layout: str, linear: tuple[int, int, int]) -> Case:
-    """A product of a linear layer of m tokens, n outputs and k inputs, in the shape in which it runs."""
+    """Returns a product of a linear layer of m tokens, n outputs and k inputs, in the shape in which it runs."""
     m, n, k = linear
     shape = {"forward": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m)}[layout]
     cells: dict[str, str | int] = {"kind": "gemm", "dtype": dtype, **dict(zip("mnk", shape, strict=True))}
@@ -138,7 +138,7 @@ def _attention(sizes: Sizes, torch: Any, device: str) -> Iterator[Case]:
 
 
 def _batches(sizes: Sizes) -> list[tuple[int, int]]:
-    """Batches and sequences of so many tokens."""
+    """Returns batches and sequence lengths whose products are the wanted numbers of tokens."""
     return sorted(
         {(tokens // seq, seq) for tokens in sizes.attention_tokens for seq in sizes.sequences if seq <= tokens}
     )
@@ -185,7 +185,7 @@ def _copy(torch: Any, device: str, size: int) -> Run:
 
 
 def _host_copy(torch: Any, device: str, size: int) -> Run:
-    """To the device and back."""
+    """Returns a copy to the device and back."""
     there, here = torch.empty(size, dtype=torch.int8, device=device), torch.empty(size, dtype=torch.int8)
     pinned = here.pin_memory() if device == "cuda" else here
 

@@ -1,4 +1,4 @@
-"""Refit a device's cost profile to measurements, and tell how well it explains them and shapes that were left out."""
+"""Refits a device's cost profile to measurements, and reports its errors on them and on shapes left out of the fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _US = 1e-6
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """Mean absolute errors in percent of the measured time of one class of rows of a part."""
+    """The mean absolute errors of one class of a part's rows, in percent of the measured time."""
 
     section: str
     rows_class: str
@@ -34,14 +34,14 @@ class ErrorRow:
     before: float
     after: float
     left_out: float | None
-    """of rows that no fit saw, over several fits (see Part.folds); None where there are too few rows for that"""
+    """error on rows that the fit didn't see, over several fits (see Part.folds); None for too few rows"""
     kept: bool
-    """whether the profile takes these constants"""
+    """whether these constants go into the profile"""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One constant of the profile."""
+    """The change of one constant of the profile."""
 
     path: str
     old: float | None
@@ -54,24 +54,24 @@ class Calibration:
 
     profile: Profile
     old: Profile
-    """stated at the peaks of the device"""
+    """the old profile, stated at the peaks of the device"""
     changes: tuple[Change, ...]
     errors: tuple[ErrorRow, ...]
     notes: tuple[str, ...]
 
     def text(self, old: str = "") -> str:
-        """The text of the profile's file, which may have held `old`: a profile, or a device with its kernels."""
+        """Returns the file's new text; its text `old` is a profile, or a device with its kernels."""
         return written_over(old, self.profile, self.profile.name)
 
 
 def calibrate(cluster: Cluster, samples: Samples) -> Calibration:
-    """The profile of the device of `cluster`, its constants fitted anew where `samples` tell about them.
+    """Returns the profile of the device of `cluster`, with new constants where `samples` measure them.
 
-    Collectives are fitted where the cluster joins a node's GPUs by NVLink; what is not measured stays as it was, stated
-    as the same fractions of this device's peaks.
+    It fits collectives where NVLink joins the GPUs of a node. Constants without measurements stay the same fractions of
+    the device's peaks.
 
     Raises:
-        ForerunError: the samples tell about no part of a profile.
+        ForerunError: The samples measure no part of a profile.
     """
     device = cluster.device
     old = at_device(load_profile(device.cost_profile), cluster)
@@ -116,7 +116,7 @@ def _with_role_rates(profile: Profile, samples: Samples, cluster: Cluster) -> Pr
 
 
 def _changes(old: Profile, new: Profile) -> Iterator[Change]:
-    """Constants of the new profile that differ from those of the old one, in the order of the file."""
+    """Returns the constants that differ between the profiles, in the order of the file."""
     before = dict(_constants(asdict(old)))
     for path, value in _constants(asdict(new)):
         if before.get(path) != value:
@@ -155,7 +155,7 @@ def _errors(part: Part, fitted: Fitted) -> Iterator[ErrorRow]:
 
 
 def _left_out(part: Part) -> F64 | None:
-    """Seconds of every row under constants that were fitted without it and its neighbours."""
+    """Returns the seconds of every row under constants that were fitted without it and its neighbours."""
     fold = folds(part.together, part.folds)
     numbers = np.unique(fold).tolist()
     if any((fold != number).sum() < part.least for number in numbers) or len(numbers) < FOLDS:
@@ -168,7 +168,7 @@ def _left_out(part: Part) -> F64 | None:
 
 
 def folds(together: F64, count: int) -> npt.NDArray[np.int64]:
-    """Fold of every row, `count` of them or fewer: rows that agree in all of `together` share one, always the same."""
+    """Returns each row's fold, (rows,), at most `count` in all: rows that agree in all of `together` share one."""
     _, group = np.unique(together, axis=0, return_inverse=True)
     order = np.random.default_rng(0).permutation(int(group.max()) + 1) % count
     found: npt.NDArray[np.int64] = order[group.ravel()].astype(np.int64)

@@ -1,9 +1,9 @@
-"""A step on a real GPU against what its Program says: kernels and times by operation, NCCL, peak memory.
+"""Compares a step on a real GPU with its Program: kernels and times by operation, NCCL, peak memory.
 
     python -m forerun.evidence.measure.compare_trace SCRIPT [--program FILE] [--cluster NAME] [--json FILE] -- ARGS
 
-Runs SCRIPT here under torch.profiler, as torchrun would start it; for several GPUs start this under torchrun, and rank
-0 compares. Without --program the script is traced first. Needs a GPU.
+Runs SCRIPT here under torch.profiler, as torchrun would start it. For several GPUs start this under torchrun; rank 0
+compares. Without --program it traces the script first. It needs a GPU.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FAILED = 2
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One operation, or one kind of collective."""
+    """The kernels and milliseconds of one operation, or of one kind of collective."""
 
     name: str
     predicted_kernels: int
@@ -57,13 +57,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One step, predicted and measured."""
+    """One step as predicted and as measured."""
 
     rows: tuple[Row, ...]
-    """most measured time first"""
+    """rows, the one with the most measured time first"""
     predicted_step_ms: float
     measured_step_ms: float
-    """from the start of the first kernel to the end of the last"""
+    """milliseconds from the start of the first kernel to the end of the last"""
     predicted_peak_bytes: int
     measured_peak_bytes: int
 
@@ -71,7 +71,7 @@ class Comparison:
 def compare(
     program: Program, cluster: Cluster, kernels: Sequence[Kernel], peak_bytes: int, rank: int = 0
 ) -> Comparison:
-    """What `program` says of a step on `cluster` beside the `kernels` and the peak that were measured on `rank`."""
+    """Returns the prediction of `program` on `cluster` beside the `kernels` and the peak that `rank` measured."""
     role = _role(program, rank)
     predicted = _predicted(program, cluster, role)
     known = set(predicted)
@@ -97,13 +97,13 @@ def compare(
 
 
 def _role(program: Program, rank: int) -> int:
-    """Rank class of `rank`: the one that was recorded of it, else the first."""
+    """Returns the rank class that the trace recorded of `rank`, or the first one."""
     recorded = Origin.of(program).roles or ()
     return recorded.index(rank) if rank in recorded else 0
 
 
 def _predicted(program: Program, cluster: Cluster, role: int) -> dict[str, tuple[int, float]]:
-    """Kernels and milliseconds by name."""
+    """Returns the predicted kernels and milliseconds by name of operation."""
     ops, origin = program.ops, Origin.of(program)
     launching = Launching(compiled_ops=origin.compiled_ops)
     costs = step_costs(ops, program.groups, cluster, load_stack(STACK), launching, origin.world_size)
@@ -120,7 +120,7 @@ def _predicted(program: Program, cluster: Cluster, role: int) -> dict[str, tuple
 
 
 def print_comparison(out: Console, comparison: Comparison, limit: int = 40) -> None:
-    """A table of the operations that take most time, and the figures of the step."""
+    """Prints a table of the operations that take most time, and the figures of the step."""
     table = Table(box=None, pad_edge=False)
     for heading in ("operation", "kernels", "measured", "time ms", "measured ms", "ratio"):
         table.add_column(heading, justify="left" if heading == "operation" else "right")
@@ -147,9 +147,9 @@ def print_comparison(out: Console, comparison: Comparison, limit: int = 40) -> N
 
 
 def _torch() -> Any:
-    """torch, with a GPU that it can use. Raises ForerunError where there is none."""
+    """Returns torch. Raises ForerunError where it is missing or has no GPU."""
     if importlib.util.find_spec("torch") is None:
-        raise ForerunError("comparing needs torch with CUDA, which is not installed")
+        raise ForerunError("comparing needs torch with CUDA, which is not installed: pip install torch")
     torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
         raise ForerunError(f"comparing needs a GPU, and torch {torch.__version__} finds none")
@@ -180,7 +180,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit code, 2 where the user has to change something."""
+    """Runs the command and returns its exit code, 2 where the user has to change something."""
     parser = argparse.ArgumentParser(
         prog="forerun.evidence.measure.compare_trace", description=(__doc__ or "").split("\n")[0]
     )

@@ -1,8 +1,8 @@
-"""Fit the constants of a cost profile to measured kernel times.
+"""Fits the constants of a cost profile to measured kernel times.
 
 Every function takes columns (a pandas DataFrame, or a mapping of names to arrays) and returns the entry of a profile
-(core/cost/profile.py). Fits minimise a soft-L1 of log(predicted / measured), so a few stray measurements do not
-steer them, over the logarithms of positive constants. Needs scipy.
+(core/cost/profile.py). A fit minimises a soft-L1 of log(predicted / measured) over the logarithms of positive
+constants, so that stray measurements have little weight. It needs scipy.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from forerun.core.program.types import F64, Collective
 Columns = Mapping[str, npt.ArrayLike]
 _US = 1e-6
 _SCALE = 0.1
-"""log error beyond which a measurement loses weight"""
+"""logarithmic error beyond which a measurement loses weight"""
 _SHARE = 0.8
 """share of the HBM peak that attention streams at"""
 LEAST_ROWS = {"gemm": 10, "attention": 7, "bytes": 4, "collectives": 9}
-"""measurements without which a fit is refused"""
+"""least number of measurements for a fit"""
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Datasheet figures of the device that was measured."""
+    """The datasheet figures of the measured device."""
 
     tflops: float
-    """dense, in the dtype of the measurements"""
+    """dense peak in TFLOP/s, in the dtype of the measurements"""
     hbm_gb_s: float
     multiprocessors: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """One constant and its range; it is fitted as log(value + shift), so a range may touch zero."""
+    """One constant and its range. The fit's variable is log(value + shift), so that a range may begin at zero."""
 
     start: float
     low: float
     high: float
     shift: float = 0.0
     prior: float = 0.0
-    """pull towards `start`, in residuals a unit of the logarithm: for constants that few measurements tell apart"""
+    """pull towards `start`, in residuals per unit of the logarithm, for constants that few measurements separate"""
 
 
 def mape(predicted_s: F64, measured_s: F64) -> float:
-    """Mean absolute error in percent of the measured time."""
+    """Returns the mean absolute error in percent of the measured time."""
     return float(np.mean(np.abs(predicted_s / measured_s - 1.0)) * 100)
 
 
@@ -80,7 +80,7 @@ def _optional(data: Columns, name: str, default: F64) -> F64:
 def _fit(
     parameters: Sequence[_Parameter], model_s: Callable[[F64], F64], measured_s: F64, weight: F64
 ) -> tuple[F64, float]:
-    """Constants that explain `measured_s` best, and their mean absolute error in percent."""
+    """Returns the constants that explain `measured_s` best, and their mean absolute error in percent."""
     try:
         import scipy.optimize as optimize
     except ImportError:
@@ -103,7 +103,7 @@ def _fit(
 
 
 def gemm_constants(entry: GemmEntry, peaks: Peaks, input_bytes: float = 2.0, output_bytes: float = 2.0) -> GemmRates:
-    """`entry` as the forward constants of the measured device itself."""
+    """Returns `entry` as the forward constants of the measured device."""
     return GemmRates(
         flops_per_s=entry.p_tflops * TERA,
         peak_flops_per_s=peaks.tflops * TERA,
@@ -125,7 +125,7 @@ def gemm_constants(entry: GemmEntry, peaks: Peaks, input_bytes: float = 2.0, out
 
 
 def gemm_weights(m: F64, n: F64, k: F64) -> F64:
-    """Training shapes (m >= 2048, n and k >= 1024) count three times, other large ones 1.5, the rest half."""
+    """Returns weights: 3 for training shapes (m >= 2048, n and k >= 1024), 1.5 for other large ones, else 0.5."""
     large = np.minimum(np.minimum(m, n), k) >= 512
     training = (m >= 2048) & (np.minimum(n, k) >= 1024)
     return np.where(training, 3.0, np.where(large, 1.5, 0.5))
@@ -139,10 +139,10 @@ def fit_gemm(
     quantises: bool = False,
     output_bytes: float = 2.0,
 ) -> tuple[GemmEntry, float]:
-    """Constants of forward products (columns m, n, k, latency_us) and their mean absolute error in percent.
+    """Fits forward products (columns m, n, k, latency_us); returns constants and their mean absolute error in percent.
 
-    A column `batch` may say how many products a kernel runs. `quantises`: the measured kernels cast the first operand
-    inside the timing, and pad it to 16 rows.
+    An optional column `batch` is the number of products of one kernel. `quantises`: the measured times include the cast
+    of the first operand, which is padded to 16 rows.
     """
     m, n, k, latency_us = _columns(data, ("m", "n", "k", "latency_us"), LEAST_ROWS["gemm"])
     batch = _optional(data, "batch", np.ones_like(m))
@@ -173,7 +173,7 @@ def fit_gemm(
 
 
 def fit_rate(model_s: Callable[[float], F64], measured_s: F64) -> tuple[float, float]:
-    """The rate, 1 for the forward kernel's, at which `model_s` explains `measured_s`; and the error in percent."""
+    """Returns the rate relative to the forward kernel's that explains `measured_s` best, and the error in percent."""
     best, error = _fit(
         [_Parameter(0.9, 0.05, 3.0)], lambda x: model_s(float(x[0])), measured_s, np.ones_like(measured_s)
     )
@@ -184,7 +184,7 @@ def fit_rate(model_s: Callable[[float], F64], measured_s: F64) -> tuple[float, f
 
 
 def attention_constants(entry: AttentionEntry, peaks: Peaks) -> AttentionRates:
-    """`entry` as the constants of the measured device and kernel themselves."""
+    """Returns `entry` as the constants of the measured device and kernel."""
     return AttentionRates(
         flops_per_s=entry.p_tflops * TERA,
         peak_flops_per_s=peaks.tflops * TERA,
@@ -201,7 +201,7 @@ def attention_constants(entry: AttentionEntry, peaks: Peaks) -> AttentionRates:
 
 
 def attention_shapes(data: Columns) -> Attention[F64]:
-    """Shapes of causal forward kernels, unless columns seq_kv, causal, backward or v_head_dim say otherwise."""
+    """Returns the shapes, of causal forward kernels unless columns seq_kv, causal, backward or v_head_dim differ."""
     batch, seq, heads, kv_heads, head_dim = _columns(data, ("batch", "seq", "heads", "kv_heads", "head_dim"), 1)
     causal, backward = _optional(data, "causal", np.ones_like(seq)), _optional(data, "backward", np.zeros_like(seq))
     seq_kv, width = _optional(data, "seq_kv", seq), _optional(data, "v_head_dim", head_dim)
@@ -209,23 +209,23 @@ def attention_shapes(data: Columns) -> Attention[F64]:
 
 
 def cache_pass_s(shapes: Attention[F64], peaks: Peaks) -> F64:
-    """Seconds of one pass over keys and values, as filling a serving cache takes."""
+    """Returns the seconds of one pass over keys and values, as filling a serving cache takes."""
     elements = shapes.batch * shapes.seq_q * shapes.kv_heads * shapes.head_dim
     return np.asarray(4.0 * elements / (peaks.hbm_gb_s * GIGA), np.float64)
 
 
 def fit_attention(data: Columns, peaks: Peaks, kv_cache: bool = False) -> tuple[AttentionEntry, float, float]:
-    """Constants of forward kernels of one head size, passes over a serving cache, mean absolute error in percent.
+    """Fits forward kernels of one head size; returns constants, passes over a serving cache, and the error in percent.
 
     Columns: batch, seq, heads, kv_heads, head_dim, latency_us, those of `attention_shapes`, and `speed`: the rate of a
-    row's kernel over that of the constants, 1 unless given. `kv_cache`: the measured kernels make passes over keys
-    and values for a serving cache, which are fitted beside the constants and left out of them.
+    row's kernel relative to the constants, 1 by default. `kv_cache`: the measured kernels also write keys and values to
+    a serving cache; the fit determines these passes apart from the constants.
     """
     (latency_us,) = _columns(data, ("latency_us",), LEAST_ROWS["attention"])
     shapes = attention_shapes(data)
     speed = _optional(data, "speed", np.ones_like(latency_us))
     if len(np.unique(shapes.head_dim)) > 1:
-        raise ForerunError("measurements: fit one head_dim at a time")
+        raise ForerunError("measurements: several values of head_dim; fit one at a time")
     cache_s = cache_pass_s(shapes, peaks)
     parameters = [
         _Parameter(0.6 * peaks.tflops, 0.02 * peaks.tflops, peaks.tflops),
@@ -257,9 +257,9 @@ def fit_attention(data: Columns, peaks: Peaks, kv_cache: bool = False) -> tuple[
 
 
 def fit_bytes(data: Columns, peak_gb_s: float) -> tuple[float, float, float]:
-    """Launch in microseconds and share of `peak_gb_s` of what moves bytes, and the mean absolute error in percent.
+    """Fits kernels or copies that move bytes; returns launch in us, share of `peak_gb_s`, and the error in percent.
 
-    Columns: bytes, latency_us. Of memory-bound kernels and of copies to the host.
+    Columns: bytes, latency_us. It serves memory-bound kernels and copies to the host.
     """
     size, latency_us = _columns(data, ("bytes", "latency_us"), LEAST_ROWS["bytes"])
     parameters = [_Parameter(2.0, 0.05, 200.0), _Parameter(0.8, 0.02, 1.0)]
@@ -276,7 +276,7 @@ def fit_bytes(data: Columns, peak_gb_s: float) -> tuple[float, float, float]:
 
 
 def collective_s(kind: Collective, op: NodeOp, ranks: F64, size_bytes: F64) -> F64:
-    """Seconds of collectives inside a node under `op`, for columns of ranks and sizes."""
+    """Returns the seconds of collectives inside a node under `op`, for columns of ranks and sizes."""
     latency = np.empty((len(ranks), 6))
     slope = np.empty_like(latency)
     for count in np.unique(ranks).tolist():
@@ -286,11 +286,11 @@ def collective_s(kind: Collective, op: NodeOp, ranks: F64, size_bytes: F64) -> F
 
 
 def fit_collective(kind: Collective, data: Columns, link_gb_s: float) -> tuple[NodeOp, float]:
-    """Constants of one collective inside a node, all group sizes together, and their mean absolute error in percent.
+    """Fits one collective inside a node, all group sizes together; returns constants and their error in percent.
 
-    Columns: num_gpus, message_bytes, latency_us. `link_gb_s` is the rate of a GPU's links, one direction, which
-    bounds the bandwidths. Weak priors (what the fits of five devices have in common) hold constants that a few dozen
-    points do not tell apart.
+    Columns: num_gpus, message_bytes, latency_us. `link_gb_s`, the rate of a GPU's links in one direction, bounds the
+    bandwidths. Weak priors (what the fits of five devices have in common) hold constants that a few dozen points cannot
+    separate.
     """
     ranks, size, latency_us = _columns(data, ("num_gpus", "message_bytes", "latency_us"), LEAST_ROWS["collectives"])
     hop_us = 0.25 if kind == Collective.ALL_TO_ALL else 1.0

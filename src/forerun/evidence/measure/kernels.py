@@ -1,4 +1,4 @@
-"""Kernels of a profiled step: a Kineto trace (torch.profiler, Chrome JSON), with the operations that launched them."""
+"""Reads the kernels of a profiled step, with their operations, from a Kineto trace (torch.profiler, Chrome JSON)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel that ran."""
+    """One run of a kernel."""
 
     name: str
     operations: tuple[str, ...]
-    """operations that were running on the host when it was launched, innermost first, without their namespace"""
+    """operations on the host that launched it, innermost first, without their namespace"""
     start_us: float
     duration_us: float
 
     def key(self, known: Collection[str]) -> str:
-        """What it is counted under: a collective's kind, or the innermost operation that is among `known`."""
+        """Returns the name of its row: a collective's kind, or the innermost operation among `known`."""
         nccl = _NCCL.search(self.name)
         if nccl is not None:
             return collective_key(_KINDS[nccl.group(1).lower()])
@@ -42,19 +42,21 @@ class Kernel:
 
 
 def collective_key(kind: str) -> str:
-    """The name that collectives of a kind are counted under: NCCL runs an all-to-all as sends and receives."""
+    """Returns the row's name for collectives of a kind; NCCL runs an all-to-all as sends and receives."""
     return f"nccl {'send_recv' if kind == 'all_to_all' else kind}"
 
 
 def kernels_of(trace: Mapping[str, Any]) -> list[Kernel]:
-    """Kernels of a Kineto trace in order of start.
+    """Returns the kernels of a Kineto trace in order of start.
 
     Raises:
-        ForerunError: this is no Kineto trace, or it holds no kernel of a GPU.
+        ForerunError: This is no Kineto trace, or it holds no kernel of a GPU.
     """
     events = trace.get("traceEvents")
     if not isinstance(events, list):
-        raise ForerunError("not a Kineto trace: it has no traceEvents (torch.profiler's export_chrome_trace)")
+        raise ForerunError(
+            "not a Kineto trace: it has no traceEvents; write it with torch.profiler's export_chrome_trace"
+        )
     whole = [e for e in events if isinstance(e, dict) and e.get("ph") == "X" and "ts" in e and "dur" in e]
     launched = _operations_of_launches(whole)
     kernels = [
@@ -72,7 +74,7 @@ def _correlation(event: Mapping[str, Any]) -> Any:
 
 
 def _operations_of_launches(events: Iterable[Mapping[str, Any]]) -> dict[Any, tuple[str, ...]]:
-    """By correlation of a launch: the operations around it on its thread."""
+    """Returns, by correlation number of a launch, the operations around it on its thread."""
     threads: dict[Any, list[Mapping[str, Any]]] = {}
     for event in events:
         if event.get("cat") == "cpu_op" or event.get("cat") in _LAUNCHES:
@@ -80,7 +82,7 @@ def _operations_of_launches(events: Iterable[Mapping[str, Any]]) -> dict[Any, tu
     found: dict[Any, tuple[str, ...]] = {}
     for mine in threads.values():
         running: list[tuple[float, str]] = []
-        # Where an operation starts together with what it calls, the longer one is outside.
+        # Where an operation starts together with one that it calls, the longer one is the caller.
         for event in sorted(mine, key=lambda e: (float(e["ts"]), -float(e["dur"]))):
             start = float(event["ts"])
             while running and running[-1][0] <= start:

@@ -1,4 +1,4 @@
-"""Microbenchmarks of the machine at hand, as files that `--kernel-profile`, `--network-profile` and calibrate take."""
+"""Benchmarks kernels and collectives of this machine into files for `forerun calibrate` and `--kernel-profile`."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ _COLUMNS = (
     *("causal", "backward", "kernel", "bytes", "op", "time_us"),
 )
 _MESSAGES = tuple(2**power for power in range(10, 31))
-"""bytes of collectives, each the full buffer"""
+"""sizes of collectives in bytes of the full buffer"""
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What was timed."""
+    """The times of kernels on one device."""
 
     rows: tuple[dict[str, str | int], ...]
-    """cells by column"""
+    """one mapping from column to cell for each kernel"""
     issue_us: float
     """host time to issue one eager kernel"""
     failed: tuple[str, ...]
-    """kinds of kernels that did not run here, with torch's reason"""
+    """kinds of kernels that don't run on this device, with torch's reason"""
 
     def csv(self, machine: str) -> str:
-        """The text of a file for `--kernel-profile`."""
+        """Returns the text of a file for `--kernel-profile`."""
         lines = [f"# {machine}", f"# host: {self.issue_us:.2f} us to issue an eager kernel", ",".join(_COLUMNS)]
         lines += [",".join(str(row.get(column, "")) for column in _COLUMNS) for row in self.rows]
         return "\n".join(lines) + "\n"
 
 
 def import_torch() -> Any:
-    """The torch module. Raises ForerunError where it is not installed."""
+    """Returns the torch module. Raises ForerunError where it is not installed."""
     try:
         import torch
         import torch.distributed
@@ -54,7 +54,7 @@ def import_torch() -> Any:
 
 
 def gpu_timer(torch: Any) -> CudaTimer:
-    """A timer of the GPU of this process. Raises ForerunError where there is none."""
+    """Returns a timer of this process's GPU. Raises ForerunError where there is none."""
     if not torch.cuda.is_available():
         raise ForerunError("no GPU: torch.cuda.is_available() is false here; run this on the machine to be measured")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
@@ -62,7 +62,7 @@ def gpu_timer(torch: Any) -> CudaTimer:
 
 
 def machine_words(torch: Any, timer: Timer) -> str:
-    """Device and versions, for the head of a file."""
+    """Returns device and versions, for the head of a file."""
     name = torch.cuda.get_device_name() if timer.device == "cuda" else timer.device
     return f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}"
 
@@ -70,13 +70,13 @@ def machine_words(torch: Any, timer: Timer) -> str:
 def measure_kernels(
     timer: Timer, torch: Any, sizes: Sizes, progress: Callable[[int], None] = lambda done: None
 ) -> Measurements:
-    """Times of kernels on one device; what does not run there is listed. `progress` hears how many cases are done."""
+    """Times kernels on one device and lists those that don't run there; `progress` gets the number of cases done."""
     rows: list[dict[str, str | int]] = []
     failed: dict[str, str] = {}
     for done, case in enumerate(kernel_cases(sizes, torch, timer.device), 1):
         try:
             time_s = timer.kernel_s(case.prepare()) / case.kernels
-        except (RuntimeError, NotImplementedError) as error:  # no such kernel here, or too little memory
+        except (RuntimeError, NotImplementedError) as error:  # The device lacks the kernel, or has too little memory.
             failed.setdefault(_kind(case), next(iter(str(error).strip().splitlines()), repr(error)))
         else:
             rows.append({**case.cells, "time_us": f"{time_s / _US:.5g}"})
@@ -94,17 +94,17 @@ def _kind(case: Case) -> str:
 
 
 def is_distributed() -> bool:
-    """Whether this process is one of several that torchrun started."""
+    """Returns whether this process is one of several that torchrun started."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def measure_collectives(timer: Timer, torch: Any, sizes: Iterable[int] = _MESSAGES) -> dict[Key, float]:
-    """Seconds of collectives among the first 2, 4, 8, ... ranks of a node, on every rank of an initialised job.
+    """Returns the seconds of collectives among the first 2, 4, 8, ... ranks of a node, on every rank of the job.
 
     Ranks outside a group wait, so that nothing else runs meanwhile.
 
     Raises:
-        ForerunError: the job spans several nodes.
+        ForerunError: The job spans several nodes.
     """
     distributed = torch.distributed
     world, rank = distributed.get_world_size(), distributed.get_rank()
@@ -122,7 +122,7 @@ def measure_collectives(timer: Timer, torch: Any, sizes: Iterable[int] = _MESSAG
 
 
 def _group_sizes(world: int) -> list[int]:
-    """Powers of two up to the world, and the world."""
+    """Returns the powers of two from 2 up to the number of ranks, and that number."""
     powers = [2**power for power in range(1, world.bit_length()) if 2**power <= world]
     return sorted({*powers, world})
 
@@ -130,9 +130,9 @@ def _group_sizes(world: int) -> list[int]:
 def _collective_runs(
     torch: Any, device: str, group: Any, ranks: int, sizes: Iterable[int]
 ) -> Iterator[tuple[Collective, int, Callable[[], Run]]]:
-    """Kind, bytes of the full buffer, and what makes the run."""
+    """Yields kind, bytes of the full buffer, and a function that makes the run."""
     distributed = torch.distributed
-    # their names from some version of torch on; the others still work, with a warning
+    # Newer versions of torch have these names and warn of the older ones.
     all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 
@@ -170,12 +170,12 @@ def _collective_runs(
 
 
 def write_kernels(folder: Path, found: Measurements, machine: str) -> Path:
-    """Write kernels.csv into `folder`. Raises ForerunError where that can't be."""
+    """Writes kernels.csv into `folder`. Raises ForerunError where it can't."""
     return _write(folder / "kernels.csv", found.csv(machine))
 
 
 def write_network(folder: Path, found: dict[Key, float], machine: str) -> Path:
-    """Write network.csv into `folder`. Raises ForerunError where that can't be."""
+    """Writes network.csv into `folder`. Raises ForerunError where it can't."""
     return _write(folder / "network.csv", f"# {machine}\n{network_csv(found)}")
 
 
@@ -183,7 +183,7 @@ def _write(path: Path, text: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ForerunError(f"{path.parent}: can't be made: {error.strerror or error}") from None
+        raise ForerunError(f"{path.parent}: can't make the folder: {error.strerror or error}") from None
     with whole_file(path) as file:
         file.write(text.encode())
     return path

@@ -1,7 +1,7 @@
-"""Tables that nccl-tests print (all_reduce_perf and its kin) as measured collectives.
+"""Reads the tables that nccl-tests print (all_reduce_perf and the others) as measured collectives.
 
-The columns differ between versions, so they are read from the table's own heading. Whatever else stands in a log
-(prefixes of mpirun and srun, NCCL's own messages, totals) is skipped. Sizes are the full buffer, as everywhere here.
+The columns differ between versions, so that the table's own heading names them. All other text of a log (prefixes of
+mpirun and srun, NCCL's messages, totals) has no effect. Sizes are bytes of the full buffer, as everywhere in Forerun.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ TESTS = {
     "broadcast": Collective.BROADCAST,
     "sendrecv": Collective.SEND_RECV,
 }
-"""name of a test, without _perf -> what it runs"""
+"""name of a test without _perf -> collective that it runs"""
 _TEST = re.compile(r"(?<![a-z])(" + "|".join(TESTS) + r")(?![a-z])")
 _PREFIX = re.compile(r"^\s*(?:\[\d+(?:,\d+)*\]\s*<std\w+>:\s?|\d+:\s)")
-"""what `mpirun --tag-output` and `srun --label` put before a line"""
+"""prefixes that `mpirun --tag-output` and `srun --label` put before a line"""
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)", re.IGNORECASE)
 _THREADS = re.compile(r"#\s*nThread\s+(\d+)\s+nGpus\s+(\d+)")
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:e[+-]?\d+)?", re.IGNORECASE)
 _US = 1e-6
 _KILO = 1e3
-"""bytes a microsecond in a GB/s"""
+"""bytes per microsecond in 1 GB/s"""
 _ROUNDED, _LAST_DIGIT = 0.02, 0.01
-"""how far a printed bandwidth may lie from the one of the printed time: relative, and GB/s"""
+"""how far a printed bandwidth may lie from that of the printed time: as a fraction, and in GB/s"""
 
 Key = tuple[Collective, int, int, float]
 """kind, ranks, ranks between neighbours, bytes"""
@@ -43,7 +43,7 @@ Key = tuple[Collective, int, int, float]
 
 @dataclass
 class _Table:
-    """What the lines above a table have said so far."""
+    """The facts in the lines above a table."""
 
     kind: Collective | None
     members: dict[int, tuple[int, str]] = field(default_factory=dict)
@@ -53,15 +53,15 @@ class _Table:
 
 
 def is_nccl_log(path: Path) -> bool:
-    """Whether a file is a log of nccl-tests: it has the heading of their tables. Raises ForerunError if unreadable."""
+    """Returns whether a file has the heading of nccl-tests' tables. Raises ForerunError where it is unreadable."""
     return any(_header(line) for line in _lines(path))
 
 
 def read_nccl_log(path: Path) -> dict[Key, float]:
-    """Median seconds of the collectives in a log by kind, ranks, stride and bytes, out-of-place and in-place alike.
+    """Returns the median seconds of a log's collectives, in and out of place, by kind, ranks, stride and bytes.
 
     Raises:
-        ForerunError: the file can't be read, holds no table, or a table does not say of which test or how many ranks.
+        ForerunError: The file is unreadable or holds no table, or a table names no test or no ranks.
     """
     found: dict[Key, list[float]] = {}
     table = _Table(_named(path.name))
@@ -75,18 +75,18 @@ def read_nccl_log(path: Path) -> dict[Key, float]:
         if ranks > 1:
             found.setdefault((kind, ranks, stride, size), []).extend(times_us)
     if not found:
-        raise ForerunError(f"{path}: no table of nccl-tests among more than one rank (all_reduce_perf and its kin)")
+        raise ForerunError(f"{path}: no table of nccl-tests among more than one rank (all_reduce_perf and the others)")
     return {key: float(np.median(times)) * _US for key, times in sorted(found.items())}
 
 
 def nodes_of(path: Path) -> int:
-    """Hosts that a log names; 1 where it names none."""
+    """Returns the number of hosts that a log names; 1 where it names none."""
     matches = (_RANK.search(line) for line in _lines(path))
     return max(1, len({match.group(3) for match in matches if match}))
 
 
 def network_csv(times_s: Mapping[Key, float]) -> str:
-    """The text of a file for `--network-profile`."""
+    """Returns the text of a file for `--network-profile`."""
     lines = ["collective,ranks,stride,bytes,time_us"]
     for (kind, ranks, stride, size), time_s in sorted(times_s.items()):
         lines.append(f"{kind.name.lower()},{ranks},{stride},{size:.0f},{time_s / _US:.6g}")
@@ -108,13 +108,13 @@ def _named(text: str) -> Collective | None:
 
 
 def _header(line: str) -> list[str]:
-    """Names of the columns, if this is the heading of a table."""
+    """Returns the names of the columns, where the line is the heading of a table."""
     cells = line.strip().lstrip("#").split()
     return cells if cells[:2] == ["size", "count"] and "time" in cells else []
 
 
 def _look_around(table: _Table, line: str) -> None:
-    """Take from a line between tables what it says about the next one."""
+    """Stores what a line between tables says about the next table."""
     header = _header(line)
     if header:
         table.header = header
@@ -133,7 +133,7 @@ def _look_around(table: _Table, line: str) -> None:
 
 
 def _row(table: _Table, line: str) -> tuple[float, list[float]] | None:
-    """Bytes and times in microseconds, if this is a row of the table."""
+    """Returns bytes and times in microseconds, where the line is a row of the table."""
     cells = line.split()
     if not table.header or not cells or not cells[0].isdigit():
         return None
@@ -148,17 +148,19 @@ def _are_numbers(pair: list[str]) -> bool:
 
 
 def _agree(size: float, time_us: float, algbw: float) -> bool:
-    """Whether the bandwidth beside a time is that of the time: cells may be missing or lines run into each other."""
+    """Returns whether a time and the bandwidth beside it agree: lines may lack cells or run into each other."""
     return size > 0 and time_us > 0 and abs(size / time_us / _KILO - algbw) <= _ROUNDED * algbw + _LAST_DIGIT
 
 
 def _group(table: _Table, place: str) -> tuple[Collective, int, int]:
-    """Kind, ranks and stride of the collective that a row tells of; ranks are those of the first rank's group."""
+    """Returns kind, ranks and stride of a row's collective; the ranks are those of the first rank's group."""
     if table.kind is None:
         known = ", ".join(f"{name}_perf" for name in TESTS)
-        raise ForerunError(f"{place}: nothing says which test this is; put its name ({known}) into the file's name")
+        raise ForerunError(f"{place}: the log doesn't name its test; put the name ({known}) into the file's name")
     if not table.members and not table.threads:
-        raise ForerunError(f"{place}: nothing says how many ranks there were; keep the lines '#  Rank  0 Pid ... on'")
+        raise ForerunError(
+            f"{place}: the log doesn't state its number of ranks; keep the lines '#  Rank  0 Pid ... on'"
+        )
     ranks = _first_group(table)
     if table.kind == Collective.SEND_RECV:
         return table.kind, min(2, len(ranks)), 1

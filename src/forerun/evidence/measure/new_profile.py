@@ -1,4 +1,4 @@
-"""A profile stated at another device's peaks, and one with fitted constants in place of its own."""
+"""Restates a profile at another device's peaks, and replaces its constants by fitted ones."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from forerun.describe.cluster.types import Cluster
 from forerun.evidence.measure.samples import OPS, Samples
 
 LINKS = ("nvlink", "nvswitch")
-"""kinds of links that a profile's collectives hold on"""
+"""kinds of links to which a profile's collectives apply"""
 _NOTHING = 1e-6
-"""fits that end at a bound of 0 stop a little above it"""
+"""fitted values below this are 0: a fit stops a little above a bound of 0"""
 Entry = TypeVar("Entry", GemmEntry, AttentionEntry, NodeOp)
 
 
 @dataclass(frozen=True)
 class NewPart:
-    """Constants of one part of a profile, and on what they stand."""
+    """The constants of one part of a profile, with the number of their rows and their errors."""
 
     section: str
     """gemm.DTYPE, attention.head_dim.SIZE, memory_bound, host_copy, collectives.NAME"""
     entry: Any
-    """GemmEntry, AttentionEntry, NodeOp, or launch in microseconds and share of the peak bandwidth"""
+    """GemmEntry, AttentionEntry, NodeOp, or a pair of launch in microseconds and share of the peak bandwidth"""
     rows: int
     error_percent: float
-    """in sample"""
+    """mean absolute error on the rows of the fit"""
     left_out_percent: float | None
 
     def figures(self) -> str:
-        """How well the constants explain the rows."""
+        """Returns in words how well the constants explain the rows."""
         unseen = "" if self.left_out_percent is None else f", {self.left_out_percent:.1f} % on shapes left out"
         return f"{self.rows} rows, mean error {self.error_percent:.1f} % in sample{unseen}"
 
 
 def at_device(profile: Profile, cluster: Cluster) -> Profile:
-    """The same profile, its rates stated at the peaks of the cluster's device and not of the one that was measured."""
+    """Returns the profile with its rates stated at the peaks of the cluster's device, not of the measured one."""
     device, reference = cluster.device, profile.reference
     own = {dtype: rounded(flops / TERA, 6) for dtype, flops in device.peak_flops.items()}
     if "bf16" not in own and "fp16" in own:
@@ -79,7 +79,7 @@ def at_device(profile: Profile, cluster: Cluster) -> Profile:
 
 
 def _at_link(profile: Profile, cluster: Cluster) -> NodeCollectives | None:
-    """Constants of collectives stated at the rate of the cluster's links; as they are where those are no NVLink."""
+    """Returns collectives stated at the rate of the cluster's links, and unchanged where those are not NVLink."""
     if cluster.links[0].kind not in LINKS:
         return profile.collectives
     found, speed = node_constants(cluster, profile.collectives)
@@ -97,7 +97,7 @@ def _scaled(value: float, peak: float, old_peak: float) -> float:
 
 
 def with_parts(old: Profile, parts: Iterable[NewPart], samples: Samples, cluster: Cluster) -> Profile:
-    """`old`, stated at the peaks of the cluster's device, with the constants of `parts` in place of its own."""
+    """Returns `old`, which is stated at the peaks of the cluster's device, with the constants of `parts`."""
     by_kind: dict[str, dict[str, NewPart]] = {}
     for part in parts:
         by_kind.setdefault(part.section.partition(".")[0], {})[part.section.rpartition(".")[2]] = part
@@ -121,7 +121,7 @@ def with_parts(old: Profile, parts: Iterable[NewPart], samples: Samples, cluster
 
 
 def with_roles(profile: Profile, rates: Mapping[str, float], words: str) -> Profile:
-    """`profile` with rates of dgrad and wgrad (by these names) in place of its own, and what is said of them."""
+    """Returns `profile` with new rates of dgrad and wgrad (keys of `rates`), and `words` as their source."""
     if not rates:
         return profile
     own = profile.gemm_roles
@@ -170,18 +170,18 @@ def _with_collectives(old: Profile, parts: Mapping[str, NewPart], samples: Sampl
 
 
 def _of_several(parts: Mapping[str, NewPart], every: set[str], files: str, old_source: str) -> str:
-    """The source of entries that share one."""
+    """Returns the source that several entries share."""
     found = fitted_on(files, "; ".join(f"{name}: {part.figures()}" for name, part in parts.items()))
     return found if every <= set(parts) else f"{found}; others: {old_source}"
 
 
 def fitted_on(files: str, figures: str) -> str:
-    """The source of constants that were fitted here."""
+    """Returns the source of constants that were fitted here."""
     return f"forerun calibrate on {files}: {figures}"
 
 
 def rounded_entry(entry: Entry) -> Entry:
-    """Fitted constants to four digits: the fifth is noise, and a diff would show it."""
+    """Returns fitted constants with four digits: the fifth is noise, and would clutter a diff."""
     changed: dict[str, Any] = {
         name: rounded(value) for name, value in asdict(entry).items() if not isinstance(value, str)
     }
@@ -189,5 +189,5 @@ def rounded_entry(entry: Entry) -> Entry:
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """`value` to so many digits, and nothing where it is as good as that."""
+    """Returns `value` with so many digits, and 0 where it is nearly 0."""
     return 0.0 if abs(value) < _NOTHING else float(f"{value:.{digits}g}")

@@ -1,7 +1,7 @@
-"""Parts of a cost profile that are fitted by themselves, each with the measurements that tell about it.
+"""The parts of a cost profile that are fitted separately, each with its measurements.
 
-A part knows how to fit its constants to rows, how long rows take under constants, and which rows must be left out
-together for an honest error: neighbours of a shape that only differ in the size that a fit interpolates over.
+A part fits its constants to rows, predicts the time of rows from constants, and knows which rows a left-out error must
+omit together: shapes that differ only in the size over which a fit interpolates.
 """
 
 from __future__ import annotations
@@ -42,54 +42,54 @@ from forerun.evidence.measure.samples import OPS, Mask, Samples, Table
 _US = 1e-6
 FOLDS = 5
 ALL = "all"
-"""the class of all rows"""
+"""name of the class of all rows"""
 BACKWARD_ROLES = {DGRAD: "dgrad", WGRAD: "wgrad"}
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Constants, and how long rows take under them."""
+    """Fitted constants and the times that they predict."""
 
     entry: Any
     time_s: Callable[[Table], F64]
     cache_passes: float = 0.0
-    """over keys and values, which serving adds to attention and no profile holds"""
+    """passes over keys and values, which serving adds to attention; no profile holds them"""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One group of constants."""
+    """One group of constants that is fitted together."""
 
     section: str
-    """where it stands in a profile: gemm.bf16, attention.head_dim.128, memory_bound, collectives.all_reduce"""
+    """place in a profile: gemm.bf16, attention.head_dim.128, memory_bound, collectives.all_reduce"""
     table: Table
     least: int
-    """rows without which it can't be fitted"""
+    """least number of rows for a fit"""
     fit: Callable[[Table], Fitted]
     before: Callable[[Fitted, Table], F64]
-    """seconds of rows under the profile's present constants; of the fit it takes what no profile holds"""
+    """seconds of rows under the profile's present constants; takes from the fit only what no profile holds"""
     together: F64
-    """(rows, any): rows that agree in all columns are left out together"""
+    """(rows, any): the folds omit rows that agree in all columns together"""
     classes: Mapping[str, Mask]
-    """names of subsets of the rows whose errors are told"""
+    """subsets of the rows whose errors are reported, by name"""
     kept: bool = True
     """whether the constants go into the profile"""
     folds: int = FOLDS
-    """fits, each without one share of what is left out together, that tell the error of shapes left out"""
+    """number of fits for the left-out error, each without one share of the rows"""
 
     def __len__(self) -> int:
         return len(self.table["latency_us"])
 
 
 def rows_of(table: Table, mask: Mask) -> Table:
-    """The rows of a table where `mask` holds."""
+    """Returns the rows of a table where `mask` is true."""
     return {name: column[mask] for name, column in table.items()}
 
 
 def parts_of(samples: Samples, old: Profile, device: Device, link_gb_s: float, host_gb_s: float) -> Iterator[Part]:
-    """Parts that the samples tell about, in the order of a profile.
+    """Returns the parts that the samples measure, in the order of a profile.
 
-    `old` is stated at the peaks of `device`; `link_gb_s` is 0 where the profile's collectives do not hold.
+    `old` is stated at the peaks of `device`; `link_gb_s` is 0 where the profile's collectives do not apply.
     """
     for dtype, table in samples.gemm.items():
         forward = table["layout"] == 0 if "layout" in table else np.ones(len(table["m"]), np.bool_)
@@ -106,7 +106,7 @@ def parts_of(samples: Samples, old: Profile, device: Device, link_gb_s: float, h
 
 
 def peaks_of(device: Device, dtype: str) -> Peaks:
-    """Datasheet figures of a device for fits in `dtype`."""
+    """Returns the datasheet figures of a device for fits in `dtype`."""
     known = dtype if dtype in device.peak_flops else "fp16"
     return Peaks(device.peak(known) / TERA, device.memory_bytes_per_s / GIGA, device.multiprocessors)
 
@@ -145,7 +145,7 @@ def _gemm(dtype: str, table: Table, old: Profile, device: Device, serving: bool)
 
 
 def present(profile: Profile, dtype: str) -> GemmEntry:
-    """Constants that a profile gives `dtype`: its own, or the fractions of peak of bf16."""
+    """Returns the constants of `dtype` in a profile: its own, or bf16's fractions of the peak."""
     if dtype in profile.gemm:
         return profile.gemm[dtype]
     peaks, bf16 = profile.reference.peak_tflops, profile.gemm["bf16"]
@@ -154,7 +154,7 @@ def present(profile: Profile, dtype: str) -> GemmEntry:
 
 @dataclass(frozen=True)
 class RoleRate:
-    """How fast the products of one layout of the backward pass are, 1 for the forward ones."""
+    """The rate of the products of one layout of the backward pass, relative to forward products."""
 
     name: str
     rows: int
@@ -163,7 +163,7 @@ class RoleRate:
 
 
 def role_rates(samples: Samples, entry: GemmEntry, device: Device) -> Iterator[RoleRate]:
-    """Rates of dgrad and wgrad in bf16 over the forward products of `entry`."""
+    """Returns the rates of dgrad and wgrad in bf16, relative to the forward products of `entry`."""
     table = samples.gemm.get("bf16", {})
     for layout, role in BACKWARD_ROLES.items():
         if "layout" not in table or not (table["layout"] == layout).any():
@@ -182,10 +182,10 @@ def role_rates(samples: Samples, entry: GemmEntry, device: Device) -> Iterator[R
 
 
 def kernel_rate(kernel: str, device: Device, backward: bool = False) -> float:
-    """Rate of a kernel over the profile's on this architecture, backward over its own forward rate; 1 for any kernel.
+    """Returns a kernel's rate on this architecture relative to the profile (backward: to its forward rate); 1 for ANY.
 
     Raises:
-        UnknownName: there is no such fused kernel.
+        UnknownName: There is no such fused kernel.
     """
     if kernel == ANY:
         return 1.0
@@ -194,7 +194,7 @@ def kernel_rate(kernel: str, device: Device, backward: bool = False) -> float:
 
 
 def _attention(samples: Samples, old: Profile, device: Device) -> Iterator[Part]:
-    """A part for each head size, of the forward kernels of all names."""
+    """Returns a part for each head size, with the forward kernels of all names."""
     tables = []
     for kernel, table in samples.attention.items():
         forward = table.get("backward", np.zeros_like(table["seq"])) == 0
@@ -236,13 +236,13 @@ def _head(head_dim: int, table: Table, old: Profile, device: Device, serving: bo
 
 
 def nearest(profile: Profile, head_dim: int) -> AttentionEntry:
-    """Constants of the head size nearest to `head_dim` that a profile has."""
+    """Returns the constants of a profile for the head size nearest to `head_dim`."""
     table = profile.attention.head_dim
     return table[min(table, key=lambda size: (abs(size - head_dim), size))]
 
 
 def backward_rates(samples: Samples, profile: Profile, device: Device) -> Iterator[tuple[str, int, float, float]]:
-    """Kernel, rows, backward rate over the forward's as measured and as shipped, where a backward was timed."""
+    """Returns kernel, rows, and measured and shipped backward rate over the forward's, where a backward was timed."""
     for kernel, table in samples.attention.items():
         backward = table.get("backward", np.zeros_like(table["seq"])) > 0
         for head_dim in np.unique(table["head_dim"][backward]).tolist():

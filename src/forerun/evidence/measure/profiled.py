@@ -1,4 +1,4 @@
-"""One optimizer step of a training script under torch.profiler, on the GPU of this process."""
+"""Profiles one optimizer step of a training script with torch.profiler, on the GPU of this process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from forerun.evidence.measure.kernels import Kernel, kernels_of
 
 
 class _StepDone(BaseException):
-    """Ends the script once its step is profiled; no exception that a script would catch."""
+    """Ends the script after the profiled step; it is a BaseException, which scripts rarely catch."""
 
 
 class _Profiler:
-    """Counts the steps of the optimizer that steps first, as a trace does, and profiles step number `wanted`."""
+    """Counts the steps of the first optimizer to step, as a trace does, and profiles step number `wanted`."""
 
     def __init__(self, wanted: int, path: Path) -> None:
         self.wanted, self.path = wanted, path
@@ -40,7 +40,7 @@ class _Profiler:
         self._profile.start()
 
     def stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        """An optimizer has stepped."""
+        """Counts a step of `optimizer`; starts or ends the profile around the wanted one."""
         self._first = self._first or optimizer
         if optimizer is not self._first:
             return
@@ -56,10 +56,10 @@ class _Profiler:
 
 
 def profiled_step(script: str, arguments: Sequence[str], step: int) -> tuple[list[Kernel], int]:
-    """Kernels of optimizer step number `step` (from 1) of a script, and the most bytes allocated in it.
+    """Returns the kernels of optimizer step number `step` (from 1) of a script, and the step's peak of allocated bytes.
 
     Raises:
-        ForerunError: the script ended before that step.
+        ForerunError: The script ended before that step.
     """
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     for name, value in (alone | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}).items():

@@ -1,4 +1,4 @@
-"""Measurements to fit a profile to: CSV files of kernels and collectives, logs of nccl-tests, tables in Parquet."""
+"""Reads the measurements for a profile: CSV files of kernels and collectives, logs of nccl-tests, Parquet tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forerun.core.program.types import F64, Collective
 from forerun.evidence.measure.nccl_tests import Key, is_nccl_log, nodes_of, read_nccl_log
 
 Table = dict[str, F64]
-"""columns of one kind of measurement; times in `latency_us`"""
+"""columns of one kind of measurement; `latency_us` holds the times"""
 Mask = npt.NDArray[np.bool_]
 OPS = {
     "all_reduce": Collective.ALL_REDUCE,
@@ -25,7 +25,7 @@ OPS = {
     "reduce_scatter": Collective.REDUCE_SCATTER,
     "all_to_all": Collective.ALL_TO_ALL,
 }
-"""collectives that a profile has constants of"""
+"""collectives for which a profile has constants"""
 _NAMES = {kind: name for name, kind in OPS.items()}
 _US = 1e-6
 _SHAPE = ("batch", "heads", "kv_heads", "seq", "seq_kv", "head_dim", "causal", "backward", "v_head_dim")
@@ -36,33 +36,33 @@ _TABLE_OPS = {"alltoall": "all_to_all"}
 
 @dataclass(frozen=True)
 class Samples:
-    """Measurements of one device, by what they tell about."""
+    """The measurements of one device, by kind."""
 
     gemm: Mapping[str, Table] = field(default_factory=dict)
-    """dtype -> m, n, k, batch, layout (0 forward or any, 1 dgrad, 2 wgrad)"""
+    """dtype -> columns m, n, k, batch, layout (0 forward or any, 1 dgrad, 2 wgrad)"""
     attention: Mapping[str, Table] = field(default_factory=dict)
-    """kernel, or ANY -> batch, heads, kv_heads, seq, seq_kv, head_dim, causal, backward, v_head_dim"""
+    """kernel, or ANY -> columns batch, heads, kv_heads, seq, seq_kv, head_dim, causal, backward, v_head_dim"""
     memory: Table = field(default_factory=dict)
     """bytes"""
     host_copy: Table = field(default_factory=dict)
     """bytes"""
     collectives: Mapping[str, Table] = field(default_factory=dict)
-    """inside a node, by name in OPS -> num_gpus, message_bytes"""
+    """collectives inside a node: name in OPS -> columns num_gpus, message_bytes"""
     of_kernels: str = ""
-    """names of the files of kernels"""
+    """names of the files with kernels"""
     of_network: str = ""
     serving: bool = False
-    """taken through inference stacks: fp8 products quantise an operand and attention fills a cache inside the timing"""
+    """whether inference stacks measured: fp8 times include quantisation, attention times the filling of a cache"""
     notes: tuple[str, ...] = ()
 
 
 def read_samples(kernels: Sequence[Path], network: Sequence[Path], node_size: int) -> Samples:
-    """Measurements in CSV files (see docs/cli.md) and, for collectives, logs of nccl-tests; all files together.
+    """Reads CSV files (see docs/cli.md) and, for collectives, logs of nccl-tests, all as one set of measurements.
 
-    Collectives of more than `node_size` ranks, or of ranks that are not neighbours, are left out with a note.
+    It omits collectives of more than `node_size` ranks, or of ranks that are not neighbours, and notes so.
 
     Raises:
-        ForerunError: a file can't be read or holds something wrong.
+        ForerunError: A file is unreadable or wrong.
     """
     products: dict[str, list[tuple[float, ...]]] = {}
     heads: dict[str, list[tuple[float, ...]]] = {}
@@ -91,16 +91,16 @@ def read_samples(kernels: Sequence[Path], network: Sequence[Path], node_size: in
 
 
 def read_tables(folder: Path, name: str) -> Samples:
-    """Measurements of the device that is called `name` in tables that inference stacks measured.
+    """Reads the measurements of the device `name` in tables that inference stacks measured.
 
     The folder holds gemm.parquet, attention_forward.parquet and nccl.parquet.
     Columns: gemm: device, dtype, m, n, k, latency_us; attention_forward: device, batch, seq, heads, kv_heads, head_dim,
     latency_us (causal) and, where known, stacks (how many measured a shape); nccl: device, op, num_gpus, message_bytes,
-    latency_us (several rows of a shape: their median). Attention that fewer than half of the usual number of stacks
-    measured is left out, with a note.
+    latency_us (several rows of a shape: their median). It omits attention that fewer than half of the usual number of
+    stacks measured, and notes so.
 
     Raises:
-        ForerunError: pandas is missing, a file can't be read, lacks a column, or the device is in none of them.
+        ForerunError: Pandas is missing, a file is unreadable or lacks a column, or no file has the device.
     """
     gemm, attention, nccl = (_of_device(folder / file, name) for file in _TABLES)
     usual = _usual(attention)
@@ -126,13 +126,13 @@ def read_tables(folder: Path, name: str) -> Samples:
 
 
 def of_source(samples: Samples, source: str) -> Samples:
-    """The same, with where its files come from in words, which a profile says of them."""
+    """Returns `samples` with `source` in place of its files' names; a profile states it as their source."""
     kernels, network = (f"{files} ({source})" if files else "" for files in (samples.of_kernels, samples.of_network))
     return replace(samples, of_kernels=kernels, of_network=network)
 
 
 def network_times(paths: Sequence[Path]) -> dict[Key, float]:
-    """Seconds of all collectives in CSV files and logs, between nodes too; medians where several tell of the same."""
+    """Returns the seconds of all collectives in CSV files and logs, between nodes too; medians of repeated ones."""
     found: dict[Key, list[float]] = {}
     for path in paths:
         for key, time_s in (read_nccl_log(path) if is_nccl_log(path) else _of_csv(path)).items():
@@ -152,7 +152,7 @@ def _points(curve: Curve) -> list[tuple[float, float]]:
 
 
 def _collectives(paths: Sequence[Path], node_size: int) -> tuple[dict[str, Table], int]:
-    """Columns by name of what ran inside a node, and how many points did not."""
+    """Returns the columns of collectives inside a node by name, and the number of the other measurements."""
     rows: dict[str, list[tuple[float, ...]]] = {}
     left_out = 0
     for path in paths:
@@ -178,7 +178,7 @@ def _of_csv(path: Path) -> dict[Key, float]:
 
 
 def _table(names: Sequence[str], rows: Sequence[tuple[float, ...]]) -> Table:
-    """Columns of sorted rows, so that their order in a file changes nothing; nothing for no rows."""
+    """Returns the columns of the sorted rows, so that their order in a file has no effect; none for no rows."""
     if not rows:
         return {}
     values = np.array(sorted(rows), np.float64).T
@@ -203,10 +203,10 @@ def _of_device(path: Path, device: str) -> Any:
 
 
 def _usual(rows: Any) -> Mask:
-    """Rows of attention that at least half as many stacks measured as most of their head size.
+    """Returns a mask of the rows that at least half of the most frequent number of stacks for the head size measured.
 
-    The median of fewer is that of other kernels, up to twice as fast or a quarter slower; of a stack alone it may beat
-    the peak of the device.
+    Medians of fewer stacks are those of other kernels, up to twice as fast or a quarter slower; that of a single stack
+    may exceed the peak of the device.
     """
     usual = np.ones(len(rows), np.bool_)
     if "stacks" not in rows:

@@ -1,4 +1,4 @@
-"""How long things run: on a GPU by CUDA events. Everything that times kernels goes through the protocol here."""
+"""Times kernels, on a GPU by CUDA events. All code that times kernels uses the protocol here."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ Run = Callable[[], object]
 _WARM_UPS = 3
 _LEAST_RUNS, _MOST_RUNS = 7, 101
 _WANTED_S = 0.1
-"""kernels are run again until they took this long together, within the limits above"""
+"""a kernel runs again until its runs took this long together, within the limits above"""
 _FLUSH_BYTES = 256 * 2**20
-"""written before each run: more than any L2, and long enough that the host has issued the run before it ends"""
+"""bytes written before each run: more than any L2, and enough for the host to issue the run meanwhile"""
 _BATCHES, _IN_BATCH = 5, 20
 _ISSUED = 200
-"""kernels issued at once: fewer than the queue of a stream holds, beyond which the host waits for the device"""
+"""kernels issued at once: fewer than a stream's queue holds, so that the host never waits for the device"""
 
 
 class Timer(Protocol):
-    """Times callables that issue work to `device`."""
+    """Times functions that issue work to `device`."""
 
     @property
     def device(self) -> str:
-        """What torch calls it: cuda, cpu."""
+        """The device's name in torch: cuda, cpu."""
 
     def kernel_s(self, run: Run) -> float:
-        """Median seconds that the device takes for what `run` issues, with cold caches."""
+        """Returns the median seconds that the device takes for the work of `run`, with cold caches."""
 
     def together_s(self, run: Run) -> float:
-        """Median seconds of one of several runs back to back, as many on every rank of a collective."""
+        """Returns the median seconds of one of several runs back to back, as many on every rank of a collective."""
 
     def issue_s(self, run: Run) -> float:
-        """Median seconds that the host takes to issue `run`."""
+        """Returns the median seconds that the host takes to issue `run`."""
 
 
 class CudaTimer:
-    """Times on the current GPU with events on its stream."""
+    """Times functions on the current GPU with events on its stream."""
 
     device = "cuda"
 
@@ -55,7 +55,7 @@ class CudaTimer:
         return statistics.median(self._seconds(run, run_count(first)))
 
     def together_s(self, run: Run) -> float:
-        """See `Timer`. The number of runs is fixed: ranks that chose it by their own clocks would wait for ever."""
+        """See `Timer`. The number of runs is fixed: ranks that chose different numbers would wait for ever."""
         for _ in range(_WARM_UPS):
             run()
         times = []
@@ -97,5 +97,5 @@ class CudaTimer:
 
 
 def run_count(first_s: float) -> int:
-    """How often something is run that took `first_s` once."""
+    """Returns the number of runs for a function whose first run took `first_s` seconds."""
     return round(min(max(_WANTED_S / max(first_s, 1e-9), _LEAST_RUNS), _MOST_RUNS))
