@@ -61,7 +61,7 @@ def build(place: str, make: Callable[[], T]) -> T:
 def even_head_dim(document: Fields, hidden: int, n_heads: int) -> int:
     """Returns hidden / n_heads. Raises ForerunError where that is not whole."""
     if hidden % n_heads:
-        raise document.error("head_dim", f"is missing, and {n_heads} heads do not divide {hidden}; state it")
+        raise document.error("head_dim", f"is not stated, and {n_heads} heads do not divide {hidden}; state it")
     return hidden // n_heads
 
 

@@ -1,1 +1,1 @@
-"""With which framework it is trained: one file holds all that Forerun knows of a framework."""
+"""Training frameworks; one file holds all that Forerun knows of each."""

@@ -1,7 +1,7 @@
-"""The shipped stacks by name, a user's own by the path of a file, and any of them by the words of a table.
+"""Loads shipped stacks by name and a user's own by path, and finds a stack by the words of a table of measurements.
 
-A file may say `extends: NAME`: it then states only what differs from that stack. The sections `search` and `fitted` are
-merged key by key, other keys replace the extended stack's, and `names` is each file's own.
+A file with `extends: NAME` states only what differs from that stack. Its sections `search` and `fitted` are merged with
+the extended stack's key by key, its other keys replace them, and `names` and `description` are not taken over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forerun.describe.stacks.stack import Stack
 
 DEFAULT_STACK = "torchtitan"
 OWN_FOLDER = "FORERUN_STACKS"
-"""environment variable with a folder of further stacks"""
+"""environment variable that names a folder of further stacks"""
 _SUFFIXES = (".yaml", ".yml")
 _MERGED = ("search", "fitted")
 _OWN = ("names", "description")
@@ -31,14 +31,14 @@ _ADAPTER = pydantic.TypeAdapter(Stack)
 
 
 def stack_names() -> list[str]:
-    """Names of the shipped stacks, and of those in the folder that FORERUN_STACKS names, sorted."""
+    """Returns the sorted names of the shipped stacks and of those in the folder that FORERUN_STACKS names."""
     return sorted(_files(os.environ.get(OWN_FOLDER, "")))
 
 
 def load_stack(name: str) -> Stack:
-    """The stack called `name`, or the stack of the file whose path `name` is.
+    """Returns the stack called `name`, or that of the file whose path is `name`.
 
-    Raises UnknownName with the known ones, or ForerunError that names the file and the place of a mistake.
+    Raises UnknownName, which lists the known stacks, or ForerunError, which names the file and the wrong key.
     """
     path = _path_of(name, "")
     try:
@@ -51,16 +51,16 @@ def load_stack(name: str) -> Stack:
 
 
 def own_stack(name: str) -> Stack | None:
-    """The stack called `name` where its file is the user's; None for a shipped one, which is a part of Forerun."""
+    """Returns the stack called `name` where its file is the user's; None for a shipped stack."""
     stack = load_stack(name)
     return None if Path(_path_of(name, "")).parent == _SHIPPED else stack
 
 
 def named_by(columns: Mapping[str, str]) -> str | None:
-    """The stack that the words of a table's `framework`, `software` and `notes` name; None where none does.
+    """Returns the stack that the columns `framework`, `software` and `notes` of a table name; None where none matches.
 
-    Where several match, the one wins whose patterns cover the most letters of `framework`, then of `software`, then of
-    `notes`: it is the most exact. Of equals the first in the alphabet wins.
+    Of several the most exact one wins: its patterns cover the most letters of `framework`, then of `software`, then of
+    `notes`. Of equals the first in the alphabet wins.
     """
     found = {
         name: max((one.letters_in(columns) for one in load_stack(name).names), default=()) for name in stack_names()
@@ -71,7 +71,7 @@ def named_by(columns: Mapping[str, str]) -> str | None:
 
 @cache
 def _files(own_folder: str) -> dict[str, str]:
-    """Name of every stack -> its file."""
+    """Returns the file of every stack by name."""
     folders = [_SHIPPED, *([Path(own_folder).expanduser()] if own_folder else [])]
     try:
         paths = [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES]
@@ -81,7 +81,7 @@ def _files(own_folder: str) -> dict[str, str]:
 
 
 def _path_of(name: str, beside: str) -> str:
-    """The file of stack `name`; a relative path starts in the folder `beside`."""
+    """Returns the file of stack `name`; a relative path starts in the folder `beside`."""
     if name.endswith(_SUFFIXES):
         return os.path.join(beside, os.path.expanduser(name))
     found = _files(os.environ.get(OWN_FOLDER, "")).get(name.lower())
@@ -92,7 +92,7 @@ def _path_of(name: str, beside: str) -> str:
 
 @cache
 def _read(path: str, changed: int) -> Stack:
-    """The stack of the file `path`, which was changed at that time (ns)."""
+    """Returns the stack of the file `path`; `changed`, its time of modification in ns, keeps the cache up to date."""
     data = _merged(path, ())
     try:
         return _ADAPTER.validate_python({"family": data["name"], **data})
@@ -105,7 +105,7 @@ def _read(path: str, changed: int) -> Stack:
 
 
 def _merged(path: str, above: tuple[str, ...]) -> dict[str, Any]:
-    """The keys of the file `path` over those of the stack that it extends. `above` are the files that extend it."""
+    """Returns the keys of the file `path` over those of the stack that it extends; the files `above` extend it."""
     if path in above:
         raise ForerunError(f"stack {path}: extends itself over {', '.join(above)}; remove one extends")
     try:

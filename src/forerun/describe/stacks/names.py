@@ -1,4 +1,4 @@
-"""StackName: the words by which tables of measurements name a framework."""
+"""StackName: patterns of the words by which tables of measurements name a framework."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pydantic
 class StackName:
     """Patterns of the words that name a framework and its version: regular expressions that ignore case.
 
-    Every pattern has to occur in the column of its name. An empty one says nothing about its column.
+    Every pattern has to occur in the column of its name; an empty pattern matches every text.
     """
 
     framework: str
     software: str = ""
-    """versions and dates"""
+    """pattern of versions and dates"""
     notes: str = ""
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
@@ -31,7 +31,7 @@ class StackName:
                 raise ValueError(f"{column.name} is no regular expression: {error}") from None
 
     def letters_in(self, columns: Mapping[str, str]) -> tuple[int, ...]:
-        """How many letters of each column the patterns cover, () where one of them does not occur."""
+        """Returns the number of letters that the patterns cover in each column; () where one does not occur."""
         found = [
             re.search(getattr(self, column.name), columns.get(column.name, ""), re.IGNORECASE)
             for column in fields(self)

@@ -1,4 +1,4 @@
-"""SearchSpace: the plans that a framework can run and that are worth trying."""
+"""SearchSpace: the plans of a framework that a search tries."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from forerun.describe.stacks.words import Schedule
 class SearchSpace:
     """The values that a search tries for the fields of a plan; a user's own values go over them.
 
-    The default space has the values of the plain fields. The whole space has `more_schedules` and `offload` too.
+    The whole space also has `more_schedules` and `offload`.
     """
 
     source: str
-    """the page or file of the framework that says what it offers"""
+    """page or file of the framework that states what it offers"""
     axes: tuple[str, ...]
     """mesh axes beside data parallelism whose degree may exceed 1"""
     zero_stages: tuple[int, ...]
@@ -26,14 +26,14 @@ class SearchSpace:
     reshard: tuple[str, ...] = ("default",)
     """reshard policies of FSDP"""
     sequence_parallel: bool = True
-    """tensor-parallel ranks split the sequence too; the whole space tries both"""
+    """whether tensor-parallel ranks split the sequence too; the whole space tries both"""
     more_schedules: tuple[tuple[Schedule, int], ...] = ()
     offload: tuple[str, ...] = ("none",)
-    """what host memory holds between uses"""
+    """tensors that host memory holds between uses"""
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
     @property
     def all_schedules(self) -> tuple[tuple[Schedule, int], ...]:
-        """Every pipeline schedule of the framework with its virtual stages."""
+        """All pipeline schedules of the framework, each with its virtual stages."""
         return self.schedules + self.more_schedules

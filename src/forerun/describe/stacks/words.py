@@ -1,4 +1,4 @@
-"""The values that stacks and plans share for some of their fields."""
+"""The types of values that stacks and plans share."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Published measurements in, accuracy out."""
+"""Predicts published measurements and reports the accuracy."""

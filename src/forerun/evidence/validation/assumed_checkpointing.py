@@ -1,4 +1,4 @@
-"""What a row that leaves checkpointing open must have recomputed to run at all."""
+"""Assumes recomputation for rows that don't state it and don't fit in memory without it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from forerun.sources.symbolic.build import build
 def with_assumed_checkpointing(
     row: Measurement, model: ModelSpec, plan: Plan, cluster: Cluster, notes: list[str]
 ) -> Plan:
-    """`plan` with the least recomputation that fits, where the row does not state any and without it does not fit.
+    """Returns `plan` with the least recomputation that fits in memory, where the row states none.
 
-    A plan that fits with none is left as it is. Appends what was assumed to `notes`.
+    A plan that fits without any stays as it is. Appends the assumption to `notes`.
     """
     if row.activation_checkpointing or row.ac_detail or _fits(model, plan, cluster):
         return plan
@@ -42,5 +42,5 @@ def _fits(model: ModelSpec, plan: Plan, cluster: Cluster) -> bool:
     try:
         check_plan(model, plan, cluster)
     except ImpossiblePlan:
-        return True  # the prediction says why it can't run
+        return True  # The prediction then says why the plan can't run.
     return memory_need(build(model, plan, cluster), cluster, load_stack(plan.stack)).held.fits

@@ -1,4 +1,4 @@
-"""How many measured figures lie in the bands of their predictions, and what bands the rows themselves would give."""
+"""Counts the measured figures inside the bands of their predictions, and finds the bands that the rows would give."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from forerun.evidence.validation.run import RowResult
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Measured figures against bands, as shares of the rows; nan for no rows."""
+    """Shares of the rows whose measured figure is inside, below and above its band; nan for no rows."""
 
     rows: int
     inside: float
     below: float
-    """measured less than the band: faster, smaller"""
+    """share of rows whose figure is below the band: faster, smaller"""
     above: float
     width: float
-    """upper end over lower end - 1, mean"""
+    """mean of upper end / lower end - 1"""
 
 
 def time_held(results: Iterable[RowResult]) -> Held:
-    """Measured step times against their bands."""
+    """Returns how many measured step times their bands hold."""
     return _held(
         (time, p.step_time_low_s, p.step_time_high_s)
         for result in results
@@ -35,7 +35,7 @@ def time_held(results: Iterable[RowResult]) -> Held:
 
 
 def reserved_held(results: Iterable[RowResult]) -> Held:
-    """Reserved peaks against their bands."""
+    """Returns how many measured peaks of reserved memory their bands hold."""
     return _held(
         (memory, p.peak_reserved_low_gib, p.peak_reserved_high_gib)
         for result in results
@@ -53,19 +53,19 @@ def _held(triples: Iterable[tuple[float, float, float]]) -> Held:
 
 
 def stack_group(result: RowResult) -> str:
-    """`fitted` or `unfitted` stack, or `not expressed`."""
+    """Returns `fitted` or `unfitted` for the row's stack, or `not expressed`."""
     return "not expressed" if result.inputs is None else group_of(load_stack(result.inputs.plan.stack))
 
 
 def time_quantiles(results: Iterable[RowResult]) -> dict[str, Quantiles]:
-    """What `time` of uncertainty.yaml would be on these rows, by group of stacks."""
+    """Returns the `time` of uncertainty.yaml that these rows would give, by group of stacks."""
     return {name: conformal(scores, residuals().share) for name, scores in sorted(time_scores(results).items())}
 
 
 def time_scores(results: Iterable[RowResult]) -> dict[str, list[float]]:
-    """ln(measured / predicted) over the widening, by group of stacks.
+    """Returns ln(measured / predicted) / widening, by group of stacks.
 
-    Rows on devices whose clock was not fitted are left out, as their bands have a part of their own.
+    It omits rows on devices whose clock was not fitted, as their bands have a further part.
     """
     scores: dict[str, list[float]] = {}
     for result in results:
@@ -78,7 +78,7 @@ def time_scores(results: Iterable[RowResult]) -> dict[str, list[float]]:
 
 
 def memory_quantiles(results: Iterable[RowResult], kind: str) -> dict[str, Quantiles]:
-    """What `allocated` or `reserved` of uncertainty.yaml would be on these rows, by group of stacks."""
+    """Returns the `allocated` or `reserved` of uncertainty.yaml that these rows would give, by group of stacks."""
     scores: dict[str, list[float]] = {}
     for result in results:
         memory, p = measured_memory_gib(result.row), result.prediction
@@ -89,9 +89,10 @@ def memory_quantiles(results: Iterable[RowResult], kind: str) -> dict[str, Quant
 
 
 def conformal(scores: Sequence[float], share: float) -> Quantiles:
-    """Both ends of the band that holds at least `share` of further scores that are exchangeable with these.
+    """Returns both ends of the band that holds at least `share` of further scores that are exchangeable with these.
 
-    The ceil((n + 1) (1 + share) / 2)-th smallest and largest; of few scores the extremes, which then promise less.
+    They are the ceil((n + 1) (1 + share) / 2)-th smallest and largest scores; of few scores the extremes, which hold a
+    smaller share.
     """
     ordered = sorted(scores)
     rank = min(len(ordered), math.ceil((len(ordered) + 1) * (1 + share) / 2))

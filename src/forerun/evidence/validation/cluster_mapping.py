@@ -1,4 +1,4 @@
-"""The cluster that a measured row ran on: device by name and memory, node by its links, network as stated."""
+"""Finds the cluster of a measured row: its device by name and memory, its node by the links, its network as stated."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FABRICS: tuple[tuple[str, LinkKind], ...] = (
     (r"roce|rdma", "roce"),
     (r"ethernet", "ethernet"),
 )
-"""words of a fabric -> kind of link, first match wins"""
+"""pattern of a fabric's words -> kind of link; the first match wins"""
 MEMORY_TOLERANCE = 0.1
-"""a stated memory further than this from the catalogue's is another part"""
+"""largest relative difference between a device's stated and catalogued memory; beyond it is another device"""
 
 
 def cluster_of(row: Measurement, hardware: Hardware, notes: list[str]) -> Cluster:
-    """The Cluster of a row. Raises UnknownName for an unknown device; appends each assumption to `notes`."""
+    """Returns the Cluster of a row. Raises UnknownName for an unknown device; appends each assumption to `notes`."""
     facts = hardware.get(row.hw_key, HostFacts())
     device = _device(row, facts, notes)
     intra = row.intra_node or facts.intra
@@ -64,7 +64,7 @@ def _device(row: Measurement, facts: HostFacts, notes: list[str]) -> Device:
 
 
 def _catalogued(gpu: str, memory_gb: float | None) -> Device:
-    """The device of that name and memory, else of that name."""
+    """Returns the device of that name and memory, or else of that name."""
     if memory_gb is not None:
         try:
             return load_device(f"{gpu}-{memory_gb:g}GB")
@@ -74,6 +74,6 @@ def _catalogued(gpu: str, memory_gb: float | None) -> Device:
 
 
 def _node_size(row: Measurement, facts: HostFacts, intra: str) -> int | None:
-    """GPUs that share one NVLink domain: a rack of trays where the links say so, else the server."""
+    """Returns the number of GPUs in one NVLink domain: a rack where the links say so, else the server."""
     domain = re.search(r"NVL(\d+)", intra)
     return int(domain[1]) if domain else row.gpus_per_node or facts.gpus_per_node

@@ -1,4 +1,4 @@
-"""Hardware: the file that says what network and devices stand behind a row's `hw_key`."""
+"""Hardware: the file that describes the network and devices of each `hw_key` of a row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.common.errors import ForerunError
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """One cluster as its source describes it; None or an empty text where it is silent."""
+    """One cluster as its source describes it; None or an empty text where the source states nothing."""
 
     gpu: str = ""
     hbm_gb: float | None = None
@@ -26,7 +26,7 @@ class HostFacts:
 
 
 Hardware = Mapping[str, HostFacts]
-"""hw_key -> facts"""
+"""hw_key -> facts of its cluster"""
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "gpu": (str,), "hbm_gb": (int, float), "gpus_per_node": (int,), "intra": (str,),
@@ -35,9 +35,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def read_hardware(path: str | Path) -> Hardware:
-    """The `clusters` of a hardware file.
+    """Returns the `clusters` of a hardware file.
 
-    Raises ForerunError naming the file and the key for a missing file, broken YAML, or an entry of the wrong shape.
+    Raises ForerunError, which names file and key, for a missing file, broken YAML, or a wrong entry.
     """
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))

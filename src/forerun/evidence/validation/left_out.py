@@ -1,6 +1,6 @@
-"""Step times that were predicted with nothing fitted on the row's family of stacks (`forerun fit --leave-out --out`).
+"""Step times predicted without fitting anything on the row's family of stacks (`forerun fit --leave-out --out`).
 
-They are what a user of a new stack gets, and tell how wide the band of such a stack has to be.
+A user of a new stack gets such predictions, so that their errors give the width of the band for new stacks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COLUMNS = ("id", "family", "left_out_s")
 
 @dataclass(frozen=True, slots=True)
 class LeftOutTime:
-    """The step time of a row as the fit without its family has it."""
+    """The step time of a row, predicted by the fit without its family."""
 
     family: str
     step_time_s: float
@@ -32,22 +32,22 @@ class LeftOutTime:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Errors and bands of rows whose family was left out."""
+    """Errors and bands of rows whose family the fit left out."""
 
     by_family: dict[str, ErrorStats]
-    """`all` is all of them"""
+    """errors by family; `all` has all rows"""
     held: Held
-    """by the shipped band of stacks on which nothing was fitted"""
+    """how many times the shipped band of unfitted stacks holds"""
     quantiles: Quantiles
-    """what that band would be, half-way between the bands of these rows and of those of stacks on which nothing was
-    fitted, of tiers A and B"""
+    """the band of unfitted stacks that follows: half-way between the band of these rows and that of the rows of
+    unfitted stacks, of tiers A and B"""
 
 
 def read_left_out(path: str | Path) -> dict[str, LeftOutTime]:
-    """Row id -> time, of the rows that have one.
+    """Returns the times by row id, for the rows that have one.
 
-    Raises ForerunError naming the file and the line for a file that can't be read, a missing column, or a time that is
-    no positive number.
+    Raises ForerunError, which names file and line, for an unreadable file, a missing column, or a time that is no
+    positive number.
     """
     found: dict[str, LeftOutTime] = {}
     try:
@@ -80,13 +80,15 @@ def _seconds(place: str, text: str) -> float:
 
 
 def left_out(results: Sequence[RowResult], times: Mapping[str, LeftOutTime]) -> LeftOut:
-    """Errors of the rows of `results` that `times` knows, and the bands that follow from them.
+    """Returns the errors of the rows of `results` that have one of the `times`, and the bands that follow.
 
-    Raises ForerunError where there is no such row: the file is of another table.
+    Raises ForerunError where there is no such row, as the file then belongs to another table.
     """
     rows = [_with_time(each, times[each.row.id].step_time_s) for each in results if each.row.id in times]
     if not any(each.prediction for each in rows):
-        raise ForerunError("--left-out: none of its rows is in the table of measurements")
+        raise ForerunError(
+            "--left-out: none of its rows is in the table of measurements; write it again from this table"
+        )
     predicted = forecasts(rows)
     families = sorted({times[each.row.id].family for each in rows})
     of_family = {
@@ -103,7 +105,7 @@ def left_out(results: Sequence[RowResult], times: Mapping[str, LeftOutTime]) -> 
 
 
 def _between(first: Quantiles, second: Quantiles | None) -> Quantiles:
-    """Half-way between two bands, so that neither kind of evidence counts by its number of rows."""
+    """Returns the band half-way between two, so that neither set of rows counts by its size."""
     if second is None:
         return first
     ends = ((first.low + second.low) / 2, (first.high + second.high) / 2)
@@ -111,14 +113,14 @@ def _between(first: Quantiles, second: Quantiles | None) -> Quantiles:
 
 
 def _with_time(result: RowResult, time_s: float) -> RowResult:
-    """`result` with another step time, and the band of a stack on which nothing was fitted around it."""
+    """Returns `result` with another step time and, around it, the band of an unfitted stack."""
     p = result.prediction
     if p is None or result.inputs is None:
         return result
     stack = replace(load_stack(result.inputs.plan.stack), fitted={})
     band = time_band(stack, result.inputs.cluster, p.n_gpus, p.coverage, p.exposed_comm_s / p.step_time_s)
     low_s, high_s = band.of(time_s)
-    # communication keeps its share, on which the width depends
+    # Communication keeps its share of the step, on which the band's width depends.
     exposed_s = p.exposed_comm_s * time_s / p.step_time_s
     changed = replace(p, step_time_s=time_s, step_time_low_s=low_s, step_time_high_s=high_s, exposed_comm_s=exposed_s)
     return replace(result, prediction=changed)

@@ -1,4 +1,4 @@
-"""From a measured row to what a prediction needs: model, plan and cluster, with every assumption written down."""
+"""Maps a measured row to the model, plan and cluster of a prediction, and notes every assumption."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIMENSIONS = ("n_layers", "hidden", "n_heads", "n_kv_heads", "ffn_hidden", "voca
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """One expressed row. `notes` are the assumptions made where the row is silent."""
+    """The inputs of a row's prediction. `notes` are the assumptions where the row states nothing."""
 
     model: ModelSpec
     plan: Plan
@@ -31,7 +31,7 @@ class Inputs:
 
 
 def map_row(row: Measurement, models: Mapping[str, ModelSpec], hardware: Hardware) -> Inputs:
-    """Model, plan and cluster of `row`, mapped by the meaning of its columns. Raises Inexpressible with the reason."""
+    """Returns model, plan and cluster of `row`. Raises Inexpressible with the reason."""
     notes: list[str] = []
     try:
         model = _model_of(row, models, notes)
@@ -46,20 +46,20 @@ def map_row(row: Measurement, models: Mapping[str, ModelSpec], hardware: Hardwar
 
 
 def to_inputs(row: Measurement, models: Mapping[str, ModelSpec], hardware: Hardware) -> tuple[ModelSpec, Plan, Cluster]:
-    """`map_row` without its notes: the arguments of a predictor."""
+    """Returns the arguments of a predictor: `map_row` without its notes."""
     inputs = map_row(row, models, hardware)
     return inputs.model, inputs.plan, inputs.cluster
 
 
 def _model_of(row: Measurement, models: Mapping[str, ModelSpec], notes: list[str]) -> ModelSpec:
-    """The named architecture with the dimensions of the row, or one made from the row alone."""
+    """Returns the named architecture with the dimensions of the row, or one made from the row alone."""
     known = models.get(row.model)
     model = _from_row(row, notes) if known is None else _with_row_dimensions(row, known, notes)
     return sized_for(model, row.seq_len) if row.seq_len else model
 
 
 def _with_row_dimensions(row: Measurement, model: ModelSpec, notes: list[str]) -> ModelSpec:
-    """The row is what was measured, so it wins over a table that says otherwise."""
+    """Returns `model` with the row's dimensions, which are those of the measured run."""
     stated = {name: getattr(row, name) for name in DIMENSIONS}
     changed: dict[str, Any] = {
         name: value for name, value in stated.items() if value is not None and value != getattr(model, name)
@@ -73,7 +73,7 @@ def _with_row_dimensions(row: Measurement, model: ModelSpec, notes: list[str]) -
 
 
 def _from_row(row: Measurement, notes: list[str]) -> ModelSpec:
-    """A dense decoder: gated feed-forwards go with RMSNorm and rotary positions, others follow GPT-2."""
+    """Returns a dense decoder; a gated feed-forward implies RMSNorm and rotary positions, any other implies GPT-2."""
     if row.is_moe:
         raise Inexpressible(f"model {row.model!r} has experts, but is not in the models file")
     missing = [name for name in (*DIMENSIONS, "head_dim") if getattr(row, name) is None]

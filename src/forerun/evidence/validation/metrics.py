@@ -1,6 +1,6 @@
-"""Accuracy of predictions against measurements: errors with sign, parallelism classes, rank regret.
+"""Computes the accuracy of predictions: signed errors, parallelism classes, rank regret.
 
-Error is predicted / measured - 1. Nothing here knows how a prediction was made.
+An error is predicted / measured - 1. The module does not depend on how predictions are made.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ COMPARED_MEMORY = {
     "reserved": "peak_reserved_gib",
     "nvidia-smi": "device_gib",
 }
-"""kind of measured memory -> the predicted figure it is compared with; other kinds have no stated unit"""
+"""kind of measured memory -> the predicted figure to compare; other kinds have no stated unit"""
 MIN_GROUP = 4
-"""rows with a measured time that a group needs for its ranking to be judged"""
+"""least number of rows with a measured time for a group's ranking"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,16 @@ class Forecast:
 
 
 def tokens_per_gpu(row: Measurement) -> float | None:
-    """Tokens of one optimizer step per GPU."""
+    """Returns the tokens of one optimizer step for each GPU."""
     if not (row.global_batch_seqs and row.seq_len and row.n_gpus):
         return None
     return row.global_batch_seqs * row.seq_len / row.n_gpus
 
 
 def measured_time_s(row: Measurement) -> float | None:
-    """Seconds of a step: measured, else derived by the source's own formula, else from the throughput.
+    """Returns the seconds of a step: measured, else derived by the source's own formula, else from the throughput.
 
-    Rows whose source computes FLOPs with a known error carry a time only where it could be recovered.
+    Rows whose source computes FLOPs with a known error have a time only where their table corrects it.
     """
     if row.outcome != "ok":
         return None
@@ -62,12 +62,12 @@ def measured_time_s(row: Measurement) -> float | None:
 
 
 def measured_memory_gib(row: Measurement) -> float | None:
-    """Peak memory of a run that finished."""
+    """Returns the peak memory of a finished run in GiB."""
     return row.peak_mem_gib if row.outcome == "ok" else None
 
 
 def parallelism_class(row: Measurement) -> str:
-    """The first class of MoE, CP, FSDP+TP/PP, TP/PP, FSDP, DP that the row belongs to."""
+    """Returns the row's class: the first that applies of MoE, CP, FSDP+TP/PP, TP/PP, FSDP, DP."""
     if row.is_moe:
         return "MoE"
     if (row.cp or 1) > 1:
@@ -78,20 +78,20 @@ def parallelism_class(row: Measurement) -> str:
 
 
 def gpu_range(row: Measurement) -> str:
-    """The size of the cluster: one of GPU_RANGES."""
+    """Returns the range of the cluster's size: one of GPU_RANGES."""
     if row.n_gpus is None:
         return GPU_RANGES[-1]
     return next(name for name, most in _GPUS_UP_TO.items() if row.n_gpus <= most)
 
 
 def parameter_range(parameters: int) -> str:
-    """The size of the model: one of PARAMETER_RANGES."""
+    """Returns the range of the model's size: one of PARAMETER_RANGES."""
     return next(name for name, below in _PARAMETERS_BELOW.items() if parameters < below)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorStats:
-    """Errors of one set of rows, as fractions; nan where nothing could be compared."""
+    """Errors of one set of rows, as fractions; nan where no row has both figures."""
 
     compared: int
     total: int
@@ -104,7 +104,7 @@ class ErrorStats:
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """Quantile with linear interpolation; nan of nothing."""
+    """Returns a quantile by linear interpolation; nan for no values."""
     ordered = sorted(values)
     if not ordered:
         return math.nan
@@ -115,12 +115,12 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean; nan of nothing."""
+    """Returns the arithmetic mean; nan for no values."""
     return sum(values) / len(values) if values else math.nan
 
 
 def error_stats(pairs: Iterable[tuple[float | None, float]]) -> ErrorStats:
-    """Statistics of (predicted, measured) pairs; a pair without a prediction counts in `total` only."""
+    """Returns statistics of (predicted, measured) pairs; a pair without a prediction counts in `total` only."""
     all_pairs = list(pairs)
     errors = [predicted / measured - 1 for predicted, measured in all_pairs if predicted is not None]
     sizes = [abs(error) for error in errors]
@@ -136,7 +136,7 @@ def error_stats(pairs: Iterable[tuple[float | None, float]]) -> ErrorStats:
 
 
 def time_stats(rows: Iterable[Measurement], forecasts: Mapping[str, Forecast]) -> ErrorStats:
-    """Step time errors of the rows that have a measured time."""
+    """Returns the step time errors of the rows that have a measured time."""
     nothing = Forecast()
     return error_stats(
         (forecasts.get(row.id, nothing).step_time_s, time) for row in rows if (time := measured_time_s(row)) is not None
@@ -144,7 +144,7 @@ def time_stats(rows: Iterable[Measurement], forecasts: Mapping[str, Forecast]) -
 
 
 def memory_stats(rows: Iterable[Measurement], forecasts: Mapping[str, Forecast], kind: str) -> ErrorStats:
-    """Peak memory errors of the rows measured as `kind`, a key of COMPARED_MEMORY."""
+    """Returns the peak memory errors of the rows measured as `kind`, a key of COMPARED_MEMORY."""
     column = COMPARED_MEMORY[kind]
     nothing = Forecast()
     return error_stats(
@@ -156,7 +156,7 @@ def memory_stats(rows: Iterable[Measurement], forecasts: Mapping[str, Forecast],
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """How well 'does it fit' was answered."""
+    """Numbers of rows for which Forerun judged rightly or wrongly whether the run fits in memory."""
 
     oom_rows: int
     oom_judged: int
@@ -168,7 +168,7 @@ class OutOfMemory:
 
 
 def out_of_memory(rows: Sequence[Measurement], forecasts: Mapping[str, Forecast]) -> OutOfMemory:
-    """Count out-of-memory rows that were foreseen and finished rows that were wrongly refused."""
+    """Counts out-of-memory rows that Forerun foresaw, and finished rows that it wrongly refused."""
     fits = {row.id: forecasts[row.id].fits for row in rows if row.id in forecasts}
     oom = [row for row in rows if row.outcome == "oom"]
     ok = [row for row in rows if row.outcome == "ok"]
@@ -185,7 +185,7 @@ def out_of_memory(rows: Sequence[Measurement], forecasts: Mapping[str, Forecast]
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Rank correlation with mean ranks for ties; nan when one side is constant."""
+    """Returns the rank correlation, with mean ranks for ties; nan where one side is constant."""
     a, b = _ranks(first), _ranks(second)
     mean_a, mean_b = mean(a), mean(b)
     scale = math.sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))
@@ -195,7 +195,7 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Mean rank of each value, from 0."""
+    """Returns the rank of each value, from 0; ties share their mean rank."""
     places: dict[float, list[int]] = defaultdict(list)
     for place, value in enumerate(sorted(values)):
         places[value].append(place)
@@ -204,21 +204,21 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class GroupRegret:
-    """What taking the predictor's first choice loses in one group of configurations, as a fraction of throughput."""
+    """The throughput that the predictor's first choice loses in one group of configurations, as a fraction."""
 
     key: tuple[str, ...]
     measured: int
     covered: int
     regret: float
-    """against the best of the whole group"""
+    """loss against the best of the whole group"""
     covered_regret: float
-    """against the best among the rows that the predictor covers"""
+    """loss against the best of the rows that the predictor covers"""
     spearman: float
 
 
 @dataclass(frozen=True, slots=True)
 class RegretSummary:
-    """All groups of one grouping, worst first."""
+    """The regrets of all groups of one grouping, worst first."""
 
     groups: tuple[GroupRegret, ...]
     groups_total: int
@@ -241,12 +241,12 @@ class RegretSummary:
 
 
 def cluster_key(row: Measurement) -> tuple[Hashable, ...]:
-    """Same source, model, device and number of devices."""
+    """Returns a key that rows of one source, model, device and number of devices share."""
     return (row.source_id, row.model, row.gpu, row.n_gpus)
 
 
 def workload_key(row: Measurement) -> tuple[Hashable, ...]:
-    """Same workload too: sequence length, precision and global batch."""
+    """Returns a key for `cluster_key` and the workload: sequence length, precision and global batch."""
     return (*cluster_key(row), row.seq_len, row.precision, row.global_batch_seqs)
 
 
@@ -255,10 +255,10 @@ def rank_regret(
     forecasts: Mapping[str, Forecast],
     key: Callable[[Measurement], tuple[Hashable, ...]] = cluster_key,
 ) -> RegretSummary:
-    """Regret of every group of rows (tiers A and B) with at least MIN_GROUP measured times.
+    """Returns the regret of every group of rows (tiers A and B) with at least MIN_GROUP measured times.
 
-    The predictor ranks by predicted throughput the rows it covers and does not refuse; ties share the mean. An
-    out-of-memory row takes part, at throughput 0, only if the predictor judged whether it fits.
+    The predictor ranks the rows that it covers and doesn't refuse by predicted throughput; ties share the mean. An
+    out-of-memory row counts, with throughput 0, only if the predictor judged whether it fits.
     """
     groups: dict[tuple[Hashable, ...], list[Measurement]] = defaultdict(list)
     for row in rows:
@@ -294,12 +294,12 @@ def _group_regret(
 
 
 def _throughput(row: Measurement, time_s: float) -> float:
-    """Tokens per second and GPU."""
+    """Returns tokens per second and GPU."""
     return (tokens_per_gpu(row) or 0.0) / time_s
 
 
 def _candidate(row: Measurement, forecast: Forecast | None) -> tuple[float, float, bool | None] | None:
-    """(predicted throughput, measured throughput, fits) of a row that takes part in the ranking."""
+    """Returns (predicted throughput, measured throughput, fits) of a row in the ranking, None of any other."""
     if forecast is None or forecast.step_time_s is None:
         return None
     predicted = _throughput(row, forecast.step_time_s)

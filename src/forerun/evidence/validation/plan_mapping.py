@@ -1,4 +1,4 @@
-"""The plan that a measured row describes, one function per concern; what had to be assumed goes to the notes."""
+"""Maps a measured row to its plan, one function for each concern, and notes every assumption."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from forerun.evidence.validation.rows import Measurement
 from forerun.evidence.validation.wording import says
 
 FULL_RECOMPUTE_SHARE = 1 / 3
-"""extra FLOPs of recomputing every block over model FLOPs: one forward of forward + backward's three"""
+"""FLOPs of recomputing every block over model FLOPs: one forward pass of three (backward counts as two)"""
 
 NOT_STATED = "activation_checkpointing not stated: taken as none"
-"""the note of a row that leaves it open"""
+"""note of a row that doesn't state its checkpointing"""
 
 Fields = dict[str, Any]
 
 
 class Inexpressible(ForerunError):
-    """A row that no plan, model or cluster can stand for; the message is the reason."""
+    """Raised for a row that no plan, model or cluster can express; the message is the reason."""
 
 
 def plan_of(row: Measurement, model: ModelSpec, notes: list[str]) -> Plan:
-    """The Plan of a row. Raises Inexpressible with the reason; appends each assumption to `notes`.
+    """Returns the Plan of a row. Raises Inexpressible with the reason; appends each assumption to `notes`.
 
-    It sets what the row states and nothing else, so that its stack decides the rest as it does for every user.
+    It sets only what the row states, so that the stack decides the rest as it does for every user.
     """
     named = wording.named_stack(row)
     stack = named or DEFAULT_STACK
@@ -53,7 +53,7 @@ def plan_of(row: Measurement, model: ModelSpec, notes: list[str]) -> Plan:
 
 
 def stated_fields(row: Measurement, model: ModelSpec, notes: list[str]) -> Fields:
-    """The fields of a Plan that the row states, apart from its stack. Raises Inexpressible; appends to `notes`."""
+    """Returns the plan fields that the row states, without its stack. Raises Inexpressible; appends to `notes`."""
     mesh = _mesh(row, notes)
     fields: Fields = {"seq_len": _stated(row.seq_len, "seq_len"), **mesh}
     fields |= _batch(row, mesh, notes)
@@ -72,7 +72,7 @@ def _stated(value: int | None, column: str) -> int:
 
 
 def _mesh(row: Measurement, notes: list[str]) -> Fields:
-    """Degrees of the mesh and what the shard axis shards."""
+    """Returns the degrees of the mesh, and ZeRO stage and reshard policy of the shard axis."""
     mesh = {axis: getattr(row, axis) or 1 for axis in ("dp_replicate", "cp", "tp", "pp", "ep")}
     n_gpus = _stated(row.n_gpus, "n_gpus")
     known = mesh["dp_replicate"] * mesh["cp"] * mesh["tp"] * mesh["pp"]
@@ -94,7 +94,7 @@ def _mesh(row: Measurement, notes: list[str]) -> Fields:
 
 
 def _sharding(row: Measurement, zero_stage: int) -> Fields:
-    """ZeRO stage and reshard policy."""
+    """Returns ZeRO stage and reshard policy."""
     fields: Fields = {"zero_stage": zero_stage}
     stated = re.search(wording.RESHARD, row.notes, re.IGNORECASE)
     if stated:
@@ -107,7 +107,7 @@ def _sharding(row: Measurement, zero_stage: int) -> Fields:
 
 
 def _batch(row: Measurement, mesh: Fields, notes: list[str]) -> Fields:
-    """Micro batch and number of micro batches of one data-parallel rank; {} where only the global batch is stated."""
+    """Returns size and number of micro batches of a data-parallel rank; {} where only the global batch is stated."""
     dp = mesh["dp_replicate"] * mesh["dp_shard"]
     micro, count = row.micro_batch, row.n_microbatches
     if count is None and mesh["pp"] == 1:
@@ -133,7 +133,7 @@ def _batch(row: Measurement, mesh: Fields, notes: list[str]) -> Fields:
 
 
 def _local_batch(row: Measurement, dp: int) -> int | None:
-    """Sequences of one data-parallel rank in one step."""
+    """Returns the sequences of one data-parallel rank in one step."""
     if not row.global_batch_seqs:
         return None
     if row.global_batch_seqs % dp:
@@ -142,7 +142,7 @@ def _local_batch(row: Measurement, dp: int) -> int | None:
 
 
 def _check_batch(row: Measurement, product: int, per_microbatch: int, notes: list[str]) -> None:
-    """A trainer may end a step with a smaller micro batch; anything else is a contradiction."""
+    """Raises Inexpressible where the stated global batch differs by more than a smaller last micro batch."""
     stated = row.global_batch_seqs
     if not stated or stated == product:
         return
@@ -154,7 +154,7 @@ def _check_batch(row: Measurement, product: int, per_microbatch: int, notes: lis
 
 
 def _pipeline(row: Measurement, model: ModelSpec, pp: int, notes: list[str]) -> Fields:
-    """Schedule, stages per rank and the layers of each stage."""
+    """Returns the schedule, the stages of each rank and the layers of each stage."""
     if pp == 1:
         return {}
     chunks, interleaved = row.pp_virtual_stages or 0, says(row.pp_schedule, "interleaved")
@@ -175,7 +175,7 @@ def _pipeline(row: Measurement, model: ModelSpec, pp: int, notes: list[str]) -> 
 
 
 def _usual_chunks(n_layers: int, pp: int) -> int:
-    """The least number of chunks above one that splits the layers evenly, 2 where none does."""
+    """Returns the least number of chunks above one that splits the layers evenly, or 2."""
     for layers in (n_layers, n_layers + 2):
         if layers % pp == 0:
             return next((chunks for chunks in range(2, layers // pp + 1) if (layers // pp) % chunks == 0), 2)
@@ -183,7 +183,7 @@ def _usual_chunks(n_layers: int, pp: int) -> int:
 
 
 def _stages(row: Measurement, model: ModelSpec, stages: int, notes: list[str]) -> Fields:
-    """How layers spread: as the source says, else with the ends counted if only that comes out even."""
+    """Returns how layers spread: as the source says, else with embedding and head counted if only that is even."""
     layers = model.n_layers
     full = -(-layers // stages)
     last = layers - full * (stages - 1)
@@ -198,7 +198,7 @@ def _stages(row: Measurement, model: ModelSpec, stages: int, notes: list[str]) -
 
 
 def _tensor_and_context(row: Measurement, notes: list[str]) -> Fields:
-    """How tensor-parallel and context-parallel ranks share a sequence."""
+    """Returns how tensor-parallel and context-parallel ranks share a sequence."""
     fields: Fields = {}
     if row.sp is not None:
         fields["sequence_parallel"] = row.sp
@@ -214,7 +214,7 @@ def _tensor_and_context(row: Measurement, notes: list[str]) -> Fields:
 
 
 def _precision(row: Measurement, notes: list[str]) -> Fields:
-    """Dtypes of matrix multiplications, reductions and gradient buffers. Master weights are fp32 in every source."""
+    """Returns the dtypes of products, reductions and gradient buffers; master weights are fp32 in every source."""
     precision = wording.PRECISIONS.get(row.precision.lower())
     if precision is None:
         known = ", ".join(wording.PRECISIONS)
@@ -240,13 +240,13 @@ def _precision(row: Measurement, notes: list[str]) -> Fields:
 
 
 def _gradient_dtype(row: Measurement) -> str | None:
-    """The dtype in which the row says that gradients are reduced."""
+    """Returns the stated dtype of gradient reduction."""
     stated = row.grad_reduce_dtype.lower()
     return stated if stated in ("fp32", "bf16", "fp16") else None
 
 
 def _checkpointing(row: Measurement, notes: list[str]) -> Fields:
-    """What backward computes again. The detail, where a source gives one, is more exact than the mode."""
+    """Returns what the backward pass recomputes. The detail, where stated, is more exact than the mode."""
     mode, detail = row.activation_checkpointing.lower(), row.ac_detail
     if mode not in ("", "none", "full", "selective"):
         raise Inexpressible(f"activation_checkpointing {row.activation_checkpointing!r} is not known")
@@ -273,7 +273,7 @@ def _selective(row: Measurement, detail: str, notes: list[str]) -> Fields:
 
 
 def _recomputed_fraction(row: Measurement, notes: list[str]) -> Fields:
-    """Whole blocks, every n-th: HFU over MFU says how many, as the recomputed forward is a third of the model FLOPs."""
+    """Returns fields that recompute every n-th block; HFU / MFU gives n, as a forward pass is a third of the FLOPs."""
     every = 2
     if row.hfu_pct and row.mfu_pct and row.hfu_pct > row.mfu_pct:
         share = min((row.hfu_pct / row.mfu_pct - 1) / FULL_RECOMPUTE_SHARE, 1.0)
@@ -283,7 +283,7 @@ def _recomputed_fraction(row: Measurement, notes: list[str]) -> Fields:
 
 
 def _kernels(row: Measurement, notes: list[str]) -> Fields:
-    """Compilation, attention kernel and optimizer."""
+    """Returns compilation, attention kernel and optimizer."""
     compiled, fields = row.torch_compile.lower(), Fields()
     if compiled:
         fields |= {
@@ -304,7 +304,7 @@ def _kernels(row: Measurement, notes: list[str]) -> Fields:
         notes.append(f"optimizer {row.optimizer or 'not stated'}: taken as adamw")
     kernels = wording.first_match(wording.OPTIMIZER_KERNELS, row.optimizer)
     if kernels in (None, "foreach") and says(compiled, wording.COMPILED_STEP):
-        kernels = "fused"  # the compiler makes one pass of the optimizer's
+        kernels = "fused"  # The compiler fuses the optimizer into one pass.
     return fields if kernels is None else fields | {"optimizer_impl": kernels}
 
 

@@ -1,4 +1,4 @@
-"""The accuracy of a run as one dict (`--json`)."""
+"""Builds the accuracy of a validation run as one dict (`--json`)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _QUANTILES: dict[str, Callable[[list[RowResult]], dict[str, Quantiles]]] = {
 
 
 def build_report(results: Sequence[RowResult], left_out: LeftOut | None = None) -> Report:
-    """Every figure of a validation run. Errors and shares are fractions; None where nothing could be compared.
+    """Returns all figures of a validation run. Errors and shares are fractions; None where no rows can be compared.
 
-    `left_out` are the errors of stacks whose family was left out of the fit.
+    `left_out` has the errors of stacks whose family the fit left out.
     """
     rows = [result.row for result in results]
     predicted = forecasts(results)
@@ -88,7 +88,7 @@ def _size(result: RowResult) -> str:
 
 
 def _bands(results: Sequence[RowResult]) -> dict[str, Any]:
-    """How many rows the bands hold, and what bands these rows would give."""
+    """Returns how many rows the bands hold, and the bands that these rows would give."""
     tiers = {"tier A": ("A",), "tiers A+B": ("A", "B"), "all tiers": ("A", "B", "C")}
     parts = {name: [result for result in results if result.row.tier in of] for name, of in tiers.items()}
     groups = {
@@ -171,7 +171,7 @@ def _memory_by_source(
 
 
 def _other_memory(rows: Iterable[Measurement]) -> dict[str, int]:
-    """Rows whose memory has a kind or unit that nothing predicted can be compared with."""
+    """Returns the number of rows by kinds of memory for which there is no predicted figure."""
     return dict(
         Counter(
             row.peak_mem_kind or "kind not stated"

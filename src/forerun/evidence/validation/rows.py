@@ -1,4 +1,4 @@
-"""Measurement: one measured training configuration, read from a CSV file and typed."""
+"""Measurement: one measured training run, read from a row of a CSV file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Cell = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One row. None or an empty text means that the source does not say.
+    """One row. None or an empty text means that the source does not state the figure.
 
     Columns without a default must be in the header; the others may be left out of a file. Sizes are in GiB or GB as
     the name says, times in seconds, networks in Gbit/s per GPU.
@@ -26,7 +26,7 @@ class Measurement:
     """line of the file at which the row ends"""
     id: str
     tier: str
-    """A: complete; B: an input assumed; C: for trends only"""
+    """A: complete; B: an input is assumed; C: for trends only"""
     source_id: str
     framework: str
     model: str
@@ -125,10 +125,10 @@ _REQUIRED = [field.name for field in _COLUMNS if field.default is MISSING]
 
 
 def read_measurements(path: str | Path) -> list[Measurement]:
-    """Every row of the CSV file `path`, in its order.
+    """Returns every row of the CSV file `path`, in its order.
 
-    Raises ForerunError with the file and line for a missing file or column, a row with too few or too many cells, a
-    cell of the wrong type, a repeated id, or a file cut short.
+    Raises ForerunError, which names file and line, for a missing file or column, a row with too few or too many cells,
+    a cell of the wrong type, a repeated id, or a file cut short.
     """
     rows: list[Measurement] = []
     lines: dict[str, int] = {}
@@ -154,7 +154,7 @@ def read_measurements(path: str | Path) -> list[Measurement]:
     except UnicodeDecodeError as error:
         raise ForerunError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     if not rows:
-        raise ForerunError(f"{path}: a header but no rows")
+        raise ForerunError(f"{path}: the file has a header but no rows; add one")
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Predict every measured row, and write the predictions."""
+"""Predicts every measured row, and writes the predictions."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What became of one row: a prediction, or the reason why there is none."""
+    """The result of one row: a prediction, or the reason why there is none."""
 
     row: Measurement
     inputs: Inputs | None = None
     prediction: Prediction | None = None
     reason: str = ""
     defect: bool = False
-    """the reason is a fault of this program, not a limit that it knows of"""
+    """whether the reason is a fault of Forerun, not one of its known limits"""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Assumptions made where the row is silent."""
+        """The assumptions where the row states nothing."""
         return self.inputs.notes if self.inputs else ()
 
     @property
@@ -58,7 +58,7 @@ def run(
     predictor: Predictor,
     progress: Callable[[RowResult], object] = lambda result: None,
 ) -> list[RowResult]:
-    """One result for each row, in order. Rows that cannot be expressed or predicted carry the reason."""
+    """Returns one result for each row, in order. Rows that cannot be expressed or predicted have the reason."""
     results = []
     for row in rows:
         result = _predict_row(row, models, hardware, predictor)
@@ -77,7 +77,7 @@ def _predict_row(
     except ForerunError as error:
         return RowResult(row, inputs, reason=str(error))
     except Exception as error:
-        # one row that trips over a fault must not cost the table of all others
+        # A fault in one row must not end the table of all others.
         return RowResult(row, inputs, reason=f"fault: {type(error).__name__}: {error}", defect=True)
     figures = (prediction.step_time_s, prediction.peak_allocated_gib, prediction.peak_reserved_gib)
     if not all(math.isfinite(figure) and figure > 0 for figure in figures):
@@ -86,17 +86,17 @@ def _predict_row(
 
 
 def forecasts(results: Iterable[RowResult]) -> dict[str, Forecast]:
-    """Predicted figures by row id, of the rows that have any."""
+    """Returns the predicted figures by row id, for the rows that have any."""
     return {result.row.id: result.forecast for result in results if result.prediction is not None}
 
 
 def write_predictions(path: str | Path, results: Sequence[RowResult]) -> None:
-    """Write one line per row; a row without a prediction keeps its id and empty cells.
+    """Writes one line for each row; a row without a prediction has its id and empty cells.
 
-    There is one column for what a process holds: of rows measured by nvidia-smi, `peak_reserved_gib` and its band have
-    the context and NCCL in them too.
+    One column has the memory of a process: for rows measured by nvidia-smi, `peak_reserved_gib` and its band include
+    the CUDA context and NCCL.
 
-    The file appears complete or not at all. Raises ForerunError when it cannot be written.
+    The file appears complete or not at all. Raises ForerunError where it cannot be written.
     """
     target = Path(path)
     temporary = None

@@ -1,4 +1,4 @@
-"""The accuracy of a run (report.py) as console tables."""
+"""Prints the accuracy of a validation run (report.py) as console tables."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _TABLES = {
 
 
 def percent(value: float | None, signed: bool = False) -> str:
-    """A fraction as a percentage with two digits; a dash where there is none."""
+    """Returns a fraction as a percentage with two digits; a dash for None."""
     if value is None:
         return "-"
     return f"{100 * value:+.2f}%" if signed else f"{100 * value:.2f}%"
 
 
 def print_report(report: Report, console: Console, worst: int = 0, verbose: bool = False) -> None:
-    """Print the tables of `build_report`: where the error sits, what is not covered, and a summary as the last line.
+    """Prints the tables of `build_report`: errors by group, uncovered rows, and a summary as the last line.
 
-    The console should not interpret markup: names may hold brackets.
+    The console must not interpret markup, as names may hold brackets.
     """
     rows = report["rows"]
     console.print(
@@ -59,7 +59,7 @@ def print_report(report: Report, console: Console, worst: int = 0, verbose: bool
 
 
 def summary_line(report: Report) -> str:
-    """The headline figures in one line: tier A, and regret over tiers A and B."""
+    """Returns the main figures in one line: errors of tier A, and regret over tiers A and B."""
     time, memory = report["step_time"]["tier A"], report["memory"]["allocated"]["tier A"]
     regret = report["regret"]["source, model, device, count"]["mean"]
     band = report["band"]

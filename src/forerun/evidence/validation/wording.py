@@ -1,6 +1,6 @@
-"""What the words of a measurement table mean in a plan: ordered tables of text pattern -> value, first match wins.
+"""Maps the words of a measurement table to plan values: ordered tables of pattern -> value; the first match wins.
 
-Sources describe software, kernels and checkpointing in prose. The tables name kinds of software and mechanisms,
+Sources describe software, kernels and checkpointing in prose. The patterns match kinds of software and mechanisms,
 never a source, a row or a model.
 """
 
@@ -13,12 +13,12 @@ from forerun.evidence.validation.rows import Measurement
 
 
 def says(text: str, pattern: str) -> bool:
-    """Whether `pattern` occurs in `text`, case ignored; the empty pattern occurs everywhere."""
+    """Returns whether `pattern` occurs in `text`, in any case; the empty pattern occurs everywhere."""
     return re.search(pattern, text, re.IGNORECASE) is not None
 
 
 NO_ATTENTION = r"^none"
-"""of the attention kernel of a model that has none"""
+"""attention kernel of a model that has no attention"""
 
 FP8_RECIPES = (
     (r"tensorwise|fp8-cs|current", "tensorwise"),
@@ -49,37 +49,37 @@ CHECKPOINTING = (
     (r"selective op|op_list", ("selective", "op")),
     (r"parameter all-gather", ("selective", "params")),
 )
-"""what is recomputed, as (activation_checkpointing, selective_policy)"""
+"""words -> (activation_checkpointing, selective_policy)"""
 EVERY_NTH_LAYER = r"every (\d+)\w* (layer|block)"
 UNSTATED_FRACTION = r"fraction of (blocks|layers) not stated"
 
 OPTIMIZERS = ((r"sgd", "sgd"), (r"adamw", "adamw"), (r"adam", "adam"))
 OPTIMIZER_KERNELS = ((r"foreach", "foreach"), (r"decoupled", "loop"), (r"fused|distributed|apex", "fused"))
-"""Composer's DecoupledAdamW updates one tensor after the other; `distributed` is Megatron's, built on apex"""
+"""Composer's DecoupledAdamW updates one tensor after the other; `distributed` is Megatron's, which uses apex"""
 
 AUTOCAST = r"^amp_"
-"""of a precision whose parameters are fp32: torch.autocast"""
+"""precision of torch.autocast, whose parameters are fp32"""
 GRAPH_BREAKS = r"checkpoint\("
-"""sub-blocks call checkpoint() themselves inside of what is compiled: its hooks end graphs at their borders"""
+"""sub-blocks call checkpoint() inside the compiled model; its hooks break the graph at their borders"""
 KEEPS_GATHERED = r"\bac_mode\b"
-"""checkpointing is left to the model (simple_fsdp.py: regional_ac is ac_mode == "none"), and this one has none: what is
-gathered stays for the backward pass"""
+"""the model decides on checkpointing (simple_fsdp.py: regional_ac is ac_mode == "none") and has none, so that gathered
+parameters stay for the backward pass"""
 COMPILED_STEP = r"fwd\+bwd"
-"""the compiled function goes on to the end of the step"""
+"""the compiled function reaches to the end of the step"""
 BALANCED_ENDS = r"type:transformer\|embedding"
 SHORT_LAST_STAGE = r"last stage short"
 NO_GRADIENT_OVERLAP = r"\bno\b[^.;]*\bDP\b[^.;]*overlap"
 RESHARD = r"reshard_after_forward\s*=\s*(always|never)"
 CP_METHODS = ((r"ulysses|\ba2a\b", "ulysses"), (r"ring attention|p2p", "ring"))
 ACCUMULATION = ((r"fp32 gradient accumulation", "fp32"), (r"fp16 gradients", "fp16"))
-"""dtype of the buffer that gradients of micro batches are added into"""
+"""words -> dtype of the buffer that sums the gradients of micro batches"""
 
 
 def first_match(table: tuple[tuple[str, str], ...], text: str) -> str | None:
-    """The value of the first pattern of `table` that occurs in `text`."""
+    """Returns the value of the first pattern of `table` that occurs in `text`."""
     return next((value for pattern, value in table if says(text, pattern)), None)
 
 
 def named_stack(row: Measurement) -> str | None:
-    """The stack (`forerun stacks`) that the row's framework, software and notes name; None where they name none."""
+    """Returns the stack that the row's framework, software and notes name; None where they name none."""
     return named_by({"framework": row.framework, "software": row.software, "notes": row.notes})
