@@ -8,12 +8,14 @@ constants, so that stray measurements have little weight. It needs scipy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.common.errors import ForerunError
+from forerun.common.shipped import shipped
 from forerun.common.units import GIGA, TERA
 from forerun.core.cost.attention import AttentionRates, attention_s
 from forerun.core.cost.gemm import GemmRates, gemm_s
@@ -28,8 +30,6 @@ Columns = Mapping[str, npt.ArrayLike]
 _US = 1e-6
 _SCALE = 0.1
 """logarithmic error beyond which a measurement loses weight"""
-_SHARE = 0.8
-"""share of the HBM peak that attention streams at"""
 LEAST_ROWS = {"gemm": 10, "attention": 7, "bytes": 4, "collectives": 9}
 """least number of measurements for a fit"""
 
@@ -46,14 +46,40 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """One constant and its range. The fit's variable is log(value + shift), so that a range may begin at zero."""
+    """One constant's start and range (starts.yaml), as fractions of the device's figure `of` where it has one."""
 
+    name: str
     start: float
     low: float
     high: float
     shift: float = 0.0
     prior: float = 0.0
-    """pull towards `start`, in residuals per unit of the logarithm, for constants that few measurements separate"""
+    of: Literal["", "tflops", "hbm_gb_s", "link_gb_s"] = ""
+
+    def on(self, figures: Mapping[str, float]) -> _Parameter:
+        """Returns the parameter in the units of the constant, given the device's `figures` by name."""
+        scale = figures[self.of] if self.of else 1.0
+        return replace(self, start=self.start * scale, low=self.low * scale, high=self.high * scale, of="")
+
+
+@dataclass(frozen=True, slots=True)
+class _Starts:
+    """Starts and ranges of all constants, from starts.yaml, which explains them."""
+
+    attention_hbm_fraction: float
+    gemm: tuple[_Parameter, ...]
+    quantisation: tuple[_Parameter, ...]
+    rate: tuple[_Parameter, ...]
+    attention: tuple[_Parameter, ...]
+    serving_cache: tuple[_Parameter, ...]
+    bytes: tuple[_Parameter, ...]
+    collectives: tuple[_Parameter, ...]
+    all_to_all_h_us: float
+    source: str
+
+
+def _starts() -> _Starts:
+    return shipped(_Starts, "forerun.evidence.measure", "starts.yaml")
 
 
 def mape(predicted_s: F64, measured_s: F64) -> float:
@@ -146,17 +172,8 @@ def fit_gemm(
     """
     m, n, k, latency_us = _columns(data, ("m", "n", "k", "latency_us"), LEAST_ROWS["gemm"])
     batch = _optional(data, "batch", np.ones_like(m))
-    parameters = [
-        _Parameter(0.8 * peaks.tflops, 0.05 * peaks.tflops, peaks.tflops),
-        _Parameter(0.8 * peaks.hbm_gb_s, 0.2 * peaks.hbm_gb_s, peaks.hbm_gb_s),
-        _Parameter(3.0, 0.1, 100.0),
-        _Parameter(0.1, 0.0, 1.0, 0.02),
-        _Parameter(100.0, 1.0, 2000.0),
-        _Parameter(0.15, 0.0, 1.0, 0.1),
-        _Parameter(1000.0, 50.0, 20000.0),
-        _Parameter(3.0, 1.0, 8.0),
-        *([_Parameter(1.5, 0.0, 5.0, 0.5), _Parameter(0.05, 0.0, 1.0, 0.1)] if quantises else []),
-    ]
+    starts, figures = _starts(), {"tflops": peaks.tflops, "hbm_gb_s": peaks.hbm_gb_s}
+    parameters = [each.on(figures) for each in starts.gemm + starts.quantisation * quantises]
 
     def entry(x: F64) -> GemmEntry:
         p, bandwidth, launch, wave, depth, slow, tau, overlap, *rest = (float(value) for value in x)
@@ -174,9 +191,7 @@ def fit_gemm(
 
 def fit_rate(model_s: Callable[[float], F64], measured_s: F64) -> tuple[float, float]:
     """Returns the rate relative to the forward kernel's that explains `measured_s` best, and the error in percent."""
-    best, error = _fit(
-        [_Parameter(0.9, 0.05, 3.0)], lambda x: model_s(float(x[0])), measured_s, np.ones_like(measured_s)
-    )
+    best, error = _fit(_starts().rate, lambda x: model_s(float(x[0])), measured_s, np.ones_like(measured_s))
     return float(best[0]), error
 
 
@@ -194,7 +209,7 @@ def attention_constants(entry: AttentionEntry, peaks: Peaks) -> AttentionRates:
         tail_rows=entry.tail * 128 * peaks.multiprocessors,
         slowdown=entry.slowdown,
         slowdown_tau_s=entry.slowdown_tau_us * _US,
-        bytes_per_s=_SHARE * peaks.hbm_gb_s * GIGA,
+        bytes_per_s=_starts().attention_hbm_fraction * peaks.hbm_gb_s * GIGA,
         padded=1.0,
         calibrated=True,
     )
@@ -227,15 +242,8 @@ def fit_attention(data: Columns, peaks: Peaks, kv_cache: bool = False) -> tuple[
     if len(np.unique(shapes.head_dim)) > 1:
         raise ForerunError("measurements: several values of head_dim; fit one at a time")
     cache_s = cache_pass_s(shapes, peaks)
-    parameters = [
-        _Parameter(0.6 * peaks.tflops, 0.02 * peaks.tflops, peaks.tflops),
-        _Parameter(300.0, 1.0, 3000.0),
-        _Parameter(8.0, 2.0, 100.0),
-        _Parameter(0.4, 0.0, 3.0, 0.1),
-        _Parameter(0.15, 0.0, 1.0, 0.1),
-        _Parameter(3000.0, 50.0, 20000.0),
-        *([_Parameter(2.0, 0.0, 20.0, 0.5)] if kv_cache else []),
-    ]
+    starts = _starts()
+    parameters = [each.on({"tflops": peaks.tflops}) for each in starts.attention + starts.serving_cache * kv_cache]
 
     def entry(x: F64) -> AttentionEntry:
         return AttentionEntry(*(float(value) for value in x[:6]))
@@ -262,13 +270,12 @@ def fit_bytes(data: Columns, peak_gb_s: float) -> tuple[float, float, float]:
     Columns: bytes, latency_us. It serves memory-bound kernels and copies to the host.
     """
     size, latency_us = _columns(data, ("bytes", "latency_us"), LEAST_ROWS["bytes"])
-    parameters = [_Parameter(2.0, 0.05, 200.0), _Parameter(0.8, 0.02, 1.0)]
     slope = 1.0 / (peak_gb_s * GIGA)
 
     def model_s(x: F64) -> F64:
         return np.asarray(x[0] * _US + size * slope / x[1], np.float64)
 
-    best, error = _fit(parameters, model_s, latency_us * _US, np.ones_like(size))
+    best, error = _fit(_starts().bytes, model_s, latency_us * _US, np.ones_like(size))
     return float(best[0]), float(best[1]), error
 
 
@@ -293,18 +300,10 @@ def fit_collective(kind: Collective, data: Columns, link_gb_s: float) -> tuple[N
     separate.
     """
     ranks, size, latency_us = _columns(data, ("num_gpus", "message_bytes", "latency_us"), LEAST_ROWS["collectives"])
-    hop_us = 0.25 if kind == Collective.ALL_TO_ALL else 1.0
-    parameters = [
-        _Parameter(6.0, 0.5, 100.0, prior=0.17),
-        _Parameter(hop_us, 0.01, 50.0, prior=0.07),
-        _Parameter(0.02 * link_gb_s, 1e-3 * link_gb_s, link_gb_s, prior=0.07),
-        _Parameter(2.0, 0.05, 50.0, prior=0.05),
-        _Parameter(0.4 * link_gb_s, 0.02 * link_gb_s, 1.5 * link_gb_s, prior=0.13),
-        _Parameter(15.0, 0.05, 200.0, prior=0.1),
-        _Parameter(2.0, 0.0, 50.0, 0.5, prior=0.05),
-        _Parameter(0.8 * link_gb_s, 0.05 * link_gb_s, 1.5 * link_gb_s, prior=0.33),
-        _Parameter(0.5, 0.0, 2.0, 0.1, prior=0.1),
-    ]
+    starts = _starts()
+    parameters = [each.on({"link_gb_s": link_gb_s}) for each in starts.collectives]
+    if kind == Collective.ALL_TO_ALL:
+        parameters = [replace(p, start=starts.all_to_all_h_us) if p.name == "h_us" else p for p in parameters]
 
     def model_s(x: F64) -> F64:
         return collective_s(kind, NodeOp(*(float(value) for value in x)), ranks, size)
