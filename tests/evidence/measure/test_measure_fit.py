@@ -133,7 +133,7 @@ def test_a_bad_table_is_refused(change, message):
 def test_mixed_head_sizes_are_refused():
     data = heads()
     mixed = data | {"head_dim": np.where(data["seq"] > 1000, 64, 128)}
-    with pytest.raises(ForerunError, match="one head_dim at a time"):
+    with pytest.raises(ForerunError, match="fit one at a time"):
         fit_attention(mixed, PEAKS)
 
 
