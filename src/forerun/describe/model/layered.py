@@ -56,7 +56,8 @@ class Attention:
 
     @property
     def flops(self) -> float:
-        """4 s s h for each sample (s: sequence length, h: heads x head size), and more for the backward kernel."""
+        """4 s s h for each sample, of s tokens and h = heads x head size; the backward kernel has 2.5 times as many
+        (FlashAttention-2, arXiv 2307.08691, section 4.1)."""
         pairs = self.seq * self.seq * (0.5 if self.causal else 1.0)
         return 4.0 * self.samples * self.heads * pairs * self.head_dim * (2.5 if self.backward else 1.0)
 
