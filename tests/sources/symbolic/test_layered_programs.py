@@ -246,7 +246,7 @@ REFUSED = [
     ({"pp": 2}, "pp 2 needs a transformer"),
     ({"cp": 2}, "cp 2 needs a transformer"),
     ({"ep": 2}, "ep 2 needs a transformer"),
-    ({"virtual_stages": 2}, "virtual_stages and layers_per_stage need pp above 1"),
+    ({"virtual_stages": 2}, "virtual_stages and layers_per_stage need a transformer"),
     ({"seq_len": 128}, "seq_len 128: small takes whole samples; leave seq_len at 1"),
     ({"precision": "fp8"}, "precision fp8 needs a transformer"),
     (

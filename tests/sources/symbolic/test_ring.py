@@ -110,7 +110,7 @@ def test_a_ring_without_balance_takes_longer(stack, method):
 
 def test_head_and_tail_need_two_chunks_a_rank():
     plan = Plan(seq_len=4 * 1021, cp=4)
-    with pytest.raises(ImpossiblePlan, match=r"2 x cp 4 .cp_load_balance head_tail cuts it in two chunks a rank"):
+    with pytest.raises(ImpossiblePlan, match=r"2 x cp 4 \(cp_load_balance head_tail gives a rank two chunks"):
         check_plan(MODEL, plan, H100)
     for balance in ("striped", "none"):
         check_plan(MODEL, replace(plan, cp_load_balance=balance), H100)
