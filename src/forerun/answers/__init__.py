@@ -1,1 +1,1 @@
-"""What is asked of Programs: predictions and their analysis, searches over plans, experiments."""
+"""Questions that people ask of Programs: predictions and their analysis, searches over plans, experiments."""

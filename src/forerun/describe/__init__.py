@@ -1,1 +1,1 @@
-"""What a user describes, as frozen types: the model, the plan of its parallel training, and the cluster."""
+"""The user's description as frozen types: the model, the plan of its parallel training, and the cluster."""

@@ -1,1 +1,1 @@
-"""How the figures are kept true: microbenchmarks, fitted constants, published measurements."""
+"""Evidence that keeps the figures true: microbenchmarks, fitted constants, published measurements."""

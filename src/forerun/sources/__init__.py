@@ -1,1 +1,1 @@
-"""What writes Programs: a model and its plan, or a PyTorch program that is traced."""
+"""Writers of Programs: a model and its plan, or a PyTorch program that is traced."""

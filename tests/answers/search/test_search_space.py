@@ -9,7 +9,7 @@ from forerun.common.errors import ForerunError
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.constraints import check_plan
-from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.fields import choices
 from forerun.describe.stacks.catalog import load_stack, stack_names
 
 DENSE, MOE = load_model("llama-3.1-8b"), load_model("mixtral-8x7b")
@@ -89,8 +89,9 @@ def test_the_order_is_the_same_every_time():
 
 @pytest.mark.parametrize("stack", stack_names())
 def test_every_stack_has_a_space_of_schedules_that_exist(stack):
-    for schedule, virtual in load_stack(stack).search_space().schedules:
-        Plan(seq_len=1, pp_schedule=schedule, virtual_stages=virtual)
+    offered = load_stack(stack).search_space().all_schedules
+    assert {schedule for schedule, _ in offered} <= set(choices("pp_schedule"))
+    assert all(virtual >= 1 for _, virtual in offered)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class Contributor:
 
 @dataclass(frozen=True)
 class Usage:
-    """How much of the step or of the memory one resource takes."""
+    """The share of the step or of the memory that one resource takes."""
 
     name: str
     """compute, memory, network, pipeline, host; waiting where GPUs differ"""

@@ -52,7 +52,7 @@ def times_of(timeline: Timeline) -> Times:
 
 
 class _Counts(NamedTuple):
-    """Which Cause the time of each op counts as."""
+    """The Cause that the time of each op counts as."""
 
     running: I64
     """Cause of each op while it runs on the compute stream, (n_ops,)"""

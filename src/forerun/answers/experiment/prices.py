@@ -32,7 +32,7 @@ _KEYS = ("dollars_per_kwh", "pue", "host_power_w", "idle_power")
 
 
 class PriceFile(Section):
-    """What a price file says."""
+    """The content of a price file."""
 
     dollars_per_gpu_hour: NotNegative | dict[str, NotNegative] | None = None
     """dollars for a GPU and hour: one number, or one for each cluster or device; default: the cluster's own"""

@@ -11,7 +11,7 @@ from forerun.answers.analysis.setup import Setup
 
 @dataclass(frozen=True)
 class Disturbance:
-    """How iterations differ from undisturbed ones. All draws follow from `seed`."""
+    """The ways in which iterations differ from undisturbed ones. All draws follow from `seed`."""
 
     seed: int = 0
     compute_jitter: float = 0.0
@@ -48,7 +48,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Prices:
-    """What GPUs and energy cost. Without a price for its GPUs, a run takes the cluster's own."""
+    """The prices of GPUs and energy. Without a price for its GPUs, a run takes the cluster's own."""
 
     dollars_per_gpu_hour: float | None = None
     by_name: dict[str, float] = field(default_factory=dict)

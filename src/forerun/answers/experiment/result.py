@@ -1,4 +1,4 @@
-"""What experiments answer: iterations of a run, points of a study. Plain data; `report/` shows it."""
+"""The answers of experiments: iterations of a run, points of a study. Plain data; `report/` shows it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Bill:
-    """What a run costs, in dollars; None where no price is known."""
+    """The cost of a run, in dollars; None where no price is known."""
 
     gpu_hours: float
     dollars: float | None
@@ -206,7 +206,7 @@ class ScalingStudy:
         return _dataframe(self.to_rows())
 
     def summary(self) -> dict[str, Any]:
-        """What the study found."""
+        """Returns the findings of the study."""
         return {
             "name": self.request.name,
             "scaling": "strong" if self.strong else "weak",

@@ -38,7 +38,7 @@ _FOLLOW = ("dp_shard", "dp_replicate", "n_microbatches")
 
 
 class Known(IntEnum):
-    """How much is known about a cell."""
+    """The degree of knowledge about a cell."""
 
     NOTHING = 0
     """the cell has no possible plan"""

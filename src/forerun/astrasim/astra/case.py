@@ -31,7 +31,7 @@ _AWARE = "congestion_aware"
 
 @dataclass(frozen=True)
 class Case:
-    """What a case folder holds."""
+    """The content of a case folder."""
 
     traces: Sequence[RankTrace]
     comm_groups: CommGroups

@@ -31,7 +31,7 @@ class Deadlock(ForerunError):
 
 @dataclass(frozen=True)
 class SlotRun:
-    """When every node ran, and what the links carried (empty if the network is congestion-unaware)."""
+    """The times of all nodes, and the traffic of the links (empty if the network is congestion-unaware)."""
 
     result: Result
     link_busy_ns: I64

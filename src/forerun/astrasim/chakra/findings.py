@@ -1,4 +1,4 @@
-"""What is wrong with traces, as a list of findings."""
+"""Errors and oddities of traces, as a list of findings."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Findings:
             self._found.append(Finding(severity, kind, rank, node, name, message))
 
     def left(self, kind: str) -> int:
-        """How many more errors of this kind would be listed."""
+        """Returns the number of errors of this kind that may still be listed."""
         return max(self._limit - self._counts["error", kind], 0)
 
     def all(self) -> list[Finding]:

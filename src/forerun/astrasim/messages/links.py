@@ -26,7 +26,7 @@ _EVENT = np.dtype([("time", np.int64), ("sequence", np.int64), ("what", np.int64
 
 @dataclass(frozen=True, eq=False)
 class LinkUse:
-    """What each link of a topology carried; arrays have shape (links,), in the order of `links`."""
+    """The traffic of each link of a topology; arrays have shape (links,), in the order of `links`."""
 
     links: Links
     busy_ns: F64
@@ -57,7 +57,7 @@ class Delivery:
 
     @property
     def finish_ns(self) -> float:
-        """When the last message arrived; 0 without messages."""
+        """The arrival of the last message; 0 without messages."""
         return self.use.finish_ns
 
 

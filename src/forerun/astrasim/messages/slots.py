@@ -87,7 +87,7 @@ class Matches(NamedTuple):
 
 
 class Result(NamedTuple):
-    """When the nodes ran."""
+    """The times at which the nodes ran."""
 
     start_ns: I64
     """-1 for a node that never ran"""

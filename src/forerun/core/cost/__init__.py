@@ -1,1 +1,1 @@
-"""What the operations of a Program cost: their time on the device and on the host."""
+"""The cost of a Program's operations: their time on the device and on the host."""

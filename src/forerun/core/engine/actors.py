@@ -68,7 +68,7 @@ def nodes_of(flat: FlatProgram) -> Nodes:
 
 
 class OpCosts(NamedTuple):
-    """What each op takes, in columns of (n_ops,)."""
+    """The cost of each op, in columns of (n_ops,)."""
 
     duration_ps: I64
     """time at full speed"""

@@ -22,7 +22,7 @@ _LISTED = 4
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When every node of a FlatProgram runs, in integer picoseconds from the start of the step."""
+    """The start and end of every node of a FlatProgram, in integer picoseconds from the start of the step."""
 
     start_ps: I64
     end_ps: I64
@@ -33,7 +33,7 @@ class Timeline:
 
     @property
     def end_of_step_ps(self) -> int:
-        """When the last rank class is done."""
+        """Returns the time at which the last rank class is done, in picoseconds."""
         return int(self.class_end_ps.max(initial=0))
 
 

@@ -1,4 +1,4 @@
-"""What PYTORCH_CUDA_ALLOC_CONF says to the caching allocator."""
+"""The settings that PYTORCH_CUDA_ALLOC_CONF gives to the caching allocator."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _FIRST_SLOTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What happens to some tensors, in the order in which the host asks the allocator."""
+    """Allocations and frees of tensors, in the order in which the host asks the allocator."""
 
     kind: I8
     """ALLOC, FREE, FREE_LATER or READY, (n,)"""
@@ -43,7 +43,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What the allocator did. Bytes of blocks, as torch.cuda.memory_stats counts them."""
+    """The result of a replay. Bytes of blocks, as torch.cuda.memory_stats counts them."""
 
     reserved_bytes: int
     """most that was ever held (torch.cuda.max_memory_reserved)"""

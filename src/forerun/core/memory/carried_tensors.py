@@ -1,4 +1,4 @@
-"""Which tensors a block frees that earlier blocks left, compiled.
+"""Finds the tensors that a block frees and an earlier block left, in compiled code.
 
 A block names what it takes over by bytes and category alone. It is the newest tensor of that size of its own layer and
 micro batch, or else of any; or else tensors that were left one after the other and have the size together, the newest

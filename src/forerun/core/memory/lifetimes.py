@@ -1,4 +1,4 @@
-"""When the tensors of a rank class's step are allocated and freed, and on which streams.
+"""The lifetimes of the tensors in a rank class's step, and the streams that they belong to.
 
 Rows count what happens to memory, in the order of the host. Streams are FSDP's: sums of gradients come from the stream
 of the reductions, buffers of all-gathers from that of the gathers, everything else from the stream of the kernels.
@@ -131,7 +131,7 @@ def _column(blocks: Sequence[Block], name: str) -> npt.NDArray[Any]:
 
 
 def _starts(counts: I64) -> I64:
-    """Where each of some runs starts, and where the last one ends."""
+    """Returns the start of each run, and the end of the last one."""
     return np.concatenate(([0], np.cumsum(counts)))
 
 

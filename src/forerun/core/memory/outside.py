@@ -1,4 +1,4 @@
-"""What a device holds beside the caching allocator: the context with its kernels, and the buffers of NCCL."""
+"""Memory that a device holds beside the caching allocator: the context with its kernels, and the buffers of NCCL."""
 
 from __future__ import annotations
 

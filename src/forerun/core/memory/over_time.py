@@ -71,7 +71,7 @@ def memory_over_time(
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """What one block does to memory, in order."""
+    """The changes that one block makes to memory, in order."""
 
     node: I64
     """(n,)"""
@@ -94,7 +94,7 @@ def _changes(block: Block) -> _Changes:
 
 
 def _kept(total: I64, points: int) -> I64:
-    """Which of the moments stay: all, or the highest and the lowest of every interval, and the last."""
+    """Returns the moments to keep: all, or the highest and the lowest of every interval, and the last."""
     if len(total) <= points:
         return np.arange(len(total))
     edges = np.linspace(0, len(total), max(1, points // 2) + 1).astype(np.int64)

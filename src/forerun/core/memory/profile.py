@@ -41,7 +41,7 @@ class MemoryProfile:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """How the memory of one block rises and falls."""
+    """The rise and fall of one block's memory."""
 
     net: I64
     """bytes left behind by category"""

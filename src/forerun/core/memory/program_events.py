@@ -1,4 +1,4 @@
-"""What a rank class of a Program asks the caching allocator for, and what the allocator makes of some steps of it.
+"""The requests of a rank class to the caching allocator, and their replay over several steps.
 
 Order is the host's. What lives through the step is there before the first one, except for the optimizer's states, which
 torch.optim makes in its first step, out of what the activations left. A Program says how much that is, not in which
@@ -100,7 +100,7 @@ def replay_steps(
     steps: int = _STEPS,
     apart: Sequence[Category] = (),
 ) -> tuple[Replayed, ...]:
-    """What the allocator has done after each of some steps; the last is one that runs out of memory, if any does.
+    """Returns the allocator's state after each of some steps; the last is one that runs out of memory, if any does.
 
     Args:
         settings: what PYTORCH_CUDA_ALLOC_CONF says.

@@ -1,4 +1,4 @@
-"""What the caching allocator holds for a rank class, from a replay of its steps."""
+"""The memory that the caching allocator holds for a rank class, from a replay of its steps."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def reserve_model() -> ReserveModel:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What the allocator holds."""
+    """The memory that the allocator holds."""
 
     peak_bytes: int
     """estimate of torch.cuda.max_memory_reserved"""

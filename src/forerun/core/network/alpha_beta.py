@@ -22,7 +22,7 @@ _US = 1e-6
 
 @dataclass(frozen=True)
 class AlphaBeta:
-    """How far links are used, and what a step costs besides."""
+    """The share of the links that a transfer reaches, and the fixed cost of a step."""
 
     efficiency: float = 1.0
     """share of the rate of every link that messages reach"""
@@ -33,7 +33,7 @@ class AlphaBeta:
 
 
 class Steps(NamedTuple):
-    """What steps of equal messages take: seconds of a byte of the buffer, and latencies of a step."""
+    """The time of steps of equal messages: seconds of a byte of the buffer, and latencies of a step."""
 
     s_per_byte: float
     near_s: float
@@ -43,7 +43,7 @@ class Steps(NamedTuple):
 
 
 def steps_of(flows: Iterable[Flows], fabric: Fabric, node_size: int, rates: AlphaBeta) -> Steps:
-    """What `flows`, whose bytes all share the links, take on `fabric` with nodes of `node_size` GPUs."""
+    """Returns the time of `flows`, whose bytes all share the links, on `fabric` with nodes of `node_size` GPUs."""
     load = fabric.load(flows, node_size, 1.0, 1.0)
     near_s, far_s = load.near_latency_s, load.far_latency_s
     if rates.hop_latency_us is not None:

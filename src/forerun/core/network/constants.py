@@ -86,7 +86,7 @@ class AllToAll:
 
 @dataclass(frozen=True, slots=True)
 class Crowding:
-    """What rings and trees lose on a fabric: nothing over `nodes` nodes or fewer, `loss` with each doubling."""
+    """Bandwidth that rings and trees lose on a fabric: none over `nodes` nodes or fewer, `loss` with each doubling."""
 
     nodes: int
     loss: float
@@ -106,7 +106,7 @@ class HostPath:
     """n GPUs have (2 / n)^power of that"""
 
     def share(self, known: int, gpus: int) -> float:
-        """What each of `gpus` GPUs gets over what each of `known` gets."""
+        """Returns the bandwidth of each of `gpus` GPUs divided by that of each of `known` GPUs."""
         return float((known / gpus) ** self.power)
 
 

@@ -1,4 +1,4 @@
-"""How many bytes collective algorithms send, over those of the full buffer (`nccl`), whatever links they run on.
+"""The bytes that collective algorithms send, divided by those of the full buffer (`nccl`), whatever links they run on.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005). What
 their steps take is in `constants`.
@@ -13,7 +13,7 @@ TREE_PASSES = 2.0
 
 
 def rounds(kind: Collective) -> float:
-    """How often a ring is gone round: an all-reduce is a reduce-scatter and an all-gather."""
+    """Returns the number of turns round a ring: an all-reduce is a reduce-scatter and an all-gather."""
     return 2.0 if kind == Collective.ALL_REDUCE else 1.0
 
 

@@ -133,7 +133,7 @@ class Int8(_Gathered):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """The name in reports."""
         return "int8 gathered"
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:

@@ -33,7 +33,7 @@ class Flows(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the groups of an axis lie: `size` ranks spaced `inner` apart, `per_node` of them on a node."""
+    """The place of an axis's groups: `size` ranks spaced `inner` apart, `per_node` of them on a node."""
 
     size: int
     inner: int

@@ -1,4 +1,4 @@
-"""How much messages that are sent together load the links of a network."""
+"""The load that messages sent together put on the links of a network."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Busiest:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a collective in all groups of an axis at once takes of the links."""
+    """The load that a collective in all groups of an axis at once puts on the links."""
 
     s_per_byte: float
     """of the collective's buffer"""

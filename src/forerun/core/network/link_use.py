@@ -1,4 +1,4 @@
-"""How long a collective keeps each link of a rank busy, for a byte of its buffer, at the rate that the link sustains.
+"""The time for which a collective keeps each link of a rank busy: seconds per byte of its buffer at the link's rate.
 
 A rank has a link at every level of its cluster: in the node, and between nodes as far out as its group reaches. What
 goes to another node passes all levels on its way there. Between nodes a link sustains a share of its wire rate

@@ -95,7 +95,7 @@ class Network:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """How far apart neighbours in each dimension are."""
+        """Returns the distance between neighbours in each dimension."""
         return tuple(accumulate((dim.n_npus for dim in self.dims[:-1]), mul, initial=1))
 
     def dim_topology(self, d: int) -> Topology:
@@ -113,7 +113,7 @@ class Network:
 
     @property
     def npu_bytes_per_ns(self) -> float:
-        """What all links that leave an NPU carry together, of the NPU for which that is least.
+        """Returns the bandwidth of all links that leave an NPU, for the NPU that has the least.
 
         NPUs combine the places of all dimensions, so the least of the sums is the sum of the least.
         """

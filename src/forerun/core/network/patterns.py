@@ -31,7 +31,7 @@ from forerun.describe.stacks.catalog import load_stack
 
 @dataclass(frozen=True)
 class Wires:
-    """What a pattern runs on: `n_gpus` GPUs of `cluster`, on its own links or on a topology."""
+    """The hardware under a pattern: `n_gpus` GPUs of `cluster`, on its own links or on a topology."""
 
     cluster: Cluster
     n_gpus: int

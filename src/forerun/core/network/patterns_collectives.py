@@ -101,7 +101,7 @@ def _ring_all_reduce(layout: Layout, wires: Wires, rates: AlphaBeta) -> tuple[fl
 
 @dataclass(frozen=True)
 class Nccl(CollectivePattern):
-    """What NCCL chooses by size: rings or trees."""
+    """NCCL's own choice by size: rings or trees."""
 
     name: str = "nccl"
 

@@ -1,4 +1,4 @@
-"""How often each rank class runs each op in a step."""
+"""The number of times that each rank class runs each op in a step."""
 
 from __future__ import annotations
 

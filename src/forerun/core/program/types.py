@@ -195,52 +195,52 @@ class OpTable:
 
     @property
     def is_compute(self) -> Mask:
-        """Which ops are kernels on the device, (n_ops,)."""
+        """Returns the mask (n_ops,) of the ops that are kernels on the device."""
         return np.asarray(self.work == Work.COMPUTE)
 
     @property
     def is_communication(self) -> Mask:
-        """Which ops are collectives or transfers between ranks, (n_ops,)."""
+        """Returns the mask (n_ops,) of the ops that are collectives or transfers between ranks."""
         return np.asarray(self.work == Work.COMMUNICATION)
 
     @property
     def is_host_copy(self) -> Mask:
-        """Which ops copy between device and host memory, (n_ops,)."""
+        """Returns the mask (n_ops,) of the ops that copy between device and host memory."""
         return np.asarray(self.work == Work.COPY)
 
     @property
     def is_delay(self) -> Mask:
-        """Which ops are fixed times, (n_ops,)."""
+        """Returns the mask (n_ops,) of the ops that are fixed times."""
         return np.asarray(self.work == Work.DELAY)
 
     @property
     def is_collective(self) -> Mask:
-        """Which ops are collectives, (n_ops,)."""
+        """Returns the mask (n_ops,) of the ops that are collectives."""
         return np.asarray(self.kind == OpKind.COLLECTIVE)
 
     @property
     def is_transfer(self) -> Mask:
-        """Which ops are sends, receives or both, (n_ops,)."""
+        """Returns the mask (n_ops,) of the ops that are sends, receives or both."""
         return np.asarray(self.kind == OpKind.P2P)
 
     @property
     def sends(self) -> Mask:
-        """Which ops are sends, (n_ops,)."""
+        """Returns the mask (n_ops,) of the ops that are sends."""
         return np.asarray(self.is_transfer & (self.details[:, 0] == Direction.OUT))
 
     @property
     def is_memory_bound(self) -> Mask:
-        """Which ops are memory-bound kernels, (n_ops,)."""
+        """Returns the mask (n_ops,) of the ops that are memory-bound kernels."""
         return np.asarray(self.kind == OpKind.MEMORY)
 
     @property
     def is_gemm(self) -> Mask:
-        """Which ops are matrix products, (n_ops,)."""
+        """Returns the mask (n_ops,) of the ops that are matrix products."""
         return np.asarray(self.kind == OpKind.GEMM)
 
     @property
     def is_attention(self) -> Mask:
-        """Which ops are fused attention, (n_ops,)."""
+        """Returns the mask (n_ops,) of the ops that are fused attention."""
         return np.asarray(self.kind == OpKind.ATTENTION)
 
     def rows(self) -> list[OpRow]:

@@ -14,7 +14,7 @@ Reader = Callable[[Fields], Values]
 
 @dataclass(frozen=True)
 class Family:
-    """How to read one `model_type`."""
+    """The reader of one `model_type`."""
 
     read: Reader
     architectures: tuple[str, ...]

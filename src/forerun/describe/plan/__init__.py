@@ -1,1 +1,1 @@
-"""How a model is trained: mesh, batch, precision, checkpointing, pipeline schedule."""
+"""The plan of a model's training: mesh, batch, precision, checkpointing, pipeline schedule."""

@@ -1,4 +1,4 @@
-"""How certain a prediction is, in words."""
+"""The certainty of a prediction, in words."""
 
 from __future__ import annotations
 

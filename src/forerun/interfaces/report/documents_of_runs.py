@@ -125,7 +125,7 @@ def _advice(rows: Sequence[Advice], sample: str) -> list[Part]:
 
 
 def _iterations(result: RunResult) -> list[Part]:
-    """How the iterations differ."""
+    """Describes the differences between iterations."""
     every = result.iterations
     equal = "They are all alike." if len(every) == 1 else f"{len(every):,} of them, or runs of equal ones, differ."
     slowest = sorted(every, key=lambda each: (-each.step_time_s, each.first))[:_SLOWEST]

@@ -64,7 +64,7 @@ def warnings(prediction: Prediction) -> list[Part]:
 
 
 def time_sections(simulation: Simulation, path: CriticalPath) -> list[Part]:
-    """Where the time of the step goes, the critical path, the kernels, and the timeline."""
+    """Shows where the time of the step goes, the critical path, the kernels, and the timeline."""
     prediction = simulation.prediction
     kernels = kernel_times(simulation, simulation.slowest)
     name = simulation.program.rank_classes[simulation.slowest].name
@@ -197,7 +197,7 @@ def _contributors(usage: Usage) -> list[tuple[str, ...]]:
 
 
 def sensitivity_sections(rows: Sequence[WhatIf]) -> list[Part]:
-    """What a better machine would gain."""
+    """Shows the gain of a better machine."""
     return [
         Heading("What a better machine would gain"),
         Text("One thing is changed, everything else stays as it is, and the step is simulated again."),
@@ -232,7 +232,7 @@ def dollars(amount: float | None) -> str:
 
 
 def explain_section(prediction: Prediction) -> list[Part]:
-    """Where each figure comes from, and what measurements lack."""
+    """Says where each figure comes from, and which measurements are missing."""
     parts: list[Part] = [Heading("Where the figures come from"), Listing(prediction.explain)]
     if prediction.missing:
         parts += [

@@ -128,7 +128,7 @@ def shares_plot(rows: Sequence[tuple[str, str, float]], about: str) -> Plot:
 
 
 def step_plot(prediction: Prediction) -> Plot:
-    """Where the step goes on the slowest rank."""
+    """Shows where the time of the step goes on the slowest rank."""
     step = prediction.step_time_s
     causes = sorted(prediction.breakdown.items(), key=lambda item: -item[1])
     rows = [(WORK_LOOKS[name].label, seconds(time), time / step) for name, time in causes if time / step >= _SHORT]
@@ -138,7 +138,7 @@ def step_plot(prediction: Prediction) -> Plot:
 
 
 def use_plot(uses: Sequence[Usage]) -> Plot:
-    """How much of each resource is used, and the thresholds."""
+    """Shows the use of each resource, and the thresholds."""
     over = [use.is_bottleneck for use in uses]
     names = [f"{use.name}, {percent(use.value)}" + ("<br>a bottleneck" if use.is_bottleneck else "") for use in uses]
     bars = {
@@ -170,7 +170,7 @@ def use_plot(uses: Sequence[Usage]) -> Plot:
 
 
 def timeline_plot(simulation: Simulation) -> Plot:
-    """What the streams of the pace-setting rank do over the step."""
+    """Shows the work of each stream of the pace-setting rank over the step."""
     shown = lanes(simulation, simulation.slowest)
     step_ps = simulation.timeline.end_of_step_ps
     unit, size = time_unit(step_ps / PS_PER_S)

@@ -30,7 +30,7 @@ _GAP = 0.05
 
 
 def runtimes_plot(bins: Sequence[Bin]) -> Plot:
-    """How the step times of a search spread."""
+    """Shows the spread of a search's step times."""
     unit, size = time_unit(max(each.high_s for each in bins))
     names = [f"{each.low_s / size:.3g} to {each.high_s / size:.3g}" for each in bins]
     parts = (

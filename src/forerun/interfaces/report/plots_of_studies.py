@@ -20,7 +20,7 @@ _MARKS = (("undisturbed", "dot", PURPLE), ("mean", "solid", BLACK), ("p50", "das
 
 
 def sensitivities_plot(rows: Sequence[WhatIf]) -> Plot:
-    """What a better machine would gain."""
+    """Shows the gain of a better machine."""
     bars = [(row.label, f"{row.change:+.1%}, {seconds(row.step_time_s)}", 100 * row.change) for row in rows]
     said = "; ".join(f"{name}: {words}" for name, words, _ in bars)
     return labelled_bars(bars, "change of the step's time, %", f"Sensitivities: {said}", [row.how for row in rows])
@@ -126,7 +126,7 @@ def _notes(study: ScalingStudy, points: Sequence[ScalePoint], values: Sequence[f
 
 
 def spread_plot(study: StragglerStudy) -> Plot:
-    """How many steps take how long."""
+    """Shows the number of steps by their time."""
     unit, size = time_unit(max((*study.steps_s, study.undisturbed_s)))
     times = [time / size for time in study.steps_s]
     low, high = min(times), max(times)

@@ -21,7 +21,7 @@ LIGHT = "#E8E8E8"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one thing is drawn; a hatch is one of '' / \\ | - x + ."""
+    """The look of one thing in a drawing; a hatch is one of '' / \\ | - x + ."""
 
     label: str
     colour: str

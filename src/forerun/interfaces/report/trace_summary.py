@@ -1,4 +1,4 @@
-"""What a traced Program holds, in a few lines."""
+"""The content of a traced Program, in a few lines."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def print_trace(out: Console, program: Program, path: Path, seconds: float) -> N
 
 
 def _counts(program: Program, number: int) -> np.ndarray:
-    """How often each op runs on rank class `number`."""
+    """Returns how often each op runs on rank class `number`."""
     steps = np.bincount(program.rank_classes[number].block, minlength=len(program.blocks))
     count = np.zeros(len(program.ops), np.int64)
     for block, times in zip(program.blocks, steps.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""From checked sections to a Request."""
+"""Makes a Request from checked sections."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def check_buckets(model: ModelSpec | LayeredModel, plan: Plan, place: str) -> No
 
 
 def disturbance_of(training: TrainingSection, hardware: HardwareSection, place: str) -> Disturbance:
-    """How iterations differ."""
+    """Returns the ways in which iterations differ."""
     slowdown = training.warmup_slowdown
     if slowdown is not None and not training.warmup_iterations:
         raise ForerunError(f"{place}: warmup_slowdown has no effect without warmup_iterations; give both or neither")
@@ -180,7 +180,7 @@ def disturbance_of(training: TrainingSection, hardware: HardwareSection, place: 
 
 @dataclass(frozen=True)
 class Schedules:
-    """What changes over a run: (iteration from which it holds, value)."""
+    """The values that change over a run: (iteration from which it holds, value)."""
 
     batch: tuple[tuple[int, int], ...]
     seq_len: tuple[tuple[int, int], ...]

@@ -1,4 +1,4 @@
-"""What a topology is: devices, directed links, and the next device on the way to each NPU.
+"""The base of all topologies: devices, directed links, and the next device on the way to each NPU.
 
 A topology says its sizes and options as fields, its links, and `next_device`. Routes, hop counts and the tables that
 simulations read follow from those, and so do the checks that a route goes over links that exist and arrives.
@@ -101,7 +101,7 @@ class Topology(ABC):
             raise self.error(f"it has more than {MAX_DEVICES:,} devices")
 
     def check_options(self) -> None:  # noqa: B027
-        """What can be wrong beyond single fields: a subclass raises `self.error(...)`. Nothing by default."""
+        """Checks what concerns several fields: a subclass raises `self.error(...)`. The base checks nothing."""
 
     def _check_figure(self, name: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -134,7 +134,7 @@ class Topology(ABC):
 
     @property
     def npu_bandwidth_gbps(self) -> float:
-        """What all links that leave an NPU carry together, of the NPU for which that is least."""
+        """Returns the bandwidth of all links that leave an NPU, for the NPU that has the least."""
         links = self.links()
         of_npu = links.src < self.n_npus
         leaving = np.bincount(links.src[of_npu], links.bandwidth_gbps[of_npu], minlength=self.n_npus)
@@ -142,7 +142,7 @@ class Topology(ABC):
 
     @classmethod
     def size_names(cls) -> tuple[str, ...]:
-        """What the sizes are called, in their order."""
+        """Returns the names of the sizes, in their order."""
         return tuple(each.name for each in fields(cls) if not each.kw_only)
 
     @classmethod

@@ -43,7 +43,7 @@ class Stacked(Topology):
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
-        """How far apart neighbours in each dimension are, and the number of NPUs."""
+        """Returns the distance between neighbours in each dimension, then the number of NPUs."""
         return tuple(accumulate((each.n_npus for each in self.dims), mul, initial=1))
 
     @cached_property
