@@ -139,7 +139,7 @@ def test_a_fault_is_raised_as_it_is_in_a_process(two_nodes: Any) -> None:
 def test_a_worker_with_other_files_is_refused(two_nodes: Any) -> None:
     with (
         RayCluster(str, here, two_nodes.address, None) as cluster,
-        pytest.raises(ForerunError, match="another Forerun, or other files, than this machine"),
+        pytest.raises(ForerunError, match="its Forerun, or its files, differ from those of this machine"),
     ):
         list(cluster.run([1, 2, 3]))
 
