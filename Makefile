@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types tests long ray bench clean
+.PHONY: demo test lint types tests long ray bench mutants clean
 
 demo: $(VENV)/installed
 	$(BIN)/forerun plan examples/llama-3.1-8b/config.json --cluster h100-sxm --gpus 64 --seq-len 8192 --global-batch 256
@@ -36,6 +36,13 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/trace.py --quick
 	$(BIN)/python benchmarks/search.py
+
+# which small mistakes in a package its tests miss: make mutants PACKAGE="core/engine core/cost" N=30 SEED=1
+PACKAGE ?= core/engine
+N ?= 20
+SEED ?= 0
+mutants: $(VENV)/installed-test
+	$(BIN)/python benchmarks/mutants $(PACKAGE) --number $(N) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
