@@ -197,6 +197,7 @@ def summary(recording):
         "compiled": recording.compiled.tolist(),
         "matmuls": sorted(recording.ops.flops[row][kind == OpKind.GEMM].tolist()),
         "flops": float(flops[matmul].sum()),
+        "recomputed_flops": float(flops[matmul & (recording.phase == Phase.RECOMPUTE)].sum()),
         "collectives": [names[i] for i in range(len(names)) if kind[i] == OpKind.COLLECTIVE],
         "moved_bytes": float((recording.ops.bytes_read + recording.ops.bytes_written)[row].sum()),
         "activation_bytes": int(recording.tensor_bytes[category == int(Category.ACTIVATION)].sum()),

@@ -63,6 +63,8 @@ class Recorder:
         self.in_optimizer = 0
         self.compiled = 0
         """How many regions under torch.compile are running inside each other."""
+        self.recomputing = False
+        """Whether compiled code computes values of the forward pass again. `phase` tells other recomputation itself."""
         self.current_stream: Any = lambda: 0
         """Returns this thread's stream number; set by the virtual device."""
         self.module_of_node: Any = lambda: 0
@@ -163,6 +165,8 @@ class Recorder:
         """
         if self.in_optimizer:
             return _OPTIMIZER
+        if self.recomputing:
+            return _RECOMPUTE
         task = torch._C._current_graph_task_id()
         if task == -1:
             return _FORWARD

@@ -14,11 +14,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from forerun.core.program.types import Phase
 from forerun.sources.trace.inside.compiled.groups import FusionGroup
 from forerun.sources.trace.inside.compiled.optimizers import update_of
 from forerun.sources.trace.inside.compiled.places import Places
 from forerun.sources.trace.inside.compiled.plan import Step, is_mutable, steps_of
+from forerun.sources.trace.inside.compiled.recomputation import recomputing
 from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.recorder import Recorder
 
@@ -52,6 +52,8 @@ class CompiledGraph:
         self._output = next(node for node in nodes if node.op == "output")
         self._steps = steps_of(gm.graph, donated)
         self._update, self._optimizer = update_of([step.computed for step in self._steps])
+        self._recomputing = recomputing(gm.graph, self._steps) if backward else frozenset()
+        """The steps that compute values of the forward pass again."""
         self._places = places.of([step.computed for step in self._steps])
         used = {n for node in nodes for n in node.all_input_nodes}
         self._unused = [node for node in self._inputs if node not in used]
@@ -68,11 +70,10 @@ class CompiledGraph:
         recorder.compiled += 1
         recorder.module_of_node = places.current
         again = not self._backward and not recorder.in_optimizer and torch._C._current_graph_task_id() != -1
-        if again:
-            vars(recorder)["phase"] = _recompute
         try:
             for index, (step, number) in enumerate(zip(self._steps, numbers, strict=True)):
                 places.module = number
+                recorder.recomputing = again or index in self._recomputing
                 if index == self._update:
                     recorder.update_begins(self._optimizer)
                 if step.kernel is None:
@@ -86,8 +87,7 @@ class CompiledGraph:
         finally:
             recorder.compiled -= 1
             recorder.module_of_node = module_of_node
-            if again:
-                del vars(recorder)["phase"]
+            recorder.recomputing = False
         return map_arg(self._output.args[0], values.__getitem__)
 
     @staticmethod
@@ -125,12 +125,6 @@ class CompiledGraph:
                 free.remove(taken)
                 found += taken
         return found
-
-
-def _recompute() -> int:
-    """Returns the phase of a forward graph that runs during backward. The recorder tells recomputation by grad mode,
-    which is off inside a compiled graph."""
-    return int(Phase.RECOMPUTE)
 
 
 def _on_device(values: list[Any]) -> bool:
