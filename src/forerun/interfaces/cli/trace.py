@@ -13,7 +13,7 @@ from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.report.console import console
 from forerun.interfaces.report.progress import progress_bar
 from forerun.interfaces.report.trace_summary import print_trace
-from forerun.sources.trace.job import Job
+from forerun.sources.trace.job import Job, release
 from forerun.sources.trace.launch import Limits
 from forerun.sources.trace.many import read_configurations, trace_all
 from forerun.sources.trace.record import trace_job, write_program
@@ -60,6 +60,10 @@ class RunOptions:
     expert_skew: Annotated[
         float, typer.Option(min=0, help="Routing of tokens: 0 is balanced; s: expert i in proportion to 1/(i+1)**s.")
     ] = 0.0
+    dynamo: Annotated[
+        str,
+        typer.Option(metavar="RELEASE", help="Break graphs where Dynamo of this release of torch does (2.9)."),
+    ] = _DEFAULT.dynamo
     source_lines: Annotated[bool, typer.Option("--source-lines", help="Record the source line of each kernel.")] = False
 
 
@@ -116,6 +120,8 @@ def _job(script: ScriptOptions, run: RunOptions) -> Job:
         raise ForerunError("--rank and --all-roles exclude each other; give one of them")
     if run.rank is not None and run.rank >= run.world_size:
         raise ForerunError(f"--rank {run.rank}: there is no such rank; choose one of 0 to {run.world_size - 1}")
+    if run.dynamo:
+        release(run.dynamo)
     job = Job(
         folder="",
         target=script.target,
@@ -127,6 +133,7 @@ def _job(script: ScriptOptions, run: RunOptions) -> Job:
         steps=run.steps,
         lines=run.source_lines,
         expert_skew=run.expert_skew,
+        dynamo=run.dynamo,
         device=run.device,
         alone=run.rank is not None,
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from forerun.common.errors import ForerunError
 
+_RELEASE = re.compile(r"(\d+)\.(\d+)(\.|$)")
 _LONGEST = 600
 """The most characters of a failure's message that a user sees."""
 
@@ -32,6 +34,8 @@ class Job:
     expert_skew: float = 0.0
     """0: routing is balanced; s: expert i is chosen in proportion to 1 / (i + 1) ** s."""
     device: str = "h100"
+    dynamo: str = ""
+    """The release of torch whose Dynamo decides where graphs break, such as '2.9'; '' is the installed one."""
     alone: bool = False
     """Whether to record no other rank, even where this one sends to others."""
     variables: dict[str, str] = field(default_factory=dict)
@@ -121,6 +125,18 @@ class Failure:
         at = f" at {self.line}" if self.line else ""
         operation = f" (in {self.operation})" if self.operation else ""
         return ForerunError(f"{where}: {_shortened(self.message)}{operation}{at}")
+
+
+def release(version: str) -> tuple[int, int]:
+    """Returns major and minor number of a version of torch, such as '2.9' or '2.13.0+cpu'.
+
+    Raises:
+        ForerunError: it is no version.
+    """
+    found = _RELEASE.match(version)
+    if found is None:
+        raise ForerunError(f"{version!r} is no release of torch; give one such as 2.9")
+    return int(found[1]), int(found[2])
 
 
 def _shortened(message: str) -> str:

@@ -81,7 +81,7 @@ class World:
         self.modules = Modules()
         self.recorder.module_of_node = self.modules.current
         self.recorder.module_depth = lambda: len(self.modules.stack)
-        compile.install(self.mode, self.recorder, self.modules)
+        compile.install(self.mode, self.recorder, self.modules, job.dynamo)
         meta = {"name": job.title or os.path.basename(job.target) or "program"}
         self.steps = Steps(self.recorder, self.modules, job.steps, meta)
         self.oracle.on_write = self.steps.wrote

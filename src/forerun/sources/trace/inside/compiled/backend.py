@@ -16,7 +16,7 @@ import torch
 import torch._functorch.config
 from torch.utils._python_dispatch import _disable_current_modes
 
-from forerun.sources.trace.inside.compiled import dynamo, optimizers
+from forerun.sources.trace.inside.compiled import dynamo, older_dynamo, optimizers
 from forerun.sources.trace.inside.compiled.graph import CompiledGraph
 from forerun.sources.trace.inside.compiled.places import Places
 from forerun.sources.trace.inside.mode import VirtualMode
@@ -37,10 +37,12 @@ _dynamo_modules: Any = importlib.import_module("torch._dynamo.variables.nn_modul
 class Backend:
     """Replaces Inductor's `compile_fx` and `compile_fx_inner`, through which every way of calling Inductor goes."""
 
-    def __init__(self, mode: VirtualMode, recorder: Recorder, modules: Modules) -> None:
+    def __init__(self, mode: VirtualMode, recorder: Recorder, modules: Modules, release: str = "") -> None:
         self.mode, self.recorder = mode, recorder
         self.places = Places(modules)
         dynamo.install(self._failed)
+        if older_dynamo.install(release):
+            recorder.note(f"torch.compile: graphs break where Dynamo of torch {release} breaks them")
         _async_compile.AsyncCompile.wakeup = staticmethod(lambda: None)  # Nothing is compiled, so no worker processes.
         _partitioners.functionalize_rng_ops = _same_random_numbers
         self._compile_fx = inductor.compile_fx

@@ -27,8 +27,11 @@ _kernels = torch.library.Library("aten", "IMPL")
 """A library's registrations end when the library is deleted."""
 
 
-def install(mode: VirtualMode, recorder: Recorder, modules: Modules) -> None:
-    """Makes torch.compile work in this process. Call it once, before anything imports torch._dynamo."""
+def install(mode: VirtualMode, recorder: Recorder, modules: Modules, release: str = "") -> None:
+    """Makes torch.compile work in this process. Call it once, before anything imports torch._dynamo.
+
+    `release` is the release of torch whose Dynamo decides where graphs break; '' is the installed one.
+    """
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     follow_calls(modules)
     _own_function_for_each_device_call()
@@ -39,7 +42,7 @@ def install(mode: VirtualMode, recorder: Recorder, modules: Modules) -> None:
     def compile(*args: Any, **kwargs: Any) -> Any:
         if not prepared:
             backend = importlib.import_module(_BACKEND)
-            prepared.append(backend.Backend(mode, recorder, modules))
+            prepared.append(backend.Backend(mode, recorder, modules, release))
         return compile_(*args, **kwargs)
 
     torch.compile = stand_in(compile_, compile)

@@ -1,7 +1,7 @@
 """Tells which kernels of a compiled backward graph compute values of the forward pass again.
 
-AOTAutograd's partitioner copies operators of the forward pass into the backward graph: those that a checkpoint says, and
-those that cost less than to keep their results.
+AOTAutograd's partitioner copies operators of the forward pass into the backward graph: those that a checkpoint says,
+and those that cost less than to keep their results.
 """
 
 from __future__ import annotations
