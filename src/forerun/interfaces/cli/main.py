@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": "Find the fastest parallelism plan that fits.",
     "predict": "Predict one plan: time, memory, where both go.",
     "simulate": "Run a saved program: kernels, streams and modules by time.",
+    "diff": "Say what a change of a script costs: time, memory, and why.",
     "trace": "Record a real PyTorch training step without a GPU.",
     "experiment": "Study a cluster from one file: scaling, what-if, cost.",
     "validate": "Compare predictions with published measurements.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from math import inf
 
 from forerun.common.errors import ForerunError
 from forerun.common.units import GIB
@@ -72,6 +73,18 @@ def memory_left(text: str, own_gib: float) -> float:
     if not 0 <= free_gib < own_gib:
         raise ForerunError(f"--headroom {text}: expected at least 0 and less than the {own_gib:.1f} GiB to use")
     return own_gib - free_gib
+
+
+def share(text: str, option: str) -> float:
+    """A share of at least 0 in `2%` or `0.02`. Raises ForerunError, which names `option`, for another text."""
+    plain = text.strip()
+    try:
+        found = float(plain[:-1]) / 100 if plain.endswith("%") else float(plain)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < inf:
+        raise ForerunError(f"{option} {text}: expected a share such as 2% or 0.02")
+    return found
 
 
 def _gib(text: str) -> float:

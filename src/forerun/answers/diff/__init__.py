@@ -1,0 +1,1 @@
+"""What a change of a program does to its step: time and memory, by kernel, collective, tensor and module."""

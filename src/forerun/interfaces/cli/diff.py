@@ -1,0 +1,86 @@
+"""`forerun diff`: what a change of a program does to its step."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from forerun.answers.diff.changes import StepDiff, diff_steps
+from forerun.common.errors import ForerunError
+from forerun.interfaces.cli.exit_codes import NOTHING_FITS, WORSE
+from forerun.interfaces.cli.loop_options import LoopOptions
+from forerun.interfaces.cli.numbers import share
+from forerun.interfaces.cli.option_groups import grouped
+from forerun.interfaces.cli.program_options import AsJson, ClusterOption, Conditions, simulate_file
+from forerun.interfaces.report.records import to_json
+from forerun.interfaces.report.step_diff import diff_record, print_diff
+
+_WIDTH = 150
+"""width of the output outside a terminal, so that names are not cut"""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the change may cost at most; beyond it the exit code says so."""
+
+    max_slowdown: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="Exit with 4 if the step takes longer by more: 2% or 0.02.")
+    ] = None
+    max_growth: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Exit with 4 if the peak of allocated memory grows by more: 2% or 0.02."),
+    ] = None
+    must_fit: Annotated[
+        bool, typer.Option("--must-fit", help="Exit with 3 if the second program does not fit in memory.")
+    ] = False
+
+    def code(self, found: StepDiff) -> int:
+        """The exit code. Raises ForerunError for a share that is no number."""
+        if self.must_fit and not found.after.fits:
+            return NOTHING_FITS
+        limits = (
+            ("--max-slowdown", self.max_slowdown, found.slowdown),
+            ("--max-growth", self.max_growth, found.growth),
+        )
+        broken = [value > share(limit, option) for option, limit, value in limits if limit is not None]
+        return WORSE if any(broken) else 0
+
+
+@grouped
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A saved program (forerun trace).")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The saved program of the changed script.")],
+    cluster: ClusterOption,
+    under: Conditions,
+    bounds: Bounds,
+    gpus: Annotated[
+        int | None, typer.Option(help="GPUs of both runs; by default each program's own. Scales data parallelism.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many changes to list.")] = 20,
+    depth: Annotated[int | None, typer.Option(min=1, help="Parts of a module's path to tell apart (all).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a change of a script does to step time and peak memory, and why.
+
+    Both programs run under the same conditions. Kernels, collectives, copies and tensors that came, went, grew or
+    shrank are listed by module, the most lost time first.
+    """
+    for path in (before, after):
+        if not path.is_file():
+            raise ForerunError(f"{path}: no such file; write one with forerun trace SCRIPT -o {path}")
+    old, new = (
+        simulate_file(path, cluster, gpus, under, LoopOptions(), whole_timeline=True) for path in (before, after)
+    )
+    found = diff_steps(old, new, depth)
+    code = bounds.code(found)
+    if as_json:
+        print(to_json(diff_record(found)))
+    else:
+        print_diff(Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, highlight=False), found, top)
+    if code:
+        raise typer.Exit(code)
