@@ -28,8 +28,8 @@ ROOMS = {
     "core": [["program"], ["engine"], ["network"], ["cost", "memory"]],
     "sources": [["symbolic", "trace"]],
     "astrasim": [["chakra", "messages"], ["stage"], ["astra"], ["dse"]],
-    "answers": [["analysis"], ["search"], ["experiment"]],
-    "evidence": [["measure", "validation"], ["fitting"]],
+    "answers": [["analysis"], ["search", "diff"], ["experiment"]],
+    "evidence": [["measure", "validation"], ["fitting", "traced"]],
     "interfaces": [["report"], ["api", "experiments"], ["cli"]],
 }
 """the rooms of each wing, from the ground up"""

@@ -23,6 +23,8 @@ OWN_OPTIONS = {
     *("--space", "--headroom", "--pareto", "--pareto-plans", "--why", "--heat", "--pictures"),
     *("--anchor", "--suggest-anchor", "--with-anchor", "--leave-out", "--write"),
     *("--every", "--checkpoint-mode", "--storage"),
+    *("--max-slowdown", "--max-growth"),
+    *("--traced", "--programs", "--traces", "--trace-workers", "--trace-limit", "--only", "--markdown"),
     "--mode",  # of the script that README.md traces
 }
 

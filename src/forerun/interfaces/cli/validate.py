@@ -25,6 +25,7 @@ from forerun.evidence.validation.rows import read_measurements
 from forerun.evidence.validation.run import RowResult, run, write_predictions
 from forerun.evidence.validation.tables import print_report
 from forerun.interfaces.cli.option_groups import grouped
+from forerun.interfaces.cli.traced_options import TracedOptions
 from forerun.interfaces.report.pictures_of_validation import write_validation_pictures
 
 PIPED_WIDTH = 160
@@ -69,6 +70,7 @@ def validate(
     models: Annotated[Path, typer.Option(help="YAML file of the architectures that the rows name.")],
     hardware: Annotated[Path, typer.Option(help="YAML file of the clusters that the rows name.")],
     output: OutputOptions,
+    traced: TracedOptions,
     left_out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Judge these times too: what forerun fit --leave-out --out writes."),
@@ -94,6 +96,9 @@ def validate(
     choice = None if with_anchor is None else _choice(with_anchor)
     apart = None if left_out is None else read_left_out(left_out)
     architectures, hosts = load_architectures(models), read_hardware(hardware)
+    if traced.traced:
+        traced.judge(rows, architectures, hosts, output.as_json)
+        return
     with Progress(console=Console(stderr=True), transient=True, disable=output.as_json) as progress:
         task = progress.add_task("predicting", total=len(rows))
         if choice is None:

@@ -141,7 +141,7 @@ class _TracedRanks:
             stdin=subprocess.DEVNULL,
             stdout=None if self.show_output else sink,
             stderr=None if self.show_output else subprocess.STDOUT,
-            env=os.environ | variables | {"PYTHONUNBUFFERED": "1"},
+            env=os.environ | job.variables | variables | {"PYTHONUNBUFFERED": "1"},
             pass_fds=(fd,),
             start_new_session=True,
         )

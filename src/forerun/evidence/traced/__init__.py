@@ -1,0 +1,1 @@
+"""Measured rows whose program is public, predicted by tracing that program."""

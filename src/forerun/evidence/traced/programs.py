@@ -1,0 +1,61 @@
+"""The public program behind each measured row: repository, commit, command, and what its author changed for the row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from forerun.common.errors import ForerunError
+from forerun.common.shipped import shipped
+
+_PACKAGE = "forerun.evidence.traced"
+_FILE = "programs.yaml"
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A public repository. A clone of it lies in the user's folder of clones, under its name."""
+
+    url: str
+    paths: tuple[str, ...]
+    """files that the program needs, as patterns of git"""
+    packages: tuple[str, ...]
+    """packages that the program imports, beside torch"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One program as its author started it, for one row or several."""
+
+    repository: str
+    commit: str
+    script: str
+    """path within the repository"""
+    rows: Mapping[str, tuple[str | int | float, ...]]
+    """id of a measured row -> arguments of the script"""
+    changes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """file -> text -> text in its place: what the source of the row says was changed in the script"""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """environment variables"""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The contents of programs.yaml."""
+
+    repositories: Mapping[str, Repository]
+    runs: tuple[Run, ...]
+
+
+def programs() -> Programs:
+    """Returns the shipped programs. Raises ForerunError for a row that is given twice, or an unknown repository."""
+    found = shipped(Programs, _PACKAGE, _FILE)
+    seen: set[str] = set()
+    for run in found.runs:
+        if run.repository not in found.repositories:
+            raise ForerunError(f"{_FILE}: {run.repository}: no such repository; add it to `repositories`")
+        twice = seen & run.rows.keys()
+        if twice:
+            raise ForerunError(f"{_FILE}: {min(twice)}: this row has two runs; leave one")
+        seen |= run.rows.keys()
+    return found

@@ -1,0 +1,99 @@
+"""The programs behind measured rows, and the files of their commits."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from forerun.common.errors import ForerunError
+from forerun.evidence.traced.checkout import checkout
+from forerun.evidence.traced.programs import Programs, Repository, Run, programs
+from forerun.evidence.validation.rows import read_measurements
+
+TABLE = Path(__file__).resolve().parents[4] / "shared" / "validation" / "measurements.csv"
+REPOSITORY = Repository("https://example.org/tiny", ("*.py",), ())
+
+
+def git(folder, *arguments):
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    done = subprocess.run(["git", "-C", folder, *identity, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def clones(tmp_path):
+    """A clone with two commits of one script."""
+    folder = tmp_path / "clones" / "tiny"
+    folder.mkdir(parents=True)
+    git(folder, "init", "-q")
+    for text in ("width = 1\n", "width = 2\n"):
+        (folder / "train.py").write_text(text)
+        (folder / "notes.txt").write_text(text)
+        git(folder, "add", ".")
+        git(folder, "commit", "-qm", "step")
+    return folder.parent
+
+
+def run_of(commit, **changes):
+    return Run("tiny", commit, "train.py", {"row": ()}, changes)
+
+
+def test_every_shipped_row_has_one_run_and_a_known_repository():
+    known = programs()
+    assert known.repositories
+    rows = [row for run in known.runs for row in run.rows]
+    assert len(rows) == len(set(rows))
+
+
+@pytest.mark.skipif(not TABLE.is_file(), reason="the measurements are not here")
+def test_shipped_rows_are_open_rows_of_the_table():
+    table = {row.id: row for row in read_measurements(TABLE)}
+    for run in programs().runs:
+        for row in run.rows:
+            if row in table:
+                assert table[row].split == "open"
+                assert table[row].n_gpus
+
+
+def test_a_checkout_has_the_files_of_its_commit(clones, tmp_path):
+    first = git(clones / "tiny", "rev-parse", "HEAD~1")
+    files = checkout(run_of(first), REPOSITORY, clones, tmp_path / "out")
+    assert (files / "train.py").read_text() == "width = 1\n"
+    assert not (files / "notes.txt").exists()
+    assert not git(clones / "tiny", "status", "--porcelain")
+    assert git(clones / "tiny", "rev-parse", "HEAD") != first
+
+
+def test_changes_are_made_in_a_checkout_of_their_own(clones, tmp_path):
+    plain = checkout(run_of("HEAD"), REPOSITORY, clones, tmp_path / "out")
+    changed = checkout(run_of("HEAD", **{"train.py": {"= 2": "= 8"}}), REPOSITORY, clones, tmp_path / "out")
+    assert (plain / "train.py").read_text() == "width = 2\n"
+    assert (changed / "train.py").read_text() == "width = 8\n"
+    assert checkout(run_of("HEAD"), REPOSITORY, clones, tmp_path / "out") == plain
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (run_of("0123456"), "commit 0123456 can't be read"),
+        (run_of("HEAD", **{"train.py": {"depth": ""}}), "'depth' is there 0 times"),
+        (Run("absent", "HEAD", "train.py", {"row": ()}), "git clone https://example.org/tiny"),
+    ],
+)
+def test_what_is_missing_is_named(clones, tmp_path, run, words):
+    with pytest.raises(ForerunError, match=words):
+        checkout(run, REPOSITORY, clones, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*")) or not list((tmp_path / "out").glob("tiny-*"))
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (Programs({}, (run_of("HEAD"),)), "no such repository"),
+        (Programs({"tiny": REPOSITORY}, (run_of("a"), run_of("b"))), "row has two runs"),
+    ],
+)
+def test_contradictions_are_refused(monkeypatch, found, words):
+    monkeypatch.setattr("forerun.evidence.traced.programs.shipped", lambda *_: found)
+    with pytest.raises(ForerunError, match=words):
+        programs()
