@@ -6,7 +6,7 @@ from random_programs import program
 
 from forerun.core.program.builder import BlockBuilder, OpTableBuilder
 from forerun.core.program.kinds import Attention, Direction, Gemm, GemmRole, HostCopy, OpKind
-from forerun.core.program.types import Category, Collective, Phase, Stream
+from forerun.core.program.types import Category, Collective, Phase, Stream, joined_ops
 
 
 def test_equal_ops_are_stored_once() -> None:
@@ -72,6 +72,36 @@ def test_other_kinds_fill_their_columns() -> None:
     assert table.collective.tolist() == [0, Collective.ALL_GATHER, Collective.SEND_RECV, 0, 0]
     assert table.group.tolist() == [-1, 0, 0, -1, -1]
     assert table.launches.tolist() == [3, 1, 1, 1, 0]
+
+
+def test_an_op_leaves_the_columns_of_other_kinds_empty() -> None:
+    ops = OpTableBuilder()
+    ops.gemm("product", 8, 4, 2, element_bytes=(1, 4), kernels=3)
+    ops.counted_gemm("implicit", Gemm(8, 4, 2), "bf16", 7, 5, 3)
+    ops.attention("attention", Attention(1, 1, 1, 4, 4, 8, 0, 0, 8), element_bytes=1, flops=9.0, launches=2)
+    ops.memory("norm", 100, 50)
+    ops.collective("gather", Collective.ALL_GATHER, 0, 1000, launches=2)
+    ops.p2p("send", 0, 10, launches=4)
+    ops.host_copy("offload", 20)
+    ops.delay("wait", 99, 2, 6.0, 8.0)
+    product, implicit, attention, norm, gather, send, offload, wait = ops.build().rows()
+    assert product[5:] == (128.0, 24.0, 128.0, 0, -1, 0.0, 3)
+    assert implicit[5:] == (7.0, 5.0, 3.0, 0, -1, 0.0, 1)
+    assert attention[5:] == (9.0, 96.0, 32.0, 0, -1, 0.0, 2)
+    assert norm[5:] == (0.0, 100.0, 50.0, 0, -1, 0.0, 1)
+    assert gather[5:] == (0.0, 0.0, 0.0, Collective.ALL_GATHER, 0, 1000.0, 2)
+    assert send[5:] == (0.0, 0.0, 0.0, Collective.SEND_RECV, 0, 10.0, 4)
+    assert offload[5:] == (0.0, 0.0, 0.0, 0, -1, 20.0, 1)
+    assert wait[5:] == (6.0, 0.0, 8.0, 0, -1, 0.0, 2)
+
+
+def test_tables_are_joined_row_after_row() -> None:
+    ops = OpTableBuilder()
+    ops.gemm("product", 8, 4, 2)
+    ops.delay("wait", 99)
+    table = ops.build()
+    assert joined_ops([table]).rows() == table.rows()
+    assert joined_ops([table, table]).rows() == 2 * table.rows()
 
 
 def test_block_keeps_nodes_edges_and_tensors() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from forerun.common.errors import ForerunError
-from forerun.core.program.join import Part, joined
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.join import Part, _divided, joined
 from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import Program
 from forerun.core.program.unfold import unfold
@@ -44,6 +45,7 @@ def test_a_joined_program_has_the_classes_ops_and_steps_of_every_part() -> None:
         ("a: stage 0", 3), ("a: stage 1", 3), ("b: stage 0", 1), ("b: stage 1", 1),
     ]  # fmt: skip
     assert len(joint.ops) == 2 * len(one.ops)
+    assert joint.meta["part_ops"] == [0, len(one.ops)]
     flat, alone = unfold(joint), unfold(one)
     assert len(flat) == 2 * len(alone)
     ops = np.concatenate([alone.op, alone.op + len(one.ops)])
@@ -59,6 +61,18 @@ def test_pipelines_stay_inside_a_part() -> None:
     assert {c.members for c in own} == {(0, 1), (2, 3)}
     common = [joint.channels[i] for i in joint.meta["joint_channels"]]  # type: ignore[attr-defined]
     assert {c.members for c in common} == {(0, 2), (1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("inner", "ranks", "is_divided"), [(1, (3, 1), True), (2, (3, 1), True), (4, (3, 1), False), (1, (2, 2), False)]
+)
+def test_a_group_is_divided_where_a_border_lies_inside_its_block_of_a_stage(
+    inner: int, ranks: tuple[int, int], is_divided: bool
+) -> None:
+    """Two stages of four ranks each; a group of two ranks 4 apart joins the stages."""
+    one = program(dp_replicate=4, pp=2, n_microbatches=2, zero_stage=0)
+    parts = [Part(str(n), one, 2 * n) for n in ranks]
+    assert _divided([CommGroup("pair", 2, 1, 2, inner), CommGroup("one", 1, 1, 1)], parts) == [0] * is_divided
 
 
 @pytest.mark.parametrize(

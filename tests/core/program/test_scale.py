@@ -2,15 +2,18 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from saved_programs import H100, MODEL, plan_of, program_of, with_group_ranks
 
 from forerun.answers.analysis.predict import simulate
 from forerun.answers.analysis.predict_program import predict_program
 from forerun.common.errors import ForerunError
+from forerun.core.program.builder import BlockBuilder, OpTableBuilder
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.layout import laid_out
 from forerun.core.program.scale import scaled
+from forerun.core.program.types import N_CATEGORIES, Category, Collective, Program, RankClass, Stream
 from forerun.core.program.validate import check
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
@@ -93,6 +96,48 @@ def test_there_and_back_is_the_same_program():
     assert back.rank_classes[0].n_ranks == 8
     assert abs(back.rank_classes[0].resident_bytes - program.rank_classes[0].resident_bytes).max() <= 8
     assert back.meta["tokens_per_step"] == program.meta["tokens_per_step"]
+
+
+def test_what_moves_a_share_shrinks_with_it_and_nothing_else_does():
+    """A gather of 800 bytes over 8 ranks: a share has 100. On 16 ranks it has 50."""
+    ops, block = OpTableBuilder(), BlockBuilder()
+    moved = [
+        (ops.collective("gather", Collective.ALL_GATHER, 0, 800.0), Stream.GATHER, 800.0),
+        (ops.memory("copy in", 100, 900), Stream.GATHER, 50.0),
+        (ops.memory("copy out", 900, 100.05), Stream.GATHER, 450.0),
+        (ops.memory("other size", 101, 900), Stream.GATHER, 101.0),
+        (ops.memory("beside", 100, 901), Stream.COMPUTE, 100.0),
+        (ops.host_copy("of a share", 100), Stream.GATHER, 50.0),
+        (ops.host_copy("of two", 200), Stream.GATHER, 100.0),
+        (ops.host_copy("of three", 300), Stream.GATHER, 300.0),
+        (ops.gemm("product", 10, 10, 10), Stream.GATHER, 400.0),
+    ]
+    for op, stream, _ in moved:
+        block.node(op, stream)
+    block.tensor(100, Category.PARAMETER, 0, -1)
+    block.tensor(100, Category.ACTIVATION, 0, -1)
+    resident = np.zeros(N_CATEGORIES, np.int64)
+    resident[[Category.PARAMETER, Category.ACTIVATION]] = 101
+    one = np.zeros(1, np.int32)
+    program = Program(
+        ops=ops.build(),
+        blocks=(block.build("all"),),
+        rank_classes=(RankClass("all", 8, one, one, one, resident),),
+        groups=(CommGroup("dp_shard", 8, 1, 8), CommGroup("tp", 1, 1, 1)),
+        channels=(),
+        modules=("m",),
+        meta={"world_size": 8, "data_parallel": [0], "sharded": [0], "tokens_per_step": 3},
+    )
+    grown = scaled(program, 16, 8)
+    at = grown.blocks[0].op
+    found = np.maximum(grown.ops.bytes_read, grown.ops.bytes_comm)[at]
+    assert found.tolist() == [size for _, _, size in moved]
+    assert grown.blocks[0].tensor_bytes.tolist() == [50, 100]
+    assert grown.rank_classes[0].resident_bytes[[Category.PARAMETER, Category.ACTIVATION]].tolist() == [51, 101]
+    assert (grown.rank_classes[0].n_ranks, grown.meta["tokens_per_step"]) == (16, 6)
+    alone = scaled(program, 1, 8)
+    assert [(group.size, group.inner) for group in alone.groups] == [(1, 1), (1, 1)]
+    assert (alone.rank_classes[0].n_ranks, alone.meta["tokens_per_step"]) == (1, 1)
 
 
 def test_its_own_size_changes_nothing():
