@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from forerun.common.errors import ForerunError
 from forerun.core.cost.gradient_exchange import wires_of
 from forerun.core.network.gradient_compression import Int8, PowerSgd, TopK
+from forerun.core.network.on_topology import load_network
 from forerun.core.network.patterns import TimedBy, Wires
-from forerun.core.network.patterns_collectives import AllGather, Nccl
+from forerun.core.network.patterns_collectives import AllGather, Nccl, RingAllReduce
 from forerun.core.program.groups import CommGroup
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.plan.plan import Plan
@@ -68,6 +69,58 @@ def test_topk_gathers_values_and_places():
 def test_kernels_move_the_bytes_of_the_hook(pattern, moved):
     wires = Wires(H100, 32, memory_bytes_per_s=1e12)
     assert seconds(pattern, 1e9, wires) == pytest.approx(moved * 1e-3)
+
+
+FREE = TimedBy(lambda size, ranks: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "launches", "moved"),
+    [
+        (PowerSgd(FREE, 1, 0.0, 0.1, 0.1), 6, 8 + 3),
+        (PowerSgd(FREE, 1, 0.25, 0.1, 0.1), 8, 8 + 0.75 * 3 + 2 * 2 * 0.25),
+        (PowerSgd(FREE, 1, 1.0, 0.0, 0.0), 8, 8 + 4),
+        (Int8(4), 2 + 32 * 2, 1 + 1.25 + 32 * (1.25 + 3)),
+        (Int8(2), 2 + 32 * 2, 1 + 1.5 + 32 * (1.5 + 3)),
+        (TopK(4, 0.01), 1 + 4 + 2 + 1 + 32, 5 + 4 + 1.02 + 0.01 + 1 + 32 * 0.04),
+        (TopK(2, 0.01), 1 + 2 + 2 + 1 + 32, 5 + 2 + 1.03 + 0.01 + 1 + 32 * 0.05),
+    ],
+)
+def test_kernels_launch_and_move_what_their_method_says(pattern, launches, moved):
+    """Besides the exchange, over 32 ranks."""
+    exchange = seconds(pattern, 1e9)
+    launching = seconds(pattern, 1e9, Wires(H100, 32, launch_s=1.0))
+    moving = seconds(pattern, 1e9, Wires(H100, 32, memory_bytes_per_s=1e9))
+    assert launching - exchange == pytest.approx(launches)
+    assert moving - exchange == pytest.approx(moved)
+
+
+def test_powersgd_exchanges_three_buffers_and_its_pattern_names_the_link():
+    sent = []
+    pattern = PowerSgd(TimedBy(lambda size, ranks: sent.append(float(size)) or 0.0), 2, 0.5, 0.125, 0.25)
+    seconds(pattern, 1000)
+    assert sent == [500.0, 125.0, 250.0]
+    over = PowerSgd(RingAllReduce(), 2, 0.5, 0.125, 0.25)
+    wires = Wires(H100, 32, load_network("switch:8@450/300,switch:4@50/1350"))
+    whole, part = (each.busiest(1e6, GROUP, wires) for each in (RingAllReduce(), over))
+    assert part.s_per_byte == pytest.approx(0.875 * whole.s_per_byte)
+    assert over.busiest(1e6, GROUP, NO_KERNELS) is None
+
+
+def test_a_matrix_is_compressed_where_that_saves_more_than_half():
+    """Rank 2 of 8 x 8 sends 32 of 64 elements, of 8 x 9 it sends 34 of 72; a rank is at most the shorter side."""
+    assert PowerSgd.of({(8, 8): 1}, 64, 2, FREE) == PowerSgd(FREE, 2, 1, 0, 0)
+    assert PowerSgd.of({(8, 9): 3}, 3 * 72, 2, FREE) == PowerSgd(FREE, 2, 0, 16 / 72, 18 / 72)
+    assert PowerSgd.of({(1, 9): 1, (100, 100): 1}, 10_009, 4, FREE).first == pytest.approx(400 / 10_009)
+
+
+def test_gathered_gradients_go_as_nccl_sends_them():
+    assert Int8(4).as_nccl
+    assert TopK(4).as_nccl
+    assert PowerSgd(RingAllReduce(), 1, 0, 0, 0).as_nccl == RingAllReduce().as_nccl
+    assert PowerSgd(FREE, 1, 0, 0, 0).as_nccl == FREE.as_nccl
+    assert TopK(4).name == "top 0.01 of gradients gathered"
+    assert Int8(4).name == "int8 gathered"
 
 
 @pytest.mark.parametrize("pattern", [PowerSgd(Nccl(), 4, 0.01, 0.01, 0.01), Int8(4), TopK(4, 0.01)])

@@ -79,6 +79,24 @@ def test_groups_of_one_gpu_a_node_do_not_go_that_way(kind):
     assert host_path_warnings([group(8, 1)], STAGED, 64) == ()
 
 
+def test_a_way_is_told_of_where_any_group_has_two_gpus_of_a_node():
+    assert len(host_path_warnings([group(8, 1), group(4, 2)], STAGED, 64)) == 1
+    (few,), (many,) = (host_path_warnings([group(1, 2)], STAGED, n_gpus) for n_gpus in (2, 64))
+    assert "what 2 of a node send goes through host memory" in few
+    assert "what 8 of a node send" in many
+    assert f"{host_path_bytes_per_s(STAGED, 8) / 1e9:.1f} GB/s for each GPU" in many
+
+
+def test_between_nodes_only_what_stays_in_a_node_goes_that_way():
+    rate, over = host_path_bytes_per_s(STAGED, 32), group(4, 8)
+    passed = {kind: host_path_s_per_byte(kind, over, STAGED, 32) * rate for kind in KINDS}
+    assert passed[Collective.ALL_TO_ALL] == pytest.approx(7 / 32)
+    assert passed[Collective.SEND_RECV] == 0
+    assert passed[Collective.BROADCAST] == pytest.approx(1)
+    assert passed[Collective.ALL_REDUCE] == pytest.approx(2 * 31 / 32)
+    assert host_path_s_per_byte(Collective.NONE, over, STAGED, 32) == 0
+
+
 def test_small_groups_share_the_node_with_all_others():
     alone = host_path_s_per_byte(Collective.ALL_GATHER, group(1, 2), STAGED, 2)
     among = host_path_s_per_byte(Collective.ALL_GATHER, group(1, 2), STAGED, 8)

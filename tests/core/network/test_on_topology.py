@@ -14,7 +14,7 @@ from forerun.core.cost.op_costs import on_topology
 from forerun.core.cost.profile import load_profile
 from forerun.core.network import group_traffic
 from forerun.core.network.group_traffic import Layout
-from forerun.core.network.lines import smooth_minimum_s
+from forerun.core.network.lines import FREE, smooth_minimum_s
 from forerun.core.network.link_load import fabric_of
 from forerun.core.network.nccl import collective_s
 from forerun.core.network.network_file import Network
@@ -44,6 +44,13 @@ def own(kind, size_bytes, group, cluster=H100):
     """The same on the links of the cluster."""
     measured = load_profile(cluster.device.cost_profile).collectives
     return float(collective_s(kind, np.array(float(size_bytes)), group, cluster, measured))
+
+
+def test_one_rank_and_no_collective_are_free():
+    network = on_topology(load_network(TWO_LEVELS), H100, 64)
+    assert network.lines(Collective.ALL_REDUCE, CommGroup("dp", 1, 1, 1)) is FREE
+    assert network.lines(Collective.NONE, CommGroup.on_mesh("dp", 8, 1, 8)) is FREE
+    assert network.lines(Collective.ALL_REDUCE, CommGroup.on_mesh("dp", 2, 1, 8)) is not FREE
 
 
 # -- beside the cluster's own links ----------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from scipy.sparse.csgraph import shortest_path
 
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.core.network.network_file import parse_topology
-from forerun.core.network.topology import base
+from forerun.core.network.topology import base, fully_connected, stacked
+from forerun.core.network.topology import dragonfly as dragonfly_module
 from forerun.core.network.topology.base import Links, Topology
 from forerun.core.network.topology.dragonfly import Dragonfly
 from forerun.core.network.topology.registry import TOPOLOGIES, find, make
@@ -214,6 +215,68 @@ def test_a_table_of_routes_that_would_be_too_large_is_refused():
 def test_too_many_links_are_refused():
     with pytest.raises(ForerunError, match="links, more than"):
         make("FullyConnected", 100_000, 50, 500).links()
+
+
+@pytest.mark.parametrize(
+    ("module", "topology", "n_links"),
+    [
+        (fully_connected, make("FullyConnected", 5, 50, 500), 5 * 4),
+        (dragonfly_module, make("Dragonfly", (3, 3, 4), 50, 500, global_links=2), 4 * 3 * 2 + 4 * 3 * 2),
+        (stacked, Stacked((make("Ring", 4, 50, 500), make("Ring", 3, 50, 500))), 3 * 8 + 4 * 6),
+        (base, make("Ring", 4, 50, 500), 8),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_the_most_links_that_a_fabric_may_have(module, topology, n_links, monkeypatch):
+    monkeypatch.setattr(module, "MAX_LINKS", n_links)
+    topology.links()
+    monkeypatch.setattr(module, "MAX_LINKS", n_links - 1)
+    with pytest.raises(ForerunError, match=f"it has {n_links:,} links.*, more than {n_links - 1:,}"):
+        topology.links()
+
+
+def test_the_most_devices_and_routes_that_a_fabric_may_have(monkeypatch):
+    monkeypatch.setattr(base, "MAX_DEVICES", 9)
+    make("Switch", 8, 50, 500)
+    with pytest.raises(ForerunError, match="more than 9 devices"):
+        make("Switch", 9, 50, 500)
+    monkeypatch.setattr(base, "_MAX_TABLE", 72)
+    make("Switch", 8, 50, 500).next_link()
+    monkeypatch.setattr(base, "_MAX_TABLE", 71)
+    with pytest.raises(ForerunError, match="9 devices and 8 NPUs would have 72 entries, more than 71"):
+        make("Switch", 8, 50, 500).next_link()
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 1000])
+def test_a_table_that_is_made_in_blocks_is_the_same(rows, monkeypatch):
+    whole = make("Tree", 8, 50, 500).next_link()
+    monkeypatch.setattr(base, "_BLOCK", rows)
+    np.testing.assert_array_equal(make("Tree", 8, 50, 500).next_link(), whole)
+
+
+def test_links_have_the_bandwidth_and_latency_of_their_topology_in_both_directions():
+    links = make("Ring", 3, 50, 500).links()
+    assert sorted(zip(links.src.tolist(), links.dst.tolist(), strict=True)) == [
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 2),
+        (2, 0),
+        (2, 1),
+    ]
+    assert set(links.bandwidth_gbps) == {50.0}
+    assert set(links.latency_ns) == {500.0}
+    far = make("Dragonfly", (1, 2, 3), 50, 500, global_bandwidth_gbps=25.0).links()
+    assert sorted(far.bandwidth_gbps) == [25.0] * 6 + [50.0] * 18
+    assert set(far.latency_ns) == {500.0}
+
+
+def test_global_links_of_a_dragonfly_go_round_the_routers():
+    """Two routers (NPUs 0 to 5 have the routers 6 to 11); the group after the own hangs at router 0, the next at 1."""
+    links = make("Dragonfly", (1, 2, 3), 50, 500, global_latency_ns=9.0).links()
+    over = links.latency_ns == 9.0
+    ends = {(src, dst) for src, dst in zip(links.src[over].tolist(), links.dst[over].tolist(), strict=True)}
+    assert ends == {(6, 9), (9, 6), (8, 11), (11, 8), (10, 7), (7, 10)}
 
 
 def test_large_fabrics_give_single_routes():

@@ -22,6 +22,7 @@ def test_slots_become_predecessors_within_the_class_only() -> None:
     block.node(1, after=[0], record=1)
     flat = unfold(program([block.build("b")], [[0, 0], [0]]))
     assert flat.class_ptr.tolist() == [0, 4, 6]
+    assert flat.pred_ptr.tolist() == [0, 0, 1, 2, 3, 3, 4]
     edges = [flat.pred[flat.pred_ptr[i] : flat.pred_ptr[i + 1]].tolist() for i in range(6)]
     assert edges == [[], [0], [1], [2], [], [4]]
     assert flat.step.tolist() == [0, 0, 1, 1, 0, 0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import numba
 import numpy as np
 import pytest
 
-from forerun.common.jit import kernel, njit
+from forerun.common import jit
+from forerun.common.jit import inlined, kernel, njit
 
 
 def add(a: int, b: int) -> int:
@@ -61,3 +63,40 @@ def test_a_kernel_makes_no_arrays() -> None:
     assert kernel(add)(2, 3) == 5
     with pytest.raises(numba.core.errors.TypingError):
         kernel(make)(2)
+
+
+def test_a_cache_is_outdated_by_any_module_beside_the_compiled_one_and_by_its_constants(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("def one(a):\n    return a\n")
+    spec = importlib.util.spec_from_file_location("one", tmp_path / "one.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def stamp() -> object:
+        jit._newest.cache_clear()
+        return njit(module.one)._cache._cache_file._source_stamp  # type: ignore[attr-defined]
+
+    stamps = [stamp()]
+    for number, name in enumerate(("callee.py", "constants.yaml", "notes.txt"), 1):
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, ns=(0, 4_000_000_000_000_000_000 + number))
+        stamps.append(stamp())
+    assert len(set(stamps)) == 3
+    assert stamps[2] == stamps[3]
+    jit._newest.cache_clear()
+
+
+def test_the_shared_packages_are_folders_of_forerun() -> None:
+    assert all(list(folder.glob("*.py")) for folder in jit._SHARED)
+
+
+@pytest.mark.parametrize(
+    ("decorator", "asked"), [(njit, {}), (kernel, {"_nrt": False}), (inlined, {"_nrt": False, "forceinline": True})]
+)
+def test_what_numba_is_asked(decorator: object, asked: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[dict[str, object]] = []
+    monkeypatch.setattr(numba, "njit", lambda **options: found.append(options) or (lambda function: function))
+    monkeypatch.setattr(jit, "_watch_callees", lambda *what: None)
+    decorator(add)  # type: ignore[operator]
+    assert found == [{"cache": True, **asked}]
