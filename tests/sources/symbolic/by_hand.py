@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from forerun.core.program.types import Block, Category, Program, Stream
+from forerun.core.program.types import Block, Category, Phase, Program, Stream
 
 
 class Kernel(NamedTuple):
@@ -125,3 +125,20 @@ def steps_of(program: Program, rank_class: int = 0) -> list[str]:
         program.blocks[block].name + (f" {layer}" if layer >= 0 else "") + (f" of {micro}" if micro else "")
         for block, layer, micro in zip(ranks.block, ranks.layer, ranks.microbatch, strict=True)
     ]
+
+
+def run_again(program: Program, name: str) -> list[tuple[str, str]]:
+    """The kernels of a backward block that run a second time, each run of them with the node before it."""
+    block = block_of(program, name)
+    names, out = labels(program, block), []
+    again = [phase == Phase.RECOMPUTE for phase in block.phase] + [False]
+    for i in range(len(names)):
+        if again[i] and (i == 0 or not again[i - 1]):
+            end = again.index(False, i)
+            out.append((names[i - 1] if i else "", " ".join(names[i:end])))
+    return out
+
+
+def kept_by(program: Program, name: str) -> list[tuple[str, int]]:
+    """The maker and the bytes of each tensor that a forward block leaves to its backward block."""
+    return sorted((held.since, held.size_bytes) for held in held_by(program, name) if not held.until)

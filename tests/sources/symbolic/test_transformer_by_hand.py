@@ -11,8 +11,21 @@ import pytest
 
 from forerun.sources.symbolic.build import build
 
-from .by_hand import Held, Kernel, grouped, held_by, kernels_of, moves, product, products
-from .cases import CLUSTER, DENSE, GPT, MOE, plan
+from .by_hand import (
+    Held,
+    Kernel,
+    Node,
+    grouped,
+    held_by,
+    kept_by,
+    kernels_of,
+    moves,
+    nodes_of,
+    product,
+    products,
+    run_again,
+)
+from .cases import BERT, CLUSTER, DENSE, GPT, MOE, plan
 
 T, H, F, V = 2048, 1024, 2816, 32000
 """tokens, hidden size, width of the feed-forward, vocabulary"""
@@ -499,3 +512,190 @@ def test_kernels_of_experts_and_latent_attention() -> None:
             *[2 * T * shared] * 4,
         ]
     )
+
+
+# -- what runs again ---------------------------------------------------------------------------------------------------
+
+PROJECTIONS = "attention.q attention.k attention.v rope copy copy'"
+UP = "ffn.gate ffn.up swiglu"
+AGAIN = {
+    "op": [("", "rmsnorm attention.k rope copy copy' attention.out residual rmsnorm' ffn.up swiglu")],
+    "attention": [("attention.out.wgrad", "attention.kernel")],
+    "attention-block": [("residual.backward'", f"{PROJECTIONS} attention.kernel")],
+    "mlp": [("residual.backward", UP)],
+    "attention+mlp": [("residual.backward", UP), ("residual.backward'", f"{PROJECTIONS} attention.kernel")],
+    "mlp-act-norm": [("residual.backward", "swiglu"), ("swiglu.backward", "rmsnorm"), ("rope.backward", "rmsnorm'")],
+    "params": [],
+}
+
+
+@pytest.mark.parametrize(("policy", "expected"), AGAIN.items())
+def test_what_selective_checkpointing_runs_again(policy: str, expected: list[tuple[str, str]]) -> None:
+    """Each part runs again before the first gradient that needs it, up to the last tensor that is needed.
+
+    `op` keeps every second product (queries, values, gate and down) and the output of attention.
+    """
+    fields = {"activation_checkpointing": "selective", "selective_policy": policy}
+    program = build(DENSE, plan(stack="torchtitan", **fields), CLUSTER)
+    assert run_again(program, "layer.backward") == expected
+
+
+def test_what_full_checkpointing_runs_again() -> None:
+    """torch stops at the last tensor that backward needs, Megatron runs the layer to its end. Both keep its input."""
+    early, whole = (
+        build(DENSE, plan(stack=stack, activation_checkpointing="full"), CLUSTER)
+        for stack in ("torchtitan", "megatron-core")
+    )
+    parts = f"rmsnorm {PROJECTIONS} attention.kernel attention.out residual rmsnorm' {UP}"
+    assert run_again(early, "layer.backward") == [("", parts)]
+    parts = (
+        "rmsnorm attention.qkv rope attention.kernel attention.out residual rmsnorm' ffn.up swiglu ffn.down residual'"
+    )
+    assert run_again(whole, "layer.backward") == [("", parts)]
+    for program in (early, whole):
+        assert kept_by(program, "layer.forward") == [("rmsnorm", 2 * T * H)]
+
+
+def test_a_compiler_keeps_of_a_checkpoint_only_what_backward_uses() -> None:
+    """Eager code also keeps the output of `down`, which its policy lists and nothing reads."""
+    fields = {"stack": "torchtitan", "activation_checkpointing": "selective", "selective_policy": "op"}
+    eager, compiled = (build(DENSE, plan(compile=on, **fields), CLUSTER) for on in (False, True))
+    both = [
+        ("attention.kernel", 4 * T * HEADS),
+        ("attention.kernel", 2 * T * Q),
+        ("attention.q", 2 * T * Q),
+        ("attention.v", 2 * T * KV),
+        ("ffn.gate", 2 * T * F),
+        ("rmsnorm", 2 * T * H),
+    ]
+    assert kept_by(compiled, "layer.forward") == sorted(both)
+    assert kept_by(eager, "layer.forward") == sorted([*both, ("ffn.down", 2 * T * H)])
+
+
+def test_what_runs_again_has_memory_until_its_last_reader() -> None:
+    fields = {"activation_checkpointing": "selective", "selective_policy": "mlp"}
+    program = build(DENSE, plan(stack="torchtitan", **fields), CLUSTER)
+    size = 2 * T * F
+    again = [held for held in held_by(program, "layer.backward") if held.since in ("ffn.gate", "ffn.up", "swiglu")]
+    assert again == sorted(
+        [
+            Held(size, "temporary", "ffn.gate", "swiglu.backward"),
+            Held(size, "temporary", "ffn.up", "swiglu.backward"),
+            Held(size, "temporary", "swiglu", "swiglu.backward"),
+            Held(size, "temporary", "swiglu", "ffn.down.wgrad"),
+        ]
+    )
+
+
+# -- other ways to run a layer -----------------------------------------------------------------------------------------
+
+
+def test_autocast_casts_each_weight_and_keeps_the_cast() -> None:
+    """Norms and the residual stream are in fp32. A gradient of a weight is cast back to fp32."""
+    program = build(DENSE, plan(stack="torchtitan", autocast=True), CLUSTER)
+    found = {kernel.name: kernel.moved for kernel in kernels_of(program, "layer.forward")}
+    back = {kernel.name: kernel.moved for kernel in kernels_of(program, "layer.backward")}
+    assert (found["rmsnorm"], found["residual"]) == (2 * 36 * T * H, 2 * 6 * T * H)
+    weights = {
+        "attention.q": Q * H,
+        "attention.k": KV * H,
+        "attention.out": Q * H,
+        "ffn.gate": F * H,
+        "ffn.down": F * H,
+    }
+    for name, elements in weights.items():
+        assert found[name + ".weight"] == back[name + ".weight.backward"] == 6 * elements
+        assert (f"{name}.weight", 2 * elements) in kept_by(program, "layer.forward")
+        assert Held(4 * elements, "unsharded", f"{name}.weight.backward", "") in held_by(program, "layer.backward")
+    bert = build(BERT, plan(seq_len=512, stack="nvidia-bert", autocast=True, zero_stage=0), CLUSTER)
+    first = kernels_of(bert, "layer.forward")[0]
+    assert (first.name, first.moved) == ("layernorm", 2 * 4 * 512 * 768)
+
+
+def test_one_compiled_graph_makes_weight_gradients_first_and_the_logits_gradient_in_place() -> None:
+    program = build(DENSE, plan(stack="simple-fsdp", compile=True, dp_shard=4, attention="flash2"), CLUSTER)
+    names = [kernel.name for kernel in kernels_of(program, "layer.backward")]
+    assert names[:4] == ["residual.backward", "ffn.down.wgrad", "ffn.down.dgrad", "swiglu.backward"]
+    assert [kernel.name for kernel in kernels_of(program, "head.backward")] == [
+        *("loss_as_is.backward", "head.wgrad", "head.dgrad", "rmsnorm.backward")
+    ]
+    logits = [held for held in held_by(program, "head.backward") if held.size_bytes == 2 * T * V]
+    assert logits == [Held(2 * T * V, "logits", "", "head.dgrad")]
+    apart = build(
+        DENSE, plan(stack="simple-fsdp", compile=True, dp_shard=4), CLUSTER
+    )  # flex attention breaks the graph
+    names = [kernel.name for kernel in kernels_of(apart, "layer.backward")]
+    assert names[:3] == ["residual.backward", "ffn.down.dgrad", "ffn.down.wgrad"]
+    assert "layer.hand_out" in apart.ops.name
+    assert "layer.hand_out" not in program.ops.name
+
+
+def test_norms_of_queries_and_keys() -> None:
+    """The norm runs over all heads of queries and keys, before they are rotated."""
+    model = replace(DENSE, qk_norm=True)
+    program = build(model, plan(stack="megatron-core", zero_stage=0), CLUSTER)
+    found = [(k.name, k.moved) for k in kernels_of(program, "layer.forward")][1:5]
+    assert found == [
+        ("attention.qkv", 2 * (T * H + H * (Q + 2 * KV) + T * (Q + 2 * KV))),
+        ("rmsnorm", 4 * T * (Q + KV)),
+        ("rope", 4 * T * (Q + KV)),
+        ("attention.kernel", attention().moved),
+    ]
+    learned = replace(model, position="learned", max_positions=4096)
+    plain = build(learned, plan(stack="torchtitan"), CLUSTER)
+    assert "rope" not in plain.ops.name
+    assert ("rmsnorm'", 2 * T * Q) in kept_by(plain, "layer.forward")
+
+
+def test_a_window_caps_the_keys_of_each_query() -> None:
+    """Every query reads the window's keys; a window as long as the sequence is a causal mask."""
+    for window, pairs, keys in ((256, T * 256, 256), (T, PAIRS, T), (2 * T, PAIRS, T)):
+        program = build(replace(DENSE, sliding_window=window), plan(stack="megatron-core"), CLUSTER)
+        (kernel,) = [k for k in kernels_of(program, "layer.forward") if k.name == "attention.kernel"]
+        assert kernel.flops == 2 * HEADS * pairs * 2 * WIDTH
+        assert kernel.moved == 2 * (2 * T * Q + 2 * keys * KV)
+
+
+def test_experts_weighted_in_fp32_and_tokens_counted_first() -> None:
+    """Plain PyTorch tells each rank how many tokens come, and keeps an fp32 copy of what comes back."""
+    program = build(MOE, plan(stack="pytorch", dp_shard=4, ep=2), CLUSTER)
+    copies = 2 * T
+    counts = [k for k in kernels_of(program, "moe_layer.forward") if k.name == "ffn.counts"]
+    assert counts == [moves("ffn.counts", 8 * 8, 1, FFN)]
+    kept = [size for since, size in kept_by(program, "moe_layer.forward") if since == "combine"]
+    assert kept == [4 * copies * H]
+
+
+# -- sums over tensor-parallel ranks -----------------------------------------------------------------------------------
+
+
+def test_dtensor_sums_the_gradients_of_norms_over_tensor_parallel_ranks() -> None:
+    """With FSDP2 in each reduction, and else before the norm of the gradients and again before the update."""
+    sharded = build(DENSE, plan(stack="pytorch", tp=2, dp_shard=2), CLUSTER)
+    assert nodes_of(sharded, "layer.reduce")[:6] == [
+        Node("join", "compute"),
+        Node("layer.shared", "tp", ("join",)),
+        Node("join'", "compute", ("layer.shared",)),
+        Node("join''", "compute"),
+        Node("layer.shared'", "tp", ("join''",)),
+        Node("join'''", "compute", ("layer.shared'",)),
+    ]
+    assert kernels_of(sharded, "layer.reduce")[:2] == [moves("layer.shared", 2 * H, 1, 0)] * 2
+    whole = build(replace(DENSE, n_layers=1), plan(stack="pytorch", tp=2, zero_stage=0), CLUSTER)
+    sums = [k for k in kernels_of(whole, "optimizer") if k.name == "shared_gradients"]
+    assert sums == [moves("shared_gradients", 2 * H, 1, 6)] * (2 * 3)  # two norms of the layer and the last
+    nodes = nodes_of(whole, "optimizer")
+    assert nodes[1] == Node("shared_gradients", "reduce", ("join",))
+    assert nodes[2] == Node("shared_gradients'", "reduce", ("shared_gradients",))
+
+
+def test_dtensor_reduces_the_norms_of_all_tensors_over_every_axis_that_shards_them() -> None:
+    """A stage with the expert layer and the head: 5 matrices and 4 norms of attention, and 6 tensors more."""
+    fields = {"stack": "pytorch", "tp": 2, "pp": 2, "ep": 2, "dp_shard": 4, "n_microbatches": 2}
+    program = build(replace(MOE, n_layers=2), plan(**fields), CLUSTER)
+    step = program.blocks[int(program.rank_classes[1].block[-1])]
+    sent = [float(program.ops.bytes_comm[op]) for op in step.op if program.ops.name[op] == "grad_norm.reduce"]
+    dense = 5 + 4 + 4 + 2
+    """matrices and norms of attention and the layer, router and three of the shared expert, last norm and head"""
+    assert sent == [4 * dense, 4 * 3, 4 * dense, 4]
+    assert step.name == "optimizer"
