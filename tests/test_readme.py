@@ -14,7 +14,7 @@ OWN_OPTIONS = {
     *("--network", "--program", "--programs", "--tokens-per-step", "--kernel-profile", "--network-profile"),
     *("--memory-limit", "--memory-snapshot", "--chakra", "--rank-class", "--depth", "--top", "--csv"),
     *("--world-size", "--gpus-per-node", "--steps", "--rank", "--module", "--device", "--torchtitan", "--override"),
-    *("--expert-skew", "--source-lines", "--plans", "--time-limit", "--host-memory-limit", "--show-output"),
+    *("--expert-skew", "--dynamo", "--source-lines", "--plans", "--time-limit", "--host-memory-limit", "--show-output"),
     *("--report", "--out", "--nodes", "--weak", "--patterns", "--devices"),
     *("--store", "--executor", "--ray-address", "--workers", "--allocator"),
     *("--kernels", "--tables", "--table-device", "--profile-out", "--network-out", "--source"),

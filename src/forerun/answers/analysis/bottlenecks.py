@@ -83,7 +83,7 @@ class Bottlenecks:
     usages: tuple[Usage, ...]
     """compute, memory, network, pipeline, host; waiting where GPUs differ"""
     matrix_units: float
-    """FLOPs that kernels execute over the FLOPs that the matrix units could execute in the step"""
+    """HFU: FLOPs of the model and of recomputation over the FLOPs that the matrix units could execute in the step"""
 
     def __getitem__(self, name: str) -> Usage:
         """Returns the usage of the resource `name`."""
@@ -183,7 +183,7 @@ def _compute(simulation: Simulation, threshold: float) -> Usage:
     parts.sort(key=lambda part: -part.value)
     value = sum(part.share for part in parts)
     most = f"{parts[0].name} take {parts[0].share:.0%}" if parts else "nothing computes"
-    text = f"kernels run {value:.0%} of the step, {most}; the matrix units do {prediction.hfu:.0%} of their peak"
+    text = f"kernels run {value:.0%} of the step, {most}; HFU is {prediction.hfu:.0%}"
     return Usage("compute", value, threshold, text, tuple(parts))
 
 

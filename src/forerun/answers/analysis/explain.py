@@ -61,7 +61,7 @@ def explain(
         "exposed_comm_s: gaps of the compute stream that end with a collective or transfer on another stream",
         "bubble_s: gaps that end with another pipeline stage, mean over ranks",
         f"mfu: {mfu}",
-        "hfu: FLOPs of the kernels that ran, recomputation included and causal attention halved, over the same peak",
+        "hfu: the FLOPs of mfu and those of recomputation, counted alike, over the same peak",
         "peak_allocated_gib: tensors from allocation to last use in host issue order; the peak is on"
         f" {memory.fullest.rank_class}",
         f"peak_reserved_gib: {_how_reserved(stack) if memory.replayed else estimate}",

@@ -22,7 +22,7 @@ from forerun.core.engine.sharing import crowded_links, joined_demand, pairs_of_p
 from forerun.core.engine.simulate import simulate
 from forerun.core.program.builder import BlockBuilder, OpTableBuilder
 from forerun.core.program.causes import N_CAUSES
-from forerun.core.program.types import F64, I64, N_CATEGORIES, Block, OpTable, Program, RankClass, Stream, joined_ops
+from forerun.core.program.types import I64, N_CATEGORIES, Block, OpTable, Program, RankClass, Stream, joined_ops
 from forerun.core.program.unfold import unfold
 
 Mask = npt.NDArray[np.bool_]
@@ -38,8 +38,6 @@ class Folded:
     costs: StepCosts
     split_ps: I64
     """picoseconds by Cause inside each op that stands for a run of blocks, (n_ops, N_CAUSES); 0 for other ops"""
-    flops: F64
-    """FLOPs of each op, (n_ops,)"""
     shared_ps: I64
     """picoseconds that sharing links adds inside each op that stands for a run of blocks, (n_ops,); 0 for other ops"""
 
@@ -54,7 +52,6 @@ class _Closed:
     lead_ps: int
     """how far the host must be ahead of the device at the start so that no node of the block waits for it"""
     split_ps: I64
-    flops: float
     shared_ps: int
 
 
@@ -95,12 +92,12 @@ def fold(program: Program, costs: StepCosts) -> Folded:
         classes.append(_rewrite(cls, steps))
     folded = replace(program, ops=_with_macros(program.ops, macros), blocks=tuple(blocks), rank_classes=tuple(classes))
     split_ps, inside_ps = _macro_splits(n_ops, macros)
-    return Folded(folded, _macro_costs(costs, macros), split_ps, folded.ops.flops, inside_ps)
+    return Folded(folded, _macro_costs(costs, macros), split_ps, inside_ps)
 
 
 def _unfolded(program: Program, costs: StepCosts) -> Folded:
     nothing = np.zeros(len(program.ops), np.int64)
-    return Folded(program, costs, np.zeros((len(program.ops), N_CAUSES), np.int64), program.ops.flops, nothing)
+    return Folded(program, costs, np.zeros((len(program.ops), N_CAUSES), np.int64), nothing)
 
 
 def unfolded(program: Program, costs: StepCosts) -> Folded:
@@ -167,7 +164,6 @@ def _closed_blocks(program: Program, costs: StepCosts, numbers: list[int]) -> di
             issue_ps=int(issue[-1]),
             lead_ps=int((issue - start).max()),
             split_ps=split[i],
-            flops=float(program.ops.flops[ops].sum()),
             shared_ps=int(shared[i]),
         )
     return out
@@ -302,7 +298,6 @@ def _sum(parts: list[_Closed]) -> _Closed:
         sum(p.issue_ps for p in parts),
         0,
         np.sum([p.split_ps for p in parts], axis=0),
-        sum(p.flops for p in parts),
         sum(p.shared_ps for p in parts),
     )
 
@@ -317,11 +312,9 @@ def _macro_block(op: int) -> Block:
 def _with_macros(ops: OpTable, macros: list[_Closed]) -> OpTable:
     """Adds two rows for each macro to `ops`: its time, and the rest of the host's work."""
     n = 2 * len(macros)
-    flops = np.zeros(n)
-    flops[::2] = [macro.flops for macro in macros]
     blank = OpTableBuilder()
     blank.delay("", 0)
-    rows = replace(blank.build().take([0] * n), name=(FOLDED_BLOCKS, FOLDED_HOST) * len(macros), flops=flops)
+    rows = replace(blank.build().take([0] * n), name=(FOLDED_BLOCKS, FOLDED_HOST) * len(macros))
     return joined_ops([ops, rows])
 
 

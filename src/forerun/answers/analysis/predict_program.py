@@ -15,11 +15,11 @@ from forerun.core.cost.step_costs import Launching
 from forerun.core.network.network_file import Network
 from forerun.core.network.on_topology import check_size
 from forerun.core.program.counts import op_counts
-from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS
+from forerun.core.program.model_flops import counted_flops
 from forerun.core.program.origin import TRACE, Origin
 from forerun.core.program.scale import scaled
 from forerun.core.program.storage import load
-from forerun.core.program.types import F64, I64, OpTable, Phase, Program
+from forerun.core.program.types import I64, OpTable, Phase, Program
 from forerun.describe.cluster.storage import Storage
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.plan.training_loop import TrainingLoop
@@ -28,7 +28,6 @@ from forerun.describe.stacks.catalog import load_stack
 STACK = "pytorch"
 _MANY_NODES = 50_000
 """nodes of a Program from which on folding it is faster than running it whole"""
-_PALM_BACKWARD = 2.0
 _HOW = (
     "matrix products and attention of the program outside recomputation and optimizer, attention as if nothing were"
     " masked and its backward pass at twice the forward's (PaLM, app. B),"
@@ -69,7 +68,7 @@ def predict_program(
         check_size(network, origin.world_size)
     if tokens_per_step is not None and tokens_per_step < 1:
         raise ForerunError(f"tokens per step must be at least 1, got {tokens_per_step}")
-    flops = _model_flops(placed)
+    flops = counted_flops(placed, (Phase.FORWARD, Phase.BACKWARD))
     subject = Subject(
         name=origin.name or "program",
         n_gpus=origin.world_size,
@@ -122,30 +121,6 @@ def _notes(program: Program, origin: Origin) -> tuple[str, ...]:
             f"gpus: data parallelism scaled from {ranks} to {origin.world_size} ranks, everything else as it was"
         )
     return (*lines, *(f"program, guessed: {note}" for note in origin.notes))
-
-
-def _model_flops(program: Program) -> float:
-    """Returns the model FLOPs of a rank in a step, mean over ranks. The op table has the FLOPs that kernels execute."""
-    ops = program.ops
-    counts = op_counts(program, (Phase.FORWARD, Phase.BACKWARD))
-    ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
-    per_class = counts @ (ops.flops * _of_model(ops))
-    return float((per_class * ranks).sum() / ranks.sum())
-
-
-def _of_model(ops: OpTable) -> F64:
-    """Returns model FLOPs over executed FLOPs of every op, (n_ops,): 1 for matrix products, 0 for memory-bound kernels.
-
-    For attention the two differ: kernels leave out half of the square under a causal mask, and fused backward kernels
-    execute 2.5 times the FLOPs of the forward kernel.
-    """
-    share: F64 = ops.is_gemm.astype(np.float64)
-    rows = np.flatnonzero(ops.is_attention)
-    of = ops.attention(rows)
-    pairs = np.maximum(1.0, of.seq_q * of.seq_kv)
-    run = pairs - np.where(of.causal, 0.5 * np.minimum(of.seq_q, of.seq_kv) ** 2, 0.0)
-    share[rows] = pairs / run * np.where(of.backward, _PALM_BACKWARD / ATTENTION_BACKWARD_FLOPS, 1.0)
-    return share
 
 
 def _precision(ops: OpTable, counts: I64) -> str:

@@ -33,7 +33,7 @@ class Prediction:
     """model FLOP/s over dense peak: 6 N + 12 L h s FLOPs per token, attention not halved for causal masks (PaLM, app.
     B); the FLOPs of all layers for models given layer by layer. Where GPUs differ, the peak is the mean of theirs"""
     hfu: float
-    """FLOP/s that the kernels execute, recomputation included and causal attention halved, over dense peak"""
+    """model FLOP/s and those of recomputation, counted as for MFU, over dense peak; never less than MFU"""
 
     peak_allocated_gib: float
     peak_reserved_gib: float

@@ -30,7 +30,8 @@ from forerun.core.network.network_file import Network
 from forerun.core.network.patterns import CommunicationPattern
 from forerun.core.program.causes import Cause
 from forerun.core.program.counts import op_counts
-from forerun.core.program.types import F64, FlatProgram, Program
+from forerun.core.program.model_flops import counted_flops
+from forerun.core.program.types import F64, FlatProgram, Phase, Program
 from forerun.core.program.unfold import unfold
 from forerun.describe.cluster.types import Cluster, Device
 from forerun.describe.plan.plan import Plan
@@ -213,6 +214,7 @@ def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran
     staged = host_path_warnings(memory.groups, cluster, subject.n_gpus) if priced_here else ()
     causes = {cause.name.lower(): float(row[cause]) for cause in Cause}
     tokens = None if subject.tokens_per_step is None else subject.tokens_per_step / subject.n_gpus
+    again = counted_flops(program, (Phase.RECOMPUTE,))
     return Prediction(
         model=subject.name,
         cluster=cluster.name,
@@ -223,7 +225,7 @@ def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran
         step_time_high_s=high_s,
         tokens_per_s_per_gpu=None if tokens is None else tokens / step_s,
         mfu=None if subject.model_flops is None else subject.model_flops / step_s / peak,
-        hfu=_hardware_flops(ran.reduced, ran.flat) / step_s / peak,
+        hfu=((subject.model_flops or 0.0) + again) / step_s / peak,
         peak_allocated_gib=fullest.peak_bytes / GIB,
         peak_reserved_gib=held.peak_bytes / GIB,
         peak_reserved_low_gib=held_low / GIB,
@@ -296,12 +298,6 @@ def _weights(program: Program) -> F64:
     ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
     weights: F64 = ranks / ranks.mean()
     return weights
-
-
-def _hardware_flops(reduced: Folded, flat: FlatProgram) -> float:
-    """Returns the FLOPs per GPU that the kernels of the step execute, mean over ranks."""
-    weights = np.repeat(_weights(reduced.program), np.diff(flat.class_ptr))
-    return float((reduced.flops[flat.op] * weights).sum()) / len(reduced.program.rank_classes)
 
 
 def _dollars(subject: Subject, step_s: float, price: float | None) -> float | None:
