@@ -10,6 +10,7 @@ import pytest
 from forerun.common.units import PS_PER_S, PS_PER_US
 from forerun.core.cost.attention import AttentionRates, attention_s
 from forerun.core.cost.checkpoint import SavedState, load_s, save_cost
+from forerun.core.cost.convolution import convolution_s
 from forerun.core.cost.gemm import DGRAD, WGRAD, GemmRates, gemm_rates, gemm_s
 from forerun.core.cost.periodic import (
     CheckpointConstants,
@@ -22,7 +23,7 @@ from forerun.core.cost.periodic import (
 from forerun.core.cost.step_costs import Launching, rates_of, step_costs
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.kinds import Attention
+from forerun.core.program.kinds import Attention, Gemm
 from forerun.core.program.types import Collective, OpTable
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.storage import Storage
@@ -104,6 +105,70 @@ def test_odd_rows_and_quantising_cost_more() -> None:
     assert odd_s < float(gemm_s(65, N, K, odd)) < odd_s + 0.5 * (odd_s - 1e-3)
     assert even_s < odd_s
     assert product_s(replace(RATES, quant_passes=2.0)) == pytest.approx(product_s() + 2 * 3 * M * K / 1e9, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "role", "slower"),
+    [
+        (64, 129, 256, 0, True),
+        (64, 132, 256, 0, True),
+        (64, 128, 257, 0, True),
+        (65, 128, 256, 0, False),
+        (65, 128, 256, WGRAD, True),
+        (64, 128, 257, WGRAD, False),
+        (64, 136, 256, 0, False),
+    ],
+)
+def test_rows_that_do_not_start_at_16_bytes_are_slow(m: int, n: int, k: int, role: int, slower: bool) -> None:
+    """Rows of a forward product have n and k elements of 2 bytes, those of a weight gradient n and m."""
+    plain = float(gemm_s(m, n, k, RATES, role=role)) - 1e-3
+    found = float(gemm_s(m, n, k, replace(RATES, unaligned=0.5), role=role)) - 1e-3
+    assert found == pytest.approx(1.5 * plain if slower else plain)
+
+
+@pytest.mark.parametrize(("unaligned", "is_padded"), [(0.05, False), (0.099, False), (0.109, True), (0.2, True)])
+def test_compiled_products_are_padded_where_that_saves_more_than_a_tenth(unaligned: float, is_padded: bool) -> None:
+    rates = replace(RATES, unaligned=unaligned, bytes_per_s=1e15)
+    plain = float(gemm_s(64, 129, 256, replace(rates, unaligned=0.0))) - 1e-3
+    copies = 2 * (64 + 129) * 256 * 2 / 1e15
+    found = float(gemm_s(64, 129, 256, rates, pads=True)) - 1e-3
+    assert found == pytest.approx(plain + copies if is_padded else (1 + unaligned) * plain)
+    large = replace(rates, unaligned=0.2, bytes_per_s=1e9)  # the copies take longer than they save
+    assert gemm_s(64, 129, 256, large, pads=True) == gemm_s(64, 129, 256, large)
+
+
+# -- convolutions ------------------------------------------------------------------------------------------------------
+
+
+def test_a_convolution_reads_and_writes_once_what_it_is_said_to() -> None:
+    shape = Gemm(M, N, K, batch=3, operand_bytes=5000)
+    compute = 2 * (3 * RESULT + 100) * (K + 10) / 1e12
+    assert float(convolution_s(shape, RATES)) == pytest.approx(1e-3 + compute + (5000 + 3 * RESULT * 4) / 1e9)
+    known = replace(shape, result_bytes=4 * 1024)
+    depth = 3 * RESULT * K / 1024
+    compute = 2 * (1024 + 100) * (depth + 10) / 1e12
+    assert float(convolution_s(known, RATES)) == pytest.approx(1e-3 + compute + (5000 + 4096) / 1e9)
+    compute = 2 * (1024 + 100) * (depth + 10) / 0.5e12
+    assert float(convolution_s(replace(known, role=DGRAD), RATES)) == pytest.approx(1e-3 + compute + 9096 / 1e9)
+
+
+def test_a_deep_weight_gradient_is_split_and_its_parts_added() -> None:
+    """16 outputs of depth 64,000: sqrt(100 x 64,000 / (16 x 10)) = 200 parts."""
+    shape = Gemm(4, 4, 64_000, role=WGRAD, operand_bytes=7000)
+    compute = 2 * (16 * 200 + 100) * (64_000 / 200 + 10) / 0.25e12
+    memory = (7000 + 16 * 4 + 16 * 200 * 8) / 1e9
+    assert float(convolution_s(shape, RATES)) == pytest.approx(1e-3 + compute + memory)
+    shallow = Gemm(40, 40, 10, role=WGRAD, operand_bytes=7000)
+    compute = 2 * (1600 + 100) * (10 + 10) / 0.25e12
+    assert float(convolution_s(shallow, RATES)) == pytest.approx(1e-3 + compute + (7000 + 1600 * 4) / 1e9)
+
+
+def test_long_convolutions_run_at_a_lower_clock_and_stacks_may_be_faster() -> None:
+    shape, rates = Gemm(4096, 4096, 4096, operand_bytes=0), replace(RATES, slowdown=0.5, slowdown_tau_s=0.05)
+    ideal = 2 * 4096**3 / 1.5e12
+    compute = 2 * (4096**2 + 100) * (4096 + 10) / 1.5e12 * (1 + 0.5 * ideal / (ideal + 0.05))
+    assert float(convolution_s(shape, rates, 1.5)) == pytest.approx(1e-3 + compute + 4096**2 * 4 / 1e9)
+    assert convolution_s(shape, rates, 9.0) == convolution_s(shape, rates, 2.0)
 
 
 def test_elements_of_products_have_the_bytes_of_their_dtype_and_of_its_block_scales() -> None:

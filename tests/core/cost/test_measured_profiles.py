@@ -64,6 +64,13 @@ def test_curves_are_positive_and_grow_where_their_points_do(points, one, other):
     assert 0 <= small <= large * (1 + 1e-9)
 
 
+def test_a_last_segment_that_falls_or_is_flat_goes_on_with_the_bandwidth_of_its_end():
+    falling, flat = Curve((1e6, 1e9, 1.1e9), (1e-4, 5e-3, 4.4e-3)), Curve((1e6, 2e6), (1e-3, 1e-3))
+    assert falling.seconds(2.1e9) == (pytest.approx(4.4e-3 + 1e9 * 4e-12), False)
+    assert flat.seconds(4e6) == (pytest.approx(2e-3), False)
+    assert Curve((2e6, 4e6), (1e-3, 4e-3)).seconds(1e6) == (pytest.approx(5e-4), False)
+
+
 def test_noise_at_the_end_does_not_make_large_messages_free():
     noisy = Curve((1e6, 1e9, 1.1e9), (1e-4, 5e-3, 4.9e-3))
     times = [noisy.seconds(size)[0] for size in (1.1e9, 2e9, 4e9, 1e12)]
