@@ -174,3 +174,108 @@ def _differences(plans):
     """The fields in which plans differ, with their values."""
     columns = {each.name: [getattr(plan, each.name) for plan in plans] for each in fields(Plan)}
     return {name: values for name, values in columns.items() if len(set(values)) > 1}
+
+
+MIXED = "cp-tp-pp-dp_shard-dp_replicate"
+APART = "dp_shard-tp-cp-dp_replicate-pp"
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"dp_shard": 2, "zero_stage": 0}, {"dp_replicate": 2, "zero_stage": 0}),
+        ({"dp_shard": 2, "dp_replicate": 2, "zero_stage": 0}, {"dp_replicate": 4, "zero_stage": 0}),
+        ({"dp_shard": 2, "zero_stage": 0, "mesh_order": APART}, {"dp_replicate": 2, "zero_stage": 0}),
+        ({"dp_shard": 2, "dp_replicate": 2, "zero_stage": 0, "tp": 2, "mesh_order": APART}, None),
+        (
+            {"dp_shard": 2, "dp_replicate": 2, "zero_stage": 0, "pp": 2, "mesh_order": APART},
+            {"dp_replicate": 4, "zero_stage": 0, "pp": 2},
+        ),
+        ({"zero_stage": 1}, {"zero_stage": 0}),
+        ({"zero_stage": 1, "dp_shard": 2}, None),
+        ({"zero_stage": 1, "cp": 2}, None),
+        ({"zero_stage": 2, "stack": "deepspeed"}, {"zero_stage": 0}),
+        ({"zero_stage": 1, "dp_replicate": 2}, {"dp_replicate": 2, "zero_stage": 0}),
+        ({"mesh_order": MIXED}, {}),
+        ({"mesh_order": MIXED, "cp": 2}, {"cp": 2}),
+        ({"mesh_order": MIXED, "cp": 2, "tp": 2}, None),
+        ({"mesh_order": MIXED, "pp": 2, "dp_shard": 2}, None),
+        ({"mesh_order": MIXED, "dp_shard": 2, "dp_replicate": 2}, {"dp_shard": 2, "dp_replicate": 2}),
+        ({"dp_shard": 2, "reshard_after_forward": "always"}, {"dp_shard": 2}),
+        ({"dp_shard": 2, "reshard_after_forward": "never"}, None),
+        ({"dp_shard": 2, "pp": 2, "reshard_after_forward": "always"}, None),
+        ({"dp_shard": 2, "pp": 2, "reshard_after_forward": "never"}, {"dp_shard": 2, "pp": 2}),
+        ({"reshard_after_forward": "never"}, {}),
+        ({"dp_shard": 2, "prefetch": 2}, None),
+        ({"prefetch": 2}, {}),
+        ({"dp_shard": 2, "prefetch": 2, "stack": "simple-fsdp"}, {"dp_shard": 2}),
+        ({"dp_shard": 2, "shard_min_mib": 0.25}, None),
+        ({"shard_min_mib": 0.25}, {}),
+        ({"shard_min_mib": 0.25, "dp_shard": 2, "zero_stage": 1}, {"dp_shard": 2, "zero_stage": 1}),
+        ({"overlap_grad_reduce": False}, {}),
+        ({"overlap_grad_reduce": False, "dp_shard": 2}, {"dp_shard": 2}),
+        ({"overlap_grad_reduce": False, "dp_replicate": 2, "zero_stage": 0}, None),
+        ({"ddp_bucket_mib": 0.25, "dp_replicate": 2, "zero_stage": 0}, None),
+        ({"ddp_bucket_mib": 0.25, "dp_shard": 2}, {"dp_shard": 2}),
+        (
+            {"ddp_bucket_mib": 0.25, "dp_replicate": 2, "zero_stage": 0, "overlap_grad_reduce": False},
+            {"dp_replicate": 2, "zero_stage": 0, "overlap_grad_reduce": False},
+        ),
+        ({"reduce_dtype": "fp32"}, {}),
+        ({"reduce_dtype": "bf16"}, None),
+        ({"reduce_dtype": "bf16", "stack": "deepspeed"}, {}),
+        ({"sequence_parallel": False}, {}),
+        ({"sequence_parallel": False, "tp": 2}, None),
+        ({"loss_parallel": False}, {}),
+        ({"loss_parallel": False, "tp": 2}, None),
+        ({"cp_method": "ulysses"}, {}),
+        ({"cp_method": "ulysses", "cp": 2}, None),
+        ({"cp_load_balance": "none"}, {}),
+        ({"cp_load_balance": "none", "cp": 2}, None),
+        ({"cp_load_balance": "none", "cp": 2, "cp_method": "ulysses"}, {"cp": 2, "cp_method": "ulysses"}),
+        ({"expert_imbalance": 1.5}, {}),
+        ({"pp_schedule": "GPipe"}, {}),
+        ({"pp_schedule": "GPipe", "pp": 2}, {"pp": 2}),
+        ({"pp_schedule": "GPipe", "pp": 2, "n_microbatches": 2}, None),
+        ({"pp_schedule": "ZB1P", "pp": 2}, None),
+        ({"layers_per_stage": (4,)}, {}),
+        ({"layers_per_stage": (2, 2), "pp": 2}, None),
+        ({"balance_ends": True}, {}),
+        ({"balance_ends": True, "pp": 2}, None),
+        ({"balance_ends": True, "pp": 2, "layers_per_stage": (2, 2)}, {"pp": 2, "layers_per_stage": (2, 2)}),
+        ({"selective_policy": "mlp", "activation_checkpointing": "full"}, {"activation_checkpointing": "full"}),
+        ({"selective_policy": "mlp", "activation_checkpointing": "selective"}, None),
+        ({"checkpoint_every": 2}, {}),
+        ({"checkpoint_every": 2, "activation_checkpointing": "full"}, None),
+        ({"compile_loss": False}, {}),
+        ({"compile_loss": False, "compile": True}, None),
+        ({"graph_breaks": True}, {}),
+        ({"graph_breaks": True, "compile": True}, None),
+        ({"attention": "sdpa"}, {}),
+        ({"attention": "flash2"}, None),
+    ],
+)
+def test_what_makes_no_difference_is_named_alike_and_the_rest_stays(given, named):
+    """`named` are the fields of the canonical form that are not at their default, None where it is the plan."""
+    plan = Plan(512, **given)
+    expected = plan if named is None else Plan(512, stack=plan.stack, **named)
+    assert canonical(DENSE, plan) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"expert_imbalance": 1.5}, None),
+        ({"dp_shard": 2, "ep": 2, "zero_stage": 0}, None),
+        ({"dp_shard": 4, "ep": 2, "zero_stage": 0}, {"dp_replicate": 2, "dp_shard": 2, "ep": 2, "zero_stage": 0}),
+        ({"dp_shard": 4, "cp": 2, "ep": 2, "zero_stage": 0}, {"dp_replicate": 4, "cp": 2, "ep": 2, "zero_stage": 0}),
+    ],
+)
+def test_with_experts_what_makes_no_difference_is_named_alike(given, named):
+    plan = Plan(512, **given)
+    assert canonical(EXPERTS, plan) == (plan if named is None else Plan(512, **named))
+
+
+def test_a_capacity_that_holds_the_busiest_experts_tokens_hides_the_imbalance():
+    padded = replace(EXPERTS, moe=replace(EXPERTS.moe, capacity_factor=1.5))
+    assert [canonical(padded, Plan(512, expert_imbalance=more)).expert_imbalance for more in (1.5, 1.6)] == [1.0, 1.6]

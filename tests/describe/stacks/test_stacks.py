@@ -8,7 +8,8 @@ import pytest
 
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.describe.stacks.catalog import load_stack, stack_names
-from forerun.describe.stacks.stack import Stack
+from forerun.describe.stacks.search_space import SearchSpace
+from forerun.describe.stacks.stack import Stack, gradient_dtype
 
 RATES = ("gemm_rate", "memory_rate", "attention_rate", "network_rate")
 
@@ -64,3 +65,65 @@ def test_an_unknown_stack_is_an_error_that_lists_the_known(name: str) -> None:
         load_stack(name)
     assert isinstance(raised.value, ForerunError)
     assert "\n" not in str(raised.value)
+
+
+PLAIN = Stack(name="plain", description="a stack that states nothing", source="here")
+
+
+def test_a_stack_that_states_nothing_does_what_most_frameworks_do() -> None:
+    """Files rely on these: they say only what is otherwise."""
+    flags = {field.name for field in dataclasses.fields(Stack) if isinstance(getattr(PLAIN, field.name), bool)}
+    assert {name for name in flags if getattr(PLAIN, name)} == {
+        *("sequence_parallel", "loss_in_fp32", "compiles_loss", "save_gathered_input", "lazy_kernels", "clip_grad"),
+        *("fsdp_reduce_every_microbatch", "grad_reduce_overlap", "channels_last", "cp_overlap", "recompute_early_stop"),
+    }
+
+
+def test_a_stack_that_states_no_numbers_has_an_eager_host_and_the_devices_rates() -> None:
+    numbers = {
+        field.name: getattr(PLAIN, field.name)
+        for field in dataclasses.fields(Stack)
+        if type(getattr(PLAIN, field.name)) in (int, float) and getattr(PLAIN, field.name)
+    }
+    assert numbers == {
+        "padded_vocab_multiple": 1,
+        "issue_us": 6.0,
+        "compiled_issue_us": 2.5,
+        "kernel_gap_us": 1.0,
+        "step_us": 3000.0,
+        "bucket_mib": 25.0,
+        "overlap_slowdown": 0.15,
+        "gemm_rate": 1.0,
+        "memory_rate": 1.0,
+        "attention_rate": 1.0,
+        "attention_backward_rate": 1.0,
+        "network_rate": 1.0,
+    }
+
+
+def test_the_allocator_of_several_nodes_replaces_that_of_one() -> None:
+    both = dataclasses.replace(PLAIN, allocator="one", allocator_across_nodes="several")
+    assert [both.across(nodes).allocator for nodes in (1, 2, 8)] == ["one", "several", "several"]
+    assert dataclasses.replace(PLAIN, allocator="one").across(2).allocator == "one"
+    assert dataclasses.replace(both, allocator_across_nodes="").across(2).allocator == ""
+
+
+def test_a_space_that_states_least_has_one_schedule_and_no_offload() -> None:
+    space = SearchSpace("here", ("tp",), (3,))
+    assert space.schedules == space.all_schedules == (("1F1B", 1),)
+    assert (space.reshard, space.more_schedules, space.offload) == (("default",), (), ("none",))
+    assert space.sequence_parallel is True
+    with pytest.raises(ForerunError, match="stack plain has no section search"):
+        PLAIN.search_space()
+    assert dataclasses.replace(PLAIN, search=space).search_space() is space
+
+
+@pytest.mark.parametrize(
+    ("named", "wide", "dtype"),
+    [
+        *[("fp32", "bf16", "fp32"), ("bf16", "fp32", "bf16"), ("param", "fp16", "fp16"), ("param", "bf16", "bf16")],
+        *[("fp32-unless-fp16", "fp16", "fp16"), ("fp32-unless-fp16", "bf16", "fp32")],
+    ],
+)
+def test_gradients_are_in_the_dtype_of_their_name(named: str, wide: str, dtype: str) -> None:
+    assert gradient_dtype(named, wide) == dtype
