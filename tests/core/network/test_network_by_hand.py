@@ -10,10 +10,12 @@ import pytest
 
 from forerun.core.cost.profile import load_profile
 from forerun.core.network import group_traffic
+from forerun.core.network.alpha_beta import AlphaBeta, ring_line, steps_of, tree_line
 from forerun.core.network.constants import Crowding, HostPath, fabrics
 from forerun.core.network.gradient_compression import TopK
 from forerun.core.network.group_traffic import Layout
 from forerun.core.network.lines import Lines
+from forerun.core.network.link_load import fabric_of
 from forerun.core.network.link_use import link_busy_s
 from forerun.core.network.nccl import collective_lines, collective_s, hop_count, slower
 from forerun.core.network.on_topology import OnTopology, load_network
@@ -271,3 +273,33 @@ def test_sums_add_the_time_of_passes_over_memory_to_that_of_messages() -> None:
 def test_one_rank_is_free_and_a_hundredth_of_the_gradients_is_the_usual_share() -> None:
     assert collective_s(REDUCE, 1e9, group(1, 1), H100) == 0
     assert TopK(4).density == 0.01
+
+
+# -- textbook costs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("near_gb_s", "far_gb_s"), [(60, 25), (60, 35), (25, 60)])
+def test_steps_take_the_fullest_link_at_its_share_of_the_rate(near_gb_s: float, far_gb_s: float) -> None:
+    """Two nodes of two GPUs, rings both ways round: each GPU sends a quarter of the buffer to either neighbour, and
+    what goes to the other node crosses its own node first."""
+    fabric = fabric_of(load_network(f"switch:2@{near_gb_s}/100,switch:2@{far_gb_s}/700"))
+    flows = list(group_traffic.ring(Layout.of(CommGroup.on_mesh("dp", 4, 1, 2), 4), 0.5))
+    plain = steps_of(flows, fabric, 2, AlphaBeta())
+    assert plain.s_per_byte == pytest.approx(max(0.5 / near_gb_s, 0.25 / far_gb_s) / 1e9)
+    assert (plain.near_s, plain.far_s) == pytest.approx((200e-9, 1600e-9))
+    slow = steps_of(flows, fabric, 2, AlphaBeta(efficiency=0.5, hop_latency_us=3.0))
+    assert slow.s_per_byte == pytest.approx(2 * plain.s_per_byte)
+    assert (slow.near_s, slow.far_s) == pytest.approx((3e-6, 3e-6))
+
+
+def test_a_textbook_ring_crosses_each_node_once_and_a_tree_climbs_and_comes_back() -> None:
+    """Four nodes of four GPUs: 15 steps, four of them to the next node; a tree of four nodes over a chain of four."""
+    fabric = fabric_of(load_network("switch:4@400/100,switch:4@50/700"))
+    whole, node = (Layout.of(CommGroup.on_mesh("dp", size, 1, 4), 16) for size in (16, 4))
+    at_once = AlphaBeta(hop_latency_us=1.0)
+    assert ring_line(whole, 0.5, fabric, 4, at_once)[0] == pytest.approx(15e-6)
+    assert ring_line(whole, 0.5, fabric, 4, AlphaBeta())[0] == pytest.approx(4 * 1400e-9 + 11 * 200e-9)
+    assert ring_line(node, 0.5, fabric, 4, AlphaBeta())[0] == pytest.approx(3 * 200e-9)
+    assert tree_line(whole, fabric, 4, at_once)[0] == pytest.approx(2 * (3 + 2) * 1e-6)
+    assert tree_line(whole, fabric, 4, AlphaBeta())[0] == pytest.approx(2 * (3 * 200e-9 + 2 * 1400e-9))
+    assert tree_line(node, fabric, 4, at_once)[0] == pytest.approx(2 * 2 * 1e-6)
