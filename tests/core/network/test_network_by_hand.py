@@ -20,7 +20,14 @@ from forerun.core.network.link_use import link_busy_s
 from forerun.core.network.nccl import collective_lines, collective_s, hop_count, slower
 from forerun.core.network.on_topology import OnTopology, load_network
 from forerun.core.network.patterns import Wires
-from forerun.core.network.patterns_messages import MessagePattern, Round
+from forerun.core.network.patterns_messages import (
+    MessagePattern,
+    ParameterServer,
+    Round,
+    _lines_between_nodes,
+    _lines_in_node,
+    _Timed,
+)
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import Collective
 from forerun.describe.cluster.catalog import load_cluster
@@ -268,6 +275,39 @@ def test_sums_add_the_time_of_passes_over_memory_to_that_of_messages() -> None:
     times = [Once().seconds(np.array([1e8]), group(4, 1), wires)[0] for wires in (Wires(single, 4), with_memory)]
     assert times[1] - times[0] == pytest.approx(5e-6 + 3e8 / 1e12)
     assert times[0] > 2 * 1e8 / 2 * FAR_S
+
+
+def test_rounds_in_a_node_step_as_an_all_reduce_does_at_the_rates_of_an_exchange() -> None:
+    """Three rounds over routes that are 2 us longer than the link; then one over a shorter route."""
+    assert MEASURED is not None
+    op, reduce, wires = MEASURED.all_to_all, MEASURED.all_reduce, Wires(H100, 8, measured=MEASURED)
+    lines = _lines_in_node(
+        [_Timed(3, 0.0, NEAR.latency_s + 2e-6, 0.0), _Timed(1, 0.0, 0.0, 0.0)], 1e-3, group(8, 8), wires
+    )
+    first, second, third = op.a_us, op.a_us + op.d2, op.a_us + op.d2 + op.d3
+    hop, last = reduce.h_us / 2, (reduce.h_us + reduce.h3) / 2
+    expected = (first + 4 * hop + 6, second + 4 * hop + 6, third + 4 * last + 6)
+    assert [time_s / US for time_s in lines.latency_s] == pytest.approx(expected)
+    assert lines.s_per_byte == pytest.approx((1e-3 * op.bw3 / op.bw1, 1e-3 * op.bw3 / op.bw2, 1e-3))
+
+
+def test_rounds_between_nodes_have_a_hop_of_the_network_or_of_the_node_each() -> None:
+    rounds = [_Timed(3, 0.0, NEAR.latency_s + 2e-6, 0.0), _Timed(2, 0.0, 0.0, 5e-6)]
+    lines = _lines_between_nodes(rounds, 1e-3, group(16, 8), Wires(H100, 16))
+    far_us = 5 - fabrics().reference_latency_us
+    expected = [p.base_us + 3 * (p.node_hop_us + 2) + 2 * (p.net_hop_us + far_us) for p in fabrics().ring]
+    assert [time_s / US for time_s in lines.latency_s] == pytest.approx(expected)
+    assert lines.s_per_byte == pytest.approx([1e-3 / p.rate for p in fabrics().ring])
+
+
+def test_servers_are_spread_over_the_nodes_first_and_a_single_one_is_rank_0() -> None:
+    assert ParameterServer(1).places(group(16, 8)) == [0]
+    assert ParameterServer(3).places(group(16, 8)) == [0, 8, 1]
+    assert ParameterServer(99).places(group(4, 2)) == [0, 2, 1, 3]
+    (push,) = ParameterServer(2).rounds(group(4, 2), 100.0)
+    assert push.times == 2
+    assert sorted(push.messages) == [(0, 2, 50.0), (1, 0, 50.0), (1, 2, 50.0), (2, 0, 50.0), (3, 0, 50.0), (3, 2, 50.0)]
+    assert ParameterServer(2).local_bytes(group(4, 2), 100.0) == 250.0
 
 
 def test_one_rank_is_free_and_a_hundredth_of_the_gradients_is_the_usual_share() -> None:
