@@ -8,8 +8,8 @@ from typing import Any
 
 from forerun.answers.analysis import predict as _predict
 from forerun.answers.analysis.around_step import around_plan
+from forerun.answers.analysis.predict_program import STACK, read_program
 from forerun.answers.analysis.predict_program import predict_program as _predict_program
-from forerun.answers.analysis.predict_program import read_program
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.setup import Setup
@@ -133,6 +133,7 @@ def predict_program(
     network: Network | str | Path | None = None,
     measured: Measured | None = None,
     tokens_per_step: int | None = None,
+    stack: str = STACK,
     whole_timeline: bool = False,
     loop: TrainingLoop | None = None,
     storage: Storage | None = None,
@@ -150,6 +151,7 @@ def predict_program(
         network=network_of(where, network),
         measured=measured,
         tokens_per_step=tokens_per_step,
+        stack=stack,
         whole_timeline=whole_timeline,
         loop=loop,
         storage=storage,

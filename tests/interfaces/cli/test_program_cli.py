@@ -46,6 +46,24 @@ def record_of(done):
 # -- predict -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_stack_gives_a_program_its_rates(forerun, programs):
+    usual = record_of(forerun("predict", *ASK, "--json"))
+    same = record_of(forerun("predict", *ASK, "--stack", "pytorch", "--json"))
+    faster = record_of(forerun("predict", *ASK, "--stack", "simple-fsdp", "--json"))
+    assert same == usual
+    assert faster["step_time_s"] < usual["step_time_s"]
+    assert faster["peak_allocated_gib"] == usual["peak_allocated_gib"]
+    shown = forerun("simulate", *ASK, "--stack", "simple-fsdp")
+    assert shown.returncode == 0
+
+
+def test_an_unknown_stack_is_named(forerun, programs):
+    done = forerun("predict", *ASK, "--stack", "pytoch")
+    assert done.returncode == 2
+    assert "pytoch" in done.stderr
+    assert "pytorch" in done.stderr
+
+
 def test_predict_reads_a_program(forerun, programs):
     record = record_of(forerun("predict", *ASK, "--json"))
     assert record["model"] == "fsdp"

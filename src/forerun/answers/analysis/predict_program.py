@@ -42,6 +42,7 @@ def predict_program(
     network: Network | None = None,
     measured: Measured | None = None,
     tokens_per_step: int | None = None,
+    stack: str = STACK,
     whole_timeline: bool = False,
     loop: TrainingLoop | None = None,
     storage: Storage | None = None,
@@ -54,6 +55,8 @@ def predict_program(
         measured: the user's own times of kernels and collectives, which replace the shipped ones.
         tokens_per_step: tokens of a step over all GPUs; unless given, those that the program states. Tokens/s are not
             known where neither does.
+        stack: the stack whose host times, rates of kernels and collectives, and allocator settings apply. What runs
+            comes from the program alone.
         whole_timeline: keep every node in the Timeline; else a run of closed blocks may be a single node.
         loop: the periodic work of the training loop; unless given, what the program states.
         storage: the storage that checkpoints go to.
@@ -72,7 +75,7 @@ def predict_program(
     subject = Subject(
         name=origin.name or "program",
         n_gpus=origin.world_size,
-        stack=load_stack(STACK),
+        stack=load_stack(stack),
         launching=Launching(compiled_ops=origin.compiled_ops),
         precision=_precision(placed.ops, op_counts(placed).max(axis=0, initial=0)),
         tokens_per_step=tokens_per_step or origin.tokens_per_step,

@@ -127,11 +127,12 @@ def predict(
     where = under.cluster(cluster)
     gains: Callable[[], tuple[WhatIf, ...]]
     if program is not None:
+        rates_of = str(fields.pop("stack", ""))
         of_plan = {**fields, "plan_file": plan_file, "seq_len": subject.seq_len, "global_batch": subject.global_batch}
         of_plan |= {"launch": launch.launch, "anchor": anchor}
         refuse({name: True for name, value in of_plan.items() if value is not None}, _HAS_ITS_PLAN)
         whole = shown.needs_whole_timeline
-        simulation = simulate_file(program, cluster, subject.gpus, under, loop, whole_timeline=whole)
+        simulation = simulate_file(program, cluster, subject.gpus, under, loop, whole_timeline=whole, stack=rates_of)
         gains = partial(_gains_of_program, program, where, simulation, under)
     else:
         refuse({"tokens_per_step": under.tokens_per_step}, "only with --program; leave it out")

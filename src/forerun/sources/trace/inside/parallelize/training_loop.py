@@ -245,7 +245,7 @@ def attention_of(plan: Plan) -> Any:
             f"plan: attention {plan.attention} can only be chosen in the model's code; a trace can set auto,"
             f" {', '.join(backends)}"
         )
-    return sdpa_kernel(SDPBackend[backend])
+    return sdpa_kernel(SDPBackend.__members__[backend])
 
 
 def offloaded_activations(plan: Plan) -> Any:
