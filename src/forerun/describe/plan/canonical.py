@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from forerun.describe.model.spec import ModelSpec
-from forerun.describe.plan.columns import Column, Plans, no, values_of
+from forerun.describe.plan.columns import Column, Plans, having, no, ranks_between, values_of
 from forerun.describe.plan.plan import DEFAULT_ORDER, MESH_AXES, Plan
 from forerun.describe.plan.rules import gathers_parameters, wide_dtype
 from forerun.describe.stacks.catalog import load_stack
@@ -48,21 +49,18 @@ def _usual(field: str, value: Any, where: Callable[[ModelSpec, Plans], Column]) 
 
 
 def _as_stack(field: str, where: Callable[[ModelSpec, Plans], Column]) -> Naming:
-    """Sets `field` to the value of the plan's stack where it makes no difference."""
-    return Naming((field,), where, lambda plan: (getattr(_first_stack(plan), field),))
+    """Sets `field` to the value of the plan's stack where it makes no difference; plans of a table have the same."""
 
+    def values(plan: Plans) -> tuple[Column, ...]:
+        stack = next(name for name, _ in values_of(plan.stack))
+        return (getattr(load_stack(stack), field),)
 
-def _first_stack(plan: Plans) -> Stack:
-    """Returns the stack of a plan, or of a table, whose plans all have the same one."""
-    return load_stack(next(name for name, _ in values_of(plan.stack)))
+    return Naming((field,), where, values)
 
 
 def _in_stack(plan: Plans, holds: Callable[[Stack], Column]) -> Column:
     """Says in which plans the software stack has the property `holds`."""
-    found: Column = False
-    for name, here in values_of(plan.stack):
-        found |= here & holds(load_stack(name))
-    return found
+    return having(plan.stack, lambda name: holds(load_stack(name)))
 
 
 def _alone(model: ModelSpec, plan: Plans) -> Column:
@@ -88,20 +86,12 @@ def _replicated(model: ModelSpec, plan: Plans) -> Column:
 
     Expert groups are cut out of dp_shard x cp, so with expert parallelism the axes must be in the usual order.
     """
-    found: Column = False
-    for order, here in values_of(plan.mesh_order):
-        axes = order.split("-")
-        near, far = sorted((axes.index("dp_shard"), axes.index("dp_replicate")))
-        between: Column = 1
-        for axis in axes[near + 1 : far]:
-            between = between * getattr(plan, axis)
-        found |= here & (between == 1) & ((plan.ep == 1) | (order == DEFAULT_ORDER))
-    return found & (plan.zero_stage == 0) & (plan.dp_shard > _least_shard(plan))
 
+    def beside(order: str) -> Column:
+        between = ranks_between(plan, order, "dp_shard", "dp_replicate")
+        return (between == 1) & ((plan.ep == 1) | (order == DEFAULT_ORDER))
 
-def _as_replicas(plan: Plans) -> tuple[Column, ...]:
-    least = _least_shard(plan)
-    return least, plan.dp // least
+    return having(plan.mesh_order, beside) & (plan.zero_stage == 0) & (plan.dp_shard > _least_shard(plan))
 
 
 def _unsharded(model: ModelSpec, plan: Plans) -> Column:
@@ -116,16 +106,15 @@ def _unsharded(model: ModelSpec, plan: Plans) -> Column:
 
 def _usual_order(model: ModelSpec, plan: Plans) -> Column:
     """Says in which plans the axes of more than one rank are in the usual order."""
-    found: Column = False
-    for order, here in values_of(plan.mesh_order):
-        axes = order.split("-")
+
+    def usual(order: str) -> Column:
         turned: Column = False
-        for number, axis in enumerate(MESH_AXES):
-            for later in MESH_AXES[number + 1 :]:
-                if axes.index(later) < axes.index(axis):
-                    turned |= (getattr(plan, axis) > 1) & (getattr(plan, later) > 1)
-        found |= here & no(turned)
-    return found
+        for axis, later in combinations(MESH_AXES, 2):
+            if order.split("-").index(later) < order.split("-").index(axis):
+                turned |= (getattr(plan, axis) > 1) & (getattr(plan, later) > 1)
+        return no(turned)
+
+    return having(plan.mesh_order, usual)
 
 
 # -- data parallelism ----------------------------------------------------------------------------------------
@@ -136,14 +125,6 @@ def _as_by_default(model: ModelSpec, plan: Plans) -> Column:
     freed = (plan.reshard_after_forward == "always") & (plan.pp == 1)
     kept = (plan.reshard_after_forward == "never") & (plan.pp > 1)
     return freed | kept | no(_gathers(plan))
-
-
-def _no_prefetch(model: ModelSpec, plan: Plans) -> Column:
-    return no(_gathers(plan)) | _in_stack(plan, lambda stack: stack.fsdp == "simple")
-
-
-def _whole_parameters(model: ModelSpec, plan: Plans) -> Column:
-    return no(plan.shards_parameters)
 
 
 def _no_overlap(model: ModelSpec, plan: Plans) -> Column:
@@ -158,25 +139,14 @@ def _no_bucket(model: ModelSpec, plan: Plans) -> Column:
 
 def _own_reduce_dtype(model: ModelSpec, plan: Plans) -> Column:
     """Says in which plans the dtype of gradient reductions is the stack's default."""
-    found: Column = False
-    for wide, here in values_of(wide_dtype(plan)):
 
-        def own(stack: Stack, wide: str = wide) -> Column:
-            return plan.reduce_dtype == gradient_dtype(stack.reduce_dtype, wide)
+    def own(wide: str) -> Column:
+        return _in_stack(plan, lambda stack: plan.reduce_dtype == gradient_dtype(stack.reduce_dtype, wide))
 
-        found |= here & _in_stack(plan, own)
-    return found
+    return having(wide_dtype(plan), own)
 
 
 # -- tensor, context and expert parallelism ------------------------------------------------------------------
-
-
-def _no_tensor_parallelism(model: ModelSpec, plan: Plans) -> Column:
-    return plan.tp == 1
-
-
-def _no_context_parallelism(model: ModelSpec, plan: Plans) -> Column:
-    return plan.cp == 1
 
 
 def _balanced_ranks(model: ModelSpec, plan: Plans) -> Column:
@@ -189,10 +159,7 @@ def _balanced_experts(model: ModelSpec, plan: Plans) -> Column:
     if model.moe is None:
         return True
     capacity = model.moe.capacity_factor or 1.0
-    found: Column = False
-    for imbalance, here in values_of(plan.expert_imbalance):
-        found |= here & (imbalance <= capacity)
-    return found
+    return having(plan.expert_imbalance, lambda imbalance: imbalance <= capacity)
 
 
 # -- pipelines -----------------------------------------------------------------------------------------------
@@ -203,40 +170,9 @@ def _no_schedule(model: ModelSpec, plan: Plans) -> Column:
     return (plan.pp == 1) | ((plan.pp_schedule == "GPipe") & (plan.n_microbatches == 1))
 
 
-def _one_stage(model: ModelSpec, plan: Plans) -> Column:
-    return plan.n_stages == 1
-
-
-def _ends_are_given(model: ModelSpec, plan: Plans) -> Column:
-    return (plan.n_stages == 1) | (plan.layers_per_stage != None)  # noqa: E711  a column answers for each plan
-
-
-# -- activations, kernels, compilation -----------------------------------------------------------------------
-
-
-def _not_selective(model: ModelSpec, plan: Plans) -> Column:
-    return plan.activation_checkpointing != "selective"
-
-
-def _not_checkpointed(model: ModelSpec, plan: Plans) -> Column:
-    return plan.activation_checkpointing == "none"
-
-
-def _loss_as_it_is(model: ModelSpec, plan: Plans) -> Column:
-    return no(plan.compile) | _in_stack(plan, lambda stack: not stack.compiles_loss)
-
-
-def _not_compiled(model: ModelSpec, plan: Plans) -> Column:
-    return no(plan.compile)
-
-
-def _own_attention(model: ModelSpec, plan: Plans) -> Column:
-    return _in_stack(plan, lambda stack: plan.attention == stack.attention)
-
-
 MESH_NAMINGS = (
     _usual("mesh_order", DEFAULT_ORDER, _usual_order),
-    Naming(("dp_shard", "dp_replicate"), _replicated, _as_replicas),
+    Naming(("dp_shard", "dp_replicate"), _replicated, lambda plan: (_least_shard(plan), plan.dp // _least_shard(plan))),
     _usual("zero_stage", 0, _unsharded),
     _usual("mesh_order", DEFAULT_ORDER, _usual_order),
 )
@@ -244,23 +180,29 @@ MESH_NAMINGS = (
 NAMINGS = (
     *MESH_NAMINGS,
     _usual("reshard_after_forward", "default", _as_by_default),
-    _usual("prefetch", 1, _no_prefetch),
-    _usual("shard_min_mib", 0.0, _whole_parameters),
+    _usual(
+        "prefetch", 1, lambda model, plan: no(_gathers(plan)) | _in_stack(plan, lambda stack: stack.fsdp == "simple")
+    ),
+    _usual("shard_min_mib", 0.0, lambda model, plan: no(plan.shards_parameters)),
     _usual("overlap_grad_reduce", True, _no_overlap),
     _usual("ddp_bucket_mib", 0.0, _no_bucket),
     _usual("reduce_dtype", "auto", _own_reduce_dtype),
-    _as_stack("sequence_parallel", _no_tensor_parallelism),
-    _usual("loss_parallel", True, _no_tensor_parallelism),
-    _as_stack("cp_method", _no_context_parallelism),
+    _as_stack("sequence_parallel", lambda model, plan: plan.tp == 1),
+    _usual("loss_parallel", True, lambda model, plan: plan.tp == 1),
+    _as_stack("cp_method", lambda model, plan: plan.cp == 1),
     _usual("cp_load_balance", "head_tail", _balanced_ranks),
     _usual("expert_imbalance", 1.0, _balanced_experts),
     _usual("pp_schedule", "1F1B", _no_schedule),
-    _usual("layers_per_stage", None, _one_stage),
-    _usual("balance_ends", False, _ends_are_given),
-    _as_stack("selective_policy", _not_selective),
-    _usual("checkpoint_every", 1, _not_checkpointed),
-    _usual("compile_loss", True, _loss_as_it_is),
-    _usual("graph_breaks", False, _not_compiled),
-    _usual("attention", "auto", _own_attention),
+    _usual("layers_per_stage", None, lambda model, plan: plan.n_stages == 1),
+    _usual("balance_ends", False, lambda model, plan: (plan.n_stages == 1) | (plan.layers_per_stage != None)),  # noqa: E711  a column
+    _as_stack("selective_policy", lambda model, plan: plan.activation_checkpointing != "selective"),
+    _usual("checkpoint_every", 1, lambda model, plan: plan.activation_checkpointing == "none"),
+    _usual(
+        "compile_loss",
+        True,
+        lambda model, plan: no(plan.compile) | _in_stack(plan, lambda stack: not stack.compiles_loss),
+    ),
+    _usual("graph_breaks", False, lambda model, plan: no(plan.compile)),
+    _usual("attention", "auto", lambda model, plan: _in_stack(plan, lambda stack: plan.attention == stack.attention)),
 )
 """all namings, in the order in which they are applied: a later one sees what an earlier one has changed"""

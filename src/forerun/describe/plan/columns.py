@@ -7,6 +7,7 @@ on the columns of a table. Rules that look a value up use `mapped`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,24 @@ def values_of(column: Column) -> Iterator[tuple[Any, Column]]:
         yield column, True
 
 
+def having(column: Column, holds: Callable[[Any], Column]) -> Column:
+    """Says in which plans the value of `column` has the property `holds`."""
+    found: Column = False
+    for value, here in values_of(column):
+        found |= here & holds(value)
+    return found
+
+
 def no(flag: Column) -> Column:
     """Negates a truth value, or each of an array (n,)."""
     return flag ^ True
+
+
+def ranks_between(plan: Plans, order: str, one: str, other: str) -> Column:
+    """Returns the product of the degrees of the axes that lie between two axes in a mesh `order`."""
+    axes = order.split("-")
+    near, far = sorted((axes.index(one), axes.index(other)))
+    return prod(getattr(plan, axis) for axis in axes[near + 1 : far])
 
 
 def where(flag: Column, yes: Column, otherwise: Column) -> Column:

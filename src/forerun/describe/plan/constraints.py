@@ -19,7 +19,7 @@ from forerun.describe.kernels.attention import AttentionKernel, attention_choice
 from forerun.describe.model.layer_types import SelfAttention
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
-from forerun.describe.plan.columns import Column, Plans, no, values_of
+from forerun.describe.plan.columns import Column, Plans, having, no, ranks_between
 from forerun.describe.plan.fields import FIELD_TYPES, choices
 from forerun.describe.plan.plan import FP8_PRECISIONS, V_SCHEDULES, Plan
 from forerun.describe.stacks.catalog import load_stack
@@ -101,12 +101,9 @@ def _too_many_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
 
 
 def _precision(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
-    broken: Column = False
-    for precision, here in values_of(plan.precision):
-        lacking = _lacks(precision, cluster) is not None
-        scaled = plan.fp8_all_gather | (plan.fp8_recipe != "none")
-        broken |= here & (lacking | (scaled & (precision not in FP8_PRECISIONS)))
-    return broken
+    scaled = plan.fp8_all_gather | (plan.fp8_recipe != "none")
+    unscaled = having(plan.precision, lambda precision: precision not in FP8_PRECISIONS)
+    return having(plan.precision, lambda precision: _lacks(precision, cluster) is not None) | (scaled & unscaled)
 
 
 def _precision_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
@@ -116,10 +113,8 @@ def _precision_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
 
 
 def _autocast(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
-    other: Column = plan.master_dtype != "fp32"
-    for precision, here in values_of(plan.precision):
-        other |= here & (precision not in ("bf16", "fp16"))
-    return plan.autocast & other
+    cast_to_other = having(plan.precision, lambda precision: precision not in ("bf16", "fp16"))
+    return plan.autocast & ((plan.master_dtype != "fp32") | cast_to_other)
 
 
 def _autocast_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
@@ -230,11 +225,11 @@ def _unfused(plan: Plans) -> Column:
 
 def _kernels_that(plan: Plans, trait: Callable[[AttentionKernel], bool]) -> Column:
     """Says in which plans the attention kernel has a trait."""
-    found: Column = False
-    for stack, stacked in values_of(plan.stack):
-        for attention, here in values_of(plan.attention):
-            found |= stacked & here & trait(attention_kernel(_kernel(stack, attention)))
-    return found
+
+    def of_stack(stack: str) -> Column:
+        return having(plan.attention, lambda attention: trait(attention_kernel(_kernel(stack, attention))))
+
+    return having(plan.stack, of_stack)
 
 
 def _foreign_kernel(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
@@ -266,16 +261,13 @@ def _experts(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
 
 def _uncut(plan: Plans) -> Column:
     """Says in which plans dp_shard and cp, with axes between them, can't be cut into equal groups of `ep` ranks."""
-    broken: Column = False
-    for order, here in values_of(plan.mesh_order):
-        axes = order.split("-")
-        near, far = sorted(("cp", "dp_shard"), key=axes.index)
-        between: Column = 1
-        for axis in axes[axes.index(near) + 1 : axes.index(far)]:
-            between = between * getattr(plan, axis)
-        degree = getattr(plan, near)
-        broken |= here & (between > 1) & (degree % plan.ep != 0) & (plan.ep % degree != 0)
-    return broken
+
+    def uncut(order: str) -> Column:
+        degree = getattr(plan, min("cp", "dp_shard", key=order.split("-").index))
+        apart = ranks_between(plan, order, "cp", "dp_shard") > 1
+        return apart & (degree % plan.ep != 0) & (plan.ep % degree != 0)
+
+    return having(plan.mesh_order, uncut)
 
 
 def _experts_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
@@ -292,14 +284,12 @@ def _experts_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 
 def _stages(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    broken: Column = False
-    for layers, here in values_of(plan.layers_per_stage):
+    def broken(layers: tuple[int, ...] | None) -> Column:
         if layers is None:
-            fewer = model.n_layers + 2 * (plan.balance_ends & (plan.n_stages > 1)) < plan.n_stages
-        else:
-            fewer = (plan.n_stages != len(layers)) | (_uneven(model, layers) is not None)
-        broken |= here & fewer
-    return broken
+            return model.n_layers + 2 * (plan.balance_ends & (plan.n_stages > 1)) < plan.n_stages
+        return (plan.n_stages != len(layers)) | (_uneven(model, layers) is not None)
+
+    return having(plan.layers_per_stage, broken)
 
 
 def _uneven(model: ModelSpec, layers: tuple[int, ...]) -> str | None:
@@ -322,18 +312,14 @@ def _stages_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 
 def _schedule(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    broken: Column = False
-    for schedule, here in values_of(plan.pp_schedule):
+    def wrong(schedule: str) -> Column:
         if schedule in V_SCHEDULES:
-            wrong = plan.virtual_stages != 2
-        elif schedule == "Interleaved1F1B":
-            wrong = (plan.virtual_stages < 2) | (plan.n_microbatches % plan.pp != 0)
-        else:
-            wrong = plan.virtual_stages > 1
-        if schedule == "DualPipeV":
-            wrong = wrong | (plan.n_microbatches < 2 * plan.pp)
-        broken |= here & wrong
-    return ((plan.pp == 1) & (plan.virtual_stages > 1)) | ((plan.pp > 1) & broken)
+            return (plan.virtual_stages != 2) | ((schedule == "DualPipeV") & (plan.n_microbatches < 2 * plan.pp))
+        if schedule == "Interleaved1F1B":
+            return (plan.virtual_stages < 2) | (plan.n_microbatches % plan.pp != 0)
+        return plan.virtual_stages > 1
+
+    return ((plan.pp == 1) & (plan.virtual_stages > 1)) | ((plan.pp > 1) & having(plan.pp_schedule, wrong))
 
 
 def _schedule_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
@@ -364,10 +350,9 @@ def _offload_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
 
 def _layers_only(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
     staged = (plan.virtual_stages > 1) | (plan.layers_per_stage != None)  # noqa: E711  a column answers for each plan
-    broken = (plan.tp > 1) | (plan.cp > 1) | (plan.pp > 1) | (plan.ep > 1) | staged | (plan.seq_len != 1)
-    for precision, here in values_of(plan.precision):
-        broken |= here & (precision in FP8_PRECISIONS)
-    return broken
+    split = (plan.tp > 1) | (plan.cp > 1) | (plan.pp > 1) | (plan.ep > 1)
+    scaled = having(plan.precision, lambda precision: precision in FP8_PRECISIONS)
+    return split | staged | (plan.seq_len != 1) | scaled
 
 
 def _layers_only_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
