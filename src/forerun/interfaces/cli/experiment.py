@@ -176,10 +176,8 @@ def _finish(context: typer.Context, result: Result, print_text: Callable[[], Non
 @experiment.command("presets")
 def presets_command() -> None:
     """List the experiments that come with Forerun."""
-    table = make_table(("experiment", "left"), ("model", "left"), ("GPUs", "left"), ("", "left"))
-    for row in preset_table():
-        table.add_row(row.name, row.model, row.gpus, row.description)
-    console().print(table)
+    rows = ((row.name, row.model, row.gpus, row.description) for row in preset_table())
+    console().print(make_table("llll", ("experiment", "model", "GPUs", ""), rows))
 
 
 _DEFAULT_WIDTH, _LEAST_MEANING_WIDTH = 14, 20
@@ -189,13 +187,12 @@ _DEFAULT_WIDTH, _LEAST_MEANING_WIDTH = 14, 20
 @experiment.command("keys")
 def keys_command() -> None:
     """List the keys of an experiment file, with their units."""
-    table, rows = make_table(("key", "left"), ("meaning", "left"), ("default", "left")), key_table()
+    rows = key_table()
+    table = make_table("lll", ("key", "meaning", "default"), ((row.path, row.meaning, row.default) for row in rows))
     key, meaning, default = table.columns
     key.width, default.width = max(len(row.path) for row in rows), _DEFAULT_WIDTH
     meaning.width = max(_LEAST_MEANING_WIDTH, console().width - key.width - default.width - len(table.columns))
     meaning.overflow = default.overflow = "fold"
-    for row in rows:
-        table.add_row(row.path, row.meaning, row.default)
     console().print(table)
 
 

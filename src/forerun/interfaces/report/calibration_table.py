@@ -7,30 +7,35 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from forerun.describe.cluster.catalog import device_names
 from forerun.evidence.measure.calibrate import Calibration, Change
-from forerun.interfaces.report.console import make_table
-
-_FIGURES = ("rows", "before", "after", "left out")
+from forerun.interfaces.report.console import print_table, print_title
 
 
 def print_calibration(out: Console, found: Calibration, written: Path | None) -> None:
     """Constants old and new, errors before and after, notes, and how to use the profile."""
-    out.print(Text(f"Cost profile of {found.profile.name}", style="bold"))
-    table = make_table(("constant", "left"), *((name, "right") for name in ("old", "new", "change")))
-    for change in found.changes:
-        table.add_row(change.path, _number(change.old), _number(change.new), _change(change))
-    out.print(table if found.changes else "No constant changed.")
+    title = f"Cost profile of {found.profile.name}"
+    if found.changes:
+        changes = ((each.path, _number(each.old), _number(each.new), _change(each)) for each in found.changes)
+        print_table(out, title, "lrrr", ("constant", "old", "new", "change"), changes)
+    else:
+        print_title(out, title)
+        out.print("No constant changed.")
     out.print()
-    out.print(Text("Mean absolute error of the measured time, %", style="bold"))
-    table = make_table(*(("part", "left"), ("of", "left")), *((name, "right") for name in _FIGURES))
-    for row in found.errors:
-        left_out = "-" if row.left_out is None else f"{row.left_out:.1f}"
-        section = row.section if row.kept else f"{row.section} *"
-        table.add_row(section, row.rows_class, f"{row.rows:,}", f"{row.before:.1f}", f"{row.after:.1f}", left_out)
-    out.print(table)
+    errors = (
+        (
+            row.section if row.kept else f"{row.section} *",
+            row.rows_class,
+            f"{row.rows:,}",
+            f"{row.before:.1f}",
+            f"{row.after:.1f}",
+            "-" if row.left_out is None else f"{row.left_out:.1f}",
+        )
+        for row in found.errors
+    )
+    headings = ("part", "of", "rows", "before", "after", "left out")
+    print_table(out, "Mean absolute error of the measured time, %", "llrrrr", headings, errors)
     out.print("left out: on shapes that the fit did not see, five fits")
     if not all(row.kept for row in found.errors):
         out.print("*: fitted, but not taken into the profile")

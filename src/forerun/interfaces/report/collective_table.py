@@ -7,11 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from forerun.astrasim.astra.collective_sweep import Point, Setting
 from forerun.core.network.network_file import Network
+from forerun.interfaces.report.console import make_table, print_title
 from forerun.interfaces.report.wording import percent, seconds
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -19,19 +18,12 @@ _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 def print_collectives(out: Console, setting: Setting, collective: str, points: Sequence[Point]) -> None:
     """The setting, a row for each size and algorithm, and the hottest links of the largest size."""
-    out.print(Text(f"{collective} of {_ranks(setting)} on {network_words(setting.network)}", style="bold"))
+    print_title(out, f"{collective} of {_ranks(setting)} on {network_words(setting.network)}")
     out.print(_system_words(setting), soft_wrap=True)
     out.print()
-    table = _table("size", "algorithm", "time", "algbw GB/s", "busbw GB/s")
-    for point in points:
-        figures = ["-", "", ""]
-        if point.time_ns is not None:
-            beyond = "!" * point.beyond_links
-            figures = [
-                seconds(point.time_ns * 1e-9), _bandwidth(point.algbw_gbps), _bandwidth(point.busbw_gbps) + beyond
-            ]  # fmt: skip
-        table.add_row(size_words(point.size_bytes), point.algorithm, *figures)
-    out.print(table)
+    rows = ((size_words(point.size_bytes), point.algorithm, *_cells(point)) for point in points)
+    headings = ("size", "algorithm", "time", "algbw GB/s", "busbw GB/s")
+    out.print(make_table("rlrrr", headings, rows, gap=2, whole="lr"))
     if any(point.beyond_links for point in points):
         out.print(
             f"! above the {_bandwidth(setting.rank_links_gbps)} GB/s that all links of a rank carry together: messages "
@@ -41,6 +33,13 @@ def print_collectives(out: Console, setting: Setting, collective: str, points: S
     for text in dict.fromkeys(f"{point.algorithm}: {point.error}" for point in points if point.error):
         out.print(f"- {text}")
     _print_links(out, setting, points)
+
+
+def _cells(point: Point) -> tuple[str, str, str]:
+    if point.time_ns is None:
+        return "-", "", ""
+    beyond = "!" * point.beyond_links
+    return seconds(point.time_ns * 1e-9), _bandwidth(point.algbw_gbps), _bandwidth(point.busbw_gbps) + beyond
 
 
 def collectives_record(setting: Setting, collective: str, points: Sequence[Point]) -> dict[str, Any]:
@@ -104,13 +103,18 @@ def _print_links(out: Console, setting: Setting, points: Sequence[Point]) -> Non
     if not shown:
         return
     out.print()
-    out.print(Text(f"Hottest links at {size_words(largest)}", style="bold"))
-    table = _table("algorithm", "link", "busy", "bytes")
-    for point in shown:
-        for link in point.hottest:
-            ends = f"{_device(link.source, setting)} -> {_device(link.target, setting)}"
-            table.add_row(point.algorithm, ends, percent(link.busy), f"{link.size_bytes:,}")
-    out.print(table)
+    rows = (
+        (
+            point.algorithm,
+            f"{_device(link.source, setting)} -> {_device(link.target, setting)}",
+            percent(link.busy),
+            f"{link.size_bytes:,}",
+        )
+        for point in shown
+        for link in point.hottest
+    )
+    print_title(out, f"Hottest links at {size_words(largest)}")
+    out.print(make_table("llrr", ("algorithm", "link", "busy", "bytes"), rows, gap=2, whole="lr"))
 
 
 def _device(device: int, setting: Setting) -> str:
@@ -120,10 +124,3 @@ def _device(device: int, setting: Setting) -> str:
 
 def _bandwidth(gbps: float) -> str:
     return f"{gbps:,.2f}"
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("algorithm", "link") else "right", no_wrap=True)
-    return table

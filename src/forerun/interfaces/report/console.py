@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -51,7 +52,8 @@ def print_prediction(out: Console, prediction: Prediction, flops_per_token: floa
         print_loop(out, prediction.loop)
     if explain:
         if prediction.init:
-            _print_rows(out, INIT, INIT_COLUMNS, init_rows(prediction.init), 2)
+            out.print()
+            print_table(out, INIT, "llrr", INIT_COLUMNS, indented(init_rows(prediction.init)))
         out.print()
         out.print(Text("Where the figures come from", style="bold"))
         for line in prediction.explain:
@@ -87,45 +89,39 @@ def print_missing(out: Console, prediction: Prediction) -> None:
 
 def print_loop(out: Console, loop: LoopTime) -> None:
     """Print what the periodic work of the training loop adds to a step."""
-    _print_rows(out, LOOP, ("", *LOOP_COLUMNS[1:]), loop_rows(loop), 1)
+    out.print()
+    print_table(out, LOOP, "lrrrr", ("", *LOOP_COLUMNS[1:]), indented(loop_rows(loop)))
     out.print(f"  {mean_step(loop)}")
     if loop.checkpoint is not None:
         out.print(f"  {checkpoint_words(loop.checkpoint)}")
 
 
-def _print_rows(out: Console, title: str, columns: Sequence[str], rows: Sequence[tuple[str, ...]], words: int) -> None:
-    """A titled table whose first `words` columns are text, and the others numbers."""
-    out.print()
-    out.print(Text(title, style="bold"))
-    table = make_table(*((name, "left" if i < words else "right") for i, name in enumerate(columns)))
-    for first, *others in rows:
-        table.add_row(f"  {first}", *others)
-    out.print(table)
+def indented(rows: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
+    """The rows of a table that stands under a title, two letters further right."""
+    return ((f"  {first}", *others) for first, *others in rows)
 
 
 def print_models(out: Console, rows: Sequence[ModelRow]) -> None:
     """The model presets."""
-    table = make_table(
-        ("model", "left"), ("parameters", "right"), ("active", "right"), ("layers", "right"), ("hidden", "right")
+    cells = (
+        (
+            row.name,
+            f"{row.parameters:,}",
+            "" if row.active_parameters == row.parameters else f"{row.active_parameters:,}",
+            str(row.layers),
+            str(row.hidden or ""),
+        )
+        for row in rows
     )
-    for row in rows:
-        active = "" if row.active_parameters == row.parameters else f"{row.active_parameters:,}"
-        table.add_row(row.name, f"{row.parameters:,}", active, str(row.layers), str(row.hidden or ""))
-    out.print(table)
+    out.print(make_table("lrrrr", ("model", "parameters", "active", "layers", "hidden"), cells))
 
 
 def print_clusters(out: Console, rows: Sequence[ClusterRow]) -> None:
     """The cluster presets; rates for each GPU and direction."""
-    table = make_table(
-        ("cluster", "left"),
-        ("memory\nGiB", "right"),
-        ("bf16\nTFLOP/s", "right"),
-        ("GPUs in\na node", "right"),
-        ("in a node\nGB/s", "right"),
-        ("between nodes\nGbit/s", "right"),
-    )
-    for row in rows:
-        table.add_row(
+    speeds = ("in a node\nGB/s", "between nodes\nGbit/s")
+    headings = ("cluster", "memory\nGiB", "bf16\nTFLOP/s", "GPUs in\na node", *speeds)
+    cells = (
+        (
             row.name,
             f"{row.memory_gib:.0f}",
             "" if row.bf16_tflops is None else f"{row.bf16_tflops:.0f}",
@@ -133,23 +129,42 @@ def print_clusters(out: Console, rows: Sequence[ClusterRow]) -> None:
             f"{row.intra_node} {row.intra_node_gb_s:.0f}",
             "" if row.inter_node is None else f"{row.inter_node} {row.inter_node_gbit_s:.0f}",
         )
-    out.print(table)
+        for row in rows
+    )
+    out.print(make_table("lrrrrr", headings, cells))
 
 
 def print_stacks(out: Console, stacks: Sequence[Stack]) -> None:
     """The software stacks."""
-    table = make_table(("stack", "left"), ("what it is", "left"))
-    for stack in stacks:
-        table.add_row(stack.name, stack.description)
-    out.print(table)
+    out.print(make_table("ll", ("stack", "what it is"), ((stack.name, stack.description) for stack in stacks)))
 
 
-def make_table(*columns: tuple[str, str]) -> Table:
-    """A table without lines; `columns` are (heading, `left` or `right`)."""
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
-    for name, justify in columns:
-        table.add_column(name, justify="right" if justify == "right" else "left", vertical="top")
+def make_table(
+    sides: str, headings: Sequence[str], rows: Iterable[Sequence[str]], gap: int = 1, whole: str | None = None
+) -> Table:
+    """A table without lines, and without a heading where `headings` are empty.
+
+    `sides` has a letter for each column: `l` for text, which stands on the left, `r` for figures. Cells of columns of
+    the side `whole` never break into lines. Columns are `gap` letters apart.
+    """
+    table = Table(box=None, padding=(0, gap, 0, 0), header_style="bold", pad_edge=False, show_header=bool(headings))
+    for side, heading in zip(sides, headings or [""] * len(sides), strict=True):
+        justify: Literal["left", "right"] = "right" if side == "r" else "left"
+        table.add_column(heading, justify=justify, vertical="top", no_wrap=whole is not None and side in whole)
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def print_title(out: Console, text: str) -> None:
+    """Print a line in bold."""
+    out.print(Text(text, style="bold"))
+
+
+def print_table(out: Console, title: str, sides: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table, described as for `make_table`, under a title."""
+    print_title(out, title)
+    out.print(make_table(sides, headings, rows))
 
 
 def print_histogram(out: Console, bins: Sequence[Bin]) -> None:
@@ -157,14 +172,17 @@ def print_histogram(out: Console, bins: Sequence[Bin]) -> None:
     most = max(each.simulated + each.bounded for each in bins)
     bounded = any(each.bounded for each in bins)
     note = "# simulated" + (", . not simulated, at the least they take" if bounded else "")
-    out.print(Text(f"Step times ({note})", style="bold"))
-    table = make_table(("", "right"), ("", "left"), ("", "right"), ("", "left"))
-    table.show_header = False
-    for each in bins:
-        count = each.simulated + each.bounded
-        times = (seconds(each.low_s), f"to {seconds(each.high_s)}")
-        table.add_row(*times, f"{count:,}", bar(each.simulated, each.bounded, most, _BAR_WIDTH))
-    out.print(table)
+    print_title(out, f"Step times ({note})")
+    cells = (
+        (
+            seconds(each.low_s),
+            f"to {seconds(each.high_s)}",
+            f"{each.simulated + each.bounded:,}",
+            bar(each.simulated, each.bounded, most, _BAR_WIDTH),
+        )
+        for each in bins
+    )
+    out.print(make_table("rlrl", (), cells))
 
 
 def print_figures(out: Console, prediction: Prediction) -> None:
@@ -186,8 +204,6 @@ def _pace(prediction: Prediction) -> tuple[str, str]:
 def _figures(prediction: Prediction) -> Table:
     step = prediction.step_time_s
     limit = prediction.memory_limit_gib
-    table = make_table(("", "left"), ("", "left"))
-    table.show_header = False
     rows = [
         ("step time", bands.step_time(prediction)),
         _pace(prediction),
@@ -204,10 +220,7 @@ def _figures(prediction: Prediction) -> Table:
     ]
     if prediction.dollars_per_billion_tokens is not None:
         rows.append(("cost", f"{prediction.dollars_per_billion_tokens:,.2f} dollars per billion tokens"))
-    rows += [("warning", text) for text in prediction.warnings]
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return make_table("ll", (), [*rows, *(("warning", text) for text in prediction.warnings)])
 
 
 def _print_breakdown(out: Console, prediction: Prediction) -> None:
@@ -240,8 +253,8 @@ def _print_network(out: Console, prediction: Prediction) -> None:
 
 def bars(out: Console, rows: Mapping[str, tuple[str, float]]) -> None:
     """Print a bar for each name -> (figure, share of 1)."""
-    table = make_table(("", "left"), ("", "right"), ("", "right"), ("", "left"))
-    table.show_header = False
-    for name, (text, share) in rows.items():
-        table.add_row(f"  {name}", text, percent(share), "#" * round(_BAR_WIDTH * max(0.0, min(1.0, share))))
-    out.print(table)
+    cells = (
+        (f"  {name}", text, percent(share), "#" * round(_BAR_WIDTH * max(0.0, min(1.0, share))))
+        for name, (text, share) in rows.items()
+    )
+    out.print(make_table("lrrl", (), cells))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from forerun.answers.experiment.answers import Answers
 from forerun.answers.experiment.result import (
@@ -19,13 +18,12 @@ from forerun.answers.experiment.result import (
     Variant,
 )
 from forerun.interfaces.report import bands
-from forerun.interfaces.report.console import bars, make_table
-from forerun.interfaces.report.histogram import histogram
+from forerun.interfaces.report.console import bars, make_table, print_title
+from forerun.interfaces.report.histogram import bar, histogram
 from forerun.interfaces.report.wording import percent, plan_words, rate, seconds
 
 _LISTED = 6
 """the most lines of sensitivities, recommendations and slowest ranks"""
-_BAR_WIDTH = 40
 
 
 def print_run(out: Console, result: RunResult, answers: Answers | None) -> None:
@@ -35,29 +33,23 @@ def print_run(out: Console, result: RunResult, answers: Answers | None) -> None:
     for line in result.prediction.warnings:
         out.print(f"warning: {line}", soft_wrap=True)
     out.print()
-    _title(out, "Where the time goes (the rank that sets the pace)")
+    print_title(out, "Where the time goes (the rank that sets the pace)")
     bars(out, _shares(result.breakdown_s))
     if answers is None:
         return
     out.print()
-    _title(out, "Bottlenecks")
-    table = _plain(("", "left"), ("", "left"), ("", "right"), ("", "right"), ("", "left"))
-    for usage in answers.bottlenecks.usages:
-        mark = "!" if usage.is_bottleneck else " "
-        table.add_row(mark, usage.name, percent(usage.value), f"of {usage.threshold:.0%}", usage.text)
-    out.print(table)
+    print_title(out, "Bottlenecks")
+    usages = (
+        ("!" if each.is_bottleneck else " ", each.name, percent(each.value), f"of {each.threshold:.0%}", each.text)
+        for each in answers.bottlenecks.usages
+    )
+    out.print(_plain("llrrl", usages))
     out.print()
-    _title(out, "Simulated again with")
-    table = _plain(("", "right"), ("", "left"))
-    for row in answers.sensitivities[:_LISTED]:
-        table.add_row(f"  {row.change:+.1%}", row.label)
-    out.print(table)
+    print_title(out, "Simulated again with")
+    out.print(_plain("rl", ((f"  {row.change:+.1%}", row.label) for row in answers.sensitivities[:_LISTED])))
     out.print()
-    _title(out, "Recommended (each simulated)")
-    table = _plain(("", "right"), ("", "left"))
-    for advice in answers.advice[:_LISTED]:
-        table.add_row(f"  {advice.gain:+.1%}", advice.text)
-    out.print(table)
+    print_title(out, "Recommended (each simulated)")
+    out.print(_plain("rl", ((f"  {advice.gain:+.1%}", advice.text) for advice in answers.advice[:_LISTED])))
     if not answers.advice:
         out.print("  nothing that was tried is better")
 
@@ -65,14 +57,11 @@ def print_run(out: Console, result: RunResult, answers: Answers | None) -> None:
 def print_scaling(out: Console, study: ScalingStudy) -> None:
     """A scaling study, a line for each scale."""
     kind = "strong scaling (the batch of all GPUs stays)" if study.strong else "weak scaling (the batch of a GPU stays)"
-    _title(out, f"{study.request.name}: {kind}")
-    names = (f"{study.request.sample}s/s", "efficiency", "GiB", "comm", "$/M " + study.request.sample + "s")
-    table = make_table(
-        ("nodes", "right"), ("GPUs", "right"), ("step", "right"), *((n, "right") for n in names), ("", "")
-    )
-    for point in study.points:
-        table.add_row(str(point.num_nodes), f"{point.n_gpus:,}", *_scale_cells(point))
-    out.print(table)
+    print_title(out, f"{study.request.name}: {kind}")
+    sample = study.request.sample
+    headings = ("nodes", "GPUs", "step", f"{sample}s/s", "efficiency", "GiB", "comm", f"$/M {sample}s", "")
+    rows = ((str(point.num_nodes), f"{point.n_gpus:,}", *_scale_cells(point)) for point in study.points)
+    out.print(make_table("rrrrrrrrl", headings, rows))
     out.print()
     for line in scaling_words(study):
         out.print(line)
@@ -96,21 +85,17 @@ def scaling_words(study: ScalingStudy) -> list[str]:
 
 def print_comparison(out: Console, comparison: Comparison) -> None:
     """Variants side by side; changes are against the first."""
-    _title(out, f"{comparison.request.name}: side by side")
+    print_title(out, f"{comparison.request.name}: side by side")
     sample = comparison.request.sample
-    table = make_table(
-        ("", "left"), ("step", "right"), (f"{sample}s/s", "right"), ("", "right"), ("MFU", "right"), ("GiB", "right"),
-        ("comm", "right"), (f"$/M {sample}s", "right"),
-    )  # fmt: skip
+    headings = ("", "step", f"{sample}s/s", "", "MFU", "GiB", "comm", f"$/M {sample}s")
     base = comparison.variants[0].samples_per_s
-    for variant in comparison.variants:
-        table.add_row(variant.label, *_variant_cells(variant, base))
-    out.print(table)
+    rows = ((variant.label, *_variant_cells(variant, base)) for variant in comparison.variants)
+    out.print(make_table("lrrrrrrr", headings, rows))
 
 
 def print_stragglers(out: Console, study: StragglerStudy) -> None:
     """Print how the step times are distributed, and what waiting for the slowest rank costs."""
-    _title(out, f"{study.request.name}: {len(study.steps_s):,} iterations under disturbances")
+    print_title(out, f"{study.request.name}: {len(study.steps_s):,} iterations under disturbances")
     lost = "" if study.lost_dollars is None else f", {study.lost_dollars:,.2f} dollars of the run"
     facts = {
         "undisturbed": seconds(study.undisturbed_s),
@@ -124,17 +109,17 @@ def print_stragglers(out: Console, study: StragglerStudy) -> None:
     out.print()
     bins = histogram(study.steps_s)
     most = max(each.simulated for each in bins)
-    table = make_table(("step time", "left"), ("iterations", "right"), ("", "left"))
-    for each in bins:
-        width = -(-_BAR_WIDTH * each.simulated // most)
-        table.add_row(f"{seconds(each.low_s)} to {seconds(each.high_s)}", f"{each.simulated:,}", "#" * width)
-    out.print(table)
+    rows = (
+        (f"{seconds(each.low_s)} to {seconds(each.high_s)}", f"{each.simulated:,}", bar(each.simulated, 0, most, 40))
+        for each in bins
+    )
+    out.print(make_table("lrl", ("step time", "iterations", ""), rows))
 
 
 def _heading(out: Console, name: str, result: RunResult) -> None:
     setup, request = result.request.setup, result.request
     prediction = result.prediction
-    _title(out, f"{name}: {prediction.model} on {prediction.n_gpus:,} x {prediction.cluster}")
+    print_title(out, f"{name}: {prediction.model} on {prediction.n_gpus:,} x {prediction.cluster}")
     plan = setup.plan
     words = [plan_words(plan), f"{setup.samples_per_step:,} {request.sample}s a step", f"stack {plan.stack}"]
     if setup.pattern is not None:
@@ -217,21 +202,13 @@ def _dollars(bill: Bill | None) -> str:
     return "" if known is None else f"{known:,.2f}"
 
 
-def _title(out: Console, text: str) -> None:
-    out.print(Text(text, style="bold"))
-
-
 def _facts(facts: Mapping[str, str]) -> Table:
-    table = _plain(("", "left"), ("", "left"))
-    for row in facts.items():
-        table.add_row(*row)
-    return table
+    return _plain("ll", facts.items())
 
 
-def _plain(*columns: tuple[str, str]) -> Table:
-    """A table without a heading; figures stay on one line."""
-    table = make_table(*columns)
-    table.show_header = False
+def _plain(sides: str, rows: Iterable[Sequence[str]]) -> Table:
+    """A table without a heading; only its last column breaks into lines."""
+    table = make_table(sides, (), rows)
     for column in table.columns[:-1]:
         column.no_wrap = True
     return table

@@ -7,13 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from forerun.astrasim.dse.limits import BYTES_OF_UNIT
 from forerun.astrasim.dse.reasons import reasons
 from forerun.astrasim.dse.result import Explored, PairResult, Row, TrendRow
 from forerun.common.units import GIB
+from forerun.interfaces.report.console import make_table, print_title
 from forerun.interfaces.report.reasons import reason_record, reason_words
 from forerun.interfaces.report.strategy_words import strategy_words, value_words
 from forerun.interfaces.report.wording import percent, seconds
@@ -31,7 +30,7 @@ def print_exploration(out: Console, explored: Explored, top: int) -> None:
 
 
 def _print_pair(out: Console, pair: PairResult, top: int) -> None:
-    out.print(Text(f"{pair.workload} on {pair.system}: {pair.npus:,} NPUs, {len(pair.rows):,} points", style="bold"))
+    print_title(out, f"{pair.workload} on {pair.system}: {pair.npus:,} NPUs, {len(pair.rows):,} points")
     for row in pair.failed[:_MOST_ERRORS]:
         out.print(f"  failed: {strategy_words(row.point.strategy)}: {row.error}", soft_wrap=True)
     if len(pair.failed) > _MOST_ERRORS:
@@ -49,9 +48,7 @@ def _print_pair(out: Console, pair: PairResult, top: int) -> None:
             _print_points(out, title, within[:top], pair.memory_unit)
         else:
             least = min(row.peak_memory_gib or 0.0 for row in pair.ranked)
-            out.print(
-                Text(f"{title}: the smallest needs {_size(least, pair.memory_unit)} {pair.memory_unit}", style="bold")
-            )
+            print_title(out, f"{title}: the smallest needs {_size(least, pair.memory_unit)} {pair.memory_unit}")
             out.print()
     _print_points(out, "Pareto front, time against peak memory", pair.pareto, pair.memory_unit)
     if pair.trends:
@@ -60,48 +57,52 @@ def _print_pair(out: Console, pair: PairResult, top: int) -> None:
 
 
 def _print_points(out: Console, title: str, rows: Sequence[Row], unit: str) -> None:
-    out.print(Text(title, style="bold"))
-    table = _table("", "strategy", "time", "exposed", "comm", "compute\nutil.", f"peak\n{unit}")
-    best = rows[0].figures
-    assert best
+    cells = []
     for rank, row in enumerate(rows, 1):
         figures = row.figures
         assert figures
-        table.add_row(
-            str(rank),
-            strategy_words(row.point.strategy),
-            seconds(figures.time_ns * 1e-9),
-            percent(figures.exposed_communication_ns / figures.time_ns if figures.time_ns else 0.0),
-            seconds(figures.comm_time_ns * 1e-9),
-            f"{figures.avg_compute_util_pct:.1f}%",
-            _size(row.peak_memory_gib or 0.0, unit) + ("!" if row.fits is False else ""),
+        exposed = figures.exposed_communication_ns / figures.time_ns if figures.time_ns else 0.0
+        cells.append(
+            (
+                str(rank),
+                strategy_words(row.point.strategy),
+                seconds(figures.time_ns * 1e-9),
+                percent(exposed),
+                seconds(figures.comm_time_ns * 1e-9),
+                f"{figures.avg_compute_util_pct:.1f}%",
+                _size(row.peak_memory_gib or 0.0, unit) + ("!" if row.fits is False else ""),
+            )
         )
-    out.print(table)
+    headings = ("", "strategy", "time", "exposed", "comm", "compute\nutil.", f"peak\n{unit}")
+    print_title(out, title)
+    out.print(make_table("rlrrrrr", headings, cells, whole="r"))
     if any(row.fits is False for row in rows):
         out.print("! beyond the memory limit")
     out.print()
 
 
 def _print_trends(out: Console, trends: Sequence[TrendRow], unit: str) -> None:
-    out.print(Text("Trend of each axis", style="bold"))
-    table = _table("axis", "value", "points", "best time", "median", f"least {unit}")
-    before = ""
+    cells, before = [], ""
     for row in trends:
-        table.add_row(
-            row.axis.replace("_", " ") if row.axis != before else "",
-            value_words(row.value),
-            f"{row.points:,}",
-            seconds(row.best_ns * 1e-9),
-            seconds(row.median_ns * 1e-9),
-            _size(row.least_memory_gib, unit),
+        cells.append(
+            (
+                row.axis.replace("_", " ") if row.axis != before else "",
+                value_words(row.value),
+                f"{row.points:,}",
+                seconds(row.best_ns * 1e-9),
+                seconds(row.median_ns * 1e-9),
+                _size(row.least_memory_gib, unit),
+            )
         )
         before = row.axis
-    out.print(table)
+    print_title(out, "Trend of each axis")
+    headings = ("axis", "value", "points", "best time", "median", f"least {unit}")
+    out.print(make_table("lrrrrr", headings, cells, whole="r"))
     out.print()
 
 
 def _print_reasons(out: Console, pair: PairResult) -> None:
-    out.print(Text("Why", style="bold"))
+    print_title(out, "Why")
     for reason in reasons(pair):
         out.print(f"- {reason_words(reason, pair)}", soft_wrap=True, highlight=False)
     out.print()
@@ -114,14 +115,6 @@ def _speed(points_per_s: float) -> str:
 def _size(gib: float, unit: str) -> str:
     size = gib * GIB / BYTES_OF_UNIT[unit]
     return f"{size:.1f}" if size >= 10 else f"{size:.3g}"
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
-    for name in columns:
-        is_text = name in ("strategy", "axis")
-        table.add_column(name, justify="left" if is_text else "right", vertical="top", no_wrap=not is_text)
-    return table
 
 
 def exploration_record(explored: Explored, top: int) -> dict[str, Any]:

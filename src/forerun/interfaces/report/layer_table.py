@@ -11,7 +11,7 @@ from rich.text import Text
 from forerun.describe.model.layered import MB, LayeredModel
 from forerun.describe.model.parameters import layer_parameters, outer_parameters, parameter_count
 from forerun.describe.model.spec import ModelSpec
-from forerun.interfaces.report.console import make_table
+from forerun.interfaces.report.console import print_table
 
 _KEPT_BYTES = 2
 """bytes of an element of an activation in mixed precision"""
@@ -47,20 +47,18 @@ class PartRow:
 def layer_rows(model: LayeredModel) -> list[LayerRow]:
     """A row for each layer, in the order in which they run."""
     kept = model.kept_of(_KEPT_BYTES)
-    rows = []
-    for layer, wanted in zip(model.layers, model.input_gradients, strict=True):
-        memory_mb = kept[layer.layer_id] / MB
-        row = LayerRow(
+    return [
+        LayerRow(
             layer.layer_id,
             layer.layer_type,
             layer.output_shape,
             layer.num_parameters,
             layer.forward_flops,
             layer.gradient_flops(wanted),
-            memory_mb,
+            kept[layer.layer_id] / MB,
         )
-        rows.append(row)
-    return rows
+        for layer, wanted in zip(model.layers, model.input_gradients, strict=True)
+    ]
 
 
 def part_rows(spec: ModelSpec) -> list[PartRow]:
@@ -96,21 +94,18 @@ def model_record(model: ModelSpec | LayeredModel) -> dict[str, object]:
 def print_model(out: Console, model: ModelSpec | LayeredModel) -> None:
     """A model as a table."""
     if isinstance(model, ModelSpec):
-        out.print(Text(f"{model.name}: {parameter_count(model):,} parameters", style="bold"))
-        table = make_table(("part", "left"), ("times", "right"), ("parameters of one", "right"))
-        for part in part_rows(model):
-            table.add_row(part.part.replace("_", " "), f"{part.count:,}", f"{part.num_parameters:,}")
-        out.print(table)
+        parts = (
+            (part.part.replace("_", " "), f"{part.count:,}", f"{part.num_parameters:,}") for part in part_rows(model)
+        )
+        title = f"{model.name}: {parameter_count(model):,} parameters"
+        print_table(out, title, "lrr", ("part", "times", "parameters of one"), parts)
         return
     totals = (
         f"{model.parameter_count:,} parameters, forward {model.forward_flops / _GIGA:.2f} GFLOPs,"
         f" kept {model.activation_bytes(_KEPT_BYTES) / MB:.1f} MB"
     )
-    out.print(Text(f"{model.name}, of one {model.sample}: {totals}", style="bold"))
-    columns = (("parameters", "right"), ("forward\nGFLOPs", "right"), ("backward\nGFLOPs", "right"))
-    table = make_table(("layer", "left"), ("type", "left"), ("output", "left"), *columns, ("kept\nMB", "right"))
-    for row in layer_rows(model):
-        table.add_row(
+    layers = (
+        (
             row.layer_id,
             row.layer_type,
             "x".join(map(str, row.output_shape)),
@@ -119,6 +114,9 @@ def print_model(out: Console, model: ModelSpec | LayeredModel) -> None:
             f"{row.backward_flops / _GIGA:.3f}",
             f"{row.activation_memory_mb:.2f}",
         )
-    out.print(table)
+        for row in layer_rows(model)
+    )
+    headings = ("layer", "type", "output", "parameters", "forward\nGFLOPs", "backward\nGFLOPs", "kept\nMB")
+    print_table(out, f"{model.name}, of one {model.sample}: {totals}", "lllrrrr", headings, layers)
     for note in model.notes:
         out.print(Text(note), soft_wrap=True)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from forerun.answers.search.programs import Fitting, ProgramRanking
 from forerun.answers.search.result import Objective
-from forerun.interfaces.report.console import make_table, print_figures, print_histogram, print_missing
+from forerun.interfaces.report.console import make_table, print_figures, print_histogram, print_missing, print_title
 from forerun.interfaces.report.histogram import histogram
 from forerun.interfaces.report.records import bin_record, prediction_record, write_rows
 from forerun.interfaces.report.wording import dollars, percent, rate, seconds
@@ -51,7 +51,7 @@ def write_programs_csv(path: str | Path, ranking: ProgramRanking) -> None:
 def print_programs(out: Console, ranking: ProgramRanking, top: int) -> None:
     """Print the ranking, the distribution of times, and the programs that do not fit or can't be predicted."""
     counts = ranking.counts
-    out.print(Text(f"{counts['considered']} programs of {ranking.folder} on {ranking.cluster}", style="bold"))
+    print_title(out, f"{counts['considered']} programs of {ranking.folder} on {ranking.cluster}")
     if ranking.fitting:
         out.print(f"Ranked by {RANKED_BY[ranking.objective]}: {ranking.because}.", soft_wrap=True)
     out.print()
@@ -127,26 +127,24 @@ def _times(ranking: ProgramRanking) -> list[float]:
 
 
 def _print_ranking(out: Console, ranking: ProgramRanking, top: int) -> None:
-    columns = (("step\ntime", "right"), ("tok/s\n/GPU", "right"), ("MFU", "right"), ("HFU", "right"))
-    priced = (("$ per 10^9\ntokens", "right"),) if ranking.objective == "cost" else ()
-    shown = make_table(
-        ("#", "right"), ("program", "left"), ("GPUs", "right"), *columns, ("peak\nGiB", "right"), *priced
-    )
-    for rank, each in enumerate(ranking.ranked[:top], 1):
-        prediction = each.prediction
-        price = (dollars(prediction.dollars_per_billion_tokens),) if priced else ()
-        shown.add_row(
+    priced = ranking.objective == "cost"
+    rows = (
+        (
             str(rank),
             each.file,
-            f"{prediction.n_gpus:,}",
-            seconds(prediction.step_time_s),
-            rate(prediction.tokens_per_s_per_gpu),
-            percent(prediction.mfu),
-            percent(prediction.hfu),
-            f"{prediction.peak_reserved_gib:.1f}",
-            *price,
+            f"{each.prediction.n_gpus:,}",
+            seconds(each.prediction.step_time_s),
+            rate(each.prediction.tokens_per_s_per_gpu),
+            percent(each.prediction.mfu),
+            percent(each.prediction.hfu),
+            f"{each.prediction.peak_reserved_gib:.1f}",
+            *([dollars(each.prediction.dollars_per_billion_tokens)] if priced else []),
         )
-    out.print(shown)
+        for rank, each in enumerate(ranking.ranked[:top], 1)
+    )
+    headings = ("#", "program", "GPUs", "step\ntime", "tok/s\n/GPU", "MFU", "HFU", "peak\nGiB", "$ per 10^9\ntokens")
+    shown = len(headings) - (not priced)
+    out.print(make_table("rlrrrrrrr"[:shown], headings[:shown], rows))
 
 
 def _print_left_out(out: Console, ranking: ProgramRanking) -> None:
@@ -154,12 +152,12 @@ def _print_left_out(out: Console, ranking: ProgramRanking) -> None:
         causes = Counter(each.cause for each in ranking.too_large).most_common()
         parts = ", ".join(f"{cause} is the largest part of {n}" for cause, n in causes)
         title = f"{len(ranking.too_large)} run out of {ranking.memory_limit_gib:.1f} GiB ({parts})"
-        out.print(Text(title, style="bold"))
+        print_title(out, title)
         for each in ranking.too_large:
             out.print(f"  {each.file}: {each.reason}")
         out.print()
     if ranking.refused:
-        out.print(Text(f"{len(ranking.refused)} could not be predicted", style="bold"))
+        print_title(out, f"{len(ranking.refused)} could not be predicted")
         for refused in ranking.refused:
             out.print(f"  {refused.file}: {refused.reason}")
         out.print()

@@ -10,14 +10,20 @@ from collections.abc import Container, Mapping
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.search.front import Front
 from forerun.answers.search.result import SearchResult
 from forerun.answers.search.sweep import Sweep, SweepPoint, tokens_per_s
 from forerun.answers.search.why import Verdict
-from forerun.interfaces.report.console import make_table, print_figures, print_histogram, print_missing
+from forerun.interfaces.report.console import (
+    make_table,
+    print_figures,
+    print_histogram,
+    print_missing,
+    print_table,
+    print_title,
+)
 from forerun.interfaces.report.histogram import runtime_histogram
 from forerun.interfaces.report.wording import (
     RENAMED,
@@ -33,19 +39,13 @@ from forerun.interfaces.report.wording import (
 )
 
 
-def print_search(
-    out: Console,
-    result: SearchResult,
-    top: int,
-    flops_per_token: float,
-    again: str,
-) -> None:
+def print_search(out: Console, result: SearchResult, top: int, flops_per_token: float, again: str) -> None:
     """A search: the best plans, how the times spread, what was left out and why, the winner in detail.
 
     `again` is the command that predicts the best plan.
     """
     question = f"{result.model} on {result.n_gpus} x {result.cluster}"
-    out.print(Text(f"{question}: seq {result.seq_len}, global batch {result.global_batch}", style="bold"))
+    print_title(out, f"{question}: seq {result.seq_len}, global batch {result.global_batch}")
     out.print()
     if result.ranked:
         out.print(_ranking(result, top))
@@ -65,7 +65,7 @@ def print_search(
         out.print()
         _print_front(out, result.front)
     out.print()
-    out.print(Text(f"Best by {result.objective}: {plan_words(best.own_plan())}", style="bold"))
+    print_title(out, f"Best by {result.objective}: {_words(best)}")
     _print_best(out, best, flops_per_token, again)
 
 
@@ -75,19 +75,12 @@ def print_verdict(out: Console, asked: str, verdict: Verdict) -> None:
     out.print(f"{asked}: {verdict.text}{plan}", soft_wrap=True)
 
 
-def print_sweep(
-    out: Console,
-    sweep: Sweep,
-    flops_per_token: float,
-    again: str,
-) -> None:
+def print_sweep(out: Console, sweep: Sweep, flops_per_token: float, again: str) -> None:
     """A sweep: the best of each point, their plans or why there is none, the best of all in detail.
 
     `again` is the command that predicts the best plan.
     """
-    out.print(
-        Text(f"{sweep.model} on {sweep.cluster}: seq {sweep.seq_len}, {len(sweep.points)} searches", style="bold")
-    )
+    print_title(out, f"{sweep.model} on {sweep.cluster}: seq {sweep.seq_len}, {len(sweep.points)} searches")
     out.print()
     front = {id(point) for point, _ in sweep.front}
     out.print(_points(sweep, front))
@@ -96,9 +89,10 @@ def print_sweep(
     if front:
         out.print(f"P: on the Pareto front, no other plan has {sweep.wishes}, or as much of all")
     out.print()
-    out.print(Text("Their plans", style="bold"))
+    print_title(out, "Their plans")
     for point in sweep.points:
-        out.print(Padding(f"{_question(point)}: {_plan_or_reason(point)}", (0, 0, 0, 2)))
+        outcome = point.reason if point.best is None else _words(point.best)
+        out.print(Padding(f"{_question(point)}: {outcome}", (0, 0, 0, 2)))
     if sweep.with_memory:
         out.print()
         _print_front_of_sweep(out, sweep)
@@ -107,8 +101,8 @@ def print_sweep(
     if best is None or best.best is None:
         out.print("Nothing fits anywhere.")
         return
-    words = f"{_question(best)}: {plan_words(best.best.own_plan())}"
-    out.print(Text(f"Best by {sweep.objective}: {words}", style="bold"))
+    words = f"{_question(best)}: {_words(best.best)}"
+    print_title(out, f"Best by {sweep.objective}: {words}")
     _print_best(out, best.best, flops_per_token, again)
 
 
@@ -124,18 +118,8 @@ def _print_best(out: Console, best: Prediction, flops_per_token: float, again: s
 
 
 def _points(sweep: Sweep, front: Container[int]) -> Table:
-    table = make_table(
-        ("", "left"),
-        ("GPUs", "right"),
-        ("batch", "right"),
-        ("step\ntime", "right"),
-        ("tok/s", "right"),
-        ("tok/s\n/GPU", "right"),
-        ("MFU", "right"),
-        ("effi-\nciency", "right"),
-        ("$ per 10^9\ntokens", "right"),
-        ("peak\nGiB", "right"),
-    )
+    of_plan = ("step\ntime", "tok/s", "tok/s\n/GPU", "MFU", "effi-\nciency", "$ per 10^9\ntokens", "peak\nGiB")
+    rows = []
     for point in sweep.points:
         best = point.best
         mark = ("*" if point is sweep.best else "") + ("P" if id(point) in front else "")
@@ -150,66 +134,51 @@ def _points(sweep: Sweep, front: Container[int]) -> Table:
                 dollars(best.dollars_per_billion_tokens),
                 f"{best.peak_reserved_gib:.1f}",
             ]
-        table.add_row(mark, f"{point.n_gpus:,}", f"{point.global_batch:,}", *figures)
-    return table
+        rows.append((mark, f"{point.n_gpus:,}", f"{point.global_batch:,}", *figures))
+    return make_table("lrrrrrrrrr", ("", "GPUs", "batch", *of_plan), rows)
 
 
 def _question(point: SweepPoint) -> str:
     return f"{point.n_gpus:,} GPUs, batch {point.global_batch:,}"
 
 
-def _plan_or_reason(point: SweepPoint) -> str:
-    return point.reason if point.best is None else plan_words(point.best.own_plan())
-
-
 def _print_front(out: Console, front: Front) -> None:
     """Print the plans that no other beats in both time and memory, and how far this is certain."""
-    out.print(Text("Pareto front of step time and memory", style="bold"))
-    table = make_table(("step\ntime", "right"), ("tok/s\n/GPU", "right"), ("peak\nGiB", "right"), ("plan", "left"))
-    for each in front.places:
-        figures = (seconds(each.step_time_s), rate(each.tokens_per_s_per_gpu), f"{each.peak_reserved_gib:.1f}")
-        table.add_row(*figures, plan_words(each.own_plan()))
-    out.print(table)
+    rows = (
+        (seconds(each.step_time_s), rate(each.tokens_per_s_per_gpu), f"{each.peak_reserved_gib:.1f}", _words(each))
+        for each in front.places
+    )
+    headings = ("step\ntime", "tok/s\n/GPU", "peak\nGiB", "plan")
+    print_table(out, "Pareto front of step time and memory", "rrrl", headings, rows)
     out.print(f"The front is {front.certainty}.")
 
 
 def _print_front_of_sweep(out: Console, sweep: Sweep) -> None:
-    out.print(Text(f"Pareto front: no other plan has {sweep.wishes}, or as much of all", style="bold"))
-    table = make_table(
-        ("GPUs", "right"),
-        ("batch", "right"),
-        ("tok/s", "right"),
-        ("$ per 10^9\ntokens", "right"),
-        ("peak\nGiB", "right"),
-        ("plan", "left"),
+    rows = (
+        (
+            f"{point.n_gpus:,}",
+            f"{point.global_batch:,}",
+            rate(tokens_per_s(plan)),
+            dollars(plan.dollars_per_billion_tokens),
+            f"{plan.peak_reserved_gib:.1f}",
+            _words(plan),
+        )
+        for point, plan in sweep.front
     )
-    for point, plan in sweep.front:
-        figures = (rate(tokens_per_s(plan)), dollars(plan.dollars_per_billion_tokens), f"{plan.peak_reserved_gib:.1f}")
-        table.add_row(f"{point.n_gpus:,}", f"{point.global_batch:,}", *figures, plan_words(plan.own_plan()))
-    out.print(table)
+    headings = ("GPUs", "batch", "tok/s", "$ per 10^9\ntokens", "peak\nGiB", "plan")
+    title = f"Pareto front: no other plan has {sweep.wishes}, or as much of all"
+    print_table(out, title, "rrrrrl", headings, rows)
     for point in sweep.points:
         if point.uncertain:
             out.print(f"{_question(point)}: the front is {point.uncertain}.")
 
 
 def _ranking(result: SearchResult, top: int) -> Table:
-    table = make_table(
-        ("#", "right"),
-        ("plan", "left"),
-        ("step\ntime", "right"),
-        ("tok/s\n/GPU", "right"),
-        ("MFU", "right"),
-        ("HFU", "right"),
-        ("peak\nGiB", "right"),
-        ("expos.\ncomm", "right"),
-        ("bubble", "right"),
-    )
-    for column in table.columns:
-        column.no_wrap = column.header != "plan"
-    for rank, prediction in enumerate(result.top(top), 1):
-        table.add_row(
+    headings = ("#", "plan", "step\ntime", "tok/s\n/GPU", "MFU", "HFU", "peak\nGiB", "expos.\ncomm", "bubble")
+    rows = (
+        (
             str(rank),
-            plan_words(prediction.own_plan()),
+            _words(prediction),
             seconds(prediction.step_time_s),
             rate(prediction.tokens_per_s_per_gpu),
             percent(prediction.mfu),
@@ -218,14 +187,20 @@ def _ranking(result: SearchResult, top: int) -> Table:
             percent(prediction.exposed_comm_s / prediction.step_time_s),
             percent(prediction.bubble_s / prediction.step_time_s),
         )
-    return table
+        for rank, prediction in enumerate(result.top(top), 1)
+    )
+    return make_table("rlrrrrrrr", headings, rows, whole="r")
+
+
+def _words(prediction: Prediction) -> str:
+    return plan_words(prediction.own_plan())
 
 
 def _print_counts(out: Console, result: SearchResult) -> None:
     counts = result.counts
     same, renamed = counts.get("same", 0), counts.get("renamed", 0)
     valid = counts["considered"] - counts["impossible"] - same - renamed
-    out.print(Text(f"{counts['considered']:,} configurations, {valid:,} of them valid", style="bold"))
+    print_title(out, f"{counts['considered']:,} configurations, {valid:,} of them valid")
     _print_shares(out, "fit", counts["ok"], {})
     by_cause = {f"{cause} is the largest part": n for cause, n in result.out_of_memory.items()}
     _print_shares(out, f"run out of {result.memory_limit_gib:.1f} GiB", counts["out_of_memory"], by_cause)

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.text import Text
 
 from forerun.core.program.types import F64
 from forerun.evidence.fitting.fit import Fit
 from forerun.evidence.fitting.left_out import AnchoredErrors, mean_errors
-from forerun.interfaces.report.console import make_table
+from forerun.interfaces.report.console import print_table
 
 _COLUMNS = (
     "id",
@@ -84,23 +83,26 @@ def step_fit_record(fit: Fit, anchored: Anchored | None) -> dict[str, Any]:
 def print_step_fit(out: Console, fit: Fit, anchored: Anchored | None, written: Sequence[object] | None) -> None:
     """Constants with what they were and what they are, errors, and what was written."""
     record = step_fit_record(fit, anchored)
-    out.print(Text("Kinds of constants", style="bold"))
-    table = make_table(("kind", "left"), *((name, "right") for name in ("prior", "fitted", "sigma")))
-    for kind in record["kinds"]:
-        table.add_row(kind["name"], _number(kind["prior"]), _number(kind["value"]), f"{kind['sigma']:.3f}")
-    out.print(table)
-    out.print(Text("Constants (rows: steps that inform it; sigma: of its logarithm)", style="bold"))
-    columns = ("prior", "shipped", "fitted", "sigma", "rows")
-    table = make_table(("constant", "left"), ("kind", "left"), *((name, "right") for name in columns))
-    for one in record["constants"]:
-        figures = (_number(one["prior"]), _number(one["shipped"]), _number(one["value"]), f"{one['sigma']:.3f}")
-        table.add_row(one["name"], one["kind"] or "", *figures, str(one["rows"]))
-    out.print(table)
-    out.print(Text("Step time, %", style="bold"))
-    table = make_table(("constants", "left"), *((name, "right") for name in _FIGURES))
-    for name in ("shipped", "fitted"):
-        table.add_row(name, *_percents(record[name]))
-    out.print(table)
+    kinds = (
+        (kind["name"], _number(kind["prior"]), _number(kind["value"]), f"{kind['sigma']:.3f}")
+        for kind in record["kinds"]
+    )
+    print_table(out, "Kinds of constants", "lrrr", ("kind", "prior", "fitted", "sigma"), kinds)
+    constants = (
+        (
+            one["name"],
+            one["kind"] or "",
+            *map(_number, (one["prior"], one["shipped"], one["value"])),
+            f"{one['sigma']:.3f}",
+            str(one["rows"]),
+        )
+        for one in record["constants"]
+    )
+    title = "Constants (rows: steps that inform it; sigma: of its logarithm)"
+    headings = ("constant", "kind", "prior", "shipped", "fitted", "sigma", "rows")
+    print_table(out, title, "llrrrrr", headings, constants)
+    errors = ((name, *_percents(record[name])) for name in ("shipped", "fitted"))
+    print_table(out, "Step time, %", "lrrrrr", ("constants", *_FIGURES), errors)
     _print_families(out, "Step time with a family of stacks left out of the fit, %", record["left_out"])
     for anchor, words in _ANCHORS.items():
         families = record["anchored"].get(anchor, {})
@@ -129,13 +131,9 @@ def step_fit_csv(fit: Fit, anchored: Anchored | None) -> str:
 
 
 def _print_families(out: Console, title: str, families: dict[str, dict[str, float]]) -> None:
-    if not families:
-        return
-    out.print(Text(title, style="bold"))
-    table = make_table(("family", "left"), *((name, "right") for name in _FIGURES))
-    for name, figures in families.items():
-        table.add_row(name, *_percents(figures))
-    out.print(table)
+    if families:
+        rows = ((name, *_percents(figures)) for name, figures in families.items())
+        print_table(out, title, "lrrrrr", ("family", *_FIGURES), rows)
 
 
 def _errors(fit: Fit, seconds: F64) -> F64:

@@ -6,12 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.tables import kernel_times, module_times, stream_times
 from forerun.core.program.types import Phase
-from forerun.interfaces.report.console import make_table, print_heading, print_missing
+from forerun.interfaces.report.console import print_heading, print_missing, print_table
 from forerun.interfaces.report.records import prediction_record
 from forerun.interfaces.report.wording import percent, seconds
 
@@ -45,15 +44,14 @@ def print_timeline(out: Console, simulation: Simulation, rank_class: int, top: i
 
 def _print_kernels(out: Console, simulation: Simulation, rank_class: int, top: int) -> None:
     rows = kernel_times(simulation, rank_class)
-    out.print(Text(f"Kernels by time ({min(top, len(rows))} of {len(rows)})", style="bold"))
-    where = [("launched at", "left")] if any(row.lines for row in rows) else []
-    shown = make_table(
-        ("kernel", "left"), ("kind", "left"), ("count", "right"), ("total", "right"), ("of step", "right"), *where
+    where = any(row.lines for row in rows)
+    cells = (
+        (row.name, row.kind, f"{row.count:,}", seconds(row.total_s), percent(row.share), *[_place(row.lines)] * where)
+        for row in rows[:top]
     )
-    for row in rows[:top]:
-        place = [_place(row.lines)] if where else []
-        shown.add_row(row.name, row.kind, f"{row.count:,}", seconds(row.total_s), percent(row.share), *place)
-    out.print(shown)
+    headings = ("kernel", "kind", "count", "total", "of step", *["launched at"] * where)
+    title = f"Kernels by time ({min(top, len(rows))} of {len(rows)})"
+    print_table(out, title, "llrrr" + "l" * where, headings, cells)
 
 
 def _place(lines: tuple[str, ...]) -> str:
@@ -65,19 +63,23 @@ def _place(lines: tuple[str, ...]) -> str:
 
 
 def _print_streams(out: Console, simulation: Simulation, rank_class: int) -> None:
-    out.print(Text("Streams", style="bold"))
-    shown = make_table(("stream", "left"), ("nodes", "right"), ("busy", "right"), ("of step", "right"))
-    for row in stream_times(simulation, rank_class):
-        shown.add_row(row.name, f"{row.count:,}", seconds(row.busy_s), percent(row.share))
-    out.print(shown)
+    cells = (
+        (row.name, f"{row.count:,}", seconds(row.busy_s), percent(row.share))
+        for row in stream_times(simulation, rank_class)
+    )
+    print_table(out, "Streams", "lrrr", ("stream", "nodes", "busy", "of step"), cells)
 
 
 def _print_modules(out: Console, simulation: Simulation, rank_class: int, top: int, depth: int) -> None:
     rows = module_times(simulation, rank_class, depth)
-    out.print(Text(f"Modules by device time ({min(top, len(rows))} of {len(rows)}, {depth} deep)", style="bold"))
-    phases = [(phase.name.lower(), "right") for phase in Phase]
-    shown = make_table(("module", "left"), ("nodes", "right"), ("total", "right"), ("share", "right"), *phases)
-    for row in rows[:top]:
-        by_phase = [seconds(time_s) if time_s else "" for time_s in row.by_phase_s.values()]
-        shown.add_row(row.name, f"{row.count:,}", seconds(row.total_s), percent(row.share), *by_phase)
-    out.print(shown)
+    phases = [phase.name.lower() for phase in Phase]
+    cells = (
+        (row.name, f"{row.count:,}", seconds(row.total_s), percent(row.share), *map(_known, row.by_phase_s.values()))
+        for row in rows[:top]
+    )
+    title = f"Modules by device time ({min(top, len(rows))} of {len(rows)}, {depth} deep)"
+    print_table(out, title, "lrrr" + "r" * len(phases), ("module", "nodes", "total", "share", *phases), cells)
+
+
+def _known(time_s: float) -> str:
+    return seconds(time_s) if time_s else ""

@@ -6,39 +6,30 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from forerun.common.units import GIB
 from forerun.core.memory.profile import profile
 from forerun.core.program.types import Collective, Program
+from forerun.interfaces.report.console import make_table, print_title
 
 _NOTES = 8
 
 
 def print_trace(out: Console, program: Program, path: Path, seconds: float) -> None:
     """Print the file of the Program, its contents for each role, and what the tracer had to guess."""
-    out.print(Text(f"{path}: {program.meta.get('name')} on {program.meta.get('world_size')} ranks", style="bold"))
+    print_title(out, f"{path}: {program.meta.get('name')} on {program.meta.get('world_size')} ranks")
     out.print(f"traced in {seconds:.1f} s; forerun predict --program {path} --cluster NAME", soft_wrap=True)
     out.print()
-    table = Table(box=None, pad_edge=False)
-    for heading in ("role", "ranks", "kernels", "collectives", "sends", "TFLOP", "peak GiB"):
-        table.add_column(heading, justify="left" if heading == "role" else "right")
+    ops, rows = program.ops, []
     for number, (cls, memory) in enumerate(zip(program.rank_classes, profile(program), strict=True)):
         count = _counts(program, number)
-        ops = program.ops
-        kernels = int(count[ops.is_compute].sum())
-        flops = float((count * program.ops.flops).sum())
-        table.add_row(
-            cls.name,
-            f"{cls.n_ranks:,}",
-            f"{kernels:,}",
-            f"{int(count[ops.is_collective].sum()):,}",
-            f"{int(count[ops.sends].sum()):,}",
-            f"{flops / 1e12:,.3g}" if flops < 1e15 else f"{flops / 1e12:,.0f}",
-            f"{memory.peak_bytes / GIB:.3g}",
-        )
-    out.print(table)
+        flops = float((count * ops.flops).sum())
+        kinds = (int(count[of_kind].sum()) for of_kind in (ops.is_compute, ops.is_collective, ops.sends))
+        work = f"{flops / 1e12:,.3g}" if flops < 1e15 else f"{flops / 1e12:,.0f}"
+        counted = (f"{n:,}" for n in (cls.n_ranks, *kinds))
+        rows.append((cls.name, *counted, work, f"{memory.peak_bytes / GIB:.3g}"))
+    headings = ("role", "ranks", "kernels", "collectives", "sends", "TFLOP", "peak GiB")
+    out.print(make_table("lrrrrrr", headings, rows, gap=2))
     _print_collectives(out, program)
     notes = [str(note) for note in program.meta.get("notes", ())]  # type: ignore[attr-defined]
     for note in notes[:_NOTES]:
@@ -68,11 +59,8 @@ def _print_collectives(out: Console, program: Program) -> None:
     if not rows:
         return
     out.print()
-    table = Table(box=None, pad_edge=False)
-    for heading in ("group", "ranks", "collective", "times", "GiB in all"):
-        table.add_column(heading, justify="left" if heading in ("group", "collective") else "right")
+    cells = []
     for (group, kind), (times, size) in sorted(rows.items()):
-        where = program.groups[group]
-        name = Collective(kind).name.lower().replace("_", "-")
-        table.add_row(where.axis, f"{where.size:,}", name, f"{int(times):,}", f"{size / GIB:.3g}")
-    out.print(table)
+        where, name = program.groups[group], Collective(kind).name.lower().replace("_", "-")
+        cells.append((where.axis, f"{where.size:,}", name, f"{int(times):,}", f"{size / GIB:.3g}"))
+    out.print(make_table("lrlrr", ("group", "ranks", "collective", "times", "GiB in all"), cells, gap=2))
