@@ -33,11 +33,7 @@ def around_plan(
 
 
 def around_program(
-    simulation: Simulation,
-    program: Program,
-    cluster: Cluster,
-    loop: TrainingLoop,
-    storage: Storage | None = None,
+    simulation: Simulation, program: Program, cluster: Cluster, loop: TrainingLoop, storage: Storage | None = None
 ) -> Simulation:
     """Returns `simulation` of `program` with a prediction that also says what `loop` costs."""
     if not loop:

@@ -97,11 +97,7 @@ class Bottlenecks:
 
 
 def bottlenecks(
-    simulation: Simulation,
-    compute: float = 0.80,
-    memory: float = 0.70,
-    network: float = 0.30,
-    waiting: float = 0.10,
+    simulation: Simulation, compute: float = 0.80, memory: float = 0.70, network: float = 0.30, waiting: float = 0.10
 ) -> Bottlenecks:
     """Measures how much of each resource a step takes. `simulation` must be unfolded.
 

@@ -95,11 +95,7 @@ def _read_whole(path: Path) -> Iterator[Any]:
         yield _message(Node, record, f"{path}, node number {number}")
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
-    ".et": _read_trace,
-    ".jsonl": _read_lines,
-    ".json": _read_whole,
-}
+_READERS: dict[str, Callable[[Path], Iterator[Any]]] = {".et": _read_trace, ".jsonl": _read_lines, ".json": _read_whole}
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -8,13 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from forerun.astrasim.messages.algorithms import begin
-from forerun.astrasim.messages.state import (
-    DOUBLE_BINARY_TREE,
-    PICK_FIRST_HALF,
-    PICK_LAST_HALF,
-    PICK_NEXT,
-    Engine,
-)
+from forerun.astrasim.messages.state import DOUBLE_BINARY_TREE, PICK_FIRST_HALF, PICK_LAST_HALF, PICK_NEXT, Engine
 from forerun.common.jit import inlined, kernel
 
 

@@ -59,10 +59,7 @@ PHASE = np.dtype(
         ("message", np.int64),  # bytes of every message
         ("n_messages", np.int64),  # messages that one rank sends
         ("window", np.int64),  # packets that start at once
-        (
-            "unreduced",
-            np.int64,
-        ),  # packets of a round, behind the first `window`, that are all reduced or not
+        ("unreduced", np.int64),  # packets of a round, behind the first `window`, that are all reduced or not
         ("level", np.int64),  # dimension whose queues it uses
         ("pick", np.int64),
         ("endpoint_ns", np.int64),

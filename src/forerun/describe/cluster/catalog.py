@@ -366,12 +366,7 @@ def link_latency_s(kind: LinkKind) -> float:
 
 
 def _assemble(
-    name: str,
-    device: Device,
-    node: _Node,
-    price_per_gpu_hour: float | None,
-    mtbf_gpu_hours: float | None,
-    place: str,
+    name: str, device: Device, node: _Node, price_per_gpu_hour: float | None, mtbf_gpu_hours: float | None, place: str
 ) -> Cluster:
     """Puts a cluster together, its links ordered from the inside out; without a link between nodes it is one node."""
     parts = {"gpus_per_node": node.size, "intra_node": node.intra, "host_gb_s": node.host_bytes_per_s}

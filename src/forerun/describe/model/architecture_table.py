@@ -121,10 +121,7 @@ def _experts(moe: Fields | None, n_layers: int) -> MoESpec | None:
         raise moe.error("pad_to_capacity", "needs a capacity_factor")
     n_experts, top_k, dense = moe.integer("n_experts"), moe.integer("top_k"), _dense_layers(moe, n_layers)
     moe.finish()
-    return build(
-        moe.place,
-        lambda: MoESpec(n_experts, top_k, width, shared, dense, capacity_factor=capacity_factor),
-    )
+    return build(moe.place, lambda: MoESpec(n_experts, top_k, width, shared, dense, capacity_factor=capacity_factor))
 
 
 def _dense_layers(moe: Fields, n_layers: int) -> int:

@@ -125,10 +125,7 @@ def _moe(
     router_bias: bool = False,
 ) -> MoESpec:
     n_experts, top_k = config.integer(count_key), config.integer("num_experts_per_tok")
-    return build(
-        config.place,
-        lambda: MoESpec(n_experts, top_k, width, shared_width, dense_layers, gate, router_bias),
-    )
+    return build(config.place, lambda: MoESpec(n_experts, top_k, width, shared_width, dense_layers, gate, router_bias))
 
 
 def _dense_layers(config: Fields) -> int:

@@ -235,14 +235,7 @@ def pool(
     """Makes pooling to `output_shape`; the maximum keeps its input (as autograd does) and an index for each output."""
     indices = prod(output_shape) * _INDEX_BYTES if maximum else 0
     return Pool(
-        layer_id,
-        "pool",
-        input_shape,
-        output_shape,
-        unit=unit,
-        saves_input=maximum,
-        own_bytes=indices,
-        maximum=maximum,
+        layer_id, "pool", input_shape, output_shape, unit=unit, saves_input=maximum, own_bytes=indices, maximum=maximum
     )
 
 

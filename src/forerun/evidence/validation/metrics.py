@@ -17,11 +17,7 @@ _GPUS_UP_TO = {"1 GPU": 1, "2-8 GPUs": 8, "9-64 GPUs": 64, "65-512 GPUs": 512, "
 _PARAMETERS_BELOW = {"< 1 B": 1e9, "1-10 B": 1e10, "10-100 B": 1e11, ">= 100 B": math.inf}
 GPU_RANGES = (*_GPUS_UP_TO, "not stated")
 PARAMETER_RANGES = tuple(_PARAMETERS_BELOW)
-COMPARED_MEMORY = {
-    "allocated": "peak_allocated_gib",
-    "reserved": "peak_reserved_gib",
-    "nvidia-smi": "device_gib",
-}
+COMPARED_MEMORY = {"allocated": "peak_allocated_gib", "reserved": "peak_reserved_gib", "nvidia-smi": "device_gib"}
 """kind of measured memory -> the predicted figure to compare; other kinds have no stated unit"""
 MIN_GROUP = 4
 """least number of rows with a measured time for a group's ranking"""

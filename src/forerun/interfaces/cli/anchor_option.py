@@ -18,8 +18,7 @@ Anchor = Annotated[
     typer.Option(metavar="FILE", help="YAML file of your own measured step(s): plan fields and step_time_s."),
 ]
 SuggestAnchor = Annotated[
-    bool,
-    typer.Option("--suggest-anchor", help="Say which of the listed plans, measured, tells most about the others."),
+    bool, typer.Option("--suggest-anchor", help="Say which of the listed plans, measured, tells most about the others.")
 ]
 
 

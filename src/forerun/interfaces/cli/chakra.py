@@ -28,8 +28,7 @@ _STDOUT = "-"
 chakra = typer.Typer(help="Check, describe and convert Chakra execution traces.", rich_markup_mode=None)
 
 Traces = Annotated[
-    list[str],
-    typer.Argument(metavar="TRACES", help="Prefix of <prefix>.<rank>.et, a folder, or files of some ranks."),
+    list[str], typer.Argument(metavar="TRACES", help="Prefix of <prefix>.<rank>.et, a folder, or files of some ranks.")
 ]
 Ranks = Annotated[int | None, typer.Option(min=1, help="Number of ranks; by default all that have a file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

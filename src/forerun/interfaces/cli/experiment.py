@@ -41,8 +41,7 @@ Settings = Annotated[
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a key to this value (YAML); several may follow."),
 ]
 Out = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="Write configuration, results, pictures and report.html here."),
+    Path | None, typer.Option(metavar="FOLDER", help="Write configuration, results, pictures and report.html here.")
 ]
 
 

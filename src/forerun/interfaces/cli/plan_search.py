@@ -174,12 +174,7 @@ def range_of_searches(question: Question, shown: Shown, launch: LaunchOptions) -
 
     Raises ForerunError, also for an option that is about one search only.
     """
-    about_one = {
-        "--top": shown.top,
-        "--why": shown.why,
-        "--heat": shown.heat,
-        "--suggest-anchor": shown.suggest_anchor,
-    }
+    about_one = {"--top": shown.top, "--why": shown.why, "--heat": shown.heat, "--suggest-anchor": shown.suggest_anchor}
     for name, given in about_one.items():
         if given:
             raise ForerunError(f"{name} is about one search; leave it out, or give one number of GPUs and one batch")

@@ -25,8 +25,7 @@ def simulate(
     program: Annotated[Path, typer.Option(metavar="FILE", help="A saved program (forerun trace).")],
     cluster: ClusterOption,
     gpus: Annotated[
-        int | None,
-        typer.Option(help="GPUs of the run; by default the program's. Scales data parallelism."),
+        int | None, typer.Option(help="GPUs of the run; by default the program's. Scales data parallelism.")
     ] = None,
     stack: Annotated[str, typer.Option(help="Stack whose host times and rates apply (forerun stacks).")] = STACK,
     rank_class: Annotated[

@@ -7,12 +7,7 @@ from forerun.answers.experiment.result import Comparison, ScalePoint, ScalingStu
 from forerun.interfaces.report.page import Document, Figures, Heading, Part, Plot, Table, Text
 from forerun.interfaces.report.page_sections import dollars, reproduce_section
 from forerun.interfaces.report.plots import causes_plot
-from forerun.interfaces.report.plots_of_studies import (
-    cumulated_plot,
-    efficiency_plot,
-    spread_plot,
-    throughput_plot,
-)
+from forerun.interfaces.report.plots_of_studies import cumulated_plot, efficiency_plot, spread_plot, throughput_plot
 from forerun.interfaces.report.wording import percent, rate, seconds
 
 _BLAMED = 10

@@ -79,11 +79,7 @@ def far_apart(title: str, values: Sequence[float]) -> dict[str, Any]:
 
 def marker(look: Look) -> dict[str, Any]:
     """The marker of a bar, which has its own colour and hatch."""
-    return {
-        "color": look.colour,
-        "pattern": hatch(look.hatch),
-        "line": {"width": 0.5, "color": "#ffffff"},
-    }
+    return {"color": look.colour, "pattern": hatch(look.hatch), "line": {"width": 0.5, "color": "#ffffff"}}
 
 
 def stacked_areas(x: Sequence[float], parts: Sequence[tuple[Look, Sequence[float]]], unit: str) -> list[dict[str, Any]]:
@@ -201,11 +197,7 @@ def _slices(shown: Sequence[Lane], work: str, scale: float, step_ps: int) -> dic
             for _, each in every
         ],
         "hovertemplate": "%{customdata[0]}<br>starts at %{customdata[1]}, runs for %{customdata[2]}",
-        "marker": {
-            "color": look.colour,
-            "pattern": hatch(hatches),
-            "line": {"width": 0},
-        },
+        "marker": {"color": look.colour, "pattern": hatch(hatches), "line": {"width": 0}},
     }
 
 

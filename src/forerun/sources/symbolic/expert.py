@@ -193,14 +193,7 @@ def _grouped(section: Section, x: str, tokens: int, local: int, width: int, modu
         makes.append(("expert.silu", act_size))
         saves = ("expert.u", "expert.silu")
     section.pointwise(
-        "ffn.expert.act",
-        pattern,
-        tokens * width,
-        kernels.stack.activation,
-        ("expert.u",),
-        tuple(makes),
-        saves,
-        module,
+        "ffn.expert.act", pattern, tokens * width, kernels.stack.activation, ("expert.u",), tuple(makes), saves, module
     )
     down = kernels.gemms("ffn.expert_down", each, width, s.hidden, local)
     add("ffn.expert_down", down, "expert.act", ("expert.y", tokens * s.hidden * s.act_bytes), tokens * width, one)

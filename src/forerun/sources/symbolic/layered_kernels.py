@@ -87,14 +87,7 @@ class LayeredKernels(PlanKernels):
             return ops.memory(name, read, written, kernel.launches, kernel.flops)
         if not kernel.elements_read:
             return ops.gemm(
-                name,
-                kernel.m,
-                kernel.n,
-                kernel.k,
-                kernel.groups,
-                role,
-                dtype,
-                element_bytes=(width, width),
+                name, kernel.m, kernel.n, kernel.k, kernel.groups, role, dtype, element_bytes=(width, width)
             )
         read, written = kernel.elements_read * width, kernel.elements_written * width
         implicit = Gemm(kernel.m, kernel.n, kernel.k, kernel.groups, role, operand_bytes=read, result_bytes=written)

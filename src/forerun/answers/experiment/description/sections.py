@@ -85,9 +85,7 @@ Slowdown = Annotated[float, BeforeValidator(exponent_number), Field(ge=1, le=100
 Share = Annotated[float, BeforeValidator(exponent_number), Field(ge=0, le=1)]
 Spread = Annotated[float, BeforeValidator(exponent_number), Field(ge=0, le=2)]
 Schedule = Annotated[
-    list[Annotated[list[Start], Field(min_length=2, max_length=2)]],
-    BeforeValidator(_pairs),
-    Field(max_length=1000),
+    list[Annotated[list[Start], Field(min_length=2, max_length=2)]], BeforeValidator(_pairs), Field(max_length=1000)
 ]
 
 

@@ -109,11 +109,7 @@ class _Derived:
 
 
 def _receive(
-    stage: int,
-    graphs: list[StageGraph],
-    members: list[Member],
-    place: dict[int, tuple[int, int]],
-    derived: _Derived,
+    stage: int, graphs: list[StageGraph], members: list[Member], place: dict[int, tuple[int, int]], derived: _Derived
 ) -> None:
     graph = graphs[stage]
     received: dict[int, int] = {}

@@ -191,11 +191,7 @@ def _rest(t: Translation) -> None:
     if plan.precision == "tf32":
         t.remark("precision tf32: call torch.set_float32_matmul_precision('high') before training")
     t.implied("master_dtype", "reduce_dtype", "accumulate_dtype")
-    t.implied_if(
-        plan.overlap_grad_reduce,
-        "overlap_grad_reduce",
-        "gradients are reduced while the backward pass runs",
-    )
+    t.implied_if(plan.overlap_grad_reduce, "overlap_grad_reduce", "gradients are reduced while the backward pass runs")
     t.implied_if(not plan.cuda_graphs, "cuda_graphs", "accelerate launches each kernel")
     t.implied_if(plan.activation_offload == 0, "activation_offload", "activations stay on the GPU")
     t.implied_if(plan.attention == "auto", "attention", "load the model with attn_implementation")

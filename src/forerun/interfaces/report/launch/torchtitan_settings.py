@@ -112,11 +112,7 @@ def _fixed_behaviour(t: Translation) -> None:
     t.implied_if(plan.prefetch == 1, "prefetch", "FSDP2 gathers one unit ahead")
     replicated, bucket_mib = plan.dp_replicate > 1 and not plan.shards_optimizer, t.own.constants["ddp_bucket_mib"]
     t.implied_if(plan.ddp_bucket_mib in (0, bucket_mib) or not replicated, "ddp_bucket_mib", f"is {bucket_mib} MiB")
-    t.implied_if(
-        plan.overlap_grad_reduce,
-        "overlap_grad_reduce",
-        "gradients are reduced while the backward pass runs",
-    )
+    t.implied_if(plan.overlap_grad_reduce, "overlap_grad_reduce", "gradients are reduced while the backward pass runs")
     t.implied_if(plan.activation_offload == 0, "activation_offload", "torchtitan keeps activations on the GPU")
     t.stack()
 
