@@ -60,8 +60,7 @@ def make_folder(path: str | Path) -> Path:
 def whole_file(path: str | Path) -> Iterator[BinaryIO]:
     """Opens a temporary file that replaces `path` when the block ends, or is removed if the block fails.
 
-    Raises:
-        ForerunError: the file can't be written.
+    Raises ForerunError if the file can't be written.
     """
     target = Path(path)
     temporary = Path(f"{target.parent / ('.' + target.name)}.{os.getpid()}.tmp")

@@ -38,9 +38,8 @@ class RayCluster(Generic[Task, Answer]):
     `basis` returns a digest of everything that answers depend on. A worker refuses tasks if its own digest differs.
     When a worker is lost, another one gets its chunk.
 
-    Raises:
-        ForerunError: Ray is not installed, nothing answers at the address, there is less than one worker, a worker has
-            another basis, or worker after worker is lost with the same chunk.
+    Raises ForerunError if Ray is not installed, nothing answers at the address, there is less than one worker, a worker
+    has another basis, or worker after worker is lost with the same chunk.
     """
 
     def __init__(

@@ -17,8 +17,7 @@ T = TypeVar("T")
 def shipped(kind: type[T], package: str, name: str) -> T:
     """The constants of the file `name` of `package`, as an object of the dataclass `kind`.
 
-    Raises:
-        ForerunError: a key is missing or unknown, or a value is of the wrong type.
+    Raises ForerunError if a key is missing or unknown, or a value is of the wrong type.
     """
     return cast(T, _loaded(cast(Any, kind), package, name))
 

@@ -108,8 +108,7 @@ def simulate(
 def load_program(path: str | Path) -> Program:
     """The Program in a file that `forerun trace` wrote. Loading executes nothing that the file holds.
 
-    Raises:
-        ForerunError: the file can't be read, is damaged, or is no Program.
+    Raises ForerunError if the file can't be read, is damaged, or is no Program.
     """
     return read_program(path)
 
@@ -119,8 +118,7 @@ def load_measured(
 ) -> Measured | None:
     """Read your measured times of kernels and collectives from CSV files (docs/cli.md); None without files.
 
-    Raises:
-        ForerunError: a file can't be read or holds something wrong; the message names the line and the column.
+    Raises ForerunError if a file can't be read or holds something wrong; the message names the line and the column.
     """
     return read_measured(kernel_profile, network_profile)
 

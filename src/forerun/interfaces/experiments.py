@@ -144,8 +144,7 @@ class Run:
         Args:
             kind: compute, communication, copy, delay or host; or one of their starts or ends: communication_start.
 
-        Raises:
-            UnknownName: there is no such kind.
+        Raises UnknownName if there is no such kind.
         """
         return History(self._history.iterations).events(kind)
 

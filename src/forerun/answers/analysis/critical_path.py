@@ -64,8 +64,7 @@ def critical_path(simulation: Simulation) -> CriticalPath:
     Where several things end at the same time, the path prefers the previous node of the stream, then the predecessor
     that was issued first, then the host.
 
-    Raises:
-        ForerunError: the run is folded, so the nodes inside its blocks are missing.
+    Raises ForerunError if the run is folded, so the nodes inside its blocks are missing.
     """
     if FOLDED_BLOCKS in simulation.program.ops.name:
         raise ForerunError("critical path: the run is folded; simulate it with folded=False")

@@ -123,8 +123,7 @@ class History:
     def events(self, kind: str | None = None) -> Iterator[Event]:
         """Yields each event; with `kind` only those of one of KINDS or EVENT_TYPES.
 
-        Raises:
-            UnknownName: there is no such kind.
+        Raises UnknownName if there is no such kind.
         """
         if kind is not None and kind not in (*KINDS, *EVENT_TYPES):
             raise UnknownName("kind of event", kind, [*KINDS, *EVENT_TYPES])

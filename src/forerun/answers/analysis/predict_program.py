@@ -61,9 +61,8 @@ def predict_program(
         loop: the periodic work of the training loop; unless given, what the program states.
         storage: the storage that checkpoints go to.
 
-    Raises:
-        ForerunError: `n_gpus` can't be reached without tracing again, the network or the cluster is too small, or the
-            device lacks a dtype that the program uses.
+    Raises ForerunError if `n_gpus` can't be reached without tracing again, the network or the cluster is too small, or
+    the device lacks a dtype that the program uses.
     """
     placed = placed_program(program, cluster, n_gpus)
     origin = Origin.of(placed)
@@ -93,8 +92,7 @@ def predict_program(
 def read_program(path: str | Path) -> Program:
     """Reads the Program saved in a file, and names it after the file where it has no name.
 
-    Raises:
-        ForerunError: the file can't be read or holds no complete Program; the message names the file.
+    Raises ForerunError if the file can't be read or holds no complete Program; the message names the file.
     """
     try:
         program = load(path)

@@ -99,8 +99,7 @@ class Stepper:
             network: factor of the collectives and transfers of all ranks.
             host: factor of issuing kernels, and of the host's work between them.
 
-        Raises:
-            ForerunError: `compute` lacks a factor for some rank class, or a factor is not a number above 0.
+        Raises ForerunError if `compute` lacks a factor for some rank class, or a factor is not a number above 0.
         """
         key = tuple(map(float, compute)), float(network), float(host)
         found = self._kept.get(key)

@@ -26,8 +26,7 @@ class Answers:
 def answers_of(result: RunResult) -> Answers:
     """Analyse a run: some dozens of further simulations.
 
-    Raises:
-        ForerunError: as simulating the experiment's setup does.
+    Raises ForerunError as simulating the experiment's setup does.
     """
     request, simulation = result.request, result.simulation
     limits = request.thresholds

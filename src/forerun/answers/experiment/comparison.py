@@ -55,8 +55,7 @@ def compare(
         folder: where finished variants are kept, so that a comparison that is broken off goes on from there.
         workers: processes (1: this one); default: one for each CPU, this one alone where the request has handlers.
 
-    Raises:
-        ForerunError: a request that was not read from sections, or a folder that can't be written.
+    Raises ForerunError for a request that was not read from sections, or a folder that can't be written.
     """
     if not request.given:
         raise ForerunError(
@@ -120,8 +119,7 @@ def _simulated(rows: Sequence[_Row], number: int) -> Variant:
 def varied(request: Request, change: Mapping[str, str]) -> Request:
     """`request` with other values on some axes: pattern, topology, device, precision.
 
-    Raises:
-        ForerunError: an unknown name, or a plan that can't run there.
+    Raises ForerunError for an unknown name, or a plan that can't run there.
     """
     changes: dict[str, Any] = {}
     if "pattern" in change:

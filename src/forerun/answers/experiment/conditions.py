@@ -48,8 +48,7 @@ class Conditions:
     def slow(self, rank: int, factor: float, note: str = "") -> Conditions:
         """The same conditions with the kernels of `rank` `factor` times as long as before.
 
-        Raises:
-            ForerunError: there is no such rank, or `factor` is not above 0.
+        Raises ForerunError if there is no such rank, or `factor` is not above 0.
         """
         if not 0 <= rank < len(self.compute):
             raise ForerunError(
@@ -84,8 +83,7 @@ class Conditions:
 class Weather:
     """The Conditions of every iteration of a run under `disturbance` on `n_gpus` GPUs.
 
-    Raises:
-        ForerunError: a figure of `disturbance` makes no sense, or a slow rank does not exist.
+    Raises ForerunError if a figure of `disturbance` makes no sense, or a slow rank does not exist.
     """
 
     def __init__(self, disturbance: Disturbance, n_gpus: int) -> None:

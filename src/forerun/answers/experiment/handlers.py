@@ -111,18 +111,13 @@ def on(kind: Kind, iterations: Container[int] = range(1)) -> Callable[[Callable[
 
     `iterations` are those whose nodes a function for "event" is told of; by default the first alone.
 
-    Raises:
-        UnknownName: there is no such kind.
+    Raises UnknownName if there is no such kind.
     """
     return lambda function: Subscription(kind, function, iterations)
 
 
 class Audience:
-    """The handlers of a request, in its order.
-
-    Raises:
-        ForerunError: one of them is no handler.
-    """
+    """The handlers of a request, in its order. Raises ForerunError if one of them is no handler."""
 
     def __init__(self, handlers: Sequence[Any]) -> None:
         for handler in handlers:
@@ -143,8 +138,7 @@ class Audience:
     def iteration_start(self, iteration: int, conditions: Conditions) -> Conditions:
         """The conditions that hold, each handler seeing what the one before it left.
 
-        Raises:
-            ForerunError: a handler returns something else than Conditions of as many ranks, or None.
+        Raises ForerunError if a handler returns something else than Conditions of as many ranks, or None.
         """
         for handler in self._handlers:
             changed = handler.on_iteration_start(iteration, conditions)

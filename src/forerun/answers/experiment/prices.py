@@ -56,8 +56,7 @@ class PricesSection(PriceFile):
 def read_prices(path: str | Path) -> PriceFile:
     """The price file at `path`.
 
-    Raises:
-        ForerunError: it can't be read, or has a key or a value that it may not have; the message names both.
+    Raises ForerunError if it can't be read, or has a key or a value that it may not have; the message names both.
     """
     return check(PriceFile, read_yaml(Path(path)), str(path))
 
@@ -70,8 +69,7 @@ def prices_of(section: dict[str, Any], folder: Path, place: str, own_names: Coll
         place: names the section in errors.
         own_names: of the experiment's cluster and devices, which may have a price beside those of the catalogue.
 
-    Raises:
-        ForerunError: an unknown key, a wrong value, a name that is neither in the catalogue nor in `own_names`.
+    Raises ForerunError for an unknown key, a wrong value, or a name that is neither in the catalogue nor in `own_names`.
     """
     own = check(PricesSection, section, place)
     layers: list[tuple[PriceFile, str]] = [(own, place)]

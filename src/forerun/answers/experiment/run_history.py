@@ -32,8 +32,7 @@ def run_history(result: RunResult, most_nodes: int = _MOST_NODES) -> RunHistory:
     Iterations that one stands for are as that one is. The history ends before the first iteration whose conditions a
     handler changed: what handlers do is not repeated.
 
-    Raises:
-        ForerunError: as `run`.
+    Raises ForerunError as `run` does.
     """
     found: list[RunIteration] = []
     nodes = 0

@@ -43,8 +43,8 @@ def scale(
         folder: where finished points are kept, so that a study that is broken off goes on from there.
         workers: processes (1: this one); default: one for each CPU, this one alone where the request has handlers.
 
-    Raises:
-        ForerunError: no or senseless nodes, a request that was not read from sections, a folder that can't be written.
+    Raises ForerunError for no or senseless nodes, a request that was not read from sections, or a folder that can't be
+    written.
     """
     if not nodes or min(nodes) < 1:
         raise ForerunError(f"{request.name}: expected numbers of nodes of at least 1, got {list(nodes)}")
@@ -117,8 +117,8 @@ def gpus_per_node(request: Request) -> int:
 def request_at(request: Request, num_nodes: int, strong: bool) -> tuple[Request, str]:
     """The experiment on `num_nodes` nodes, and what differs besides, in words.
 
-    Raises:
-        ForerunError: the GPUs, the batch or the kinds of GPUs don't divide, or the plan can't run there; it says why.
+    Raises ForerunError if the GPUs, the batch or the kinds of GPUs don't divide, or the plan can't run there; it says
+    why.
     """
     if not request.given:
         raise ForerunError(
@@ -152,8 +152,7 @@ def plan_at(plan: Plan, n_gpus: int, strong: bool) -> Plan:
 
     Replicas grow, or shards where the plan has no replicas; of a hybrid (both) the shards stay.
 
-    Raises:
-        ForerunError: the GPUs or the global batch don't divide.
+    Raises ForerunError if the GPUs or the global batch don't divide.
     """
     model_parallel = plan.cp * plan.tp * plan.pp
     dp, rest = divmod(n_gpus, model_parallel)

@@ -30,8 +30,7 @@ Progress = Callable[[int, int], None]
 class Store(Generic[Point]):
     """The points of type `kind`, a dataclass, in a folder; without a folder nothing is kept.
 
-    Raises:
-        ForerunError: the folder can't be made or read.
+    Raises ForerunError if the folder can't be made or read.
     """
 
     def __init__(self, kind: type[Point], folder: Path | None) -> None:
@@ -49,8 +48,7 @@ class Store(Generic[Point]):
     def known(self, key: str) -> Point | None:
         """The point of that digest; None where it is not there.
 
-        Raises:
-            ForerunError: the file can't be read, or holds something else.
+        Raises ForerunError if the file can't be read, or holds something else.
         """
         if self.folder is None:
             return None
@@ -67,8 +65,7 @@ class Store(Generic[Point]):
     def keep(self, key: str, label: str, point: Point) -> None:
         """Write the file of a point, whole or not at all.
 
-        Raises:
-            ForerunError: it can't be written; what was kept before is as it was.
+        Raises ForerunError if it can't be written; what was kept before is as it was.
         """
         if self.folder is None:
             return
@@ -96,8 +93,7 @@ def points_of(
         labels: what each point is, for people who look at its file.
         workers: processes (1: this one); default: one for each CPU.
 
-    Raises:
-        ForerunError: fewer than one worker, or the store can't be written; earlier points stay.
+    Raises ForerunError for fewer than one worker, or if the store can't be written; earlier points stay.
     """
     found: dict[str, Point] = {}
     missing: dict[str, int] = {}

@@ -44,8 +44,7 @@ def study(
         folder: where finished runs are kept, so that a study that is broken off goes on from there.
         workers: processes (1: this one); default: one for each CPU, this one alone where the request has handlers.
 
-    Raises:
-        ForerunError: nothing disturbs the run, or as `run`; the folder can't be written.
+    Raises ForerunError if nothing disturbs the run or the folder can't be written, and as `run` does.
     """
     if not _disturbed(request):
         raise ForerunError(

@@ -146,9 +146,8 @@ def rank_programs(
         workers: number of processes; unless given, one for each CPU.
         progress: called with the number of Programs that are done and the number of all.
 
-    Raises:
-        ForerunError: the folder is missing, has no Program, or has none that can be predicted; the memory limit is not
-            between 0 and the device's memory; the objective is unknown, or is cost on a cluster without a price.
+    Raises ForerunError if the folder is missing, has no Program, or has none that can be predicted; the memory limit is
+    not between 0 and the device's memory; the objective is unknown, or is cost on a cluster without a price.
     """
     cluster, place = limited(cluster, memory_limit_gib), Path(folder)
     if objective is not None:

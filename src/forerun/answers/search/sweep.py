@@ -140,9 +140,8 @@ def sweep(
         progress: called with the number of points that are done and the number of all.
         options: options of `forerun.answers.search.search.search`; `keep` is 1.
 
-    Raises:
-        ForerunError: no number of GPUs or no batch is given, or a search raises it. A point at which no plan is
-            possible or fits raises nothing; its `reason` says why.
+    Raises ForerunError if no number of GPUs or no batch is given, or a search raises it. A point at which no plan is
+    possible or fits raises nothing; its `reason` says why.
     """
     questions = [(n_gpus, batch) for n_gpus in sorted(set(gpus)) for batch in sorted(set(global_batches))]
     if not questions:

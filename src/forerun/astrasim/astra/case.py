@@ -41,8 +41,7 @@ class Case:
 def read_case(folder: Path, aware: bool | None = None) -> Case:
     """Reads the case in `folder`; `aware` says whether its systems are congestion-aware, None leaves it to the folder.
 
-    Raises:
-        ForerunError: there is no system, or a file is missing or wrong.
+    Raises ForerunError if there is no system, or a file is missing or wrong.
     """
     if not folder.is_dir():
         raise ForerunError(f"{folder}: no such folder")

@@ -84,8 +84,7 @@ def _times_record(times_ns: I64) -> dict[str, Any]:
 def case_times(case: Mapping[str, Any], networks: dict[str, Network] | None = None) -> I64:
     """Returns when each rank of a case ends, in ns (ranks,). `networks` caches networks between calls.
 
-    Raises:
-        ForerunError: a key is missing, a value is wrong, or the collective can't be simulated.
+    Raises ForerunError if a key is missing, a value is wrong, or the collective can't be simulated.
     """
     network = _network(case, {} if networks is None else networks)
     size = _whole(case, "bytes", 1)
@@ -109,8 +108,7 @@ def case_times(case: Mapping[str, Any], networks: dict[str, Network] | None = No
 def strided_groups(n_ranks: int, group_size: int, stride: int) -> tuple[tuple[int, ...], ...]:
     """Returns groups of ranks `stride` apart, with every rank in one; () for one group of all ranks.
 
-    Raises:
-        ForerunError: such groups don't divide the ranks.
+    Raises ForerunError if such groups don't divide the ranks.
     """
     if group_size < 2 or stride < 1 or n_ranks % (group_size * stride):
         raise ForerunError(f"groups of {group_size} ranks {stride} apart do not divide {n_ranks} ranks")

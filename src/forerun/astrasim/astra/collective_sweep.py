@@ -106,8 +106,7 @@ def sweep(setting: Setting, collective: str, sizes: Sequence[int], algorithms: S
     An algorithm is a name, `direct` followed by a window, the names for all dimensions joined by +, or a custom
     algorithm as `module:Class` or `file.py:Class`. A point that can't run has an error.
 
-    Raises:
-        ForerunError: the collective or an algorithm is unknown, or no point can run.
+    Raises ForerunError if the collective or an algorithm is unknown, or no point can run.
     """
     if collective not in KINDS:
         raise UnknownName("collective", collective, list(KINDS))

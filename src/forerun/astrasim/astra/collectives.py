@@ -82,8 +82,7 @@ class CollectiveTables:
     ) -> int:
         """Returns the index of a call; `size` is the bytes of the full local buffer, of an all-gather the local shard.
 
-        Raises:
-            ForerunError: ASTRA-sim can't run a collective of this kind, size or algorithm.
+        Raises ForerunError if ASTRA-sim can't run a collective of this kind, size or algorithm.
         """
         key = (kind, size, communicator, priority, involved)
         if key not in self._calls:

@@ -128,8 +128,7 @@ BUILT_IN: dict[str, type[Algorithm]] = {"binomial": BinomialBroadcast, "ringPipe
 def load_algorithm(spec: str) -> Algorithm:
     """Loads the algorithm `module:Class` or `path/to/file.py:Class`.
 
-    Raises:
-        ForerunError: the class doesn't exist, can't be imported or has no method `steps`.
+    Raises ForerunError if the class doesn't exist, can't be imported or has no method `steps`.
     """
     place, _, name = spec.rpartition(":")
     if not place or not name.isidentifier():

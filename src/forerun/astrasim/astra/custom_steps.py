@@ -42,8 +42,8 @@ class RankSteps:
 def steps_of_algorithm(algorithm: Algorithm, n_ranks: int, size: int, costs: Costs) -> list[RankSteps]:
     """Runs an algorithm's class for every rank and returns the steps of each.
 
-    Raises:
-        ForerunError: the class raises an exception, or yields something that is not a step or waits for a later one.
+    Raises ForerunError if the class raises an exception, or yields something that is not a step or waits for a later
+    one.
     """
     programs, total = [], 0
     name = type(algorithm).__name__
@@ -99,8 +99,7 @@ _NONE = (np.zeros(0, np.int64),) * 4
 def steps_of_trace(trace: RankTrace, place: str) -> RankSteps:
     """Converts one rank's trace to steps: sends, receives and compute nodes, which take 1 ns or their duration.
 
-    Raises:
-        ForerunError: there is another kind of node, or nodes wait for each other in a cycle.
+    Raises ForerunError if there is another kind of node, or nodes wait for each other in a cycle.
     """
     kind = trace.kind.astype(np.int64)
     known = np.isin(kind, (NodeKind.SEND, NodeKind.RECV, NodeKind.COMP))
@@ -145,8 +144,7 @@ class StepTable:
     def add(self, programs: Sequence[RankSteps], place: str) -> int:
         """Adds the steps of all ranks of a ring and returns the index of the first rank's.
 
-        Raises:
-            ForerunError: a message goes to no rank, has no size or no counterpart, or a wait is below 0.
+        Raises ForerunError if a message goes to no rank, has no size or no counterpart, or a wait is below 0.
         """
         first = len(self._programs)
         counts = np.array([len(program) for program in programs], np.int64)

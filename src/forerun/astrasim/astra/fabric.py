@@ -23,8 +23,7 @@ def has_closed_form(network: Network) -> bool:
 def fabric_of(network: Network, aware: bool, mirrored_ranks: Sequence[int] = ()) -> Fabric:
     """Returns the fabric of `network`, congestion-aware or not. If given, `mirrored_ranks` stand for all ranks.
 
-    Raises:
-        ForerunError: the network is too large for a table of its routes.
+    Raises ForerunError if the network is too large for a table of its routes.
     """
     nothing = np.zeros(0, np.float64)
     mirrored = len(mirrored_ranks) > 0

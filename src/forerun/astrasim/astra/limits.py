@@ -24,8 +24,7 @@ _MOST_NS = 1 << 62
 def check_work(calls: Mapping[int, int], tables: CollectiveTables, n_actors: int) -> None:
     """Checks the work of collectives, of which some of `n_actors` ranks make each `calls[call]` times.
 
-    Raises:
-        ForerunError: there are too many messages or chunks.
+    Raises ForerunError if there are too many messages or chunks.
     """
     width = STREAM.itemsize + 8 * (tables.most_phases + tables.n_queues * len(tables.dims))
     steps = sum(times * tables.n_chunks(call) ** 2 * tables.n_phases(call) for call, times in calls.items())
@@ -41,8 +40,7 @@ def check_work(calls: Mapping[int, int], tables: CollectiveTables, n_actors: int
 def check_times(network: Network, tables: CollectiveTables, call: int, n_actors: int, aware: bool) -> None:
     """Checks that sizes and times of a call, which `n_actors` ranks make at once, can't overflow.
 
-    Raises:
-        ForerunError: sizes or times are too large.
+    Raises ForerunError if sizes or times are too large.
     """
     largest, slowest_ns = 0, 0.0
     for phase in tables.phases_of(call):

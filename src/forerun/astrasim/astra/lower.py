@@ -71,8 +71,7 @@ class LoweredProgram:
 def lower_trace(trace: RankTrace, system: System, memory: RemoteMemory, place: str = "trace") -> LoweredTrace:
     """Finds costs and order of the nodes of one trace for the ascending issue policy.
 
-    Raises:
-        ForerunError: a node can't be simulated; `place` and the node's id are named.
+    Raises ForerunError if a node can't be simulated; `place` and the node's id are named.
     """
     row = np.argsort(trace.node_id, kind="stable")
     kind = trace.kind[row].astype(np.int64)
@@ -169,8 +168,8 @@ def lower_program(
 
     `messages` says which sends and receives match if an actor stands for several ranks.
 
-    Raises:
-        ForerunError: a group is unknown or lacks the rank, a send has no valid peer, a collective can't be simulated.
+    Raises ForerunError if a group is unknown or lacks the rank, a send has no valid peer, or a collective can't be
+    simulated.
     """
     first = pointers([len(trace) for trace in traces])
     target = np.full(first[-1], -1, np.int32)
@@ -265,8 +264,7 @@ class Messages:
 def match_messages(traces: Sequence[LoweredTrace], ranks: Sequence[int], n_ranks: int) -> Messages:
     """Matches sends and receives of equal tag, sender, receiver and size.
 
-    Raises:
-        ForerunError: a message goes to no other rank or has no size.
+    Raises ForerunError if a message goes to no other rank or has no size.
     """
     none = np.zeros(0, np.int64)
     keys, columns = [np.zeros((0, 4), np.int64)], [(none, none, np.zeros(0, bool), none)]

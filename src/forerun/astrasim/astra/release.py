@@ -52,11 +52,7 @@ def releases() -> dict[str, Release]:
 
 
 def release_named(name: str = DEFAULT_RELEASE) -> Release:
-    """Returns the build called `name`.
-
-    Raises:
-        UnknownName: there is none; the message lists the known ones.
-    """
+    """Returns the build called `name`. Raises UnknownName if there is none; the message lists the known ones."""
     if name not in releases():
         raise UnknownName("release of ASTRA-sim", name, [*releases()])
     return releases()[name]

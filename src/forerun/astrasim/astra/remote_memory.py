@@ -24,8 +24,7 @@ class RemoteMemory:
     def runtime_ns(self, size_bytes: I64) -> I64:
         """Returns the time of each access: latency, and the bytes at full bandwidth truncated to ns.
 
-        Raises:
-            ForerunError: there is no remote memory.
+        Raises ForerunError if there is no remote memory.
         """
         if not self.expansion:
             raise ForerunError(
@@ -37,8 +36,7 @@ class RemoteMemory:
 def read_remote_memory(path: str | Path | None) -> RemoteMemory:
     """Reads the remote memory file at `path`; None means no expansion.
 
-    Raises:
-        ForerunError: it can't be read, or its kind of memory is not simulated.
+    Raises ForerunError if it can't be read, or its kind of memory is not simulated.
     """
     if path is None:
         return RemoteMemory()

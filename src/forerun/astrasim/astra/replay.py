@@ -73,9 +73,8 @@ def replay(
 
     `times` caches the times of collectives between replays on the same system and network.
 
-    Raises:
-        ForerunError: the numbers of traces and of the network's ranks differ, a node can't be simulated, or ranks wait
-            for each other for ever.
+    Raises ForerunError if the numbers of traces and of the network's ranks differ, a node can't be simulated, or ranks
+    wait for each other for ever.
     """
     n_ranks = machine.network.n_npus
     if len(traces) != n_ranks:

@@ -68,8 +68,7 @@ def collective_times(
     collective at the same time; ranks in no group end at 0. If all ranks are alike, only one is simulated, unless
     `mirror` is off. An `algorithm` replaces the system's.
 
-    Raises:
-        ForerunError: it can't be simulated, or would take too long.
+    Raises ForerunError if it can't be simulated, or would take too long.
     """
     _check_ranks(network)
     algorithms = {} if algorithm is None else {kind: algorithm}
@@ -99,8 +98,7 @@ def message_times(network: Network, sender: int, receiver: int, size: int, aware
 
     Sender and receiver end when it arrives. The other ranks compute for `idle_ns` of `reference.yaml`.
 
-    Raises:
-        ForerunError: sender or receiver is no rank, or both are the same.
+    Raises ForerunError if sender or receiver is no rank, or both are the same.
     """
     n = network.n_npus
     for what, rank in (("sender", sender), ("receiver", receiver)):

@@ -49,8 +49,7 @@ def replay_streams(
 
     `exposed_communication` is the time in which a rank communicates while no compute node runs on its device.
 
-    Raises:
-        ForerunError: as `run_streams`.
+    Raises ForerunError as `run_streams` does.
     """
     return run_streams(traces, comm_groups, machine, measured).statistics
 
@@ -60,9 +59,8 @@ def run_streams(
 ) -> StreamReplay:
     """Does what `replay_streams` does, and returns the Program and its timeline too.
 
-    Raises:
-        ForerunError: the numbers of traces and of the network's ranks differ, a node can't be simulated, or ranks wait
-            for each other for ever; the nodes are named.
+    Raises ForerunError if the numbers of traces and of the network's ranks differ, a node can't be simulated, or ranks
+    wait for each other for ever; the nodes are named.
     """
     n_ranks = machine.network.n_npus
     if len(traces) != n_ranks:
@@ -108,8 +106,7 @@ class _Times:
     def durations_ns(self, ops: OpTable, groups: Sequence[tuple[int, ...]]) -> I64:
         """Returns the duration of every op in whole ns; `groups` are the members of each group that ops name.
 
-        Raises:
-            ForerunError: the system file or the network gives no time for an op.
+        Raises ForerunError if the system file or the network gives no time for an op.
         """
         machine = self.machine
         duration = np.zeros(len(ops), np.int64)

@@ -88,11 +88,7 @@ def window(implementation: str) -> int:
 
 
 def read_system(path: str | Path) -> System:
-    """Reads the system file at `path`.
-
-    Raises:
-        ForerunError: it can't be read, is not JSON, or has a wrong value.
-    """
+    """Reads the system file at `path`. Raises ForerunError if it can't be read, is not JSON, or has a wrong value."""
     return system_from(read_json(path), str(path))
 
 

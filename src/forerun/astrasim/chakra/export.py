@@ -45,8 +45,7 @@ def to_traces(program: Program, duration_ps: I64 | None = None) -> tuple[list[Ra
     With `duration_ps` (n_ops,), the times of the ops, the traces hold durations, the sum of which is exact to a
     microsecond.
 
-    Raises:
-        ForerunError: the groups of the Program don't fit its numbers of ranks.
+    Raises ForerunError if the groups of the Program don't fit its numbers of ranks.
     """
     places = _Places.of(program)
     flat = unfold(program)
@@ -64,8 +63,7 @@ def to_traces(program: Program, duration_ps: I64 | None = None) -> tuple[list[Ra
 def write_run(folder: str | Path, program: Program, duration_ps: I64 | None = None) -> int:
     """Writes `trace.<rank>.et` of every rank and `comm_group.json` to `folder`, and returns the number of ranks.
 
-    Raises:
-        ForerunError: as `to_traces`, or a file can't be written.
+    Raises ForerunError as `to_traces` does, or if a file can't be written.
     """
     traces, groups = to_traces(program, duration_ps)
     place = make_folder(folder)

@@ -30,8 +30,7 @@ def predecessors(trace: RankTrace) -> tuple[I64, I32]:
 def launch_order(trace: RankTrace, place: str) -> I64:
     """Returns the rows in the order in which a host launches them: by node id, but no node before its dependencies.
 
-    Raises:
-        ForerunError: nodes depend on each other in a cycle; `place` and the nodes are named.
+    Raises ForerunError if nodes depend on each other in a cycle; `place` and the nodes are named.
     """
     pointer, wanted = predecessors(trace)
     n, waiting = len(trace), np.diff(pointer)

@@ -75,9 +75,8 @@ def find_meetings(ranks: Sequence[RankNodes], groups: CommGroups, by_tag: bool =
     sender, receiver and size, the k-th send meets the k-th receive. Each sender and receiver have one channel or, with
     `by_tag`, one channel for each tag.
 
-    Raises:
-        ForerunError: an operation has no counterpart, or its counterpart is another kind of collective; the nodes are
-            named.
+    Raises ForerunError if an operation has no counterpart, or its counterpart is another kind of collective; the nodes
+    are named.
     """
     calls = _Calls(ranks, groups)
     for place, one in enumerate(ranks):
@@ -94,8 +93,7 @@ def device_nodes(one: RankNodes, *kinds: NodeKind) -> I64:
 def group_of(one: RankNodes, node: int, local: int, groups: CommGroups, n_ranks: int) -> tuple[str, tuple[int, ...]]:
     """Returns name and members of group number `local` of a trace, in which node number `node` runs a collective.
 
-    Raises:
-        ForerunError: the group is unknown, lacks the rank, or has a rank beyond the last one.
+    Raises ForerunError if the group is unknown, lacks the rank, or has a rank beyond the last one.
     """
     if local < 0:
         return ALL_RANKS, tuple(range(n_ranks))

@@ -22,8 +22,7 @@ def names_streams(trace: RankTrace) -> bool:
 def node_streams(one: RankNodes) -> I8:
     """Returns the engine's stream of every row of a trace.
 
-    Raises:
-        ForerunError: the trace names more streams than the engine has.
+    Raises ForerunError if the trace names more streams than the engine has.
     """
     trace = one.trace
     kind, on_host = trace.kind, trace.is_cpu

@@ -90,8 +90,7 @@ class TracedProgram:
 def to_program(traces: Sequence[RankTrace], comm_groups: CommGroups, measured: bool = True) -> Program:
     """Converts the traces of all ranks to a Program; without `measured` it ignores durations in the traces.
 
-    Raises:
-        ForerunError: as `traced_program`.
+    Raises ForerunError as `traced_program` does.
     """
     return traced_program(traces, comm_groups, measured).program
 
@@ -108,9 +107,8 @@ def traced_program(
     Ranks with equal traces share a rank class if all their groups lie inside the class and `alike` returns the same for
     the members of each (by default, their number). `durations` decide the order of nodes without streams.
 
-    Raises:
-        ForerunError: a group or peer is unknown, an operation has no counterpart, nodes depend on each other in a
-            cycle, a trace has more streams than the engine, or a Program has no such collective.
+    Raises ForerunError if a group or peer is unknown, an operation has no counterpart, nodes depend on each other in a
+    cycle, a trace has more streams than the engine, or a Program has no such collective.
     """
     if not traces:
         raise ForerunError("no traces")

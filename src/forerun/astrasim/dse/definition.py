@@ -86,8 +86,7 @@ def read_exploration(
     The points in a file `points` (see `listed_points`) take precedence over the file's plan and sample, and so do
     `release` and `issue_order` over its keys of these names. An issue order takes precedence over that of a release.
 
-    Raises:
-        ForerunError: the file can't be read, or a key is unknown, missing or has a wrong value; the key is named.
+    Raises ForerunError if the file can't be read, or a key is unknown, missing or has a wrong value; the key is named.
     """
     path = Path(path)
     place = str(path)

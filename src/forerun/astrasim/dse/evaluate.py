@@ -63,8 +63,7 @@ class Evaluator:
     def replay(self, point: Point) -> Replay:
         """Replays every rank of a point.
 
-        Raises:
-            ForerunError: the workload doesn't allow the strategy, or its replay fails.
+        Raises ForerunError if the workload doesn't allow the strategy, or its replay fails.
         """
         machine = self.machines[point.system]
         traces = traces_of(self.workloads[point.workload].args(point.strategy))

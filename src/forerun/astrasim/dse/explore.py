@@ -45,8 +45,8 @@ def explore(
     pyarrow is installed, results.parquet. Points that can't be simulated are rows with an error. If the run is broken
     off, simulated points are kept.
 
-    Raises:
-        ForerunError: there is less than one job, two pairs have the same file name, or the folder can't be written.
+    Raises ForerunError if there is less than one job, two pairs have the same file name, or the folder can't be
+    written.
     """
     folder = Path(folder)
     names = {pair: metrics_name(*pair) for pair in exploration.pairs}

@@ -31,8 +31,7 @@ class MemoryLimit:
 def limit_from(text: Any, gib: float | None, place: str) -> MemoryLimit | None:
     """Reads the limit of the keys `memory_limit` (such as `80 GB`) and `memory_limit_gib` (a number); None if unset.
 
-    Raises:
-        ForerunError: both are given, the text has no unit, or the size is not above 0; `place` is named.
+    Raises ForerunError if both are given, the text has no unit, or the size is not above 0; `place` is named.
     """
     if text is None:
         if gib is not None and not gib > 0:

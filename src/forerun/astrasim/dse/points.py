@@ -26,8 +26,7 @@ def listed_points(given: Any, pairs: Sequence[tuple[str, str]], npus: Mapping[st
     `given` is a list for all workloads, or a mapping of their names to lists. A list may also be text with spaces
     between the keys, or the results that an exploration writes, of which the keys count.
 
-    Raises:
-        ForerunError: a point is wrong or doesn't fill its system, or a workload is unknown or has no point.
+    Raises ForerunError if a point is wrong or doesn't fill its system, or a workload is unknown or has no point.
     """
     by_workload = isinstance(given, dict) and not _are_keys(given)
     if by_workload:

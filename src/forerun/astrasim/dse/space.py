@@ -144,8 +144,7 @@ def _values(point: Point) -> list[tuple[str, object]]:
 def all_points(plan: Plan, pairs: Sequence[tuple[Workload, str]], npus: Mapping[str, int], place: str) -> list[Point]:
     """Returns every point of every pair of a workload and a system; `npus` is by system.
 
-    Raises:
-        ForerunError: no strategy fills a system, or there are too many points.
+    Raises ForerunError if no strategy fills a system, or there are too many points.
     """
     points: list[Point] = []
     for workload, system in pairs:

@@ -49,8 +49,7 @@ class Workload:
     def args(self, strategy: Strategy) -> Args:
         """Returns the flags of a point.
 
-        Raises:
-            ForerunError: STAGE's generation can't make the workload with this strategy.
+        Raises ForerunError if STAGE's generation can't make the workload with this strategy.
         """
         split: dict[str, Any] = {name: getattr(strategy, name) for name in _STRATEGY}
         if not self.is_first_generation:
@@ -68,8 +67,7 @@ class Workload:
 def workload_from(name: str, data: Any, place: str) -> Workload:
     """Makes a workload of a mapping of sizes; `din` and `dout` mean STAGE's first generation, `dvocal` its second.
 
-    Raises:
-        ForerunError: a key is unknown or missing, keys are of both generations, or a value is wrong.
+    Raises ForerunError if a key is unknown or missing, keys are of both generations, or a value is wrong.
     """
     if not isinstance(data, dict):
         raise ForerunError(f"{place}: expected sizes such as dmodel: 8192, got {str(data)[:60]!r}")

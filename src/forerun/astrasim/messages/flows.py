@@ -38,8 +38,7 @@ def share(
     Arrivals are not rounded. A link's `busy_ns` is its bytes over its bandwidth. With `gib`, the topology's GB/s are
     of 2**30 bytes (see `Network.gib`).
 
-    Raises:
-        ForerunError: a message makes no sense (see `Messages.of`), or its rank is not in the topology.
+    Raises ForerunError if a message makes no sense (see `Messages.of`), or its rank is not in the topology.
     """
     messages = Messages.of(start_ns, src, dst, size_bytes)
     links = topology.links()

@@ -74,9 +74,8 @@ class Messages:
     def of(cls, start_ns: npt.ArrayLike, src: npt.ArrayLike, dst: npt.ArrayLike, size_bytes: npt.ArrayLike) -> Messages:
         """Makes columns of anything that holds whole numbers; a single number counts for all messages.
 
-        Raises:
-            ForerunError: a column has other values than whole numbers or another length, or a message has no bytes,
-                goes to its own sender, or starts before 0.
+        Raises ForerunError if a column has other values than whole numbers or another length, or a message has no
+        bytes, goes to its own sender, or starts before 0.
         """
         names = ("start_ns", "src", "dst", "size_bytes")
         columns = [_whole(each, name) for each, name in zip((start_ns, src, dst, size_bytes), names, strict=True)]
@@ -109,9 +108,8 @@ def deliver(
     Messages that start at the same time are sent in the given order. With `gib`, the topology's GB/s are of 2**30
     bytes (see `Network.gib`).
 
-    Raises:
-        ForerunError: a message makes no sense (see `Messages.of`), its rank is not in the topology, or it would take
-            centuries.
+    Raises ForerunError if a message makes no sense (see `Messages.of`), its rank is not in the topology, or it would
+    take centuries.
     """
     messages = Messages.of(start_ns, src, dst, size_bytes)
     links = topology.links()

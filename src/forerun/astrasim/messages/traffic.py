@@ -40,11 +40,7 @@ class Case:
 
 
 def read_cases(path: str | Path) -> list[Case]:
-    """Reads the cases in a file.
-
-    Raises:
-        ForerunError: the file can't be read, is not JSON, or holds no cases.
-    """
+    """Reads the cases in a file. Raises ForerunError if the file can't be read, is not JSON, or holds no cases."""
     data = read_json(path)
     if isinstance(data, dict) and "messages" in data:
         return [Case(str(data.get("case", Path(path).stem)), data)]

@@ -65,8 +65,7 @@ class GeneratedTraces(ABC):
     def rank(self, rank: int, names: bool = False) -> RankTrace:
         """Returns the trace of `rank`; `names` adds the names of its nodes and tensors.
 
-        Raises:
-            ForerunError: there is no such rank.
+        Raises ForerunError if there is no such rank.
         """
         if not 0 <= rank < len(self):
             raise ForerunError(f"rank {rank}: there are ranks 0 to {len(self) - 1}")

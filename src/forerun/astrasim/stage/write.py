@@ -23,8 +23,7 @@ def write_traces(traces: GeneratedTraces, folder: Path, output_name: str, comm_g
 
     Files are compressed if their names end in .gz or .zst. The folder is made if it is missing.
 
-    Raises:
-        ForerunError: a file can't be written.
+    Raises ForerunError if a file can't be written.
     """
     make_folder(folder)
     with whole_file(folder / comm_group_file) as file:

@@ -32,8 +32,7 @@ class Storage:
     def of_text(text: str) -> Storage:
         """Returns the storage of a text in GB/s: `2` for each rank, or `2,100` for each rank and for all together.
 
-        Raises:
-            ForerunError: the text is not one or two numbers above 0.
+        Raises ForerunError if the text is not one or two numbers above 0.
         """
         parts = text.split(",")
         try:

@@ -93,9 +93,8 @@ class AttentionKernel:
 def attention_kernels() -> dict[str, AttentionKernel]:
     """Returns the attention kernels by name, in the order of the file.
 
-    Raises:
-        ForerunError: An entry has an unknown key, a wrong type, an unknown kernel's name, or is fused and lacks a
-            default rate. The message names the entry and the key.
+    Raises ForerunError if an entry has an unknown key, a wrong type, an unknown kernel's name, or is fused and lacks a
+    default rate. The message names the entry and the key.
     """
     text = (resources.files("forerun.describe.kernels") / "attention.yaml").read_text(encoding="utf-8")
     entries = {name: {"name": name, **entry} for name, entry in yaml.safe_load(text).items()}

@@ -59,8 +59,8 @@ _KEPT_SHAPE = ("norm", "activation", "add", "attention")
 def layers_from(entries: object, place: str, name: str = "layers", sample: str = "image") -> LayeredModel:
     """Returns the model of a list of layers; error messages begin with `place`.
 
-    Raises:
-        ForerunError: The list is malformed or contradicts itself. The message names the place, the layer and the key.
+    Raises ForerunError if the list is malformed or contradicts itself. The message names the place, the layer and the
+    key.
     """
     if not isinstance(entries, Sequence) or isinstance(entries, str | bytes) or not entries:
         raise ForerunError(f"{place}: must be a list of layers, each with its keys")
@@ -87,8 +87,7 @@ def layers_from(entries: object, place: str, name: str = "layers", sample: str =
 def load_layers(document: Fields, name: str) -> LayeredModel:
     """Returns the model of a file with the keys `layers`, and optionally `name` and `sample` (image by default).
 
-    Raises:
-        ForerunError: As `layers_from`, or for an unknown key.
+    Raises ForerunError as `layers_from` does, or for an unknown key.
     """
     name, sample = document.text("name", name), document.text("sample", "image")
     entries = document.items("layers")

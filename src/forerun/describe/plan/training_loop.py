@@ -56,8 +56,7 @@ class TrainingLoop:
     def with_every(self, text: str) -> TrainingLoop:
         """Returns the loop with the intervals that a person wrote, such as `checkpoint=500,gc=50`.
 
-        Raises:
-            ForerunError: an entry is not of the form kind=steps, or names a kind that does not exist.
+        Raises ForerunError if an entry is not of the form kind=steps, or names a kind that does not exist.
         """
         given: dict[str, int] = {}
         for part in text.split(","):

@@ -151,8 +151,8 @@ class Registry:
 def parse_registry(text: str, place: str) -> Registry:
     """Returns the Registry of a YAML text.
 
-    Raises:
-        ForerunError: A key, device, kernel or stack is unknown, or a type is wrong. The message names `place` and key.
+    Raises ForerunError if a key, device, kernel or stack is unknown, or a type is wrong. The message names `place` and
+    key.
     """
     try:
         registry = pydantic.TypeAdapter(Registry).validate_python(yaml.safe_load(text))
@@ -175,8 +175,7 @@ def load_registry() -> Registry:
 def shipped_value(what: What, of: str) -> float:
     """Returns the value of a constant in Forerun's files; `of` is a device, `kernel.architecture` or a stack.
 
-    Raises:
-        ForerunError: The device, kernel or stack is unknown.
+    Raises ForerunError if the device, kernel or stack is unknown.
     """
     if what == "sustained":
         return load_device(of).sustained

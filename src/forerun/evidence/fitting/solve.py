@@ -57,8 +57,7 @@ def solve(
         weights: Weights of the rows, (n_rows,); 0 leaves a row out.
         first: The value of `errors(start)`.
 
-    Raises:
-        ForerunError: The fit does not converge.
+    Raises ForerunError if the fit does not converge.
     """
     x, now = start, first
     for _ in range(_ROUNDS):

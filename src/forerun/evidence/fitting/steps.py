@@ -42,8 +42,7 @@ def steps_of(
 ) -> list[Step]:
     """Returns the steps of the rows of TIER that have a measured time and can be expressed.
 
-    Raises:
-        ForerunError: There is no such row.
+    Raises ForerunError if there is no such row.
     """
     steps = []
     for row in rows:

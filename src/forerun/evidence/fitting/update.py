@@ -21,8 +21,7 @@ def most_probable(errors: Callable[[F64], F64], first: F64, slopes: F64, covaria
         noise: Standard deviation of a step's logarithm around its prediction with the right rates; steps that are off
             by more lose weight.
 
-    Raises:
-        ForerunError: The update does not converge, as `errors` is too far from linear.
+    Raises ForerunError if the update does not converge, as `errors` is too far from linear.
     """
     lines = np.asarray(np.linalg.inv(np.linalg.cholesky(covariance)), np.float64)
     start = np.zeros(len(covariance))

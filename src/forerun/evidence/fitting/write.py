@@ -31,8 +31,7 @@ def write_constants(
 ) -> list[Path]:
     """Writes `constants` into Forerun's files under `folder` (by default the package's); returns the changed files.
 
-    Raises:
-        ForerunError: A file lacks the place of a constant, or cannot be read or written.
+    Raises ForerunError if a file lacks the place of a constant, or cannot be read or written.
     """
     root = Path(str(resources.files("forerun"))) if folder is None else folder
     old: dict[Path, str] = {}

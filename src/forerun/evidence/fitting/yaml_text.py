@@ -15,8 +15,8 @@ def with_value(text: str, path: Sequence[str], value: str, place: str) -> str:
 
     A missing last key goes after the scalars of its mapping, and a missing mapping to the end of the text.
 
-    Raises:
-        ForerunError: A key on the way is missing, or the last one holds no scalar. The message names `place` and key.
+    Raises ForerunError if a key on the way is missing, or the last one holds no scalar. The message names `place` and
+    key.
     """
     lines = text.splitlines()
     start, end, pad = 0, len(lines), ""

@@ -58,9 +58,8 @@ class SourceOptions:
     def chosen(self) -> Chosen:
         """What the argument and the options name together.
 
-        Raises:
-            ForerunError: none or several of them name an experiment; --nodes without --scaling; --scaling with an
-                example that is a comparison.
+        Raises ForerunError if none or several of them name an experiment, for --nodes without --scaling, and for
+        --scaling with an example that is a comparison.
         """
         given = {"FILE|PRESET": self.source, "--preset": self.preset, "--config": self.config}
         named = [name for name, value in (given | {"--example": self.example}).items() if value is not None]

@@ -34,8 +34,7 @@ def whole_numbers(text: str, place: str) -> tuple[int, ...]:
 def parse_bytes(text: str) -> int:
     """Bytes in `64MiB` (powers of 1024), `1GB` (powers of 1000) or a plain number.
 
-    Raises:
-        ForerunError: it is none of these, no whole number of bytes, or not between 1 byte and 1 PiB.
+    Raises ForerunError if it is none of these, no whole number of bytes, or not between 1 byte and 1 PiB.
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:

@@ -60,8 +60,7 @@ def export(
     Args:
         command: what repeats the study, for the page.
 
-    Raises:
-        ForerunError: the files can't be written; those that were there are as they were.
+    Raises ForerunError if the files can't be written; those that were there are as they were.
     """
     place, name = Path(folder), file_name(result.request.name)
     with _stage(place) as stage:
@@ -75,8 +74,7 @@ def export(
 def write_pictures(result: Result, folder: str | Path, answers: Answers | None = None) -> list[Path]:
     """Write the pictures of `result` into `folder`, all or none; returns their paths.
 
-    Raises:
-        ForerunError: matplotlib is not installed, or the files can't be written.
+    Raises ForerunError if matplotlib is not installed, or the files can't be written.
     """
     if not drawing_is_possible():
         raise ForerunError("pictures need matplotlib: pip install 'forerun[plot]'")

@@ -31,8 +31,7 @@ def write_snapshot(path: str | Path, program: Program, flat: FlatProgram, timeli
     `flat` and `timeline` are of the unfolded `program`: an event has the time at which the host issues its node. What
     lives through the step is allocated before it.
 
-    Raises:
-        ForerunError: the file can't be written.
+    Raises ForerunError if the file can't be written.
     """
     content = snapshot(program, flat, timeline, rank_class)
     with whole_file(path) as file:

@@ -111,8 +111,7 @@ def needs_plotly() -> None:
 def write_page(path: str | Path, document: Document) -> None:
     """Write a page. The file appears whole or not at all.
 
-    Raises:
-        ForerunError: plotly is not installed, or the file can't be written.
+    Raises ForerunError if plotly is not installed, or the file can't be written.
     """
     content = page(document)
     with whole_file(path) as file:

@@ -29,8 +29,7 @@ def write_trace(path: str | Path, program: Program, flat: FlatProgram, timeline:
     never overlap on a thread. Times are microseconds with six digits, so picoseconds are exact. The file appears
     whole or not at all.
 
-    Raises:
-        ForerunError: the file can't be written.
+    Raises ForerunError if the file can't be written.
     """
     iteration = RunIteration(0, program, flat, timeline, issue_ps)
     with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8") as file:
@@ -43,8 +42,7 @@ def write_run_trace(path: str | Path, iterations: Iterable[RunIteration], meta: 
     Rank class k of every iteration is process k. One more process, `run`, has a slice for each iteration. `iterations`
     are taken one by one and go to the disk slice by slice. `meta` is what the trace says of itself.
 
-    Raises:
-        ForerunError: the file can't be written.
+    Raises ForerunError if the file can't be written.
     """
     marks = [
         _metadata(_RUN_PID, 0, "process_name", "name", "run"),

@@ -137,8 +137,7 @@ def advise(request: Request, base: Simulation | None = None, *, most: int = 40, 
         most: candidates that are simulated at most.
         plans: plans of other meshes that are simulated beside them at most.
 
-    Raises:
-        ForerunError: the request itself can't be simulated.
+    Raises ForerunError if the request itself can't be simulated.
     """
     prediction = (base or simulate_setup(request.setup, folded=True)).prediction
     desk = _Desk(request, _figures(request, request.setup, prediction))

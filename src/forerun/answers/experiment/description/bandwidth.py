@@ -24,8 +24,7 @@ _WORDS = {unit.lower(): size for unit, size in _UNITS.items() if "bit" in unit o
 def gbit_s(text: str) -> float:
     """10**9 bits a second of a number with its unit.
 
-    Raises:
-        ValueError: no such text; the unit's case leaves open whether it counts bits or bytes.
+    Raises ValueError for another text, and where the case of the unit leaves open whether it counts bits or bytes.
     """
     found = _TEXT.fullmatch(text.strip())
     size = _UNITS.get(found[2], _WORDS.get(found[2].lower())) if found else None

@@ -41,8 +41,7 @@ class Compression:
 def read_compression(given: Any, place: str) -> Compression | None:
     """What the key means: a method's name, or {name: ..., rank: ..., density: ...}. None for none.
 
-    Raises:
-        ForerunError: an unknown method or option, or a value that makes no sense.
+    Raises ForerunError for an unknown method or option, or a value that makes no sense.
     """
     if given is None:
         return None
@@ -66,8 +65,7 @@ def read_compression(given: Any, place: str) -> Compression | None:
 def compressed(compression: Compression, setup: Setup, place: str) -> CommunicationPattern | None:
     """The setup with compressed gradients; unchanged if the compression is only a cast.
 
-    Raises:
-        ForerunError: a pattern or a plan that doesn't go with it.
+    Raises ForerunError for a pattern or a plan that doesn't go with it.
     """
     own, method = setup.pattern, compression.method
     if method in CASTS or (own is not None and own.everything):

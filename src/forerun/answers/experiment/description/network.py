@@ -22,8 +22,7 @@ from forerun.describe.plan.plan import Plan
 def network_of(section: NetworkSection, cluster: Cluster, num_nodes: int, n_gpus: int, place: str) -> Network | None:
     """The topology in place of the links of `cluster`; None for those.
 
-    Raises:
-        ForerunError: keys that contradict, a wrong file, more GPUs than the network joins.
+    Raises ForerunError for keys that contradict each other, a wrong file, or more GPUs than the network joins.
     """
     if section.file is not None:
         other = next((key for key in ("topology_type", "base_latency_us") if getattr(section, key) is not None), None)
@@ -55,8 +54,7 @@ def _of_file(file: str | dict[str, Any], place: str) -> Network:
 def read_pattern(given: Any, place: str) -> CommunicationPattern | None:
     """The pattern that communication_pattern means; None for NCCL's own choice.
 
-    Raises:
-        ForerunError: an unknown name or option, code of one's own that can't be run or is no pattern.
+    Raises ForerunError for an unknown name or option, or code of one's own that can't be run or is no pattern.
     """
     with at(place):
         if isinstance(given, dict):
@@ -73,8 +71,7 @@ def pattern_in_force(
 ) -> CommunicationPattern | None:
     """Check the pattern `given` against `plan`; on an ideal network communication takes no time.
 
-    Raises:
-        ForerunError: the plan has no all-reduce that the pattern could run.
+    Raises ForerunError if the plan has no all-reduce that the pattern could run.
     """
     if given is not None:
         with at(place):

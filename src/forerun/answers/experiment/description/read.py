@@ -82,8 +82,7 @@ def changed(request: Request, changes: Mapping[str, Any]) -> Request:
     the changes: with another gpu_model the figures of the old one, with another model the old one's dimensions, with
     a key of a Plan the other word for it.
 
-    Raises:
-        ForerunError: as `read_experiment`; a request that was not made from sections.
+    Raises ForerunError as `read_experiment` does, and for a request that was not made from sections.
     """
     if not request.given:
         raise ForerunError(

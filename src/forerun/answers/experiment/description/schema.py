@@ -52,8 +52,7 @@ class Sections:
 def checked(data: Mapping[str, Any], place: str) -> Sections:
     """The sections of `data`, each key checked by itself.
 
-    Raises:
-        ForerunError: a section or key is missing or unknown, or has a value that it can't have.
+    Raises ForerunError if a section or key is missing or unknown, or has a value that it can't have.
     """
     found: dict[str, dict[str, Any]] = {}
     for name in SECTIONS:

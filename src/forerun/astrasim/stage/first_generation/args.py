@@ -20,9 +20,8 @@ class StageArgs:
 
     Degrees need not divide sizes: local sizes are then fractions, which are truncated when they are written.
 
-    Raises:
-        ForerunError: a flag is not a whole number of at least 1, or there are more pipeline stages than layers and
-            embeddings.
+    Raises ForerunError if a flag is not a whole number of at least 1, or there are more pipeline stages than layers and
+    embeddings.
     """
 
     dp: int = 1
@@ -71,8 +70,7 @@ class StageArgs:
 def load_stage_args(path: str | Path) -> StageArgs:
     """Reads flags from a JSON file `{"dp": 2, "num_stacks": 4, ...}`; missing flags have STAGE's defaults.
 
-    Raises:
-        ForerunError: the file can't be read or is not a JSON object, a flag is unknown, or a value is wrong.
+    Raises ForerunError if the file can't be read or is not a JSON object, a flag is unknown, or a value is wrong.
     """
     data = read_json(path)
     if not isinstance(data, dict):

@@ -27,8 +27,7 @@ def generate(args: StageArgs, copy_layers: bool = True) -> StageTraces:
 
     Tags count from 1. Without `copy_layers`, the nodes of every layer are made anew, which is slow and gives the same.
 
-    Raises:
-        ForerunError: a size doesn't fit in 63 bits.
+    Raises ForerunError if a size doesn't fit in 63 bits.
     """
     degrees = tuple(degree for degree, ranks in args.degrees.items() if ranks > 1)
     made = structure(args.weight_sharded, args.activation_recompute, degrees, args.pp, args.num_stacks, copy_layers)

@@ -51,8 +51,7 @@ class Structure:
     def amounts(self, values: Mapping[str, int]) -> I64:
         """Returns every amount as STAGE writes it: sizes as doubles, added up, truncated.
 
-        Raises:
-            ForerunError: an amount doesn't fit in 63 bits.
+        Raises ForerunError if an amount doesn't fit in 63 bits.
         """
         sizes: F64 = np.array([*(size.value(values) for size in self.sizes), 0.0])
         first, second, third = sizes[self.terms].T

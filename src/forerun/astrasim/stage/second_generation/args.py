@@ -24,9 +24,8 @@ class SecondStageArgs:
 
     Degrees need not divide sizes: local sizes are then fractions, which are truncated when they are written.
 
-    Raises:
-        ForerunError: a flag is not a whole number of at least 1, the model type is unknown, micro-batches don't divide
-            the batch, ep doesn't divide the experts, or there are too many ranks or tensors.
+    Raises ForerunError if a flag is not a whole number of at least 1, the model type is unknown, micro-batches don't
+    divide the batch, ep doesn't divide the experts, or there are too many ranks or tensors.
     """
 
     dp: int = 1

@@ -74,8 +74,7 @@ class SecondStageTraces(GeneratedTraces):
 def generate_second(args: SecondStageArgs) -> SecondStageTraces:
     """Returns the traces that STAGE's second generation (its main branch) makes of these flags, with tags from 1.
 
-    Raises:
-        ForerunError: a pipeline stage has no layers, or a size doesn't fit in 63 bits.
+    Raises ForerunError if a pipeline stage has no layers, or a size doesn't fit in 63 bits.
     """
     return SecondStageTraces(args)
 

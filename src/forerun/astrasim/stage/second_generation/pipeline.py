@@ -36,8 +36,7 @@ def stage_of_layers(layers: int, stages: int, head_on_last: bool) -> dict[int, i
     Stages get equal runs of layers; if the stages don't divide the layers, the first stages get one more. STAGE puts
     the output embedding on stage (layers - 1) mod stages, or in mixed precision on the last one.
 
-    Raises:
-        ForerunError: a stage has no tensors.
+    Raises ForerunError if a stage has no tensors.
     """
     each, more = divmod(layers, stages)
     stage = {-1: 0}
