@@ -7,7 +7,7 @@ import pytest
 
 from forerun.answers.experiment.description.key_table import key_table
 from forerun.answers.experiment.description.read import read_experiment
-from forerun.describe.cluster.files import parse_yaml
+from forerun.common.yaml_files import parse_yaml
 
 PAGE = (Path(__file__).parent.parent / "docs" / "experiments.md").read_text(encoding="utf-8")
 KEYS = {f"{row.section}.{row.key}" for row in key_table()}

@@ -35,7 +35,7 @@ def parse_json(text: str, place: str, pairs: Callable[[list[tuple[str, Any]]], A
     try:
         return json.loads(text, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
-        raise ForerunError(f"{place}, line {error.lineno}: not JSON: {error.msg}") from None
+        raise ForerunError(f"{place}, line {error.lineno}: not JSON: {error.msg}; is it cut short?") from None
     except ForerunError:
         raise
     except (ValueError, RecursionError):

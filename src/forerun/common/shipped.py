@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from typing import Any, TypeVar, cast
@@ -24,9 +25,22 @@ def shipped(kind: type[T], package: str, name: str) -> T:
 
 @cache
 def _loaded(kind: Any, package: str, name: str) -> Any:
-    text = (resources.files(package) / name).read_text(encoding="utf-8")
+    return validated(kind, shipped_data(package, name), name)
+
+
+@cache
+def shipped_data(package: str, name: str) -> Any:
+    """The contents of the YAML file `name` of `package`, which the caller must not change."""
+    return yaml.safe_load((resources.files(package) / name).read_text(encoding="utf-8"))
+
+
+_adapter: Callable[[Any], pydantic.TypeAdapter[Any]] = cache(pydantic.TypeAdapter)
+
+
+def validated(kind: Any, data: object, place: str) -> Any:
+    """`data` as an object of the type `kind`. Raises ForerunError with `place` and the first wrong key."""
     try:
-        return pydantic.TypeAdapter(kind).validate_python(yaml.safe_load(text))
+        return _adapter(kind).validate_python(data)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        raise ForerunError(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ForerunError(f"{place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None

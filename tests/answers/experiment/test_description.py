@@ -466,7 +466,7 @@ def test_an_experiment_is_named_by_itself_or_by_its_file(tmp_path):
 def test_what_is_neither_a_preset_nor_a_file():
     with pytest.raises(UnknownName, match="did you mean resnet50-a100"):
         read_experiment("resnet50-a10")
-    with pytest.raises(ForerunError, match=r"nowhere\.yaml: cannot be read"):
+    with pytest.raises(ForerunError, match=r"nowhere\.yaml: can't be read"):
         read_experiment("nowhere.yaml")
 
 

@@ -46,7 +46,7 @@ def test_files_that_are_no_text(tmp_path):
         path.write_bytes(content)
         with pytest.raises(ForerunError, match=name):
             read_experiment(path)
-    with pytest.raises(ForerunError, match="cannot be read"):
+    with pytest.raises(ForerunError, match="can't be read"):
         read_experiment(tmp_path)
 
 

@@ -68,7 +68,7 @@ def test_mistakes_name_file_and_key(tmp_path, text, told):
 
 
 def test_a_file_that_is_missing_and_a_key_of_the_section(tmp_path):
-    with pytest.raises(ForerunError, match=r"nowhere\.yaml: cannot be read"):
+    with pytest.raises(ForerunError, match=r"nowhere\.yaml: can't be read"):
         prices_of({"file": "nowhere.yaml"}, tmp_path, "e.yaml: prices")
     with pytest.raises(ForerunError, match=r"e\.yaml: prices: unknown key 'fle'"):
         prices_of({"fle": "x"}, tmp_path, "e.yaml: prices")

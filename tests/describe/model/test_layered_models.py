@@ -221,7 +221,7 @@ def test_the_catalogue_loads_any_model():
     assert isinstance(load_any(" VGG16 "), LayeredModel)
     with pytest.raises(UnknownName, match=r"unknown model or folder 'resnet-50'; did you mean .*resnet50"):
         load_any("resnet-50")
-    with pytest.raises(ForerunError, match="no such file"):
+    with pytest.raises(ForerunError, match="No such file"):
         load_any("missing.yaml")
 
 

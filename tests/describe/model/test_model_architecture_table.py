@@ -143,7 +143,7 @@ def test_bad_entries_name_entry_and_key(changes: dict[str, Any], part: str) -> N
 
 
 def test_a_table_that_is_not_there_or_holds_no_entries_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ForerunError, match="no such file"):
+    with pytest.raises(ForerunError, match="No such file"):
         load_architectures(tmp_path / "models.yaml")
     (tmp_path / "models.yaml").write_text("thing: 3\n")
     with pytest.raises(ForerunError, match="thing must be a mapping"):

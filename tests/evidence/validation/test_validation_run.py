@@ -178,12 +178,15 @@ def test_hardware_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("clusters: [", "hardware.yaml line 1: not valid YAML"),
-        ("gpus: {}", "expected a mapping with the key 'clusters'"),
-        ("", "expected a mapping with the key 'clusters'"),
-        ("clusters: {lab: 8}", "clusters.lab: expected a mapping, got 8"),
-        ("clusters: {lab: {gpus_per_node: many}}", "clusters.lab.gpus_per_node is 'many', expected a number"),
-        ("clusters: {lab: {gpu: 7}}", "clusters.lab.gpu is 7, expected text"),
+        ("clusters: [", "hardware.yaml, line 1: not valid YAML"),
+        ("gpus: {}", "key 'clusters' is missing"),
+        ("", "expected keys and values, got None"),
+        ("clusters: {lab: 8}", "clusters.lab: expected keys and values, got 8"),
+        (
+            "clusters: {lab: {gpus_per_node: many}}",
+            "clusters.lab.gpus_per_node: input should be a valid integer, got 'many'",
+        ),
+        ("clusters: {lab: {gpu: 7}}", "clusters.lab.gpu: input should be a valid string, got 7"),
     ],
 )
 def test_a_bad_hardware_file_gives_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -196,5 +199,5 @@ def test_a_bad_hardware_file_gives_one_line(tmp_path: Path, text: str, message: 
 
 
 def test_a_missing_hardware_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ForerunError, match=r"absent.yaml: No such file"):
+    with pytest.raises(ForerunError, match=r"absent.yaml: can't be read: No such file"):
         read_hardware(tmp_path / "absent.yaml")

@@ -24,8 +24,8 @@ from forerun.answers.experiment.description.sections import Section
 from forerun.answers.experiment.description.text import at
 from forerun.answers.experiment.request import Prices
 from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.yaml_files import check, read_yaml
 from forerun.describe.cluster.catalog import cluster_names, cluster_table, device_names, load_device
-from forerun.describe.cluster.files import check, read_yaml
 from forerun.describe.cluster.schema import NotNegative
 
 _KEYS = ("dollars_per_kwh", "pue", "host_power_w", "idle_power")
@@ -69,7 +69,8 @@ def prices_of(section: dict[str, Any], folder: Path, place: str, own_names: Coll
         place: names the section in errors.
         own_names: of the experiment's cluster and devices, which may have a price beside those of the catalogue.
 
-    Raises ForerunError for an unknown key, a wrong value, or a name that is neither in the catalogue nor in `own_names`.
+    Raises ForerunError for an unknown key, a wrong value, or a name that is neither in the catalogue nor in
+    `own_names`.
     """
     own = check(PricesSection, section, place)
     layers: list[tuple[PriceFile, str]] = [(own, place)]

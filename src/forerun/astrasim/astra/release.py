@@ -9,7 +9,7 @@ from typing import Literal
 
 from forerun.astrasim.astra.lower import IssueOrder
 from forerun.common.errors import UnknownName
-from forerun.describe.cluster.files import Entry, check, read_yaml
+from forerun.common.yaml_files import Entry, check, read_yaml
 
 _FILE = Path(__file__).with_name("releases.yaml")
 DEFAULT_RELEASE = "2025-04"

@@ -17,8 +17,8 @@ from forerun.astrasim.dse.points import listed_points
 from forerun.astrasim.dse.space import DEGREES, Draw, Plan, Point, Sampling, all_points
 from forerun.astrasim.dse.workload import Workload, workload_from
 from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.yaml_files import Entry, check, read_any_yaml, read_yaml
 from forerun.core.network.network_file import Network, network_from, read_network
-from forerun.describe.cluster.files import Entry, check, read_any_yaml, read_yaml
 
 _FLAGS = ("weight_sharded", "activation_recompute")
 _RANGE = ("from", "to", "step", "times")

@@ -18,9 +18,10 @@ from typing import Any
 import pydantic
 
 from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.files import read_text
+from forerun.common.yaml_files import parse_yaml
 from forerun.core.network.constants import NodeCollectives
 from forerun.describe.cluster.catalog import device_kernels
-from forerun.describe.cluster.files import parse_yaml, read_text
 from forerun.describe.cluster.types import is_profile_file
 from forerun.describe.kernels.attention import KernelRate
 

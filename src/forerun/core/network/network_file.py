@@ -34,12 +34,12 @@ from pathlib import Path
 from typing import Any
 
 from forerun.common.errors import ForerunError
+from forerun.common.yaml_files import read_yaml
 from forerun.core.network.of_cluster import cluster_dimensions
 from forerun.core.network.topology.base import MAX_DEVICES, Topology
 from forerun.core.network.topology.registry import Option, find, make
 from forerun.core.network.topology.stacked import Stacked
 from forerun.describe.cluster.catalog import load_cluster
-from forerun.describe.cluster.files import read_yaml
 
 _REQUIRED = ("topology", "npus_count", "bandwidth", "latency")
 _SIZE_BITS = 31

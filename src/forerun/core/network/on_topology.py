@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from forerun.common.errors import ForerunError
+from forerun.common.yaml_files import read_yaml
 from forerun.core.network import group_traffic as traffic
 from forerun.core.network.constants import NodeCollectives, NodeOp, fabrics
 from forerun.core.network.formulas import passes, rounds
@@ -37,7 +38,6 @@ from forerun.core.network.nccl import hop_count, measured_lines, node_constants,
 from forerun.core.network.network_file import Network, network_from, parse_topology
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, Collective
-from forerun.describe.cluster.files import read_yaml
 from forerun.describe.cluster.types import Cluster
 
 _US = 1e-6

@@ -12,7 +12,7 @@ from typing import Any
 
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.common.units import GIB, GIGA, TERA
-from forerun.describe.cluster.files import check, parse_yaml, read_yaml
+from forerun.common.yaml_files import check, parse_yaml, read_yaml
 from forerun.describe.cluster.schema import (
     BITS_PER_BYTE,
     US_PER_S,

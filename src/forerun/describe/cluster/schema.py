@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from forerun.common.units import GIB, GIGA, TERA
-from forerun.describe.cluster.files import Entry
+from forerun.common.yaml_files import Entry
 from forerun.describe.cluster.types import Device, Link, LinkKind
 
 Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "nvfp4"]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib import resources
-
-import yaml
 
 from forerun.common.errors import ForerunError
+from forerun.common.shipped import shipped_data
 from forerun.common.units import GIGA
 
 
@@ -46,9 +43,7 @@ class Storage:
         return Storage(rates[0], rates[1] if len(rates) == 2 else math.inf)
 
 
-@lru_cache(maxsize=1)
 def usual_storage() -> Storage:
     """Returns the storage that Forerun assumes where the user states none."""
-    text = (resources.files("forerun.describe.cluster") / "presets" / "storage.yaml").read_text(encoding="utf-8")
-    data = yaml.safe_load(text)
+    data = shipped_data(__package__, "presets/storage.yaml")
     return Storage(data["gb_s_per_rank"] * GIGA, source=data["source"])

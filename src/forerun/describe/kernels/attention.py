@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
-from typing import Literal
+from typing import Literal, TypeVar
 
 import pydantic
-import yaml
 
 from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.shipped import shipped_data, validated
 
+Entry = TypeVar("Entry")
 AUTO = "auto"
 """stands for the kernel that the stack chooses"""
 _DEFAULT = "default"
@@ -89,6 +89,13 @@ class AttentionKernel:
         return not self.runs_on or architecture in self.runs_on
 
 
+def named_entries(kind: type[Entry], file: str) -> dict[str, Entry]:
+    """Returns the entries of a file of this package by name. Raises ForerunError, which names an entry's wrong key."""
+    entries = {name: {"name": name, **entry} for name, entry in shipped_data(__package__, file).items()}
+    found: dict[str, Entry] = validated(dict[str, kind], entries, file)  # type: ignore[valid-type]
+    return found
+
+
 @cache
 def attention_kernels() -> dict[str, AttentionKernel]:
     """Returns the attention kernels by name, in the order of the file.
@@ -96,13 +103,7 @@ def attention_kernels() -> dict[str, AttentionKernel]:
     Raises ForerunError if an entry has an unknown key, a wrong type, an unknown kernel's name, or is fused and lacks a
     default rate. The message names the entry and the key.
     """
-    text = (resources.files("forerun.describe.kernels") / "attention.yaml").read_text(encoding="utf-8")
-    entries = {name: {"name": name, **entry} for name, entry in yaml.safe_load(text).items()}
-    try:
-        kernels = pydantic.TypeAdapter(dict[str, AttentionKernel]).validate_python(entries)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise ForerunError(f"attention.yaml: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    kernels = named_entries(AttentionKernel, "attention.yaml")
     for name, kernel in kernels.items():
         likes = {key: rate.like for key, rate in kernel.rates.items() if isinstance(rate, Like)}
         for place, other in [*kernel.becomes.items(), *likes.items()]:

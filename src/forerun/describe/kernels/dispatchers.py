@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Literal
 
 import pydantic
-import yaml
 
-from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.errors import UnknownName
+from forerun.describe.kernels.attention import named_entries
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,7 @@ class Dispatcher:
 @cache
 def dispatchers() -> dict[str, Dispatcher]:
     """Returns the dispatchers by name. Raises ForerunError, which names the entry and its wrong key."""
-    text = (resources.files("forerun.describe.kernels") / "dispatchers.yaml").read_text(encoding="utf-8")
-    entries = {name: {"name": name, **entry} for name, entry in yaml.safe_load(text).items()}
-    try:
-        return pydantic.TypeAdapter(dict[str, Dispatcher]).validate_python(entries)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise ForerunError(f"dispatchers.yaml: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return named_entries(Dispatcher, "dispatchers.yaml")
 
 
 def dispatcher(name: str) -> Dispatcher:

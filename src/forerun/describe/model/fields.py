@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from forerun.common import files
 from forerun.common.errors import ForerunError
 
 _REQUIRED = -1
@@ -185,33 +186,17 @@ class Fields:
 
 def read_json(path: Path) -> Fields:
     """Returns the object in a JSON file. Raises ForerunError where it is unreadable, cut short, or no object."""
-    content = _content(path)
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ForerunError(f"{path}: not valid JSON ({error}); is the file cut short?") from None
-    return _object(value, path, "a JSON object")
+    return _object(files.read_json(path), path, "a JSON object")
 
 
 def read_yaml(path: Path) -> Fields:
     """Returns the mapping in a YAML file. Raises ForerunError where it is unreadable, not valid, or no mapping."""
-    content = _content(path)
+    content = files.read_text(path)
     try:
         value = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ForerunError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     return _object(value, path, "a YAML mapping")
-
-
-def _content(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ForerunError(f"{path}: no such file") from None
-    except OSError as error:
-        raise ForerunError(f"{path}: can't be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ForerunError(f"{path}: not a text file") from None
 
 
 def _object(value: object, path: Path, wanted: str) -> Fields:

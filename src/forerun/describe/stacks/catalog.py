@@ -13,10 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import pydantic
-import yaml
-
 from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.files import read_text
+from forerun.common.shipped import validated
+from forerun.common.yaml_files import parse_any_yaml
 from forerun.describe.stacks.stack import Stack
 
 DEFAULT_STACK = "torchtitan"
@@ -27,7 +27,6 @@ _MERGED = ("search", "fitted")
 _OWN = ("names", "description")
 """keys that a stack does not take over from the one that it extends"""
 _SHIPPED = Path(str(resources.files("forerun.describe.stacks"))) / "frameworks"
-_ADAPTER = pydantic.TypeAdapter(Stack)
 
 
 def stack_names() -> list[str]:
@@ -95,24 +94,17 @@ def _read(path: str, changed: int) -> Stack:
     """Returns the stack of the file `path`; `changed`, its time of modification in ns, keeps the cache up to date."""
     data = _merged(path, ())
     try:
-        return _ADAPTER.validate_python({"family": data["name"], **data})
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ForerunError(
-            f"stack {path}: {place}: {first['msg']}; docs/extending.md lists what a stack holds"
-        ) from None
+        stack: Stack = validated(Stack, {"family": data["name"], **data}, f"stack {path}")
+        return stack
+    except ForerunError as error:
+        raise ForerunError(f"{error}; docs/extending.md lists what a stack holds") from None
 
 
 def _merged(path: str, above: tuple[str, ...]) -> dict[str, Any]:
     """Returns the keys of the file `path` over those of the stack that it extends; the files `above` extend it."""
     if path in above:
         raise ForerunError(f"stack {path}: extends itself over {', '.join(above)}; remove one extends")
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ForerunError(f"stack {path}: can't be read: {reason}") from None
+    data = parse_any_yaml(read_text(path), f"stack {path}")
     if not isinstance(data, dict):
         raise ForerunError(f"stack {path}: expected keys with values, as `norm: fused`")
     if not isinstance(data.get("extends", ""), str):

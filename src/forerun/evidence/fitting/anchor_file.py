@@ -8,8 +8,8 @@ from typing import Any
 
 from forerun.answers.analysis.setup import Setup
 from forerun.common.errors import ForerunError
+from forerun.common.yaml_files import read_yaml
 from forerun.describe.cluster.catalog import load_cluster
-from forerun.describe.cluster.files import read_yaml
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.catalog import load_any
 from forerun.describe.model.layered import LayeredModel

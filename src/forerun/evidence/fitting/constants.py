@@ -18,6 +18,7 @@ import yaml
 
 from forerun.answers.analysis.setup import Setup
 from forerun.common.errors import ForerunError
+from forerun.common.shipped import validated
 from forerun.describe.cluster.catalog import load_device
 from forerun.describe.kernels.attention import KernelRate, attention_kernels
 from forerun.describe.stacks.catalog import load_stack
@@ -154,13 +155,10 @@ def parse_registry(text: str, place: str) -> Registry:
     Raises ForerunError if a key, device, kernel or stack is unknown, or a type is wrong. The message names `place` and
     key.
     """
+    registry: Registry = validated(Registry, yaml.safe_load(text), place)
     try:
-        registry = pydantic.TypeAdapter(Registry).validate_python(yaml.safe_load(text))
         registry.check()
         return registry
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise ForerunError(f"{place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except ForerunError as error:
         raise ForerunError(f"{place}: {error}") from None
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 
-from forerun.common.files import whole_file
-from forerun.describe.cluster.files import read_text
+from forerun.common.files import read_text, whole_file
 from forerun.evidence.fitting.constants import OF_KERNELS
 from forerun.evidence.fitting.fit import FittedConstant
 from forerun.evidence.fitting.posterior import FILE as POSTERIOR

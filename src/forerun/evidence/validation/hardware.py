@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
+from pydantic import ConfigDict, model_validator
 
-from forerun.common.errors import ForerunError
+from forerun.common.yaml_files import Entry, check, read_yaml
 
 
-@dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostFacts(Entry):
     """One cluster as its source describes it; None or an empty text where the source states nothing."""
+
+    model_config = ConfigDict(extra="ignore")
 
     gpu: str = ""
     hbm_gb: float | None = None
@@ -24,14 +24,20 @@ class HostFacts:
     fabric: str = ""
     stated: str = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _stated_alone(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
 
 Hardware = Mapping[str, HostFacts]
 """hw_key -> facts of its cluster"""
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "gpu": (str,), "hbm_gb": (int, float), "gpus_per_node": (int,), "intra": (str,),
-    "inter_node_gbit_s_per_gpu": (int, float), "fabric": (str,), "stated": (str,),
-}  # fmt: skip
+
+class _File(Entry):
+    model_config = ConfigDict(extra="ignore")
+
+    clusters: dict[str, HostFacts]
 
 
 def read_hardware(path: str | Path) -> Hardware:
@@ -39,31 +45,4 @@ def read_hardware(path: str | Path) -> Hardware:
 
     Raises ForerunError, which names file and key, for a missing file, broken YAML, or a wrong entry.
     """
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ForerunError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ForerunError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" line {mark.line + 1}" if mark else ""
-        raise ForerunError(
-            f"{path}{place}: not valid YAML ({getattr(error, 'problem', None) or 'unreadable'})"
-        ) from None
-    clusters = data.get("clusters") if isinstance(data, dict) else None
-    if not isinstance(clusters, dict):
-        raise ForerunError(f"{path}: expected a mapping with the key 'clusters'")
-    return {str(key): _facts(f"{path}: clusters.{key}", entry) for key, entry in clusters.items()}
-
-
-def _facts(place: str, entry: Any) -> HostFacts:
-    if not isinstance(entry, dict):
-        raise ForerunError(f"{place}: expected a mapping, got {entry!r}")
-    known = [field.name for field in fields(HostFacts)]
-    values = {name: entry[name] for name in known if entry.get(name) is not None}
-    for name, value in values.items():
-        if not isinstance(value, _TYPES[name]) or isinstance(value, bool):
-            wanted = "text" if _TYPES[name] == (str,) else "a number"
-            raise ForerunError(f"{place}.{name} is {value!r}, expected {wanted}")
-    return HostFacts(**values)
+    return check(_File, read_yaml(path), str(path)).clusters

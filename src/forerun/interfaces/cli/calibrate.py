@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from forerun.common.errors import ForerunError
-from forerun.common.files import whole_file
+from forerun.common.files import read_text, whole_file
 from forerun.describe.cluster.catalog import load_cluster
-from forerun.describe.cluster.files import read_text
 from forerun.evidence.measure.calibrate import calibrate as fit
 from forerun.evidence.measure.nccl_tests import network_csv
 from forerun.evidence.measure.samples import network_times, of_source, read_samples, read_tables

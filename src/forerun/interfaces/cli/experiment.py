@@ -20,7 +20,7 @@ from forerun.answers.experiment.run import run
 from forerun.answers.experiment.scaling import scale
 from forerun.answers.experiment.stragglers import study
 from forerun.common.errors import ForerunError
-from forerun.describe.cluster.files import parse_yaml
+from forerun.common.yaml_files import parse_yaml
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
 from forerun.interfaces.cli.experiment_source import SourceOptions
 from forerun.interfaces.cli.option_groups import grouped

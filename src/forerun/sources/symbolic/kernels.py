@@ -5,11 +5,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from importlib import resources
-
-import yaml
-
+from forerun.common.shipped import shipped_data
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import Collective, Stream
@@ -25,10 +21,8 @@ MODULES = ("embedding", "layer.attention_norm", "layer.attention", "layer.ffn_no
 """modules of a transformer, to which nodes count"""
 
 
-@lru_cache(maxsize=1)
 def _patterns() -> dict[str, dict[str, list[float]]]:
-    text = (resources.files("forerun.sources.symbolic") / "elementwise.yaml").read_text(encoding="utf-8")
-    patterns: dict[str, dict[str, list[float]]] = yaml.safe_load(text)
+    patterns: dict[str, dict[str, list[float]]] = shipped_data(__package__, "elementwise.yaml")
     return patterns
 
 

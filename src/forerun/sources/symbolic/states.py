@@ -6,12 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any
 
-import yaml
-
+from forerun.common.shipped import shipped_data
 from forerun.describe.plan import rules
 from forerun.describe.plan.columns import Column, Plans, no, numbers, where
 from forerun.describe.stacks.stack import Stack
@@ -19,20 +16,19 @@ from forerun.describe.stacks.stack import Stack
 _FP32 = 4
 
 
-@cache
-def _data() -> dict[str, Any]:
-    data: dict[str, Any] = yaml.safe_load((resources.files(__package__) / "optimizers.yaml").read_text("utf-8"))
-    return data
-
-
 def tensors_per_launch() -> int:
     """Returns the number of tensors that one multi-tensor kernel updates."""
-    return int(_data()["tensors_per_launch"]["value"])
+    return int(shipped_data(__package__, "optimizers.yaml")["tensors_per_launch"]["value"])
+
+
+def _optimizer(name: str) -> dict[str, Any]:
+    entry: dict[str, Any] = shipped_data(__package__, "optimizers.yaml")["optimizers"][name]
+    return entry
 
 
 def state_tensors(optimizer: Column) -> Column:
     """Returns the number of tensors that an optimizer keeps for each parameter."""
-    return numbers(lambda name: _data()["optimizers"][name]["tensors"], optimizer)
+    return numbers(lambda name: _optimizer(name)["tensors"], optimizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +86,7 @@ def unfused_kernels(optimizer: str) -> int:
 
 
 def _unfused(optimizer: Column, what: str) -> Column:
-    return numbers(lambda name: _data()["optimizers"][name]["unfused"][what], optimizer)
+    return numbers(lambda name: _optimizer(name)["unfused"][what], optimizer)
 
 
 def update_gradient_bytes(plan: Plans, accumulated: Column) -> Column:

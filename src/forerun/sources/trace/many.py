@@ -14,8 +14,8 @@ import pydantic
 
 from forerun.common.errors import ForerunError
 from forerun.common.processes import available_cpus
+from forerun.common.yaml_files import read_yaml
 from forerun.core.program.storage import load
-from forerun.describe.cluster.files import read_yaml
 from forerun.sources.trace.job import Job
 from forerun.sources.trace.launch import Limits
 from forerun.sources.trace.record import trace_job, write_program

@@ -22,8 +22,8 @@ from forerun.answers.experiment.description.sections import (
 )
 from forerun.answers.experiment.description.training import DEFAULT_ITERATIONS, SPELLINGS
 from forerun.answers.experiment.request import Disturbance, Prices
+from forerun.common.yaml_files import read_yaml
 from forerun.core.network.patterns_catalog import PATTERNS
-from forerun.describe.cluster.files import read_yaml
 from forerun.describe.cluster.types import is_profile_file
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec

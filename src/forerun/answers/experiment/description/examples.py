@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from forerun.describe.cluster.files import read_yaml
+from forerun.common.yaml_files import read_yaml
 
 _HERE = Path(__file__).parent
 

@@ -13,6 +13,7 @@ from forerun.answers.experiment.description.sections import HardwareSection, Mix
 from forerun.answers.experiment.description.text import at
 from forerun.common.errors import ForerunError
 from forerun.common.units import GIB, GIGA, TERA
+from forerun.common.yaml_files import parse_yaml
 from forerun.describe.cluster.catalog import (
     INTER_NODE,
     cluster_from_keys,
@@ -21,7 +22,6 @@ from forerun.describe.cluster.catalog import (
     load_cluster,
     load_device,
 )
-from forerun.describe.cluster.files import parse_yaml
 from forerun.describe.cluster.schema import BITS_PER_BYTE, US_PER_S
 from forerun.describe.cluster.types import Cluster, Device, Link
 

@@ -9,12 +9,12 @@ from forerun.answers.experiment.description.own_code import is_own_code, load_ow
 from forerun.answers.experiment.description.sections import IDEAL, NetworkSection
 from forerun.answers.experiment.description.text import at
 from forerun.common.errors import ForerunError
+from forerun.common.yaml_files import read_yaml
 from forerun.core.network.for_experiment import CLUSTER, topology_of
 from forerun.core.network.network_file import Network, network_from
 from forerun.core.network.on_topology import check_size
 from forerun.core.network.patterns import CommunicationPattern, NoNetwork
 from forerun.core.network.patterns_catalog import pattern_of
-from forerun.describe.cluster.files import read_yaml
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.plan.plan import Plan
 

@@ -23,7 +23,7 @@ from forerun.answers.experiment.description.training import SPELLINGS
 from forerun.answers.experiment.handlers import EventHandler
 from forerun.answers.experiment.request import Request
 from forerun.common.errors import ForerunError, UnknownName
-from forerun.describe.cluster.files import check
+from forerun.common.yaml_files import check
 
 __all__ = ["PresetRow", "changed", "key_table", "preset_names", "preset_path", "preset_table", "read_experiment"]
 

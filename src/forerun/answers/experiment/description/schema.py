@@ -20,7 +20,7 @@ from forerun.answers.experiment.description.text import refuse_unknown
 from forerun.answers.experiment.description.training import bounded
 from forerun.answers.experiment.prices import PricesSection
 from forerun.common.errors import ForerunError
-from forerun.describe.cluster.files import check
+from forerun.common.yaml_files import check
 from forerun.describe.plan.fields import plan_fields
 
 SECTIONS: dict[str, type[Any]] = {

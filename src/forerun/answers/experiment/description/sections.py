@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_v
 
 from forerun.answers.experiment.description.bandwidth import gbit_s
 from forerun.common.errors import UnknownName
+from forerun.common.yaml_files import Entry
 from forerun.core.network.for_experiment import TOPOLOGY_TYPES
-from forerun.describe.cluster.files import Entry
 from forerun.describe.model.fields import exponent_number
 from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.describe.plan.plan import LARGEST_BUCKET_MIB

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.common.errors import ForerunError, ImpossiblePlan
-from forerun.describe.cluster.files import read_yaml
+from forerun.common.yaml_files import read_yaml
 
 _MANY = 25
 """known keys that an error lists, at most"""

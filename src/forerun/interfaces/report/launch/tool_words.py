@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
-import yaml
+from forerun.common.shipped import shipped_data
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,7 @@ class ToolWords:
 @cache
 def words_of(tool: str) -> ToolWords:
     """The words of the tool that `--launch` calls `tool`; none for an unknown one."""
-    tables = yaml.safe_load((files("forerun.interfaces.report.launch") / "tools.yaml").read_text(encoding="utf-8"))
-    for table in tables.values():
+    for table in shipped_data(__package__, "tools.yaml").values():
         if tool in table["tools"]:
             return ToolWords(table["title"], table["words"], table["constants"])
     return ToolWords(tool, {}, {})

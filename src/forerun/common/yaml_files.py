@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from forerun.common.errors import ForerunError
+from forerun.common.files import read_text
 
 
 class Entry(BaseModel):
@@ -49,12 +50,12 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def read_any_yaml(path: Path) -> Any:
+def read_any_yaml(path: str | Path) -> Any:
     """Returns the contents of a YAML (or JSON) file, whatever their type. Raises ForerunError as `read_yaml` does."""
-    return _parsed(read_text(path), str(path))
+    return parse_any_yaml(read_text(path), str(path))
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: str | Path) -> dict[str, Any]:
     """Returns the mapping in a YAML file.
 
     Raises ForerunError, which names the file and where possible the line, for a file that is unreadable, not UTF-8 or
@@ -63,25 +64,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return parse_yaml(read_text(path), str(path))
 
 
-def read_text(path: Path) -> str:
-    """Returns the text of a file. Raises ForerunError, which names the file, where it is unreadable or not UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ForerunError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except (OSError, ValueError) as error:
-        raise ForerunError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-
-
 def parse_yaml(text: str, place: str) -> dict[str, Any]:
     """Returns the mapping in a YAML text. Raises ForerunError as `read_yaml` does, with `place` as the file's name."""
-    data = _parsed(text, place)
+    data = parse_any_yaml(text, place)
     if not isinstance(data, dict):
         raise ForerunError(f"{place}: expected keys and values, got {_short(data)}")
     return {str(key): value for key, value in data.items()}
 
 
-def _parsed(text: str, place: str) -> Any:
+def parse_any_yaml(text: str, place: str) -> Any:
+    """Returns the contents of a YAML text, whatever their type. Raises ForerunError as `read_yaml` does."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
