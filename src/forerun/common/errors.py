@@ -1,6 +1,8 @@
 """Errors that a user can cause. The command line prints their one line and exits with status 2."""
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _CLOSE = 3
 
@@ -23,3 +25,14 @@ class UnknownName(ForerunError):
 
 class ImpossiblePlan(ForerunError):
     """A plan that can't run. The message gives the reason."""
+
+
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Begins the messages of errors with `place`."""
+    try:
+        yield
+    except ImpossiblePlan as error:
+        raise ImpossiblePlan(f"{place}: {error}") from None
+    except ForerunError as error:
+        raise ForerunError(f"{place}: {error}") from None

@@ -323,6 +323,6 @@ def _broken_texts() -> Iterator[Malformed]:
             "'gpu_model' is given twice",
         ),
         ("JSON with NaN", json.dumps({**RIGHT, "thresholds": {"memory": float("nan")}}), "memory"),
-        ("JSON nested without end", "[" * 100_000, "not valid JSON"),
+        ("JSON nested without end", "[" * 100_000, "not JSON"),
     ):
         yield Malformed(what, text, names, ".json")

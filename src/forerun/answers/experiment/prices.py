@@ -21,9 +21,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from forerun.answers.experiment.description.sections import Section
-from forerun.answers.experiment.description.text import at
 from forerun.answers.experiment.request import Prices
-from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.errors import ForerunError, UnknownName, at
 from forerun.common.yaml_files import check, read_yaml
 from forerun.describe.cluster.catalog import cluster_names, cluster_table, device_names, load_device
 from forerun.describe.cluster.schema import NotNegative

@@ -20,9 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+from forerun.common.errors import at
 from forerun.describe.model.fields import Fields, read_yaml
 from forerun.describe.model.spec import MLASpec, Mlp, ModelSpec, MoESpec, Norm
-from forerun.describe.model.spec_file import build, even_head_dim
+from forerun.describe.model.spec_file import even_head_dim
 
 _POSITIONS = {
     "learned": "learned",
@@ -80,7 +81,8 @@ def _entry(name: str, row: Fields) -> ModelSpec:
     }
     values |= _biases(row) | {"embedding_norm": values["position"] == "alibi"}
     row.finish(_ABOUT)
-    return build(row.place, lambda: ModelSpec(name=name, **values))  # type: ignore[arg-type]
+    with at(row.place):
+        return ModelSpec(name=name, **values)  # type: ignore[arg-type]
 
 
 def _head_dim(row: Fields, hidden: int, n_heads: int) -> int:
@@ -121,7 +123,8 @@ def _experts(moe: Fields | None, n_layers: int) -> MoESpec | None:
         raise moe.error("pad_to_capacity", "needs a capacity_factor")
     n_experts, top_k, dense = moe.integer("n_experts"), moe.integer("top_k"), _dense_layers(moe, n_layers)
     moe.finish()
-    return build(moe.place, lambda: MoESpec(n_experts, top_k, width, shared, dense, capacity_factor=capacity_factor))
+    with at(moe.place):
+        return MoESpec(n_experts, top_k, width, shared, dense, capacity_factor=capacity_factor)
 
 
 def _dense_layers(moe: Fields, n_layers: int) -> int:

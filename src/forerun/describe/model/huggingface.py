@@ -11,10 +11,10 @@ import importlib
 import pkgutil
 from pathlib import Path
 
+from forerun.common.errors import at
 from forerun.describe.model.families import FAMILIES
 from forerun.describe.model.fields import Fields, read_json
 from forerun.describe.model.spec import ModelSpec
-from forerun.describe.model.spec_file import build
 
 CONFIG = "config.json"
 
@@ -86,4 +86,5 @@ def spec_from_config(config: Fields, name: str) -> ModelSpec:
     config.expect("pruned_heads", {})
     values = known.read(config)
     config.finish((*IGNORED, *known.ignored))
-    return build(config.place, lambda: ModelSpec(name=name, **values))  # type: ignore[arg-type]
+    with at(config.place):
+        return ModelSpec(name=name, **values)  # type: ignore[arg-type]

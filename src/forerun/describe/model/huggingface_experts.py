@@ -6,11 +6,11 @@ token takes, but neither their number nor their size (`ROUTING_IGNORED`).
 
 from __future__ import annotations
 
+from forerun.common.errors import at
 from forerun.describe.model.families import Values, family
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface_decoders import decoder, qwen_window, window
 from forerun.describe.model.spec import MLASpec, MoESpec
-from forerun.describe.model.spec_file import build
 
 ROUTING_IGNORED = (
     *("aux_loss_alpha", "norm_topk_prob", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
@@ -125,7 +125,8 @@ def _moe(
     router_bias: bool = False,
 ) -> MoESpec:
     n_experts, top_k = config.integer(count_key), config.integer("num_experts_per_tok")
-    return build(config.place, lambda: MoESpec(n_experts, top_k, width, shared_width, dense_layers, gate, router_bias))
+    with at(config.place):
+        return MoESpec(n_experts, top_k, width, shared_width, dense_layers, gate, router_bias)
 
 
 def _dense_layers(config: Fields) -> int:

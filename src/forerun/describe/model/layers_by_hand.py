@@ -30,7 +30,7 @@ from dataclasses import replace
 from math import isqrt, prod
 from typing import Any, get_args
 
-from forerun.common.errors import ForerunError
+from forerun.common.errors import ForerunError, at
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.layer_types import (
     Conv2d,
@@ -76,10 +76,8 @@ def layers_from(entries: object, place: str, name: str = "layers", sample: str =
         shapes.setdefault(INPUT, layer.input_shape)
         layers.append(layer)
         notes += [note] if note else []
-    try:
+    with at(place):
         model = LayeredModel(name, tuple(layers), sample, source=place, notes=tuple(notes))
-    except ForerunError as error:
-        raise ForerunError(f"{place}: {error}") from None
     pairs = zip(layers, model.input_gradients, strict=True)
     return replace(model, layers=tuple(layer if wanted else at_the_start(layer) for layer, wanted in pairs))
 

@@ -9,17 +9,15 @@ that of the fields is an error.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from forerun.common.errors import ForerunError
+from forerun.common.errors import at
 from forerun.describe.model.fields import Fields, read_yaml
 from forerun.describe.model.parameters import parameter_count
 from forerun.describe.model.spec import MLASpec, ModelSpec, MoESpec
 
-T = TypeVar("T")
 _PUBLISHED = ("parameters", "parameters_billion")
 _MOST_PARAMETERS = 10**15
 
@@ -35,7 +33,8 @@ def read_spec(document: Fields, name: str) -> ModelSpec:
     values = _values(ModelSpec, document, {"name": name} | _head_defaults(document))
     document.text("source", "")
     document.finish(_PUBLISHED)
-    spec = build(document.place, lambda: ModelSpec(**values))
+    with at(document.place):
+        spec = ModelSpec(**values)
     _check_published_count(document, spec)
     return spec
 
@@ -48,14 +47,6 @@ def spec_mapping(spec: ModelSpec | MoESpec | MLASpec) -> dict[str, object]:
         if value != field.default:
             mapping[field.name] = spec_mapping(value) if isinstance(value, (MoESpec, MLASpec)) else value
     return mapping
-
-
-def build(place: str, make: Callable[[], T]) -> T:
-    """Returns `make()`; puts `place` before the message of a ForerunError that it raises."""
-    try:
-        return make()
-    except ForerunError as error:
-        raise ForerunError(f"{place}: {error}") from None
 
 
 def even_head_dim(document: Fields, hidden: int, n_heads: int) -> int:
@@ -110,7 +101,8 @@ def _optional(document: Fields, key: str, inner: Any) -> Any:
         return None
     values = _values(inner, section, {})
     section.finish()
-    return build(document.place, lambda: inner(**values))
+    with at(document.place):
+        return inner(**values)
 
 
 def _check_published_count(document: Fields, spec: ModelSpec) -> None:

@@ -17,7 +17,7 @@ import pydantic
 import yaml
 
 from forerun.answers.analysis.setup import Setup
-from forerun.common.errors import ForerunError
+from forerun.common.errors import ForerunError, at
 from forerun.common.shipped import validated
 from forerun.describe.cluster.catalog import load_device
 from forerun.describe.kernels.attention import KernelRate, attention_kernels
@@ -156,11 +156,9 @@ def parse_registry(text: str, place: str) -> Registry:
     key.
     """
     registry: Registry = validated(Registry, yaml.safe_load(text), place)
-    try:
+    with at(place):
         registry.check()
-        return registry
-    except ForerunError as error:
-        raise ForerunError(f"{place}: {error}") from None
+    return registry
 
 
 @cache

@@ -60,9 +60,7 @@ class Measurement:
     """ok or oom"""
 
     split: str = ""
-    provenance_quality: str = ""
     provenance: str = ""
-    source_label: str = ""
     software: str = ""
     n_params_source: float | None = None
     intra_node: str = ""
@@ -83,16 +81,12 @@ class Measurement:
     cpu_offload: str = ""
     step_time_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
-    tflops_per_gpu: float | None = None
-    tflops_kind: str = ""
     mfu_pct: float | None = None
     hfu_pct: float | None = None
     peak_mem_gib: float | None = None
     peak_mem_kind: str = ""
-    mfu_peak_tflops: float | None = None
     flops_convention: str = ""
     step_time_s_derived: float | None = None
-    tokens_per_s_per_gpu_derived: float | None = None
     notes: str = ""
 
 

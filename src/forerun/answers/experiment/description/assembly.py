@@ -21,7 +21,6 @@ from forerun.answers.experiment.description.hardware import adapted, base_cluste
 from forerun.answers.experiment.description.model import is_convolutional, model_of
 from forerun.answers.experiment.description.network import network_of, pattern_in_force, read_pattern
 from forerun.answers.experiment.description.schema import Sections
-from forerun.answers.experiment.description.text import at
 from forerun.answers.experiment.description.training import (
     DEFAULTS_BY_KIND,
     agreed,
@@ -36,7 +35,7 @@ from forerun.answers.experiment.description.training import (
 )
 from forerun.answers.experiment.prices import prices_of
 from forerun.answers.experiment.request import Request, Thresholds
-from forerun.common.errors import ForerunError
+from forerun.common.errors import ForerunError, at
 from forerun.describe.cluster.types import Cluster, Device
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec

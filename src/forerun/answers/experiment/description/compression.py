@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.answers.analysis.setup import Setup
-from forerun.answers.experiment.description.text import at
-from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.errors import ForerunError, UnknownName, at
 from forerun.core.network.gradient_compression import Int8, PowerSgd, TopK
 from forerun.core.network.patterns import CommunicationPattern
 from forerun.core.network.patterns_collectives import Nccl

@@ -10,8 +10,7 @@ from typing import Any
 
 from forerun.answers.analysis.setup import RankKind
 from forerun.answers.experiment.description.sections import HardwareSection, MixedEntry, NetworkSection
-from forerun.answers.experiment.description.text import at
-from forerun.common.errors import ForerunError
+from forerun.common.errors import ForerunError, at
 from forerun.common.units import GIB, GIGA, TERA
 from forerun.common.yaml_files import parse_yaml
 from forerun.describe.cluster.catalog import (

@@ -10,8 +10,7 @@ from typing import Any
 
 from forerun.answers.experiment.description.own_code import is_own_code, load_own
 from forerun.answers.experiment.description.sections import ModelSection
-from forerun.answers.experiment.description.text import at
-from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.errors import ForerunError, UnknownName, at
 from forerun.common.yaml_files import parse_yaml
 from forerun.describe.model.catalog import layered_names, load_any, load_model, model_names
 from forerun.describe.model.fields import Fields

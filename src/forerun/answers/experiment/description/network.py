@@ -7,8 +7,7 @@ from typing import Any
 
 from forerun.answers.experiment.description.own_code import is_own_code, load_own
 from forerun.answers.experiment.description.sections import IDEAL, NetworkSection
-from forerun.answers.experiment.description.text import at
-from forerun.common.errors import ForerunError
+from forerun.common.errors import ForerunError, at
 from forerun.common.yaml_files import read_yaml
 from forerun.core.network.for_experiment import CLUSTER, topology_of
 from forerun.core.network.network_file import Network, network_from

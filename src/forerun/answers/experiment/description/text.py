@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forerun.common.errors import ForerunError, ImpossiblePlan
+from forerun.common.errors import ForerunError
+from forerun.common.files import parse_json, read_text
 from forerun.common.yaml_files import read_yaml
 
 _MANY = 25
@@ -19,33 +19,11 @@ _LARGEST = 10**18
 _DEEPEST = 20
 
 
-@contextmanager
-def at(place: str) -> Iterator[None]:
-    """Begin the messages of errors with `place`."""
-    try:
-        yield
-    except ImpossiblePlan as error:
-        raise ImpossiblePlan(f"{place}: {error}") from None
-    except ForerunError as error:
-        raise ForerunError(f"{place}: {error}") from None
-
-
 def read_mapping(path: Path) -> dict[str, Any]:
     """The mapping in a YAML or JSON file. Raises ForerunError, which names the file and where possible the line."""
     if path.suffix.lower() != ".json":
         return read_yaml(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ForerunError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except (OSError, ValueError) as error:
-        raise ForerunError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    try:
-        data = json.loads(text, object_pairs_hook=_once)
-    except json.JSONDecodeError as error:
-        raise ForerunError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:
-        raise ForerunError(f"{path}: not valid JSON: {' '.join(str(error).split())}") from None
+    data = parse_json(read_text(path), str(path), partial(_once, path))
     if not isinstance(data, dict):
         raise ForerunError(f"{path}: expected keys and values, got {type(data).__name__}")
     return data
@@ -76,11 +54,11 @@ def _near(key: str, keys: Iterable[str]) -> list[str]:
     return difflib.get_close_matches(str(key).lower(), [*keys], 1, 0.8)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"key {key!r:.60} is given twice")
+            raise ForerunError(f"{path}: key {key!r:.60} is given twice")
         found[key] = value
     return found
 

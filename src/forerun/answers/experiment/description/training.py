@@ -9,9 +9,8 @@ from typing import Any
 
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.experiment.description.sections import HardwareSection, TrainingSection
-from forerun.answers.experiment.description.text import at
 from forerun.answers.experiment.request import Disturbance
-from forerun.common.errors import ForerunError, ImpossiblePlan
+from forerun.common.errors import ForerunError, ImpossiblePlan, at
 from forerun.common.units import MIB
 from forerun.describe.cluster.types import Device
 from forerun.describe.model.layered import LayeredModel

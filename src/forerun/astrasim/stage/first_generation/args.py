@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.errors import ForerunError, UnknownName, at
 from forerun.common.files import read_json
 
 _MOST = 1 << 31
@@ -81,10 +81,8 @@ def load_stage_args(path: str | Path) -> StageArgs:
         if name not in known:
             raise UnknownName(f"flag in {path}", name, list(known))
         values[name] = truth(value, f"{path}: {name}") if known[name] == "bool" else _whole(value, f"{path}: {name}")
-    try:
+    with at(str(path)):
         return StageArgs(**values)
-    except ForerunError as error:
-        raise ForerunError(f"{path}: {error}") from None
 
 
 def truth(value: object, place: str) -> bool:
