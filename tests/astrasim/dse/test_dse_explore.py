@@ -10,9 +10,8 @@ from forerun.astrasim.astra.replay import replay
 from forerun.astrasim.astra.statistics import RankStatistics
 from forerun.astrasim.dse.definition import read_exploration
 from forerun.astrasim.dse.evaluate import Evaluator, Failed, Figures, figures_of
-from forerun.astrasim.dse.explore import evaluator_of, explore
+from forerun.astrasim.dse.explore import NAME, evaluator_of, explore
 from forerun.astrasim.dse.result import results_by_pair
-from forerun.astrasim.dse.store import NAME
 from forerun.astrasim.dse.tables import CSV_NAME, PARQUET_NAME
 from forerun.astrasim.dse.terms import Terms
 from forerun.astrasim.dse.workload import traces_of

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forerun.astrasim.chakra.trace import CommType, NodeKind, RankTrace
 from forerun.astrasim.chakra.validate import validate
 from forerun.astrasim.stage.first_generation import StageArgs, generate, load_stage_args
-from forerun.astrasim.stage.write import write_traces
+from forerun.astrasim.stage.generated import write_traces
 from forerun.common.errors import ForerunError
 
 SMALL = StageArgs(din=96, dout=160, dmodel=64, dff=256, batch=16, seq=32, head=8, num_stacks=3)

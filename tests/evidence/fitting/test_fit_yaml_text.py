@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from forerun.common.errors import ForerunError
-from forerun.evidence.fitting.yaml_text import with_value
+from forerun.evidence.fitting.write import with_value
 
 TEXT = """# head
 rate: 0.5  # of what

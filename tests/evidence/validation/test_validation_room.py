@@ -13,7 +13,7 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
-from forerun.evidence.validation.assumed_checkpointing import with_assumed_checkpointing
+from forerun.evidence.validation.mapping import with_assumed_checkpointing
 from forerun.evidence.validation.plan_mapping import NOT_STATED
 
 MODEL = replace(load_model("llama-3.1-8b"), n_layers=8)

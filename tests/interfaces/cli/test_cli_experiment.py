@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from forerun.interfaces.cli.spread import spread
+from forerun.interfaces.cli.experiment import spread
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "experiment.yaml"
 SMALL = {

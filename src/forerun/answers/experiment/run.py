@@ -15,18 +15,20 @@ from dataclasses import replace
 from itertools import pairwise
 from math import ceil
 
+import numpy as np
+
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.experiment.bill import bill_of, busy_share
 from forerun.answers.experiment.conditions import Conditions, Weather, joined
-from forerun.answers.experiment.handlers import Audience, tell_events
-from forerun.answers.experiment.node_events import node_events
+from forerun.answers.experiment.handlers import Audience, NodeEvent, tell_events
 from forerun.answers.experiment.pace import Pace, PacedStep
 from forerun.answers.experiment.request import Request
 from forerun.answers.experiment.result import Iteration, RunResult, mean_breakdown_s, percentile_s
 from forerun.common.errors import ForerunError
 from forerun.common.units import PS_PER_S
+from forerun.core.program.types import Stream
 from forerun.describe.model.spec import ModelSpec
 
 MOST = 10_000
@@ -248,3 +250,29 @@ def _busy_share(simulation: Simulation, running: _Running) -> float:
     share = mean[_COMPUTE] / sum(mean.values())
     usual = undisturbed.breakdown_s[_COMPUTE] / undisturbed.time_s
     return min(1.0, busy_share(simulation) * share / usual) if usual else busy_share(simulation)
+
+
+def node_events(pace: Pace, conditions: Conditions, iteration: int, begins_ps: int) -> Iterator[NodeEvent]:
+    """Two events for each node of every rank class, the iteration starting `begins_ps` after the run.
+
+    At one time nodes end first, then others start, in the order of rank classes and of issue; one that takes no time
+    ends right after it starts.
+    """
+    flat, program = pace.stepper.simulation.flat, pace.stepper.simulation.program
+    timeline = pace.stepper.timeline(pace.class_factors(conditions), conditions.network, conditions.host)
+    start, end = timeline.start_ps, timeline.end_ps
+    n = len(flat)
+    time = np.concatenate((start, end))
+    is_end = np.arange(2 * n) >= n
+    late = np.concatenate((np.ones(n, bool), end == start))
+    owner = np.repeat(np.arange(len(program.rank_classes)), np.diff(flat.class_ptr))
+    for event in np.lexsort((is_end, np.tile(np.arange(n), 2), late, time)).tolist():
+        node = event % n
+        yield NodeEvent(
+            time_s=(begins_ps + int(time[event])) / PS_PER_S,
+            starts=event < n,
+            iteration=iteration,
+            rank_class=program.rank_classes[owner[node]].name,
+            name=program.ops.name[flat.op[node]],
+            stream=Stream(flat.stream[node]).name.lower(),
+        )

@@ -42,8 +42,7 @@ from forerun.describe.plan.constraints import RULES
 from forerun.describe.plan.fields import FIELD_TYPES, checked, is_list
 from forerun.describe.plan.plan import DEFAULT_ORDER, Plan
 from forerun.describe.stacks.catalog import load_stack
-from forerun.describe.stacks.search_space import SearchSpace
-from forerun.describe.stacks.stack import Stack
+from forerun.describe.stacks.stack import SearchSpace, Stack
 
 Extent = Literal["default", "whole"]
 TOKENS_PER_CP_RANK = {"default": 4096, "whole": 1024}

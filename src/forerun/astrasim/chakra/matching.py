@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from forerun.astrasim.chakra.findings import Findings, Severity
+from forerun.astrasim.chakra.checks import Findings, Severity
 from forerun.astrasim.chakra.graph import as_numpy
 from forerun.astrasim.chakra.trace import CommGroups, CommType
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.astrasim.chakra.attributes import DIMENSION_SPELLINGS, Value, decoded, participants_attribute, text_of
-from forerun.astrasim.chakra.checks import Problem, attempt, number, problems, tensor_problems
+from forerun.astrasim.chakra.checks import Finding, Findings, Problem, attempt, number, problems, tensor_problems
 from forerun.astrasim.chakra.columns import AttributeCache
-from forerun.astrasim.chakra.findings import Finding, Findings
 from forerun.astrasim.chakra.framing import opened
 from forerun.astrasim.chakra.graph import Graph
 from forerun.astrasim.chakra.matching import ALL_RANKS, Collectives, Messages

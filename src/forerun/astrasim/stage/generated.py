@@ -1,17 +1,26 @@
-"""The generated traces of all ranks, whichever generation of STAGE makes them."""
+"""The generated traces of all ranks, whichever generation of STAGE makes them, and their files.
+
+Ranks and communicator groups have STAGE's numbers: the number of a rank counts its place in the spatial dimensions (the
+first varies fastest), then its pipeline stage.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from forerun.astrasim.chakra.trace import CommGroups, RankTrace
-from forerun.astrasim.stage.ranks import communicator_groups, groups_of
+from forerun.astrasim.chakra.writer import write_rank
 from forerun.common.errors import ForerunError
+from forerun.common.files import make_folder, whole_file
 from forerun.core.program.types import I32
 
 
@@ -75,3 +84,71 @@ class GeneratedTraces(ABC):
     @abstractmethod
     def _trace(self, stage: int, index: int, group_names: tuple[str, ...], names: bool) -> RankTrace:
         """Returns the trace of rank number `index` of a stage."""
+
+
+def communicator_groups(degrees: Mapping[str, int], stage_order: Sequence[int]) -> CommGroups:
+    """Returns all groups, also of one rank, numbered from 1 by dimension, pipeline stage and the other dimensions.
+
+    The first of the other dimensions varies slowest. `degrees` are the ranks in each dimension, and `stage_order` holds
+    the stages in the order of their ranks.
+    """
+    step = _steps(degrees)
+    place = {stage: number for number, stage in enumerate(stage_order)}
+    a_stage = math.prod(degrees.values())
+    found: dict[str, tuple[int, ...]] = {}
+    for degree, ranks in degrees.items():
+        others = [other for other in degrees if other != degree]
+        for stage, *index in product(range(len(place)), *(range(degrees[other]) for other in others)):
+            first = place[stage] * a_stage + sum(step[other] * i for other, i in zip(others, index, strict=True))
+            found[str(len(found) + 1)] = tuple(range(first, first + ranks * step[degree], step[degree]))
+    return found
+
+
+def groups_of(rank: int, degrees: Mapping[str, int], stage_order: Sequence[int]) -> tuple[str, ...]:
+    """Returns the names of the groups of more than one rank that `rank` is in, by dimension."""
+    own, index = divmod(rank, math.prod(degrees.values()))
+    place = {degree: index // step % degrees[degree] for degree, step in _steps(degrees).items()}
+    n_ranks = len(stage_order) * math.prod(degrees.values())
+    before, names = 1, []
+    for degree, ranks in degrees.items():
+        number = stage_order[own]
+        for other in degrees:
+            if other != degree:
+                number = number * degrees[other] + place[other]
+        if ranks > 1:
+            names.append(str(before + number))
+        before += n_ranks // ranks
+    return tuple(names)
+
+
+def _steps(degrees: Mapping[str, int]) -> dict[str, int]:
+    """Returns the distance in rank numbers of neighbours in each dimension."""
+    steps, step = {}, 1
+    for degree, ranks in degrees.items():
+        steps[degree] = step
+        step *= ranks
+    return steps
+
+
+RANK = "%d"
+"""the part of a file name that the number of a rank replaces"""
+
+
+def trace_name(output_name: str) -> str:
+    """Returns the file name of every rank's trace, with %d for the rank."""
+    return output_name if RANK in output_name else f"{output_name}.{RANK}.et"
+
+
+def write_traces(traces: GeneratedTraces, folder: Path, output_name: str, comm_group_file: str) -> None:
+    """Writes `<output_name>.<rank>.et` (or `output_name` with the rank in place of %d) and the groups to a folder.
+
+    Files are compressed if their names end in .gz or .zst. The folder is made if it is missing.
+
+    Raises ForerunError if a file can't be written.
+    """
+    make_folder(folder)
+    with whole_file(folder / comm_group_file) as file:
+        file.write(json.dumps(traces.groups).encode())
+    name = trace_name(output_name)
+    for rank in range(len(traces)):
+        write_rank(folder / name.replace(RANK, str(rank)), traces.rank(rank, names=True))

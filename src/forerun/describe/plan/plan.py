@@ -8,7 +8,7 @@ from typing import Literal
 
 from forerun.common.errors import ForerunError
 from forerun.describe.stacks.catalog import DEFAULT_STACK, load_stack
-from forerun.describe.stacks.words import CpMethod, OptimizerImpl, Schedule, SelectivePolicy
+from forerun.describe.stacks.stack import CpMethod, OptimizerImpl, Schedule, SelectivePolicy
 
 Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4"]
 MESH_AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")

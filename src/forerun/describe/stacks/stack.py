@@ -6,16 +6,84 @@ what waits for what. A few rates are fitted; `fitted` says on which rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 import pydantic
 
 from forerun.common.errors import ForerunError
 from forerun.describe.kernels.attention import attention_kernel
-from forerun.describe.stacks.names import StackName
-from forerun.describe.stacks.search_space import SearchSpace
-from forerun.describe.stacks.words import CpMethod, GradientDtype, OptimizerImpl, SelectivePolicy, Style
+
+Style = Literal["composed", "fused", "compiled"]
+"""composed: one kernel per tensor operation; fused: hand-written kernels; compiled: TorchInductor's"""
+Schedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "ZB1P", "ZBV", "DualPipeV"]
+CpMethod = Literal["ring", "allgather", "ulysses"]
+SelectivePolicy = Literal["op", "attention", "attention-block", "mlp", "mlp-act-norm", "attention+mlp", "params"]
+GradientDtype = Literal["fp32", "bf16", "fp16", "param", "fp32-unless-fp16"]
+"""param: the dtype of the parameters; fp32-unless-fp16: fp16 where a model is trained in fp16, and fp32 elsewhere"""
+OptimizerImpl = Literal["fused", "foreach", "loop"]
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The values that a search tries for the fields of a plan; a user's own values go over them.
+
+    The whole space also has `more_schedules` and `offload`.
+    """
+
+    source: str
+    """page or file of the framework that states what it offers"""
+    axes: tuple[str, ...]
+    """mesh axes beside data parallelism whose degree may exceed 1"""
+    zero_stages: tuple[int, ...]
+    schedules: tuple[tuple[Schedule, int], ...] = (("1F1B", 1),)
+    """pipeline schedules, each with its virtual stages"""
+    reshard: tuple[str, ...] = ("default",)
+    """reshard policies of FSDP"""
+    sequence_parallel: bool = True
+    """whether tensor-parallel ranks split the sequence too; the whole space tries both"""
+    more_schedules: tuple[tuple[Schedule, int], ...] = ()
+    offload: tuple[str, ...] = ("none",)
+    """tensors that host memory holds between uses"""
+
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+
+    @property
+    def all_schedules(self) -> tuple[tuple[Schedule, int], ...]:
+        """All pipeline schedules of the framework, each with its virtual stages."""
+        return self.schedules + self.more_schedules
+
+
+@dataclass(frozen=True)
+class StackName:
+    """Patterns of the words that name a framework and its version: regular expressions that ignore case.
+
+    Every pattern has to occur in the column of its name; an empty pattern matches every text.
+    """
+
+    framework: str
+    software: str = ""
+    """pattern of versions and dates"""
+    notes: str = ""
+
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+
+    def __post_init__(self) -> None:
+        for column in fields(self):
+            try:
+                re.compile(getattr(self, column.name))
+            except re.error as error:
+                raise ValueError(f"{column.name} is no regular expression: {error}") from None
+
+    def letters_in(self, columns: Mapping[str, str]) -> tuple[int, ...]:
+        """Returns the number of letters that the patterns cover in each column; () where one does not occur."""
+        found = [
+            re.search(getattr(self, column.name), columns.get(column.name, ""), re.IGNORECASE)
+            for column in fields(self)
+        ]
+        return () if None in found else tuple(len(one[0]) for one in found if one is not None)
 
 
 @dataclass(frozen=True)

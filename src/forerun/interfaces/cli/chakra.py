@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from forerun.astrasim.chakra.findings import Finding
+from forerun.astrasim.chakra.checks import Finding
 from forerun.astrasim.chakra.groups import read_comm_groups
 from forerun.astrasim.chakra.info import TraceInfo, overall
 from forerun.astrasim.chakra.info import info as describe

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from forerun.answers.experiment.answers import answers_of
 from forerun.answers.experiment.comparison import compare
@@ -26,12 +27,39 @@ from forerun.interfaces.cli.experiment_source import SourceOptions
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.program_options import AsJson
 from forerun.interfaces.cli.report_option import typed
-from forerun.interfaces.cli.spread import SpreadCommand
 from forerun.interfaces.report.console import console, make_table
 from forerun.interfaces.report.experiment_console import print_comparison, print_run, print_scaling, print_stragglers
 from forerun.interfaces.report.experiment_files import Exported, Result, answers_record, export
 from forerun.interfaces.report.progress import progress_bar
 from forerun.interfaces.report.records import to_json
+
+
+def spread(arguments: Sequence[str], several: Collection[str]) -> list[str]:
+    """`arguments` with the name repeated before each further value of the options in `several`.
+
+    Values go on until the next option; what belongs to the command itself stands before.
+    """
+    out: list[str] = []
+    name = ""
+    for argument in arguments:
+        if argument.startswith("-"):
+            name = argument if argument in several else ""
+            out.append(argument)
+        elif name and out[-1] != name:
+            out += [name, argument]
+        else:
+            out.append(argument)
+    return out
+
+
+class SpreadCommand(TyperCommand):
+    """A command whose list options take several values after one name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments after repeating the name of such options."""
+        several = {name for option in self.params if getattr(option, "multiple", False) for name in option.opts}
+        return super().parse_args(ctx, spread(args, several))
+
 
 experiment = typer.Typer(help="Study a cluster from one experiment file.", no_args_is_help=True)
 

@@ -12,10 +12,9 @@ import typer
 
 from forerun.astrasim.stage.first_generation import StageArgs, generate
 from forerun.astrasim.stage.first_generation.args import truth
-from forerun.astrasim.stage.generated import GeneratedTraces
+from forerun.astrasim.stage.generated import GeneratedTraces, trace_name, write_traces
 from forerun.astrasim.stage.second_generation import SecondStageArgs, generate_second
 from forerun.astrasim.stage.second_generation.args import MODEL_TYPES
-from forerun.astrasim.stage.write import trace_name, write_traces
 from forerun.common.errors import ForerunError
 
 SCHEMA = "v0.0.4"

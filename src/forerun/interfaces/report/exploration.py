@@ -13,8 +13,7 @@ from forerun.astrasim.dse.reasons import reasons
 from forerun.astrasim.dse.result import Explored, PairResult, Row, TrendRow
 from forerun.common.units import GIB
 from forerun.interfaces.report.console import make_table, print_title
-from forerun.interfaces.report.reasons import reason_record, reason_words
-from forerun.interfaces.report.strategy_words import strategy_words, value_words
+from forerun.interfaces.report.reasons import reason_record, reason_words, strategy_words, value_words
 from forerun.interfaces.report.wording import percent, seconds
 
 _MOST_ERRORS = 3

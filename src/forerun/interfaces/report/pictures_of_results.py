@@ -15,9 +15,8 @@ from forerun.interfaces.report.heat_cells import heat_title, heat_words
 from forerun.interfaces.report.page import Plot
 from forerun.interfaces.report.pictures import picture
 from forerun.interfaces.report.plots import iterations_plot, memory_plot, timeline_plot, use_plot
-from forerun.interfaces.report.plots_of_searches import heat_plot, plans_plot, sweep_plot
+from forerun.interfaces.report.plots_of_searches import figures_of, heat_plot, plans_plot, sweep_plot
 from forerun.interfaces.report.plots_of_studies import cumulated_plot, efficiency_plot, spread_plot, throughput_plot
-from forerun.interfaces.report.sweep_series import figures_of
 
 Study: TypeAlias = ScalingStudy | Comparison | StragglerStudy
 Pictures: TypeAlias = dict[str, Callable[[], bytes]]

@@ -1,4 +1,7 @@
-"""Reasons of an exploration as sentences: every figure in them is one of the two points that are compared."""
+"""Reasons of an exploration as sentences: every figure in them is one of the two points that are compared.
+
+Here are also the words for strategies.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 from forerun.astrasim.dse.limits import BYTES_OF_UNIT
 from forerun.astrasim.dse.reasons import COMPUTE, HELD, IDLE, MADE, Change, Reason
 from forerun.astrasim.dse.result import PairResult
-from forerun.interfaces.report.strategy_words import strategy_words, value_words
+from forerun.astrasim.dse.workload import Strategy
 from forerun.interfaces.report.wording import seconds, three_digits
 
 _MOST_NAMED = 3
@@ -124,3 +127,24 @@ def _signed(time_ns: int) -> str:
 def _size(n_bytes: int, pair: PairResult) -> str:
     size = n_bytes * pair.bytes_per_element / BYTES_OF_UNIT[pair.memory_unit]
     return f"{three_digits(size) if size >= 1 else f'{size:.3g}'} {pair.memory_unit}"
+
+
+_DEGREES = ("dp", "tp", "sp", "pp", "ep")
+
+
+def strategy_words(strategy: Strategy) -> str:
+    """`dp8 tp4 sp2 sharded recompute`; degrees of pp and ep above 1 only."""
+    words = [
+        f"{name}{getattr(strategy, name)}" for name in _DEGREES if name in _DEGREES[:3] or _above_1(strategy, name)
+    ]
+    words += ["sharded"] * strategy.weight_sharded + ["recompute"] * strategy.activation_recompute
+    return " ".join(words)
+
+
+def _above_1(strategy: Strategy, name: str) -> bool:
+    return bool(getattr(strategy, name) > 1)
+
+
+def value_words(value: int | bool) -> str:
+    """The value of an axis: a number, yes or no."""
+    return str(value) if not isinstance(value, bool) else "yes" if value else "no"

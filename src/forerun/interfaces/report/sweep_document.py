@@ -10,8 +10,7 @@ from forerun.answers.search.sweep import Sweep, SweepPoint, tokens_per_s
 from forerun.interfaces.report.documents import best_sections
 from forerun.interfaces.report.page import Document, Heading, Part, Table, Text
 from forerun.interfaces.report.page_sections import dollars, figures, warnings
-from forerun.interfaces.report.plots_of_searches import sweep_plot
-from forerun.interfaces.report.sweep_series import figures_of
+from forerun.interfaces.report.plots_of_searches import figures_of, sweep_plot
 from forerun.interfaces.report.wording import percent, plan_words, rate, seconds
 
 

@@ -1,7 +1,15 @@
-"""Units: the parts of a model that are gathered, run and reduced together (embedding, layer, head)."""
+"""Units: the parts of a model that are gathered, run and reduced together (embedding, layer, head).
+
+In parametrisation-based FSDP each use of a parameter gathers it, and autograd decides how long it is kept: a matrix
+product saves the gathered weight for its backward pass, unless a checkpoint around it runs the gather again. A policy
+that recomputes only gathers frees memory in a compiled graph, but not in eager code, where the product that saves the
+gathered weight is outside of the policy (simple_fsdp.py, ReplicateComputation). The gradient of an embedding does not
+read its table, so nothing keeps the table.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import count
@@ -11,7 +19,6 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.embedding_and_head import embedding_section, head_section
-from forerun.sources.symbolic.gathering import parametrized
 from forerun.sources.symbolic.kernels import PlanKernels, TransformerKernels
 from forerun.sources.symbolic.layer import layer_section
 from forerun.sources.symbolic.linear import Section
@@ -143,3 +150,22 @@ def tape_unit(name: str, tape: Tape, weights: Weights, split: bool = False, gath
         returning,
         gathering,
     )
+
+
+def parametrized(section: Section, eager: bool) -> Gathering:
+    """Returns which of a section's weights stay gathered for its backward pass, and which are gathered again.
+
+    In eager code weights of products outside of checkpoints stay; one compiled graph gathers all of them again.
+    """
+    weights, ops = section.weights, section.tape.ops
+    if any(op.kind == "embedding" for op in ops):
+        return Gathering(held=Weights(), again=Weights(), once=weights)
+    inside = {i for region in section.tape.regions for i in range(region.first, region.last + 1)}
+    stay = Counter(size for i, op in enumerate(ops) if eager and i not in inside for size in op.parameters)
+    held, again = Weights(), Weights(experts=weights.experts)
+    for kind in ("matrices", "vectors"):
+        for size in getattr(weights, kind):
+            stays = stay[size] > 0 or (eager and not inside)
+            stay[size] -= 1
+            getattr(held if stays else again, kind).append(size)
+    return Gathering(held, again, once=Weights())

@@ -12,8 +12,7 @@ from forerun.core.program.types import Collective, Stream
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan import rules
 from forerun.describe.plan.plan import FP8_PRECISIONS, Plan
-from forerun.describe.stacks.stack import Stack
-from forerun.describe.stacks.words import Style
+from forerun.describe.stacks.stack import Stack, Style
 from forerun.sources.symbolic.shapes import Shapes
 from forerun.sources.symbolic.tape import Stage, on_compute
 

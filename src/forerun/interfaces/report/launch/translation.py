@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NoReturn
 
 from forerun.common.errors import ForerunError
+from forerun.common.shipped import shipped_data
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.describe.plan.plan import DEFAULT_ORDER, FP8_PRECISIONS, Plan
 from forerun.describe.stacks.catalog import load_stack
-from forerun.interfaces.report.launch.tool_words import words_of
 from forerun.sources.symbolic.mesh import groups_of
+
+
+@dataclass(frozen=True)
+class ToolWords:
+    """What a tool calls the values of a plan, and what it does without a setting."""
+
+    title: str
+    words: Mapping[str, Mapping[Any, Any]]
+    """field of a plan -> its value -> the tool's word"""
+    constants: Mapping[str, Any]
+
+
+@cache
+def words_of(tool: str) -> ToolWords:
+    """The words of the tool that `--launch` calls `tool`; none for an unknown one."""
+    for table in shipped_data(__package__, "tools.yaml").values():
+        if tool in table["tools"]:
+            return ToolWords(table["title"], table["words"], table["constants"])
+    return ToolWords(tool, {}, {})
 
 
 @dataclass(frozen=True)
