@@ -12,8 +12,8 @@ from forerun.common.errors import ForerunError
 from forerun.describe.cluster.types import Cluster
 from forerun.evidence.traced.checkout import checkout
 from forerun.evidence.traced.programs import Programs, Run
-from forerun.evidence.validation.cluster_mapping import cluster_of
 from forerun.evidence.validation.hardware import Hardware
+from forerun.evidence.validation.mapping import cluster_of
 from forerun.evidence.validation.rows import Measurement
 from forerun.evidence.validation.run import RowResult
 from forerun.sources.trace.job import Job

@@ -61,6 +61,7 @@ class Measurement:
 
     split: str = ""
     provenance: str = ""
+    source_label: str = ""
     software: str = ""
     n_params_source: float | None = None
     intra_node: str = ""

@@ -1,4 +1,4 @@
-"""Plots of searches: the distribution of the plans, the best one for each pair of values, and of each point of a range."""
+"""Plots of searches: the distribution of the plans, the best for each pair of values, and of each point of a range."""
 
 from __future__ import annotations
 

@@ -7,13 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.diff.changes import StepDiff, TensorChange, WorkChange
 from forerun.common.units import GIB, MIB
-from forerun.interfaces.report.console import make_table
-from forerun.interfaces.report.wording import seconds
+from forerun.interfaces.report.console import make_table, print_table
+from forerun.interfaces.report.wording import percent, seconds
 
 _CAUSE_LEAST_S = 1e-6
 """causes that change by less are not shown"""
@@ -54,67 +53,66 @@ def print_diff(out: Console, diff: StepDiff, top: int) -> None:
 
 def _print_steps(out: Console, diff: StepDiff) -> None:
     old, new = diff.before, diff.after
-    table = make_table(("", "left"), ("before", "right"), ("after", "right"), ("change", "right"))
-    table.add_row("program", old.model, new.model, "")
-    table.add_row("step time", seconds(old.step_time_s), seconds(new.step_time_s), f"{diff.slowdown:+.2%}")
-    table.add_row("MFU", *(_share(one.mfu) for one in (old, new)), "")
-    for name, before, after in (
+    peaks = (
         ("peak allocated", old.peak_allocated_gib, new.peak_allocated_gib),
         ("peak reserved", old.peak_reserved_gib, new.peak_reserved_gib),
-    ):
-        table.add_row(name, f"{before:.3g} GiB", f"{after:.3g} GiB", f"{after / before - 1:+.2%}")
-    table.add_row("fits", *("yes" if one.fits else "no" for one in (old, new)), "")
-    out.print(table)
-
-
-def _share(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1%}"
+    )
+    rows = [
+        ("program", old.model, new.model, ""),
+        ("step time", seconds(old.step_time_s), seconds(new.step_time_s), f"{diff.slowdown:+.2%}"),
+        ("MFU", percent(old.mfu), percent(new.mfu), ""),
+        *((name, f"{was:.3g} GiB", f"{now:.3g} GiB", f"{now / was - 1:+.2%}") for name, was, now in peaks),
+        ("fits", *("yes" if one.fits else "no" for one in (old, new)), ""),
+    ]
+    out.print(make_table("lrrr", ("", "before", "after", "change"), rows))
 
 
 def _print_causes(out: Console, diff: StepDiff) -> None:
     shown = {name: pair for name, pair in diff.causes.items() if abs(pair[1] - pair[0]) >= _CAUSE_LEAST_S}
     if not shown:
         return
+    rows = (
+        (name.replace("_", " "), seconds(before), seconds(after), _signed(after - before))
+        for name, (before, after) in shown.items()
+    )
     out.print()
-    out.print(Text("Where the step lost and won time", style="bold"))
-    table = make_table(("cause", "left"), ("before", "right"), ("after", "right"), ("lost", "right"))
-    for name, (before, after) in shown.items():
-        table.add_row(name.replace("_", " "), seconds(before), seconds(after), _signed(after - before))
-    out.print(table)
+    print_table(out, "Where the step lost and won time", "lrrr", ("cause", "before", "after", "lost"), rows)
 
 
 def _print_work(out: Console, changes: Sequence[WorkChange], top: int) -> None:
     if not changes:
         return
     shown = _ends(changes, top)
-    out.print()
-    out.print(Text(f"Kernels, collectives and copies by lost time ({len(shown)} of {len(changes)})", style="bold"))
-    table = make_table(
-        *((name, "left") for name in ("", "what", "name", "module", "phase")),
-        *((name, "right") for name in ("count", "time", "lost")),
+    rows = (
+        (
+            *(one.how, one.what, one.name, one.module or "-", one.phase),
+            _counts(one.before.count, one.after.count),
+            _times(one),
+            _signed(one.lost_s),
+        )
+        for one in shown
     )
-    for one in shown:
-        count, time = _counts(one.before.count, one.after.count), _times(one)
-        table.add_row(one.how, one.what, one.name, one.module or "-", one.phase, count, time, _signed(one.lost_s))
-    out.print(table)
+    title = f"Kernels, collectives and copies by lost time ({len(shown)} of {len(changes)})"
+    out.print()
+    print_table(out, title, "lllllrrr", ("", "what", "name", "module", "phase", "count", "time", "lost"), rows)
 
 
 def _print_tensors(out: Console, changes: Sequence[TensorChange], top: int) -> None:
     if not changes:
         return
     shown = _ends(changes, top)
-    out.print()
-    out.print(Text(f"Tensors at the peak by grown bytes ({len(shown)} of {len(changes)})", style="bold"))
-    table = make_table(
-        *((name, "left") for name in ("", "category", "made by", "module")),
-        *((name, "right") for name in ("count", "GiB", "grown")),
+    rows = (
+        (
+            *(one.how, one.category, one.name, one.module or "-"),
+            _counts(one.before_count, one.after_count),
+            f"{one.before_bytes / GIB:.3g} -> {one.after_bytes / GIB:.3g}",
+            f"{one.grown_bytes / MIB:+,.1f} MiB",
+        )
+        for one in shown
     )
-    for one in shown:
-        sizes = f"{one.before_bytes / GIB:.3g} -> {one.after_bytes / GIB:.3g}"
-        grown = f"{one.grown_bytes / MIB:+,.1f} MiB"
-        counts = _counts(one.before_count, one.after_count)
-        table.add_row(one.how, one.category, one.name, one.module or "-", counts, sizes, grown)
-    out.print(table)
+    title = f"Tensors at the peak by grown bytes ({len(shown)} of {len(changes)})"
+    out.print()
+    print_table(out, title, "llllrrr", ("", "category", "made by", "module", "count", "GiB", "grown"), rows)
 
 
 def _ends(changes: Sequence[Any], top: int) -> list[Any]:
