@@ -22,7 +22,7 @@ ROOMS = {
     "common": [
         ["version", "errors", "units", "arrays", "former_names"],
         ["files", "jit", "processes", "content", "records", "shipped"],
-        ["ray_cluster"],
+        ["ray_cluster", "yaml_files"],
     ],
     "describe": [["cluster", "model", "kernels"], ["stacks"], ["plan"]],
     "core": [["program"], ["engine"], ["network"], ["cost", "memory"]],

@@ -111,7 +111,7 @@ def test_a_cluster_whose_profile_is_missing_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "mine.yaml: cannot be read"),
+        (None, "mine.yaml: can't be read"),
         ("gemm: [", "mine.yaml, line 1: not valid YAML"),
         ("source: here\n", "mine.yaml: calibrated: Field required"),
     ],

@@ -122,7 +122,7 @@ def test_sizes_of_one_dimension_in_a_flat_list_get_a_hint():
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(ForerunError, match="cannot be read"):
+    with pytest.raises(ForerunError, match="can't be read"):
         read_network(tmp_path / "none.yml")
 
 

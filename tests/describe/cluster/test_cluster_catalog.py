@@ -268,7 +268,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_and_bytes_that_are_not_text(tmp_path: Path) -> None:
-    assert "cannot be read" in refusal(tmp_path)
+    assert "can't be read" in refusal(tmp_path)
     path = tmp_path / "binary.yaml"
     path.write_bytes(b"device: \xff\xfe")
     assert "not UTF-8 text" in refusal(path)
