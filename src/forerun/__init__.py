@@ -38,30 +38,21 @@ if TYPE_CHECKING:
 
 former_names.install()
 
-_HOMES = {
-    "predict": "forerun.interfaces.api",
-    "search": "forerun.interfaces.api",
-    "simulate": "forerun.interfaces.api",
-    "sweep": "forerun.interfaces.api",
-    "predict_program": "forerun.interfaces.api",
-    "trace": "forerun.interfaces.api",
-    "trace_module": "forerun.interfaces.api",
-    "load_program": "forerun.interfaces.api",
-    "load_measured": "forerun.interfaces.api",
-    "load_model": "forerun.interfaces.api",
-    "load_cluster": "forerun.interfaces.api",
-    "Experiment": "forerun.interfaces.experiments",
-    "ModelSpec": "forerun.describe.model.spec",
-    "Cluster": "forerun.describe.cluster.types",
-    "Plan": "forerun.describe.plan.plan",
-    "Storage": "forerun.describe.cluster.storage",
-    "mark_loop": "forerun.sources.trace.marks",
-    "mark_step": "forerun.sources.trace.marks",
-    "TrainingLoop": "forerun.describe.plan.training_loop",
-    "ForerunError": "forerun.common.errors",
-    "ImpossiblePlan": "forerun.common.errors",
-    "UnknownName": "forerun.common.errors",
+_OFFERED = {
+    "forerun.interfaces.api": (
+        *("predict", "search", "simulate", "sweep", "predict_program", "trace", "trace_module"),
+        *("load_program", "load_measured", "load_model", "load_cluster"),
+    ),
+    "forerun.interfaces.experiments": ("Experiment",),
+    "forerun.describe.model.spec": ("ModelSpec",),
+    "forerun.describe.cluster.types": ("Cluster",),
+    "forerun.describe.plan.plan": ("Plan",),
+    "forerun.describe.cluster.storage": ("Storage",),
+    "forerun.sources.trace.marks": ("mark_loop", "mark_step"),
+    "forerun.describe.plan.training_loop": ("TrainingLoop",),
+    "forerun.common.errors": ("ForerunError", "ImpossiblePlan", "UnknownName"),
 }
+_HOMES = {name: module for module, names in _OFFERED.items() for name in names}
 
 __all__ = [
     "Cluster",

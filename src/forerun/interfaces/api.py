@@ -8,8 +8,9 @@ from typing import Any
 
 from forerun.answers.analysis import predict as _predict
 from forerun.answers.analysis.around_step import around_plan
-from forerun.answers.analysis.predict_program import STACK, read_program
+from forerun.answers.analysis.predict_program import STACK
 from forerun.answers.analysis.predict_program import predict_program as _predict_program
+from forerun.answers.analysis.predict_program import read_program as load_program
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.setup import Setup
@@ -105,14 +106,6 @@ def simulate(
     return around_plan(simulate_setup(setup), setup, loop, storage)
 
 
-def load_program(path: str | Path) -> Program:
-    """The Program in a file that `forerun trace` wrote. Loading executes nothing that the file holds.
-
-    Raises ForerunError if the file can't be read, is damaged, or is no Program.
-    """
-    return read_program(path)
-
-
 def load_measured(
     kernel_profile: str | Path | None = None, network_profile: str | Path | None = None
 ) -> Measured | None:
@@ -143,7 +136,7 @@ def predict_program(
     """
     where = _cluster(cluster)
     return _predict_program(
-        program if isinstance(program, Program) else read_program(program),
+        program if isinstance(program, Program) else load_program(program),
         where,
         n_gpus=n_gpus,
         network=network_of(where, network),

@@ -14,7 +14,7 @@ from forerun.astrasim.dse.explore import evaluator_of, explore
 from forerun.astrasim.dse.reasons import reasons
 from forerun.astrasim.dse.space import AXES, Point
 from forerun.astrasim.dse.workload import Strategy
-from forerun.interfaces.report.reasons import reason_record, reason_words, strategy_words
+from forerun.interfaces.report.exploration import reason_record, reason_words, strategy_words
 
 LIMITED = [("memory_limit", "0.004 GB"), ("plan.pp", [1, 2])]
 

@@ -20,7 +20,7 @@ class Family:
     architectures: tuple[str, ...]
     """classes of Hugging Face transformers that the reader understands"""
     ignored: tuple[str, ...] = ()
-    """further keys of its config.json that change neither size nor computation (see huggingface.IGNORED)"""
+    """further keys of its config.json that change neither size nor computation, beside huggingface_keys.yaml"""
 
 
 FAMILIES: dict[str, Family] = {}

@@ -12,6 +12,7 @@ import pkgutil
 from pathlib import Path
 
 from forerun.common.errors import at
+from forerun.common.shipped import shipped_data
 from forerun.describe.model.families import FAMILIES
 from forerun.describe.model.fields import Fields, read_json
 from forerun.describe.model.spec import ModelSpec
@@ -22,42 +23,6 @@ CONFIG = "config.json"
 for _module in pkgutil.iter_modules([str(Path(__file__).parent)], "forerun.describe.model."):
     if ".huggingface_" in _module.name:
         importlib.import_module(_module.name)
-
-IGNORED = (
-    # who wrote the file, and with which software
-    *("_attn_implementation_autoset", "_commit_hash", "_name_or_path", "auto_map", "is_llama_config", "name_or_path"),
-    *("tokenizer_class", "transformers_version", "unsloth_fixed", "unsloth_version"),
-    # number formats and kernels, which belong to the plan
-    *("_attn_implementation", "_flash_attn_2_enabled", "attn_implementation", "compression_config", "dtype"),
-    *("gradient_checkpointing", "pretraining_tp", "quantization_config", "torch_dtype", "torchscript", "use_bfloat16"),
-    # positions without a table: rotary, ALiBi
-    *("max_position_embeddings", "original_max_position_embeddings", "partial_rotary_factor", "rope_interleave"),
-    *("rope_interleaved", "rope_parameters", "rope_scaling", "rope_theta"),
-    # scalars of norms, dropout, initialisation and loss
-    *("activation_dropout", "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "classifier_dropout"),
-    *("dropout", "embd_pdrop", "emb_pdrop", "hidden_dropout", "hidden_dropout_prob", "init_std", "initializer_factor"),
-    *("initializer_range", "layer_norm_eps", "layer_norm_epsilon", "resid_pdrop", "rms_norm_eps"),
-    # generation and token numbers
-    *("bad_words_ids", "begin_suppress_tokens", "bos_token_id", "cls_token_id", "decoder_start_token_id"),
-    *("diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id"),
-    *("exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "length_penalty"),
-    *("mask_token_id", "max_length", "max_new_tokens", "min_length", "no_repeat_ngram_size", "num_beam_groups"),
-    *("num_beams", "num_return_sequences", "pad_token_id", "prefix", "remove_invalid_values", "repetition_penalty"),
-    *("sep_token_id", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p", "unk_token_id", "use_cache"),
-    # outputs, and heads for other tasks than language modelling
-    *("chunk_size_feed_forward", "cross_attention_hidden_size", "finetuning_task", "id2label", "is_decoder"),
-    *(
-        "label2id",
-        "num_labels",
-        "output_attentions",
-        "output_hidden_states",
-        "output_scores",
-        "problem_type",
-        "return_dict",
-    ),
-    *("return_dict_in_generate", "task_specific_params", "tf_legacy_loss"),
-)
-"""keys of any family that change neither what training computes nor its size"""
 
 
 def load_huggingface(path: str | Path) -> ModelSpec:
@@ -85,6 +50,9 @@ def spec_from_config(config: Fields, name: str) -> ModelSpec:
     config.expect("tie_encoder_decoder", False)
     config.expect("pruned_heads", {})
     values = known.read(config)
-    config.finish((*IGNORED, *known.ignored))
+    groups = shipped_data(__package__, "huggingface_keys.yaml").values()
+    model_type = config.text("model_type")
+    ignored = [key for one in groups if model_type in one.get("families", (model_type,)) for key in one["keys"]]
+    config.finish((*ignored, *known.ignored))
     with at(config.place):
         return ModelSpec(name=name, **values)  # type: ignore[arg-type]

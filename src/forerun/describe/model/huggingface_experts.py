@@ -1,7 +1,7 @@
 """Reads the config.json of the mixture-of-experts families: Mixtral, Qwen MoE, DeepSeek.
 
 Each reader returns the fields of ModelSpec except its name. Readers ignore keys of routing that change which experts a
-token takes, but neither their number nor their size (`ROUTING_IGNORED`).
+token takes, but neither their number nor their size.
 """
 
 from __future__ import annotations
@@ -12,22 +12,8 @@ from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface_decoders import decoder, qwen_window, window
 from forerun.describe.model.spec import MLASpec, MoESpec
 
-ROUTING_IGNORED = (
-    *("aux_loss_alpha", "norm_topk_prob", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
-    *("routed_scaling_factor", "scoring_func", "seq_aux"),
-)
 
-DEEPSEEK_IGNORED = (
-    *ROUTING_IGNORED,
-    *("ep_size", "n_group", "topk_group"),
-    # newer files state again what follows from the latent widths
-    *("head_dim", "qk_head_dim"),
-    # the extra multi-token-prediction layers, which the main model doesn't hold and transformers doesn't load
-    "num_nextn_predict_layers",
-)
-
-
-@family("mixtral", "MixtralForCausalLM", ignored=ROUTING_IGNORED)
+@family("mixtral", "MixtralForCausalLM")
 def mixtral(config: Fields) -> Values:
     """Reads Mixtral: every layer has experts of width `intermediate_size`."""
     values = decoder(config, needs_kv_heads=True)
@@ -36,7 +22,7 @@ def mixtral(config: Fields) -> Values:
     return values | {"moe": moe, "sliding_window": window(config, width)}
 
 
-@family("qwen2_moe", "Qwen2MoeForCausalLM", ignored=ROUTING_IGNORED)
+@family("qwen2_moe", "Qwen2MoeForCausalLM")
 def qwen2_moe(config: Fields) -> Values:
     """Reads Qwen 1.5 and 2 MoE: one gated shared expert, biases on queries, keys and values."""
     values = decoder(config, needs_kv_heads=True) | {"sliding_window": qwen_window(config)}
@@ -45,7 +31,7 @@ def qwen2_moe(config: Fields) -> Values:
     return values | {"qkv_bias": config.flag("qkv_bias", True), "moe": moe}
 
 
-@family("qwen3_moe", "Qwen3MoeForCausalLM", ignored=ROUTING_IGNORED)
+@family("qwen3_moe", "Qwen3MoeForCausalLM")
 def qwen3_moe(config: Fields) -> Values:
     """Reads Qwen 3 MoE: no shared expert, norms on queries and keys."""
     bias = config.flag("attention_bias")
@@ -54,7 +40,7 @@ def qwen3_moe(config: Fields) -> Values:
     return values | {"qk_norm": True, "qkv_bias": bias, "out_bias": bias, "moe": moe}
 
 
-@family("deepseek_v2", "DeepseekV2ForCausalLM", ignored=DEEPSEEK_IGNORED)
+@family("deepseek_v2", "DeepseekV2ForCausalLM")
 def deepseek_v2(config: Fields) -> Values:
     """Reads DeepSeek-V2: latent attention, routed and shared experts."""
     if config.stated("topk_method"):
@@ -63,7 +49,7 @@ def deepseek_v2(config: Fields) -> Values:
     return _deepseek(config, router_bias=False)
 
 
-@family("deepseek_v3", "DeepseekV3ForCausalLM", ignored=DEEPSEEK_IGNORED)
+@family("deepseek_v3", "DeepseekV3ForCausalLM")
 def deepseek_v3(config: Fields) -> Values:
     """Reads DeepSeek-V3: V2 with a correction bias for each expert that balances the load (arXiv 2412.19437, 2.1.2)."""
     config.expect("topk_method", "noaux_tc")

@@ -10,29 +10,6 @@ from forerun.describe.model.families import Values, family
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.spec_file import even_head_dim
 
-BERT_IGNORED = (
-    *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
-    *("pooler_size_per_head", "pooler_type"),
-)
-BLOOM_IGNORED = (
-    *("apply_residual_connection_post_layernorm", "attention_softmax_in_fp32", "bias_dropout_fusion"),
-    *("masked_softmax_fusion", "offset_alibi", "seq_length", "skip_bias_add", "skip_bias_add_qkv", "slow_but_exact"),
-)
-GPT2_IGNORED = (
-    *("n_ctx", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx", "scale_attn_weights"),
-    *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
-)
-MPT_IGNORED = (
-    "embedding_fraction",
-    "init_config",
-    "init_device",
-    "logit_scale",
-    "max_seq_len",
-    "tokenizer_name",
-    "verbose",
-)
-OPT_IGNORED = ("layerdrop",)
-
 _PLAIN = {
     **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"), "gelu"),
     "relu": "relu",
@@ -53,7 +30,7 @@ _OPT_POSITION_OFFSET = 2
 """OPT's position table starts with two rows that no position uses (OPTLearnedPositionalEmbedding)"""
 
 
-@family("gpt2", "GPT2LMHeadModel", ignored=GPT2_IGNORED)
+@family("gpt2", "GPT2LMHeadModel")
 def gpt2(config: Fields) -> Values:
     """Reads GPT-2, whose keys have its own names or the common ones."""
     hidden = config.integer(config.first_of("n_embd", "hidden_size"))
@@ -69,7 +46,7 @@ def gpt2(config: Fields) -> Values:
     )
 
 
-@family("bloom", "BloomForCausalLM", "BloomModel", ignored=BLOOM_IGNORED)
+@family("bloom", "BloomForCausalLM", "BloomModel")
 def bloom(config: Fields) -> Values:
     """Reads BLOOM: ALiBi, and a norm after the embedding. Its feed-forward is always 4 x hidden and GELU."""
     hidden = config.integer(config.first_of("hidden_size", "n_embed"))
@@ -86,7 +63,7 @@ def bloom(config: Fields) -> Values:
     )
 
 
-@family("opt", "OPTForCausalLM", ignored=OPT_IGNORED)
+@family("opt", "OPTForCausalLM")
 def opt(config: Fields) -> Values:
     """Reads OPT with the norm before each half (all sizes but 350m, which also projects its embedding)."""
     hidden = config.integer("hidden_size")
@@ -108,7 +85,7 @@ def opt(config: Fields) -> Values:
     )
 
 
-@family("mpt", "MPTForCausalLM", "MptForCausalLM", ignored=MPT_IGNORED)
+@family("mpt", "MPTForCausalLM", "MptForCausalLM")
 def mpt(config: Fields) -> Values:
     """Reads MPT: ALiBi or a position table, with or without biases; newer files group keys and values."""
     n_heads = config.integer("n_heads")
@@ -140,7 +117,7 @@ def mpt(config: Fields) -> Values:
     )
 
 
-@family("bert", "BertForMaskedLM", "BertForPreTraining", "BertModel", ignored=BERT_IGNORED)
+@family("bert", "BertForMaskedLM", "BertForPreTraining", "BertModel")
 def bert(config: Fields) -> Values:
     """Reads BERT: an encoder with token types. The class says whether it has a pooler, and which heads."""
     config.expect("is_decoder", False)

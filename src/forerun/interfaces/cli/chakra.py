@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from forerun.astrasim.chakra.checks import Finding
 from forerun.astrasim.chakra.groups import read_comm_groups
 from forerun.astrasim.chakra.info import TraceInfo, overall
 from forerun.astrasim.chakra.info import info as describe
@@ -47,7 +47,7 @@ def validate(
     findings = check(_source(traces), groups, ranks, limit)
     n_errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
-        print(to_json({"errors": n_errors, "findings": [_record(finding) for finding in findings]}))
+        print(to_json({"errors": n_errors, "findings": [asdict(finding) for finding in findings]}))
     else:
         for finding in findings:
             print(finding)
@@ -95,17 +95,6 @@ def convert(
 
 def _source(traces: list[str]) -> str | list[str]:
     return traces[0] if len(traces) == 1 else traces
-
-
-def _record(finding: Finding) -> dict[str, str | int | None]:
-    return {
-        "severity": finding.severity,
-        "kind": finding.kind,
-        "rank": finding.rank,
-        "node": finding.node,
-        "name": finding.name,
-        "message": finding.message,
-    }
 
 
 def _figures(figures: TraceInfo) -> list[str]:

@@ -36,6 +36,7 @@ _STAGE = ".export.tmp"
 _LONGEST_NAME = 100
 _PIECES = 100
 """pieces of the critical path that are written"""
+_OF_ADVICE = ("kind", "aim", "title", "text", "change", "gain", "before", "after", "caveat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +136,7 @@ def answers_record(answers: Answers) -> dict[str, Any]:
             "contributors": plain(path.contributors[:_PIECES]),
         },
         "sensitivities": plain(answers.sensitivities),
-        "advice": [
-            {
-                "kind": each.kind,
-                "aim": each.aim,
-                "title": each.title,
-                "text": each.text,
-                "change": plain(each.change),
-                "gain": each.gain,
-                "before": plain(each.before),
-                "after": plain(each.after),
-                "caveat": each.caveat,
-            }
-            for each in answers.advice
-        ],
+        "advice": [{name: plain(getattr(each, name)) for name in _OF_ADVICE} for each in answers.advice],
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from forerun.astrasim.dse.result import Explored, PairResult, Row
 from forerun.common.files import whole_file
 from forerun.interfaces.report.drawing import logarithmic_ticks, panels, png
-from forerun.interfaces.report.reasons import strategy_words
+from forerun.interfaces.report.exploration import strategy_words
 from forerun.interfaces.report.style import BLUE, ORANGE, VERMILLION
 
 _PANEL_INCHES = (8.0, 5.0)

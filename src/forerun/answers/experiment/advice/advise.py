@@ -1,6 +1,6 @@
 """Advice: what would make a run faster, cheaper or fit, each simulated before it is given.
 
-Every candidate (`candidates.py`, `machine.py`, `balance.py`, `plans.py`) is simulated on the undisturbed
+Every candidate (`candidates.py`, `machine.py`, `plans.py`) is simulated on the undisturbed
 iteration, and given only if it is better than the run as it is by at least a hundredth and fits in memory. Of each kind
 the best is given; those that go together and keep the global batch are simulated together too.
 """
