@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -35,6 +36,7 @@ from forerun.describe.cluster.types import Cluster, Device
 from forerun.describe.stacks.stack import Stack
 
 TWICE = 2.0
+_NO_LAUNCHES = dict.fromkeys(("issue_us", "compiled_issue_us", "kernel_gap_us", "launch_blocking_us"), 0.0)
 
 
 @dataclass(frozen=True)
@@ -136,11 +138,15 @@ def _questions(machine: Machine, base: Simulation, saved: bool = False) -> Itera
     yield _Question("matrix units twice as fast", "peaks of every dtype x 2", lambda m: _devices(m, _peaks))
     yield _Question("HBM twice as fast", "bandwidth of the device's memory x 2", lambda m: _devices(m, _memory))
     yield _Question(
-        "no launch overhead", "kernels are issued in no time and follow each other without gaps", _no_launches
+        "no launch overhead",
+        "kernels are issued in no time and follow each other without gaps",
+        lambda m: _with_stack(m, **_NO_LAUNCHES),
     )
     if not saved:
         yield _Question(
-            "no host work between steps", "the host's time outside forward, backward and optimizer is 0", _no_host_work
+            "no host work between steps",
+            "the host's time outside forward, backward and optimizer is 0",
+            lambda m: _with_stack(m, step_us=0.0),
         )
     if base.program.ops.is_host_copy.any():
         yield _Question("host link twice as fast", "rate between device and host memory x 2", _host_link)
@@ -156,7 +162,7 @@ def _network_questions(machine: Machine, n_gpus: int, crosses_nodes: bool) -> It
     levels = _levels(machine, n_gpus)
     for level, name in levels if len(levels) > 1 else ():
         how = f"bandwidth of {name} x 2, everything else as it was"
-        yield _Question(f"{name} twice as fast", how, _of_level(level))
+        yield _Question(f"{name} twice as fast", how, partial(_links, faster=TWICE, only=level))
     if crosses_nodes:
         how = "latency of every link / 2, that of NCCL itself as it was"
         yield _Question("network latency halved", how, lambda m: _links(m, later=0.5))
@@ -210,14 +216,6 @@ def _with_stack(machine: Machine, **values: float) -> Machine:
     return replace(machine, stack=replace(machine.stack, **values))  # type: ignore[arg-type]
 
 
-def _no_launches(machine: Machine) -> Machine:
-    return _with_stack(machine, issue_us=0.0, compiled_issue_us=0.0, kernel_gap_us=0.0, launch_blocking_us=0.0)
-
-
-def _no_host_work(machine: Machine) -> Machine:
-    return _with_stack(machine, step_us=0.0)
-
-
 def _host_link(machine: Machine) -> Machine:
     cluster = machine.cluster
     return replace(machine, cluster=replace(cluster, host_bytes_per_s=TWICE * cluster.host_bytes_per_s))
@@ -235,10 +233,6 @@ def _free_network(machine: Machine) -> Machine:
 def _peer_access(machine: Machine) -> Machine:
     inner, *outer = machine.cluster.links
     return replace(machine, cluster=replace(machine.cluster, links=(replace(inner, peer_to_peer=True), *outer)))
-
-
-def _of_level(level: int) -> Callable[[Machine], Machine]:
-    return lambda machine: _links(machine, faster=TWICE, only=level)
 
 
 def _links(machine: Machine, faster: float = 1.0, later: float = 1.0, only: int | None = None) -> Machine:

@@ -61,14 +61,11 @@ def gpu_dollars_per_hour(setup: Setup, prices: Prices) -> float | None:
     total = usual * (setup.n_gpus - sum(kind.n_gpus for kind in setup.kinds))
     for kind in setup.kinds:
         own = None if kind.device is None else prices.by_name.get(kind.device.name)
-        if own is None and kind.device is not None and _no_price_given(prices):
+        no_price_given = prices.dollars_per_gpu_hour is None and not prices.by_name
+        if own is None and kind.device is not None and no_price_given:
             own = _list_prices().get(kind.device.name)
         total += kind.n_gpus * (usual if own is None else own)
     return total
-
-
-def _no_price_given(prices: Prices) -> bool:
-    return prices.dollars_per_gpu_hour is None and not prices.by_name
 
 
 @cache

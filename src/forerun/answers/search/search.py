@@ -298,7 +298,7 @@ class _Queue:
         """Returns up to `most` rows that may have a place, the least bound first."""
         batch: list[int] = []
         while len(batch) < most:
-            while self._next < len(self._rows) and self._may_be_first():
+            while self._next < len(self._rows) and (not self._heap or self._bounds[self._next] <= self._heap[0][0]):
                 bound, row = float(self._bounds[self._next]), int(self._rows[self._next])
                 if bound > last_place:
                     break
@@ -308,9 +308,6 @@ class _Queue:
                 break
             batch.append(heappop(self._heap)[1])
         return batch
-
-    def _may_be_first(self) -> bool:
-        return not self._heap or self._bounds[self._next] <= self._heap[0][0]
 
 
 def _nothing_possible(tally: Tally, n_gpus: int) -> str:

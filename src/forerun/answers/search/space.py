@@ -319,7 +319,8 @@ class Space:
         pairs: list[tuple[Any, int]] = list(self.offered.all_schedules if whole else self.offered.schedules)
         if names:
             pairs = [pair for pair in pairs if pair[0] in names]
-            pairs += [(name, _usual_stages(name)) for name in names if name not in {pair[0] for pair in pairs}]
+            listed = {name for name, _ in pairs}
+            pairs += [(name, 1 if name in ("1F1B", "GPipe", "ZB1P") else 2) for name in names if name not in listed]
         if virtual:
             pairs = [(name, v) for name in dict.fromkeys(name for name, _ in pairs) for v in virtual]
         return pairs
@@ -407,7 +408,3 @@ def _fill(dp: int, replicate: int, shard: int) -> tuple[int, int]:
         replicate = 1 if replicate == -1 else replicate
         return replicate, dp // replicate
     return (dp // shard if replicate == -1 else replicate), shard
-
-
-def _usual_stages(schedule: str) -> int:
-    return 1 if schedule in ("1F1B", "GPipe", "ZB1P") else 2

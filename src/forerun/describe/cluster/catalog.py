@@ -101,7 +101,8 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     if key is not None and not isinstance(name_or_path, Path):
         return _cluster(catalog.clusters[key], key, key)
     if isinstance(name_or_path, Path) or text.lower().endswith(_FILE_SUFFIXES) or _is_file(text):
-        return _read_cluster(Path(text))
+        path = Path(text)
+        return cluster_from_keys(read_yaml(path), path.stem, path.parent, str(path))
     if text.strip().lower() in catalog.device_by_alias:
         return cluster_from_parts(catalog.device_by_alias[text.strip().lower()], text)
     raise UnknownName("cluster (and there is no such file)", text, cluster_names())
@@ -270,10 +271,6 @@ def _is_file(text: str) -> bool:
         return Path(text).is_file()
     except (OSError, ValueError):
         return False
-
-
-def _read_cluster(path: Path) -> Cluster:
-    return cluster_from_keys(read_yaml(path), path.stem, path.parent, str(path))
 
 
 def _cluster(entry: ClusterEntry, name: str, place: str) -> Cluster:

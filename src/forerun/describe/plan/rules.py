@@ -26,11 +26,7 @@ def element_bytes(dtype: Column) -> Column:
 
 def wide_dtype(plan: Plans) -> Column:
     """Returns the dtype of activations, and of weights as kernels read them."""
-    return mapped(_wide, plan.precision)
-
-
-def _wide(precision: str) -> str:
-    return "bf16" if precision in FP8_PRECISIONS else precision
+    return mapped(lambda precision: "bf16" if precision in FP8_PRECISIONS else precision, plan.precision)
 
 
 def weight_bytes(plan: Plans) -> Column:

@@ -16,7 +16,7 @@ import yaml
 
 from forerun.answers.analysis.setup import Setup
 from forerun.core.program.types import F64
-from forerun.evidence.fitting.constants import Registry, What
+from forerun.evidence.fitting.constants import Registry
 
 FILE = "evidence/fitting/posterior.yaml"
 _HEAD = """\
@@ -50,7 +50,7 @@ class Posterior:
         known: list[tuple[int, int]] = []
         for row, what in enumerate(whats):
             if what not in constants:
-                out[row, row] += _typical_spread(registry, what) ** 2
+                out[row, row] += median(registry.spread_of(one) for one in registry.constants if one.what == what) ** 2
                 continue
             constant = registry.constants[constants[what][0]]
             place = self._places.get(constant.name)
@@ -70,10 +70,6 @@ class Posterior:
             f"{name}: {{sigma: {sigma[i]:.3g}, with: {percent[i, :i].tolist()}}}" for i, name in enumerate(self.names)
         ]
         return _HEAD + "\n".join(lines) + "\n"
-
-
-def _typical_spread(registry: Registry, what: What) -> float:
-    return median(registry.spread_of(one) for one in registry.constants if one.what == what)
 
 
 def parse_posterior(text: str) -> Posterior:

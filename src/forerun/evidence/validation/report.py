@@ -61,7 +61,10 @@ def build_report(results: Sequence[RowResult], left_out: LeftOut | None = None) 
             for name in ("tier A", "tiers A+B")
         },
         "step_time_by_stack": {"tier A": by(tier_a, lambda row: stacks.get(row.id, _UNKNOWN))},
-        "step_time_by_source": {"tier A": by(tier_a, _source), "all tiers": by(rows, _source)},
+        "step_time_by_source": {
+            "tier A": by(tier_a, lambda row: row.source_id),
+            "all tiers": by(rows, lambda row: row.source_id),
+        },
         "memory": {
             kind: {name: _plain(metrics.memory_stats(selection, predicted, kind)) for name, selection in tiers.items()}
             for kind in metrics.COMPARED_MEMORY
@@ -108,7 +111,7 @@ def _bands(results: Sequence[RowResult]) -> dict[str, Any]:
         "step_time": {name: _plain_held(bands.time_held(part)) for name, part in groups.items()},
         "reserved": {name: _plain_held(bands.reserved_held(part)) for name, part in parts.items()},
         "quantiles": {
-            f"{figure}, {tier}": _quantiles(found(parts[tier]))
+            f"{figure}, {tier}": {name: asdict(one) for name, one in found(parts[tier]).items()}
             for figure, found in _QUANTILES.items()
             for tier in ("tier A", "tiers A+B")
         },
@@ -125,14 +128,6 @@ def _left_out(found: LeftOut) -> dict[str, Any]:
 
 def _plain_held(held: Held) -> dict[str, Any]:
     return {name: _number(value) for name, value in asdict(held).items()}
-
-
-def _quantiles(groups: dict[str, Quantiles]) -> dict[str, dict[str, Any]]:
-    return {name: asdict(quantiles) for name, quantiles in groups.items()}
-
-
-def _source(row: Measurement) -> str:
-    return row.source_id
 
 
 def _number(value: float) -> float | None:

@@ -105,14 +105,10 @@ def _positive(text: str) -> float:
     return value
 
 
-def _yes_no(text: str) -> bool:
-    return {"yes": True, "no": False}[text]
-
-
 _PARSERS: dict[str, tuple[Callable[[str], Cell], str]] = {
     "int | None": (_whole, "a whole number, 0 or more"),
     "float | None": (_positive, "a positive number"),
-    "bool | None": (_yes_no, "yes or no"),
+    "bool | None": ({"yes": True, "no": False}.__getitem__, "yes or no"),
 }
 _CHOICES = {"tier": ("A", "B", "C"), "outcome": ("ok", "oom"), "zero_stage": (0, 1, 2, 3, None)}
 _COLUMNS = [field for field in fields(Measurement) if field.name != "line"]

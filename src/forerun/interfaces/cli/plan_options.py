@@ -22,6 +22,7 @@ _SEARCHED = (
     *("pp_schedule", "virtual_stages", "cp_method", "activation_checkpointing", "selective_policy"),
 )
 """fields whose default a search does not use"""
+_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
 
 
 def with_plan_options(several: bool) -> Callable[[Command], Command]:
@@ -91,7 +92,7 @@ def _option(name: str, several: bool) -> inspect.Parameter:
         declaration = typer.Option(f"{option}/--no-{name.replace('_', '-')}", help=_help(name, several))
     else:
         kind = str | None
-        metavar = "|".join(map(str, choices(name))) or _metavar(name)
+        metavar = "|".join(map(str, choices(name))) or _METAVARS.get(FIELD_TYPES[name], "N,N,...")
         metavar += ",..." if several and not is_list(name) else ""
         declaration = typer.Option(option, help=_help(name, several), metavar=metavar)
     return inspect.Parameter(
@@ -108,7 +109,3 @@ def _help(name: str, several: bool) -> str:
 
 def _plain(value: object) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-
-
-def _metavar(name: str) -> str:
-    return {int: "N", float: "X", str: "NAME"}.get(FIELD_TYPES[name], "N,N,...")

@@ -269,14 +269,10 @@ _DEGREES = ("dp", "tp", "sp", "pp", "ep")
 def strategy_words(strategy: Strategy) -> str:
     """`dp8 tp4 sp2 sharded recompute`; degrees of pp and ep above 1 only."""
     words = [
-        f"{name}{getattr(strategy, name)}" for name in _DEGREES if name in _DEGREES[:3] or _above_1(strategy, name)
+        f"{name}{getattr(strategy, name)}" for name in _DEGREES if name in _DEGREES[:3] or getattr(strategy, name) > 1
     ]
     words += ["sharded"] * strategy.weight_sharded + ["recompute"] * strategy.activation_recompute
     return " ".join(words)
-
-
-def _above_1(strategy: Strategy, name: str) -> bool:
-    return bool(getattr(strategy, name) > 1)
 
 
 def value_words(value: int | bool) -> str:

@@ -46,9 +46,9 @@ class Anchored:
 
 def step_fit_record(fit: Fit, anchored: Anchored | None) -> dict[str, Any]:
     """Constants and errors as one object; errors are fractions, times in seconds."""
-    by_family = {} if anchored is None else _by_family(fit, anchored.left_out.errors)
-    by_anchor = {}
+    by_family, by_anchor = {}, {}
     if anchored is not None:
+        by_family = _families(fit, lambda own: _figures(anchored.left_out.errors[own]))
         each = {"fitted": anchored.fitted, "left_out": anchored.left_out}
         by_anchor = {
             anchor: {name: _anchored_by_family(fit, getattr(errors, anchor)) for name, errors in each.items()}
@@ -149,10 +149,6 @@ def _families(fit: Fit, figures: Callable[[list[int]], dict[str, float]]) -> dic
         numbers.setdefault(step.family, []).append(number)
     numbers["all"] = list(range(len(fit.steps)))
     return {name: figures(own) for name, own in numbers.items()}
-
-
-def _by_family(fit: Fit, errors: F64) -> dict[str, dict[str, float]]:
-    return _families(fit, lambda own: _figures(errors[own]))
 
 
 def _anchored_by_family(fit: Fit, anchored: Sequence[F64]) -> dict[str, dict[str, float]]:

@@ -129,7 +129,7 @@ class Tape:
 
     def kept(self) -> set[str]:
         """Returns the names of the tensors that are kept from forward to backward."""
-        region_of = self._region_of()
+        region_of = {i: region for region in self.regions for i in range(region.first, region.last + 1)}
         maker = {name: i for i, op in enumerate(self.ops) for name, _ in op.makes}
         kept: set[str] = set()
         for i, op in enumerate(self.ops):
@@ -148,9 +148,6 @@ class Tape:
             again = [i for region in self.regions for i in self._recomputed(region)]
             kept.update(name for i in again for name in self.ops[i].reads if maker.get(name, i) not in again)
         return kept
-
-    def _region_of(self) -> dict[int, Region]:
-        return {i: region for region in self.regions for i in range(region.first, region.last + 1)}
 
     def _recomputed(self, region: Region) -> list[int]:
         """Returns the operations that run again in the backward pass of a region, in forward order."""

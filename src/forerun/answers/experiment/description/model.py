@@ -65,7 +65,7 @@ def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredMode
         model = replace(model, max_positions=max(model.max_positions, section.sequence_length))
     if dimensions:
         model = _resized(model, dimensions, place)
-    length = section.sequence_length or _length(model)
+    length = section.sequence_length or (model.max_positions if model.position == "learned" else _FREE_LENGTH)
     if model.position == "learned" and length > model.max_positions:
         raise ForerunError(
             f"{place}: sequence_length {length} is longer than max_position_embeddings {model.max_positions} of"
@@ -173,7 +173,3 @@ def _share(product: int, parts: int, key: str, because: str, place: str) -> int:
     if rest or not whole:
         raise ForerunError(f"{place}: key {key!r} is missing; give it, because no whole number follows from {because}")
     return whole
-
-
-def _length(model: ModelSpec) -> int:
-    return model.max_positions if model.position == "learned" else _FREE_LENGTH

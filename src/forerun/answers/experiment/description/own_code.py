@@ -37,7 +37,8 @@ def load_own(text: str, place: str) -> Any:
         told = " ".join(str(error).split())
         raise ForerunError(f"{place}: {path} fails when Forerun executes it: {type(error).__name__}: {told}") from None
     if not hasattr(module, name):
-        raise ForerunError(f"{place}: {UnknownName(f'name in {path}', name, _public(module))}")
+        public = [each for each in vars(module) if not each.startswith("_")]
+        raise ForerunError(f"{place}: {UnknownName(f'name in {path}', name, public)}")
     return getattr(module, name)
 
 
@@ -51,7 +52,3 @@ def _module(path: Path, mtime_ns: int, size: int) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look a class up by its module
     spec.loader.exec_module(module)
     return module
-
-
-def _public(module: ModuleType) -> list[str]:
-    return [name for name in vars(module) if not name.startswith("_")]
