@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from forerun.common import shipped
 from forerun.common.errors import ForerunError, UnknownName
-from forerun.describe.kernels import attention, dispatchers
+from forerun.describe.kernels import dispatchers
 from forerun.describe.kernels.attention import (
     AttentionKernel,
     Backward,
@@ -54,12 +55,13 @@ def test_backward_of_the_efficient_kernel_sums_small_heads_in_registers() -> Non
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder whose files stand for the shipped ones."""
-    monkeypatch.setattr(attention.resources, "files", lambda package: tmp_path)
-    attention_kernels.cache_clear()
-    dispatchers.dispatchers.cache_clear()
+    cached = (shipped.shipped_data, attention_kernels, dispatchers.dispatchers)
+    monkeypatch.setattr(shipped.resources, "files", lambda package: tmp_path)
+    for each in cached:
+        each.cache_clear()
     yield tmp_path
-    attention_kernels.cache_clear()
-    dispatchers.dispatchers.cache_clear()
+    for each in cached:
+        each.cache_clear()
 
 
 def test_an_entry_of_a_file_is_a_kernel(folder: Path) -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.describe.stacks.catalog import load_stack, stack_names
-from forerun.describe.stacks.search_space import SearchSpace
-from forerun.describe.stacks.stack import Stack, gradient_dtype
+from forerun.describe.stacks.stack import SearchSpace, Stack, gradient_dtype
 
 RATES = ("gemm_rate", "memory_rate", "attention_rate", "network_rate")
 
