@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 
 from forerun.core.cost.measured import Measured
@@ -53,7 +54,7 @@ class Setup:
     slow_links: float = 1.0
     """time of collectives and transfers over the time on sound links"""
 
-    @property
+    @cached_property
     def stack(self) -> Stack:
         """The stack that runs the plan: the changed one, or the plan's own for the number of nodes."""
         return self.changed_stack or load_stack(self.plan.stack).across(ceil(self.n_gpus / self.cluster.node_size))

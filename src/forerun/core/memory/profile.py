@@ -7,11 +7,13 @@ rise and fall is computed once; a rank class is the running sum over its blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.core.program.types import I64, N_CATEGORIES, Block, Category, Program
+from forerun.common.arrays import pointers
+from forerun.core.program.tensors import Tensors, tensors_of
+from forerun.core.program.types import I64, N_CATEGORIES, Block, Category, Mask, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,82 +41,64 @@ class MemoryProfile:
         return f"{op} in {block.name}{where}, micro batch {int(cls.microbatch[self.peak_step])}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """The rise and fall of one block's memory."""
-
-    net: I64
-    """bytes left behind by category"""
-    peak: int
-    """highest total above the block's start"""
-    node: int
-
-
-def _times(block: Block) -> tuple[I64, I64, I64, I64]:
-    """(time, bytes) of allocations and frees; node i allocates at 2 i and frees at 2 i + 1."""
-    alloc, free = block.tensor_alloc >= 0, block.tensor_free >= 0
-    return (
-        2 * block.tensor_alloc[alloc].astype(np.int64),
-        block.tensor_bytes[alloc],
-        2 * block.tensor_free[free].astype(np.int64) + 1,
-        block.tensor_bytes[free],
-    )
-
-
-def _shape(block: Block) -> _Shape:
-    net = np.zeros(N_CATEGORIES, np.int64)
-    kept = (block.tensor_alloc >= 0) & (block.tensor_free < 0)
-    gone = (block.tensor_alloc < 0) & (block.tensor_free >= 0)
-    np.add.at(net, block.tensor_category[kept], block.tensor_bytes[kept])
-    np.subtract.at(net, block.tensor_category[gone], block.tensor_bytes[gone])
-    t_alloc, b_alloc, t_free, b_free = _times(block)
-    if not len(t_alloc):
-        return _Shape(net, 0, 0)
-    change = np.zeros(2 * max(1, len(block)) + 2, np.int64)
-    np.add.at(change, t_alloc, b_alloc)
-    np.subtract.at(change, t_free, b_free)
-    level = np.cumsum(change)
-    at = int(np.argmax(level))
-    return _Shape(net, max(0, int(level[at])), at // 2)
-
-
 IN_GRAPHS = (Category.ACTIVATION, Category.TEMPORARY, Category.UNSHARDED)
 """what compiled code makes; of what eager code makes beside it, gradients, optimizer states and logits are apart"""
 
 
 def profile(program: Program, without: Sequence[Category] = ()) -> list[MemoryProfile]:
     """One MemoryProfile for each rank class, `without` tensors of some categories."""
+    tensors = tensors_of(program.blocks)
     if without:
-        left = tuple(_without(block, without) for block in program.blocks)
-        program = replace(program, blocks=left)
-    shapes = [_shape(block) for block in program.blocks]
-    net = np.array([shape.net for shape in shapes], np.int64).reshape(-1, N_CATEGORIES)
-    rise = np.array([shape.peak for shape in shapes], np.int64)
+        tensors = tensors.take(~np.isin(tensors.category, without))
+    net, rise, nodes = _shapes(tensors, program.blocks)
     profiles = []
     for cls in program.rank_classes:
         total = net.sum(axis=1)[cls.block]
         start = int(cls.resident_bytes.sum()) + np.concatenate(([0], np.cumsum(total)[:-1]))
         peaks = start + rise[cls.block]
         step = int(np.argmax(peaks))
-        node = shapes[int(cls.block[step])].node
+        block = int(cls.block[step])
         by_category = cls.resident_bytes + net[cls.block[:step]].sum(axis=0)
-        by_category = by_category + _within(program.blocks[int(cls.block[step])], node)
-        names = {Category(i).name.lower(): int(n) for i, n in enumerate(by_category) if n}
-        profiles.append(MemoryProfile(cls.name, int(peaks[step]), step, node, names, start))
+        by_category = by_category + _within(tensors, block, int(nodes[block]))
+        names = {Category(i).name.lower(): n for i, n in enumerate(by_category.tolist()) if n}
+        profiles.append(MemoryProfile(cls.name, int(peaks[step]), step, int(nodes[block]), names, start))
     return profiles
 
 
-def _without(block: Block, categories: Sequence[Category]) -> Block:
-    kept = ~np.isin(block.tensor_category, categories)
-    columns = ("tensor_bytes", "tensor_category", "tensor_alloc", "tensor_free")
-    return replace(block, **{name: getattr(block, name)[kept] for name in columns})
+def _shapes(tensors: Tensors, blocks: Sequence[Block]) -> tuple[I64, I64, I64]:
+    """Returns the rise and fall of the memory of each block.
+
+    They are the bytes left behind by category (n_blocks, N_CATEGORIES), the highest total above the block's start
+    (n_blocks,), and the first node at which it stands (n_blocks,).
+    """
+    made, freed = tensors.alloc >= 0, tensors.free >= 0
+    net = _by_category(tensors, made & ~freed, freed & ~made, len(blocks))
+    # Each node has two moments, one to allocate at and one to free at; those of all blocks are in one row.
+    start = 2 * pointers([max(1, len(block)) for block in blocks])
+    change = np.zeros(start[-1], np.int64)
+    first = start[tensors.block]
+    np.add.at(change, (first + 2 * tensors.alloc)[made], tensors.size_bytes[made])
+    np.subtract.at(change, (first + 2 * tensors.free + 1)[freed], tensors.size_bytes[freed])
+    level = np.cumsum(change)
+    before = level[start[:-1]] - change[start[:-1]]
+    highest = np.maximum.reduceat(level, start[:-1])
+    at_peak = np.flatnonzero(level == np.repeat(highest, np.diff(start)))
+    first_at_peak = at_peak[np.searchsorted(at_peak, start[:-1])]
+    return net, highest - before, (first_at_peak - start[:-1]) // 2
 
 
-def _within(block: Block, node: int) -> I64:
-    """Bytes by category above the block's start, at the moment `node` runs."""
-    out = np.zeros(N_CATEGORIES, np.int64)
-    made = (block.tensor_alloc >= 0) & (block.tensor_alloc <= node)
-    freed = (block.tensor_free >= 0) & (block.tensor_free < node)
-    np.add.at(out, block.tensor_category[made], block.tensor_bytes[made])
-    np.subtract.at(out, block.tensor_category[freed], block.tensor_bytes[freed])
-    return out
+def _within(tensors: Tensors, block: int, node: int) -> I64:
+    """Bytes by category above the start of `block`, at the moment its `node` runs."""
+    here = tensors.take(tensors.block == block)
+    made = (here.alloc >= 0) & (here.alloc <= node)
+    freed = (here.free >= 0) & (here.free < node)
+    within: I64 = _by_category(here, made, freed, block + 1)[block]
+    return within
+
+
+def _by_category(tensors: Tensors, made: Mask, freed: Mask, n_blocks: int) -> I64:
+    """Returns the bytes of the tensors `made` less those `freed`, (n_blocks, N_CATEGORIES)."""
+    change = made.astype(np.int64) - freed
+    out = np.zeros(n_blocks * N_CATEGORIES, np.int64)
+    np.add.at(out, tensors.block * N_CATEGORIES + tensors.category, change * tensors.size_bytes)
+    return out.reshape(n_blocks, N_CATEGORIES)

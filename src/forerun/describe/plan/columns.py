@@ -51,6 +51,10 @@ class ValueColumn:
     __hash__ = None  # type: ignore[assignment]
 
 
+_OF_PLANS = (ValueColumn, np.ndarray)
+"""types of columns that hold the values of several plans"""
+
+
 def values_of(column: Column) -> Iterator[tuple[Any, Column]]:
     """Yields each value of a column with the mask (n,) of its plans; for a single plan, its value with True."""
     if isinstance(column, ValueColumn):
@@ -91,23 +95,28 @@ def mapped(answer: Callable[..., Any], *columns: Column) -> Column:
 
     Columns are values, ValueColumns and arrays of truth values. `answer` runs once for each combination of values.
     """
+    if not _differ(columns):
+        return answer(*columns)
     codes, values = _joined(columns)
-    answers = [answer(*each) for each in values]
-    return answers[0] if codes is None else ValueColumn(codes, answers)
+    return ValueColumn(codes, [answer(*each) for each in values])
 
 
 def numbers(answer: Callable[..., float], *columns: Column) -> Column:
     """Does as `mapped` for an answer that is a number; returns an array (n,) where a column differs between plans."""
-    found = mapped(answer, *columns)
-    return found.array() if isinstance(found, ValueColumn) else found
+    return mapped(answer, *columns).array() if _differ(columns) else answer(*columns)
 
 
-def _joined(columns: Sequence[Column]) -> tuple[npt.NDArray[Any] | None, list[tuple[Any, ...]]]:
-    """Returns the code (n,) of each plan's combination of values, and the combinations.
+def _differ(columns: Sequence[Column]) -> bool:
+    """Says whether some column holds the values of several plans. A prediction asks hundreds of times."""
+    for column in columns:  # noqa: SIM110 - a generator would take twice the time
+        if isinstance(column, _OF_PLANS):
+            return True
+    return False
 
-    The codes are None where no column differs between plans.
-    """
-    codes: npt.NDArray[Any] | None = None
+
+def _joined(columns: Sequence[Column]) -> tuple[Any, list[tuple[Any, ...]]]:
+    """Returns the code (n,) of each plan's combination of values, and the combinations; some column must differ."""
+    codes: Any = 0
     values: list[tuple[Any, ...]] = [()]
     for column in columns:
         if isinstance(column, np.ndarray):
@@ -116,6 +125,6 @@ def _joined(columns: Sequence[Column]) -> tuple[npt.NDArray[Any] | None, list[tu
             values = [(*each, column) for each in values]
             continue
         own = column.codes.astype(np.int32)
-        codes = own if codes is None else codes * len(column.values) + own
+        codes = codes * len(column.values) + own
         values = [(*each, value) for each in values for value in column.values]
     return codes, values

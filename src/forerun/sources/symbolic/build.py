@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from forerun.core.program.builder import BlockBuilder
+from forerun.core.program.tensors import tensors_of
 from forerun.core.program.types import I64, Block, Category, Channel, Collective, Phase, Program, RankClass, Stream
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.layered import LayeredModel
@@ -55,9 +57,10 @@ class _Builder:
         plan, stack = self.plan, self.kernels.stack
         self.parallel = DataParallel(self.kernels)
         self.blocks: list[Block] = []
-        self.split = plan.splits_backward
+        self.split, self.reshards = plan.splits_backward, plan.reshards
         self.first, self.last = staged.stages[0][0][0], staged.stages[-1][-1][0]
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, tuple[Any, ...]] = {}
+        """what the parts of a unit share: all fields of Part after its layer"""
         self._buckets: dict[tuple[int, ...], int] = {}
         self._forgotten: dict[int, int] = {}
         """bytes of a buffer -> number of the block that frees it"""
@@ -84,9 +87,9 @@ class _Builder:
             passes = (self._add(unit.forward), self._add(unit.backward), weights)
             moved = (self._add(unit.leaving), self._add(unit.returning))
             whole, gone, again, there = self._arounds(unit)
-            found = Part(unit, -1, *passes, *moved, whole, gone, again, there)
-            self._parts[id(unit)] = found
-        return replace(found, layer=layer)
+            size = gathered_bytes(self.plan, unit.weights)
+            found = self._parts[id(unit)] = (size, *passes, *moved, whole, gone, again, there)
+        return Part(unit, layer, *found)
 
     def _arounds(self, unit: Unit) -> tuple[Around, Around, Around | None, Around | None]:
         """Returns the blocks around four sets of a unit's weights.
@@ -98,7 +101,7 @@ class _Builder:
         if unit.gathering is None:
             return whole, whole, whole, whole
         held, again, once = unit.gathering.held, unit.gathering.again, unit.gathering.once
-        gone = Weights.joined((again, once) if self.plan.reshards else (once,))
+        gone = Weights.joined((again, once) if self.reshards else (once,))
         there = Weights.joined((held, again))
 
         def around(weights: Weights) -> Around:
@@ -113,7 +116,8 @@ class _Builder:
         if self.staged.tied:
             weights.matrices.pop()
         around = Around(self.parallel, self._add, "root", weights, first.gradient_bytes + last.gradient_bytes)
-        return Part(replace(last, name="root", weights=weights), -1, -1, -1, -1, -1, -1, around, around, around, around)
+        unit, size = replace(last, name="root", weights=weights), gathered_bytes(self.plan, weights)
+        return Part(unit, -1, size, -1, -1, -1, -1, -1, around, around, around, around)
 
     def _alone(self, part: Part) -> bool:
         """Says whether a unit is gathered and reduced by itself, not as a part of the root unit."""
@@ -242,7 +246,7 @@ class _Builder:
                 self._open(steps, part, "open" if part is not apart[-1] else "open_last")
             steps.run(part.forward, part.layer)
             kept = part.unit is self.last  # the backward pass starts with this unit
-            if alone and not kept and (self.plan.reshards or part.unit.gathering is not None):
+            if alone and not kept and (self.reshards or part.unit.gathering is not None):
                 steps.add(part.after_forward["close", 0, 0], part.layer)
 
     def _gather(self, steps: Steps, part: Part) -> None:
@@ -262,10 +266,10 @@ class _Builder:
         steps.add(around[action, steps.opens % self.parallel.depth, steps.gathered], part.layer)
         steps.opens += 1
         kept = self.parallel.buffers and action == "open"
-        steps.gathered = gathered_bytes(self.plan, part.unit.weights) if kept else 0
+        steps.gathered = part.gathered_bytes if kept else 0
 
     def _backward(self, steps: Steps, parts: list[Part], first: bool, last: bool) -> None:
-        regather = self.parallel.fsdp and self.plan.reshards
+        regather = self.parallel.fsdp and self.reshards
         backward = parts[::-1]
         held = bool(backward) and backward[0].unit is self.last  # the forward pass has left it gathered
         waiting = [part for part in backward[held:] if self._alone(part) and part.again is not None] if regather else []
@@ -290,7 +294,7 @@ class _Builder:
 
     def _done(self, steps: Steps, part: Part, first: bool, last: bool) -> None:
         """Frees a unit's parameters after its backward pass and reduces its gradients."""
-        if self.parallel.fsdp and (self.plan.reshards or last):
+        if self.parallel.fsdp and (self.reshards or last):
             last_use = part.parallel if part.unit is self.last else part.after_backward
             if last_use is not None:
                 steps.add(last_use["close", 0, 0], part.layer)
@@ -382,12 +386,8 @@ class _Builder:
 
     def _gradient_bytes(self, steps: Steps) -> int:
         """Returns the bytes of gradients that the steps have allocated and not freed."""
-        total = 0
         counts = np.bincount(np.array(steps.block, np.int64), minlength=len(self.blocks))
-        for number in np.nonzero(counts)[0]:
-            block = self.blocks[number]
-            mine = block.tensor_category == Category.GRADIENT
-            kept = mine & (block.tensor_free < 0)
-            gone = mine & (block.tensor_alloc < 0)
-            total += int(counts[number]) * int(block.tensor_bytes[kept].sum() - block.tensor_bytes[gone].sum())
-        return total
+        tensors = tensors_of(self.blocks)
+        change = (tensors.free < 0).astype(np.int64) - (tensors.alloc < 0)
+        change[tensors.category != Category.GRADIENT] = 0
+        return int((counts[tensors.block] * change * tensors.size_bytes).sum())

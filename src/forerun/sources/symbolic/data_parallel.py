@@ -316,19 +316,22 @@ class DataParallel:
         block = BlockBuilder()
         start = block.node(self.kernels.marker, Stream.COMPUTE, Phase.BACKWARD)
         buckets = max(1, round(weights.gradients * self.reduce_bytes / bucket_bytes))
+        exchanges = reductions(self.kernels.plan, self.kernels.stack, weights)
         for _ in range(buckets):
-            self._reduce_bucket(block, name, weights, 1 / buckets, [start])
+            self._reduce_bucket(block, name, exchanges, 1 / buckets, [start])
         if bucket_bytes == inf and self.kernels.stack.step_elements:
             copied = min(weights.gradients, self.kernels.stack.step_elements)
             for dtype in dict.fromkeys((self.kernels.accumulate_dtype, self.kernels.reduce_dtype)):
                 block.tensor(copied * DTYPE_BYTES[dtype], Category.COMMUNICATION, start, len(block) - 1)
         return block.build(name) if len(block) > 1 else None
 
-    def _reduce_bucket(self, block: BlockBuilder, name: str, weights: Weights, share: float, after: list[int]) -> None:
+    def _reduce_bucket(
+        self, block: BlockBuilder, name: str, exchanges: list[Exchange], share: float, after: list[int]
+    ) -> None:
         """Appends the collectives of one bucket, which holds the fraction `share` of the gradients."""
         kernels, plan = self.kernels, self.kernels.plan
         dtype = kernels.reduce_dtype
-        for each in reductions(plan, kernels.stack, weights):
+        for each in exchanges:
             elements, size = sum(each.tensors), each.element_bytes * share
             if elements and kernels.group_size[each.axis] > 1:
                 op = kernels.collective_op(name + ".grads", each.kind, each.axis, elements * size, dtype)

@@ -64,6 +64,8 @@ class UnitKind(IntEnum):
     MOE_PLAIN = 5
 
 
+_LAYER_KINDS = ((UnitKind.DENSE, UnitKind.DENSE_PLAIN), (UnitKind.MOE, UnitKind.MOE_PLAIN))
+"""kind of a layer, by whether it has experts and whether it is left out of checkpointing"""
 Units = dict[UnitKind, Unit]
 """units by kind: layers of one kind share a unit"""
 
@@ -95,7 +97,7 @@ def staged_kinds(model: ModelSpec, plan: Plan, stack: Stack) -> list[list[UnitKi
 def layer_kind(model: ModelSpec, plan: Plan, layer: int) -> UnitKind:
     """Returns the kind of unit of layer number `layer`."""
     plain = (layer + 1) % plan.checkpoint_every != 0
-    return UnitKind((UnitKind.MOE if model.is_moe_layer(layer) else UnitKind.DENSE) + plain)
+    return _LAYER_KINDS[model.is_moe_layer(layer)][plain]
 
 
 def staged_transformer(kernels: TransformerKernels, split: bool) -> Staged:
@@ -103,7 +105,8 @@ def staged_transformer(kernels: TransformerKernels, split: bool) -> Staged:
     units, model = build_units(kernels, split), kernels.model
     numbers = count(-1)  # the embedding has layer number -1
     stages = [
-        [(units[kind], next(numbers)) for kind in stage] for stage in staged_kinds(model, kernels.plan, kernels.stack)
+        list(zip([units[kind] for kind in stage], numbers, strict=False))
+        for stage in staged_kinds(model, kernels.plan, kernels.stack)
     ]
     return Staged(kernels, stages, model.tied_embeddings)
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from forerun.common.shipped import shipped_data
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.groups import CommGroup
@@ -54,17 +56,17 @@ class PlanKernels:
         self.tied_elements = 0
         """elements of the matrix that embedding and head share where they are tied"""
 
-    @property
+    @cached_property
     def accumulate_dtype(self) -> str:
         """The dtype of the buffer that micro batches add their gradients to."""
         return str(rules.accumulate_dtype(self.plan, self.stack))
 
-    @property
+    @cached_property
     def reduce_dtype(self) -> str:
         """The dtype in which gradients are reduced."""
         return str(rules.reduce_dtype(self.plan, self.stack))
 
-    @property
+    @cached_property
     def grad_bytes(self) -> int:
         """The bytes of an element of a weight gradient as the backward pass leaves it."""
         return int(rules.gradient_bytes(self.plan))

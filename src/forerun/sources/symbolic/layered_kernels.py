@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.kinds import Attention as AttentionShape
@@ -33,13 +34,13 @@ class LayeredKernels(PlanKernels):
         wider = DTYPE_BYTES[self.plan.master_dtype] > self.weight_bytes
         return (self.stack.autocast or self.plan.autocast) and wider and not self.plan.uses_fsdp
 
-    @property
+    @cached_property
     def accumulate_dtype(self) -> str:
         """The dtype of the gradient buffer: that of the gradients, unless plan or stack say otherwise."""
         as_made = self.plan.accumulate_dtype == "auto" and self.stack.accumulate_dtype == "param"
         return self.plan.master_dtype if as_made and self.casts_weights else super().accumulate_dtype
 
-    @property
+    @cached_property
     def grad_bytes(self) -> int:
         """The bytes of a gradient element: autocast leaves gradients in the dtype of the weights."""
         return DTYPE_BYTES[self.plan.master_dtype] if self.casts_weights else super().grad_bytes

@@ -44,6 +44,8 @@ class Part:
 
     unit: Unit
     layer: int
+    gathered_bytes: int
+    """bytes of its gathered parameters"""
     forward: int
     backward: int
     weights: int
