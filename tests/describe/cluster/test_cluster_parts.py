@@ -179,3 +179,17 @@ def test_devices_that_a_trace_can_be_are_those_with_a_cuda_section() -> None:
     found = cuda_entries()
     assert found["h100-sxm-80gb"].capability == "9.0"
     assert all(load_device(name).vendor.lower() == "nvidia" for name in found)
+
+
+def test_clusters_can_be_keys_and_sources_do_not_tell_them_apart() -> None:
+    h100 = load_cluster("h100-sxm")
+    unsourced = replace(
+        h100,
+        source={},
+        device=replace(h100.device, source={}),
+        links=tuple(replace(link, source="") for link in h100.links),
+    )
+    assert unsourced == h100
+    assert hash(unsourced) == hash(h100)
+    assert replace(h100, device=replace(h100.device, peak_flops={"bf16": 1.0})) != h100
+    assert Storage(1.0, source="a") == Storage(1.0, source="b")

@@ -48,6 +48,11 @@ def test_plans_choose_any_kernel_or_leave_it_to_the_stack() -> None:
         fused_kernel("naive")
 
 
+def test_kernels_and_dispatchers_can_be_keys() -> None:
+    assert len(set(attention_kernels().values())) == len(attention_kernels())
+    assert hash(dispatcher("allgather")) == hash(dispatcher("allgather"))
+
+
 def test_backward_of_the_efficient_kernel_sums_small_heads_in_registers() -> None:
     assert attention_kernel("efficient").backward == Backward(1, "wide", 64)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from forerun.common.errors import ForerunError
+from forerun.describe.model.convolutional import read_convolutional
 from forerun.describe.model.fields import Fields, exponent_number, read_json, read_yaml
 from forerun.describe.model.matrices import matrices
 from forerun.describe.model.parameters import (
@@ -280,3 +281,29 @@ def test_files_that_hold_no_mapping_are_named(tmp_path: Path) -> None:
         read_json(path)
     with pytest.raises(ForerunError, match="none: no such file"):
         read_json(tmp_path / "none")
+
+
+# -- convolutional networks --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "depths", [[2, 2, 2], [2, 2, 2, 2, 2], [2, 2, 2, 0], [2, 2, 2, 1000], [2, 2, True, 2], [2, 2, 2.5, 2], []]
+)
+def test_a_residual_network_has_four_stages_of_blocks(depths: list[object]) -> None:
+    assert read_convolutional(of(blocks="basic", depths=[1, 2, 3, 999])).depths == (1, 2, 3, 999)
+    with pytest.raises(ForerunError, match="here: depths must be 4 whole numbers from 1 to 999, got"):
+        read_convolutional(of(blocks="basic", depths=depths))
+
+
+def test_a_convolutional_network_that_states_least_sees_images_of_224() -> None:
+    net = read_convolutional(of(blocks="bottleneck", depths=[3, 4, 6, 3]))
+    assert (net.classes, net.image, net.groups) == (1000, 224, 1)
+    assert [read_convolutional(of(blocks="basic", depths=[1] * 4, image=size)).image for size in (32, 4096)] == [
+        32,
+        4096,
+    ]
+    for size in (31, 4097):
+        with pytest.raises(ForerunError, match="image must be at"):
+            read_convolutional(of(blocks="basic", depths=[1] * 4, image=size))
+    with pytest.raises(ForerunError, match="depths must be 5 whole numbers"):
+        read_convolutional(of(blocks="plain", depths=[1] * 4))

@@ -126,3 +126,10 @@ def test_a_space_that_states_least_has_one_schedule_and_no_offload() -> None:
 )
 def test_gradients_are_in_the_dtype_of_their_name(named: str, wide: str, dtype: str) -> None:
     assert gradient_dtype(named, wide) == dtype
+
+
+def test_stacks_can_be_keys_and_how_a_rate_was_fitted_does_not_tell_them_apart() -> None:
+    fitted = dataclasses.replace(PLAIN, fitted={"gemm_rate": "on 3 rows"})
+    assert fitted == PLAIN
+    assert hash(fitted) == hash(PLAIN)
+    assert dataclasses.replace(PLAIN, gemm_rate=0.9) != PLAIN
