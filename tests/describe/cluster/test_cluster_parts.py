@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from pydantic import Field
 
 from forerun.common.errors import ForerunError
+from forerun.common.yaml_files import Entry, check
 from forerun.describe.cluster.catalog import cluster_table, cuda_entries, load_cluster, load_device
-from forerun.describe.cluster.files import Entry, check, parse_yaml, read_any_yaml, read_text
 from forerun.describe.cluster.schema import ClusterEntry, DeviceEntry, LinkEntry
 from forerun.describe.cluster.storage import Storage, usual_storage
 from forerun.describe.cluster.types import Cluster, KernelRates, Link, is_profile_file
@@ -94,60 +92,6 @@ def test_the_ends_of_what_a_key_may_be(entry: type[Entry], good: dict[str, objec
     check(entry, good, "here")
     with pytest.raises(ForerunError, match=r"^here: "):
         check(entry, bad, "here")
-
-
-class Inner(Entry):
-    color: int = 0
-    shape: int = 0
-
-
-class Outer(Entry):
-    inner: Inner = Inner()
-    listed: list[Inner] = Field(default_factory=list)
-    text: str = ""
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"inner": {"colour": 1}}, "here: unknown key 'inner.colour'; did you mean color? known: color, shape"),
-        ({"listed": [{}, {"zzz": 1}]}, "here: unknown key 'listed.1.zzz'; known: color, shape"),
-        ({"txt": ""}, "here: unknown key 'txt'; did you mean text? known: inner, listed, text"),
-        ({"inner": 3}, "here: inner: expected keys and values, got 3"),
-        ({"text": 3}, "here: text: input should be a valid string, got 3"),
-        ({"text": 3, "inner": 3, "listed": 4}, "here: inner: expected keys and values, got 3 (and 2 more)"),
-        ({"text": 3, "inner": 3}, "here: inner: expected keys and values, got 3 (and 1 more)"),
-        ({"text": ["a" * 80]}, f"here: text: input should be a valid string, got ['{'a' * 55}..."),
-        ({"text": ["a" * 56]}, f"here: text: input should be a valid string, got ['{'a' * 56}']"),
-        ({"text": ["a" * 57]}, f"here: text: input should be a valid string, got ['{'a' * 55}..."),
-        ({"text": 2**480}, "here: text: input should be a valid string, got a number of 481 bits"),
-        ({"text": 2**480 - 1}, f"here: text: input should be a valid string, got {str(2**480 - 1)[:57]}..."),
-        ({"text": list(range(19))}, f"here: text: input should be a valid string, got {str(list(range(19)))[:57]}..."),
-    ],
-)
-def test_a_wrong_entry_is_one_line(data: dict[str, object], message: str) -> None:
-    with pytest.raises(ForerunError) as caught:
-        check(Outer, data, "here")
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("1_000", 1000), ("32_1_2", "32_1_2"), ("1_000_000", 1_000_000), ("1000_000", "1000_000")]
-)
-def test_underscores_mark_thousands_only(text: str, value: object) -> None:
-    assert parse_yaml(f"a: {text}", "here") == {"a": value}
-
-
-def test_mistakes_in_yaml_name_the_line(tmp_path: Path) -> None:
-    with pytest.raises(ForerunError, match=r"^here, line 3: not valid YAML: key 'a' is given twice"):
-        parse_yaml("a: 1\nb: 2\na: 3\n", "here")
-    with pytest.raises(ForerunError, match=r"^here: expected keys and values, got \[1\]"):
-        parse_yaml("[1]", "here")
-    assert parse_yaml("1: {<<: {a: 1}, b: 2}", "here") == {"1": {"a": 1, "b": 2}}
-    (tmp_path / "list.yaml").write_text("[1, 2]")
-    assert read_any_yaml(tmp_path / "list.yaml") == [1, 2]
-    with pytest.raises(ForerunError, match=r"cannot be read \(No such file"):
-        read_text(tmp_path / "none")
 
 
 def test_a_storage_takes_as_long_as_its_slower_limit() -> None:
