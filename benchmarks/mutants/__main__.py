@@ -10,6 +10,9 @@ The tests run once to record which statements each of them runs. A mutant then m
 statement, the quickest first; one that stands where Python can't be watched (compiled code, or what runs when a module
 is imported) meets all tests of the package. A number for `--seed` picks other places; the same number picks the same
 ones.
+
+A run copies the package when it begins and reads the tests as it goes, so leave the tests alone while it runs. What
+numba compiles stays in build/mutants for the next run.
 """
 
 from __future__ import annotations
