@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 
 from forerun.common.errors import ForerunError
 from forerun.describe.model.convolutional import read_convolutional
-from forerun.describe.model.fields import Fields, exponent_number, read_json, read_yaml
+from forerun.describe.model.fields import Fields, exponent_number
 from forerun.describe.model.matrices import matrices
 from forerun.describe.model.parameters import (
     active_parameter_count,
@@ -265,22 +264,6 @@ def test_keys_that_must_agree_or_are_not_known() -> None:
         given.finish()
     with pytest.raises(ForerunError, match="unknown key 'shape'; did you mean shapes"):
         given.finish(ignored=["shapes"])
-
-
-def test_files_that_hold_no_mapping_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_text('{"a": 1}')
-    assert read_json(path).integer("a") == read_yaml(path).integer("a") == 1
-    path.write_text("[1]")
-    with pytest.raises(ForerunError, match="a: must be a JSON object, got list"):
-        read_json(path)
-    with pytest.raises(ForerunError, match="a: must be a YAML mapping, got list"):
-        read_yaml(path)
-    path.write_text("{")
-    with pytest.raises(ForerunError, match="is the file cut short"):
-        read_json(path)
-    with pytest.raises(ForerunError, match="none: no such file"):
-        read_json(tmp_path / "none")
 
 
 # -- convolutional networks --------------------------------------------------------------------------------------------
