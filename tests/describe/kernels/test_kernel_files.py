@@ -7,7 +7,6 @@ import pytest
 
 from forerun.common import shipped
 from forerun.common.errors import ForerunError, UnknownName
-from forerun.common.shipped import shipped_data
 from forerun.describe.kernels import dispatchers
 from forerun.describe.kernels.attention import (
     AttentionKernel,
