@@ -13,7 +13,15 @@ from forerun.answers.analysis.coverage import coverage
 from forerun.answers.analysis.predict import predict, predict_setup, simulate
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.setup import Setup
-from forerun.answers.analysis.uncertainty import Quantiles, is_fitted, memory_band, residuals, time_band, widening
+from forerun.answers.analysis.uncertainty import (
+    Quantiles,
+    band_words,
+    is_fitted,
+    memory_band,
+    residuals,
+    time_band,
+    widening,
+)
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import KernelRates
 from forerun.describe.model.catalog import load_model
@@ -144,3 +152,64 @@ def test_kinds_sum_to_the_whole(fields: dict[str, object]) -> None:
     shares = [share for _, share in found.outside]
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) <= 1 - found.share + 1e-12
+
+
+# -- by the formula ----------------------------------------------------------------------------------------------------
+
+
+def test_the_widening_is_the_hypotenuse_of_one_and_what_is_not_known() -> None:
+    known = residuals()
+    assert widening(1.0, 0.0) == 1.0
+    assert widening(0.25, 0.0) == pytest.approx(math.sqrt(1 + (0.75 * known.uncalibrated) ** 2))
+    assert widening(1.0, 0.5) == pytest.approx(math.sqrt(1 + (0.5 * known.exposed) ** 2))
+    both = math.sqrt(1 + (0.5 * known.uncalibrated) ** 2 + (0.2 * known.exposed) ** 2)
+    assert widening(0.5, 0.2) == pytest.approx(both)
+
+
+def test_a_time_band_adds_the_squares_of_what_widens_it() -> None:
+    """The group's quantiles, those of a device that no step informs, and each doubling beyond the GPUs seen."""
+    known = residuals()
+    assert is_fitted(CLUSTER.device)
+    unseen = replace(CLUSTER, device=replace(CLUSTER.device, source={}))
+    for stack, group in ((KNOWN, known.fitted), (NEW, known.unfitted)):
+        for cluster, device in ((CLUSTER, Quantiles(0.0, 0.0, 0)), (unseen, known.device)):
+            for doublings in (0, 1, 3):
+                band = time_band(stack, cluster, known.gpus_seen * 2**doublings, 0.5, 0.1)
+                wide, beyond = widening(0.5, 0.1), known.scale * doublings
+                low = math.hypot(wide * max(0.0, -group.low), max(0.0, -device.low), beyond)
+                high = math.hypot(wide * max(0.0, group.high), max(0.0, device.high), beyond)
+                assert (band.low, band.high) == pytest.approx((math.exp(-low), math.exp(high)))
+    fewer = time_band(KNOWN, CLUSTER, known.gpus_seen // 2, 1.0, 0.0)
+    assert fewer == time_band(KNOWN, CLUSTER, known.gpus_seen, 1.0, 0.0)
+    assert fewer.of(10.0) == (fewer.low * 10.0, fewer.high * 10.0)
+
+
+def test_measured_steps_narrow_each_side_by_itself() -> None:
+    known = residuals()
+    anchored = time_band(NEW, replace(CLUSTER, rates=KernelRates(memory=1.1)), 8, 1.0, 0.0)
+    low, high = min(-known.unfitted.low, -known.anchored.low), min(known.unfitted.high, known.anchored.high)
+    assert (anchored.low, anchored.high) == pytest.approx((math.exp(-max(0.0, low)), math.exp(max(0.0, high))))
+
+
+@pytest.mark.parametrize("figure", ["allocated", "reserved"])
+def test_a_memory_band_is_its_groups_quantiles(figure: str) -> None:
+    for stack, name in ((KNOWN, "fitted"), (NEW, "unfitted")):
+        group = getattr(residuals(), figure)[name]
+        band = memory_band(stack, figure)
+        expected = (math.exp(min(0.0, group.low)), math.exp(max(0.0, group.high)))
+        assert (band.low, band.high) == pytest.approx(expected)
+
+
+def test_the_words_of_a_band_name_what_widens_it() -> None:
+    known = residuals()
+    plain = band_words(KNOWN, CLUSTER, 1.0, 0.0)
+    assert plain == (
+        f"residuals of {known.fitted.rows} published steps of stacks with fitted rates, "
+        "1.00 times as wide, for what is not calibrated or is communication"
+    )
+    unseen = replace(CLUSTER, device=replace(CLUSTER.device, source={}), rates=KernelRates(memory=1.1))
+    wider = band_words(NEW, unseen, 0.0, 0.0)
+    assert f"{known.unfitted.rows} published steps of stacks to which few steps or none were fitted" in wider
+    assert "narrowed by the measured steps that were given" in wider
+    assert f"{widening(0.0, 0.0):.2f} times as wide" in wider
+    assert f"no measured step informs the clock of {CLUSTER.device.name}" in wider
