@@ -326,3 +326,42 @@ def test_a_state_on_the_host_comes_and_goes() -> None:
     ]
     copies = [k for k in kernels_of(program, "optimizer") if k.name == "optimizer.offload"]
     assert copies == [moves("optimizer.offload", 12 * ALL / SHARDS, 1, OPTIMIZER)] * 2
+
+
+def test_a_pipeline_adds_whole_gradients_and_reduces_them_once() -> None:
+    """The second stage of two: gradients of the first micro batch become an fp32 buffer, the reduction frees it."""
+    program = made(pp=2, dp_shard=2, n_microbatches=2)
+    steps = steps_of(program, 1)
+    assert steps[steps.index("layer.backward 1 of 1") :] == [
+        *("layer.backward 1 of 1", "layer.close 1 of 1", "layer.accumulate 1 of 1", "layer.reduce 1 of 1"),
+        *("reduced of 1", "send gradients of 1", "optimizer of 2"),
+    ]
+    assert held_by(program, "layer.accumulate_first") == [
+        Held(2 * MATRICES, "unsharded", "", "join"),
+        Held(4 * LAYER, "gradient", "join", ""),
+    ]
+    assert kernels_of(program, "layer.accumulate") == [moves("layer.accumulate", (2 + 4 + 4) * LAYER, 1, 0)]
+    assert held_by(program, "layer.reduce") == sorted(
+        [
+            Held(4 * LAYER, "gradient", "", "layer.grad_copy_in"),
+            Held(4 * LAYER // 2, "gradient", "layer.grad_copy_in", ""),
+            Held(4 * LAYER, "communication", "layer.grad_copy_in", ""),
+        ]
+    )
+
+
+def test_a_step_that_ends_in_flat_copies_holds_them_until_their_last_collective() -> None:
+    """DeepSpeed with Megatron copies at most 500 million gradients, and as many parameters."""
+    program = made(stack="megatron-deepspeed", zero_stage=1, precision="bf16", pp=1)
+    ends = [block for block in program.blocks if block.name == "reduce at the end"]
+    copies = {
+        (int(size), int(since), int(until))
+        for block in ends
+        for size, category, since, until in zip(
+            block.tensor_bytes, block.tensor_category, block.tensor_alloc, block.tensor_free, strict=True
+        )
+        if category == Category.COMMUNICATION
+    }
+    assert {until for _, _, until in copies} == {len(block.op) - 1 for block in ends}
+    assert {since for _, since, _ in copies} == {0}
+    assert {size // ALL for size, _, _ in copies} <= {2, 4}

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.build import build
 
 from .by_hand import (
@@ -699,3 +700,25 @@ def test_dtensor_reduces_the_norms_of_all_tensors_over_every_axis_that_shards_th
     """matrices and norms of attention and the layer, router and three of the shared expert, last norm and head"""
     assert sent == [4 * dense, 4 * 3, 4 * dense, 4]
     assert step.name == "optimizer"
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_a_dispatch_by_gathering_copies_tokens_of_all_ranks(ep: int) -> None:
+    """A rank gathers the tokens of `ep` ranks, keeps those of its experts and scatters the weighted sums."""
+    stack = replace(load_stack("megatron-core"), dispatcher="allgather")
+    program = build(MOE, plan(stack="megatron-core", dp_shard=4, ep=ep, zero_stage=1), CLUSTER, stack)
+    copies, every = 2 * T * H, 2 * T * ep * H
+    around = ("ffn.dispatch", "permute", "combine", "ffn.combine_exchange")
+    found = [kernel for kernel in kernels_of(program, "moe_layer.forward") if kernel.name in around]
+    back = [kernel for kernel in kernels_of(program, "moe_layer.backward") if kernel.name.startswith(around)]
+    middle = [moves("permute", 4 * copies, 2, FFN), moves("combine", 8 * copies, 2, FFN)]
+    of_middle = [moves("combine.backward", 10 * copies, 3, FFN), moves("permute.backward", 4 * copies, 2, FFN)]
+    if ep == 1:
+        assert found == middle
+        assert back == of_middle
+    else:
+        exchange = moves("ffn.dispatch", every, 1, FFN)
+        assert found == [exchange, *middle, exchange._replace(name="ffn.combine_exchange")]
+        of_exchange = exchange._replace(name="ffn.combine_exchange.backward")
+        assert back == [of_exchange, *of_middle, exchange._replace(name="ffn.dispatch.backward")]
+    assert ("permute", 2 * copies) in kept_by(program, "moe_layer.forward")
