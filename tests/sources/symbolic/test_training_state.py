@@ -96,3 +96,11 @@ def test_tied_matrices_are_there_once():
     tied = replace(MODEL, tied_embeddings=True)
     saved = [state(model, dp_shard=8).saved.total_bytes for model in (MODEL, tied)]
     assert saved[0] - saved[1] == pytest.approx(12 * MODEL.vocab * MODEL.hidden, rel=1e-6)
+
+
+@pytest.mark.parametrize("stack", ["simple-fsdp", "torchtitan"])
+def test_a_model_on_meta_takes_no_memory_until_it_is_made_empty(stack):
+    stages = [stage for stage in state(stack=stack, dp_shard=8).init if stage.way == "meta"]
+    assert [stage.name for stage in stages[:4]] == ["model", "sharded", "to_empty", "init_weights"]
+    assert [(stage.allocated_bytes, stage.peak_bytes) for stage in stages[:2]] == [(0, 0), (0, 0)]
+    assert stages[2].allocated_bytes == stages[3].allocated_bytes > 0

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from forerun.core.program.validate import check
 from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.build import build
 
@@ -722,3 +723,15 @@ def test_a_dispatch_by_gathering_copies_tokens_of_all_ranks(ep: int) -> None:
         of_exchange = exchange._replace(name="ffn.combine_exchange.backward")
         assert back == [of_exchange, *of_middle, exchange._replace(name="ffn.dispatch.backward")]
     assert ("permute", 2 * copies) in kept_by(program, "moe_layer.forward")
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"tp": 2, "sequence_parallel": False}, {"compile": True, "dp_shard": 2}], ids=str
+)
+def test_tensors_live_from_one_node_of_their_block_to_another(fields: dict[str, object]) -> None:
+    program = build(DENSE, plan(stack="torchtitan", **fields), CLUSTER)
+    check(program)
+    for block in program.blocks:
+        assert max(block.tensor_alloc, default=-1) < len(block)
+        assert max(block.tensor_free, default=-1) < len(block)
+        assert not set(block.tensor_bytes.tolist()) & {1, 2, 3}
