@@ -30,7 +30,7 @@ ROOMS = {
     "astrasim": [["chakra", "messages"], ["stage"], ["astra"], ["dse"]],
     "answers": [["analysis"], ["search", "diff"], ["experiment"]],
     "evidence": [["measure", "validation"], ["fitting", "traced"]],
-    "interfaces": [["report"], ["api", "experiments"], ["cli"]],
+    "interfaces": [["report"], ["api", "experiments"], ["cli"], ["pytest_plugin"]],
 }
 """the rooms of each wing, from the ground up"""
 WING_FLOOR = {wing: floor for floor, wings in enumerate(WINGS) for wing in wings}

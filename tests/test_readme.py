@@ -23,6 +23,7 @@ OWN_OPTIONS = {
     *("--space", "--headroom", "--pareto", "--pareto-plans", "--why", "--heat", "--pictures"),
     *("--anchor", "--suggest-anchor", "--with-anchor", "--leave-out", "--write"),
     *("--every", "--checkpoint-mode", "--storage"),
+    *("--warm-up", "--steps"),
     *("--max-slowdown", "--max-growth"),
     *("--traced", "--programs", "--traces", "--trace-workers", "--trace-limit", "--only", "--markdown"),
     "--mode",  # of the script that README.md traces

@@ -48,7 +48,7 @@ _OFFERED = {
     "forerun.describe.cluster.types": ("Cluster",),
     "forerun.describe.plan.plan": ("Plan",),
     "forerun.describe.cluster.storage": ("Storage",),
-    "forerun.sources.trace.marks": ("mark_loop", "mark_step"),
+    "forerun.sources.trace.marks": ("mark_loop", "mark_stage", "mark_step"),
     "forerun.describe.plan.training_loop": ("TrainingLoop",),
     "forerun.common.errors": ("ForerunError", "ImpossiblePlan", "UnknownName"),
 }
@@ -70,6 +70,7 @@ __all__ = [
     "load_model",
     "load_program",
     "mark_loop",
+    "mark_stage",
     "mark_step",
     "predict",
     "predict_program",

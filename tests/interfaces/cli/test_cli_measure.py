@@ -20,3 +20,17 @@ def test_without_torch_it_is_one_line(forerun, tmp_path):
     done = forerun("measure", "--out", "mine", env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"})
     assert done.returncode == 2
     assert done.stderr == "error: measuring needs PyTorch: pip install torch\n"
+
+
+def test_without_a_folder_it_says_what_to_give(forerun):
+    done = forerun("measure")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: measure: give the folder for the files with --out, or a script: forerun measure step SCRIPT\n"
+    )
+
+
+def test_a_script_that_is_missing_is_named(forerun):
+    done = forerun("measure", "step", "absent.py", "--cluster", "h100-sxm")
+    assert done.returncode == 2
+    assert done.stderr == "error: absent.py: no such script; give its path\n"

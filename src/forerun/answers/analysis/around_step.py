@@ -15,7 +15,7 @@ from forerun.core.program.types import Category, Program
 from forerun.describe.cluster.storage import Storage, usual_storage
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.plan.training_loop import KINDS, TrainingLoop
-from forerun.sources.symbolic.training_state import training_state
+from forerun.sources.symbolic.training_state import InitStage, training_state
 
 _STATE = (Category.PARAMETER, Category.OPTIMIZER)
 
@@ -35,7 +35,9 @@ def around_plan(
 def around_program(
     simulation: Simulation, program: Program, cluster: Cluster, loop: TrainingLoop, storage: Storage | None = None
 ) -> Simulation:
-    """Returns `simulation` of `program` with a prediction that also says what `loop` costs."""
+    """Returns `simulation` of `program` with a prediction that also says what `loop` costs and what its trace noted."""
+    stages = (InitStage("trace", one.name, one.allocated_bytes, one.peak_bytes) for one in Origin.of(program).stages)
+    simulation = replace(simulation, prediction=replace(simulation.prediction, init=tuple(stages)))
     if not loop:
         return simulation
     return _with_loop(simulation, program, cluster, loop, saved_state_of(program), storage)

@@ -81,7 +81,8 @@ class Prediction:
     """seconds that the collectives and transfers of the slowest rank, hidden or not, take longer because others use the
     same links"""
     init: tuple[InitStage, ...] = ()
-    """memory at the stages of initialisation; empty unless the plan's stack builds its model as PyTorch's FSDP does"""
+    """memory at the stages before the first step: of a plan whose stack builds its model as PyTorch's FSDP does, or as
+    a trace noted it"""
     loop: LoopTime | None = None
     """steps with the periodic work of the training loop; None where no training loop is known"""
 

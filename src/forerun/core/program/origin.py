@@ -13,6 +13,16 @@ TRACE = "trace"
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryStage:
+    """The memory of a device at a stage before the first step."""
+
+    name: str
+    allocated_bytes: int
+    peak_bytes: int
+    """most bytes allocated so far (torch.cuda.max_memory_allocated)"""
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """The entries of a Program's `meta`; missing entries are None or empty."""
 
@@ -43,6 +53,8 @@ class Origin:
     torch: str
     loop: TrainingLoop
     """the periodic work of the training loop"""
+    stages: tuple[MemoryStage, ...]
+    """memory at the stages before the first step, in their order"""
     state_tensors: int
     """number of parameter and optimizer tensors on the rank with the most; 0 where unknown"""
 
@@ -67,6 +79,7 @@ class Origin:
             source_lines=read.source_lines(),
             torch=read.text("torch"),
             loop=read.loop(),
+            stages=read.stages(),
             state_tensors=read.count("state_tensors") or 0,
         )
 
@@ -107,6 +120,12 @@ class _Reader:
             raise self._wrong(key, f"a list of whole numbers below {below}")
         return tuple(value)
 
+    def stages(self) -> tuple[MemoryStage, ...]:
+        value = self._meta.get("stages") or []
+        if not isinstance(value, list) or not all(_is_stage(one) for one in value):
+            raise self._wrong("stages", "a list of names, each with two numbers of bytes")
+        return tuple(MemoryStage(*one) for one in value)
+
     def source_lines(self) -> dict[str, tuple[str, ...]]:
         value = self._meta.get("source_lines") or {}
         if not isinstance(value, dict) or not all(isinstance(lines, list) for lines in value.values()):
@@ -137,6 +156,12 @@ class _Reader:
         if not lists or not all(_whole(rank) and rank >= 0 for one in value for rank in one):  # type: ignore[attr-defined]
             raise self._wrong(key, f"{n_groups} lists of ranks")
         return tuple(tuple(sorted(set(one))) for one in value)  # type: ignore[attr-defined]
+
+
+def _is_stage(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 3:
+        return False
+    return isinstance(value[0], str) and all(_whole(size) and size >= 0 for size in value[1:])
 
 
 def _whole(value: object) -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
+from forerun.common.errors import ForerunError
 from forerun.evidence.measure.bench_kernels import Sizes, kernel_cases
 from forerun.evidence.measure.microbench import (
     gpu_timer,
@@ -19,17 +20,31 @@ from forerun.evidence.measure.microbench import (
     write_kernels,
     write_network,
 )
+from forerun.interfaces.cli.measure_step import step
 from forerun.interfaces.report.console import console
 
+measure = typer.Typer(invoke_without_command=True)
+measure.command("step", short_help="Measure a script's step beside its prediction.")(step)
 
-def measure(
-    out: Annotated[Path, typer.Option(help="Folder to write kernels.csv, or under torchrun network.csv, into.")],
+
+@measure.callback()
+def kernels(
+    context: typer.Context,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write kernels.csv, or under torchrun network.csv, into.")
+    ] = None,
 ) -> None:
     """Time kernels on this machine's GPU, or collectives inside the node where torchrun started this.
 
     The files are what --kernel-profile, --network-profile and forerun calibrate take. Collectives:
     torchrun --nproc-per-node 8 --no-python forerun measure --out FOLDER
     """
+    if context.invoked_subcommand is not None:
+        return
+    if out is None:
+        raise ForerunError(
+            "measure: give the folder for the files with --out, or a script: forerun measure step SCRIPT"
+        )
     torch = import_torch()
     timer = gpu_timer(torch)
     if is_distributed():

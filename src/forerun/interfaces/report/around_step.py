@@ -13,7 +13,7 @@ LOOP = "With the periodic work of the training loop"
 LOOP_COLUMNS = ("work", "every", "stall", "beside", "of a step")
 INIT = "Memory before the first step, MiB"
 INIT_COLUMNS = ("model made", "after", "allocated", "most so far")
-_WAYS = {"meta": "on meta", "direct": "on the device"}
+_WAYS = {"meta": "on meta", "direct": "on the device", "trace": "as traced"}
 
 
 def loop_rows(loop: LoopTime) -> list[tuple[str, str, str, str, str]]:

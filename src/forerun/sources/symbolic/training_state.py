@@ -37,7 +37,7 @@ class InitStage:
     """Memory of a device at the end of a stage of initialisation."""
 
     way: str
-    """`direct`: the model is made on the device; `meta`: on the meta device"""
+    """`direct`: the model is made on the device; `meta`: on the meta device; `trace`: as the traced script makes it"""
     name: str
     """stage; `init_weights, gathered` replaces `init_weights` where it goes through the parametrisation"""
     allocated_bytes: int

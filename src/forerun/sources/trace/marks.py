@@ -8,6 +8,8 @@ from forerun.describe.plan.training_loop import TrainingLoop
 
 listeners: list[Callable[[], None]] = []
 """Functions to call at each mark; empty outside `forerun trace`."""
+stage_listeners: list[Callable[[str], None]] = []
+"""Functions to call with the name of each stage before the first step."""
 loop = TrainingLoop()
 """What the training loop does every n steps, as far as the program said."""
 
@@ -16,6 +18,13 @@ def mark_loop(work: TrainingLoop) -> None:
     """Declares that the training loop does `work` every n steps, whether or not the traced run does it."""
     global loop
     loop = work
+
+
+def mark_stage(name: str) -> None:
+    """Notes the memory of the device under a name, before the first step: after the model is made, for example. Has no
+    effect outside `forerun trace` and `forerun measure step`."""
+    for listener in stage_listeners:
+        listener(name)
 
 
 def mark_step() -> None:

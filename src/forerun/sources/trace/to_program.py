@@ -248,6 +248,7 @@ def _meta(roles: Roles, groups: Groups, compiled: list[int], notes: list[str]) -
         "notes": list(dict.fromkeys([*told, *notes])),
         "source_lines": _source_lines(roles),
         "loop": first.get("loop") or {},
+        "stages": [list(stage) for stage in first.get("stages") or ()],
         "state_tensors": max(map(_state_tensors, roles.recordings)) or None,
     }
 

@@ -12,6 +12,7 @@ from forerun.core.program.types import Category
 from forerun.sources.trace import marks
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.recorder import Recorder
+from forerun.sources.trace.inside.stages import FIRST_FORWARD, Stages
 from forerun.sources.trace.inside.unseen import in_place_of
 from forerun.sources.trace.purpose import data_parallel, distinct_ranks
 from forerun.sources.trace.recording import Recording
@@ -43,12 +44,14 @@ class Steps:
         self._begins = True
         modules.at_forward = self._forward
         marks.listeners.append(self._user_mark)
+        self.stages = Stages()
         recorder.start()
 
     def _forward(self) -> None:
         """Leaves everything before the first forward with gradients out of the first step."""
         if not torch.is_grad_enabled():
             return
+        self.stages.note(FIRST_FORWARD)
         if self._first is not None or self._marked:
             self.modules.at_forward = None
         elif self._updated:
@@ -104,7 +107,11 @@ class Steps:
         for root in self.modules.roots:
             for tensor in (*root.parameters(), *root.buffers()):
                 self._category(tensor, Category.PARAMETER)
-        meta = self.meta | {"tokens": self.recorder.tokens or None, "loop": marks.loop.settings()}
+        meta = self.meta | {
+            "tokens": self.recorder.tokens or None,
+            "loop": marks.loop.settings(),
+            "stages": self.stages.found,
+        }
         recording = self.recorder.finish(self.modules.paths, meta)
         names, sharded = data_parallel(recording)
         size = distinct_ranks(recording, names)

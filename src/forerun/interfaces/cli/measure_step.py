@@ -1,0 +1,76 @@
+"""`forerun measure step`: a script's step on the GPU at hand beside its prediction, or the prediction alone."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forerun.answers.analysis.predict_program import predict_program, read_program
+from forerun.common.errors import ForerunError
+from forerun.core.program.types import Program
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.evidence.measure.step import MeasuredStep, figures
+from forerun.interfaces.cli.program_options import AsJson, ClusterOption
+from forerun.interfaces.report.console import console
+from forerun.interfaces.report.measured_step import print_step, step_record
+from forerun.interfaces.report.records import to_json
+from forerun.sources.trace.job import Job
+from forerun.sources.trace.launch import Limits
+from forerun.sources.trace.record import trace_job
+
+
+def step(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Training script; unmodified.")],
+    cluster: ClusterOption,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")] = None,
+    world_size: Annotated[
+        int | None, typer.Option(min=1, help="Ranks of the run, where torchrun did not start this; 1 by default.")
+    ] = None,
+    program: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A saved program of this script and run; else it is traced.")
+    ] = None,
+    warm_up: Annotated[int, typer.Option(min=1, help="Steps before those that are measured.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are measured.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a script's step here, and print it beside the prediction.
+
+    On a machine with a GPU the script runs until its steps are measured; for several GPUs, start this under torchrun:
+    torchrun --nproc-per-node 8 --no-python forerun measure step SCRIPT --cluster C. Without a GPU the columns of the
+    prediction stand alone.
+    """
+    if not script.is_file():
+        raise ForerunError(f"{script}: no such script; give its path")
+    where = load_cluster(cluster)
+    given = None if program is None else read_program(program)
+    ranks = int(os.environ.get("WORLD_SIZE", world_size or 1))
+    measured = _measured(script, arguments or [], warm_up, steps) if _has_gpu() else None
+    if os.environ.get("RANK", "0") != "0":
+        return
+    found = predict_program(given or _traced(script, arguments or [], ranks, where.node_size, where.device.name), where)
+    rows = figures(found.prediction, measured)
+    if as_json:
+        print(to_json(step_record(found.prediction, measured, rows)))
+    else:
+        print_step(console(), found.prediction, measured, rows)
+
+
+def _has_gpu() -> bool:
+    return find_spec("torch") is not None and bool(import_module("torch").cuda.is_available())
+
+
+def _measured(script: Path, arguments: list[str], warm_up: int, steps: int) -> MeasuredStep:
+    # Only here is torch imported, which may be missing.
+    on_gpu: Any = import_module("forerun.evidence.measure.step_on_gpu")
+    measured: MeasuredStep = on_gpu.measure_step(str(script), arguments, warm_up, steps)
+    return measured
+
+
+def _traced(script: Path, arguments: list[str], ranks: int, node_size: int, device: str) -> Program:
+    job = Job("", str(script), tuple(arguments), world_size=ranks, gpus_per_node=node_size, device=device)
+    return trace_job(job, Limits())[0]

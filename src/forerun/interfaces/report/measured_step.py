@@ -1,0 +1,45 @@
+"""A measured step beside its prediction, as a console table and as a record for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from forerun.answers.analysis.prediction import Prediction
+from forerun.evidence.measure.step import Figure, MeasuredStep
+from forerun.interfaces.report.console import make_table, print_heading
+from forerun.interfaces.report.records import prediction_record
+
+
+def step_record(prediction: Prediction, measured: MeasuredStep | None, figures: Sequence[Figure]) -> dict[str, Any]:
+    """Both steps, and the figures with their errors."""
+    return {
+        "figures": [asdict(figure) | {"error": figure.error} for figure in figures],
+        "measured": None if measured is None else asdict(measured),
+        "prediction": prediction_record(prediction),
+    }
+
+
+def print_step(out: Console, prediction: Prediction, measured: MeasuredStep | None, figures: Sequence[Figure]) -> None:
+    """Print the figures of a step, and how it was measured."""
+    print_heading(out, prediction)
+    headings = ("predicted",) if measured is None else ("predicted", "measured", "error")
+    table = make_table(("", "left"), ("", "left"), *((name, "right") for name in headings))
+    for figure in figures:
+        cells = [_number(figure.predicted)]
+        if measured is not None:
+            cells += [_number(figure.measured), "-" if figure.error is None else f"{figure.error:+.1%}"]
+        table.add_row(figure.name, figure.unit, *cells)
+    out.print(table)
+    if measured is None:
+        out.print("No GPU is here, so nothing was measured.")
+        return
+    low, high = measured.fastest_s * 1e3, measured.slowest_s * 1e3
+    out.print(f"measured on {measured.device}: median of {measured.steps} steps of {low:.4g} to {high:.4g} ms")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
