@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from saved_programs import plan_of, program_of
 
 from forerun.answers.analysis.coverage import coverage
 from forerun.answers.analysis.predict import predict, predict_setup, simulate
+from forerun.answers.analysis.predict_program import predict_program
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.analysis.uncertainty import (
+    TRACED,
     Quantiles,
     band_words,
     is_fitted,
@@ -213,3 +216,17 @@ def test_the_words_of_a_band_name_what_widens_it() -> None:
     assert "narrowed by the measured steps that were given" in wider
     assert f"{widening(0.0, 0.0):.2f} times as wide" in wider
     assert f"no measured step informs the clock of {CLUSTER.device.name}" in wider
+
+
+def test_a_traced_program_has_the_band_of_traced_programs() -> None:
+    program = program_of(plan_of(dp_shard=8))
+    found = predict_program(program, CLUSTER).prediction
+    other = predict_program(replace(program, meta={**program.meta, "source": ""}), CLUSTER).prediction
+    band = time_band(
+        load_stack("pytorch"), CLUSTER, 8, found.coverage, found.exposed_comm_s / found.step_time_s, TRACED
+    )
+    assert (found.step_time_low_s, found.step_time_high_s) == pytest.approx(band.of(found.step_time_s))
+    assert other.step_time_s == found.step_time_s
+    assert (other.step_time_low_s, other.step_time_high_s) != (found.step_time_low_s, found.step_time_high_s)
+    assert any("published steps of traced programs" in line for line in found.explain)
+    assert not any("published steps of traced programs" in line for line in other.explain)

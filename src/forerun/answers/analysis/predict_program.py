@@ -9,6 +9,7 @@ import numpy as np
 
 from forerun.answers.analysis.around_step import around_program
 from forerun.answers.analysis.reading import Simulation, Subject, simulate_program
+from forerun.answers.analysis.uncertainty import TRACED
 from forerun.common.errors import ForerunError
 from forerun.core.cost.measured import Measured
 from forerun.core.cost.step_costs import Launching
@@ -82,6 +83,7 @@ def predict_program(
         model_flops_how=_HOW,
         warnings=origin.notes,
         notes=_notes(program, origin),
+        residuals=TRACED if origin.source == TRACE else None,
     )
     nodes = sum(int(np.sum([len(placed.blocks[int(number)]) for number in cls.block])) for cls in placed.rank_classes)
     folded = not whole_timeline and nodes > _MANY_NODES

@@ -67,6 +67,8 @@ class Subject:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """further lines of `explain`"""
+    residuals: str | None = None
+    """group of residuals that the bands come from (`uncertainty.py`); None for that of the stack"""
 
 
 @dataclass(frozen=True)
@@ -203,10 +205,11 @@ def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran
     row, shared_s = ran.seconds[ran.slowest], ran.shared_s
     fullest, held = memory.fullest, memory.held
     exposed = exposed_s(row)
-    low_s, high_s = time_band(subject.stack, cluster, subject.n_gpus, covered.share, exposed / step_s).of(step_s)
-    held_low, held_high = memory_band(subject.stack, "reserved").of(held.peak_bytes)
+    group = subject.residuals
+    low_s, high_s = time_band(subject.stack, cluster, subject.n_gpus, covered.share, exposed / step_s, group).of(step_s)
+    held_low, held_high = memory_band(subject.stack, "reserved", group).of(held.peak_bytes)
     available = memory.limit_bytes - memory.outside_bytes
-    least, most = memory_band(subject.stack, "allocated").of(held.least_bytes)
+    least, most = memory_band(subject.stack, "allocated", group).of(held.least_bytes)
     use = None
     if network is not None:
         use = network_use(program, network, cluster, subject.n_gpus, step_s, subject.pattern)
@@ -251,7 +254,7 @@ def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran
             memory,
             f"{subject.model_flops_how} over the dense peak of {peak / 1e12:.0f} TFLOP/s",
             covered,
-            band_words(subject.stack, cluster, covered.share, exposed / step_s),
+            band_words(subject.stack, cluster, covered.share, exposed / step_s, group),
             use,
             (*link_notes(shared_s), *subject.notes),
         ),

@@ -12,9 +12,10 @@ Gammerman and Shafer, "Algorithmic Learning in a Random World" (2005), 4.5 (grou
 "Conformalized quantile regression" (2019), theorem 2 (two sides apart). Published rows are not exchangeable with a new
 user's run, so `forerun validate` prints how many rows the bands contain.
 
-Groups are runs on a software stack with fitted rates, runs on one without, and runs for which measured steps were
-given. A device whose clock under load was not fitted adds a variance, and so does each doubling of GPUs beyond the
-largest measured run. `uncertainty.yaml` has the numbers; `validation/bands.py` finds them.
+Groups are runs on a software stack with fitted rates, runs on one without, traced programs, and runs for which measured
+steps were given. A device whose clock under load was not fitted adds a variance, and so does each doubling of GPUs
+beyond the largest measured run. `uncertainty.yaml` has the numbers; `evidence/validation/bands.py` and
+`evidence/traced/report.py` find them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ import yaml
 from forerun.describe.cluster.types import Cluster, Device, KernelRates
 from forerun.describe.stacks.stack import Stack
 
-_GROUPS = {"fitted": "with fitted rates", "unfitted": "to which few steps or none were fitted"}
+TRACED = "traced"
+"""the group of traced programs, whatever stack they are read with"""
+_GROUPS = {
+    "fitted": "of stacks with fitted rates",
+    "unfitted": "of stacks to which few steps or none were fitted",
+    TRACED: "of traced programs",
+}
 _FITTED = re.compile(r"fitted on (?:whole|(\d+)) published")
 """start of a stack's `fitted` (with its number of steps) and of a device's `source` where measured steps inform them"""
 
@@ -55,6 +62,7 @@ class Residuals:
     """share of measured runs inside the band"""
     fitted: Quantiles
     unfitted: Quantiles
+    traced: Quantiles
     anchored: Quantiles
     device: Quantiles
     uncalibrated: float
@@ -67,7 +75,7 @@ class Residuals:
     least_rows: int
     """least number of measured steps of a fitted stack"""
     allocated: Mapping[str, Quantiles]
-    """group (`fitted`, `unfitted`) -> quantiles of allocated memory"""
+    """group (`fitted`, `unfitted`, `traced`) -> quantiles of allocated memory"""
     reserved: Mapping[str, Quantiles]
 
 
@@ -119,10 +127,13 @@ def widening(coverage: float, exposed: float) -> float:
     return math.hypot(1.0, known.uncalibrated * (1.0 - coverage), known.exposed * exposed)
 
 
-def time_band(stack: Stack, cluster: Cluster, n_gpus: int, coverage: float, exposed: float) -> Band:
-    """Returns the band of a step's time. `coverage` and `exposed` are those of `widening`."""
+def time_band(
+    stack: Stack, cluster: Cluster, n_gpus: int, coverage: float, exposed: float, group: str | None = None
+) -> Band:
+    """Returns the band of a step's time. `coverage` and `exposed` are those of `widening`; `group` is that of the stack
+    unless given."""
     known, wider = residuals(), widening(coverage, exposed)
-    sides = _sides(getattr(known, group_of(stack)))
+    sides = _sides(getattr(known, group or group_of(stack)))
     if cluster.rates != KernelRates():
         sides = tuple(map(min, sides, _sides(known.anchored)))
     device = (0.0, 0.0) if is_fitted(cluster.device) else _sides(known.device)
@@ -131,11 +142,11 @@ def time_band(stack: Stack, cluster: Cluster, n_gpus: int, coverage: float, expo
     return Band(math.exp(-low), math.exp(high))
 
 
-def band_words(stack: Stack, cluster: Cluster, coverage: float, exposed: float) -> str:
+def band_words(stack: Stack, cluster: Cluster, coverage: float, exposed: float, group: str | None = None) -> str:
     """Says in words where `time_band` comes from."""
-    known = residuals()
-    group: Quantiles = getattr(known, group_of(stack))
-    parts = [f"residuals of {group.rows} published steps of stacks {_GROUPS[group_of(stack)]}"]
+    known, name = residuals(), group or group_of(stack)
+    found: Quantiles = getattr(known, name)
+    parts = [f"residuals of {found.rows} published steps {_GROUPS[name]}"]
     if cluster.rates != KernelRates():
         parts.append("narrowed by the measured steps that were given")
     parts.append(f"{widening(coverage, exposed):.2f} times as wide, for what is not calibrated or is communication")
@@ -144,10 +155,10 @@ def band_words(stack: Stack, cluster: Cluster, coverage: float, exposed: float) 
     return ", ".join(parts)
 
 
-def memory_band(stack: Stack, figure: str) -> Band:
-    """Returns the band of peak memory; `figure` is `allocated` or `reserved`."""
+def memory_band(stack: Stack, figure: str, group: str | None = None) -> Band:
+    """Returns the band of peak memory; `figure` is `allocated` or `reserved`; `group` overrides the stack's."""
     by_group: Mapping[str, Quantiles] = getattr(residuals(), figure)
-    low, high = _sides(by_group[group_of(stack)])
+    low, high = _sides(by_group[group or group_of(stack)])
     return Band(math.exp(-low), math.exp(high))
 
 
