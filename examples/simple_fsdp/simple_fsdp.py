@@ -149,6 +149,7 @@ def data_parallel(
     mode: str = "replicate",
     mixed_precision: MixedPrecision | None = None,
     reshard_after_forward: bool = True,
+    shard_at_least: int = 0,
 ) -> nn.Module:
     """Make a model data parallel over all ranks of a mesh, in place, and return it.
 
@@ -161,6 +162,7 @@ def data_parallel(
             `param_dtype`.
         reshard_after_forward: gather sharded weights again in backward instead of keeping them. Without it, or where
             a weight is used outside of the model's `forward`, they live until their gradient is computed.
+        shard_at_least: smaller parameters, in bytes, are replicated in every mode.
 
     Gradients are the mean over all ranks. The names of parameters, and so of the state dict, stay as they are; the
     state dict holds DTensors. The model must be given to the optimizer after this call.
@@ -184,7 +186,7 @@ def data_parallel(
         own = {name: param for name, param in module._parameters.items() if param is not None}
         for name, param in own.items():
             if param not in distributed:
-                distributed[param] = distribute(param, mesh, placements)
+                distributed[param] = distribute(param, mesh, placements, shard_at_least)
             module._parameters[name] = distributed[param]
         if own:
             key = (type(module), tuple(own))
@@ -205,9 +207,12 @@ def check_module(path: str, module: nn.Module) -> None:
             raise ValueError(f"{place} has a parameter {name!r} that is a DTensor already")
 
 
-def distribute(param: nn.Parameter, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> nn.Parameter:
-    """A parameter as DTensor over the mesh, with the values of the first rank."""
-    if param.ndim == 0:
+def distribute(
+    param: nn.Parameter, mesh: DeviceMesh, placements: tuple[Placement, ...], shard_at_least: int = 0
+) -> nn.Parameter:
+    """A parameter as DTensor over the mesh, with the values of the first rank. Scalars and parameters of fewer than
+    `shard_at_least` bytes are replicated."""
+    if param.ndim == 0 or param.nbytes < shard_at_least:
         placements = (Replicate(),) * mesh.ndim
     return nn.Parameter(distribute_tensor(param.detach(), mesh, placements), requires_grad=param.requires_grad)
 
