@@ -10,7 +10,9 @@ from rich.console import Console
 from saved_programs import H100, plan_of, program_of
 
 from forerun.answers.analysis.predict_program import predict_program
+from forerun.answers.analysis.uncertainty import TRACED, memory_band
 from forerun.core.program.storage import save
+from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.traced.programs import Programs, Repository, Run
 from forerun.evidence.traced.report import build_traced_report, judge, quantiles, sums
 from forerun.evidence.traced.run import Folders, TracedResult, trace_rows
@@ -59,6 +61,14 @@ def test_errors_are_predicted_over_measured():
 def test_a_row_out_of_its_band_says_so():
     assert judge(result_of(time_s=PREDICTION.step_time_high_s * 1.01)).time_held is False
     assert judge(result_of(memory_gib=PREDICTION.peak_reserved_high_gib * 1.01, kind="reserved")).memory_held is False
+
+
+def test_allocated_memory_has_the_band_of_traced_programs():
+    band = memory_band(load_stack("pytorch"), "allocated", TRACED)
+    inside, outside = (PREDICTION.peak_allocated_gib * band.high * factor for factor in (0.999, 1.001))
+    assert judge(result_of(memory_gib=inside)).memory_held is True
+    assert judge(result_of(memory_gib=outside)).memory_held is False
+    assert judge(result_of(memory_gib=inside, kind="nvidia-smi")).memory_held is None
 
 
 def test_sums_are_over_rows_with_both_figures():

@@ -35,6 +35,8 @@ class Run:
     """id of a measured row -> arguments of the script"""
     changes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """file -> text -> text in its place: what the source of the row says was changed in the script"""
+    dynamo: str = ""
+    """release of torch whose Dynamo the run had (`forerun trace --dynamo`); empty for the one that is installed"""
     variables: Mapping[str, str] = field(default_factory=dict)
     """environment variables"""
 

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from forerun.answers.analysis.predict_program import STACK
 from forerun.answers.analysis.prediction import Prediction
-from forerun.answers.analysis.uncertainty import Quantiles, is_fitted, residuals, widening
+from forerun.answers.analysis.uncertainty import TRACED, Quantiles, is_fitted, memory_band, residuals, widening
+from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.traced.run import TracedResult
 from forerun.evidence.validation.bands import conformal
 from forerun.evidence.validation.metrics import COMPARED_MEMORY, mean, measured_memory_gib, measured_time_s
@@ -70,20 +72,16 @@ def judge(result: TracedResult) -> Judged:
         measured_s=time_s,
         time_error=_error(traced, "step_time_s", time_s),
         symbolic_time_error=_error(symbolic, "step_time_s", time_s),
-        time_held=_held(traced, time_s, "step_time_low_s", "step_time_high_s"),
+        time_held=_time_held(traced, time_s),
         measured_gib=memory_gib,
         memory_kind=row.peak_mem_kind,
         memory_error=_error(traced, figure, memory_gib),
         symbolic_memory_error=_error(symbolic, figure, memory_gib),
-        memory_held=_held(traced, memory_gib, *_ENDS[row.peak_mem_kind]) if row.peak_mem_kind in _ENDS else None,
+        memory_held=_memory_held(traced, memory_gib, row.peak_mem_kind),
         outcome=row.outcome,
         fits=None if traced is None else traced.fits,
         reason=result.reason,
     )
-
-
-_ENDS = {"reserved": ("peak_reserved_low_gib", "peak_reserved_high_gib")}
-"""kind of memory -> ends of its band; a Prediction has a band of reserved memory alone"""
 
 
 def _error(prediction: Prediction | None, figure: str | None, measured: float | None) -> float | None:
@@ -93,10 +91,20 @@ def _error(prediction: Prediction | None, figure: str | None, measured: float | 
     return predicted / measured - 1
 
 
-def _held(prediction: Prediction | None, measured: float | None, low: str, high: str) -> bool | None:
-    if prediction is None or measured is None:
+def _time_held(prediction: Prediction | None, measured_s: float | None) -> bool | None:
+    if prediction is None or measured_s is None:
         return None
-    return bool(getattr(prediction, low) <= measured <= getattr(prediction, high))
+    return prediction.step_time_low_s <= measured_s <= prediction.step_time_high_s
+
+
+def _memory_held(prediction: Prediction | None, measured_gib: float | None, kind: str) -> bool | None:
+    """Returns whether the band holds measured memory; a Prediction has a band of reserved memory alone."""
+    if prediction is None or measured_gib is None or kind not in ("allocated", "reserved"):
+        return None
+    low, high = prediction.peak_reserved_low_gib, prediction.peak_reserved_high_gib
+    if kind == "allocated":
+        low, high = memory_band(load_stack(STACK), kind, TRACED).of(prediction.peak_allocated_gib)
+    return low <= measured_gib <= high
 
 
 def sums(rows: Sequence[Judged], figure: str) -> dict[str, Sum]:

@@ -97,6 +97,7 @@ def _configuration(row: Measurement, run: Run, known: Programs, where: Cluster, 
         world_size=row.n_gpus or 1,
         gpus_per_node=where.node_size,
         device=where.device.name,
+        dynamo=run.dynamo,
         variables={name: value.replace("{checkout}", str(files)) for name, value in run.variables.items()},
         title=f"{run.repository}/{run.script}",
     )
