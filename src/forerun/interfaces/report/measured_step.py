@@ -27,18 +27,19 @@ def print_step(out: Console, prediction: Prediction, measured: MeasuredStep | No
     """Print the figures of a step, and how it was measured."""
     print_heading(out, prediction)
     headings = ("predicted",) if measured is None else ("predicted", "measured", "error")
-    table = make_table(("", "left"), ("", "left"), *((name, "right") for name in headings))
-    for figure in figures:
-        cells = [_number(figure.predicted)]
-        if measured is not None:
-            cells += [_number(figure.measured), "-" if figure.error is None else f"{figure.error:+.1%}"]
-        table.add_row(figure.name, figure.unit, *cells)
+    rows = [_cells(figure)[: len(headings) + 2] for figure in figures]
+    table = make_table("ll" + "r" * len(headings), ("", "", *headings), rows)
     out.print(table)
     if measured is None:
         out.print("No GPU is here, so nothing was measured.")
         return
     low, high = measured.fastest_s * 1e3, measured.slowest_s * 1e3
     out.print(f"measured on {measured.device}: median of {measured.steps} steps of {low:.4g} to {high:.4g} ms")
+
+
+def _cells(figure: Figure) -> tuple[str, ...]:
+    error = "-" if figure.error is None else f"{figure.error:+.1%}"
+    return figure.name, figure.unit, _number(figure.predicted), _number(figure.measured), error
 
 
 def _number(value: float | None) -> str:
