@@ -148,6 +148,7 @@ def recorded_step(world, name):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     update = torch.compile(optimizer.step) if name == "optimizer" else optimizer.step
     world.recorder.notes.clear()
+    world.recorder.fallbacks.clear()
     for last in (False, True):
         if last:
             world.recorder.start()
@@ -202,11 +203,12 @@ def summary(recording):
         "moved_bytes": float((recording.ops.bytes_read + recording.ops.bytes_written)[row].sum()),
         "activation_bytes": int(recording.tensor_bytes[category == int(Category.ACTIVATION)].sum()),
         "notes": recording.meta["notes"],
+        "fallbacks": recording.meta["fallbacks"],
     }
 
 
 if __name__ == "__main__":
-    made = World(Job(folder=".", world_size=8, steps=1 << 30))
+    made = World(Job(folder=".", world_size=8, steps=1 << 30, allow_fallback=True))
     dist.init_process_group("nccl")
     with open(sys.argv[1], "w", encoding="utf-8") as file:
         json.dump({name: recorded_step(made, name) for name in PROGRAMS}, file)

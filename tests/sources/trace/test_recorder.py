@@ -148,9 +148,20 @@ def test_nothing_is_recorded_while_paused(recorder):
 
 
 def test_tokens_are_those_of_the_busiest_embedding(recorder):
+    one, other = torch.empty(8, 2), torch.empty(8, 2)
+    recorder.memory.allocated(one.untyped_storage(), 64)
+    recorder.memory.allocated(other.untyped_storage(), 64)
+    recorder.start()
     recorder.module_of_node = lambda: 1
-    recorder.embedded(128)
-    recorder.embedded(128)
+    for weight in (one, other, one):
+        recorder.looked_up(weight, 128)
     recorder.module_of_node = lambda: 2
-    recorder.embedded(128)
-    assert recorder.tokens == 256
+    recorder.looked_up(torch.empty(9, 2), 128)
+    assert recorder.workload.tokens == 256
+
+
+def test_a_gathered_embedding_is_known_by_its_module_and_shape(recorder):
+    recorder.module_of_node = lambda: 1
+    for _ in range(3):
+        recorder.looked_up(torch.empty(8, 2), 128)
+    assert recorder.workload.tokens == 3 * 128

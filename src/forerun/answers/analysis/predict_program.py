@@ -72,18 +72,22 @@ def predict_program(
     if tokens_per_step is not None and tokens_per_step < 1:
         raise ForerunError(f"tokens per step must be at least 1, got {tokens_per_step}")
     flops = counted_flops(placed, (Phase.FORWARD, Phase.BACKWARD))
+    tokens = tokens_per_step or origin.tokens_per_step
     subject = Subject(
         name=origin.name or "program",
         n_gpus=origin.world_size,
         stack=load_stack(stack),
         launching=Launching(compiled_ops=origin.compiled_ops),
         precision=_precision(placed.ops, op_counts(placed).max(axis=0, initial=0)),
-        tokens_per_step=tokens_per_step or origin.tokens_per_step,
+        tokens_per_step=tokens,
         model_flops=flops or None,
         model_flops_how=_HOW,
-        warnings=origin.notes,
+        sample=None if tokens or not origin.samples_per_step else "sample",
+        samples_per_step=None if tokens else origin.samples_per_step,
+        warnings=(*map(_uncompiled, origin.fallbacks), *origin.notes),
         notes=_notes(program, origin),
         residuals=TRACED if origin.source == TRACE else None,
+        fell_back=bool(origin.fallbacks),
     )
     nodes = sum(int(np.sum([len(placed.blocks[int(number)]) for number in cls.block])) for cls in placed.rank_classes)
     folded = not whole_timeline and nodes > _MANY_NODES
@@ -124,6 +128,11 @@ def _notes(program: Program, origin: Origin) -> tuple[str, ...]:
             f"gpus: data parallelism scaled from {ranks} to {origin.world_size} ranks, everything else as it was"
         )
     return (*lines, *(f"program, guessed: {note}" for note in origin.notes))
+
+
+def _uncompiled(fallback: str) -> str:
+    """Returns the warning about code that should be compiled and is not."""
+    return f"torch.compile failed: {fallback}; compiled it is faster, so the step time is too long"
 
 
 def _precision(ops: OpTable, counts: I64) -> str:

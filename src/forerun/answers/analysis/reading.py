@@ -69,6 +69,8 @@ class Subject:
     """further lines of `explain`"""
     residuals: str | None = None
     """group of residuals that the bands come from (`uncertainty.py`); None for that of the stack"""
+    fell_back: bool = False
+    """whether code that the user compiles was traced uncompiled"""
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,8 @@ def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran
     fullest, held = memory.fullest, memory.held
     exposed = exposed_s(row)
     group = subject.residuals
-    low_s, high_s = time_band(subject.stack, cluster, subject.n_gpus, covered.share, exposed / step_s, group).of(step_s)
+    band = time_band(subject.stack, cluster, subject.n_gpus, covered.share, exposed / step_s, group)
+    low_s, high_s = (band.uncompiled() if subject.fell_back else band).of(step_s)
     held_low, held_high = memory_band(subject.stack, "reserved", group).of(held.peak_bytes)
     available = memory.limit_bytes - memory.outside_bytes
     least, most = memory_band(subject.stack, "allocated", group).of(held.least_bytes)
@@ -254,7 +257,7 @@ def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran
             memory,
             f"{subject.model_flops_how} over the dense peak of {peak / 1e12:.0f} TFLOP/s",
             covered,
-            band_words(subject.stack, cluster, covered.share, exposed / step_s, group),
+            band_words(subject.stack, cluster, covered.share, exposed / step_s, group, subject.fell_back),
             use,
             (*link_notes(shared_s), *subject.notes),
         ),

@@ -72,6 +72,8 @@ class Residuals:
     scale: float
     """standard error of each doubling of GPUs beyond `gpus_seen`"""
     gpus_seen: int
+    uncompiled: float
+    """how many times as long a step can take as the same step compiled"""
     least_rows: int
     """least number of measured steps of a fitted stack"""
     allocated: Mapping[str, Quantiles]
@@ -89,6 +91,10 @@ class Band:
     def of(self, figure: float) -> tuple[float, float]:
         """Returns the lower and the upper end of the band around `figure`."""
         return self.low * figure, self.high * figure
+
+    def uncompiled(self) -> Band:
+        """Returns the band of a step of which code that should be compiled was traced uncompiled."""
+        return Band(self.low / residuals().uncompiled, self.high)
 
 
 @cache
@@ -142,7 +148,14 @@ def time_band(
     return Band(math.exp(-low), math.exp(high))
 
 
-def band_words(stack: Stack, cluster: Cluster, coverage: float, exposed: float, group: str | None = None) -> str:
+def band_words(
+    stack: Stack,
+    cluster: Cluster,
+    coverage: float,
+    exposed: float,
+    group: str | None = None,
+    fell_back: bool = False,
+) -> str:
     """Says in words where `time_band` comes from."""
     known, name = residuals(), group or group_of(stack)
     found: Quantiles = getattr(known, name)
@@ -152,6 +165,8 @@ def band_words(stack: Stack, cluster: Cluster, coverage: float, exposed: float, 
     parts.append(f"{widening(coverage, exposed):.2f} times as wide, for what is not calibrated or is communication")
     if not is_fitted(cluster.device):
         parts.append(f"wider as no measured step informs the clock of {cluster.device.name}")
+    if fell_back:
+        parts.append(f"its lower end {known.uncompiled:g} times lower, as torch.compile failed on a part of it")
     return ", ".join(parts)
 
 

@@ -32,6 +32,8 @@ class Origin:
     world_size: int
     tokens_per_step: int | None
     """tokens of a step over all ranks"""
+    samples_per_step: int | None
+    """samples of a step over all ranks"""
     group_ranks: tuple[tuple[int, ...], ...] | None
     """global ranks of one group for each entry of Program.groups"""
     roles: tuple[int, ...] | None
@@ -48,6 +50,8 @@ class Origin:
     """index of the first op of each kind of GPUs"""
     notes: tuple[str, ...]
     """guesses of the source, one line each"""
+    fallbacks: tuple[str, ...]
+    """code that a traced program runs uncompiled because torch.compile failed on it, one line each"""
     source_lines: Mapping[str, tuple[str, ...]]
     """name of ops -> file:line that launches them, the most frequent first"""
     torch: str
@@ -68,6 +72,7 @@ class Origin:
             name=read.text("name"),
             world_size=read.count("world_size") or ranks,
             tokens_per_step=read.count("tokens_per_step"),
+            samples_per_step=read.count("samples_per_step"),
             group_ranks=read.group_ranks(n_groups),
             roles=read.roles(len(program.rank_classes)),
             data_parallel=read.numbers("data_parallel", n_groups),
@@ -76,6 +81,7 @@ class Origin:
             joint_channels=read.numbers("joint_channels", len(program.channels)) or (),
             part_ops=read.numbers("part_ops", len(program.ops)) or (),
             notes=read.lines("notes"),
+            fallbacks=read.lines("fallbacks"),
             source_lines=read.source_lines(),
             torch=read.text("torch"),
             loop=read.loop(),

@@ -75,8 +75,9 @@ def scaled(program: Program, n_ranks: int, node_size: int) -> Program:
     if origin.roles is not None:
         own = [axis.rank(inside, along % axis.to, outer) for inside, along, outer in map(axis.place, origin.roles)]
         meta["roles"] = {"ranks": own, "world_size": n_ranks}
-    if origin.tokens_per_step is not None:
-        meta["tokens_per_step"] = max(1, round(origin.tokens_per_step * axis.to / axis.size))
+    for key, amount in (("tokens_per_step", origin.tokens_per_step), ("samples_per_step", origin.samples_per_step)):
+        if amount is not None:
+            meta[key] = max(1, round(amount * axis.to / axis.size))
     out = replace(
         program,
         groups=tuple(

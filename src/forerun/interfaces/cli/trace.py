@@ -64,6 +64,16 @@ class RunOptions:
         str,
         typer.Option(metavar="RELEASE", help="Break graphs where Dynamo of this release of torch does (2.9)."),
     ] = _DEFAULT.dynamo
+    tokens_per_step: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tokens of a step over all ranks, where the trace can't tell."),
+    ] = None
+    allow_fallback: Annotated[
+        bool,
+        typer.Option(
+            "--allow-fallback", help="Trace code uncompiled on which torch.compile fails, instead of ending with 2."
+        ),
+    ] = False
     source_lines: Annotated[bool, typer.Option("--source-lines", help="Record the source line of each kernel.")] = False
 
 
@@ -136,6 +146,8 @@ def _job(script: ScriptOptions, run: RunOptions) -> Job:
         dynamo=run.dynamo,
         device=run.device,
         alone=run.rank is not None,
+        tokens_per_step=run.tokens_per_step,
+        allow_fallback=run.allow_fallback,
     )
     if script.torchtitan:
         if script.module:

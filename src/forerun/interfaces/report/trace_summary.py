@@ -31,6 +31,8 @@ def print_trace(out: Console, program: Program, path: Path, seconds: float) -> N
     headings = ("role", "ranks", "kernels", "collectives", "sends", "TFLOP", "peak GiB")
     out.print(make_table("lrrrrrr", headings, rows, gap=2))
     _print_collectives(out, program)
+    for fallback in program.meta.get("fallbacks") or ():  # type: ignore[attr-defined]
+        out.print(f"warning: torch.compile failed: {fallback}", style="bold", soft_wrap=True)
     notes = [str(note) for note in program.meta.get("notes", ())]  # type: ignore[attr-defined]
     for note in notes[:_NOTES]:
         out.print(f"note: {note}", soft_wrap=True)

@@ -40,6 +40,10 @@ class Job:
     """Whether to record no other rank, even where this one sends to others."""
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables of the program."""
+    allow_fallback: bool = False
+    """Whether code on which torch.compile fails may run uncompiled."""
+    tokens_per_step: int | None = None
+    """The tokens of a step over all ranks, where the user says them."""
     title: str = ""
     """The name that users know the program by, if it is not `target`."""
 

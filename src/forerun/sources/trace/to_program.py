@@ -230,15 +230,15 @@ class _Meetings:
 
 def _meta(roles: Roles, groups: Groups, compiled: list[int], notes: list[str]) -> dict[str, object]:
     first = roles.recordings[0].meta
-    tokens = next((one.meta["tokens"] for one in roles.recordings if one.meta.get("tokens")), None)
     copies = first.get("data_parallel_size") or (1 if roles.world_size == 1 else None)
-    told = [note for one in roles.recordings for note in one.meta.get("notes") or ()]
+    told = _told(roles, "notes")
     return {
         "source": "trace",
         "name": str(first.get("name") or ""),
         "world_size": roles.world_size,
         "gpus_per_node": int(first.get("gpus_per_node") or _NODE_SIZE),
-        "tokens_per_step": int(tokens) * int(copies) if tokens and copies else None,
+        "tokens_per_step": first.get("tokens_per_step") or _of_all_ranks(roles, "tokens", copies),
+        "samples_per_step": _of_all_ranks(roles, "samples", copies),
         "torch": str(first.get("torch") or ""),
         "group_ranks": groups.ranks,
         "roles": {"ranks": [one.rank for one in roles.recordings], "world_size": roles.world_size},
@@ -246,11 +246,22 @@ def _meta(roles: Roles, groups: Groups, compiled: list[int], notes: list[str]) -
         "sharded": _numbers(roles, groups, "sharded"),
         "compiled_ops": compiled,
         "notes": list(dict.fromkeys([*told, *notes])),
+        "fallbacks": list(dict.fromkeys(_told(roles, "fallbacks"))),
         "source_lines": _source_lines(roles),
         "loop": first.get("loop") or {},
         "stages": [list(stage) for stage in first.get("stages") or ()],
         "state_tensors": max(map(_state_tensors, roles.recordings)) or None,
     }
+
+
+def _of_all_ranks(roles: Roles, key: str, copies: int | None) -> int | None:
+    """Returns a figure of a step over all ranks, of which `copies` have different data; None where it is not known."""
+    figure = next((one.meta[key] for one in roles.recordings if one.meta.get(key)), None)
+    return int(figure) * int(copies) if figure and copies else None
+
+
+def _told(roles: Roles, key: str) -> list[str]:
+    return [line for one in roles.recordings for line in one.meta.get(key) or ()]
 
 
 def _source_lines(roles: Roles) -> dict[str, list[str]]:

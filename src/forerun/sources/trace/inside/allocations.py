@@ -95,6 +95,11 @@ class Allocations:
         """Returns whether the memory of `storage` is recorded."""
         return storage._cdata in self._storages
 
+    def is_older(self, storage: Any) -> bool:
+        """Returns whether the memory of `storage` was allocated before the step."""
+        known = self._storages.get(storage._cdata)
+        return known is not None and known.row is not None and known.row.alloc < 0
+
     def workspace(self, size_bytes: int, node: int) -> None:
         """Records bytes that a kernel needs while it runs."""
         if node < 0:

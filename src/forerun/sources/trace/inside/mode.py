@@ -105,7 +105,7 @@ class VirtualMode(TorchDispatchMode):
             self.seen(out)
             return out
         if func is aten.embedding.default:
-            self.recorder.embedded(args[1].numel())
+            self.recorder.looked_up(args[0], args[1].numel())
         if func in _COPIES:
             handled, out = self._to_host(func, args, kwargs)
             if handled:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,6 +28,8 @@ class Modules:
         self.backward_seen = False
         self.at_forward: Callable[[], None] | None = None
         """Called before each module that is called from outside all modules."""
+        self.at_root: Callable[[torch.nn.Module, Any, Any], None] | None = None
+        """Called with each such module, its arguments and its keyword arguments."""
         self.index: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
         """The index of every module that was called, or is inside one that was."""
         self._by_path: dict[str, int] = {"": 0}
@@ -57,10 +60,12 @@ class Modules:
         """Drops the entries that only the backward pass of an earlier step would need."""
         self._sequence, self._module = self._sequence[-1:], self._module[-1:]
 
-    def enter(self, module: torch.nn.Module, _: Any) -> None:
+    def enter(self, module: torch.nn.Module, args: Any, kwargs: Any = MappingProxyType({})) -> None:
         """Notes that `module` begins its forward."""
         if not self.stack and self.at_forward is not None:
             self.at_forward()
+        if not self.stack and self.at_root is not None:
+            self.at_root(module, args, kwargs)
         self.stack.append(self.index_of(module))
         self._note()
 

@@ -22,6 +22,7 @@ from forerun.core.program.types import Category, Phase
 from forerun.sources.trace.inside import sizes
 from forerun.sources.trace.inside.allocations import Allocations
 from forerun.sources.trace.inside.unseen import PACKAGE
+from forerun.sources.trace.inside.workload import Workload
 from forerun.sources.trace.recording import Recording
 
 _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = (int(p) for p in Phase)
@@ -78,7 +79,9 @@ class Recorder:
         self.groups: dict[str, tuple[int, ...]] = {}
         self._group_numbers: dict[str, int] = {}
         self.notes: dict[str, None] = {}
-        self._tokens: dict[int, int] = {}
+        self.fallbacks: dict[str, None] = {}
+        """The code that ran uncompiled because torch.compile failed on it."""
+        self.workload = Workload()
         self._lines: dict[str, int] | None = {} if lines else None
         self._streams: dict[int, Stream] = {}
         self._comm_streams: dict[str, int] = {}
@@ -92,11 +95,10 @@ class Recorder:
         """Starts a step: nodes from here on belong to it."""
         self._clear()
         self.recording = True
-        self.memory.peak_bytes = self.memory.allocated_bytes
 
     def _clear(self) -> None:
         self._step += 1
-        self._tokens = {}
+        self.workload.clear()
         self._nodes: list[tuple[int, int, int, int, int, int, int, int]] = []
         self._waits: list[tuple[int, ...]] = []
         self._streams = {}
@@ -229,16 +231,13 @@ class Recorder:
             self.groups[name] = tuple(ranks)
         return number
 
-    def embedded(self, n_tokens: int) -> None:
-        """Counts the tokens of an embedding lookup."""
-        if self.recording and not self.paused and self.phase() == _FORWARD:
-            module = self.module_of_node()
-            self._tokens[module] = self._tokens.get(module, 0) + n_tokens
-
-    @property
-    def tokens(self) -> int:
-        """The tokens of the step: the most that one embedding looked up."""
-        return max(self._tokens.values(), default=0)
+    def looked_up(self, weight: torch.Tensor, n_tokens: int) -> None:
+        """Counts the tokens of an embedding lookup, also inside a fused kernel."""
+        if self.recording and (self.compiled or not self.paused) and self.phase() == _FORWARD:
+            storage = weight.untyped_storage()
+            lasting = self.memory.is_older(storage)
+            key = storage._cdata if lasting else (self.module_of_node(), tuple(weight.shape))
+            self.workload.looked_up(key, n_tokens)
 
     def note(self, text: str) -> None:
         """Adds a note for the reader of the trace, once."""
@@ -286,6 +285,7 @@ class Recorder:
                 "world_size": self.world_size,
                 "gpus_per_node": self.gpus_per_node,
                 "notes": list(self.notes),
+                "fallbacks": list(self.fallbacks),
                 "torch": torch.__version__,
                 **meta,
             },

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from forerun.core.program.types import Category
+from forerun.core.program.types import Category, Phase
 from forerun.sources.trace import marks
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.recorder import Recorder
@@ -43,6 +43,7 @@ class Steps:
         self._updated = False
         self._begins = True
         modules.at_forward = self._forward
+        modules.at_root = self._given
         marks.listeners.append(self._user_mark)
         self.stages = Stages()
         recorder.start()
@@ -60,6 +61,12 @@ class Steps:
         elif not self.modules.backward_seen and self._begins:
             self._begins = False
             self.recorder.start()
+
+    def _given(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Counts the samples of a forward pass with gradients."""
+        recorder = self.recorder
+        if torch.is_grad_enabled() and recorder.recording and not recorder.paused and recorder.phase() == Phase.FORWARD:
+            recorder.workload.given(module, args, kwargs)
 
     def wrote(self, tensors: Sequence[torch.Tensor]) -> None:
         """Notes that an operation wrote to `tensors`: the program may update its parameters itself."""
@@ -107,8 +114,10 @@ class Steps:
         for root in self.modules.roots:
             for tensor in (*root.parameters(), *root.buffers()):
                 self._category(tensor, Category.PARAMETER)
+        work = self.recorder.workload
         meta = self.meta | {
-            "tokens": self.recorder.tokens or None,
+            "tokens": work.tokens or None,
+            "samples": work.samples or None,
             "loop": marks.loop.settings(),
             "stages": self.stages.found,
         }

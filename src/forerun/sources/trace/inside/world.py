@@ -21,6 +21,7 @@ from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.ranks import ddp, process_group
 from forerun.sources.trace.inside.recorder import Event, Recorder
+from forerun.sources.trace.inside.refusal import Refusal
 from forerun.sources.trace.inside.sizes import MOST_DEVICES
 from forerun.sources.trace.inside.steps import StepRecorded, Steps
 from forerun.sources.trace.inside.values import Oracle, known_value, set_value
@@ -81,8 +82,9 @@ class World:
         self.modules = Modules()
         self.recorder.module_of_node = self.modules.current
         self.recorder.module_depth = lambda: len(self.modules.stack)
-        compile.install(self.mode, self.recorder, self.modules, job.dynamo)
-        meta = {"name": job.title or os.path.basename(job.target) or "program"}
+        compile.install(self.mode, self.recorder, self.modules, job.allow_fallback, job.dynamo)
+        meta: dict[str, Any] = {"name": job.title or os.path.basename(job.target) or "program"}
+        meta["tokens_per_step"] = job.tokens_per_step
         self.steps = Steps(self.recorder, self.modules, job.steps, meta)
         self.oracle.on_write = self.steps.wrote
         self.mode.__enter__()
@@ -116,8 +118,8 @@ class World:
                 failure = self._failure(stop, f"the program exited with {stop.code!r} before its step was recorded")
         except KeyboardInterrupt:
             failure = Failure("interrupted")
-        except ForerunError as error:
-            failure = self._failure(error, str(error))
+        except (ForerunError, Refusal) as error:
+            failure = self._failure(error, str(error), getattr(error, "line", ""))
         except BaseException as error:
             failure = self._failure(error, f"{type(error).__name__}: {error}")
         recording = self.steps.recording
@@ -138,12 +140,12 @@ class World:
         failure.write(self.job.failure)
         return 1
 
-    def _failure(self, error: BaseException, message: str) -> Failure:
+    def _failure(self, error: BaseException, message: str, known: str = "") -> Failure:
         frames = traceback.extract_tb(error.__traceback__)
         own = [f"{f.filename}:{f.lineno}" for f in frames if is_users(f.filename)]
         if isinstance(error, SyntaxError) and error.filename and is_users(error.filename):
             own.append(f"{error.filename}:{error.lineno}")
-        line = own[-1] if own else ""
+        line = known or (own[-1] if own else "")
         text = "".join(traceback.format_exception(error))
         return Failure(message, self.mode.last_operation(), line, text)
 

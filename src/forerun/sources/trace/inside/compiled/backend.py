@@ -16,7 +16,7 @@ import torch
 import torch._functorch.config
 from torch.utils._python_dispatch import _disable_current_modes
 
-from forerun.sources.trace.inside.compiled import dynamo, older_dynamo, optimizers
+from forerun.sources.trace.inside.compiled import dynamo, older_dynamo, optimizers, padding
 from forerun.sources.trace.inside.compiled.graph import CompiledGraph
 from forerun.sources.trace.inside.compiled.places import Places
 from forerun.sources.trace.inside.mode import VirtualMode
@@ -37,10 +37,14 @@ _dynamo_modules: Any = importlib.import_module("torch._dynamo.variables.nn_modul
 class Backend:
     """Replaces Inductor's `compile_fx` and `compile_fx_inner`, through which every way of calling Inductor goes."""
 
-    def __init__(self, mode: VirtualMode, recorder: Recorder, modules: Modules, release: str = "") -> None:
+    def __init__(
+        self, mode: VirtualMode, recorder: Recorder, modules: Modules, failed: dynamo.Failed, release: str = ""
+    ) -> None:
         self.mode, self.recorder = mode, recorder
         self.places = Places(modules)
-        dynamo.install(self._failed)
+        self._failed = failed
+        dynamo.install(failed)
+        padding.install()
         if older_dynamo.install(release):
             recorder.note(f"torch.compile: graphs break where Dynamo of torch {release} breaks them")
         _async_compile.AsyncCompile.wakeup = staticmethod(lambda: None)  # Nothing is compiled, so no worker processes.
@@ -69,7 +73,7 @@ class Backend:
         except Exception as error:
             if kept is None:
                 raise
-            self._failed("a compiled graph", error)
+            self._failed("a graph", error, "")
             return self._eager(kept)
         finally:
             self.recorder.paused -= 1
@@ -113,13 +117,9 @@ class Backend:
             with _virtualized.V.set_fake_mode(fake_mode):
                 inductor._recursive_post_grad_passes(gm, is_inference=is_inference)
         except Exception as error:
-            self._failed("Inductor's passes over a graph", error)
+            self._failed("Inductor's passes over a graph", error, "")
             return kept
         return gm
-
-    def _failed(self, what: str, error: Exception) -> None:
-        cause = str(error).strip().split("\n")[0]
-        self.recorder.note(f"torch.compile: {what} failed, traced without it ({type(error).__name__}: {cause})")
 
     def _eager(self, gm: Any) -> Callable[..., Any]:
         def run(*args: Any) -> Any:

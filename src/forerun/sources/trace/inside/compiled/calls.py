@@ -31,7 +31,7 @@ def follow_calls(modules: Modules) -> None:
         compiled = self._modules.get("_orig_mod")
         if compiled is not None:
             _same_place(modules, self, compiled)
-        modules.enter(self, args)
+        modules.enter(self, args, kwargs)
         try:
             return call(self, *args, **kwargs)
         finally:

@@ -1,4 +1,4 @@
-"""Hides the tracer from Dynamo, and lets code that Dynamo fails on run uncompiled.
+"""Hides the tracer from Dynamo, and reports the code that Dynamo fails on.
 
 This module imports Dynamo, so only `backend.py` imports it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,15 +24,21 @@ _types: Any = importlib.import_module("torch._dynamo.types")
 _variable: Any = importlib.import_module("torch.autograd.variable")
 
 
-def install(failed: Callable[[str, Exception], None]) -> None:
-    """Hides the tracer from Dynamo. `failed(what, error)` is called for each frame that Dynamo fails on."""
+Failed = Callable[[str, Exception, str], None]
+"""Called with what failed, the exception, and file and line of the program."""
+
+
+def install(failed: Failed) -> None:
+    """Hides the tracer from Dynamo. `failed` is called for each frame that Dynamo fails on. If it returns, the frame
+    runs uncompiled."""
     _skip_frames(failed)
+    _report_limits(failed)
     _follow_no_calls()
     _watch_no_backward()
     _allow_regions_without_graph()
 
 
-def _skip_frames(failed: Callable[[str, Exception], None]) -> None:
+def _skip_frames(failed: Failed) -> None:
     """Skips the tracer's frames, and runs frames that Dynamo fails on uncompiled, also under `fullgraph=True`.
 
     Dynamo asks about each frame once.
@@ -54,10 +61,26 @@ def _skip_frames(failed: Callable[[str, Exception], None]) -> None:
         except _errors.ResumePrologueTracingError:
             raise
         except Exception as error:
-            failed(f"capturing {code.co_qualname}", error)
+            failed(code.co_qualname, error, f"{code.co_filename}:{code.co_firstlineno}")
             return _types.ConvertFrameReturn(frame_exec_strategy=with_all_below, skip_reason="dynamo failed")
 
     catching.__call__ = call
+
+
+def _report_limits(failed: Failed) -> None:
+    """Reports frames that Dynamo recompiles so often that it gives up, and runs them uncompiled from then on."""
+    exceeds = _convert_frame.exceeds_recompile_limit
+
+    @functools.wraps(exceeds)
+    def call(cache_size: Any, compile_id: Any, *args: Any) -> Any:
+        exceeded, limit = exceeds(cache_size, compile_id, *args)
+        if exceeded:
+            code = sys._getframe(1).f_locals["code"]
+            error = RuntimeError(f"it was compiled more often than torch._dynamo.config.{limit} allows")
+            failed(code.co_qualname, error, f"{code.co_filename}:{code.co_firstlineno}")
+        return exceeded, limit
+
+    _convert_frame.exceeds_recompile_limit = call
 
 
 def _follow_no_calls() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from forerun.sources.trace.inside.compiled.calls import follow_calls
+from forerun.sources.trace.inside.compiled.fallbacks import Fallbacks
 from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.recorder import Recorder
@@ -27,22 +28,26 @@ _kernels = torch.library.Library("aten", "IMPL")
 """A library's registrations end when the library is deleted."""
 
 
-def install(mode: VirtualMode, recorder: Recorder, modules: Modules, release: str = "") -> None:
+def install(
+    mode: VirtualMode, recorder: Recorder, modules: Modules, allow_fallback: bool = False, release: str = ""
+) -> None:
     """Makes torch.compile work in this process. Call it once, before anything imports torch._dynamo.
 
-    `release` is the release of torch whose Dynamo decides where graphs break; '' is the installed one.
+    Code on which torch.compile fails runs uncompiled if `allow_fallback`, else it ends the trace. `release` is the
+    release of torch whose Dynamo decides where graphs break; '' is the installed one.
     """
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     follow_calls(modules)
     _own_function_for_each_device_call()
     _create_outside_of_modes(mode)
     compile_ = torch.compile
+    fallbacks = Fallbacks(recorder, allow_fallback)
     prepared: list[Any] = []
 
     def compile(*args: Any, **kwargs: Any) -> Any:
         if not prepared:
             backend = importlib.import_module(_BACKEND)
-            prepared.append(backend.Backend(mode, recorder, modules, release))
+            prepared.append(backend.Backend(mode, recorder, modules, fallbacks.failed, release))
         return compile_(*args, **kwargs)
 
     torch.compile = stand_in(compile_, compile)
@@ -53,6 +58,8 @@ def _create_outside_of_modes(mode: VirtualMode) -> None:
 
     def created(operator: Any) -> Any:
         def create(*args: Any, **kwargs: Any) -> Any:
+            if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):
+                return mode.__torch_dispatch__(operator, (), args, kwargs)  # Entering the mode has no effect here.
             with mode:
                 return operator(*args, **kwargs)
 

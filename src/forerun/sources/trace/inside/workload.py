@@ -1,0 +1,70 @@
+"""Counts what a step trains on: the tokens that embeddings look up, and the samples that modules are given."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+_FIELD = 3
+"""The dimensions from which on an input of real numbers is an image, a sound or a latent of each sample."""
+
+
+class Workload:
+    """The tokens and samples of one step of one rank."""
+
+    def __init__(self) -> None:
+        self._trains: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
+        self.clear()
+
+    def clear(self) -> None:
+        """Begins a step."""
+        self._looked_up: dict[Hashable, int] = {}
+        self._given: dict[int, int] = {}
+        self._field: bool | None = None
+
+    def looked_up(self, weight: Hashable, n_tokens: int) -> None:
+        """Counts a lookup of `n_tokens` rows of an embedding; `weight` stands for its matrix."""
+        self._looked_up[weight] = self._looked_up.get(weight, 0) + n_tokens
+
+    def given(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Counts the samples of a call of an outermost module."""
+        tensor, samples = _batch([*args, *kwargs.values()])
+        if tensor is None or not self._is_trained(module):
+            return
+        if self._field is None:
+            self._field = tensor.is_floating_point() and tensor.dim() >= _FIELD
+        self._given[id(module)] = self._given.get(id(module), 0) + samples
+
+    def _is_trained(self, module: torch.nn.Module) -> bool:
+        known = self._trains.get(module)
+        if known is None:
+            known = self._trains[module] = any(one.requires_grad for one in module.parameters())
+        return known
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens that one embedding looked up; 0 where the program is given images, sounds or latents."""
+        return 0 if self._field else max(self._looked_up.values(), default=0)
+
+    @property
+    def samples(self) -> int:
+        """The fewest samples that an outermost module was given: a discriminator sees a batch several times."""
+        return min(self._given.values(), default=0)
+
+
+def _batch(values: Iterable[Any]) -> tuple[torch.Tensor | None, int]:
+    """Returns the first tensor of a call's arguments, and how many samples they hold. A list of tensors has one for
+    each sample."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.dim():
+            return value, int(value.shape[0])
+        if isinstance(value, Mapping):
+            tensor, samples = _batch(value.values())
+            if tensor is not None:
+                return tensor, samples
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
+            return value[0], len(value)
+    return None, 0
