@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         trace_module,
     )
     from forerun.interfaces.experiments import Experiment
+    from forerun.sources.trace import opaque as kernels
 
 former_names.install()
 
@@ -65,6 +66,7 @@ __all__ = [
     "TrainingLoop",
     "UnknownName",
     "__version__",
+    "kernels",
     "load_cluster",
     "load_measured",
     "load_model",
@@ -84,6 +86,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `import forerun` and the console's help stay quick."""
+    if name == "kernels":
+        return import_module("forerun.sources.trace.opaque")
     if name not in _HOMES:
         raise AttributeError(f"module 'forerun' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -45,7 +45,7 @@ for _ in range(3):
     optimizer.step()
 """
 _REASONS = {
-    "backend": ("fails on plain (ValueError: never works)", 12),
+    "backend": ("fails on plain (ValueError: never works)", 10),
     "limit": ("fails on plain (RuntimeError: it was compiled more often than", 12),
     "fullgraph": ("fails on breaks (Unsupported: Call to `torch._dynamo.graph_break()`", 16),
 }

@@ -16,6 +16,7 @@ from forerun.interfaces.report.trace_summary import print_trace
 from forerun.sources.trace.job import Job, release
 from forerun.sources.trace.launch import Limits
 from forerun.sources.trace.many import read_configurations, trace_all
+from forerun.sources.trace.opaque import checked_files
 from forerun.sources.trace.record import trace_job, write_program
 from forerun.sources.trace.titan import torchtitan_job
 
@@ -67,6 +68,10 @@ class RunOptions:
     tokens_per_step: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Tokens of a step over all ranks, where the trace can't tell."),
+    ] = None
+    kernels: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Python file that describes kernels of the script's own; can be repeated."),
     ] = None
     allow_fallback: Annotated[
         bool,
@@ -146,6 +151,7 @@ def _job(script: ScriptOptions, run: RunOptions) -> Job:
         dynamo=run.dynamo,
         device=run.device,
         alone=run.rank is not None,
+        kernels=checked_files(run.kernels or ()),
         tokens_per_step=run.tokens_per_step,
         allow_fallback=run.allow_fallback,
     )

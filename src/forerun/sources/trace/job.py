@@ -42,6 +42,8 @@ class Job:
     """Environment variables of the program."""
     allow_fallback: bool = False
     """Whether code on which torch.compile fails may run uncompiled."""
+    kernels: tuple[str, ...] = ()
+    """The files that describe kernels which torch does not know."""
     tokens_per_step: int | None = None
     """The tokens of a step over all ranks, where the user says them."""
     title: str = ""
@@ -97,7 +99,7 @@ class Job:
     @staticmethod
     def read(path: str | Path) -> Job:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
-        values["arguments"] = tuple(values["arguments"])
+        values |= {name: tuple(values[name]) for name in ("arguments", "kernels")}
         return Job(**values)
 
 

@@ -26,7 +26,10 @@ import torch
 _FORERUN = Path(__file__).parents[3]
 PACKAGE = os.path.join(_FORERUN, "")
 """The path that the files of Forerun begin with."""
-PROGRAMS = tuple(f"forerun.sources.trace.inside.{name}" for name in ("parallelize", "titan", "device.flash_attention"))
+PROGRAMS = tuple(
+    f"forerun.sources.trace.inside.{name}"
+    for name in ("parallelize", "titan", "device.flash_attention", "device.flash_attention_3", "device.xformers_ops")
+)
 """The modules that stand for code of the program: torch.compile sees them as it sees the program."""
 _OF_PROGRAMS = tuple(str(_FORERUN.parent.joinpath(*name.split("."))) for name in PROGRAMS)
 _stand_ins: dict[int, CodeType] = {}

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 from forerun.common.errors import ForerunError
+from forerun.sources.trace import opaque
 from forerun.sources.trace.inside import effects, patches
 from forerun.sources.trace.inside.compiled import install as compile
-from forerun.sources.trace.inside.device import cuda_module, device_kernels, flash_attention
+from forerun.sources.trace.inside.device import cuda_module, device_kernels, flash_attention, kernel_hub
 from forerun.sources.trace.inside.device.attention_choice import install as install_attention
 from forerun.sources.trace.inside.device.machine import VirtualCuda
 from forerun.sources.trace.inside.device.virtual_device import device as device_named
-from forerun.sources.trace.inside.kernels import shapes, triton_kernels
+from forerun.sources.trace.inside.kernels import cuda_kernels, extensions, shapes, triton_kernels
+from forerun.sources.trace.inside.kernels.opaque_calls import Launches
 from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.ranks import ddp, process_group
@@ -78,7 +80,7 @@ class World:
         ddp.install(self.recorder)
         effects.install(self.recorder, job.local_rank)
         flash_attention.install(self.recorder)
-        triton_kernels.install(self.mode, self.recorder)
+        self._describe_kernels()
         self.modules = Modules()
         self.recorder.module_of_node = self.modules.current
         self.recorder.module_depth = lambda: len(self.modules.stack)
@@ -88,6 +90,15 @@ class World:
         self.steps = Steps(self.recorder, self.modules, job.steps, meta)
         self.oracle.on_write = self.steps.wrote
         self.mode.__enter__()
+
+    def _describe_kernels(self) -> None:
+        """Lets the program run kernels that torch does not know."""
+        launches = Launches(self.mode, self.recorder)
+        triton_kernels.install(launches)
+        cuda_kernels.install(launches)
+        opaque.load(self.job.kernels)
+        extensions.install(launches)
+        kernel_hub.install(launches, self.recorder)
 
     # -- what C++ does with streams ---------------------------------------------------------------------------
 

@@ -179,7 +179,7 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
 
 # -- as a package ----------------------------------------------------------------------------------------------
 
-_ATTENTION: tuple[Callable[..., Any], ...] = (
+FUNCTIONS: tuple[Callable[..., Any], ...] = (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_qkvpacked_func,
@@ -189,8 +189,8 @@ _ATTENTION: tuple[Callable[..., Any], ...] = (
     flash_attn_with_kvcache,
 )
 _MODULES: dict[str, tuple[Callable[..., Any], ...]] = {
-    _NAME: _ATTENTION,
-    f"{_NAME}.flash_attn_interface": _ATTENTION,
+    _NAME: FUNCTIONS,
+    f"{_NAME}.flash_attn_interface": FUNCTIONS,
     f"{_NAME}.bert_padding": (index_first_axis, pad_input, unpad_input),
     f"{_NAME}.layers": (),
     f"{_NAME}.layers.rotary": (apply_rotary_emb,),

@@ -8,6 +8,7 @@ An operator that neither knows costs its bytes and is marked as guessed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.kernels.attention import ATTENTION_RULES
 from forerun.sources.trace.inside.kernels.gemm import GEMM_RULES
 from forerun.sources.trace.inside.kernels.memory import MEMORY_RULES
+from forerun.sources.trace.inside.kernels.opaque_costs import cost_of_call, kernels_of
 from forerun.sources.trace.inside.kernels.tensors import (
     Arguments,
     Kernel,
@@ -27,7 +29,10 @@ from forerun.sources.trace.inside.kernels.tensors import (
     by_bytes,
     first_tensor,
     plan_of,
+    traffic,
 )
+from forerun.sources.trace.opaque import OPERATOR, rule_of
+from forerun.sources.trace.opaque import Rule as OpaqueRule
 
 __all__ = ["Kernel", "describe"]
 
@@ -110,8 +115,11 @@ _WRAPPERS: dict[str, Callable[[Any], Any]] = {
 def _rule_of(func: Any) -> _Described:
     if not isinstance(func, torch._ops.OpOverload):
         return _rule_of_higher_order(str(getattr(func, "_name", func)))
-    nothing, traits = _data()
     schema = func._schema
+    described = rule_of(OPERATOR, schema.name)
+    if described is not None and described.of_cost is not None:
+        return partial(_as_described, described, plan_of(schema.name, schema, Traits(), False))
+    nothing, traits = _data()
     namespace, _, name = schema.name.partition("::")
     if namespace in _OF_OTHERS or (namespace == "aten" and name in nothing) or torch.Tag.inplace_view in func.tags:
         return _nothing
@@ -129,6 +137,20 @@ def _rule_of(func: Any) -> _Described:
         composite = torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "CompositeImplicitAutograd")
         return partial(_unless_view, plan) if composite else _nothing
     return _bound(by_bytes, plan)
+
+
+def _as_described(
+    rule: OpaqueRule, plan: Plan, table: OpTableBuilder, args: Arguments, kwargs: Keywords, out: Any
+) -> list[Kernel]:
+    """An operator whose cost a user describes."""
+    cost = cost_of_call(rule, args, kwargs)
+    read, written = traffic(plan, args, kwargs, out)
+    whole = replace(
+        cost,
+        bytes_read=read if cost.bytes_read is None else cost.bytes_read,
+        bytes_written=written if cost.bytes_written is None else cost.bytes_written,
+    )
+    return kernels_of(table, plan.name, whole, args, out)
 
 
 def _tagged(namespace: str, name: str) -> bool:

@@ -1,8 +1,8 @@
 """Records the Triton kernels that a program launches itself, without compiling or tuning them.
 
-A launch reads every tensor that it is given and writes those that the kernel's source stores to. It costs its bytes,
-because what it computes is not known, and the tensors that it writes have unknown values afterwards. Kernels inside
-torch.compile are operations of torch and don't pass here.
+A launch reads every tensor that it is given and writes those that the kernel's source stores to. It costs what a rule
+of `forerun.kernels` says, or else its bytes, because what it computes is not known. The tensors that it writes have
+unknown values afterwards. Kernels inside torch.compile are operations of torch, whose bodies pass here too.
 
 Triton is patched when the program imports it.
 """
@@ -11,64 +11,36 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.abc
-import importlib.machinery
 import inspect
-import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from forerun.sources.trace.inside.kernels.tensors import all_bytes, dtype_name
-from forerun.sources.trace.inside.mode import VirtualMode
-from forerun.sources.trace.inside.recorder import Recorder
+from forerun.sources.trace.inside.imports import when_imported
+from forerun.sources.trace.inside.kernels.opaque_calls import Launches
+from forerun.sources.trace.opaque import TRITON, rule_of
 
 _KERNELS, _TUNER = "triton.runtime.jit", "triton.runtime.autotuner"
 _LOADS = ("load",)
 _STORES = ("store",)
 _ATOMICS = "atomic_"
+_PRODUCTS = ("dot", "dot_scaled")
 
 
-def install(mode: VirtualMode, recorder: Recorder) -> None:
+def install(launches: Launches) -> None:
     """Records the launches of Triton's kernels from when the program imports Triton."""
     patches: dict[str, Callable[[ModuleType], None]] = {
-        _KERNELS: functools.partial(_launches, mode, recorder),
+        _KERNELS: functools.partial(_launches, launches),
         _TUNER: _untuned,
     }
-    for name, patch in patches.items():
-        if name in sys.modules:
-            patch(sys.modules[name])
-    sys.meta_path.insert(0, _Finder(patches))
+    when_imported(patches)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules as Python does, and patches some of them once they are loaded."""
-
-    def __init__(self, patches: Mapping[str, Callable[[ModuleType], None]]) -> None:
-        self._patches = patches
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        patch = self._patches.get(name)
-        if patch is None:
-            return None
-        spec: Any = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            patch(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-def _launches(mode: VirtualMode, recorder: Recorder, module: Any) -> None:
+def _launches(launches: Launches, module: Any) -> None:
     """Records kernels with fakes among their arguments instead of compiling them for a GPU that is not there."""
     kernel_class = module.JITFunction
     run = kernel_class.run
@@ -81,17 +53,26 @@ def _launches(mode: VirtualMode, recorder: Recorder, module: Any) -> None:
             return run(self, *args, grid=grid, warmup=warmup, **kwargs)
         if warmup:
             return None
-        stored = stored_arguments(self.fn)
-        written = [value for name, value in tensors.items() if name in stored]
-        if recorder.recording and not recorder.paused:
-            read = [value for name, value in tensors.items() if name not in stored]
-            sizes = (float(all_bytes(read)), float(all_bytes(written)))
-            recorder.node(recorder.ops.memory(self.fn.__name__, *sizes, 1, 0.0, dtype_name(list(tensors.values()))))
-            recorder.note(f"Triton kernel {self.fn.__name__}: it costs the bytes that it reads and writes")
-        mode.oracle.overwritten(written)
+        name, described = self.fn.__name__, rule_of(TRITON, self.fn.__name__)
+        stored = (described.writes if described else None) or stored_arguments(self.fn)
+        launches.launch(described, name, {**_defaults(self.fn), **given}, tuple(stored))
+        if described is None or described.of_cost is None:
+            launches.recorder.note(_by_bytes(name, self.fn))
         return None
 
     kernel_class.run = recorded
+
+
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the parameters of a kernel that have a default."""
+    every = inspect.signature(function).parameters.values()
+    return {one.name: one.default for one in every if one.default is not inspect.Parameter.empty}
+
+
+def _by_bytes(name: str, function: Callable[..., Any]) -> str:
+    """Returns the note about a kernel that nobody described."""
+    products = "" if not multiplies(function) else " and not its matrix products"
+    return f"Triton kernel {name}: it costs the bytes that it reads and writes{products}; describe it with --kernels"
 
 
 def _untuned(module: Any) -> None:
@@ -116,6 +97,16 @@ def _untuned(module: Any) -> None:
 
 
 # -- what a kernel writes ------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def multiplies(function: Callable[..., Any]) -> bool:
+    """Returns whether a kernel's source multiplies matrices."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    return any(isinstance(node, ast.Attribute) and node.attr in _PRODUCTS for node in ast.walk(tree))
 
 
 @functools.cache
