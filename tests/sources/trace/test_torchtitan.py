@@ -63,6 +63,19 @@ def flops(path: Path, kind: OpKind, rank_class: int = 0) -> float:
 # -- versions and settings -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("files", "release"), [(["protocols/train_spec.py"], 0), ([], 1)])
+def test_a_checkout_on_the_path_is_known_by_its_structure(files, release, tmp_path, monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    for name in ["__init__.py", "train.py", *files]:
+        (tmp_path / "torchtitan" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "torchtitan" / name).touch()
+    monkeypatch.setattr(titan, "version", missing)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert titan.installed_version() == titan.SUPPORTED[release]
+
+
 def test_missing_torchtitan_is_one_clear_line(monkeypatch):
     def missing(name):
         raise PackageNotFoundError(name)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 
 from forerun.common.errors import ForerunError
 from forerun.sources.trace.job import Job
@@ -19,14 +21,17 @@ _PROGRAM = "forerun.sources.trace.inside.titan.trainer"
 
 
 def installed_version() -> str:
-    """Returns the version of torchtitan that is installed, one of those supported.
+    """Returns the version of torchtitan that is installed or on PYTHONPATH, one of those supported.
 
     Raises:
-        ForerunError: torchtitan is not installed, or its version is not supported.
+        ForerunError: torchtitan is not there, or its version is not supported.
     """
     try:
         found = version("torchtitan")
     except PackageNotFoundError:
+        checkout = _of_checkout()
+        if checkout:
+            return checkout
         raise ForerunError(
             f"--torchtitan: torchtitan is not installed here; supported: {', '.join(SUPPORTED)} (pip install --no-deps"
             f" torchtitan=={SUPPORTED[0]}, which leaves torch as it is)"
@@ -34,6 +39,20 @@ def installed_version() -> str:
     if found.partition("+")[0] not in SUPPORTED:
         raise ForerunError(f"--torchtitan: torchtitan {found} can't be traced; supported: {', '.join(SUPPORTED)}")
     return found
+
+
+def _of_checkout() -> str:
+    """Returns the supported version that a checkout on PYTHONPATH has the structure of, "" where there is none.
+
+    The version file of a checkout names the release before, so it does not tell.
+    """
+    found = find_spec("torchtitan")
+    if found is None or not found.submodule_search_locations:
+        return ""
+    folder = Path(next(iter(found.submodule_search_locations)))
+    if not (folder / "train.py").is_file():
+        return ""
+    return SUPPORTED[0] if (folder / "protocols" / "train_spec.py").is_file() else SUPPORTED[1]
 
 
 def flags_of(overrides: Sequence[str]) -> tuple[str, ...]:

@@ -13,12 +13,13 @@ from forerun.common.errors import ForerunError
 from forerun.sources.trace import opaque
 from forerun.sources.trace.inside import effects, patches
 from forerun.sources.trace.inside.compiled import install as compile
-from forerun.sources.trace.inside.device import cuda_module, device_kernels, flash_attention, kernel_hub
+from forerun.sources.trace.inside.device import cuda_module, device_kernels, flash_attention, kernel_hub, storages
 from forerun.sources.trace.inside.device.attention_choice import install as install_attention
 from forerun.sources.trace.inside.device.machine import VirtualCuda
 from forerun.sources.trace.inside.device.virtual_device import device as device_named
 from forerun.sources.trace.inside.kernels import cuda_kernels, extensions, shapes, triton_kernels
 from forerun.sources.trace.inside.kernels.opaque_calls import Launches
+from forerun.sources.trace.inside.missing import reason
 from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.ranks import ddp, process_group
@@ -77,6 +78,7 @@ class World:
         self.oracle = Oracle(job.expert_skew)
         self.mode = VirtualMode(self.recorder, self.oracle, process_group.handle)
         patches.install(self.mode, self.recorder)
+        storages.install(self.mode)
         ddp.install(self.recorder)
         effects.install(self.recorder, job.local_rank)
         flash_attention.install(self.recorder)
@@ -132,7 +134,7 @@ class World:
         except (ForerunError, Refusal) as error:
             failure = self._failure(error, str(error), getattr(error, "line", ""))
         except BaseException as error:
-            failure = self._failure(error, f"{type(error).__name__}: {error}")
+            failure = self._failure(error, reason(error))
         recording = self.steps.recording
         if recording is None and failure is None and self.steps.done == 1:
             recording = self.steps.only_step

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from forerun.common.errors import ForerunError
+from forerun.sources.trace.inside.missing import reason
 from forerun.sources.trace.marks import mark_step
 from forerun.sources.trace.titan import installed_version
 
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         build = import_module(adapter).trainer
     except ImportError as error:
-        raise ForerunError(f"torchtitan {found} can't be imported: {error}") from error
+        raise ForerunError(f"torchtitan {found} can't be imported: {reason(error)}") from error
     trainer = build(module, config, flags)
     trainer.train_step = marked(trainer.train_step)
     trainer.train()

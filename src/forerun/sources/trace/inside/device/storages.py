@@ -1,0 +1,86 @@
+"""Storages on the virtual device: `torch.load(map_location="cuda")`, `storage.cuda()`, `UntypedStorage(device="cuda")`.
+
+torch has no storage on a device without memory. Here it is the storage of a fake tensor, which is on the device meta,
+and remembers the device that it stands for, so that tensors made of it are fake tensors on that device.
+"""
+
+# mypy: disable-error-code="assignment, method-assign"
+# This module replaces functions of torch, which torch's types don't allow.
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from forerun.sources.trace.inside.mode import VirtualMode
+from forerun.sources.trace.inside.values import set_value
+
+_KNOWN_BYTES = 1 << 16
+"""The largest storage whose values are kept: lengths, masks, positions."""
+_DEVICE, _VALUES = "_forerun_device", "_forerun_values"
+
+
+def install(mode: VirtualMode) -> None:
+    """Lets programs make storages on the device, and tensors of them."""
+    storage_class: Any = torch.UntypedStorage
+    make, move = storage_class.__new__, storage_class.to
+
+    def on_device(size_bytes: int, device: torch.device) -> Any:
+        with mode:
+            made = torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
+        setattr(made, _DEVICE, device)
+        return made
+
+    def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is not None and torch.device(device).type == "cuda":
+            return on_device(int(args[0]) if args and isinstance(args[0], int) else 0, torch.device(device))
+        return make(cls, *args, **kwargs) if device is None else make(cls, *args, device=device, **kwargs)
+
+    def to(self: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        wanted = torch.device(args[0] if device is None and args else device)
+        if wanted.type != "cuda" or self.device.type != "cpu":
+            return move(self, device=wanted, **kwargs)
+        made = on_device(self.nbytes(), wanted)
+        if self.nbytes() <= _KNOWN_BYTES:
+            setattr(made, _VALUES, self)
+        return made
+
+    def cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+        return to(self, device=torch.device("cuda", torch.cuda.current_device() if device is None else device))
+
+    storage_class.__new__, storage_class.to, storage_class.cuda = new, to, cuda
+    _rebuild_on_device(mode)
+
+
+def _rebuild_on_device(mode: VirtualMode) -> None:
+    """Makes the tensors of a checkpoint fake where their storages are on the device."""
+    module: Any = torch._utils
+    plain, with_dtype = module._rebuild_tensor, module._rebuild_tensor_v3
+
+    def rebuild(storage: Any, offset: int, size: Any, stride: Any) -> Any:
+        if not hasattr(storage._untyped_storage, _DEVICE):
+            return plain(storage, offset, size, stride)
+        return _tensor_of(mode, storage._untyped_storage, storage.dtype, offset, size, stride)
+
+    def rebuild_v3(
+        storage: Any, offset: int, size: Any, stride: Any, grad: bool, hooks: Any, dtype: Any, *rest: Any
+    ) -> Any:
+        if not hasattr(storage._untyped_storage, _DEVICE):
+            return with_dtype(storage, offset, size, stride, grad, hooks, dtype, *rest)
+        made = _tensor_of(mode, storage._untyped_storage, dtype, offset, size, stride).requires_grad_(grad)
+        made._backward_hooks = hooks
+        return made
+
+    module._rebuild_tensor, module._rebuild_tensor_v3 = rebuild, rebuild_v3
+
+
+def _tensor_of(mode: VirtualMode, storage: Any, dtype: torch.dtype, offset: int, size: Any, stride: Any) -> Any:
+    """Returns the fake tensor on the storage's device that has this storage."""
+    meta = torch.empty((0,), dtype=dtype, device="meta").set_(storage, offset, size, stride)
+    made: Any = FakeTensor(mode.fake, meta, getattr(storage, _DEVICE))
+    mode.seen(made)
+    values = getattr(storage, _VALUES, None)
+    if values is not None:
+        set_value(made, torch.empty((0,), dtype=dtype).set_(values, offset, size, stride))
+    return made

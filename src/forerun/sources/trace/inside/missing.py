@@ -1,0 +1,34 @@
+"""Names the packages that a program lacks, in place of what their absence broke."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+
+def reason(error: BaseException) -> str:
+    """Returns why a program failed: the package that is missing, where an import of one led to the error, and the
+    error itself."""
+    said = f"{type(error).__name__}: {error}"
+    name = _missing(error)
+    if name is None or f"'{name}'" in said:
+        return said
+    return f"the package {name} is not installed, which led to {said}"
+
+
+def _missing(error: BaseException) -> str | None:
+    """Returns the package whose import failed first among the causes of `error`, None where all are there."""
+    found, seen = None, set[int]()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if isinstance(cause, ModuleNotFoundError) and cause.name and not _is_there(cause.name.partition(".")[0]):
+            found = cause.name.partition(".")[0]
+        cause = cause.__cause__ or cause.__context__
+    return found
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ValueError, ImportError):
+        return False

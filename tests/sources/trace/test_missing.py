@@ -1,0 +1,34 @@
+"""A missing package is named as itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.sources.trace.inside.missing import reason
+
+
+def raised(broken):
+    """The error of a program that imports a package and hides why that fails, as libraries do."""
+    try:
+        try:
+            __import__(broken)
+        except ImportError as error:
+            raise RuntimeError("Could not import module 'PreTrainedModel'") from error
+    except RuntimeError as error:
+        return error
+
+
+def test_the_package_behind_an_error_is_named():
+    said = reason(raised("no_such_package.part"))
+    assert said.startswith("the package no_such_package is not installed, which led to RuntimeError: Could not import")
+
+
+def test_a_package_that_the_error_names_is_named_once():
+    with pytest.raises(ModuleNotFoundError) as failed:
+        __import__("no_such_package")
+    assert reason(failed.value) == "ModuleNotFoundError: No module named 'no_such_package'"
+
+
+@pytest.mark.parametrize("error", [ValueError("other"), raised("json.no_such_part")])
+def test_other_errors_stay_as_they_are(error):
+    assert reason(error) == f"{type(error).__name__}: {error}"
