@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,14 +21,30 @@ from forerun.common.errors import ForerunError
 from forerun.sources.trace.inside.recorder import Recorder
 from forerun.sources.trace.inside.unseen import rebind
 
+_SMI = "nvidia-smi"
 
-def install(recorder: Recorder, local_rank: int) -> None:
-    """Gives calls that act outside the process no effect."""
+
+def install(recorder: Recorder, local_rank: int, folder: Path | None = None, device: str = "") -> None:
+    """Gives calls that act outside the process no effect.
+
+    The programs that a machine with GPUs called `device` has are put into `folder`.
+    """
+    if folder is not None and shutil.which(_SMI) is None:
+        _system_management(folder, device)
     os.environ.setdefault("WANDB_MODE", "disabled")  # A traced run doesn't belong in the user's account.
     _checkpoints(recorder)
     _processes(recorder, local_rank)
     _one_device()
     FakeTensor.__reduce_ex__ = _description
+
+
+def _system_management(folder: Path, device: str) -> None:
+    """Puts a program `nvidia-smi`, which training scripts run for their logs, on the path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / _SMI
+    program.write_text(f"#!/bin/sh\necho 'GPU 0: {device} (traced, not there)'\n", encoding="utf-8")
+    program.chmod(0o755)
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), str(folder)])
 
 
 def _checkpoints(recorder: Recorder) -> None:

@@ -31,14 +31,15 @@ PROGRAMS = tuple(
     for name in ("parallelize", "titan", "device.flash_attention", "device.flash_attention_3", "device.xformers_ops")
 )
 """The modules that stand for code of the program: torch.compile sees them as it sees the program."""
-_OF_PROGRAMS = tuple(str(_FORERUN.parent.joinpath(*name.split("."))) for name in PROGRAMS)
+OF_PROGRAMS = tuple(_FORERUN.parent.joinpath(*name.split(".")).as_posix() for name in PROGRAMS)
+"""The paths that the files of these modules begin with."""
 _stand_ins: dict[int, CodeType] = {}
 """Code objects by identity, because code objects that differ only in their file are equal."""
 
 
 def is_own(code: CodeType) -> bool:
     """Returns whether `code` belongs to the tracer, so that torch.compile skips it and everything that it calls."""
-    return code.co_filename.startswith(PACKAGE) and not code.co_filename.startswith(_OF_PROGRAMS)
+    return code.co_filename.startswith(PACKAGE) and not code.co_filename.startswith(OF_PROGRAMS)
 
 
 def stands_in(code: CodeType) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ class World:
         patches.install(self.mode, self.recorder)
         storages.install(self.mode)
         ddp.install(self.recorder)
-        effects.install(self.recorder, job.local_rank)
+        effects.install(self.recorder, job.local_rank, Path(job.folder) / f"rank{job.rank}.bin", device.name)
         flash_attention.install(self.recorder)
         self._describe_kernels()
         self.modules = Modules()

@@ -85,8 +85,8 @@ def _report_limits(failed: Failed) -> None:
 
 def _follow_no_calls() -> None:
     """Makes a call of the tracer that is no stand-in, such as `forerun.mark_step`, a graph break."""
-    _rules.LEGACY_MOD_INLINELIST |= set(unseen.PROGRAMS)
-    _rules.get_legacy_mod_inlinelist.cache_clear()
+    inlined = frozenset(_rules.get_legacy_mod_inlinelist()) | frozenset(unseen.OF_PROGRAMS)
+    _rules.get_legacy_mod_inlinelist = lambda: inlined
     _rules.add("forerun")
 
 

@@ -12,7 +12,7 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from email.message import Message
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.common.errors import ForerunError
+from forerun.sources.trace.inside.device import flash_attention_3, xformers_ops
 from forerun.sources.trace.inside.recorder import Recorder
 
 VERSION = "2.8.3"
@@ -31,9 +32,10 @@ _NAME = "flash_attn"
 
 
 def install(recorder: Recorder) -> None:
-    """Lets `import flash_attn` find this module where the package is not installed."""
-    if importlib.util.find_spec(_NAME) is None:
-        sys.meta_path.append(_Finder(recorder))
+    """Lets `import flash_attn`, `flash_attn_interface` and `xformers` find stand-ins where they are not installed."""
+    for name, (version, contents) in _PACKAGES.items():
+        if importlib.util.find_spec(name) is None:
+            sys.meta_path.append(_Finder(name, version, contents, recorder))
 
 
 def _attention(  # noqa: PLR0913 - the parameters of flash_attn's own functions
@@ -188,48 +190,69 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     flash_attn_varlen_kvpacked_func,
     flash_attn_with_kvcache,
 )
-_MODULES: dict[str, tuple[Callable[..., Any], ...]] = {
-    _NAME: FUNCTIONS,
-    f"{_NAME}.flash_attn_interface": FUNCTIONS,
-    f"{_NAME}.bert_padding": (index_first_axis, pad_input, unpad_input),
-    f"{_NAME}.layers": (),
-    f"{_NAME}.layers.rotary": (apply_rotary_emb,),
-    f"{_NAME}.ops": (),
-    f"{_NAME}.ops.triton": (),
-    f"{_NAME}.ops.triton.layer_norm": (layer_norm_fn, rms_norm_fn),
+Contents = Mapping[str, Mapping[str, Any]]
+"""The content of each module of a package, by the module's name."""
+
+
+def _named(*functions: Callable[..., Any]) -> dict[str, Any]:
+    return {function.__name__: function for function in functions}
+
+
+_PACKAGES: dict[str, tuple[str, Contents]] = {
+    _NAME: (
+        VERSION,
+        {
+            _NAME: {**_named(*FUNCTIONS), "__version__": VERSION},
+            f"{_NAME}.flash_attn_interface": _named(*FUNCTIONS),
+            f"{_NAME}.bert_padding": _named(index_first_axis, pad_input, unpad_input),
+            f"{_NAME}.layers": {},
+            f"{_NAME}.layers.rotary": _named(apply_rotary_emb),
+            f"{_NAME}.ops": {},
+            f"{_NAME}.ops.triton": {},
+            f"{_NAME}.ops.triton.layer_norm": _named(layer_norm_fn, rms_norm_fn),
+        },
+    ),
+    "flash_attn_interface": ("3.0.0", {"flash_attn_interface": _named(*flash_attention_3.FUNCTIONS)}),
+    "xformers": (
+        "0.0.32",
+        {"xformers": {"__version__": "0.0.32"}, "xformers.ops": xformers_ops.CONTENT},
+    ),
 }
+"""The packages that are replaced where they are not installed: version and modules."""
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the package, its modules and its metadata."""
+    """Finds a package, its modules and its metadata."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, name: str, version: str, contents: Contents, recorder: Recorder) -> None:
+        self._name, self._version, self._contents, self._recorder = name, version, contents, recorder
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _MODULES:
+        if fullname not in self._contents:
             return None
-        is_package = any(name.startswith(fullname + ".") for name in _MODULES)
+        is_package = any(name.startswith(fullname + ".") for name in self._contents)
         return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
 
     def exec_module(self, module: ModuleType) -> None:
-        self._recorder.note("flash_attn is not installed: traced with torch's own flash attention instead")
-        vars(module).update({function.__name__: function for function in _MODULES[module.__name__]})
-        if module.__name__ == _NAME:
-            vars(module)["__version__"] = VERSION
+        self._recorder.note(f"{self._name} is not installed: traced with torch's own attention in its place")
+        vars(module).update(self._contents[module.__name__])
 
     def find_distributions(self, context: Any = None) -> Iterable[importlib.metadata.Distribution]:
         name = getattr(context, "name", None)
-        return [_Distribution()] if name is None or name.replace("-", "_").lower() == _NAME else []
+        wanted = name is None or name.replace("-", "_").lower() == self._name
+        return [_Distribution(self._name, self._version)] if wanted else []
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """The metadata that libraries ask for before they use the package."""
+    """The metadata that libraries ask for before they use a package."""
+
+    def __init__(self, name: str, version: str) -> None:
+        self._name, self._version = name, version
 
     def read_text(self, filename: str) -> str | None:
         message = Message()
-        message["Name"], message["Version"] = "flash-attn", VERSION
-        return {"METADATA": str(message), "top_level.txt": _NAME}.get(filename)
+        message["Name"], message["Version"] = self._name.replace("_", "-"), self._version
+        return {"METADATA": str(message), "top_level.txt": self._name}.get(filename)
 
     def locate_file(self, path: Any) -> Path:
         return Path(path)

@@ -21,6 +21,7 @@ from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, Attention
 from forerun.describe.kernels.attention import AttentionKernel, attention_kernel, attention_kernels, names_in
 from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.kernels.tensors import Arguments, Kernel, Keywords, Plan, dtype_name, shape_of
+from forerun.sources.trace.inside.values import known_value
 
 _FLASH = {
     "heads_first": {
@@ -157,7 +158,7 @@ def _sequence_first(kernel: AttentionKernel | None, backward: bool) -> Any:
     """Returns the rule of an op on (batch, sequence, heads, head size), or on packed sequences with their cumulative
     lengths.
 
-    Packed sequences count as equally long, because their lengths are on the device.
+    Packed sequences whose lengths depend on data that is not known count as equally long.
     """
 
     def rule(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
@@ -179,10 +180,23 @@ def _sequence_first(kernel: AttentionKernel | None, backward: bool) -> Any:
         left = -1 if left is None else int(left)
         right = 0 if causal else -1 if right is None else int(right)
         pairs = window_pairs(*seq, left, right) if 0 <= left < seq[1] - 1 else None
+        known = _packed_pairs(lengths, argument("cum_seq_k", "cu_seqlens_k"), left, right)
+        if known is not None:
+            batch, seq, causal, pairs = 1, (outer[-1], outer_kv[-1]), False, known
         shape = Attention(batch, heads, kv_heads, *seq, head_dim, int(causal), int(backward), shape_of(v)[-1])
         return attention(table, plan.name, kernel or _flash_kernel(), shape, q, pairs)
 
     return rule
+
+
+def _packed_pairs(lengths_q: Any, lengths_kv: Any, left: int, right: int) -> float | None:
+    """Returns the (query, key) pairs of packed sequences, None where their cumulative lengths are not known."""
+    both = [known_value(one) if isinstance(one, torch.Tensor) else None for one in (lengths_q, lengths_kv)]
+    if both[0] is None or both[1] is None or both[0].dim() != 1:
+        return None
+    with _disable_current_modes(), unset_fake_temporarily():
+        own, keys = (one.diff().tolist() for one in both if one is not None)
+    return sum(window_pairs(q, kv, left, right) for q, kv in zip(own, keys, strict=True) if q > 0 and kv > 0) or None
 
 
 # -- flex attention --------------------------------------------------------------------------------------------
