@@ -86,7 +86,7 @@ def _report_limits(failed: Failed) -> None:
 def _follow_no_calls() -> None:
     """Makes a call of the tracer that is no stand-in, such as `forerun.mark_step`, a graph break."""
     inlined = frozenset(_rules.get_legacy_mod_inlinelist()) | frozenset(unseen.OF_PROGRAMS)
-    _rules.get_legacy_mod_inlinelist = lambda: inlined
+    _rules.get_legacy_mod_inlinelist = functools.cache(lambda: inlined)  # torch clears this cache.
     _rules.add("forerun")
 
 
