@@ -62,3 +62,13 @@ def test_tokens_are_those_of_one_matrix():
     assert (work.tokens, work.samples) == (64, 4)
     work.clear()
     assert (work.tokens, work.samples) == (0, 0)
+
+
+def test_only_what_is_trained_is_evaluated():
+    work = Workload()
+    work.evaluated(torch.nn.Linear(2, 2).requires_grad_(False))
+    assert not work.evaluates
+    work.evaluated(LINEAR)
+    assert work.evaluates
+    work.clear()
+    assert not work.evaluates

@@ -232,8 +232,9 @@ class Recorder:
         return number
 
     def looked_up(self, weight: torch.Tensor, n_tokens: int) -> None:
-        """Counts the tokens of an embedding lookup, also inside a fused kernel."""
-        if self.recording and (self.compiled or not self.paused) and self.phase() == _FORWARD:
+        """Counts the tokens of an embedding lookup with gradients, also inside a fused kernel."""
+        seen = self.compiled or (not self.paused and torch.is_grad_enabled())
+        if self.recording and seen and self.phase() == _FORWARD:
             storage = weight.untyped_storage()
             lasting = self.memory.is_older(storage)
             key = storage._cdata if lasting else (self.module_of_node(), tuple(weight.shape))

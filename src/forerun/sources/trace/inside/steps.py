@@ -17,6 +17,8 @@ from forerun.sources.trace.inside.unseen import in_place_of
 from forerun.sources.trace.purpose import data_parallel, distinct_ranks
 from forerun.sources.trace.recording import Recording
 
+_EVALUATES = "the recorded step runs the model without gradients too (evaluation?); --steps N records another one"
+
 
 class StepRecorded(BaseException):
     """Ends the program once its step is recorded. It is no exception that a program would catch."""
@@ -63,10 +65,14 @@ class Steps:
             self.recorder.start()
 
     def _given(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        """Counts the samples of a forward pass with gradients."""
+        """Counts the samples of a forward pass with gradients, and notes one without."""
         recorder = self.recorder
-        if torch.is_grad_enabled() and recorder.recording and not recorder.paused and recorder.phase() == Phase.FORWARD:
+        if not recorder.recording or recorder.paused or recorder.phase() != Phase.FORWARD:
+            return
+        if torch.is_grad_enabled():
             recorder.workload.given(module, args, kwargs)
+        else:
+            recorder.workload.evaluated(module)
 
     def wrote(self, tensors: Sequence[torch.Tensor]) -> None:
         """Notes that an operation wrote to `tensors`: the program may update its parameters itself."""
@@ -115,6 +121,8 @@ class Steps:
             for tensor in (*root.parameters(), *root.buffers()):
                 self._category(tensor, Category.PARAMETER)
         work = self.recorder.workload
+        if work.evaluates:
+            self.recorder.note(_EVALUATES)
         meta = self.meta | {
             "tokens": work.tokens or None,
             "samples": work.samples or None,

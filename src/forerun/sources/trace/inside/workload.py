@@ -24,6 +24,8 @@ class Workload:
         self._looked_up: dict[Hashable, int] = {}
         self._given: dict[int, int] = {}
         self._field: bool | None = None
+        self.evaluates = False
+        """Whether a module that is trained ran without gradients."""
 
     def looked_up(self, weight: Hashable, n_tokens: int) -> None:
         """Counts a lookup of `n_tokens` rows of an embedding; `weight` stands for its matrix."""
@@ -37,6 +39,10 @@ class Workload:
         if self._field is None:
             self._field = tensor.is_floating_point() and tensor.dim() >= _FIELD
         self._given[id(module)] = self._given.get(id(module), 0) + samples
+
+    def evaluated(self, module: torch.nn.Module) -> None:
+        """Notes a call of an outermost module without gradients."""
+        self.evaluates = self.evaluates or self._is_trained(module)
 
     def _is_trained(self, module: torch.nn.Module) -> bool:
         known = self._trains.get(module)
