@@ -168,7 +168,7 @@ def test_an_unknown_package_is_named_and_ends_the_trace(script, said, tmp_path, 
 )
 def test_the_parameters_of_a_cuda_kernel_are_read_from_its_source(source, names, written):
     found, stored = parameters_of(source, "f")
-    assert stored == written or found == names
+    assert (found, stored) == (names, written)
 
 
 def test_a_source_without_the_kernel_is_refused():
