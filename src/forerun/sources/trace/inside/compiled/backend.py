@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from forerun.sources.trace.inside.compiled import dynamo, older_dynamo, optimizers, padding
 from forerun.sources.trace.inside.compiled.graph import CompiledGraph
 from forerun.sources.trace.inside.compiled.places import Places
+from forerun.sources.trace.inside.compiled.recomputation import label
 from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.recorder import Recorder
@@ -29,6 +30,7 @@ _async_compile: Any = importlib.import_module("torch._inductor.async_compile")
 _constant_folding: Any = importlib.import_module("torch._inductor.constant_folding")
 _virtualized: Any = importlib.import_module("torch._inductor.virtualized")
 _partitioners: Any = importlib.import_module("torch._functorch.partitioners")
+_debugging: Any = importlib.import_module("torch._dynamo.backends.debugging")
 _dynamo_errors: Any = importlib.import_module("torch._dynamo.exc")
 _dynamo_utils: Any = importlib.import_module("torch._dynamo.utils")
 _dynamo_modules: Any = importlib.import_module("torch._dynamo.variables.nn_module")
@@ -58,6 +60,8 @@ class Backend:
         for module in (_dynamo_utils, _dynamo_modules):
             module.unpatched_nn_module_call = torch.nn.Module.__call__
         inductor.compile_fx_inner = self.compile_graph
+        self._run_eagerly = _debugging.boxed_nop
+        _debugging.boxed_nop = self.label_recomputation
 
     def compile(self, gm: Any, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """Compiles a graph as `compile_fx` does. Where torch fails on it, returns the graph itself, to be run operator
@@ -92,6 +96,15 @@ class Backend:
                 return CompiledGraph(gm, self.mode, self.recorder, self.places, backward, _donated(backward))
         finally:
             self.recorder.paused -= 1
+
+    def label_recomputation(self, gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Replaces `boxed_nop`, which runs AOTAutograd's graphs operator by operator (backend `aot_eager`)."""
+        label(gm, self._recomputing)
+        run: Callable[..., Any] = self._run_eagerly(gm, inputs)
+        return run
+
+    def _recomputing(self, recomputing: bool) -> None:
+        self.recorder.recomputing = recomputing
 
     def _within_mode(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function` wrapped to run under the tracing mode.

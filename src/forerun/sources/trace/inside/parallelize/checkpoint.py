@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -71,7 +72,8 @@ def _wrapped(block: nn.Module, plan: Plan) -> nn.Module:
         return _checkpointed(block)
     policy = plan.selective_policy
     if policy in _POLICIES:
-        return _checkpointed(block, lambda: create_selective_checkpoint_contexts(_POLICIES[policy]()))
+        # Dynamo takes a partial of any function, but no function of the tracer itself.
+        return _checkpointed(block, partial(_contexts, policy))
     if policy == "params":
         raise ForerunError(
             "plan: selective_policy params is what FSDP2 does by reshard_after_forward; use that, and"
@@ -93,6 +95,11 @@ def _checkpointed(module: nn.Module, contexts: Callable[[], Any] | None = None) 
     given: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
     wrapped: nn.Module = checkpoint_wrapper(module, preserve_rng_state=False, early_stop=False, **given)
     return wrapped
+
+
+def _contexts(policy: str) -> Any:
+    """Returns the two contexts of one checkpointed call, with a policy that has counted nothing yet."""
+    return create_selective_checkpoint_contexts(_POLICIES[policy]())
 
 
 def _saved_ops() -> set[Any]:

@@ -225,8 +225,13 @@ def unique(values: list[Any]) -> list[Any]:
 
 
 def loss_of(request: ModuleRequest) -> Callable[[Any, Any], Any]:
-    """Returns the caller's loss or the default one, which sees a target only if the caller gave one."""
+    """Returns the caller's loss or the default one, which sees a target only if the caller gave one.
+
+    It is compiled as torchtitan compiles it, where the plan says so.
+    """
     loss, has_target = request.loss or default_loss, request.target is not None
+    if request.plan.compile and request.plan.compile_loss:
+        loss = torch.compile(loss)
     return lambda output, target: loss(output, target if has_target else None)
 
 
