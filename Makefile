@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types tests long ray bench mutants clean
+.PHONY: demo test lint types tests long ray versions bench mutants clean
 
 demo: $(VENV)/installed
 	$(BIN)/forerun plan examples/llama-3.1-8b/config.json --cluster h100-sxm --gpus 64 --seq-len 8192 --global-batch 256
@@ -27,6 +27,11 @@ long: $(VENV)/installed-test
 
 ray: $(VENV)/installed-ray
 	$(BIN)/python -m pytest tests/answers/search/test_search_ray.py
+
+# tracing with every release of torch that is supported, one after the other; make versions TORCH=2.14 tests one of them
+TORCH ?= 2.10 2.11 2.12 2.13 2.14 2.15
+versions:
+	for release in $(TORCH); do PYTHON=$(PYTHON) .ci/torch-version $$release || exit 1; done
 
 bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/engine.py

@@ -19,7 +19,8 @@ def run(job: Job, program: Callable[[Any], None]) -> None:
     faulthandler.enable(fault)
     faulthandler.register(ASK, fault, all_threads=False)
     try:
-        # This imports torch, which may be missing or of another version.
+        # These import torch, which may be missing or of a version that lacks what the second one imports.
+        import_module("forerun.sources.trace.inside.torch_versions.supported").check_version()
         module = import_module("forerun.sources.trace.inside.world")
         world = module.World(job)
     except ForerunError as error:

@@ -28,23 +28,12 @@ from forerun.sources.trace.inside.recorder import Event, Recorder
 from forerun.sources.trace.inside.refusal import Refusal
 from forerun.sources.trace.inside.sizes import MOST_DEVICES
 from forerun.sources.trace.inside.steps import StepRecorded, Steps
+from forerun.sources.trace.inside.torch_versions import adapters
+from forerun.sources.trace.inside.torch_versions.supported import untested
 from forerun.sources.trace.inside.values import Oracle, known_value, set_value
 from forerun.sources.trace.job import Failure, Job
 from forerun.sources.trace.recording import save_recording
 from forerun.sources.trace.remains import is_users
-
-SUPPORTED = ("2.13",)
-"""The versions of torch whose internals the patches were tested with."""
-
-
-def check_version(version: str = torch.__version__) -> None:
-    """Refuses a version of torch that was not tested.
-
-    Raises:
-        ForerunError: the version is not supported.
-    """
-    if ".".join(version.split(".")[:2]) not in SUPPORTED:
-        raise ForerunError(f"torch {version} can't be traced; supported: torch {', '.join(SUPPORTED)}.x")
 
 
 def _use_one_thread() -> None:
@@ -57,13 +46,15 @@ class World:
     """The traced environment of this process. It can't be undone."""
 
     def __init__(self, job: Job) -> None:
-        check_version()
+        adapters.adapt()
         self.job = job
         os.environ.update(job.environment())
         _use_one_thread()
         os.register_at_fork(after_in_child=_use_one_thread)
         torch.autograd.set_multithreading_enabled(False)
         self.recorder = Recorder(job.rank, job.world_size, job.gpus_per_node, job.lines)
+        if untested():
+            self.recorder.note(untested())
         self._events: list[Event] = []
         self.machine = VirtualCuda(min(job.gpus_per_node, job.world_size), self._record, self._block, self._sync)
         self.machine.install()

@@ -23,6 +23,8 @@ from forerun.sources.trace.inside.compiled.recomputation import label
 from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.recorder import Recorder
+from forerun.sources.trace.inside.torch_versions.adapters import adapt_compiler
+from forerun.sources.trace.inside.torch_versions.graph_passes import keep_passes_linear
 
 # These modules have type Any, because this module replaces their functions.
 inductor: Any = importlib.import_module("torch._inductor.compile_fx")
@@ -45,6 +47,8 @@ class Backend:
         self.mode, self.recorder = mode, recorder
         self.places = Places(modules)
         self._failed = failed
+        adapt_compiler()
+        keep_passes_linear()
         dynamo.install(failed)
         padding.install()
         if older_dynamo.install(release):

@@ -13,10 +13,10 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import device_mesh
-from torch.distributed._mesh_layout import _MeshLayout
 from torch.utils._python_dispatch import _disable_current_modes
 
 from forerun.sources.trace.inside.ranks.transport import Transport
+from forerun.sources.trace.inside.torch_versions.meshes import ranks_of_dimension
 from forerun.sources.trace.inside.unseen import rebind, stand_in
 
 _dist: Any = dist
@@ -40,8 +40,10 @@ def install(group: Any) -> None:
         pg_tag: Any = None,
         device_id: Any = None,
         group_desc: str | None = None,
+        **_newer: Any,
     ) -> Any:
-        """Replaces `_new_process_group_helper`. A group without this rank is not created."""
+        """Replaces `_new_process_group_helper`. A group without this rank is not created. What newer versions of torch
+        pass besides (2.14: `enable_reconfigure`) changes nothing here."""
         if global_ranks_in_group and group_rank is None:
             return dist.GroupMember.NON_GROUP_MEMBER, None
         if pg_tag not in (None, ""):
@@ -119,7 +121,7 @@ def _group_of_dimension(layout: Any, rank_map: torch.Tensor, name: str, override
         on_host = torch.cuda.is_available() and dist.get_backend(default) == "gloo"
         wide = dist.new_group(range(world), backend=backend, group_desc="mesh_default") if on_host else default
         return wide.group_name
-    table = _MeshLayout([layout]).remap_to_tensor(rank_map)
+    table = ranks_of_dimension(layout, rank_map)
     rows = (table == dist.get_rank()).any(dim=1).nonzero().flatten().tolist()
     if not rows:
         return None

@@ -1,0 +1,45 @@
+"""Gives an older torch what it lacks of the internals that the tracer is written for.
+
+The tracer is written for the newest release. There is one adapter for each range of older ones that differ from it; an
+adapter adds functions to torch under the names that newer releases have, and changes nothing that a newer one has. The
+adapters run from the newest to the oldest, so each one holds only what differs from the next release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forerun.sources.trace.inside.torch_versions import torch_2_10
+from forerun.sources.trace.inside.torch_versions.supported import minor_release
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What torch lacks up to and including one release."""
+
+    last: tuple[int, int]
+    core: Callable[[], None]
+    """Adapts all but the compiler. It runs before anything else is installed."""
+    compiler: Callable[[], None]
+    """Adapts Dynamo and Inductor. It runs when the program first compiles something, because it imports both."""
+
+
+ADAPTERS = (Adapter((2, 10), torch_2_10.adapt, torch_2_10.adapt_compiler),)
+"""From the newest to the oldest."""
+
+
+def adapt() -> None:
+    """Adapts the torch of this process, all but its compiler."""
+    for adapter in _needed():
+        adapter.core()
+
+
+def adapt_compiler() -> None:
+    """Adapts the compiler of the torch of this process."""
+    for adapter in _needed():
+        adapter.compiler()
+
+
+def _needed() -> list[Adapter]:
+    return [adapter for adapter in ADAPTERS if minor_release() <= adapter.last]
