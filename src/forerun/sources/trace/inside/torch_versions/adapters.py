@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forerun.sources.trace.inside.torch_versions import torch_2_10
+from forerun.sources.trace.inside.torch_versions import torch_2_10, torch_2_12
 from forerun.sources.trace.inside.torch_versions.supported import minor_release
 
 
@@ -25,7 +25,10 @@ class Adapter:
     """Adapts Dynamo and Inductor. It runs when the program first compiles something, because it imports both."""
 
 
-ADAPTERS = (Adapter((2, 10), torch_2_10.adapt, torch_2_10.adapt_compiler),)
+ADAPTERS = (
+    Adapter((2, 12), torch_2_12.adapt, torch_2_12.adapt_compiler),
+    Adapter((2, 11), torch_2_10.adapt, torch_2_10.adapt_compiler),
+)
 """From the newest to the oldest."""
 
 

@@ -1,4 +1,4 @@
-"""What torch 2.10 and older lack."""
+"""What torch 2.10 and 2.11 lack."""
 
 # mypy: disable-error-code="attr-defined"
 from __future__ import annotations
@@ -8,39 +8,27 @@ from typing import Any
 
 import torch
 import torch._subclasses.fake_tensor as fake_tensor
-import torch.distributed.distributed_c10d as c10d
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forerun.sources.trace.inside.unseen import rebind
 
 
 def adapt() -> None:
-    """Adds the registration of process groups and the switch of FlashAttention 3."""
+    """Adds the switch of FlashAttention 3."""
     fake: Any = fake_tensor
-    module: Any = c10d
     core: Any = torch._C
     # Every fake tensor on a GPU makes a real one first, which would be fake again.
     fake.init_gpu_context = lambda *_: None
-    module._register_pg_in_world = _register_group
-    core._get_fa3_sdp_enabled = lambda: False  # There is no FlashAttention 3.
+    if not hasattr(core, "_get_fa3_sdp_enabled"):
+        core._get_fa3_sdp_enabled = lambda: False  # There is no FlashAttention 3.
 
 
 def adapt_compiler() -> None:
     """Adds what newer releases have of the compiler: the count of compiled frames, by which they refuse
-    `fullgraph=True` without a graph, the reason of a skipped frame, and graphs whose inputs are fake tensors of another
-    mode than Dynamo's."""
+    `fullgraph=True` without a graph, and graphs whose inputs are fake tensors of another mode than Dynamo's."""
     frames: Any = import_module("torch._dynamo.eval_frame")
-    types: Any = import_module("torch._dynamo.types")
-    frames.set_fullgraph_compiled_frame_count = lambda value: value
-    plain: Any = types.ConvertFrameReturn
-
-    class ConvertFrameReturn(plain):
-        """What Dynamo makes of a frame; the reason is only logged."""
-
-        def __init__(self, *args: Any, skip_reason: str | None = None, **settings: Any) -> None:
-            super().__init__(*args, **settings)
-
-    types.ConvertFrameReturn = ConvertFrameReturn
+    if not hasattr(frames, "set_fullgraph_compiled_frame_count"):
+        frames.set_fullgraph_compiled_frame_count = lambda value: value
     _take_fakes_of_another_mode()
 
 
@@ -76,25 +64,3 @@ def _of_mode(value: Any, fake_mode: Any, context: Any) -> Any:
 
 def _wraps(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value)
-
-
-def _register_group(
-    pg: Any,
-    backend_name: Any,
-    store: Any,
-    group_name: str,
-    backend_config: str,
-    pg_tag: str | None = None,
-    add_to_default_tag: bool = False,
-) -> None:
-    """Enters a process group in c10d's tables, as `_register_pg_in_world` does."""
-    world: Any = c10d._world
-    world.pg_map[pg] = (backend_name, store)
-    world.pg_names[pg] = group_name
-    world.pg_backend_config[pg] = backend_config
-    c10d._register_process_group(group_name, pg)
-    tag = pg_tag or f"ptd:{group_name}"
-    if add_to_default_tag:
-        world.tags_to_pg.setdefault("", []).append(pg)
-    world.tags_to_pg.setdefault(tag, []).append(pg)
-    world.pg_to_tag[pg] = tag
