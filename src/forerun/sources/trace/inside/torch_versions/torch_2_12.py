@@ -1,17 +1,16 @@
-"""What torch 2.12 and older lack."""
+"""Adds to torch 2.12 and older the private functions of 2.13 that tracing calls."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-import torch.distributed.distributed_c10d as c10d
+c10d: Any = import_module("torch.distributed.distributed_c10d")
 
 
 def adapt() -> None:
     """Adds the registration of process groups."""
-    module: Any = c10d
-    module._register_pg_in_world = _register_group
+    c10d._register_pg_in_world = _register_group
 
 
 def adapt_compiler() -> None:
@@ -20,7 +19,7 @@ def adapt_compiler() -> None:
     plain: Any = types.ConvertFrameReturn
 
     class ConvertFrameReturn(plain):
-        """What Dynamo makes of a frame; the reason is only logged."""
+        """The result of Dynamo for a frame. It drops the reason, which torch only logs."""
 
         def __init__(self, *args: Any, skip_reason: str | None = None, **settings: Any) -> None:
             super().__init__(*args, **settings)
@@ -38,7 +37,7 @@ def _register_group(
     add_to_default_tag: bool = False,
 ) -> None:
     """Enters a process group in c10d's tables, as `_register_pg_in_world` does."""
-    world: Any = c10d._world
+    world = c10d._world
     world.pg_map[pg] = (backend_name, store)
     world.pg_names[pg] = group_name
     world.pg_backend_config[pg] = backend_config
