@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.optim import optimizer as torch_optimizer
 from torch.utils import _foreach_utils
@@ -319,7 +319,12 @@ def _values(mode: VirtualMode) -> None:
         setattr(torch.Tensor, name, _on_host(mode, getattr(torch.Tensor, name)))
 
     def as_text(self: Any, form: str) -> str:
-        return object.__format__(self, form) if self.dim() else format(self.item(), form)
+        if self.dim():
+            return object.__format__(self, form)
+        try:
+            return format(self.item(), form)
+        except DataDependentOutputException:  # A tensor of torch.compile, which a log of a graph prints, has no value.
+            return object.__format__(self, form)
 
     FakeTensor.__format__ = as_text
 
