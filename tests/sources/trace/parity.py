@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from forerun.answers.analysis.simulate_setup import simulate_setup
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
+from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.trace.module import trace_module
 
 _FILE = Path(__file__).parents[3] / "examples" / "llama" / "model.py"
@@ -46,7 +48,9 @@ def both(name):
     tokens = torch.empty(2, SEQ, dtype=torch.int64, device="meta")
     cluster = load_cluster(CLUSTER)
     traced = trace_module(lambda: llama.Llama(config), tokens, plan, fold=False)
-    modelled = simulate_setup(Setup(spec, plan, cluster, replays=True))
+    # The programs do nothing between two steps.
+    stack = replace(load_stack(STACK), step_us=0.0)
+    modelled = simulate_setup(Setup(spec, plan, cluster, replays=True, changed_stack=stack))
     return predict_program(traced, cluster, stack=STACK).prediction, modelled.prediction
 
 
