@@ -1,6 +1,7 @@
 """Random models, traced eagerly, as AOTAutograd's graphs and as Inductor's kernels: what must agree does."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch", reason="tracing needs torch")
 PROGRAM = Path(__file__).parent / "random_steps.py"
-FEW, MANY = (24, 3), (10_000, 100)
-"""how many programs run eagerly, and how many of these in the two other ways too"""
+FEW, MANY = (24, 3), (int(os.environ.get("RANDOM_PROGRAMS", "1000")), 40)
+"""how many programs run eagerly, and how many of these in the two other ways too; 10,000 take forty minutes"""
 
 
 @pytest.fixture(
