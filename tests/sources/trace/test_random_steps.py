@@ -51,5 +51,8 @@ def test_collectives_beside_recomputation_are_those_of_eager_mode(steps):
 
 
 def test_a_compiled_program_saves_no_more_than_an_eager_one(steps):
+    """Where nothing is checkpointed: a compiled checkpoint may save other tensors than the inputs of its region."""
     for ways in steps:
+        if "RECOMPUTE" in ways["eager"]["flops"]:
+            continue
         assert all(step["saved_bytes"] <= ways["eager"]["saved_bytes"] for step in ways.values()), ways
