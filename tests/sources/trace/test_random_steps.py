@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="tracing needs torch")
 PROGRAM = Path(__file__).parent / "random_steps.py"
-FEW, MANY = (24, 3), (int(os.environ.get("RANDOM_PROGRAMS", "500")), 40)
+FEW, MANY = (24, 3), (int(os.environ.get("RANDOM_PROGRAMS", "500")), 12)
 """how many programs run eagerly, and how many of these in the two other ways too; 10,000 take an hour"""
 
 
