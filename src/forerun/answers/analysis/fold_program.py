@@ -174,7 +174,7 @@ def _closed_blocks(program: Program, costs: StepCosts, numbers: list[int]) -> di
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """Which blocks have collectives that affect the blocks around them; masks are (n_blocks,)."""
+    """The blocks that have collectives that affect the blocks around them; masks are (n_blocks,)."""
 
     lasting: list[tuple[Mask, Mask]]
     """for every event slot that collectives record: the blocks that start one, and the blocks that wait for it"""

@@ -1,1 +1,1 @@
-"""What a change of a program does to its step: time and memory, by kernel, collective, tensor and module."""
+"""Says what a change of a program does to its step: time and memory, by kernel, collective, tensor and module."""

@@ -27,7 +27,7 @@ KERNEL, COLLECTIVE, COPY, DELAY = "kernel", "collective", "copy", "delay"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the runs of some work add up to."""
+    """The sums over all runs of some work."""
 
     count: int = 0
     time_s: float = 0.0
@@ -55,7 +55,7 @@ class WorkChange:
 
     @property
     def how(self) -> str:
-        """What became of the work, in one word."""
+        """Returns whether the work came, went, grew or shrank."""
         return _how(self.before.count, self.after.count, self.lost_s)
 
 
@@ -79,7 +79,7 @@ class TensorChange:
 
     @property
     def how(self) -> str:
-        """What became of them, in one word."""
+        """Returns whether the tensors came, went, grew or shrank."""
         return _how(self.before_count, self.after_count, self.grown_bytes)
 
 

@@ -24,7 +24,7 @@ _MOST = 1e6
 
 
 class _Draw(IntEnum):
-    """What a draw is for. The numbers are part of a generator's seed and must not change."""
+    """The purpose of a random draw. The numbers are part of a generator's seed and must not change."""
 
     COMPUTE = 0
     NETWORK = 1

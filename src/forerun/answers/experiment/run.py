@@ -107,7 +107,7 @@ class _Paces:
             self.fullest = prediction
 
     def note(self, iteration: int) -> str:
-        """What a schedule says of an iteration, where one has begun."""
+        """Returns what a schedule that has begun says of an iteration; an empty text where none has."""
         request = self._request
         batch, seq_len = _entry(request.batch_schedule, iteration), _entry(request.seq_len_schedule, iteration)
         return joined("" if batch is None else f"batch {batch}", "" if seq_len is None else f"sequence {seq_len}")
@@ -203,7 +203,7 @@ class _Running:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the result should say of itself."""
+        """Returns the remarks that belong to the result."""
         plan, disturbance = self.request.setup.plan, self.request.disturbance
         notes = []
         if self.sample_of > 1:

@@ -257,7 +257,7 @@ def _cost_of_a_sample(point: ScalePoint) -> float:
 
 
 def cause_of(base: ScalePoint, point: ScalePoint) -> str:
-    """Which part of the step takes more GPU time a sample at `point` than at `base`, the part that grew most."""
+    """Names the part of the step whose GPU time for a sample grows most from `base` to `point`, and says by how much."""
 
     def gpu_s(at: ScalePoint, cause: str) -> float:
         return at.breakdown_s[cause] * at.n_gpus / at.samples_per_step

@@ -55,7 +55,10 @@ def tensor_lifetimes(program: Program, rank_class: RankClass) -> TensorLifetimes
 
 
 class _BlockLifetimes(NamedTuple):
-    """What some blocks make, and what they take of earlier ones, block after block. Rows count from a block's start."""
+    """The tensors that some blocks make, and those of earlier blocks that they free, block after block.
+
+    Rows count from a block's start.
+    """
 
     first: I64
     """(blocks + 1,) first tensor of each"""

@@ -17,7 +17,7 @@ RESIDENT = "lives through the step"
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What made a tensor: the operation and its module, the numbers of layers included as the Program has them."""
+    """The operation and the module that made a tensor, with the numbers of layers that the Program has."""
 
     op: str
     module: str

@@ -69,7 +69,7 @@ class PowerSgd(GradientCompression):
 
     @staticmethod
     def of(found: Mapping[Matrix, int], parameters: int, rank: int, pattern: CommunicationPattern) -> PowerSgd:
-        """For a model of so many parameters with the matrices `found`."""
+        """Returns PowerSGD of `rank` for a model of so many `parameters`, whose matrices are `found`."""
         compressed = first = second = 0
         for (n, m), count in found.items():
             r = min(rank, n, m)
