@@ -257,7 +257,7 @@ def _cost_of_a_sample(point: ScalePoint) -> float:
 
 
 def cause_of(base: ScalePoint, point: ScalePoint) -> str:
-    """Names the part of the step whose GPU time for a sample grows most from `base` to `point`, and says by how much."""
+    """Names the part of the step whose GPU time for a sample grows most from `base` to `point`, and by how much."""
 
     def gpu_s(at: ScalePoint, cause: str) -> float:
         return at.breakdown_s[cause] * at.n_gpus / at.samples_per_step
