@@ -61,6 +61,7 @@ def quiet(_):
         ({"activation_offload": 0.5}, "offloads all saved activations"),
         ({"precision": "nvfp4"}, "precision nvfp4 can't be traced"),
         ({"ep": 2, "dp_shard": 2, "zero_stage": 0}, "ep 2 can.t be traced without zero_stage 3"),
+        ({"tp": 2, "dp_replicate": 4}, "tp 2 under DDP can.t be traced.*replace dp_replicate 4 by dp_shard 4"),
     ],
 )
 def test_what_pytorch_lacks_is_refused_by_name(fields, text):

@@ -105,6 +105,10 @@ def test_tensor_parallelism_gathers_and_scatters_around_attention_and_feed_forwa
 
 
 @pytest.mark.slow
+def test_compiled_layers_under_tensor_parallelism_communicate_what_eager_ones_do():
+    assert collectives(traced(tp=4, compile=True)) == collectives(traced(tp=4))
+
+
 def test_full_checkpointing_runs_every_layer_twice():
     plain = traced(dp_shard=8)
     program = traced(dp_shard=8, activation_checkpointing="full")

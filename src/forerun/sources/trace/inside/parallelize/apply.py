@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from forerun.common.errors import ForerunError
 from forerun.describe.plan.plan import Plan
@@ -54,6 +55,11 @@ def check_traceable(plan: Plan, note: Note) -> None:
     if plan.ep > 1 and not is_sharded(plan):
         raise ForerunError(
             f"plan: ep {plan.ep} can't be traced without zero_stage 3: DDP would average gradients of different experts"
+        )
+    if plan.tp > 1 and plan.dp > 1 and not is_sharded(plan):
+        raise ForerunError(
+            f"plan: tp {plan.tp} under DDP can't be traced: torchtitan refuses it, and DDP takes no DTensors; replace"
+            f" dp_replicate {plan.dp_replicate} by dp_shard {plan.dp_replicate}"
         )
     if plan.precision not in DTYPES and plan.precision != "fp8":
         raise ForerunError(f"plan: precision {plan.precision} can't be traced; known: {', '.join(DTYPES)}, fp8")
@@ -122,8 +128,35 @@ def materialise(model: nn.Module, device: str, buffer_device: str = "cuda") -> N
 
 def compile_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
     """Calls `torch.compile` on each layer, or on the whole model if it has none."""
-    found = blocks(layers)
-    for container, name in found:
-        container.get_submodule(name).compile(fullgraph=True)
-    if not found:
-        model.compile(fullgraph=True)
+    for module in [container.get_submodule(name) for container, name in blocks(layers)] or [model]:
+        module.compile(fullgraph=True)
+        _wait_for_inputs(module)
+
+
+def _wait_for_inputs(compiled: nn.Module) -> None:
+    """Makes a compiled module wait for those of its inputs that a collective is still computing.
+
+    AOTAutograd waits for such an input itself, and then computes no gradient for it: with PyTorch 2.13, backward of a
+    compiled layer behind an embedding in `RowwiseParallel` ends in an AttributeError, on GPUs too.
+    """
+    module: Any = compiled
+    call = module._compiled_call_impl
+
+    def call_with_complete(*args: Any, **kwargs: Any) -> Any:
+        complete = (_Complete.apply(x) if isinstance(x, AsyncCollectiveTensor) else x for x in args)
+        return call(*complete, **kwargs)
+
+    module._compiled_call_impl = call_with_complete
+
+
+class _Complete(torch.autograd.Function):
+    """Waits for a collective and returns its result as a plain tensor."""
+
+    @staticmethod
+    def forward(_: Any, result: Any) -> torch.Tensor:
+        complete: torch.Tensor = result.trigger_wait()
+        return complete.view_as(complete)
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
