@@ -54,11 +54,11 @@ def demand_of(kind: Collective, group: CommGroup, size_bytes: float, seconds: fl
     [
         (Collective.ALL_GATHER, NODE, 7 / 8, 0),
         (Collective.REDUCE_SCATTER, NODE, 7 / 8, 0),
-        (Collective.ALL_REDUCE, NODE, 7 / 4, 0),
+        (Collective.ALL_REDUCE, NODE, 1, 0),  # the switches of the node add
         (Collective.ALL_TO_ALL, NODE, 7 / 8, 0),
         (Collective.ALL_GATHER, NODES, 0, 3 / 4),
         (Collective.ALL_TO_ALL, NODES, 0, 3 / 4),
-        (Collective.ALL_GATHER, BOTH, 31 / 32 * 7 / 8, 3 / 4 / 8),
+        (Collective.ALL_GATHER, BOTH, 31 / 32 * 7 / 8, 31 / 32 / 8),
         (Collective.ALL_TO_ALL, BOTH, 7 / 32, 24 / 32),
         (Collective.SEND_RECV, CommGroup("pp_far", 2, 2, 1, 8, 1), 0, 1),
         (Collective.SEND_RECV, CommGroup("pp_near", 2, 1, 2, 1, 1), 1, 0),

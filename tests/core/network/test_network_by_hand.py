@@ -17,7 +17,7 @@ from forerun.core.network.group_traffic import Layout
 from forerun.core.network.lines import Lines
 from forerun.core.network.link_load import fabric_of
 from forerun.core.network.link_use import link_busy_s
-from forerun.core.network.nccl import collective_lines, collective_s, hop_count, slower
+from forerun.core.network.nccl import algorithms, chosen, collective_lines, collective_s, hop_count, slower
 from forerun.core.network.on_topology import OnTopology, load_network
 from forerun.core.network.patterns import Wires
 from forerun.core.network.patterns_messages import (
@@ -54,14 +54,14 @@ def group(size: int, per_node: int) -> CommGroup:
 @pytest.mark.parametrize(
     ("kind", "size", "per_node", "near", "far"),
     [
-        (REDUCE, 8, 8, 2 * 7 / 8, 0),
+        (REDUCE, 4, 4, 2 * 3 / 4, 0),
         (GATHER, 8, 8, 7 / 8, 0),
         (SCATTER, 4, 4, 3 / 4, 0),
         (EXCHANGE, 8, 8, 7 / 8, 0),
         (SEND, 8, 8, 1, 0),
         (BROADCAST, 8, 8, 1, 0),
-        (GATHER, 16, 8, 15 / 16 * 7 / 8, 1 / 2 / 8),  # each of 8 NICs passes an eighth of the other node's half
-        (SCATTER, 32, 8, 31 / 32 * 7 / 8, 3 / 4 / 8),
+        (GATHER, 16, 8, 15 / 16 * 7 / 8, 15 / 16 / 8),  # in one of 8 rings a rank sends to the other node
+        (SCATTER, 32, 8, 31 / 32 * 7 / 8, 31 / 32 / 8),
         (GATHER, 4, 1, 0, 3 / 4),
         (EXCHANGE, 16, 8, 7 / 16, 8 / 16),  # a sixteenth for every other rank
         (EXCHANGE, 4, 1, 0, 3 / 4),
@@ -80,11 +80,21 @@ def test_bytes_that_pass_the_links_of_a_rank(
 
 
 def test_a_small_all_reduce_between_nodes_takes_a_tree_and_a_large_one_a_ring() -> None:
-    """A tree sends all bytes up and down, a ring twice the share of the other nodes; over 16 nodes of 8."""
-    small, large = link_busy_s(REDUCE, np.array([1e5, 1e10]), group(128, 8), H100, MEASURED)
-    around = 2 * 127 / 128 * 7 / 8
-    np.testing.assert_allclose(small / 1e5, [around * NEAR_S, 2 / 8 * FAR_S])
-    np.testing.assert_allclose(large / 1e10, [around * NEAR_S, 2 * 15 / 16 / 8 * FAR_S])
+    """A tree sends all bytes up and down, a ring twice what a rank does not own; over 16 nodes of 4."""
+    small, large = link_busy_s(REDUCE, np.array([1e4, 1e10]), group(64, 4), H100, MEASURED)
+    around = 2 * 63 / 64
+    np.testing.assert_allclose(small / 1e4, [around * 3 / 4 * NEAR_S, 2 / 4 * FAR_S])
+    np.testing.assert_allclose(large / 1e10, [around * 3 / 4 * NEAR_S, around / 4 * FAR_S])
+
+
+def test_switches_that_add_take_the_bytes_once() -> None:
+    """In a node, in trees over two nodes (each sends all bytes) and over four (up and down)."""
+    sizes = np.array([1e10])
+    np.testing.assert_allclose(link_busy_s(REDUCE, sizes, group(8, 8), H100, MEASURED)[0] / 1e10, [NEAR_S, 0])
+    np.testing.assert_allclose(link_busy_s(REDUCE, sizes, group(16, 8), H100, MEASURED)[0] / 1e10, [NEAR_S, FAR_S / 8])
+    adding = replace(H100, links=(NEAR, replace(FAR, reduces=True)))
+    found = link_busy_s(REDUCE, sizes, group(64, 8), adding, MEASURED)[0] / 1e10
+    np.testing.assert_allclose(found, [NEAR_S, FAR_S / 8])
 
 
 def test_what_goes_far_passes_every_level_on_its_way() -> None:
@@ -105,20 +115,20 @@ def test_a_ring_between_single_gpus_has_a_hop_for_every_node(kind: Collective, n
     lines = collective_lines(kind, nodes, 1, H100, MEASURED)
     sent = 1.0 if kind == BROADCAST else (nodes - 1) / nodes
     assert lines.latency_s == pytest.approx(
-        [(p.base_us + nodes * (p.net_hop_us + EXTRA_US)) * US for p in fabrics().ring]
+        [(p.base_us + (nodes - 1) * (p.net_hop_us + EXTRA_US)) * US for p in fabrics().ring]
     )
     assert lines.s_per_byte == pytest.approx([sent * FAR_S / p.rate for p in fabrics().ring])
 
 
 def test_an_all_reduce_goes_round_twice_or_up_and_down_a_tree() -> None:
     """On 4 nodes of 8 GPUs, of which the NICs are the slower part."""
-    slow = replace(H100, links=(replace(NEAR, bytes_per_s=1e15), FAR))
+    slow = replace(H100, links=(replace(NEAR, bytes_per_s=1e15, reduces=False), FAR))
     found = collective_lines(REDUCE, 4, 8, slow, MEASURED)
     ring, tree = fabrics().ring, fabrics().tree
-    round_us = [p.base_us + 2 * 4 * (7 * p.node_hop_us + p.net_hop_us + EXTRA_US) for p in ring]
+    round_us = [p.base_us + 2 * (4 * 7 * p.node_hop_us + 3 * (p.net_hop_us + EXTRA_US)) for p in ring]
     climb_us = [p.base_us + 2 * (7 * p.node_hop_us + 2 * (p.net_hop_us + EXTRA_US)) for p in tree]
     assert found.latency_s == pytest.approx([time * US for time in round_us + climb_us])
-    slopes = [2 * 3 / 4 / 8 * FAR_S / p.rate for p in ring] + [2 / 8 * FAR_S / p.rate for p in tree]
+    slopes = [2 * 31 / 32 / 8 * FAR_S / p.rate for p in ring] + [2 / 8 * FAR_S / p.rate for p in tree]
     assert found.s_per_byte == pytest.approx(slopes)
 
 
@@ -126,7 +136,7 @@ def test_an_exchange_between_nodes_has_a_latency_that_grows_with_the_ranks() -> 
     constants = fabrics().all_to_all
     (latency,), (slope,) = (lambda one: (one.latency_s, one.s_per_byte))(collective_lines(EXCHANGE, 4, 1, H100, None))
     assert latency == pytest.approx((constants.base_us + constants.growth_us / 2**constants.power + EXTRA_US) * US)
-    assert slope == pytest.approx(3 / 4 * FAR_S)
+    assert slope == pytest.approx(3 / 4 * FAR_S / constants.rate)
 
 
 def test_a_transfer_between_nodes_takes_the_first_or_the_last_protocol() -> None:
@@ -179,6 +189,77 @@ def test_factors_of_crowding_and_of_host_memory() -> None:
     assert [crowding.factor(nodes) for nodes in (1, 8, 16, 64)] == pytest.approx([1, 1, 1.1, 1.3])
     path = HostPath(pair_gb_s=20, power=2)
     assert path.share(known=2, gpus=8) == pytest.approx(1 / 16)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 5])
+def test_few_gpus_of_a_node_reduce_in_rings(ranks: int) -> None:
+    assert [each.name for each in algorithms(REDUCE, 1, ranks, H100, MEASURED)] == ["Ring"]
+    assert [each.name for each in algorithms(REDUCE, 4, ranks, H100, MEASURED)] == ["Ring", "Tree"]
+
+
+def test_switches_of_a_node_add_for_many_gpus_of_architectures_that_can() -> None:
+    assert [each.name for each in algorithms(REDUCE, 1, 8, H100, MEASURED)] == ["Ring", "NVLS"]
+    assert [each.name for each in algorithms(REDUCE, 2, 8, H100, MEASURED)] == ["Ring", "Tree", "NVLSTree"]
+    for kind in (GATHER, SCATTER, BROADCAST):
+        assert [each.name for each in algorithms(kind, 2, 8, H100, MEASURED)] == ["Ring"]
+    old = replace(H100, links=(replace(NEAR, reduces=False), FAR))
+    assert [each.name for each in algorithms(REDUCE, 1, 8, old, MEASURED)] == ["Ring"]
+    assert [each.name for each in algorithms(REDUCE, 1, 8, load_cluster("a100"), None)] == ["Ring"]
+
+
+def test_switches_between_nodes_add_where_the_cluster_says_so() -> None:
+    adding = replace(H100, links=(NEAR, replace(FAR, reduces=True)))
+    found = {each.name: each.lines for each in algorithms(REDUCE, 8, 8, adding, MEASURED)}
+    assert list(found) == ["Ring", "Tree", "NVLSTree", "CollNet"]
+    (latency,), (slope,) = found["CollNet"].latency_s, found["CollNet"].s_per_byte
+    table, (line,) = fabrics().in_switch, fabrics().in_switch.architectures["hopper"].lines
+    assert latency == pytest.approx((table.fabric.base_us + table.fabric.net_hop_us + EXTRA_US) * US)
+    assert slope == pytest.approx(slower(1.75 / (line.bus_gb_s * 1e9), FAR_S / 8) / table.fabric.rate)
+
+
+def test_an_all_reduce_that_switches_add_takes_the_lines_of_its_architecture() -> None:
+    ring, added = algorithms(REDUCE, 1, 8, H100, MEASURED)
+    line, *_ = fabrics().in_switch.architectures["hopper"].lines
+    assert added.lines.latency_s[0] == pytest.approx(line.latency_us * US)
+    assert added.lines.s_per_byte[0] == pytest.approx(1.75 / (line.bus_gb_s * 1e9))
+    assert chosen((ring, added), 1e9) == (added, "Simple")
+    assert chosen((ring, added), 1e3) == (ring, "LL")
+
+
+def test_trees_of_switches_send_all_bytes_over_two_nodes_and_twice_over_more() -> None:
+    line, tree = fabrics().in_switch.architectures["hopper"].lines[-1], fabrics().in_switch.tree
+    near = 1.75 / (line.bus_gb_s * 1e9)
+    for nodes, passed, constants in ((2, 1, tree.pair), (4, 2, tree.more)):
+        *_, found = algorithms(REDUCE, nodes, 8, H100, MEASURED)
+        assert found.lines.s_per_byte[0] == pytest.approx(slower(near, passed * FAR_S / 8) / constants.rate)
+        hops_us = 2 * log2(nodes) * (constants.net_hop_us + constants.crossings * EXTRA_US)
+        assert found.lines.latency_s[0] == pytest.approx((constants.base_us + hops_us) * US)
+
+
+def test_racks_reduce_much_in_rings_over_some_of_their_nics() -> None:
+    rack = load_cluster("gb200-nvl72")
+    names = [[(each.name, each.protocols) for each in algorithms(REDUCE, nodes, 72, rack, None)] for nodes in (2, 3)]
+    every = ("LL", "LL128", "Simple")
+    assert names == [
+        [("Ring", every), ("Tree", every), ("NVLSTree", ("Simple",))],
+        [("Ring", every), ("Tree", ("LL",))],
+    ]
+    few, many = (algorithms(GATHER, 20, ranks, rack, None)[0].lines.s_per_byte[-1] for ranks in (12, 72))
+    assert many == pytest.approx(few, rel=0.02)
+
+
+def test_a_fabric_may_change_a_protocol() -> None:
+    cloud = load_cluster("aws-p5")
+    far = cloud.links[1]
+    _, ll128, simple = (p.on("efa") for p in fabrics().ring)
+    assert (ll128.rate, simple.crossings) != (fabrics().ring[1].rate, fabrics().ring[2].crossings)
+    extra_us = far.latency_s / US - fabrics().reference_latency_us
+    found = algorithms(GATHER, 3, 1, cloud, None)[0].lines
+    expected = [p.base_us + 2 * (p.net_hop_us + p.crossings * extra_us) for p in (ll128, simple)]
+    assert [time_s / US for time_s in found.latency_s[1:]] == pytest.approx(expected)
+    wire = far.bytes_per_s * fabrics().efficiency["efa"]
+    assert found.s_per_byte[1:] == pytest.approx([2 / 3 / wire / p.rate for p in (ll128, simple)])
+    assert fabrics().ring[1].on("infiniband") is fabrics().ring[1]
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -237,8 +318,8 @@ def test_the_ways_of_an_all_reduce_over_four_nodes_behind_a_switch() -> None:
     network = load_network("switch:4@50/2700ns")
     ways = OnTopology(network, 4, single, None).ways(REDUCE, group(4, 1))
     extra_us = 2 * 2.7 - fabrics().reference_latency_us
-    rings = [(p.base_us + 2 * 4 * (p.net_hop_us + extra_us)) * US for p in fabrics().ring]
-    trees = [(p.base_us + 2 * log2(4) * (p.net_hop_us + extra_us)) * US for p in fabrics().tree]
+    rings = [(p.base_us + 2 * 3 * (p.net_hop_us + p.crossings * extra_us)) * US for p in fabrics().ring]
+    trees = [(p.base_us + 2 * log2(4) * (p.net_hop_us + p.crossings * extra_us)) * US for p in fabrics().tree]
     assert [way.latency_s for way in ways] == pytest.approx(rings + trees)
     assert [way.tree for way in ways] == [False] * 3 + [True] * 3
     assert [way.s_per_byte for way in ways[:3]] == pytest.approx([2 * 3 / 4 * FAR_S / p.rate for p in fabrics().ring])

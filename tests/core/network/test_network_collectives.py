@@ -103,10 +103,10 @@ def test_rings_and_trees_have_the_published_latencies():
     h100 = load_cluster("h100")
     for n_nodes, ring_us in {2: 70, 4: 146, 8: 297, 16: 599, 32: 1204}.items():
         lines = collective_lines(Collective.ALL_GATHER, n_nodes, 8, h100, None)
-        assert lines.latency_s[2] * 1e6 == pytest.approx(ring_us, rel=0.2)
+        assert lines.latency_s[2] * 1e6 == pytest.approx(ring_us, rel=0.01)
     for n_nodes, tree_us in {2: 53, 4: 81, 8: 109, 32: 165}.items():
         lines = collective_lines(Collective.ALL_REDUCE, n_nodes, 8, h100, None)
-        assert lines.latency_s[5] * 1e6 == pytest.approx(tree_us, rel=0.02)
+        assert lines.latency_s[6] * 1e6 == pytest.approx(tree_us, rel=0.02)
     for n_nodes, exchange_us in {2: 37, 4: 42, 8: 60, 16: 98, 32: 290}.items():
         assert seconds(Collective.ALL_TO_ALL, 8, n_nodes, 8, h100) * 1e6 == pytest.approx(exchange_us, rel=0.3)
 
@@ -117,7 +117,7 @@ def test_large_collectives_between_nodes_have_the_published_bandwidth():
         bus = 4 * GIB * (8 * n_nodes - 1) / (8 * n_nodes) / seconds(Collective.ALL_GATHER, 4 * GIB, n_nodes, 8, h100)
         assert bus / 1e9 == pytest.approx(0.83 * 390, rel=0.07)
     tree = 4 * GIB / seconds(Collective.ALL_REDUCE, 4 * GIB, 8, 8, h100)
-    assert tree / 1e9 == pytest.approx(160, rel=0.1)
+    assert tree / 1e9 == pytest.approx(160, rel=0.12)
 
 
 def test_a_mesh_of_two_uses_one_link():

@@ -164,7 +164,11 @@ def as_file(cluster: Cluster) -> dict[str, Any]:
         },
         "gpus_per_node": cluster.node_size,
         "intra_node": {"kind": intra.kind, "gb_s": intra.bytes_per_s / 1e9},
-        "inter_node": {"kind": inter.kind, "gb_s": inter.bytes_per_s / 1e9},
+        "inter_node": {
+            "kind": inter.kind,
+            "gb_s": inter.bytes_per_s / 1e9,
+            "latency_us": round(inter.latency_s * 1e6, 6),
+        },
         "host_gb_s": cluster.host_bytes_per_s / 1e9,
         "price_per_gpu_hour": cluster.price_per_gpu_hour,
         "mtbf_gpu_hours": cluster.mtbf_gpu_hours,
@@ -179,7 +183,7 @@ def test_presets_survive_a_file(name: str, tmp_path: Path) -> None:
     assert again.device.memory_bytes == cluster.device.memory_bytes
     assert again.device.memory_bytes_per_s == pytest.approx(cluster.device.memory_bytes_per_s)
     assert [link.bytes_per_s for link in again.links] == pytest.approx([link.bytes_per_s for link in cluster.links])
-    assert [link.latency_s for link in again.links] == [link.latency_s for link in cluster.links]
+    assert [link.latency_s for link in again.links] == pytest.approx([link.latency_s for link in cluster.links])
     assert (again.price_per_gpu_hour, again.mtbf_gpu_hours) == (cluster.price_per_gpu_hour, cluster.mtbf_gpu_hours)
 
 

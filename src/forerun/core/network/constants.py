@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import log2
 
 import pydantic
@@ -42,6 +42,14 @@ class NodeCollectives:
 
 
 @dataclass(frozen=True, slots=True)
+class Over:
+    """What a fabric of one kind changes of a `Protocol`."""
+
+    rate: float
+    crossings: float
+
+
+@dataclass(frozen=True, slots=True)
 class Protocol:
     """One NCCL protocol between nodes."""
 
@@ -52,19 +60,88 @@ class Protocol:
     """of a hop between nodes, on a fabric of reference latency"""
     rate: float
     """bandwidth as a share of what the fabric sustains"""
+    crossings: float = 1.0
+    """how often a hop between nodes pays what the latency of a fabric has beyond the reference's"""
+    over: dict[str, Over] = field(default_factory=dict, hash=False)
+    """fabrics over which it differs, by the kind of their links"""
 
-    def ring_us(self, nodes: int, ranks: int, rounds: float, near_us: float, far_us: float) -> float:
-        """Latency of so many rounds of a ring over `nodes` nodes of `ranks` ranks.
+    def on(self, kind: str) -> Protocol:
+        """Returns the protocol over links of `kind`."""
+        own = self.over.get(kind)
+        return self if own is None else replace(self, rate=own.rate, crossings=own.crossings)
 
-        Every hop takes `near_us` more inside a node and `far_us` more between nodes than where it was measured.
+    def ring_us(self, nodes: int, hops: float, rounds: float, near_us: float, far_us: float) -> float:
+        """Latency of so many rounds of a ring over `nodes` nodes with `hops` hops inside each.
+
+        Every hop takes `near_us` more inside a node and `far_us` more between nodes than where it was measured. The
+        last step of a round stays inside a node, as NCCL counts.
         """
-        step = (ranks - 1) * (self.node_hop_us + near_us) + self.net_hop_us + far_us
-        return self.base_us + rounds * nodes * step
+        near = nodes * hops * (self.node_hop_us + near_us)
+        return self.base_us + rounds * (near + (nodes - 1) * (self.net_hop_us + self.crossings * far_us))
 
-    def tree_us(self, nodes: int, ranks: int, near_us: float, far_us: float) -> float:
-        """Latency of an all-reduce up and down a binary tree over the nodes, with a chain of ranks in each node."""
-        climb = (ranks - 1) * (self.node_hop_us + near_us) + log2(nodes) * (self.net_hop_us + far_us)
+    def tree_us(self, nodes: int, hops: float, near_us: float, far_us: float) -> float:
+        """Latency of an all-reduce up and down a binary tree over the nodes, with a chain of `hops` in each node."""
+        climb = hops * (self.node_hop_us + near_us) + log2(nodes) * (self.net_hop_us + self.crossings * far_us)
         return self.base_us + 2 * climb
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchLine:
+    """One line of an all-reduce inside a node that its switches add."""
+
+    latency_us: float
+    bus_gb_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSwitches:
+    """All-reduces that the NVSwitches of a node add, on GPUs of one architecture (NCCL: NVLS)."""
+
+    link_gb_s: float
+    """of a GPU's links in one direction where it was measured; the bandwidths scale with it"""
+    lines: tuple[SwitchLine, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchTree:
+    """All-reduces that switches add inside each node and GPUs in trees between nodes (NCCL: NVLSTree)."""
+
+    pair: Protocol
+    """over two nodes; its base is that of the switches, its rate a share of what links and NICs sustain"""
+    more: Protocol
+    """over more nodes"""
+
+    def of(self, nodes: int, kind: str) -> Protocol:
+        """Returns the constants over `nodes` nodes that links of `kind` join."""
+        return (self.pair if nodes == 2 else self.more).on(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class FabricSwitches:
+    """All-reduces that the switches between nodes add too (NCCL: CollNet, with InfiniBand's SHARP)."""
+
+    base_us: float
+    net_hop_us: float
+    rate: float
+    """bandwidth as a share of what links and NICs sustain"""
+
+
+@dataclass(frozen=True, slots=True)
+class InSwitch:
+    """Reductions inside switches, and when NCCL takes them."""
+
+    nccl: str
+    """first version that has them"""
+    least_ranks: int
+    """ranks in a node from which on NCCL prefers them to rings"""
+    architectures: dict[str, NodeSwitches]
+    tree: SwitchTree
+    fabric: FabricSwitches
+
+    def of(self, architecture: str, ranks: int) -> NodeSwitches | None:
+        """Returns the constants of all-reduces among `ranks` GPUs of a node; None where NCCL takes none."""
+        return self.architectures.get(architecture) if ranks >= self.least_ranks else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +155,15 @@ class AllToAll:
     """power of the number of nodes with which the latency grows"""
     node_ranks: int
     """GPUs of a node where it was measured"""
+    rate: float
+    """bandwidth as a share of what rings sustain on the fabric"""
+    crossings: dict[str, float] = field(hash=False)
+    """how often an exchange pays what the latency of a fabric has beyond the reference's, where not once, by kind"""
 
-    def latency_us(self, ranks: int) -> float:
-        """Latency of an exchange among `ranks`."""
-        return self.base_us + float(self.growth_us * (ranks / self.node_ranks) ** self.power)
+    def latency_us(self, ranks: int, far_us: float, kind: str) -> float:
+        """Latency of an exchange among `ranks` over links of `kind`, whose hops take `far_us` beyond the reference."""
+        growth = float(self.growth_us * (ranks / self.node_ranks) ** self.power)
+        return self.base_us + growth + self.crossings.get(kind, 1.0) * far_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +198,15 @@ class Fabrics:
 
     ring: tuple[Protocol, ...]
     tree: tuple[Protocol, ...]
+    in_switch: InSwitch
     all_to_all: AllToAll
     reference_latency_us: float
     """of the fabric that the hops were measured on; a slower one adds its difference to every hop"""
     efficiency: dict[str, float]
     """link kind -> share of the wire rate that large collectives sustain"""
     efficiency_other: float
+    most_nics: float
+    """NICs of a node whose bandwidth the rings and trees of one collective reach together"""
     crowding: Crowding
     host_path: HostPath
     measured_ranks: int

@@ -12,7 +12,7 @@ import numpy as np
 
 from forerun.core.program.types import F64
 
-N_LINES = 6
+N_LINES = 8
 """lines of one transfer; unused ones never win"""
 
 

@@ -7,6 +7,8 @@ with p ranks on a node drives p of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy.typing as npt
 
 from forerun.common.errors import ForerunError
 from forerun.common.units import GIGA
-from forerun.core.network.constants import NodeCollectives, NodeOp, fabrics
+from forerun.core.network.constants import NodeCollectives, NodeOp, NodeSwitches, SwitchLine, fabrics
 from forerun.core.network.formulas import TREE_PASSES, exchanged, passes, rounds
 from forerun.core.network.lines import FREE, Lines, smooth_minimum_s
 from forerun.core.program.groups import CommGroup
@@ -46,20 +48,80 @@ def collective_s(
     return smooth_minimum_s(np.array(latency), np.array(slope), sizes)
 
 
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One algorithm that NCCL may run a collective with, under NCCL's name for it."""
+
+    name: str
+    protocols: tuple[str, ...]
+    """of each line"""
+    lines: Lines
+    near: float
+    """bytes that a rank sends inside its node, over those of the full buffer"""
+    far: float
+    """bytes that it sends to other nodes"""
+
+
+PROTOCOLS = ("LL", "LL128", "Simple")
+
+
+@lru_cache(maxsize=4096)
+def algorithms(
+    kind: Collective, nodes: int, ranks_per_node: int, cluster: Cluster, measured: NodeCollectives | None
+) -> tuple[Algorithm, ...]:
+    """Returns what NCCL chooses from for a collective over `nodes` x `ranks_per_node` ranks of `cluster`."""
+    if nodes * ranks_per_node == 1 or kind == Collective.NONE:
+        return ()
+    shape = nodes, ranks_per_node, cluster, measured
+    if nodes == 1:
+        return _in_node(kind, ranks_per_node, cluster, measured)
+    if kind == Collective.SEND_RECV:
+        return (Algorithm("P2P", ("LL", "Simple"), _neighbours(cluster, outer_link(cluster, nodes)), 0.0, 1.0),)
+    if kind == Collective.ALL_TO_ALL:
+        return (Algorithm("P2P", ("Simple",), _all_to_all(*shape), *exchanged(nodes, ranks_per_node)),)
+    sent = passes(kind, nodes * ranks_per_node)
+    near = sent * (ranks_per_node - 1) / ranks_per_node
+    found = [Algorithm("Ring", PROTOCOLS, ring_lines(kind, *shape), near, sent / ranks_per_node)]
+    if kind == Collective.ALL_REDUCE:
+        trees = Algorithm("Tree", PROTOCOLS, tree_lines(*shape), near, TREE_PASSES / ranks_per_node)
+        wide = rings_alone(nodes, ranks_per_node)
+        found.append(_small_only(trees) if wide else trees)
+        found += [each for each in _between_switches(*shape) if not wide or each.name == "CollNet"]
+    return tuple(found)
+
+
+def rings_alone(nodes: int, ranks: int) -> bool:
+    """Whether all but small all-reduces over `nodes` nodes of `ranks` GPUs go round rings, as measured over racks."""
+    return nodes > 2 and ranks > fabrics().measured_ranks
+
+
+def _small_only(trees: Algorithm) -> Algorithm:
+    """Returns the trees of small messages."""
+    lines = Lines(trees.lines.latency_s[:1], trees.lines.s_per_byte[:1])
+    return replace(trees, protocols=trees.protocols[:1], lines=lines)
+
+
 @lru_cache(maxsize=4096)
 def collective_lines(
     kind: Collective, nodes: int, ranks_per_node: int, cluster: Cluster, measured: NodeCollectives | None
 ) -> Lines:
     """Lines of one collective over `nodes` x `ranks_per_node` ranks of `cluster`."""
-    if nodes * ranks_per_node == 1 or kind == Collective.NONE:
+    found = algorithms(kind, nodes, ranks_per_node, cluster, measured)
+    if not found:
         return FREE
-    if nodes == 1:
-        return _in_node(kind, ranks_per_node, cluster, measured)
-    if kind == Collective.SEND_RECV:
-        return _neighbours(cluster, outer_link(cluster, nodes))
-    if kind == Collective.ALL_TO_ALL:
-        return _all_to_all(nodes, ranks_per_node, cluster, measured)
-    return _between_nodes(kind, nodes, ranks_per_node, cluster, measured)
+    latency = tuple(time_s for each in found for time_s in each.lines.latency_s)
+    return Lines(latency, tuple(slope for each in found for slope in each.lines.s_per_byte))
+
+
+def chosen(found: Sequence[Algorithm], size_bytes: float) -> tuple[Algorithm, str]:
+    """Returns the fastest algorithm for `size_bytes`, and its protocol."""
+    ways = [
+        (latency + size_bytes * slope, number, protocol)
+        for number, each in enumerate(found)
+        for latency, slope, protocol in zip(each.lines.latency_s, each.lines.s_per_byte, each.protocols, strict=True)
+    ]
+    _, number, protocol = min(ways)
+    return found[number], protocol
 
 
 # -- inside a node ---------------------------------------------------------------------------------------------
@@ -93,7 +155,7 @@ def node_op(kind: Collective, constants: NodeCollectives) -> NodeOp:
 def hop_count(ranks: int) -> float:
     """Steps of a ring in a node; beyond the ranks that were measured, where trees and switches take over, they grow as
     a logarithm."""
-    r, measured = ranks - 1, fabrics().measured_ranks - 1
+    r, measured = float(ranks - 1), float(fabrics().measured_ranks - 1)
     return r if r <= measured else measured * (1.0 + float(np.log(r / measured)))
 
 
@@ -106,10 +168,63 @@ def measured_lines(kind: Collective, ranks: int, op: NodeOp, speed: float) -> Li
     return Lines(tuple(t * _US for t in latency), (slope / op.bw1, slope / op.bw2, slope / op.bw3))
 
 
-def _in_node(kind: Collective, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
+def _in_node(kind: Collective, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> tuple[Algorithm, ...]:
     constants, speed = node_constants(cluster, measured)
     pair = kind == Collective.SEND_RECV
-    return measured_lines(kind, 2 if pair else ranks, node_op(kind, constants), speed)
+    members = 2 if pair else ranks
+    lines, sent = measured_lines(kind, members, node_op(kind, constants), speed), passes(kind, members)
+    name = "P2P" if kind in (Collective.SEND_RECV, Collective.ALL_TO_ALL) else "Ring"
+    ring = Algorithm(name, PROTOCOLS, lines, sent, 0.0)
+    switches = node_switches(kind, ranks, cluster)
+    if switches is None:
+        return (ring,)
+    added = switch_lines(switches, ranks, cluster.links[0].bytes_per_s)
+    return ring, Algorithm("NVLS", ("Simple",) * len(added.latency_s), added, 1.0, 0.0)
+
+
+# -- in switches -----------------------------------------------------------------------------------------------
+
+
+def node_switches(kind: Collective, ranks: int, cluster: Cluster) -> NodeSwitches | None:
+    """Returns the constants of switches that add an all-reduce among `ranks` of a node; None where none does."""
+    link = cluster.links[0]
+    if kind != Collective.ALL_REDUCE or link.kind != "nvswitch" or link.reduces is False:
+        return None
+    return fabrics().in_switch.of(cluster.device.architecture, ranks)
+
+
+def switch_lines(switches: NodeSwitches, ranks: int, bytes_per_s: float) -> Lines:
+    """Lines of an all-reduce that the switches of a node add, on links of `bytes_per_s`."""
+    lines = switches.lines
+    slopes = tuple(_switch_slope(line, switches, ranks, bytes_per_s) for line in lines)
+    return Lines(tuple(line.latency_us * _US for line in lines), slopes)
+
+
+def _switch_slope(line: SwitchLine, switches: NodeSwitches, ranks: int, bytes_per_s: float) -> float:
+    speed = bytes_per_s / (switches.link_gb_s * GIGA)
+    return passes(Collective.ALL_REDUCE, ranks) / (line.bus_gb_s * GIGA * speed)
+
+
+def _between_switches(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> list[Algorithm]:
+    """Returns all-reduces over several nodes that switches add, inside nodes or between them too."""
+    switches = node_switches(Collective.ALL_REDUCE, ranks, cluster)
+    link, found, table = outer_link(cluster, nodes), [], fabrics().in_switch
+    wire, extra = _nics_bytes_per_s(link, nodes, ranks), _extra_hop_us(link)
+    if switches is not None:
+        near = _switch_slope(switches.lines[-1], switches, ranks, cluster.links[0].bytes_per_s)
+        far, tree = 1.0 if nodes == 2 else TREE_PASSES, table.tree.of(nodes, link.kind)
+        latency = tree.tree_us(nodes, 0.0, 0.0, extra)
+        lines = Lines((latency * _US,), (slower(near, far / wire) / tree.rate,))
+        found.append(Algorithm("NVLSTree", ("Simple",), lines, 1.0, far / ranks))
+    if link.reduces:
+        around = passes(Collective.ALL_REDUCE, ranks)
+        inside = _node_slope(Collective.ALL_GATHER, ranks, around, cluster, measured) if switches is None else near
+        lines = Lines(
+            ((table.fabric.base_us + table.fabric.net_hop_us + extra) * _US,),
+            (slower(inside, 1.0 / wire) / table.fabric.rate,),
+        )
+        found.append(Algorithm("CollNet", ("Simple",), lines, 1.0 if switches else around, 1.0 / ranks))
+    return found
 
 
 # -- between nodes ---------------------------------------------------------------------------------------------
@@ -137,6 +252,11 @@ def _wire_bytes_per_s(link: Link, nodes: int = 1) -> float:
     return link.bytes_per_s * wire_efficiency(link, nodes)
 
 
+def _nics_bytes_per_s(link: Link, nodes: int, ranks: int) -> float:
+    """Returns what rings and trees through `ranks` GPUs of each of `nodes` nodes send out of one."""
+    return min(ranks, fabrics().most_nics) * _wire_bytes_per_s(link, nodes)
+
+
 def _extra_hop_us(link: Link) -> float:
     """Returns the latency of a hop of this fabric beyond that of the fabric that was measured."""
     return link.latency_s / _US - fabrics().reference_latency_us
@@ -160,28 +280,17 @@ def _node_slope(
     return passes * (ranks - 1 + op.kappa) / (ranks - 1) / (op.bw3 * speed * GIGA)
 
 
-def _between_nodes(
-    kind: Collective, nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None
-) -> Lines:
-    """Ring over all ranks; for an all-reduce also a tree over nodes, of which NCCL takes the faster."""
-    ring = ring_lines(kind, nodes, ranks, cluster, measured)
-    if kind != Collective.ALL_REDUCE:
-        return ring
-    tree = tree_lines(nodes, ranks, cluster, measured)
-    return Lines(ring.latency_s + tree.latency_s, ring.s_per_byte + tree.s_per_byte)
-
-
 def ring_lines(kind: Collective, nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
-    """A ring over all ranks of several nodes.
+    """Rings through all ranks of several nodes, each in and out of a node over another GPU's NIC.
 
-    Through the NICs of a node go (nodes - 1) / nodes of the buffer, twice that for an all-reduce.
+    Over every hop goes what one of n ranks passes on, (n - 1) / n of the buffer, whether it leaves a node or not.
     """
-    link = outer_link(cluster, nodes)
-    node_slope = _node_slope(Collective.ALL_GATHER, ranks, passes(kind, nodes * ranks), cluster, measured)
-    wire, extra = ranks * _wire_bytes_per_s(link, nodes), _extra_hop_us(link)
-    slope = slower(passes(kind, nodes) / wire, node_slope)
-    protocols = fabrics().ring
-    latency = tuple(p.ring_us(nodes, ranks, rounds(kind), 0.0, extra) * _US for p in protocols)
+    link, sent = outer_link(cluster, nodes), passes(kind, nodes * ranks)
+    node_slope = _node_slope(Collective.ALL_GATHER, ranks, sent, cluster, measured)
+    wire, extra = _nics_bytes_per_s(link, nodes, ranks), _extra_hop_us(link)
+    slope = slower(sent / wire, node_slope)
+    protocols = [p.on(link.kind) for p in fabrics().ring]
+    latency = tuple(p.ring_us(nodes, hop_count(ranks), rounds(kind), 0.0, extra) * _US for p in protocols)
     return Lines(latency, tuple(slope / p.rate for p in protocols))
 
 
@@ -190,9 +299,9 @@ def tree_lines(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectiv
     link = outer_link(cluster, nodes)
     around = passes(Collective.ALL_REDUCE, nodes * ranks)
     node_slope = _node_slope(Collective.ALL_GATHER, ranks, around, cluster, measured)
-    slope, extra = slower(TREE_PASSES / (ranks * _wire_bytes_per_s(link, nodes)), node_slope), _extra_hop_us(link)
-    protocols = fabrics().tree
-    latency = tuple(p.tree_us(nodes, ranks, 0.0, extra) * _US for p in protocols)
+    slope, extra = slower(TREE_PASSES / _nics_bytes_per_s(link, nodes, ranks), node_slope), _extra_hop_us(link)
+    protocols = [p.on(link.kind) for p in fabrics().tree]
+    latency = tuple(p.tree_us(nodes, hop_count(ranks), 0.0, extra) * _US for p in protocols)
     return Lines(latency, tuple(slope / p.rate for p in protocols))
 
 
@@ -200,13 +309,14 @@ def _all_to_all(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollecti
     """Each rank sends a share of its buffer to every other: over its own NIC to those of other nodes."""
     link, (near, far) = outer_link(cluster, nodes), exchanged(nodes, ranks)
     node_slope = _node_slope(Collective.ALL_TO_ALL, ranks, near, cluster, measured)
-    latency = fabrics().all_to_all.latency_us(nodes * ranks) + _extra_hop_us(link)
-    return Lines((latency * _US,), (slower(far / _wire_bytes_per_s(link), node_slope),))
+    exchange = fabrics().all_to_all
+    latency = exchange.latency_us(nodes * ranks, _extra_hop_us(link), link.kind)
+    return Lines((latency * _US,), (slower(far / (_wire_bytes_per_s(link) * exchange.rate), node_slope),))
 
 
 def _neighbours(cluster: Cluster, link: Link) -> Lines:
     """A transfer over one GPU's share of the NICs."""
     wire, extra = _wire_bytes_per_s(link), _extra_hop_us(link)
-    first, *_, last = fabrics().ring
-    latency = tuple((p.base_us + p.net_hop_us + extra) * _US for p in (first, last))
+    first, *_, last = (p.on(link.kind) for p in fabrics().ring)
+    latency = tuple((p.base_us + p.net_hop_us + p.crossings * extra) * _US for p in (first, last))
     return Lines(latency, (1 / (wire * first.rate), 1 / (wire * last.rate)))

@@ -29,22 +29,32 @@ from typing import Literal
 from forerun.common.errors import ForerunError
 from forerun.common.yaml_files import read_yaml
 from forerun.core.network import group_traffic as traffic
-from forerun.core.network.constants import NodeCollectives, NodeOp, fabrics
+from forerun.core.network.constants import NodeCollectives, NodeOp, NodeSwitches, fabrics
 from forerun.core.network.formulas import passes, rounds
 from forerun.core.network.group_traffic import Flows, Layout
 from forerun.core.network.lines import FREE, Lines
 from forerun.core.network.link_load import Busiest, Load, Watched, fabric_of
-from forerun.core.network.nccl import hop_count, measured_lines, node_constants, node_op, wire_efficiency
+from forerun.core.network.nccl import (
+    hop_count,
+    measured_lines,
+    node_constants,
+    node_op,
+    node_switches,
+    rings_alone,
+    wire_efficiency,
+)
 from forerun.core.network.network_file import Network, network_from, parse_topology
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, Collective
 from forerun.describe.cluster.types import Cluster
 
 _US = 1e-6
-Pattern = Literal["ring", "rails", "trees", "direct", "hops"]
+Pattern = Literal["ring", "rails", "trees", "switches", "direct", "hops"]
 _FILE_SUFFIXES = (".yaml", ".yml", ".json")
 _SPREAD = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 """collectives that rings over all links of a node can speed up"""
+_FASTER = 0.9
+"""share of the time of a ring for each rail in which one ring through all ranks has to be done, to be taken"""
 
 
 def load_network(source: Network | str | Path) -> Network:
@@ -98,7 +108,7 @@ class Way:
 
     @property
     def tree(self) -> bool:
-        """Whether it is a tree between nodes."""
+        """Whether it is a tree between nodes whose GPUs add."""
         return self.pattern == "trees"
 
 
@@ -162,12 +172,13 @@ def _ways(
         return _in_node(kind, loads)
     if kind == Collective.SEND_RECV:
         load = loads.hops()
-        ends = fabrics().ring[0], fabrics().ring[-1]
+        ends = (fabrics().ring[end].on(loads.fabric) for end in (0, -1))
         extra = loads.far_extra_us(load)
-        return tuple(_way(p.base_us + p.net_hop_us + extra, load, "hops", rate=p.rate) for p in ends)
+        return tuple(_way(p.base_us + p.net_hop_us + p.crossings * extra, load, "hops", rate=p.rate) for p in ends)
     if kind == Collective.ALL_TO_ALL:
         load = loads.direct()
-        return (_way(fabrics().all_to_all.latency_us(layout.size) + loads.far_extra_us(load), load, "direct"),)
+        latency_us = fabrics().all_to_all.latency_us(layout.size, loads.far_extra_us(load), loads.fabric)
+        return (_way(latency_us, load, "direct"),)
     return _between_nodes(kind, loads)
 
 
@@ -188,10 +199,18 @@ def _in_node(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
     extra_us = loads.near_extra_us(load) * steps
     latency_s = measured_lines(kind, ranks, op, 1.0).latency_s
     loss = sharing(op, ranks) * constants.link_gb_s
-    return tuple(
+    found = [
         _way(time_s / _US + extra_us, load, pattern, rounds(kind), bandwidth / loss)
         for time_s, bandwidth in zip(latency_s, (op.bw1, op.bw2, op.bw3), strict=True)
-    )
+    ]
+    switches = loads.added_in_nodes(kind)
+    if switches is not None:
+        load = loads.switches()
+        found += [
+            _way(line.latency_us + loads.near_extra_us(load), load, "switches", rate=line.bus_gb_s / switches.link_gb_s)
+            for line in switches.lines
+        ]
+    return tuple(found)
 
 
 def _between_nodes(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
@@ -199,16 +218,20 @@ def _between_nodes(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
     nodes, ranks = loads.layout.nodes, loads.layout.per_node
     load, times = loads.rails(kind), rounds(kind)
     pattern: Pattern = "rails"
-    if ranks > 1 and loads.ring(kind).s_per_byte < load.s_per_byte:
+    if ranks > 1 and loads.ring(kind).s_per_byte < _FASTER * load.s_per_byte:
         load, pattern = loads.ring(kind), "ring"
-    near_us, far_us = loads.near_extra_us(load), loads.far_extra_us(load)
-    found = [
-        _way(p.ring_us(nodes, ranks, times, near_us, far_us), load, pattern, times, p.rate) for p in fabrics().ring
-    ]
+    near_us, far_us, hops = loads.near_extra_us(load), loads.far_extra_us(load), hop_count(ranks)
+    rings, trees = ([p.on(loads.fabric) for p in protocols] for protocols in (fabrics().ring, fabrics().tree))
+    alone = rings_alone(nodes, ranks)
+    trees = trees[:1] if alone else trees
+    found = [_way(p.ring_us(nodes, hops, times, near_us, far_us), load, pattern, times, p.rate) for p in rings]
     if kind == Collective.ALL_REDUCE:
         load = loads.trees()
         near_us, far_us = loads.near_extra_us(load), loads.far_extra_us(load)
-        found += [_way(p.tree_us(nodes, ranks, near_us, far_us), load, "trees", rate=p.rate) for p in fabrics().tree]
+        found += [_way(p.tree_us(nodes, hops, near_us, far_us), load, "trees", rate=p.rate) for p in trees]
+    if loads.added_in_nodes(kind) is not None and not alone:
+        load, tree = loads.switches(), fabrics().in_switch.tree.of(nodes, loads.fabric)
+        found.append(_way(tree.tree_us(nodes, 0.0, 0.0, loads.far_extra_us(load)), load, "switches", rate=tree.rate))
     return tuple(found)
 
 
@@ -260,6 +283,20 @@ class _Loads:
     def hops(self) -> Load:
         return _load(self, "hops")
 
+    def switches(self) -> Load:
+        return _load(self, "switches")
+
+    @property
+    def fabric(self) -> str:
+        """The kind of the links that join the nodes of the cluster."""
+        return self.cluster.links[-1].kind if len(self.cluster.links) > 1 else ""
+
+    def added_in_nodes(self, kind: Collective) -> NodeSwitches | None:
+        """Returns the constants of the switches that add `kind` inside nodes; None without one switch for a node."""
+        inner = self.network.dims[0]
+        one_switch = inner.topology in ("Switch", "Rail") and inner.sizes[0] >= self.layout.per_node
+        return node_switches(kind, self.layout.per_node, self.cluster) if one_switch else None
+
     def far_extra_us(self, load: Load) -> float:
         """Returns the latency of a hop between nodes beyond that of the fabric that was measured."""
         return (load.far_latency_s or load.near_latency_s) / _US - fabrics().reference_latency_us
@@ -278,21 +315,28 @@ class _Loads:
         constants, _ = node_constants(self.cluster, self.measured)
         op = constants.all_to_all if pattern in ("direct", "hops") else constants.all_gather
         ranks = 2 if pattern == "hops" else max(2, self.layout.per_node)
-        nodes = 1 if pattern in ("direct", "hops") else self.layout.nodes
-        return sharing(op, ranks) * constants.link_gb_s / op.bw3, 1.0 / _efficiency(self.cluster, nodes)
+        if pattern in ("direct", "hops"):
+            far = 1.0 / _efficiency(self.cluster) / (fabrics().all_to_all.rate if pattern == "direct" else 1.0)
+        else:
+            far = max(1.0, self.layout.per_node / fabrics().most_nics) / _efficiency(self.cluster, self.layout.nodes)
+        switches = self.added_in_nodes(Collective.ALL_REDUCE) if pattern == "switches" else None
+        if switches is not None:
+            return switches.link_gb_s / switches.lines[-1].bus_gb_s, far
+        return sharing(op, ranks) * constants.link_gb_s / op.bw3, far
 
     def flows(self, pattern: Pattern, whole: bool) -> Iterator[Flows]:
         """Returns the messages of an algorithm. With `whole` every rank passes on all bytes, as in a broadcast."""
         layout = self.layout
-        share, node_share = (
-            1.0 if whole else passes(Collective.ALL_GATHER, ranks) for ranks in (layout.nodes, layout.size)
-        )
+        share = 1.0 if whole else passes(Collective.ALL_GATHER, layout.size)
         if pattern == "ring":
-            return traffic.ring(layout, node_share)
+            return traffic.ring(layout, share)
         if pattern == "rails":
-            return traffic.rails(layout, share, node_share)
+            return traffic.rails(layout, share, share)
+        if pattern == "switches":
+            added = passes(Collective.ALL_REDUCE, layout.per_node)
+            return traffic.ring(layout, added) if layout.nodes == 1 else traffic.trees(layout, added)
         if pattern == "trees":
-            return traffic.trees(layout, 2 * node_share)
+            return traffic.trees(layout, 2 * share)
         return traffic.direct(layout) if pattern == "direct" else traffic.hops(layout)
 
 

@@ -17,7 +17,7 @@ from forerun.core.network.formulas import passes
 from forerun.core.network.group_traffic import Layout
 from forerun.core.network.lines import Lines
 from forerun.core.network.link_load import Busiest
-from forerun.core.network.nccl import collective_lines, ring_lines, tree_lines
+from forerun.core.network.nccl import algorithms, collective_lines, ring_lines, tree_lines
 from forerun.core.network.on_topology import OnTopology, Way
 from forerun.core.network.patterns import CommunicationPattern, Wires, has_all_reduce
 from forerun.core.program.groups import CommGroup
@@ -94,6 +94,11 @@ def _ring_round(layout: Layout, wires: Wires, rates: AlphaBeta) -> tuple[float, 
     return ring_line(layout, passes(Collective.ALL_GATHER, layout.size), wires.fabric, wires.node_size, rates)
 
 
+def _ring_in_node(kind: Collective, group: CommGroup, wires: Wires) -> Lines:
+    """Returns the measured lines of the rings inside a node, without switches that add."""
+    return algorithms(kind, 1, group.ranks_per_node, wires.cluster, wires.measured)[0].lines
+
+
 def _ring_all_reduce(layout: Layout, wires: Wires, rates: AlphaBeta) -> tuple[float, float]:
     latency_s, s_per_byte = _ring_round(layout, wires, rates)
     return 2 * latency_s, 2 * s_per_byte
@@ -126,12 +131,12 @@ class RingAllReduce(CollectivePattern):
     def on_links(self, group: CommGroup, wires: Wires) -> Lines:
         """Returns the lines of NCCL's rings; inside one node, those of its measured collectives."""
         if group.nodes == 1:
-            return super().on_links(group, wires)
+            return _ring_in_node(self.kind, group, wires)
         return ring_lines(self.kind, group.nodes, group.ranks_per_node, wires.cluster, wires.measured)
 
     def ways(self, group: CommGroup, wires: Wires) -> tuple[Way, ...]:
-        """Returns all ways but trees."""
-        return tuple(way for way in super().ways(group, wires) if not way.tree)
+        """Returns all ways but trees and switches that add."""
+        return tuple(way for way in super().ways(group, wires) if way.pattern not in ("trees", "switches"))
 
     def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
         """Returns 2 (n - 1) alpha + 2 (n - 1) / n bytes beta."""
@@ -150,13 +155,13 @@ class TreeAllReduce(CollectivePattern):
     def on_links(self, group: CommGroup, wires: Wires) -> Lines:
         """Returns the lines of NCCL's trees. Inside one node a chain sends all bytes where a ring sends (n - 1) / n."""
         if group.nodes == 1:
-            ring, more = super().on_links(group, wires), group.size / (group.size - 1)
+            ring, more = _ring_in_node(self.kind, group, wires), group.size / (group.size - 1)
             return Lines(ring.latency_s, tuple(slope * more for slope in ring.s_per_byte))
         return tree_lines(group.nodes, group.ranks_per_node, wires.cluster, wires.measured)
 
     def ways(self, group: CommGroup, wires: Wires) -> tuple[Way, ...]:
         """Returns NCCL's trees, or its chain inside one node."""
-        found = super().ways(group, wires)
+        found = tuple(way for way in super().ways(group, wires) if way.pattern != "switches")
         if group.nodes > 1:
             return tuple(way for way in found if way.tree)
         more = group.size / (group.size - 1)

@@ -177,7 +177,7 @@ def _changed(
 ) -> Link | None:
     """Returns a reference link with another rate or kind; a new kind brings its own latency."""
     if kind is not None and link is not None:
-        own = link if link.kind == kind else replace(link, peer_to_peer=True, host_path_bytes_per_s=None)
+        own = link if link.kind == kind else replace(link, peer_to_peer=True, host_path_bytes_per_s=None, reduces=None)
         link = replace(own, kind=kind, latency_s=link_latency_s(kind), source=f"kind as given; rate: {link.source}")
     if bytes_per_s is None:
         return link

@@ -30,6 +30,8 @@ class LinkEntry(Entry):
     peer_to_peer: bool | None = None
     """where absent: that of the reference system of the device if its link is of the same kind, else true"""
     host_path_gb_s: Positive | None = None
+    reduces: bool | None = None
+    """whether its switches add what they pass on: of NVSwitch (NVLS; false before NCCL 2.17), of InfiniBand (SHARP)"""
     source: str = ""
 
     @model_validator(mode="after")
@@ -39,6 +41,14 @@ class LinkEntry(Entry):
         if self.host_path_gb_s is not None and self.peer_to_peer is not False:
             raise ValueError(
                 "host_path_gb_s is the rate through the host of GPUs without peer access: add peer_to_peer: false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_reduce(self) -> LinkEntry:
+        if self.reduces and self.kind not in ("nvswitch", "infiniband"):
+            raise ValueError(
+                f"reduces: true is for nvswitch (NVLS) and infiniband (SHARP), and this one is {self.kind}"
             )
         return self
 
@@ -58,7 +68,7 @@ class LinkEntry(Entry):
         latency_s = default_latency_s if self.latency_us is None else self.latency_us / US_PER_S
         host_path = None if self.host_path_gb_s is None else self.host_path_gb_s * GIGA
         peers = self.peer_to_peer is not False
-        return Link(name, self.kind, size, bytes_per_s, latency_s, self.source, peers, host_path)
+        return Link(name, self.kind, size, bytes_per_s, latency_s, self.source, peers, host_path, self.reduces)
 
 
 class LinkKindEntry(Entry):

@@ -79,6 +79,8 @@ class Link:
     """whether GPUs access each other's memory; otherwise host memory relays all that they send"""
     host_path_bytes_per_s: float | None = None
     """bus bandwidth of each GPU without peer access while all `size` send at once; None: that of a measured host"""
+    reduces: bool | None = None
+    """whether its switches add what they pass on; None: as usual (those of NVLink do, those between nodes don't)"""
 
 
 @dataclass(frozen=True)

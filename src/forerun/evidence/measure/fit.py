@@ -20,9 +20,9 @@ from forerun.common.units import GIGA, TERA
 from forerun.core.cost.attention import AttentionRates, attention_s
 from forerun.core.cost.gemm import GemmRates, gemm_s
 from forerun.core.cost.profile import AttentionEntry, GemmEntry
-from forerun.core.network.constants import NodeOp
-from forerun.core.network.lines import smooth_minimum_s
-from forerun.core.network.nccl import measured_lines
+from forerun.core.network.constants import NodeOp, fabrics
+from forerun.core.network.lines import N_LINES, Lines, smooth_minimum_s
+from forerun.core.network.nccl import measured_lines, switch_lines
 from forerun.core.program.kinds import Attention
 from forerun.core.program.types import F64, Collective
 
@@ -282,22 +282,38 @@ def fit_bytes(data: Columns, peak_gb_s: float) -> tuple[float, float, float]:
 # -- collectives -------------------------------------------------------------------------------------------------
 
 
-def collective_s(kind: Collective, op: NodeOp, ranks: F64, size_bytes: F64) -> F64:
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """The switches of a node that add all-reduces on GPUs of an architecture, if theirs do, beside measured rings."""
+
+    architecture: str = ""
+    link_gb_s: float = 0.0
+
+    def lines(self, kind: Collective, ranks: int) -> Lines:
+        """Returns the lines of a collective among `ranks` that the switches add; none where none does."""
+        found = fabrics().in_switch.of(self.architecture, ranks) if kind == Collective.ALL_REDUCE else None
+        return Lines((), ()) if found is None else switch_lines(found, ranks, self.link_gb_s * GIGA)
+
+
+def collective_s(kind: Collective, op: NodeOp, ranks: F64, size_bytes: F64, switches: Switches = Switches()) -> F64:
     """Returns the seconds of collectives inside a node under `op`, for columns of ranks and sizes."""
-    latency = np.empty((len(ranks), 6))
+    latency = np.empty((len(ranks), N_LINES))
     slope = np.empty_like(latency)
     for count in np.unique(ranks).tolist():
-        first, second = measured_lines(kind, int(count), op, 1.0).columns()
-        latency[ranks == count], slope[ranks == count] = first, second
+        ring, added = measured_lines(kind, int(count), op, 1.0), switches.lines(kind, int(count))
+        lines = Lines(ring.latency_s + added.latency_s, ring.s_per_byte + added.s_per_byte)
+        latency[ranks == count], slope[ranks == count] = lines.columns()
     return smooth_minimum_s(latency, slope, size_bytes)
 
 
-def fit_collective(kind: Collective, data: Columns, link_gb_s: float) -> tuple[NodeOp, float]:
+def fit_collective(
+    kind: Collective, data: Columns, link_gb_s: float, switches: Switches = Switches()
+) -> tuple[NodeOp, float]:
     """Fits one collective inside a node, all group sizes together; returns constants and their error in percent.
 
     Columns: num_gpus, message_bytes, latency_us. `link_gb_s`, the rate of a GPU's links in one direction, bounds the
     bandwidths. Weak priors (what the fits of five devices have in common) hold constants that a few dozen points cannot
-    separate.
+    separate. What `switches` add beside rings has the constants that all devices share.
     """
     ranks, size, latency_us = _columns(data, ("num_gpus", "message_bytes", "latency_us"), LEAST_ROWS["collectives"])
     starts = _starts()
@@ -306,7 +322,7 @@ def fit_collective(kind: Collective, data: Columns, link_gb_s: float) -> tuple[N
         parameters = [replace(p, start=starts.all_to_all_h_us) if p.name == "h_us" else p for p in parameters]
 
     def model_s(x: F64) -> F64:
-        return collective_s(kind, NodeOp(*(float(value) for value in x)), ranks, size)
+        return collective_s(kind, NodeOp(*(float(value) for value in x)), ranks, size, switches)
 
     best, error = _fit(parameters, model_s, latency_us * _US, np.where(size >= 2**20, 2.0, 1.0))
     return NodeOp(*(float(value) for value in best)), error

@@ -26,6 +26,7 @@ from forerun.describe.kernels.attention import fused_kernel
 from forerun.evidence.measure.fit import (
     LEAST_ROWS,
     Peaks,
+    Switches,
     attention_constants,
     attention_shapes,
     cache_pass_s,
@@ -102,7 +103,7 @@ def parts_of(samples: Samples, old: Profile, device: Device, link_gb_s: float, h
         yield _bytes("host_copy", samples.host_copy, old, host_gb_s)
     for name, table in samples.collectives.items():
         if link_gb_s > 0:
-            yield _collective(name, table, old, link_gb_s)
+            yield _collective(name, table, old, Switches(device.architecture, link_gb_s))
 
 
 def peaks_of(device: Device, dtype: str) -> Peaks:
@@ -287,14 +288,14 @@ def _share_of(entry: MemoryEntry | HostCopyEntry) -> float:
     return entry.hbm_fraction if isinstance(entry, MemoryEntry) else entry.link_fraction
 
 
-def _collective(name: str, table: Table, old: Profile, link_gb_s: float) -> Part:
+def _collective(name: str, table: Table, old: Profile, switches: Switches) -> Part:
     kind = OPS[name]
 
     def under(op: NodeOp, rows: Table) -> F64:
-        return collective_s(kind, op, rows["num_gpus"], rows["message_bytes"])
+        return collective_s(kind, op, rows["num_gpus"], rows["message_bytes"], switches)
 
     def fit(rows: Table) -> Fitted:
-        op, _ = fit_collective(kind, rows, link_gb_s)
+        op, _ = fit_collective(kind, rows, switches.link_gb_s, switches)
         return Fitted(op, partial(under, op))
 
     def before(_: Fitted, rows: Table) -> F64:

@@ -96,7 +96,8 @@ def read_tables(folder: Path, name: str) -> Samples:
     The folder holds gemm.parquet, attention_forward.parquet and nccl.parquet.
     Columns: gemm: device, dtype, m, n, k, latency_us; attention_forward: device, batch, seq, heads, kv_heads, head_dim,
     latency_us (causal) and, where known, stacks (how many measured a shape); nccl: device, op, num_gpus, message_bytes,
-    latency_us (several rows of a shape: their median). It omits attention that fewer than half of the usual number of
+    latency_us (several rows of a shape: their median) and, where known, dtype. It omits all-reduces of int8, which
+    switches do not add and training does not run, and attention that fewer than half of the usual number of
     stacks measured, and notes so.
 
     Raises:
@@ -106,6 +107,8 @@ def read_tables(folder: Path, name: str) -> Samples:
     usual = _usual(attention)
     collectives: dict[str, Table] = {}
     for op, rows in nccl.groupby("op"):
+        if op == "all_reduce" and "dtype" in rows:
+            rows = rows[rows.dtype != "int8"]
         medians = rows.groupby(["num_gpus", "message_bytes"], as_index=False).latency_us.median()
         collectives[_TABLE_OPS.get(op, op)] = _columns(medians, ("num_gpus", "message_bytes", "latency_us"))
     shape = ("batch", "seq", "heads", "kv_heads", "head_dim", "latency_us")
