@@ -181,3 +181,46 @@ def test_sizes():
     for text in ("", "MiB", "-1", "1.5", "1e9", "2000TiB", "9" * 50):
         with pytest.raises(ForerunError):
             parse_bytes(text)
+
+
+# -- what NCCL chooses on a cluster ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gpus", "size", "algorithm", "protocol"),
+    [
+        ("h100", 8, "1GiB", "NVLS", "Simple"),
+        ("h100", 4, "1GiB", "Ring", "Simple"),
+        ("h100", 16, "1GiB", "NVLSTree", "Simple"),
+        ("h100", 64, "8GiB", "Ring", "Simple"),
+        ("h100", 64, "1KiB", "Tree", "LL"),
+        ("a100", 8, "1GiB", "Ring", "Simple"),
+        ("rtx4090", 8, "1MiB", "Ring", "through host memory"),
+    ],
+)
+def test_the_algorithm_of_nccl_on_a_cluster(cluster, gpus, size, algorithm, protocol, capsys):
+    found = figures(capsys, "all_reduce", "--bytes", size, "--cluster", cluster, "--gpus", str(gpus))
+    (point,) = found["points"]
+    assert (found["gpus"], point["algorithm"], point["protocol"]) == (gpus, algorithm, protocol)
+    assert point["busbw_gb_s"] == pytest.approx(point["algbw_gb_s"] * 2 * (gpus - 1) / gpus)
+    assert point["algbw_gb_s"] == pytest.approx(point["size_bytes"] / point["time_s"] / 1e9)
+
+
+def test_a_cluster_without_a_number_of_gpus_is_one_node(capsys):
+    assert figures(capsys, "all_gather", "--bytes", "1MiB", "--cluster", "h100")["gpus"] == 8
+    assert run(["collective", "all_gather", "--bytes", "1MiB", "--cluster", "h100"]) == 0
+    assert "all_gather of 8 GPUs of h100-sxm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("all_reduce", "--cluster", "h100", *NETWORK), "leave out --topology and --network"),
+        (("all_reduce", "--cluster", "h100", "--algorithm", "ring"), "leave out --algorithm"),
+        (("all_reduce", "--gpus", "8", *NETWORK), "--gpus goes with --cluster"),
+        (("all_gathered", "--cluster", "h100"), "unknown collective"),
+    ],
+)
+def test_what_goes_with_a_cluster(arguments, message, capsys):
+    assert run(["collective", *arguments, "--bytes", "1MiB"]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

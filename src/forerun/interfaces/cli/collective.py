@@ -18,10 +18,18 @@ from forerun.astrasim.astra.collective_cases import case_results, strided_groups
 from forerun.astrasim.astra.collective_sweep import KINDS, Setting, default_algorithms, fitting_setting, sweep
 from forerun.astrasim.astra.system import System, system_from
 from forerun.common.errors import ForerunError
+from forerun.core.cost.nccl_choice import nccl_choices
 from forerun.core.network.network_file import Network, parse_topology, read_network
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.cluster.types import Cluster
 from forerun.interfaces.cli.numbers import parse_bytes
 from forerun.interfaces.cli.option_groups import grouped
-from forerun.interfaces.report.collective_table import collectives_record, print_collectives
+from forerun.interfaces.report.collective_table import (
+    collectives_record,
+    nccl_record,
+    print_collectives,
+    print_nccl,
+)
 from forerun.interfaces.report.console import console
 from forerun.interfaces.report.records import to_json
 
@@ -80,6 +88,21 @@ class NetworkOptions:
     network: Annotated[Path | None, typer.Option(help="Network file, in place of --topology.")] = None
     bandwidth: Annotated[str, typer.Option(help="GB/s of links: one number, or one for each dimension: 50,25.")] = "50"
     latency: Annotated[str, typer.Option(help="ns of links: one number, or one for each dimension: 500,700.")] = "500"
+    cluster: Annotated[
+        str | None, typer.Option(help="Name or file of a cluster, for NCCL's own choice and times on its links.")
+    ] = None
+    gpus: Annotated[int | None, typer.Option(min=2, help="How many GPUs of --cluster; one node by default.")] = None
+
+    def read_cluster(self) -> tuple[Cluster, int] | None:
+        """The cluster and the number of GPUs; None without --cluster. Raises ForerunError for what doesn't go along."""
+        if self.cluster is None:
+            if self.gpus is not None:
+                raise ForerunError("--gpus goes with --cluster; a network says how many NPUs it joins")
+            return None
+        if self.topology is not None or self.network is not None:
+            raise ForerunError("--cluster: NCCL runs on the cluster's own links; leave out --topology and --network")
+        found = load_cluster(self.cluster)
+        return found, self.gpus or found.node_size
 
     def read(self) -> Network:
         """The network. Raises ForerunError for none or both, and for text that is wrong."""
@@ -158,6 +181,7 @@ def collective(
 ) -> None:
     """Simulate collectives: a table by size and algorithm, or a JSON line for each case of a file.
 
+    With --cluster it simulates no messages and says what NCCL chooses on a cluster, and how long that takes.
     Sizes and bandwidths are those of nccl-tests; the size of an all_gather is that of its output.
     """
     if cases is not None:
@@ -167,6 +191,11 @@ def collective(
         return
     if kind is None:
         raise ForerunError(f"collective: none is named; name one of {', '.join(KINDS)} or give --cases FILE")
+    if (of_cluster := network.read_cluster()) is not None:
+        if algorithm is not None:
+            raise ForerunError("--cluster: NCCL chooses the algorithm; leave out --algorithm")
+        _print_nccl(kind, sizes.bytes(), *of_cluster, as_json)
+        return
     where, system = network.read(), scheduling.system()
     groups = joined.on(where)
     if backend is Backend.auto:
@@ -181,6 +210,14 @@ def collective(
         print(to_json(collectives_record(setting, kind, points)))
     else:
         print_collectives(console(), setting, kind, points)
+
+
+def _print_nccl(kind: str, sizes: list[int], cluster: Cluster, n_gpus: int, as_json: bool) -> None:
+    points = nccl_choices(kind, sizes, cluster, n_gpus)
+    if as_json:
+        print(to_json(nccl_record(cluster, n_gpus, kind, points)))
+    else:
+        print_nccl(console(), cluster, n_gpus, kind, points)
 
 
 def _run_cases(path: Path) -> None:

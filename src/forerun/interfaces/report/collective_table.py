@@ -9,7 +9,9 @@ from typing import Any
 from rich.console import Console
 
 from forerun.astrasim.astra.collective_sweep import Point, Setting
+from forerun.core.cost.nccl_choice import NcclChoice
 from forerun.core.network.network_file import Network
+from forerun.describe.cluster.types import Cluster
 from forerun.interfaces.report.console import make_table, print_title
 from forerun.interfaces.report.wording import percent, seconds
 
@@ -40,6 +42,30 @@ def _cells(point: Point) -> tuple[str, str, str]:
         return "-", "", ""
     beyond = "!" * point.beyond_links
     return seconds(point.time_ns * 1e-9), _bandwidth(point.algbw_gbps), _bandwidth(point.busbw_gbps) + beyond
+
+
+def print_nccl(out: Console, cluster: Cluster, n_gpus: int, collective: str, points: Sequence[NcclChoice]) -> None:
+    """A row for each size: what NCCL runs, and how long it takes."""
+    print_title(out, f"{collective} of {n_gpus:,} GPUs of {cluster.name}")
+    rows = (
+        (
+            size_words(point.size_bytes),
+            point.algorithm,
+            point.protocol,
+            seconds(point.time_s),
+            _bandwidth(point.algbw_gb_s),
+            _bandwidth(point.busbw_gb_s),
+        )
+        for point in points
+    )
+    headings = ("size", "algorithm", "protocol", "time", "algbw GB/s", "busbw GB/s")
+    out.print(make_table("rllrrr", headings, rows, gap=2, whole="lr"))
+
+
+def nccl_record(cluster: Cluster, n_gpus: int, collective: str, points: Sequence[NcclChoice]) -> dict[str, Any]:
+    """The same figures as one object."""
+    points_record = [asdict(point) for point in points]
+    return {"collective": collective, "cluster": cluster.name, "gpus": n_gpus, "points": points_record}
 
 
 def collectives_record(setting: Setting, collective: str, points: Sequence[Point]) -> dict[str, Any]:
