@@ -1,4 +1,4 @@
-"""Collectives as NCCL runs them: lines of latency and bandwidth inside a node, rings and trees between nodes.
+"""Collectives as NCCL runs them: lines inside a node, rings and trees between nodes, and switches that add.
 
 Sizes follow nccl-tests: the full buffer (gathered output of an all-gather, whole input of a reduce-scatter, send
 buffer of an all-to-all). A group is (nodes, ranks per node); every GPU owns its share of its node's NICs, so a group

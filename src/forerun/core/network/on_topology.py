@@ -9,6 +9,7 @@ What NCCL chooses from:
 * inside a node, rings over all links: one ring through the ranks, or direct shares where that is faster (a full mesh);
 * between nodes, one ring through all ranks or one for each rank of a node over its own rail, and for an all-reduce
   double binary trees over the nodes; the fastest of them by size;
+* where one switch joins the GPUs of a node and can add, all-reduces that it adds, with trees between nodes;
 * all-to-all: direct. Point to point: every rank of the axis sends to the next at the same time.
 
 Constants that are NCCL's stay as in `network.nccl`: its protocols' base latencies, steps and rates (fabrics.yaml); the

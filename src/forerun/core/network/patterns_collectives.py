@@ -106,7 +106,7 @@ def _ring_all_reduce(layout: Layout, wires: Wires, rates: AlphaBeta) -> tuple[fl
 
 @dataclass(frozen=True)
 class Nccl(CollectivePattern):
-    """NCCL's own choice by size: rings or trees."""
+    """NCCL's own choice by size: rings, trees or switches that add."""
 
     name: str = "nccl"
 
