@@ -207,24 +207,31 @@ def _switch_slope(line: SwitchLine, switches: NodeSwitches, ranks: int, bytes_pe
 
 def _between_switches(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> list[Algorithm]:
     """Returns all-reduces over several nodes that switches add, inside nodes or between them too."""
-    switches = node_switches(Collective.ALL_REDUCE, ranks, cluster)
-    link, found, table = outer_link(cluster, nodes), [], fabrics().in_switch
-    wire, extra = _nics_bytes_per_s(link, nodes, ranks), _extra_hop_us(link)
-    if switches is not None:
-        near = _switch_slope(switches.lines[-1], switches, ranks, cluster.links[0].bytes_per_s)
-        far, tree = 1.0 if nodes == 2 else TREE_PASSES, table.tree.of(nodes, link.kind)
-        latency = tree.tree_us(nodes, 0.0, 0.0, extra)
-        lines = Lines((latency * _US,), (slower(near, far / wire) / tree.rate,))
-        found.append(Algorithm("NVLSTree", ("Simple",), lines, 1.0, far / ranks))
-    if link.reduces:
-        around = passes(Collective.ALL_REDUCE, ranks)
-        inside = _node_slope(Collective.ALL_GATHER, ranks, around, cluster, measured) if switches is None else near
-        lines = Lines(
-            ((table.fabric.base_us + table.fabric.net_hop_us + extra) * _US,),
-            (slower(inside, 1.0 / wire) / table.fabric.rate,),
-        )
-        found.append(Algorithm("CollNet", ("Simple",), lines, 1.0 if switches else around, 1.0 / ranks))
-    return found
+    switches, link = node_switches(Collective.ALL_REDUCE, ranks, cluster), outer_link(cluster, nodes)
+    around = passes(Collective.ALL_REDUCE, ranks)
+    if switches is None:
+        inside, sent = _node_slope(Collective.ALL_GATHER, ranks, around, cluster, measured), around
+    else:
+        inside = _switch_slope(switches.lines[-1], switches, ranks, cluster.links[0].bytes_per_s)
+        sent = 1.0
+    found = [] if switches is None else [_switch_trees(nodes, ranks, link, inside)]
+    return [*found, _fabric_switches(nodes, ranks, link, inside, sent)] if link.reduces else found
+
+
+def _switch_trees(nodes: int, ranks: int, link: Link, inside: float) -> Algorithm:
+    """Trees between nodes whose switches take `inside` seconds per byte. Of two, each sends all bytes once."""
+    far, tree = 1.0 if nodes == 2 else TREE_PASSES, fabrics().in_switch.tree.of(nodes, link.kind)
+    latency = tree.tree_us(nodes, 0.0, 0.0, _extra_hop_us(link))
+    slope = slower(inside, far / _nics_bytes_per_s(link, nodes, ranks)) / tree.rate
+    return Algorithm("NVLSTree", ("Simple",), Lines((latency * _US,), (slope,)), 1.0, far / ranks)
+
+
+def _fabric_switches(nodes: int, ranks: int, link: Link, inside: float, near: float) -> Algorithm:
+    """Switches between nodes that add; `inside` a node takes seconds per byte, and each GPU sends `near` of them."""
+    fabric = fabrics().in_switch.fabric
+    latency = fabric.base_us + fabric.net_hop_us + _extra_hop_us(link)
+    slope = slower(inside, 1.0 / _nics_bytes_per_s(link, nodes, ranks)) / fabric.rate
+    return Algorithm("CollNet", ("Simple",), Lines((latency * _US,), (slope,)), near, 1.0 / ranks)
 
 
 # -- between nodes ---------------------------------------------------------------------------------------------
