@@ -202,6 +202,11 @@ def summary(recording):
         "collectives": [names[i] for i in range(len(names)) if kind[i] == OpKind.COLLECTIVE],
         "moved_bytes": float((recording.ops.bytes_read + recording.ops.bytes_written)[row].sum()),
         "activation_bytes": int(recording.tensor_bytes[category == int(Category.ACTIVATION)].sum()),
+        "made_by_optimizer": sorted(
+            int(size)
+            for size, node in zip(recording.tensor_bytes, recording.tensor_alloc, strict=True)
+            if node >= 0 and recording.phase[node] == Phase.OPTIMIZER
+        ),
         "notes": recording.meta["notes"],
         "fallbacks": recording.meta["fallbacks"],
     }

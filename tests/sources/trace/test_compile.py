@@ -100,6 +100,16 @@ def test_a_compiled_optimizer_fuses_its_update(steps):
     assert steps["optimizer"]["moved_bytes"] < steps["eager"]["moved_bytes"]
 
 
+def test_a_compiled_optimizer_keeps_no_second_copy_of_its_states(steps):
+    """The parameters have several sizes, and each is updated by the part of one kernel that has its tensor."""
+    update = [
+        n for n, p in zip(steps["optimizer"]["names"], steps["optimizer"]["phases"], strict=True) if p == "OPTIMIZER"
+    ]
+    assert sum("addcdiv" in name for name in update) == 1
+    assert not any(name == "fused_copy_" for name in update)
+    assert max(steps["optimizer"]["made_by_optimizer"], default=0) <= 512
+
+
 def test_what_dynamo_cannot_capture_runs_as_it_is_and_is_named(steps):
     (fallback,) = steps["impossible"]["fallbacks"]
     assert "not_for_dynamo" in fallback

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -45,6 +46,7 @@ _EXTERN = frozenset(
 )
 _SCANS = frozenset(("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"))
 _GATHERS = frozenset(("embedding", "index", "_unsafe_index", "gather", "index_select"))
+_LIST_OP = "_foreach_"
 _REDUCTIONS = frozenset(("prepare_softmax_online",))
 """Reductions that don't have torch's `reduction` tag."""
 
@@ -72,6 +74,7 @@ def fusion_nodes(graph: Graph) -> tuple[list[FusionNode], list[Node]]:
 
     found: list[FusionNode] = []
     nodes: list[Node] = []
+    lists = _Lists()
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -97,9 +100,27 @@ def fusion_nodes(graph: Graph) -> tuple[list[FusionNode], list[Node]]:
             found.append(FusionNode(name, kind, elements(values), (*reads[1:], hit), (hit,), kept=kept))
         else:
             reduced, inner = _reduction(node, outputs) if kind == Kind.REDUCTION else (1, True)
-            found.append(FusionNode(name, kind, numel, tuple(reads), tuple(writes), reduced, inner, kept))
+            op = FusionNode(name, kind, numel, tuple(reads), tuple(writes), reduced, inner, kept)
+            found.append(lists.placed(op))
         nodes.append(node)
     return found, nodes
+
+
+class _Lists:
+    """The tensors that operators over lists make. Inductor fuses an op over one of them with the part of the list's
+    kernel that makes it."""
+
+    def __init__(self) -> None:
+        self._made: dict[Access, int] = {}
+        """a tensor of a list -> the elements of the list's first one, by which its op counts"""
+
+    def placed(self, op: FusionNode) -> FusionNode:
+        """Returns `op`, which counts as the list does if it goes over one of its tensors."""
+        if op.name.startswith(_LIST_OP):
+            self._made |= dict.fromkeys(op.writes, op.numel)
+            return op
+        listed = None if op.kind != Kind.POINTWISE else next(filter(None, map(self._made.get, op.reads)), None)
+        return op if listed is None else replace(op, numel=listed, of_list=True)
 
 
 def _name(node: Node) -> str:

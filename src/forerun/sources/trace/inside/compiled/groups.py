@@ -42,6 +42,8 @@ class FusionNode:
     """Whether a REDUCTION runs over the last dims, whose elements are neighbours in memory."""
     kept: bool = False
     """Whether its value is used after the region, or by the backward pass."""
+    of_list: bool = False
+    """Whether it goes over one tensor of a list that another op made, so that its `numel` is that op's."""
 
 
 @dataclass(frozen=True, slots=True)

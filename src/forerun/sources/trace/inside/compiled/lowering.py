@@ -130,7 +130,9 @@ class Lowering:
             self.groups.append(first)
             order += 1
             reads, before, space, outer, whole = {partial: None}, {first}, (node.numel, splits), False, (0, 0)
-        group = Group(node.kind, space, outer, whole, reads, writes, members, order, order, before)
+        # Inductor fuses what goes over one tensor of a list with the part of the list's kernel that made the tensor.
+        size = 0 if node.of_list else 1
+        group = Group(node.kind, space, outer, whole, reads, writes, members, order, order, before, size)
         for access in (*node.reads, *node.writes):
             if access.storage in self._changed:
                 group.before |= {other for other in self._touched.get(access.storage, ()) if other is not group}
