@@ -8,7 +8,6 @@ from typing import Any
 
 from forerun.answers.analysis import predict as _predict
 from forerun.answers.analysis.around_step import around_plan
-from forerun.answers.analysis.predict_program import STACK
 from forerun.answers.analysis.predict_program import predict_program as _predict_program
 from forerun.answers.analysis.predict_program import read_program as load_program
 from forerun.answers.analysis.prediction import Prediction
@@ -124,7 +123,7 @@ def predict_program(
     network: Network | str | Path | None = None,
     measured: Measured | None = None,
     tokens_per_step: int | None = None,
-    stack: str = STACK,
+    stack: str | None = None,
     whole_timeline: bool = False,
     loop: TrainingLoop | None = None,
     storage: Storage | None = None,

@@ -73,6 +73,17 @@ def test_a_folded_run_has_the_same_figures(monkeypatch):
 # -- what meta says ----------------------------------------------------------------------------------------------------
 
 
+def test_a_program_has_the_stack_that_its_imports_tell_unless_another_one_is_named():
+    program = program_of(plan_of(dp_shard=8))
+    told = replace(program, meta={**program.meta, "stack": "simple-fsdp"})
+    named = predict_program(program, H100, stack="simple-fsdp").prediction
+    found = predict_program(told, H100).prediction
+    assert found.step_time_s == named.step_time_s != predict_program(program, H100).prediction.step_time_s
+    assert predict_program(told, H100, stack="pytorch").prediction.step_time_s != found.step_time_s
+    assert any(line.startswith("stack: simple-fsdp, whose") for line in found.explain)
+    assert not any(line.startswith("stack: simple-fsdp, whose") for line in named.explain)
+
+
 def test_compiled_ops_are_issued_faster():
     program = program_of(plan_of(dp_shard=8))
     everything = list(range(len(program.ops)))

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from forerun.common.errors import ForerunError, UnknownName
-from forerun.describe.stacks.catalog import load_stack, stack_names
+from forerun.describe.stacks.catalog import imported_by, load_stack, stack_names
 from forerun.describe.stacks.stack import SearchSpace, Stack, gradient_dtype
 
 RATES = ("gemm_rate", "memory_rate", "attention_rate", "network_rate")
@@ -133,3 +133,21 @@ def test_stacks_can_be_keys_and_how_a_rate_was_fitted_does_not_tell_them_apart()
     assert fitted == PLAIN
     assert hash(fitted) == hash(PLAIN)
     assert dataclasses.replace(PLAIN, gemm_rate=0.9) != PLAIN
+
+
+@pytest.mark.parametrize(
+    ("modules", "stack"),
+    [
+        (["numpy", "simple_fsdp"], "simple-fsdp"),
+        (["torchtitan", "torchtitan.train"], "torchtitan"),
+        (["numpy", "mine.torchtitan"], None),
+        ([], None),
+    ],
+)
+def test_the_modules_of_a_program_tell_its_stack(modules: list[str], stack: str | None) -> None:
+    assert imported_by(modules) == stack
+
+
+def test_no_module_tells_two_stacks() -> None:
+    told = [module for name in stack_names() for module in load_stack(name).imports]
+    assert len(told) == len(set(told))

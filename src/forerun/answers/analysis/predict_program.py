@@ -43,7 +43,7 @@ def predict_program(
     network: Network | None = None,
     measured: Measured | None = None,
     tokens_per_step: int | None = None,
-    stack: str = STACK,
+    stack: str | None = None,
     whole_timeline: bool = False,
     loop: TrainingLoop | None = None,
     storage: Storage | None = None,
@@ -56,8 +56,8 @@ def predict_program(
         measured: the user's own times of kernels and collectives, which replace the shipped ones.
         tokens_per_step: tokens of a step over all GPUs; unless given, those that the program states. Tokens/s are not
             known where neither does.
-        stack: the stack whose host times, rates of kernels and collectives, and allocator settings apply. What runs
-            comes from the program alone.
+        stack: the stack whose host times, rates of kernels and collectives, and allocator settings apply; unless given,
+            `stack_of` the program. What runs comes from the program alone.
         whole_timeline: keep every node in the Timeline; else a run of closed blocks may be a single node.
         loop: the periodic work of the training loop; unless given, what the program states.
         storage: the storage that checkpoints go to.
@@ -76,7 +76,7 @@ def predict_program(
     subject = Subject(
         name=origin.name or "program",
         n_gpus=origin.world_size,
-        stack=load_stack(stack),
+        stack=load_stack(stack or stack_of(placed)),
         launching=Launching(compiled_ops=origin.compiled_ops),
         precision=_precision(placed.ops, op_counts(placed).max(axis=0, initial=0)),
         tokens_per_step=tokens,
@@ -85,7 +85,7 @@ def predict_program(
         sample=None if tokens or not origin.samples_per_step else "sample",
         samples_per_step=None if tokens else origin.samples_per_step,
         warnings=(*map(_uncompiled, origin.fallbacks), *origin.notes),
-        notes=_notes(program, origin),
+        notes=_notes(program, origin, stack),
         residuals=TRACED if origin.source == TRACE else None,
         fell_back=bool(origin.fallbacks),
     )
@@ -109,6 +109,11 @@ def read_program(path: str | Path) -> Program:
     return program if origin.name else replace(program, meta={**program.meta, "name": Path(path).stem})
 
 
+def stack_of(program: Program) -> str:
+    """Returns the name of the stack that a traced program's imports tell, else `pytorch`."""
+    return Origin.of(program).stack or STACK
+
+
 def placed_program(program: Program, cluster: Cluster, n_gpus: int | None = None) -> Program:
     """Returns `program` at `n_gpus` ranks on the nodes of `cluster`. Raises ForerunError like `predict_program`."""
     wanted = Origin.of(program).world_size if n_gpus is None else n_gpus
@@ -117,12 +122,14 @@ def placed_program(program: Program, cluster: Cluster, n_gpus: int | None = None
     return scaled(program, wanted, cluster.node_size)
 
 
-def _notes(program: Program, origin: Origin) -> tuple[str, ...]:
+def _notes(program: Program, origin: Origin, stack: str | None) -> tuple[str, ...]:
     """Returns the lines of `explain` about where the program is from and what was changed."""
     ranks = Origin.of(program).world_size
     made = "traced" if origin.source == TRACE else "built"
     by = f" with torch {origin.torch}" if origin.torch else ""
     lines = [f"program: {made}{by} at {ranks} ranks"]
+    if origin.stack and stack is None:
+        lines.append(f"stack: {origin.stack}, whose modules the program imports; --stack takes another one")
     if origin.world_size != ranks:
         lines.append(
             f"gpus: data parallelism scaled from {ranks} to {origin.world_size} ranks, everything else as it was"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.answers.analysis.memory_need import memory_need
-from forerun.answers.analysis.predict_program import STACK, placed_program, predict_program, read_program
+from forerun.answers.analysis.predict_program import placed_program, predict_program, read_program, stack_of
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.search.result import Objective
 from forerun.answers.search.search import check_objective, limited
@@ -238,7 +238,7 @@ class _Task:
         return Fitting(path.name, simulation.prediction, tokens, _groups(placed))
 
     def _does_not_fit(self, file: str, placed: Program) -> NotFitting | None:
-        need = memory_need(placed, self.cluster, load_stack(STACK))
+        need = memory_need(placed, self.cluster, load_stack(stack_of(placed)))
         if need.held.fits:
             return None
         fullest = need.profiles[need.worst]

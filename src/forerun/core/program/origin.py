@@ -55,6 +55,8 @@ class Origin:
     source_lines: Mapping[str, tuple[str, ...]]
     """name of ops -> file:line that launches them, the most frequent first"""
     torch: str
+    stack: str
+    """the stack that the modules of a traced program tell; empty where none does"""
     loop: TrainingLoop
     """the periodic work of the training loop"""
     stages: tuple[MemoryStage, ...]
@@ -84,6 +86,7 @@ class Origin:
             fallbacks=read.lines("fallbacks"),
             source_lines=read.source_lines(),
             torch=read.text("torch"),
+            stack=read.text("stack"),
             loop=read.loop(),
             stages=read.stages(),
             state_tensors=read.count("state_tensors") or 0,

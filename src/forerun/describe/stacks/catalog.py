@@ -1,13 +1,14 @@
 """Loads shipped stacks by name and a user's own by path, and finds a stack by the words of a table of measurements.
 
 A file with `extends: NAME` states only what differs from that stack. Its sections `search` and `fitted` are merged with
-the extended stack's key by key, its other keys replace them, and `names` and `description` are not taken over.
+the extended stack's key by key, its other keys replace them, and `names`, `imports` and `description` are not taken
+over.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -24,7 +25,7 @@ OWN_FOLDER = "FORERUN_STACKS"
 """environment variable that names a folder of further stacks"""
 _SUFFIXES = (".yaml", ".yml")
 _MERGED = ("search", "fitted")
-_OWN = ("names", "description")
+_OWN = ("names", "imports", "description")
 """keys that a stack does not take over from the one that it extends"""
 _SHIPPED = Path(str(resources.files("forerun.describe.stacks"))) / "frameworks"
 
@@ -64,6 +65,15 @@ def named_by(columns: Mapping[str, str]) -> str | None:
     found = {
         name: max((one.letters_in(columns) for one in load_stack(name).names), default=()) for name in stack_names()
     }
+    best = max(found, key=lambda name: found[name])
+    return best if found[best] else None
+
+
+def imported_by(modules: Collection[str]) -> str | None:
+    """Returns the stack that the modules of a program tell; None where none does. Of several the most exact name wins,
+    of equals the first in the alphabet."""
+    known = set(modules)
+    found = {name: max(map(len, known.intersection(load_stack(name).imports)), default=0) for name in stack_names()}
     best = max(found, key=lambda name: found[name])
     return best if found[best] else None
 

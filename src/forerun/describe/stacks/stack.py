@@ -99,6 +99,8 @@ class Stack:
     """family of the stack; a fit leaves out a whole family at a time. By default the stack's name"""
     names: tuple[StackName, ...] = ()
     """patterns of the words by which a table of measurements names this framework"""
+    imports: tuple[str, ...] = ()
+    """modules of Python whose import tells that a traced program runs on this stack"""
     launch: tuple[str, ...] = ()
     """tools of `--launch` that start this framework"""
     search: SearchSpace | None = None

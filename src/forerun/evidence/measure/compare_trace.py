@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from forerun.answers.analysis.predict_program import STACK, predict_program, read_program
+from forerun.answers.analysis.predict_program import predict_program, read_program, stack_of
 from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
 from forerun.common.units import GIB, PS_PER_S
@@ -106,7 +106,7 @@ def _predicted(program: Program, cluster: Cluster, role: int) -> dict[str, tuple
     """Returns the predicted kernels and milliseconds by name of operation."""
     ops, origin = program.ops, Origin.of(program)
     launching = Launching(compiled_ops=origin.compiled_ops)
-    costs = step_costs(ops, program.groups, cluster, load_stack(STACK), launching, origin.world_size)
+    costs = step_costs(ops, program.groups, cluster, load_stack(stack_of(program)), launching, origin.world_size)
     counts = op_counts(program)[role]
     out: dict[str, tuple[int, float]] = {}
     for op in np.flatnonzero((counts > 0) & ~ops.is_delay).tolist():

@@ -37,6 +37,8 @@ class Run:
     """file -> text -> text in its place: what the source of the row says was changed in the script"""
     dynamo: str = ""
     """release of torch whose Dynamo the run had (`forerun trace --dynamo`); empty for the one that is installed"""
+    stack: str = ""
+    """stack of the prediction; empty for the one that the program's imports tell"""
     variables: Mapping[str, str] = field(default_factory=dict)
     """environment variables"""
 

@@ -113,7 +113,7 @@ def _predicted(
     try:
         program = read_program(folders.traces / f"{row.id}{SUFFIX}")
         tokens = None if not row.global_batch_seqs or not row.seq_len else row.global_batch_seqs * row.seq_len
-        found = predict_program(program, where, tokens_per_step=tokens).prediction
+        found = predict_program(program, where, tokens_per_step=tokens, stack=run.stack or None).prediction
     except ForerunError as error:
         return TracedResult(row, run, None, str(error), result, where)
     return TracedResult(row, run, found, "", result, where)

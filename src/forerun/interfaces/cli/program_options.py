@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from forerun.answers.analysis.predict_program import STACK, predict_program, read_program
+from forerun.answers.analysis.predict_program import predict_program, read_program
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.search.search import limited
 from forerun.common.errors import ForerunError
@@ -79,7 +79,7 @@ def simulate_file(
     whole_timeline: bool,
     stack: str = "",
 ) -> Simulation:
-    """Run a saved Program under these conditions, at the rates of `stack` (pytorch). Raises ForerunError."""
+    """Run a saved Program under these conditions, at the rates of `stack` (its own). Raises ForerunError."""
     where, read = under.cluster(cluster), read_program(program)
     return predict_program(
         read,
@@ -88,7 +88,7 @@ def simulate_file(
         network=under.topology(where),
         measured=under.measured(),
         tokens_per_step=under.tokens_per_step,
-        stack=stack or STACK,
+        stack=stack or None,
         whole_timeline=whole_timeline,
         loop=loop.loop(Origin.of(read).loop),
         storage=loop.where(),

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from forerun.answers.analysis.predict_program import STACK
 from forerun.common.errors import ForerunError
 from forerun.core.program.types import Program
 from forerun.interfaces.cli.loop_options import LoopOptions
@@ -27,7 +26,13 @@ def simulate(
     gpus: Annotated[
         int | None, typer.Option(help="GPUs of the run; by default the program's. Scales data parallelism.")
     ] = None,
-    stack: Annotated[str, typer.Option(help="Stack whose host times and rates apply (forerun stacks).")] = STACK,
+    stack: Annotated[
+        str | None,
+        typer.Option(
+            help="Stack whose host times and rates apply (forerun stacks); by default the one that the imports of the"
+            " program tell, else pytorch."
+        ),
+    ] = None,
     rank_class: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Ranks to show: name or number of a class (default: the slowest)."),
@@ -38,7 +43,7 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Run a saved program: its kernels, streams and modules by time."""
-    simulation = simulate_file(program, cluster, gpus, under, LoopOptions(), whole_timeline=True, stack=stack)
+    simulation = simulate_file(program, cluster, gpus, under, LoopOptions(), whole_timeline=True, stack=stack or "")
     number = simulation.slowest if rank_class is None else _number(simulation.program, rank_class)
     if trace is not None:
         write_trace(trace, simulation.program, simulation.flat, simulation.timeline, simulation.costs.issue_ps)

@@ -61,7 +61,7 @@ class Recording:
     modules: tuple[str, ...]
     lines: tuple[str, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict)
-    """name, world_size, gpus_per_node, notes, tokens (of this rank), torch."""
+    """name, world_size, gpus_per_node, notes, tokens (of this rank), torch, imported (modules of the program)."""
 
     def __len__(self) -> int:
         return len(self.op)

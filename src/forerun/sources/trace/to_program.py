@@ -26,6 +26,7 @@ from forerun.core.program.types import (
     Program,
     RankClass,
 )
+from forerun.describe.stacks.catalog import imported_by
 from forerun.sources.trace.blocks import Blocks, Module, Nodes
 from forerun.sources.trace.recording import Recording
 from forerun.sources.trace.roles import Groups, Roles
@@ -240,6 +241,7 @@ def _meta(roles: Roles, groups: Groups, compiled: list[int], notes: list[str]) -
         "tokens_per_step": first.get("tokens_per_step") or _of_all_ranks(roles, "tokens", copies),
         "samples_per_step": _of_all_ranks(roles, "samples", copies),
         "torch": str(first.get("torch") or ""),
+        "stack": imported_by(first.get("imported") or ()) or "",
         "group_ranks": groups.ranks,
         "roles": {"ranks": [one.rank for one in roles.recordings], "world_size": roles.world_size},
         "data_parallel": _numbers(roles, groups, "data_parallel"),

@@ -20,6 +20,18 @@ def when_imported(patches: Mapping[str, Patch]) -> None:
     sys.meta_path.insert(0, _Finder(patches))
 
 
+class Imported:
+    """The modules that the program imports: those that come after this object."""
+
+    def __init__(self) -> None:
+        self._before = frozenset(sys.modules)
+
+    def names(self) -> list[str]:
+        """Returns the names of the modules in order, without those of Python and of torch."""
+        others = ("torch", "forerun", *sys.stdlib_module_names)
+        return sorted(name for name in {*sys.modules} - self._before if name.partition(".")[0] not in others)
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds modules as Python does, and patches some of them once they are loaded."""
 

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forerun.core.program.types import Category, Phase
 from forerun.sources.trace import marks
+from forerun.sources.trace.inside.imports import Imported
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.recorder import Recorder
 from forerun.sources.trace.inside.stages import FIRST_FORWARD, Stages
@@ -48,6 +49,7 @@ class Steps:
         modules.at_root = self._given
         marks.listeners.append(self._user_mark)
         self.stages = Stages()
+        self._imported = Imported()
         recorder.start()
 
     def _forward(self) -> None:
@@ -128,6 +130,7 @@ class Steps:
             "samples": work.samples or None,
             "loop": marks.loop.settings(),
             "stages": self.stages.found,
+            "imported": self._imported.names(),
         }
         recording = self.recorder.finish(self.modules.paths, meta)
         names, sharded = data_parallel(recording)
