@@ -89,3 +89,38 @@ def test_allowed_fallbacks_are_said_everywhere_and_widen_the_band(script, capsys
     assert "torch.compile failed: plain ran uncompiled" in page.read_text(encoding="utf-8")
     assert run(predict) == 0
     assert "torch.compile failed" in capsys.readouterr().out
+
+
+_UNFINISHED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+dist.init_process_group("nccl")
+mesh = dist.device_mesh.init_device_mesh("cuda", (2,))
+model = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 64)).cuda()
+parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+tail = torch.compile(lambda x: x.sin().sum())
+for _ in range(2):
+    y = model(torch.randn(8, 64, device="cuda"))
+    tail(y.clone() if sys.argv[1] == "finished" else y).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("given", ["finished", "unfinished"])
+def test_an_input_that_a_collective_still_computes_would_have_no_gradient(given, tmp_path, capsys):
+    path = tmp_path / "tail.py"
+    path.write_text(_UNFINISHED)
+    program = tmp_path / "step.program"
+    code = run(["trace", str(path), "--world-size", "2", "-o", str(program), "--", given])
+    assert program.is_file() == (given == "finished")
+    assert code == (0 if given == "finished" else 2)
+    if given == "unfinished":
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert "input 1 of a compiled function, (8, 64), is an AsyncCollectiveTensor" in line
+        assert "x.clone()" in line
+        assert line.endswith("tail.py:16")

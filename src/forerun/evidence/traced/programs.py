@@ -29,10 +29,18 @@ class Run:
 
     repository: str
     commit: str
-    script: str
-    """path within the repository"""
     rows: Mapping[str, tuple[str | int | float, ...]]
     """id of a measured row -> arguments of the script"""
+    script: str = ""
+    """path within the repository"""
+    torchtitan: str = ""
+    """in place of a script: a module of torchtitan's, whose trainer runs; arguments begin with a configuration"""
+    logged: bool = False
+    """whether the script is a log that begins with the code of its run, between two lines of equal signs"""
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    """file of tokens that the script reads and the repository lacks -> number of random ones that stand in for it"""
+    allow_fallback: bool = False
+    """whether code of the run ran uncompiled, as its author's did (`forerun trace --allow-fallback`)"""
     changes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """file -> text -> text in its place: what the source of the row says was changed in the script"""
     dynamo: str = ""
@@ -56,6 +64,8 @@ def programs() -> Programs:
     found = shipped(Programs, _PACKAGE, _FILE)
     seen: set[str] = set()
     for run in found.runs:
+        if bool(run.script) == bool(run.torchtitan):
+            raise ForerunError(f"{_FILE}: {min(run.rows)}: give this run a script or a module of torchtitan")
         if run.repository not in found.repositories:
             raise ForerunError(f"{_FILE}: {run.repository}: no such repository; add it to `repositories`")
         twice = seen & run.rows.keys()

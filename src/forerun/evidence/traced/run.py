@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forerun.answers.analysis.predict_program import predict_program, read_program
 from forerun.answers.analysis.prediction import Prediction
 from forerun.common.errors import ForerunError
 from forerun.describe.cluster.types import Cluster
-from forerun.evidence.traced.checkout import checkout
+from forerun.evidence.traced.checkout import checkout, script_of
 from forerun.evidence.traced.programs import Programs, Run
 from forerun.evidence.validation.hardware import Hardware
 from forerun.evidence.validation.mapping import cluster_of
@@ -19,6 +19,7 @@ from forerun.evidence.validation.run import RowResult
 from forerun.sources.trace.job import Job
 from forerun.sources.trace.launch import Limits
 from forerun.sources.trace.many import SUFFIX, Configuration, trace_all
+from forerun.sources.trace.titan import trainer_job
 
 _CHECKOUTS = "checkouts"
 
@@ -90,17 +91,23 @@ def _place(row: Measurement, hardware: Hardware) -> Cluster | str:
 def _configuration(row: Measurement, run: Run, known: Programs, where: Cluster, folders: Folders) -> Configuration:
     """Returns the job that traces the program of a row. Raises ForerunError."""
     files = checkout(run, known.repositories[run.repository], folders.clones, folders.traces / _CHECKOUTS)
+    arguments = tuple(str(value).replace("{checkout}", str(files)) for value in run.rows[row.id])
+    variables = {name: value.replace("{checkout}", str(files)) for name, value in run.variables.items()}
     job = Job(
         folder="",
-        target=str(files / run.script),
-        arguments=tuple(str(value).replace("{checkout}", str(files)) for value in run.rows[row.id]),
+        target=str(files / script_of(run)),
+        arguments=arguments,
+        working_folder=str(files) if run.tokens else "",
+        allow_fallback=run.allow_fallback,
         world_size=row.n_gpus or 1,
         gpus_per_node=where.node_size,
         device=where.device.name,
         dynamo=run.dynamo,
-        variables={name: value.replace("{checkout}", str(files)) for name, value in run.variables.items()},
+        variables=variables,
         title=f"{run.repository}/{run.script}",
     )
+    if run.torchtitan:
+        job = trainer_job(replace(job, target=run.torchtitan), arguments, folder=str(files))
     return Configuration(row.id, job)
 
 

@@ -38,6 +38,8 @@ class Job:
     """The release of torch whose Dynamo decides where graphs break, such as '2.9'; '' is the installed one."""
     alone: bool = False
     """Whether to record no other rank, even where this one sends to others."""
+    working_folder: str = ""
+    """The folder that the program runs in; '' is that of this process."""
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables of the program."""
     allow_fallback: bool = False

@@ -144,6 +144,7 @@ class _TracedRanks:
             env=os.environ | job.variables | variables | {"PYTHONUNBUFFERED": "1"},
             pass_fds=(fd,),
             start_new_session=True,
+            cwd=job.working_folder or None,
         )
 
     def _fork(self, job: Job, fd: int, variables: dict[str, str], sink: IO[bytes]) -> _Forked:

@@ -6,6 +6,7 @@ torchtitan is no part of Forerun and is never imported here: the traced process 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,7 @@ from forerun.sources.trace.job import Job
 
 SUPPORTED = ("0.2.2", "0.3.0")
 """The versions of torchtitan whose trainer was traced."""
+_PATH = "PYTHONPATH"
 _PROGRAM = "forerun.sources.trace.inside.titan.trainer"
 
 
@@ -85,10 +87,21 @@ def torchtitan_job(job: Job, arguments: Sequence[str], overrides: Sequence[str])
         )
     flags = flags_of(overrides)
     installed_version()
+    return trainer_job(job, (arguments[0], *flags, *arguments[1:]))
+
+
+def trainer_job(job: Job, arguments: Sequence[str], folder: str = "") -> Job:
+    """Returns `job` as a run of the Trainer of the torchtitan in `folder`, '' for the one that Python finds.
+
+    `job.target` is torchtitan's module, `arguments` are its configuration's name and its own flags.
+    """
+    paths = filter(None, (folder, job.variables.get(_PATH) or os.environ.get(_PATH)))
+    variables = job.variables | {_PATH: os.pathsep.join(paths)} if folder else job.variables
     return replace(
         job,
         target=_PROGRAM,
         is_module=True,
-        arguments=(job.target, arguments[0], *flags, *arguments[1:]),
+        arguments=(job.target, *arguments),
         title=f"torchtitan {arguments[0]}",
+        variables=variables,
     )

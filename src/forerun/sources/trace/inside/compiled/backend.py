@@ -20,6 +20,7 @@ from forerun.sources.trace.inside.compiled import dynamo, older_dynamo, optimize
 from forerun.sources.trace.inside.compiled.graph import CompiledGraph
 from forerun.sources.trace.inside.compiled.places import Places
 from forerun.sources.trace.inside.compiled.recomputation import label
+from forerun.sources.trace.inside.compiled.unfinished_inputs import refuse_unfinished
 from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.recorder import Recorder
@@ -70,6 +71,7 @@ class Backend:
     def compile(self, gm: Any, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """Compiles a graph as `compile_fx` does. Where torch fails on it, returns the graph itself, to be run operator
         by operator."""
+        refuse_unfinished(inputs)
         kept = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph)) if isinstance(gm, torch.fx.GraphModule) else None
         self.recorder.paused += 1
         try:

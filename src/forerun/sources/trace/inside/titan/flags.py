@@ -15,7 +15,8 @@ import torchtitan
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import ConfigManager, JobConfig
-from torchtitan.protocols.train_spec import TrainSpec, get_train_spec, register_train_spec
+from torchtitan.protocols import train_spec
+from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
 from torchtitan.train import Trainer
 
 from forerun.common.errors import ForerunError
@@ -57,12 +58,12 @@ def trainer(module: str, config: str, flags: Sequence[str]) -> Trainer:
     Raises:
         ForerunError: torchtitan does not know the model, the configuration or a setting.
     """
-    what = f"torchtitan {torchtitan.__version__}"
+    what = f"torchtitan {getattr(torchtitan, '__version__', 'of a checkout')}"
     job_config = settings(what, module, config, flags)
     spec = _spec(what, job_config.model.name)
     mark_loop(loop_of(job_config, "profiling"))
     assign(job_config, _OFF)
-    register_train_spec(job_config.model.name, without_data(what, spec, job_config))
+    _register(job_config.model.name, without_data(what, spec, job_config))
     return Trainer(job_config)
 
 
@@ -112,6 +113,15 @@ def _spec(what: str, model: str) -> TrainSpec:
         return get_train_spec(model)
     except (ValueError, ImportError) as error:
         raise ForerunError(f"{what}: model {model}: {error}") from error
+
+
+def _register(name: str, spec: TrainSpec) -> None:
+    """Puts `spec` in place of that of the model `name`."""
+    module: Any = train_spec
+    if hasattr(module, "_train_specs"):  # to 2025-09; then register_train_spec takes the name too
+        module._train_specs[name] = spec
+    else:
+        module.register_train_spec(name, spec)
 
 
 def without_data(what: str, spec: TrainSpec, job_config: JobConfig) -> TrainSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ _OTHER_DEFAULTS = ("--training.disable_cuda_graphs", "--parallelism.spmd_backend
 """CUDA graphs are off, because they hide the launches that are recorded and pipelines refuse them. The backend
 spmd_types is replaced, because it shards plain parameters over a mesh of all dimensions, which FSDP of torch 2.13
 refuses (`all parameters must be DTensors on the full SPMD mesh`)."""
+
+_MISSING = object()
 
 
 class Tokenizer(NoText, BaseTokenizer):
@@ -66,7 +69,7 @@ def trainer(module: str, config: str, flags: Sequence[str]) -> Any:
     Raises:
         ForerunError: torchtitan does not know the model, the configuration or a setting.
     """
-    what = f"torchtitan {torchtitan.__version__}"
+    what = f"torchtitan {getattr(torchtitan, '__version__', 'of a checkout')}"
     settings = parse(what, module, config, flags)
     vocabulary = getattr(getattr(settings.model_spec, "model", None), "vocab_size", None)
     if not vocabulary:
@@ -87,8 +90,15 @@ def parse(what: str, module: str, config: str, flags: Sequence[str]) -> Any:
     """
     own = ["--module", module, "--config", config]
     known = parsed(lambda: ConfigManager()._load_config(own)[0], what)
-    every = [*own, *_OTHER_DEFAULTS, *checked(known, flags, what)]
+    every = [*own, *filter(partial(_has, known), _OTHER_DEFAULTS), *checked(known, flags, what)]
     return parsed(lambda: ConfigManager().parse_args(every), what)
+
+
+def _has(config: Any, flag: str) -> bool:
+    """Returns whether `config` has the setting of a flag `--section.key`."""
+    for name in flag.removeprefix("--").partition("=")[0].split("."):
+        config = getattr(config, name, _MISSING)
+    return config is not _MISSING
 
 
 def _timeouts() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forerun.sources.trace.inside.torch_versions import torch_2_10, torch_2_12
+from forerun.sources.trace.inside.torch_versions import former_names, torch_2_10, torch_2_12
 from forerun.sources.trace.inside.torch_versions.supported import minor_release
 
 
@@ -33,9 +33,10 @@ ADAPTERS = (
 
 
 def adapt() -> None:
-    """Adapts the torch of this process, all but its compiler."""
+    """Adapts the torch of this process, all but its compiler, also to programs that were written for an older one."""
     for adapter in _needed():
         adapter.core()
+    former_names.install()
 
 
 def adapt_compiler() -> None:
