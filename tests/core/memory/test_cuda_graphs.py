@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from forerun.answers.analysis.memory_need import memory_need
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
 from forerun.common.units import GIB
+from forerun.core.memory.allocator_settings import AllocatorSettings
+from forerun.core.memory.peak_tensors import peak_tensors
+from forerun.core.memory.profile import profile
+from forerun.core.program.types import Category
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
+from forerun.describe.stacks.catalog import load_stack
+from forerun.sources.symbolic.build import build
 
 MODEL = replace(load_model("llama-3.1-8b"), n_layers=4)
 LOGITS = 4096 * MODEL.vocab * 2 / GIB
@@ -51,3 +59,25 @@ def test_a_loss_that_is_not_compiled_holds_more() -> None:
         predicted(compile_loss=each, graph_breaks=True, seq_len=32768).peak_allocated_gib for each in (False, True)
     )
     assert eager - compiled == pytest.approx(8 * LOGITS, rel=0.02)
+
+
+def test_what_a_traced_program_holds_in_the_pool_of_graphs_is_reserved_and_not_allocated() -> None:
+    plan = Plan(seq_len=4096, dp_shard=8, stack="simple-fsdp", compile=True, attention="sdpa")
+    cluster = load_cluster("h100-sxm")
+    program = build(MODEL, plan, cluster)
+    pool, activation = int(Category.GRAPH_POOL), int(Category.ACTIVATION)
+    blocks = [
+        replace(
+            one, tensor_category=np.where(one.tensor_category == activation, pool, one.tensor_category).astype(np.int8)
+        )
+        for one in program.blocks
+    ]
+    apart, beside = (
+        memory_need(one, cluster, load_stack("pytorch"), settings=AllocatorSettings())
+        for one in (replace(program, blocks=tuple(blocks)), program)
+    )
+    (alone,) = profile(program, without=(Category.ACTIVATION,))
+    assert apart.profiles[0].peak_bytes == alone.peak_bytes < beside.profiles[0].peak_bytes
+    assert apart.held.peak_bytes > 0.95 * beside.profiles[0].peak_bytes
+    found = peak_tensors(replace(program, blocks=tuple(blocks)), 0, apart.profiles[0])
+    assert sum(one.total_bytes for one in found) == alone.peak_bytes

@@ -39,7 +39,7 @@ BAD_BLOCKS: list[tuple[dict[str, Any], str]] = [
     ({"pred_ptr": [0, 2]}, "block 'layer': column pred_ptr has 2 entries, not 3"),
     ({"stream": [0]}, "block 'layer': column stream has 1 entries, not 2"),
     ({"tensor_bytes": [-1]}, "block 'layer' tensor 0: bytes is -1, allowed: at least 0"),
-    ({"tensor_category": [8]}, "block 'layer' tensor 0: category is 8"),
+    ({"tensor_category": [9]}, "block 'layer' tensor 0: category is 9"),
     ({"tensor_alloc": [2]}, "block 'layer' tensor 0: alloc is 2, allowed: -1 to 1"),
     ({"tensor_free": [2]}, "block 'layer' tensor 0: free is 2"),
     ({"tensor_alloc": [1], "tensor_free": [0]}, "block 'layer' tensor 0: freed after node 0, before it is allocated"),

@@ -207,6 +207,7 @@ def summary(recording):
             for size, node in zip(recording.tensor_bytes, recording.tensor_alloc, strict=True)
             if node >= 0 and recording.phase[node] == Phase.OPTIMIZER
         ),
+        "pooled_bytes": int(recording.tensor_bytes[category == int(Category.GRAPH_POOL)].sum()),
         "notes": recording.meta["notes"],
         "fallbacks": recording.meta["fallbacks"],
     }

@@ -79,6 +79,14 @@ def test_cuda_graphs_are_noted(steps):
     assert not any("CUDA graphs" in note for note in steps["whole"]["notes"])
 
 
+def test_what_a_graph_makes_is_in_its_pool(steps):
+    """Activations that a compiled program saves are in the pool of its CUDA graphs; the loss is eager."""
+    graphs, whole = steps["graphs"], steps["whole"]
+    assert whole["pooled_bytes"] == 0
+    assert graphs["pooled_bytes"] > whole["saved_bytes"]
+    assert graphs["activation_bytes"] < 0.5 * whole["activation_bytes"]
+
+
 def test_data_parallel_collectives_stay(steps):
     assert steps["data parallel"]["collectives"].count("all_reduce") >= 1
     assert steps["sharded"]["collectives"] == ["all_gather"] * 5 + ["reduce_scatter"] * 3

@@ -13,7 +13,7 @@ from forerun.core.memory.profile import IN_GRAPHS, MemoryProfile, profile
 from forerun.core.memory.replayed import replayed
 from forerun.core.memory.reserved import Reserved, reserved
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import Program
+from forerun.core.program.types import Category, Program
 from forerun.describe.cluster.types import Cluster, Device
 from forerun.describe.stacks.stack import Stack
 
@@ -58,6 +58,7 @@ def memory_need(
     graph is recorded, and freed by the time it is replayed; torch/_inductor/cudagraph_trees.py).
     """
     profiles, groups = profile(program), _used_groups(program)
+    pooled = IN_GRAPHS if graphs else _pool_of(program)
     outside = outside_bytes(groups, stack, cluster, program.groups)
     limits = [device.memory_bytes for device in devices] or [cluster.device.memory_bytes] * len(profiles)
     worst = max(range(len(profiles)), key=lambda i: profiles[i].peak_bytes / limits[i])
@@ -69,12 +70,18 @@ def memory_need(
     fullest = held(worst)
     if settings is not None:
         vendor = devices[worst].vendor if devices else cluster.device.vendor
-        fullest = replayed(program, worst, settings.on(vendor), limits[worst] - outside, fullest, graphs)
+        fullest = replayed(program, worst, settings.on(vendor), limits[worst] - outside, fullest, pooled)
     if devices and fullest.fits:
         every = [held(number) for number in range(len(profiles))]
         fullest = replace(fullest, fits=all(one.fits for one in every), tight=any(one.tight for one in every))
-    shown = profile(program, without=IN_GRAPHS) if graphs else profiles
+    shown = profile(program, without=pooled) if pooled else profiles
     return MemoryNeed(shown, worst, groups, outside, fullest, limits[worst], settings is not None)
+
+
+def _pool_of(program: Program) -> tuple[Category, ...]:
+    """Returns the category of what CUDA graphs hold, if a traced program has such tensors."""
+    held = any((block.tensor_category == Category.GRAPH_POOL).any() for block in program.blocks)
+    return (Category.GRAPH_POOL,) if held else ()
 
 
 def _used_groups(program: Program) -> list[CommGroup]:

@@ -64,6 +64,7 @@ def peak_tensors(program: Program, rank_class: int, memory: MemoryProfile) -> li
         last = memory.peak_node if step == memory.peak_step else len(block)
         _run(program, block, left, last)
     sums: dict[tuple[Category, Maker], list[int]] = {}
+    del left[Category.GRAPH_POOL]  # PyTorch doesn't count it as allocated
     for category, of_category in left.items():
         for size, maker in of_category.tensors:
             entry = sums.setdefault((category, maker), [0, 0])

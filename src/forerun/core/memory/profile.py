@@ -54,11 +54,12 @@ def profile(program: Program, without: Sequence[Category] = ()) -> list[MemoryPr
     profiles = []
     for cls in program.rank_classes:
         total = net.sum(axis=1)[cls.block]
-        start = int(cls.resident_bytes.sum()) + np.concatenate(([0], np.cumsum(total)[:-1]))
+        resident = np.where(np.isin(np.arange(N_CATEGORIES), without), 0, cls.resident_bytes)
+        start = int(resident.sum()) + np.concatenate(([0], np.cumsum(total)[:-1]))
         peaks = start + rise[cls.block]
         step = int(np.argmax(peaks))
         block = int(cls.block[step])
-        by_category = cls.resident_bytes + net[cls.block[:step]].sum(axis=0)
+        by_category = resident + net[cls.block[:step]].sum(axis=0)
         by_category = by_category + _within(tensors, block, int(nodes[block]))
         names = {Category(i).name.lower(): n for i, n in enumerate(by_category.tolist()) if n}
         profiles.append(MemoryProfile(cls.name, int(peaks[step]), step, int(nodes[block]), names, start))

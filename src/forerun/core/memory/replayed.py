@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from forerun.core.memory.allocator_settings import AllocatorSettings
-from forerun.core.memory.profile import IN_GRAPHS
 from forerun.core.memory.program_events import follow_steps, step_events
 from forerun.core.memory.reserved import Reserved
-from forerun.core.program.types import Program
+from forerun.core.program.types import Category, Program
 
 
 def replayed(
@@ -17,15 +17,15 @@ def replayed(
     settings: AllocatorSettings,
     available_bytes: int,
     estimate: Reserved,
-    graphs: bool = False,
+    pooled: Sequence[Category] = (),
 ) -> Reserved:
-    """`estimate` with what a replay shows. With `graphs` compiled code runs from CUDA graphs, out of a pool of its own.
+    """`estimate` with what a replay shows. Tensors of the categories `pooled` come from a pool of CUDA graphs.
 
     A class that runs out of the `available_bytes` has the peak that it would need, which no allocator can hold for it.
     It fits where replay and estimate both say so: the one knows the order of the tensors, the other what else a run
     was seen to lose. What a search refuses is therefore never shown as fitting.
     """
-    events = step_events(program, rank_class, IN_GRAPHS if graphs else ())
+    events = step_events(program, rank_class, pooled)
     last = follow_steps(events, settings, available_bytes)[-1]
     wanted = follow_steps(events, settings)[-1] if last.out_of_memory else last
     fits = estimate.fits and not last.out_of_memory

@@ -18,11 +18,13 @@ from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.stored_ops import VERSION, arrays_of, header_of, read_ops
-from forerun.core.program.types import Block, Channel, Program, RankClass
+from forerun.core.program.types import I64, N_CATEGORIES, Block, Channel, Program, RankClass
 from forerun.core.program.validate import check
 
 FORMAT = "forerun-program"
 
+_EARLIER_CATEGORIES = (8,)
+"""numbers of categories that earlier versions had"""
 _Array = npt.NDArray[np.generic]
 _DAMAGE = (
     ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OverflowError, MemoryError, RuntimeError,
@@ -115,6 +117,7 @@ def _program(header: Mapping[str, object], file: Mapping[str, _Array]) -> Progra
     """Makes the Program of a file. Raises one of _DAMAGE for an entry that is missing or of a wrong type."""
     blocks = {c: _split(file, f"blocks.{c}", dtype) for c, dtype in _BLOCK_COLUMNS.items()}
     steps = {c: _split(file, f"classes.{c}", dtype) for c, dtype in _CLASS_COLUMNS.items()}
+    steps["resident_bytes"] = [_with_later_categories(column) for column in steps["resident_bytes"]]
     meta = header["meta"]
     if not isinstance(meta, dict):
         raise TypeError("meta is not an object")
@@ -132,6 +135,11 @@ def _program(header: Mapping[str, object], file: Mapping[str, _Array]) -> Progra
         modules=_entries(header, "modules"),
         meta=meta,
     )
+
+
+def _with_later_categories(resident: I64) -> I64:
+    """Returns the bytes of each category, none for categories that came after the file was written."""
+    return np.pad(resident, (0, N_CATEGORIES - len(resident))) if len(resident) in _EARLIER_CATEGORIES else resident
 
 
 def _group(entry: dict[str, Any]) -> CommGroup:

@@ -100,6 +100,8 @@ class Category(IntEnum):
     """gathered parameters and unreduced gradients"""
     LOGITS = 6
     COMMUNICATION = 7
+    GRAPH_POOL = 8
+    """what CUDA graphs hold in a pool of their own, which PyTorch reserves and does not count as allocated"""
 
 
 N_CATEGORIES = len(Category)

@@ -66,5 +66,6 @@ MEMORY_LOOKS = {
     "logits": Look("logits", PURPLE, "x"),
     "temporary": Look("temporary", YELLOW, "-"),
     "communication": Look("communication buffers", ORANGE, "+"),
+    "graph_pool": Look("pools of CUDA graphs", LIGHT, "."),
 }
 """categories of memory, from the bottom of a stack: memory that stays through the step comes first"""

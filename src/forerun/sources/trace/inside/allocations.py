@@ -50,6 +50,8 @@ class Allocations:
         """The largest tensor; `World` sets it by the device."""
         self.allocated_bytes = 0
         self.peak_bytes = 0
+        self.category = -1
+        """The category of what is allocated from now on; -1 where later marks and phases tell."""
 
     def start(self) -> None:
         """Starts a step: what is allocated now counts as allocated before it."""
@@ -87,6 +89,7 @@ class Allocations:
         if size:
             n_nodes, phase = self._now()
             known.row = Allocation(size, n_nodes if node < 0 else node, phase)
+            known.row.category = self.category
             self._rows.append(known.row)
             self.allocated_bytes += size
             self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
@@ -106,6 +109,7 @@ class Allocations:
             return
         size = sizes.rounded(size_bytes, self.most_bytes)
         row = Allocation(size, node, self._now()[1])
+        row.category = self.category
         row.free, row.free_phase = node, row.alloc_phase
         self._rows.append(row)
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes + size)

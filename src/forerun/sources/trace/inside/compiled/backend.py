@@ -93,13 +93,14 @@ class Backend:
         arguments."""
         backward = bool(kwargs.get("is_backward"))
         cudagraphs = kwargs.get("cudagraphs")
-        if cudagraphs is not None and bool(getattr(cudagraphs, "value", cudagraphs)):
+        pooled = cudagraphs is not None and bool(getattr(cudagraphs, "value", cudagraphs))
+        if pooled:
             self.recorder.note("cuda_graphs: compiled with CUDA graphs")
         self.recorder.paused += 1
         try:
             with _disable_current_modes():
                 gm = self._passes(gm, inputs, bool(kwargs.get("is_inference")))
-                return CompiledGraph(gm, self.mode, self.recorder, self.places, backward, _donated(backward))
+                return CompiledGraph(gm, self.mode, self.recorder, self.places, backward, _donated(backward), pooled)
         finally:
             self.recorder.paused -= 1
 

@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from forerun.core.program.types import Category
 from forerun.sources.trace.inside.compiled.groups import FusionGroup
 from forerun.sources.trace.inside.compiled.optimizers import update_of
 from forerun.sources.trace.inside.compiled.places import Places
@@ -29,7 +30,8 @@ class CompiledGraph:
     """A callable that runs a graph. It takes its arguments in a list and empties the list, so that the arguments can be
     freed.
 
-    `donated` are the positions of arguments whose memory the graph may reuse. Each node needs its fake value in
+    `donated` are the positions of arguments whose memory the graph may reuse. A `pooled` graph runs from a CUDA graph,
+    which keeps what it makes in a pool of its own. Each node needs its fake value in
     `meta["val"]`.
     """
 
@@ -41,12 +43,14 @@ class CompiledGraph:
         places: Places,
         backward: bool = False,
         donated: frozenset[int] = frozenset(),
+        pooled: bool = False,
     ) -> None:
         self._boxed_call = True
         """Tells torch to pass the arguments in a list that this callable empties."""
         self.gm, self.mode, self.recorder = gm, mode, recorder
         nodes = list(gm.graph.nodes)
         self._backward = backward
+        self._category = int(Category.GRAPH_POOL) if pooled else -1
         self._inputs = [node for node in nodes if node.op == "placeholder"]
         self._constants = [node for node in nodes if node.op == "get_attr"]
         self._output = next(node for node in nodes if node.op == "output")
@@ -68,6 +72,7 @@ class CompiledGraph:
         recorder, places = self.recorder, self._places
         module_of_node, numbers = recorder.module_of_node, places.numbers()
         recorder.compiled += 1
+        recorder.memory.category = self._category
         recorder.module_of_node = places.current
         again = not self._backward and not recorder.in_optimizer and torch._C._current_graph_task_id() != -1
         try:
@@ -86,6 +91,7 @@ class CompiledGraph:
                 recorder.update_ends(self._optimizer)
         finally:
             recorder.compiled -= 1
+            recorder.memory.category = -1
             recorder.module_of_node = module_of_node
             recorder.recomputing = False
         return map_arg(self._output.args[0], values.__getitem__)
