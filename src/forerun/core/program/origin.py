@@ -10,6 +10,7 @@ from forerun.core.program.types import Program
 from forerun.describe.plan.training_loop import TrainingLoop
 
 TRACE = "trace"
+_MOST_WORKSPACES = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class Origin:
     """the periodic work of the training loop"""
     stages: tuple[MemoryStage, ...]
     """memory at the stages before the first step, in their order"""
+    blas_workspaces: tuple[int, ...]
+    """workspaces of cuBLAS of each rank class; none where unknown"""
     state_tensors: int
     """number of parameter and optimizer tensors on the rank with the most; 0 where unknown"""
 
@@ -89,6 +92,7 @@ class Origin:
             stack=read.text("stack"),
             loop=read.loop(),
             stages=read.stages(),
+            blas_workspaces=read.numbers("blas_workspaces", _MOST_WORKSPACES) or (0,) * len(program.rank_classes),
             state_tensors=read.count("state_tensors") or 0,
         )
 

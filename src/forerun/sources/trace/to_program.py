@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from forerun.common.errors import ForerunError
+from forerun.core.memory.workspaces import workspace_count
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.types import (
     I16,
@@ -78,6 +79,11 @@ def _resident_bytes(recording: Recording) -> I64:
     there = recording.tensor_alloc < 0
     np.add.at(out, recording.tensor_category[there], recording.tensor_bytes[there])
     return out
+
+
+def _workspaces(recording: Recording) -> int:
+    products = recording.ops.is_gemm[recording.op]
+    return workspace_count(products, recording.phase, recording.stream)
 
 
 def _state_tensors(recording: Recording) -> int:
@@ -252,6 +258,7 @@ def _meta(roles: Roles, groups: Groups, compiled: list[int], notes: list[str]) -
         "source_lines": _source_lines(roles),
         "loop": first.get("loop") or {},
         "stages": [list(stage) for stage in first.get("stages") or ()],
+        "blas_workspaces": [_workspaces(one) for one in roles.recordings],
         "state_tensors": max(map(_state_tensors, roles.recordings)) or None,
     }
 
