@@ -3,14 +3,18 @@
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from forerun.common.errors import ForerunError
-from forerun.evidence.traced.checkout import checkout
+from forerun.evidence.traced.checkout import checkout, script_of
 from forerun.evidence.traced.programs import Programs, Repository, Run, programs
 from forerun.evidence.validation.rows import read_measurements
+from forerun.sources.trace.job import Job
+from forerun.sources.trace.titan import trainer_job
 
-TABLE = Path(__file__).resolve().parents[4] / "shared" / "validation" / "measurements.csv"
+_SHARED = Path(__file__).resolve().parents[4] / "shared" / "validation"
+TABLES = [_SHARED / "measurements.csv", _SHARED / "measurements-2.csv"]
 REPOSITORY = Repository("https://example.org/tiny", ("*.py",), ())
 
 
@@ -35,7 +39,7 @@ def clones(tmp_path):
 
 
 def run_of(commit, **changes):
-    return Run("tiny", commit, "train.py", {"row": ()}, changes)
+    return Run("tiny", commit, {"row": ()}, "train.py", changes=changes)
 
 
 def test_every_shipped_row_has_one_run_and_a_known_repository():
@@ -45,14 +49,13 @@ def test_every_shipped_row_has_one_run_and_a_known_repository():
     assert len(rows) == len(set(rows))
 
 
-@pytest.mark.skipif(not TABLE.is_file(), reason="the measurements are not here")
+@pytest.mark.skipif(not all(map(Path.is_file, TABLES)), reason="the measurements are not here")
 def test_shipped_rows_are_open_rows_of_the_table():
-    table = {row.id: row for row in read_measurements(TABLE)}
+    table = {row.id: row for file in TABLES for row in read_measurements(file)}
     for run in programs().runs:
         for row in run.rows:
-            if row in table:
-                assert table[row].split == "open"
-                assert table[row].n_gpus
+            assert table[row].split in ("open", "open2")
+            assert table[row].n_gpus
 
 
 def test_a_checkout_has_the_files_of_its_commit(clones, tmp_path):
@@ -72,12 +75,42 @@ def test_changes_are_made_in_a_checkout_of_their_own(clones, tmp_path):
     assert checkout(run_of("HEAD"), REPOSITORY, clones, tmp_path / "out") == plain
 
 
+def test_the_code_of_a_log_is_its_script(clones, tmp_path):
+    line = "=" * 100 + "\n"
+    (clones / "tiny" / "log.py").write_text(f"{line}width = 3\n{line}step 1\n{line}")
+    git(clones / "tiny", "add", ".")
+    git(clones / "tiny", "commit", "-qm", "log")
+    run = Run("tiny", "HEAD", {"row": ()}, "log.py", logged=True)
+    files = checkout(run, REPOSITORY, clones, tmp_path / "out")
+    assert (files / script_of(run)).read_text() == "width = 3\n"
+    with pytest.raises(ForerunError, match=r"train\.py: has no code between two lines of equal signs"):
+        checkout(Run("tiny", "HEAD", {"row": ()}, "train.py", logged=True), REPOSITORY, clones, tmp_path / "out")
+
+
+def test_tokens_that_a_repository_lacks_are_random_ones(clones, tmp_path):
+    run = Run("tiny", "HEAD", {"row": ()}, "train.py", tokens={"data/some_train_000001.bin": 1000})
+    file = checkout(run, REPOSITORY, clones, tmp_path / "out") / "data" / "some_train_000001.bin"
+    header = np.fromfile(file, np.int32, 256)
+    assert header[:3].tolist() == [20240520, 1, 1000]
+    tokens = np.fromfile(file, np.uint16, offset=256 * 4)
+    assert len(tokens) == 1000
+    assert tokens.max() < 50257
+    assert len(np.unique(tokens)) > 900
+
+
+def test_a_commit_of_torchtitan_runs_its_own_trainer():
+    job = trainer_job(Job(folder="", target="llama3"), ("llama3_8b", "--a.b=1"), folder="/checkout")
+    assert job.arguments == ("llama3", "llama3_8b", "--a.b=1")
+    assert job.is_module
+    assert job.variables["PYTHONPATH"].split(":")[0] == "/checkout"
+
+
 @pytest.mark.parametrize(
     ("run", "words"),
     [
         (run_of("0123456"), "commit 0123456 can't be read"),
         (run_of("HEAD", **{"train.py": {"depth": ""}}), "'depth' is there 0 times"),
-        (Run("absent", "HEAD", "train.py", {"row": ()}), "git clone https://example.org/tiny"),
+        (Run("absent", "HEAD", {"row": ()}, "train.py"), "git clone https://example.org/tiny"),
     ],
 )
 def test_what_is_missing_is_named(clones, tmp_path, run, words):
@@ -91,6 +124,7 @@ def test_what_is_missing_is_named(clones, tmp_path, run, words):
     [
         (Programs({}, (run_of("HEAD"),)), "no such repository"),
         (Programs({"tiny": REPOSITORY}, (run_of("a"), run_of("b"))), "row has two runs"),
+        (Programs({"tiny": REPOSITORY}, (Run("tiny", "a", {"row": ()}),)), "row: give this run a script or a module"),
     ],
 )
 def test_contradictions_are_refused(monkeypatch, found, words):

@@ -22,7 +22,7 @@ from forerun.evidence.validation.run import RowResult
 from forerun.sources.trace.launch import Limits
 
 PREDICTION = predict_program(program_of(plan_of(dp_shard=8)), H100).prediction
-RUN = Run("tiny", "abc", "train.py", {"row": ()})
+RUN = Run("tiny", "abc", {"row": ()}, "train.py")
 
 
 def row_of(time_s=None, memory_gib=None, kind="allocated", **fields):
@@ -114,7 +114,7 @@ def test_kept_programs_are_predicted_and_failures_named(tmp_path, monkeypatch):
     """Rows whose Program is there are read; a row on an unknown device, and a row without a clone, have the reason."""
     known = Programs(
         {"tiny": Repository("https://example.org/tiny", ("*.py",), ())},
-        (Run("tiny", "abc", "train.py", dict.fromkeys(("good", "lost", "strange"), ())),),
+        (Run("tiny", "abc", dict.fromkeys(("good", "lost", "strange"), ()), "train.py"),),
     )
     rows = [row_of(id="good"), row_of(id="lost"), row_of(id="strange", gpu="abacus")]
     traces = tmp_path / "traces"
