@@ -18,12 +18,15 @@ lint: $(VENV)/installed-test
 types: $(VENV)/installed-test
 	$(BIN)/mypy
 
+# Tests start many Pythons, which share what was compiled; slow files come first, so that both workers end together.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 tests: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
 
 # what make test leaves out: long tests, and the search on Ray (79 MB)
 long: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
+	$(PYTEST) -m long
 
 ray: $(VENV)/installed-ray
 	$(BIN)/python -m pytest tests/answers/search/test_search_ray.py

@@ -1,5 +1,8 @@
 """Settings of all tests; modules beside this file can be imported by every test."""
 
+import gc
+
+import pytest
 from hypothesis import Phase, settings
 
 # The first call of a compiled function takes seconds, so no example has a deadline.
@@ -7,3 +10,26 @@ settings.register_profile("forerun", deadline=None)
 # What benchmarks/mutants uses: it wants to know soon whether a test fails, and not on which smallest example.
 settings.register_profile("first-failure", deadline=None, max_examples=30, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("forerun")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _traced_in_forks():
+    """What is traced in this process runs in forks of it, which have imported torch."""
+    import warm_process
+
+    with pytest.MonkeyPatch.context() as patch:
+        warm_process.install(patch)
+        yield
+
+
+def pytest_collection_finish() -> None:
+    """Garbage collections leave out the modules and the eleven thousand tests, which stay to the end: going through
+    them takes a second."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: a worker that gets one of them last keeps the other waiting."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

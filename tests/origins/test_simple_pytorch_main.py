@@ -6,10 +6,10 @@ https://github.com/lucasb-eyer/simple_pytorch.
 """
 
 import importlib.util
+import io
 import json
 import os
-import subprocess
-import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,10 @@ import forerun
 from forerun.core.program.counts import op_counts
 from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import Phase
+from forerun.interfaces.cli.main import run
 
 pytest.importorskip("torch", reason="tracing needs torch")
 pytestmark = pytest.mark.slow
-COMMAND = Path(sys.executable).with_name("forerun")
 SCRIPT = Path(__file__).with_name("compiled_transformer.py")
 CHECKOUT = os.environ.get("FORERUN_SIMPLE_PYTORCH", "")
 LACKING = [name for name in ("einops", "rich") if importlib.util.find_spec(name) is None]
@@ -33,26 +33,13 @@ MEASURED_MS = {(): 1119, ("--no-remat",): 974}
 
 def traced(script, folder, *flags):
     """The Program of two ranks, and what `forerun predict --json` says of it."""
-    out = folder / "step.program"
-    command = [
-        str(COMMAND),
-        "trace",
-        str(script),
-        "--world-size",
-        "2",
-        "--device",
-        "a100",
-        "-o",
-        str(out),
-        "--",
-        *flags,
-    ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    command = [str(COMMAND), "predict", "--program", str(out), "--cluster", "a100-80gb-sxm", "--json"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    return forerun.load_program(out), json.loads(done.stdout)
+    out, printed = folder / "step.program", io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.chdir(folder)
+        assert run(["trace", str(script), "--world-size", "2", "--device", "a100", "-o", str(out), "--", *flags]) == 0
+        printed.truncate(printed.seek(0))
+        assert run(["predict", "--program", str(out), "--cluster", "a100-80gb-sxm", "--json"]) == 0
+    return forerun.load_program(out), json.loads(printed.getvalue())
 
 
 @pytest.fixture(scope="module")

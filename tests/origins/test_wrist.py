@@ -2,16 +2,14 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_here import run_here
 from saved_programs import plan_of, program_of
 
 from forerun.core.program.storage import save
 
-COMMAND = Path(sys.executable).with_name("forerun")
 CONFIGURATIONS = {
     "shard2cp2tp2": {"dp_shard": 2, "cp": 2, "tp": 2, "micro_batch": 4},
     "shard4tp2": {"dp_shard": 4, "tp": 2, "micro_batch": 2},
@@ -33,8 +31,7 @@ def traces(tmp_path_factory):
 
 
 def forerun(folder: Path, *arguments: object) -> str:
-    words = [str(COMMAND), *map(str, arguments)]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
+    done = run_here(folder, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

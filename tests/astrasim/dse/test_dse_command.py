@@ -1,24 +1,17 @@
-"""`forerun dse`, run as a user runs it."""
+"""`forerun dse`: what it prints, writes and ends with."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from command_here import run_here
 from dse_files import POINTS, changed, write
-
-COMMAND = Path(sys.executable).with_name("forerun")
 
 
 @pytest.fixture
 def dse(tmp_path):
     def run(data, *arguments):
         path = write(tmp_path, data)
-        return subprocess.run(
-            [str(COMMAND), "dse", str(path), "--out", str(tmp_path / "out"), *arguments],
-            capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path,
-        )  # fmt: skip
+        return run_here(tmp_path, "dse", path, "--out", tmp_path / "out", *arguments)
 
     return run
 

@@ -23,10 +23,13 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium, or name one in FORERUN_BROWSER"),
 ]
-WIDTHS = (360, 1600)
-BOTH = ("run", "prediction", "scaling", "comparison", "stragglers", "search", "range")
-VIEWS = (*((kind, width) for kind in BOTH for width in WIDTHS), ("folded run", WIDTHS[0]))
+NARROW, WIDE = 360, 1600
+KINDS = ("run", "prediction", "scaling", "comparison", "stragglers", "search", "range")
+VIEWS = (*((kind, NARROW) for kind in (*KINDS, "folded run")), ("run", WIDE))
 """pages and widths in which they are looked at"""
+LATER = tuple((kind, WIDE) for kind in KINDS if kind != "run")
+"""those of the long tests"""
+ALL_VIEWS = (*VIEWS, *(pytest.param(*view, marks=pytest.mark.long) for view in LATER))
 FORBIDDEN = "http://127.0.0.1:9/forbidden.png"
 ALLOWED = "http://127.0.0.1:9/allowed.png"
 OFFLINE = (
@@ -59,10 +62,12 @@ def pages(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def seen(pages: Path) -> dict[tuple[str, int], dict[str, Any]]:
+def seen(pages: Path, request: pytest.FixtureRequest) -> dict[tuple[str, int], dict[str, Any]]:
     """(page, width) -> what a frame of that width shows; "provoked" and "log" are of the run as a whole."""
+    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    asked = {(each.get("kind"), each.get("width")) for each in params}
     query = {
-        "views": ",".join(f"{file_of(kind)}@{width}" for kind, width in VIEWS),
+        "views": ",".join(f"{file_of(kind)}@{width}" for kind, width in (*VIEWS, *LATER) if (kind, width) in asked),
         "provoke": "run.html",
         "forbidden": FORBIDDEN,
         "allowed": ALLOWED,
@@ -89,7 +94,7 @@ def requests(log: Path) -> set[str]:
     return {url for url in urls if url.startswith(("http:", "https:", "ws:", "wss:", "ftp:"))}
 
 
-@pytest.mark.parametrize(("kind", "width"), VIEWS)
+@pytest.mark.parametrize(("kind", "width"), ALL_VIEWS)
 def test_every_plot_is_drawn_and_answers_the_pointer(seen, kind: str, width: int) -> None:
     found = seen[file_of(kind), width]
     n_plots = sum(isinstance(part, Plot) for part in documents(by_hand.NASTY)[kind].parts)
@@ -100,12 +105,12 @@ def test_every_plot_is_drawn_and_answers_the_pointer(seen, kind: str, width: int
     assert found["wide"] == 0
 
 
-@pytest.mark.parametrize(("kind", "width"), VIEWS)
+@pytest.mark.parametrize(("kind", "width"), ALL_VIEWS)
 def test_a_page_is_as_wide_as_its_window(seen, kind: str, width: int) -> None:
     assert seen[file_of(kind), width]["overflow"] == 0
 
 
-@pytest.mark.parametrize(("kind", "width"), VIEWS)
+@pytest.mark.parametrize(("kind", "width"), ALL_VIEWS)
 def test_names_of_users_run_nothing(seen, kind: str, width: int) -> None:
     found = seen[file_of(kind), width]
     assert found["title"] != "owned"

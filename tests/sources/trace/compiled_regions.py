@@ -217,4 +217,4 @@ if __name__ == "__main__":
     made = World(Job(folder=".", world_size=8, steps=1 << 30, allow_fallback=True))
     dist.init_process_group("nccl")
     with open(sys.argv[1], "w", encoding="utf-8") as file:
-        json.dump({name: recorded_step(made, name) for name in PROGRAMS}, file)
+        json.dump({name: recorded_step(made, name) for name in sys.argv[2:] or PROGRAMS}, file)

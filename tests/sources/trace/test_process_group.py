@@ -1,13 +1,13 @@
 """Process groups of any size in one process: what is recorded, what is answered, and DDP on top."""
 
 import json
-import os
-import subprocess
+import runpy
 import sys
 import textwrap
 
 import pytest
 from virtual_process import run_virtual
+from warm_process import fork, wait
 
 COMPUTE = 0
 
@@ -352,16 +352,18 @@ def test_ddp_fills_its_buckets_as_two_real_processes_do(tmp_path):
     """)
     real += _MODEL + "\nprint(json.dumps([buckets(**way) for way in WAYS]))\n"
     (tmp_path / "real.py").write_text(real)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(tmp_path / "real.py"), str(rank), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-        )
-        for rank in range(2)
-    ]
-    found = [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in processes]
+    printed = [tmp_path / f"rank{rank}.txt" for rank in range(2)]
+    processes = []
+    for rank, path in enumerate(printed):
+
+        def run(rank=rank):
+            sys.argv = ["real.py", str(rank), str(tmp_path)]
+            runpy.run_path(str(tmp_path / "real.py"), run_name="__main__")
+
+        with path.open("wb") as sink:
+            processes.append(fork(run, sink.fileno(), {"GLOO_SOCKET_IFNAME": "lo"}))
+    assert [wait(process, 120) for process in processes] == [0, 0]
+    found = [json.loads(path.read_text().splitlines()[-1]) for path in printed]
     assert found[0] == found[1]
     body = (
         'device = "cuda"\ndist.init_process_group("nccl")\n' + _MODEL + "\nresult['b'] = [buckets(**w) for w in WAYS]\n"

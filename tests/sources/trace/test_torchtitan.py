@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import io
 import sys
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ from forerun.common.errors import ForerunError
 from forerun.core.program.kinds import OpKind
 from forerun.core.program.storage import load
 from forerun.core.program.types import Collective
+from forerun.interfaces.cli.main import run
 from forerun.sources.trace import titan
 from forerun.sources.trace.inside.titan.data import Batches, assign, checked, end_of_text, parsed
 from forerun.sources.trace.job import Failure, Job
@@ -25,15 +26,13 @@ from forerun.sources.trace.job import Failure, Job
 def trace(folder: Path, *arguments: str, path: Path | None = None) -> tuple[str, Path]:
     """What `forerun trace --torchtitan` says, and the Program that it wrote."""
     program = folder / "step.program"
-    environment = dict(os.environ)
-    if path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join([str(path), environment.get("PYTHONPATH", "")])
-    start = [sys.executable, "-c", "from forerun.interfaces.cli.main import main; main()", "trace", "-o", str(program)]
-    done = subprocess.run(
-        [*start, "--torchtitan", *arguments], capture_output=True, text=True, env=environment, cwd=folder
-    )
-    assert done.returncode == (0 if program.is_file() else 2), done.stderr
-    return done.stderr, program
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(io.StringIO()) as said:
+        patch.chdir(folder)
+        if path is not None:
+            patch.syspath_prepend(path)
+        code = run(["trace", "-o", str(program), "--torchtitan", *arguments])
+    assert code == (0 if program.is_file() else 2), said.getvalue()
+    return said.getvalue(), program
 
 
 def counts(path: Path, kind: OpKind) -> dict[tuple[str, int], int]:

@@ -10,9 +10,9 @@ import pytest
 import forerun
 from forerun.core.program.counts import op_counts
 from forerun.core.program.types import Phase
+from forerun.interfaces.cli.main import run
 
 pytest.importorskip("torch", reason="tracing needs torch")
-COMMAND = Path(sys.executable).with_name("forerun")
 PROGRAM = Path(__file__).parent / "captured_regions.py"
 NAMES = (
     "forward only",
@@ -46,9 +46,9 @@ def captured(tmp_path_factory):
     for how in ("traced", "plain"):
         command = [sys.executable, str(PROGRAM), str(folder / how), how]
         runs[how] = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
-    for run in runs.values():
-        _, errors = run.communicate(timeout=600)
-        assert run.returncode == 0, errors[-4000:]
+    for process in runs.values():
+        _, errors = process.communicate(timeout=600)
+        assert process.returncode == 0, errors[-4000:]
     return {how: json.loads((folder / how).read_text(encoding="utf-8")) for how in runs}
 
 
@@ -109,11 +109,10 @@ for _ in range(2):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["captured", "called", "marked"])
-def test_a_step_inside_a_compiled_function_ends_the_step(tmp_path, how):
+def test_a_step_inside_a_compiled_function_ends_the_step(tmp_path, monkeypatch, how):
     (tmp_path / "train.py").write_text(OWN_STEP, encoding="utf-8")
-    command = [str(COMMAND), "trace", "train.py", "-o", "step.program", "--", how]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert run(["trace", "train.py", "-o", "step.program", "--", how]) == 0
     program = forerun.load_program(tmp_path / "step.program")
     (updates,) = op_counts(program, (Phase.OPTIMIZER,))
     assert {name for name, count in zip(program.ops.name, updates, strict=True) if count} == {"fused_sub_copy_"}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import runpy
 import textwrap
+from importlib import import_module
+
+from warm_process import fork, wait
 
 _BEFORE = """
 import json, os, sys, time, warnings
@@ -78,19 +80,23 @@ os._exit(0)
 
 def run_virtual(body: str, folder, rank: int = 0, world_size: int = 8, timeout_s: float = 120) -> dict:
     """`result` after `body` (Python source) ran on rank `rank` of `world_size`."""
-    program = folder / "program.py"
+    program, printed, result = (folder / name for name in ("program.py", "printed.txt", "result.json"))
     program.write_text(_BEFORE + textwrap.dedent(body) + _AFTER)
-    environment = os.environ | {
+    environment = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank % 8),
         "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "no-such-host.invalid",
         "MASTER_PORT": "1",
-        "RESULT": str(folder / "result.json"),
+        "RESULT": str(result),
     }
-    environment.pop("FORERUN_MAILBOX", None)
-    done = subprocess.run(
-        [sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads((folder / "result.json").read_text())
+
+    def run() -> None:
+        os.environ.pop("FORERUN_MAILBOX", None)
+        import_module("torch").set_num_threads(1)
+        runpy.run_path(str(program), run_name="__main__")
+
+    with printed.open("wb") as sink:
+        code = wait(fork(run, sink.fileno(), environment), timeout_s)
+    assert code == 0, printed.read_text()[-4000:]
+    return json.loads(result.read_text())
