@@ -28,6 +28,8 @@ _SPEC.loader.exec_module(llama)
 
 SEQ = 512
 SMALL = llama.LlamaConfig(dim=128, n_layers=6, n_heads=4, n_kv_heads=4, ffn_dim=256, vocab_size=512, seq_len=SEQ)
+FEW = replace(SMALL, n_layers=2)
+"""for what needs no folded layers"""
 MATMULS = ("mm", "addmm", "bmm")
 
 
@@ -84,57 +86,56 @@ def test_a_folded_step_is_the_whole_one(mode):
 
 @pytest.mark.slow
 def test_fsdp_gathers_and_reduces_every_unit_once():
-    found = collectives(traced(dp_shard=8))
-    units = SMALL.n_layers + 2  # embedding, layers, norm with output
-    weights = sum(p.numel() for p in llama.Llama(SMALL).parameters())
+    found = collectives(traced(config=FEW, dp_shard=8))
+    units = FEW.n_layers + 2  # embedding, layers, norm with output
+    weights = sum(p.numel() for p in llama.Llama(FEW).parameters())
     gathered, gathered_bytes = found["ALL_GATHER", "dp_shard"]
     reduced, reduced_bytes = found["REDUCE_SCATTER", "dp_shard"]
-    ends = weights - SMALL.n_layers * (weights_of_layer := sum(p.numel() for p in llama.Block(SMALL, 0).parameters()))
+    ends = weights - FEW.n_layers * (weights_of_layer := sum(p.numel() for p in llama.Block(FEW, 0).parameters()))
     # Layers and the embedding are gathered again in backward; norm and output, which come last, are kept.
-    head = SMALL.dim * SMALL.vocab_size + SMALL.dim
-    assert gathered == 2 * SMALL.n_layers + 3 - (ends - head == 0)
-    assert gathered_bytes == 2 * (2 * SMALL.n_layers * weights_of_layer + 2 * (ends - head) + head)
+    head = FEW.dim * FEW.vocab_size + FEW.dim
+    assert gathered == 2 * FEW.n_layers + 3 - (ends - head == 0)
+    assert gathered_bytes == 2 * (2 * FEW.n_layers * weights_of_layer + 2 * (ends - head) + head)
     assert (reduced, reduced_bytes) == (units, 4 * weights)
 
 
 @pytest.mark.slow
 def test_tensor_parallelism_gathers_and_scatters_around_attention_and_feed_forward():
-    forward = by_name(traced(tp=4), (Phase.FORWARD,))
+    forward = by_name(traced(config=FEW, tp=4), (Phase.FORWARD,))
     # Two gathers and two scatters a layer; embedding scatters, output gathers, and the loss reduces three times.
-    assert forward["all_gather"] == 2 * SMALL.n_layers + 1
-    assert forward["reduce_scatter"] == 2 * SMALL.n_layers + 1
-    assert sum(forward[name] for name in MATMULS) == 7 * SMALL.n_layers + 1
+    assert forward["all_gather"] == 2 * FEW.n_layers + 1
+    assert forward["reduce_scatter"] == 2 * FEW.n_layers + 1
+    assert sum(forward[name] for name in MATMULS) == 7 * FEW.n_layers + 1
 
 
 @pytest.mark.slow
 def test_compiled_layers_under_tensor_parallelism_communicate_what_eager_ones_do():
-    two = replace(SMALL, n_layers=2)
-    assert collectives(traced(config=two, tp=4, compile=True)) == collectives(traced(config=two, tp=4))
+    assert collectives(traced(config=FEW, tp=4, compile=True)) == collectives(traced(config=FEW, tp=4))
 
 
 def test_full_checkpointing_runs_every_layer_twice():
-    plain = traced(dp_shard=8)
-    program = traced(dp_shard=8, activation_checkpointing="full")
+    plain = traced(config=FEW, dp_shard=8)
+    program = traced(config=FEW, dp_shard=8, activation_checkpointing="full")
     again = by_name(program, (Phase.RECOMPUTE,))
-    assert sum(again[name] for name in MATMULS) == 7 * SMALL.n_layers
+    assert sum(again[name] for name in MATMULS) == 7 * FEW.n_layers
     assert by_name(program, (Phase.FORWARD,)) == by_name(plain, (Phase.FORWARD,))
 
 
 @pytest.mark.slow
 def test_selective_checkpointing_recomputes_every_second_product():
-    program = traced(dp_shard=8, activation_checkpointing="selective")
+    program = traced(config=FEW, dp_shard=8, activation_checkpointing="selective")
     again = by_name(program, (Phase.RECOMPUTE,))
-    assert sum(again[name] for name in MATMULS) == 3 * SMALL.n_layers
+    assert sum(again[name] for name in MATMULS) == 3 * FEW.n_layers
     assert not any("attention" in name for name in again)
 
 
 @pytest.mark.slow
 def test_ddp_reduces_all_gradients_and_hsdp_only_shards():
-    weights = sum(p.numel() for p in llama.Llama(SMALL).parameters())
-    found = collectives(traced(dp_replicate=8, zero_stage=0))
+    weights = sum(p.numel() for p in llama.Llama(FEW).parameters())
+    found = collectives(traced(config=FEW, dp_replicate=8, zero_stage=0))
     assert found["ALL_REDUCE", "dp_replicate"][1] >= 4 * weights
-    found = collectives(traced(dp_replicate=2, dp_shard=4))
-    assert found["ALL_REDUCE", "dp_replicate"] == (SMALL.n_layers + 2, weights)
+    found = collectives(traced(config=FEW, dp_replicate=2, dp_shard=4))
+    assert found["ALL_REDUCE", "dp_replicate"] == (FEW.n_layers + 2, weights)
 
 
 @pytest.mark.slow
@@ -164,11 +165,11 @@ def test_a_folded_pipeline_is_the_whole_one():
 
 @pytest.mark.slow
 def test_a_ring_passes_keys_and_values_on():
-    program = traced(cp=2, cp_method="ring")
+    program = traced(config=FEW, cp=2, cp_method="ring")
     # Over two ranks keys and values move once in forward and once in backward, their fp32 gradients twice.
-    assert by_name(program)["all_to_all"] == 4 * SMALL.n_layers
-    keys_and_values = 2 * (SEQ // 2) * SMALL.dim
-    assert collectives(program)["ALL_TO_ALL", "cp"][1] == SMALL.n_layers * 2 * keys_and_values * (2 + 4)
+    assert by_name(program)["all_to_all"] == 4 * FEW.n_layers
+    keys_and_values = 2 * (SEQ // 2) * FEW.dim
+    assert collectives(program)["ALL_TO_ALL", "cp"][1] == FEW.n_layers * 2 * keys_and_values * (2 + 4)
 
 
 @pytest.mark.slow
