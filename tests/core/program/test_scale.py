@@ -13,7 +13,7 @@ from forerun.core.program.builder import BlockBuilder, OpTableBuilder
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.layout import laid_out
 from forerun.core.program.scale import scaled
-from forerun.core.program.types import N_CATEGORIES, Category, Collective, Program, RankClass, Stream
+from forerun.core.program.types import N_CATEGORIES, Category, Collective, Phase, Program, RankClass, Stream
 from forerun.core.program.validate import check
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
@@ -98,6 +98,40 @@ def test_there_and_back_is_the_same_program():
     assert back.meta["tokens_per_step"] == program.meta["tokens_per_step"]
 
 
+def program_of_block(block, ops, **meta):
+    """A program of one block on 8 ranks that shard their state."""
+    one = np.zeros(1, np.int32)
+    return Program(
+        ops=ops.build(),
+        blocks=(block.build("all"),),
+        rank_classes=(RankClass("all", 8, one, one, one, np.zeros(N_CATEGORIES, np.int64)),),
+        groups=(CommGroup("dp_shard", 8, 1, 8), CommGroup("ep", 2, 1, 2)),
+        channels=(),
+        modules=("m",),
+        meta={"world_size": 8, "data_parallel": [0], "sharded": [0], "tokens_per_step": 8, **meta},
+    )
+
+
+def test_temporaries_of_the_update_are_those_allocated_in_it():
+    """Node by node: an update, a forward, an update. What the first and the last allocate works on a share."""
+    ops, block = OpTableBuilder(), BlockBuilder()
+    op = ops.memory("update", 10, 10)
+    for phase in (Phase.OPTIMIZER, Phase.FORWARD, Phase.OPTIMIZER):
+        block.node(op, Stream.COMPUTE, phase=phase)
+    for alloc, free in ((0, 0), (0, 1), (1, 2), (2, 2), (2, -1)):
+        block.tensor(100, Category.TEMPORARY, alloc, free)
+    grown = scaled(program_of_block(block, ops), 16, 8)
+    assert grown.blocks[0].tensor_bytes.tolist() == [50, 50, 100, 50, 100]
+
+
+def test_neighbours_along_the_axis_move_to_its_start():
+    ops, block = OpTableBuilder(), BlockBuilder()
+    block.node(ops.memory("copy", 10, 10), Stream.COMPUTE)
+    program = program_of_block(block, ops, group_ranks=[list(range(8)), [2, 3]])
+    grown = scaled(program, 16, 8)
+    assert [list(ranks) for ranks in grown.meta["group_ranks"]] == [list(range(16)), [0, 1]]
+
+
 def test_what_moves_a_share_shrinks_with_it_and_nothing_else_does():
     """A gather of 800 bytes over 8 ranks: a share has 100. On 16 ranks it has 50."""
     ops, block = OpTableBuilder(), BlockBuilder()
@@ -108,6 +142,7 @@ def test_what_moves_a_share_shrinks_with_it_and_nothing_else_does():
         (ops.memory("other size", 101, 900), Stream.GATHER, 101.0),
         (ops.memory("beside", 100, 901), Stream.COMPUTE, 100.0),
         (ops.host_copy("of a share", 100), Stream.GATHER, 50.0),
+        (ops.host_copy("of an aligned share", 100.05), Stream.GATHER, 50.025),
         (ops.host_copy("of two", 200), Stream.GATHER, 100.0),
         (ops.host_copy("of three", 300), Stream.GATHER, 300.0),
         (ops.gemm("product", 10, 10, 10), Stream.GATHER, 400.0),
@@ -205,6 +240,7 @@ def test_ranks_that_are_spaced_evenly_are_a_mesh_axis():
     assert CommGroup.of_ranks("dp", range(0, 64, 4), 8) == CommGroup.on_mesh("dp", 16, 4, 8)
     assert CommGroup.of_ranks("tp", [8, 9, 10, 11], 8) == CommGroup.on_mesh("tp", 4, 1, 8)
     assert CommGroup.of_ranks("one", [5], 8) == CommGroup("one", 1, 1, 1, 1)
+    assert CommGroup.of_ranks("threes", range(0, 18, 3), 8) == CommGroup("threes", 6, 3, 2, 3)
 
 
 def test_a_group_across_a_border_of_nodes_is_counted():
@@ -215,3 +251,4 @@ def test_a_group_across_a_border_of_nodes_is_counted():
 def test_uneven_ranks_are_counted_by_node():
     assert CommGroup.of_ranks("odd", [0, 1, 2, 3, 8, 9], 8) == CommGroup("odd", 6, 3, 2, 1)
     assert CommGroup.of_ranks("odd", [0, 2, 8, 10], 8) == CommGroup("odd", 4, 2, 2, 2)
+    assert CommGroup.of_ranks("odd", [0, 1, 4, 5], 1) == CommGroup("odd", 4, 4, 1, 1)
