@@ -72,3 +72,17 @@ def test_a_program_does_the_same_under_every_version(name):
         assert found[figure] == expected[figure]
     assert found["kernels"] == pytest.approx(expected["kernels"], rel=0.02)
     assert found["peak_bytes"] == pytest.approx(expected["peak_bytes"], rel=0.02)
+
+
+def test_names_of_older_releases_are_where_programs_import_them():
+    script = """
+from importlib import import_module
+from forerun.sources.trace.inside.data_files import read_data
+from forerun.sources.trace.inside.torch_versions import former_names
+former_names.install()
+for module, names in read_data("torch_versions/formerly.yaml").items():
+    for name, place in names.items():
+        where, _, now = place.partition(":")
+        assert getattr(import_module(module), name) is getattr(import_module(where), now), name
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=100)
