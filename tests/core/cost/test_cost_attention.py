@@ -124,8 +124,10 @@ def test_every_kernel_has_rates_that_a_kernel_can_have():
     for kernel in FUSED:
         for architecture in ("volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "another"):
             rate = kernel.rate_on(architecture)
-            assert 0 < rate.forward <= 1
-            assert 0 < rate.backward <= 1
+            for head_dim in (32, 64, 96, 128, 192, 256):
+                forward, backward = rate.at(head_dim)
+                assert 0 < forward <= 1.4, "the profile's kernels are nearly the fastest ones"
+                assert 0 < backward <= 1.1
 
 
 def test_an_unknown_kernel_is_an_error_that_lists_the_known_ones():

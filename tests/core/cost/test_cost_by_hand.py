@@ -27,7 +27,7 @@ from forerun.core.program.kinds import Attention, Gemm
 from forerun.core.program.types import Collective, OpTable
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.storage import Storage
-from forerun.describe.cluster.types import KernelRates
+from forerun.describe.cluster.types import Cluster, KernelRates
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import load_stack
@@ -273,6 +273,20 @@ def test_launches_cost_the_host_by_who_issues_them() -> None:
     graphs = issue_us(Launching(cuda_graphs=True))
     assert graphs[0] == pytest.approx(3 * graphs[1])
     assert 0 < graphs[1] < 0.1
+
+
+def test_python_around_an_operation_costs_the_host_once_and_only_where_it_runs() -> None:
+    """Eager kernels have it, whatever their number; collectives and copies, compiled and captured ops don't."""
+    stack, slow = replace(STACK, module_us=100.0), replace(H100, host_speed=0.5)
+
+    def issue_us(launching: Launching, cluster: Cluster) -> list[float]:
+        return (step_costs(rows(), GROUPS, cluster, stack, launching, 8).issue_ps / PS_PER_US).tolist()
+
+    assert issue_us(Launching(), H100) == [118, 6, 6, 106]
+    assert issue_us(Launching(), slow) == [218, 6, 6, 206]
+    assert issue_us(Launching(compiled_ops=(0,)), H100) == [6, 6, 6, 106]
+    assert issue_us(Launching(compiled=True), H100) == [6, 2, 2, 2]
+    assert max(issue_us(Launching(cuda_graphs=True), H100)) < 1
 
 
 def test_every_kernel_pays_the_gap_to_the_next_and_graphs_have_none() -> None:

@@ -37,8 +37,21 @@ def test_a_kernel_has_its_own_rates_those_it_borrows_or_its_default() -> None:
     assert flash4.rate_on("hopper") == KernelRate(hopper.forward, hopper.backward, "those of flash3")
     assert flash4.rate_on("volta") == KernelRate(0.6, 0.7, "assumed ones")
     assert hopper.stands_in == ""
+    assert flash4.rate_on("blackwell").stands_in == ""
     assert flash4.runs("hopper")
     assert not flash4.runs("ampere")
+
+
+def test_a_rate_by_head_size_is_linear_between_measured_sizes_and_level_beyond() -> None:
+    rate = KernelRate({64: 1.0, 128: 0.5}, {128: 0.8})
+    assert [rate.at(size) for size in (32, 64, 96, 128, 256)] == [
+        (1, 0.8),
+        (1, 0.8),
+        (0.75, 0.8),
+        (0.5, 0.8),
+        (0.5, 0.8),
+    ]
+    assert KernelRate(0.7, 0.9).at(64) == (0.7, 0.9)
 
 
 def test_plans_choose_any_kernel_or_leave_it_to_the_stack() -> None:

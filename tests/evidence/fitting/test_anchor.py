@@ -45,7 +45,8 @@ def test_a_slow_step_makes_predictions_slower_but_not_beyond_it():
     assert seconds(SETUP) < seconds(SETUP, rates) < measured
     twice = anchored_rates([Anchor(SETUP, measured)] * 2)
     assert seconds(SETUP, rates) < seconds(SETUP, twice) < measured
-    assert all(rate <= 1 for rate in (rates.gemm, rates.attention, rates.memory, rates.network))
+    assert all(rate < 1 for rate in (rates.gemm, rates.attention, rates.memory))
+    assert rates.network == pytest.approx(1, abs=0.01), "the step hardly depends on it"
 
 
 def test_a_step_moves_what_it_depends_on():
@@ -60,7 +61,7 @@ def test_steps_that_differ_in_their_error_are_explained_together():
     anchors = [Anchor(setup, seconds(setup, true)) for setup in (SETUP, BUSY_LINKS)]
     rates = anchored_rates(anchors)
     assert rates.network < min(rates.memory, rates.gemm, rates.attention) < 1
-    assert rates.network < 0.96
+    assert rates.network < 0.98
     before, after = (anchors[1].measured_s - seconds(BUSY_LINKS, some) for some in (PLAIN, rates))
     assert 0 < after < 0.8 * before
 

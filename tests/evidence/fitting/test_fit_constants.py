@@ -35,9 +35,6 @@ def test_shipped_constants_say_where_they_come_from():
 def test_a_run_knows_its_constants():
     found = load_registry().constants_of(SETUP)
     assert {what: place for what, (_, place) in found.items()} == {
-        "sustained": "h100-sxm-80gb",
-        "attention_forward": "sdpa.hopper",
-        "attention_backward": "sdpa.hopper",
         "memory_rate": "torchtitan",
         "network_rate": "torchtitan",
     }

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from forerun.common.errors import ForerunError
-from forerun.evidence.fitting.constants import load_registry
+from forerun.evidence.fitting.constants import Constant, load_registry
 from forerun.evidence.fitting.fit import FittedConstant
 from forerun.evidence.fitting.posterior import FILE as POSTERIOR
 from forerun.evidence.fitting.posterior import Posterior, parse_posterior
@@ -49,10 +49,7 @@ def test_every_constant_is_written_where_it_is_read(folder):
         for name in fitted.constant.of:
             kernel, _, architecture = name.partition(".")
             what = fitted.constant.what
-            if what == "sustained":
-                assert at(folder, f"{DEVICES}/{name}.yaml", what) == fitted.value
-                assert at(folder, f"{DEVICES}/{name}.yaml", "source", what) == "sustained"
-            elif what.startswith("attention_"):
+            if what.startswith("attention_"):
                 direction = what.removeprefix("attention_")
                 assert at(folder, KERNELS, kernel, "rates", architecture, direction) == fitted.value
             else:
@@ -62,14 +59,14 @@ def test_every_constant_is_written_where_it_is_read(folder):
 
 def test_a_diff_shows_values_and_nothing_else(folder):
     write_constants(all_constants(1.0), UNSURE, folder)
-    before = {file: (folder / file).read_text().splitlines() for file in (DEVICE, KERNELS)}
+    before = {file: (folder / file).read_text().splitlines() for file in (f"{STACKS}/composer.yaml", KERNELS)}
     write_constants(all_constants(0.9), UNSURE, folder)
     for file, lines in before.items():
         changes = [
             (old, new) for old, new in zip(lines, (folder / file).read_text().splitlines(), strict=True) if old != new
         ]
         assert changes
-        assert all("sustained: " in old or "forward: " in old for old, _ in changes)
+        assert all("_rate: " in old or "forward: " in old for old, _ in changes)
     assert write_constants(all_constants(0.9), UNSURE, folder) == []
 
 
@@ -86,7 +83,12 @@ def test_what_no_step_informs_says_so(folder):
         "eager-memory that forerun fit finds"
     )
     assert "userbuffers" in at(folder, f"{STACKS}/nemo.yaml", "fitted", "network_rate")
-    assert at(folder, DEVICE, "source", "sustained") == "sustained_kin"
+
+
+def test_a_clock_is_written_into_the_file_of_its_device(folder):
+    clock = Constant("sustained", ("h200-sxm-141gb",), prior=1.0, sigma=0.1, source="here")
+    write_constants([FittedConstant(clock, 1.0, 0.9, 0.1, {"h200-sxm-141gb": 3})], UNSURE, folder)
+    assert at(folder, DEVICE, "sustained") == 0.9
 
 
 def test_stacks_that_share_a_constant_say_whose_steps_informed_it(folder):

@@ -16,15 +16,15 @@ from forerun.evidence.fitting.posterior import Posterior, load_posterior, parse_
 REGISTRY = load_registry()
 WHATS = list(REGISTRY.anchor.sigma)
 SETUP = Setup(load_model("llama-3.1-8b"), Plan(seq_len=8192, dp_shard=8), load_cluster("a100-sxm"))
-CLOCK, MEMORY = WHATS.index("sustained"), WHATS.index("memory_rate")
+CLOCK, MEMORY, NETWORK = (WHATS.index(what) for what in ("sustained", "memory_rate", "network_rate"))
 
 
 def test_errors_of_constants_go_together():
     known = Posterior(
-        ("memory_rate of torchtitan", "sustained of a100-sxm-80gb"), np.array([[0.01, -0.002], [-0.002, 0.0025]])
+        ("memory_rate of torchtitan", "network_rate of torchtitan"), np.array([[0.01, -0.002], [-0.002, 0.0025]])
     )
     found = known.of_rates(REGISTRY, SETUP)
-    assert found[MEMORY, CLOCK] == found[CLOCK, MEMORY] == pytest.approx(-0.002)
+    assert found[MEMORY, NETWORK] == found[NETWORK, MEMORY] == pytest.approx(-0.002)
     assert found[MEMORY, MEMORY] == pytest.approx(0.01 + REGISTRY.anchor.sigma["memory_rate"] ** 2)
 
 
@@ -43,12 +43,18 @@ def test_what_is_no_constant_is_as_unsure_as_others_of_its_sort():
 
 def test_the_shipped_file_leaves_little_unsure_of_what_many_steps_inform():
     many, few = (
-        load_posterior().of_rates(REGISTRY, replace(SETUP, cluster=load_cluster(name)))[CLOCK, CLOCK]
-        for name in ("a100-sxm", "mi300x")
+        load_posterior().of_rates(REGISTRY, replace(SETUP, changed_stack=load_stack(name)))[MEMORY, MEMORY]
+        for name in ("composer", "deepspeed")
     )
     assert many < 0.2 * few
     for name in ("a100-sxm", "h100-sxm", "b200", "mi300x"):
         np.linalg.cholesky(load_posterior().of_rates(REGISTRY, replace(SETUP, cluster=load_cluster(name))))
+
+
+def test_clocks_scatter_from_host_to_host_and_are_no_constants():
+    found = load_posterior().of_rates(REGISTRY, SETUP)
+    assert found[CLOCK, CLOCK] == pytest.approx(REGISTRY.anchor.sigma["sustained"] ** 2)
+    assert np.count_nonzero(found[CLOCK]) == 1
 
 
 def test_a_file_holds_it_to_a_percent():

@@ -25,6 +25,7 @@ from forerun.common.errors import ForerunError
 from forerun.core.cost.profile import load_profile, parse_profile, profile_names
 from forerun.core.cost.profile_text import profile_text, written_over
 from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.kernels.attention import attention_kernel
 from forerun.evidence.measure.calibrate import Calibration, calibrate, folds
 from forerun.evidence.measure.new_profile import at_device
 from forerun.evidence.measure.samples import of_source, read_samples, read_tables
@@ -51,7 +52,8 @@ def test_a_device_of_known_constants_is_recovered(found):
     assert gemm.hbm_gb_s == pytest.approx(GEMM.hbm_gb_s, rel=0.03)
     assert found.profile.gemm_roles.wgrad_rate == pytest.approx(WGRAD, rel=0.02)
     assert found.profile.gemm_roles.dgrad_rate == pytest.approx(1.0, rel=0.02)
-    assert head.p_tflops / (1 + head.slowdown) == pytest.approx(HEAD.p_tflops, rel=0.03)
+    forward, _ = attention_kernel("flash3").rate_on("hopper").at(128)
+    assert forward * head.p_tflops / (1 + head.slowdown) == pytest.approx(HEAD.p_tflops, rel=0.03)
     memory, host = found.profile.memory_bound, found.profile.host_copy
     assert (memory.hbm_fraction, memory.launch_us) == pytest.approx((HBM_SHARE, HBM_LAUNCH_US), rel=1e-3)
     assert (host.link_fraction, host.launch_us) == pytest.approx((HOST_SHARE, HOST_LAUNCH_US), rel=1e-3)

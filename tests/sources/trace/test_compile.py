@@ -111,6 +111,7 @@ def test_cuda_graphs_are_noted(steps):
     assert not any("CUDA graphs" in note for note in steps["whole"]["notes"])
 
 
+@pytest.mark.long
 def test_what_a_graph_makes_is_in_its_pool(steps):
     """Activations that a compiled program saves are in the pool of its CUDA graphs; the loss is eager."""
     graphs, whole = steps["graphs"], steps["whole"]

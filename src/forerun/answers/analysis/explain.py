@@ -8,6 +8,7 @@ from forerun.answers.analysis.coverage import Coverage
 from forerun.answers.analysis.memory_need import MemoryNeed
 from forerun.answers.analysis.network_use import AxisUse, NetworkUse
 from forerun.common.units import GIB
+from forerun.core.cost.clock import clock
 from forerun.core.memory.reserved import reserve_model
 from forerun.core.program.types import Program
 from forerun.describe.cluster.types import Cluster, Device, KernelRates
@@ -48,8 +49,7 @@ def explain(
         f"step_time_s: end of a simulated step of {steps:,} block instances ({len(program.ops)} distinct kernels and"
         f" collectives) on {len(program.rank_classes)} distinct rank(s)",
         f"step_time_low_s, step_time_high_s: {band}",
-        f"kernels: cost profile {device.cost_profile!r} at {device.sustained:.2f} of its clock"
-        f" ({device.source.get('sustained', 'not fitted')})",
+        f"kernels: cost profile {device.cost_profile!r}{_clock(device)}",
         f"calibrated shapes: {coverage.share:.0%} of kernel time{_by_kind(coverage)}",
         *_outside(coverage),
         *_stand_ins(program, device),
@@ -73,6 +73,15 @@ def explain(
     if cluster.price_per_gpu_hour is not None:
         lines.append(f"dollars_per_billion_tokens: {cluster.price_per_gpu_hour} dollars per GPU-hour, a list price")
     return (*lines, *notes)
+
+
+def _clock(device: Device) -> str:
+    """Says at which clock products run, and why."""
+    found = clock(device, "bf16")
+    if found is None:
+        return f" at {device.sustained:.2f} of its clock; what {device.architecture} GPUs draw is not known"
+    host = "" if device.sustained == 1.0 else f", times {device.sustained:.2f} on this host"
+    return f" at {found:.2f} of its clock in bf16 products, as {device.power_w:g} W allow{host}"
 
 
 def _shown_by_steps(rates: KernelRates) -> list[str]:

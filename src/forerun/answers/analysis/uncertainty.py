@@ -30,7 +30,8 @@ from typing import Any
 
 import yaml
 
-from forerun.describe.cluster.types import Cluster, Device, KernelRates
+from forerun.core.cost.clock import is_known
+from forerun.describe.cluster.types import Cluster, KernelRates
 from forerun.describe.stacks.stack import Stack
 
 TRACED = "traced"
@@ -110,11 +111,9 @@ def residuals() -> Residuals:
     return Residuals(**(data | time), allocated=allocated, reserved=reserved)
 
 
-def is_fitted(what: Stack | Device) -> bool:
-    """Whether enough measured steps inform the rates of a stack, or any the clock of a device under load."""
-    if isinstance(what, Device):
-        return _FITTED.match(what.source.get("sustained", "")) is not None
-    found = (_FITTED.match(how) for how in what.fitted.values())
+def is_fitted(stack: Stack) -> bool:
+    """Whether enough measured steps inform the rates of a stack."""
+    found = (_FITTED.match(how) for how in stack.fitted.values())
     return max((int(one[1] or 0) for one in found if one), default=0) >= residuals().least_rows
 
 
@@ -142,7 +141,7 @@ def time_band(
     sides = _sides(getattr(known, group or group_of(stack)))
     if cluster.rates != KernelRates():
         sides = tuple(map(min, sides, _sides(known.anchored)))
-    device = (0.0, 0.0) if is_fitted(cluster.device) else _sides(known.device)
+    device = (0.0, 0.0) if is_known(cluster.device) else _sides(known.device)
     beyond = known.scale * max(0.0, math.log2(n_gpus / known.gpus_seen))
     low, high = (math.hypot(wider * own, other, beyond) for own, other in zip(sides, device, strict=True))
     return Band(math.exp(-low), math.exp(high))
@@ -163,8 +162,8 @@ def band_words(
     if cluster.rates != KernelRates():
         parts.append("narrowed by the measured steps that were given")
     parts.append(f"{widening(coverage, exposed):.2f} times as wide, for what is not calibrated or is communication")
-    if not is_fitted(cluster.device):
-        parts.append(f"wider as no measured step informs the clock of {cluster.device.name}")
+    if not is_known(cluster.device):
+        parts.append(f"wider as no measurement tells the clock of {cluster.device.name} under load")
     if fell_back:
         parts.append(f"its lower end {known.uncompiled:g} times lower, as torch.compile failed on a part of it")
     return ", ".join(parts)

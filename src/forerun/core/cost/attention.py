@@ -84,11 +84,12 @@ def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile
     rate = profile.attention.rates.get(kernel) or found.rate_on(device.architecture)
     padded = -(-head_dim // found.head_dim_multiple) * found.head_dim_multiple
     entry = _at(profile.attention.head_dim, padded)
+    forward, backward = rate.at(padded)
     peak = device.peak(next((dtype for dtype in ("bf16", "fp16") if dtype in device.peak_flops), "fp32"))
     return AttentionRates(
-        flops_per_s=entry.p_tflops / profile.reference.peak_tflops["bf16"] * peak * rate.forward,
+        flops_per_s=entry.p_tflops / profile.reference.peak_tflops["bf16"] * peak * forward,
         peak_flops_per_s=peak,
-        backward_rate=rate.backward,
+        backward_rate=backward,
         extra_keys=entry.extra_keys,
         launch_s=entry.launch_us * _US,
         tail_rows=entry.tail * kernel_constants().attention.block_queries * device.multiprocessors,

@@ -78,7 +78,7 @@ def gemm_rates(device: Device, dtype: str, profile: Profile | None = None) -> Ge
     profile = profile or load_profile(device.cost_profile)
     unit = _PEAK_OF.get(dtype, dtype)
     peak = device.peak("fp16" if unit == "bf16" and unit not in device.peak_flops else unit)
-    wanted = _CONSTANTS_OF.get(dtype, dtype)
+    wanted = dtype if dtype in profile.gemm else _CONSTANTS_OF.get(dtype, dtype)
     measured = wanted if wanted in profile.gemm else "bf16"
     entry, roles = profile.gemm[measured], profile.gemm_roles
     input_bytes, output_bytes = DTYPE_BYTES[dtype]

@@ -9,9 +9,10 @@ from functools import lru_cache
 import numpy as np
 
 from forerun.common.units import PS_PER_S
-from forerun.core.cost.attention import attention_rates, attention_s
+from forerun.core.cost.attention import attention_s
+from forerun.core.cost.clock import attention_in_steps, gemm_in_steps
 from forerun.core.cost.convolution import convolution_s
-from forerun.core.cost.gemm import gemm_rates, gemm_s
+from forerun.core.cost.gemm import gemm_s
 from forerun.core.cost.kernel_constants import kernel_constants
 from forerun.core.cost.memory_bound import host_copy_s, memory_bound_s, memory_rates
 from forerun.core.cost.profile import load_profile
@@ -55,9 +56,9 @@ def durations_ps(
 ) -> tuple[I64, F64]:
     """Returns picoseconds of every row, and 1 where its shape lies in the measured range of a measured device, else 0.
 
-    `device.sustained` slows matrix multiplications and attention. Fixed delays count as measured. With `network`
-    collectives run on it in place of the links of the cluster, and none of them counts as measured. `padded` rows are
-    products that TorchInductor may pad.
+    The power limit and `device.sustained` slow matrix multiplications and attention (cost/clock.py). Fixed delays count
+    as measured. With `network` collectives run on it in place of the links of the cluster, and none of them counts as
+    measured. `padded` rows are products that TorchInductor may pad.
 
     Raises:
         ForerunError: a dtype that the device lacks, an unknown attention kernel, a group that no link joins, a network
@@ -86,11 +87,12 @@ def _same(values: Sequence[str], rows: I64) -> dict[str, I64]:
 
 
 def _gemms(ops: OpTable, rows: I64, run: _Run) -> _Costs:
-    speed, time_s = run.device.sustained * run.rates.gemm, np.zeros(len(rows))
+    time_s = np.zeros(len(rows))
     pads = np.zeros(len(ops), np.bool_)
     pads[list(run.padded)] = True
     for dtype, places in _same(ops.dtype, rows).items():
-        constants, implicit = gemm_rates(run.device, dtype), ops.gemm(rows[places]).operand_bytes > 0
+        constants, clock = gemm_in_steps(run.device, dtype)
+        speed, implicit = clock * run.rates.gemm, ops.gemm(rows[places]).operand_bytes > 0
         if implicit.any():
             convolutions, places = places[implicit], places[~implicit]
             time_s[convolutions] = convolution_s(ops.gemm(rows[convolutions]), constants, speed)
@@ -107,8 +109,9 @@ def _attention(ops: OpTable, rows: I64, run: _Run) -> _Costs:
         head_dims = ops.attention(rows[of_kernel]).head_dim
         for head_dim in np.unique(head_dims).tolist():
             places = of_kernel[head_dims == head_dim]
-            constants, shape = attention_rates(run.device, kernel, head_dim), ops.attention(rows[places])
-            speed = run.device.sustained * rates.attention * np.where(shape.backward, rates.attention_backward, 1.0)
+            constants, clock = attention_in_steps(run.device, kernel, head_dim)
+            shape = ops.attention(rows[places])
+            speed = clock * rates.attention * np.where(shape.backward, rates.attention_backward, 1.0)
             time_s[places] = attention_s(shape, constants, speed)
             covered[places] = (
                 _within(kernel_constants().attention.calibrated_lengths, shape.seq_q, shape.seq_kv)

@@ -48,7 +48,7 @@ class GemmEntry:
     depth_pad: float
     """pipeline fill and epilogue, in elements of k"""
     slowdown: float
-    """how much longer a very long kernel takes than its rate says"""
+    """how much longer a very long kernel takes than its rate says, as the benchmark's GPU throttles (cost/clock.py)"""
     slowdown_tau_us: float
     """length of a kernel at half of that"""
     source: str

@@ -102,6 +102,7 @@ def step_costs(
     duration = np.maximum(duration, least_ps)
     lacks: Mapping[int, str] = {}
     issue_ps = ops.launches.astype(np.int64) * _issue_ps(stack, launching, len(ops))
+    issue_ps += _module_ps(ops, stack, launching, cluster)
     if measured is not None:
         found = measured.lookup(ops, groups)
         known = ~np.isnan(found.time_s)
@@ -147,6 +148,16 @@ def _host_path_ps(ops: OpTable, groups: tuple[CommGroup, ...], cluster: Cluster,
             slope[row] = host_path_s_per_byte(kind, group, cluster, n_gpus)
     out: I64 = np.rint(ops.bytes_comm * slope * PS_PER_S).astype(np.int64)
     return out
+
+
+def _module_ps(ops: OpTable, stack: Stack, launching: Launching, cluster: Cluster) -> I64:
+    """Returns the host's time in the Python around each op in picoseconds, (n_ops,); compiled and captured ops have
+    none."""
+    eager = ops.is_compute & (ops.launches > 0)
+    eager[list(launching.compiled_ops)] = False
+    if launching.compiled or launching.cuda_graphs:
+        eager[:] = False
+    return np.where(eager, int(stack.module_us / cluster.host_speed * PS_PER_US), 0)
 
 
 def _issue_ps(stack: Stack, launching: Launching, n_ops: int) -> I64:

@@ -326,6 +326,7 @@ class _Node:
     intra: Link | None
     inter: Link | None
     host_bytes_per_s: float | None
+    host_speed: float
     source: dict[str, str]
 
 
@@ -338,7 +339,7 @@ def _reference_node(entry: ClusterEntry, reference: DeviceEntry | None) -> _Node
     host_gb_s = next((part.host_gb_s for part in parts if part.host_gb_s is not None), None)
     source = {
         key: reference.source[key]
-        for key in ("gpus_per_node", "host_gb_s")
+        for key in ("gpus_per_node", "host_gb_s", "host_speed")
         if reference is not None and key in reference.source and getattr(entry, key) is None
     }
     return _Node(
@@ -346,6 +347,7 @@ def _reference_node(entry: ClusterEntry, reference: DeviceEntry | None) -> _Node
         intra=None if intra is None or size is None else intra.link(INTRA_NODE, size, link_latency_s(intra.kind)),
         inter=None if inter is None else inter.link(INTER_NODE, 0, link_latency_s(inter.kind)),
         host_bytes_per_s=None if host_gb_s is None else host_gb_s * GIGA,
+        host_speed=next((part.host_speed for part in parts if part.host_speed is not None), 1.0),
         source=source | entry.source,
     )
 
@@ -375,6 +377,7 @@ def _assemble(
         device=device,
         links=(node.intra,) if node.inter is None else (node.intra, node.inter),
         host_bytes_per_s=node.host_bytes_per_s,
+        host_speed=node.host_speed,
         price_per_gpu_hour=price_per_gpu_hour,
         mtbf_gpu_hours=mtbf_gpu_hours,
         source=node.source,

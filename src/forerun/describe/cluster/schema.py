@@ -87,6 +87,8 @@ class SystemEntry(Entry):
     inter_node: LinkEntry | None = None
     host_gb_s: Positive | None = None
     """GPU to host memory, for each GPU and direction"""
+    host_speed: Positive | None = None
+    """speed of one core of the host in Python, over that of a DGX H100"""
     source: dict[str, str] = Field(default_factory=dict)
     """where each figure comes from, by its key"""
 

@@ -49,7 +49,7 @@ class Device:
     profile_digest: str = ""
     """digest of a user's own `cost_profile` file, so that saved results of another file aren't taken for this one's"""
     sustained: float = 1.0
-    """clock under a long training step over the clock at which the cost profile was measured"""
+    """clock of a long training step over what the power limit leaves (core/cost/clock.py); below 1 on a hot host"""
     source: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
     """where the figures come from, by key of the device file"""
 
@@ -92,6 +92,8 @@ class Cluster:
     links: tuple[Link, ...]
     host_bytes_per_s: float
     """between a GPU and host memory, for each GPU and direction"""
+    host_speed: float = 1.0
+    """speed of one core of the host in Python, over that of a DGX H100"""
     price_per_gpu_hour: float | None = None
     mtbf_gpu_hours: float | None = None
     network: str | None = None

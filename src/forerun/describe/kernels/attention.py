@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, TypeVar
 
+import numpy as np
 import pydantic
 
 from forerun.common.errors import ForerunError, UnknownName
@@ -21,12 +22,26 @@ _STRICT = pydantic.ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, slots=True)
 class KernelRate:
-    """Rates of a kernel on one architecture: `forward` over the cost profile's, `backward` over `forward`."""
+    """Rates of a kernel on one architecture: `forward` over the cost profile's, `backward` over `forward`.
 
-    forward: float
-    backward: float
+    Each is one number, or one for each measured head size.
+    """
+
+    forward: float | dict[int, float] = field(hash=False)
+    backward: float | dict[int, float] = field(hash=False)
     stands_in: str = ""
     """kernel whose rates these are, where this one has none of its own; else empty"""
+
+    def at(self, head_dim: float) -> tuple[float, float]:
+        """Returns the forward and the backward rate at a head size; between measured sizes they are linear."""
+        return _at(self.forward, head_dim), _at(self.backward, head_dim)
+
+
+def _at(rate: float | dict[int, float], head_dim: float) -> float:
+    if not isinstance(rate, dict):
+        return rate
+    sizes = sorted(rate)
+    return float(np.interp(head_dim, sizes, [rate[size] for size in sizes]))
 
 
 @dataclass(frozen=True, slots=True)

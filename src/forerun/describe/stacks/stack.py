@@ -168,6 +168,8 @@ class Stack:
 
     issue_us: float = 6.0
     """host time to launch one eager kernel"""
+    module_us: float = 0.0
+    """host time of the Python around each eager operation, beside its launches, on a host of speed 1"""
     compiled_issue_us: float = 2.5
     launch_blocking_us: float = 0.0
     """idle time after every kernel when the host waits for each (CUDA_LAUNCH_BLOCKING)"""

@@ -16,7 +16,7 @@ import yaml
 
 from forerun.answers.analysis.setup import Setup
 from forerun.core.program.types import F64
-from forerun.evidence.fitting.constants import Registry
+from forerun.evidence.fitting.constants import OF_STACKS, Registry, What
 
 FILE = "evidence/fitting/posterior.yaml"
 _HEAD = """\
@@ -41,8 +41,8 @@ class Posterior:
         """Returns the covariance of the logarithms of the rates that a step of `setup` may change, (n_rates, n_rates).
 
         It is the sum of the fit's uncertainty and of the scatter of clusters with the same device and stack. A constant
-        that the fit did not know has its prior's uncertainty. A rate without a constant has that of a typical constant
-        of its quantity.
+        that the fit did not know has its prior's uncertainty. A stack's rate without a constant has that of a typical
+        constant of its quantity. Of clocks and kernels, which benchmarks measure, only the scatter counts.
         """
         whats = list(registry.anchor.sigma)
         out = np.diag([registry.anchor.sigma[what] ** 2 for what in whats])
@@ -50,7 +50,7 @@ class Posterior:
         known: list[tuple[int, int]] = []
         for row, what in enumerate(whats):
             if what not in constants:
-                out[row, row] += median(registry.spread_of(one) for one in registry.constants if one.what == what) ** 2
+                out[row, row] += _typical_spread(registry, what) ** 2
                 continue
             constant = registry.constants[constants[what][0]]
             place = self._places.get(constant.name)
@@ -70,6 +70,13 @@ class Posterior:
             f"{name}: {{sigma: {sigma[i]:.3g}, with: {percent[i, :i].tolist()}}}" for i, name in enumerate(self.names)
         ]
         return _HEAD + "\n".join(lines) + "\n"
+
+
+def _typical_spread(registry: Registry, what: What) -> float:
+    """Returns that of a typical constant of a stack; what benchmarks measure on each device or kernel has none."""
+    if what not in OF_STACKS:
+        return 0.0
+    return median(registry.spread_of(one) for one in registry.constants if one.what == what)
 
 
 def parse_posterior(text: str) -> Posterior:

@@ -55,9 +55,7 @@ def _changes(fitted: FittedConstant) -> Iterable[_Change]:
     constant, value = fitted.constant, f"{fitted.value:g}"
     for name in constant.of:
         if constant.what == "sustained":
-            document = "sustained" if fitted.rows_of[name] else "sustained_kin"
             yield f"{DEVICES}/{name}.yaml", ("sustained",), value
-            yield f"{DEVICES}/{name}.yaml", ("source", "sustained"), document
         elif constant.what in OF_KERNELS:
             kernel, _, architecture = name.partition(".")
             direction = constant.what.removeprefix("attention_")

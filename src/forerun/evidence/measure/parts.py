@@ -182,16 +182,16 @@ def role_rates(samples: Samples, entry: GemmEntry, device: Device) -> Iterator[R
 # -- attention ---------------------------------------------------------------------------------------------------
 
 
-def kernel_rate(kernel: str, device: Device, backward: bool = False) -> float:
-    """Returns a kernel's rate on this architecture relative to the profile (backward: to its forward rate); 1 for ANY.
+def kernel_rate(kernel: str, device: Device, head_dim: float, backward: bool = False) -> float:
+    """Returns a kernel's rate at a head size on this architecture relative to the profile (backward: to its forward
+    rate); 1 for ANY.
 
     Raises:
         UnknownName: There is no such fused kernel.
     """
     if kernel == ANY:
         return 1.0
-    found = fused_kernel(kernel).rate_on(device.architecture)
-    return found.backward if backward else found.forward
+    return fused_kernel(kernel).rate_on(device.architecture).at(head_dim)[backward]
 
 
 def _attention(samples: Samples, old: Profile, device: Device) -> Iterator[Part]:
@@ -199,7 +199,7 @@ def _attention(samples: Samples, old: Profile, device: Device) -> Iterator[Part]
     tables = []
     for kernel, table in samples.attention.items():
         forward = table.get("backward", np.zeros_like(table["seq"])) == 0
-        speed = np.full(len(table["seq"]), kernel_rate(kernel, device))
+        speed = np.array([kernel_rate(kernel, device, size) for size in table["head_dim"].tolist()])
         tables.append(rows_of({**table, "speed": speed}, forward))
     if not tables:
         return
@@ -250,7 +250,7 @@ def backward_rates(samples: Samples, profile: Profile, device: Device) -> Iterat
             rows = rows_of(table, backward & (table["head_dim"] == head_dim))
             entry = profile.attention.head_dim.get(int(head_dim), nearest(profile, int(head_dim)))
             constants, shapes = attention_constants(entry, peaks_of(device, "bf16")), attention_shapes(rows)
-            forward = kernel_rate(kernel, device)
+            forward = kernel_rate(kernel, device, head_dim)
 
             def seconds(
                 rate: float,
@@ -262,7 +262,7 @@ def backward_rates(samples: Samples, profile: Profile, device: Device) -> Iterat
 
             rate, _ = fit_rate(seconds, rows["latency_us"] * _US)
             label = f"{kernel or 'any kernel'}, head size {int(head_dim)}"
-            yield label, len(shapes.batch), rate, kernel_rate(kernel, device, backward=True)
+            yield label, len(shapes.batch), rate, kernel_rate(kernel, device, head_dim, backward=True)
 
 
 # -- bytes and collectives ---------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from typing import Any
 
 from forerun.answers.analysis.predict_program import STACK
 from forerun.answers.analysis.prediction import Prediction
-from forerun.answers.analysis.uncertainty import TRACED, Quantiles, is_fitted, memory_band, residuals, widening
+from forerun.answers.analysis.uncertainty import TRACED, Quantiles, memory_band, residuals, widening
+from forerun.core.cost.clock import is_known
 from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.traced.run import TracedResult
 from forerun.evidence.validation.bands import conformal
@@ -136,10 +137,10 @@ def quantiles(results: Sequence[TracedResult]) -> dict[str, Quantiles]:
 
 
 def _time_scores(results: Sequence[TracedResult]) -> Iterable[float]:
-    """Yields ln(measured / predicted) over the widening, of rows on devices whose clock was fitted."""
+    """Yields ln(measured / predicted) over the widening, of rows on devices whose clock under load is known."""
     for result in results:
         time_s, p = measured_time_s(result.row), result.traced
-        if p is None or time_s is None or result.cluster is None or not is_fitted(result.cluster.device):
+        if p is None or time_s is None or result.cluster is None or not is_known(result.cluster.device):
             continue
         yield math.log(time_s / p.step_time_s) / widening(p.coverage, p.exposed_comm_s / p.step_time_s)
 

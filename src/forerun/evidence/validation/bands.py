@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from forerun.answers.analysis.uncertainty import Quantiles, group_of, is_fitted, residuals, widening
+from forerun.answers.analysis.uncertainty import Quantiles, group_of, residuals, widening
+from forerun.core.cost.clock import is_known
 from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.validation.metrics import COMPARED_MEMORY, mean, measured_memory_gib, measured_time_s
 from forerun.evidence.validation.run import RowResult
@@ -65,12 +66,12 @@ def time_quantiles(results: Iterable[RowResult]) -> dict[str, Quantiles]:
 def time_scores(results: Iterable[RowResult]) -> dict[str, list[float]]:
     """Returns ln(measured / predicted) / widening, by group of stacks.
 
-    It omits rows on devices whose clock was not fitted, as their bands have a further part.
+    It omits rows on devices whose clock under load is not known, as their bands have a further part.
     """
     scores: dict[str, list[float]] = {}
     for result in results:
         time, p = measured_time_s(result.row), result.prediction
-        if p is None or time is None or result.inputs is None or not is_fitted(result.inputs.cluster.device):
+        if p is None or time is None or result.inputs is None or not is_known(result.inputs.cluster.device):
             continue
         wider = widening(p.coverage, p.exposed_comm_s / p.step_time_s)
         scores.setdefault(stack_group(result), []).append(math.log(time / p.step_time_s) / wider)

@@ -10,7 +10,7 @@ from typing import Any
 from forerun.answers.analysis.memory_need import memory_need
 from forerun.common.errors import ForerunError, ImpossiblePlan, UnknownName
 from forerun.common.units import GIB, GIGA
-from forerun.describe.cluster.catalog import cluster_from_parts, load_device
+from forerun.describe.cluster.catalog import cluster_from_parts, load_cluster, load_device
 from forerun.describe.cluster.types import Cluster, Device, LinkKind
 from forerun.describe.model.architecture_table import sized_for, spec_from_architecture
 from forerun.describe.model.spec import ModelSpec
@@ -156,7 +156,17 @@ def cluster_of(row: Measurement, hardware: Hardware, notes: list[str]) -> Cluste
     if gbit is None and (row.n_gpus or 1) > cluster.node_size:
         usual = cluster.links[-1].bytes_per_s * 8 / GIGA
         notes.append(f"network between nodes not stated: taken as {usual:g} Gbit/s per GPU, usual for {device.name}")
-    return replace(cluster, device=device)
+    return replace(cluster, device=_on_known_host(row, device, notes))
+
+
+def _on_known_host(row: Measurement, device: Device, notes: list[str]) -> Device:
+    """Returns `device` at the clock that benchmarks of its host show, where the catalogue has the host as a cluster."""
+    try:
+        host = load_cluster(row.hw_key or "").device
+    except UnknownName:
+        return device
+    notes.append(f"clock as benchmarks of {row.hw_key} show it: {host.sustained:g} of other {device.name}s")
+    return replace(device, sustained=host.sustained)
 
 
 def _device(row: Measurement, facts: HostFacts, notes: list[str]) -> Device:

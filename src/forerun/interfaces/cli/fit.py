@@ -35,7 +35,7 @@ def fit(
     write: Annotated[bool, typer.Option("--write", help="Put the fitted constants into Forerun's files.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Fit clocks, attention kernels and stacks to whole measured steps.
+    """Fit stacks and unmeasured attention kernels to whole measured steps.
 
     Prints every constant with its prior, what it was and is, and how many rows inform it. `forerun calibrate` refits
     kernels and collectives.
