@@ -14,7 +14,8 @@ ASK = signal.SIGUSR1
 """The signal that makes a traced process write where it is."""
 MARK = "FORERUN_TRACE"
 """The environment variable of traced processes and of everything that they start."""
-_TAIL_BYTES = 4000
+_TAIL_BYTES = 65536
+"""more than the hundred frames that Python's fault handler writes, of which the first is where a process died"""
 _ANSWER_S = 0.5
 _POLL_S = 0.01
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
