@@ -113,6 +113,7 @@ def test_compiled_layers_under_tensor_parallelism_communicate_what_eager_ones_do
     assert collectives(traced(config=FEW, tp=4, compile=True)) == collectives(traced(config=FEW, tp=4))
 
 
+@pytest.mark.slow
 def test_full_checkpointing_runs_every_layer_twice():
     plain = traced(config=FEW, dp_shard=8)
     program = traced(config=FEW, dp_shard=8, activation_checkpointing="full")

@@ -29,7 +29,7 @@ Rates = TypeVar("Rates", GemmRates, AttentionRates)
 
 @dataclass(frozen=True)
 class Draw:
-    """What the GPUs of one architecture draw; units are in the names."""
+    """The power that GPUs of one architecture draw; units are in the names."""
 
     idle_w: float
     pj_per_flop: dict[str, float] = field(hash=False)

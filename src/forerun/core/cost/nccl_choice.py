@@ -1,4 +1,4 @@
-"""What NCCL runs collectives of a cluster with: algorithm, protocol and time by size."""
+"""The algorithm and the protocol that NCCL runs collectives of a cluster with, and their time, by size."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class NodeCollectives:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """What a fabric of one kind changes of a `Protocol`."""
+    """The changes that a fabric of one kind makes to a `Protocol`."""
 
     rate: float
     crossings: float

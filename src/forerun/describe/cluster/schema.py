@@ -101,7 +101,8 @@ class SystemEntry(Entry):
 
 
 class CudaEntry(Entry):
-    """What CUDA reports about a GPU beside its memory, bandwidth and multiprocessors. A traced program sees it."""
+    """The properties that CUDA reports about a GPU beside its memory, bandwidth and multiprocessors. A traced program
+    sees them."""
 
     name: Name
     """as `torch.cuda.get_device_name` returns it"""

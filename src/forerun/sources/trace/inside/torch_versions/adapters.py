@@ -16,7 +16,7 @@ from forerun.sources.trace.inside.torch_versions.supported import minor_release
 
 @dataclass(frozen=True)
 class Adapter:
-    """What torch lacks up to and including one release."""
+    """The parts that torch lacks up to and including one release."""
 
     last: tuple[int, int]
     core: Callable[[], None]
