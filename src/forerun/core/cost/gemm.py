@@ -96,8 +96,8 @@ def gemm_rates(device: Device, dtype: str, profile: Profile | None = None) -> Ge
         quant_passes=entry.quant_passes,
         input_bytes=input_bytes,
         output_bytes=output_bytes,
-        dgrad_rate=roles.dgrad_rate,
-        wgrad_rate=roles.wgrad_rate,
+        dgrad_rate=roles.dgrad_rate * entry.gradient_rate,
+        wgrad_rate=roles.wgrad_rate * entry.gradient_rate,
         accumulate_exposed=roles.accumulate_exposed,
         unaligned=roles.unaligned if input_bytes == 2.0 else 0.0,
     )

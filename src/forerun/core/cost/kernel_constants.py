@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from forerun.common.shipped import shipped
 
@@ -48,6 +48,21 @@ class AttentionConstants:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryBoundConstants:
+    """The share of HBM's bandwidth that kinds of memory-bound kernels reach."""
+
+    streaming: float
+    """share of kernels that read and write in order: every kernel whose kind is not named"""
+    kernels: dict[str, float] = field(hash=False)
+    """share of the kernels of each named kind"""
+    source: str
+
+    def rate(self, kernel: str) -> float:
+        """Returns the bandwidth of kernels of the kind `kernel` over that of streaming ones."""
+        return self.kernels.get(kernel, self.streaming) / self.streaming
+
+
+@dataclass(frozen=True, slots=True)
 class CollectiveConstants:
     """Constants of collectives inside a node."""
 
@@ -72,6 +87,7 @@ class KernelConstants:
     gemm: GemmConstants
     convolution: ConvolutionConstants
     attention: AttentionConstants
+    memory_bound: MemoryBoundConstants
     collectives: CollectiveConstants
     cuda_graph: GraphConstants
 

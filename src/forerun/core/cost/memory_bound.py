@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from forerun.core.cost.profile import Profile, load_profile
 from forerun.core.program.types import F64, I16, I64
 from forerun.describe.cluster.types import Device
@@ -36,9 +38,11 @@ def memory_rates(device: Device, profile: Profile | None = None) -> MemoryRates:
     )
 
 
-def memory_bound_s(size_bytes: F64, launches: F64 | I64 | I16 | float, rates: MemoryRates, speed: float = 1.0) -> F64:
+def memory_bound_s(
+    size_bytes: F64, launches: F64 | I64 | I16 | float, rates: MemoryRates, speed: F64 | float = 1.0
+) -> F64:
     """Returns the seconds of `launches` kernels that together move `size_bytes`; `speed` multiplies the bandwidth."""
-    time: F64 = launches * rates.launch_s + size_bytes / min(rates.bytes_per_s * speed, rates.peak_bytes_per_s)
+    time: F64 = launches * rates.launch_s + size_bytes / np.minimum(rates.bytes_per_s * speed, rates.peak_bytes_per_s)
     return time
 
 

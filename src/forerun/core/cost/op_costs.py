@@ -128,7 +128,9 @@ def _within(measured: tuple[int, int], *sizes: I64) -> F64:
 
 def _memory_bound(ops: OpTable, rows: I64, run: _Run) -> _Costs:
     size = ops.bytes_read[rows] + ops.bytes_written[rows]
-    return memory_bound_s(size, ops.launches[rows], memory_rates(run.device), run.rates.memory), 1.0
+    shares = kernel_constants().memory_bound
+    rate = np.array([shares.rate(ops.kernel[row]) for row in rows.tolist()])
+    return memory_bound_s(size, ops.launches[rows], memory_rates(run.device), run.rates.memory * rate), 1.0
 
 
 def _host_copies(ops: OpTable, rows: I64, run: _Run) -> _Costs:

@@ -119,10 +119,11 @@ class OpTableBuilder:
         launches: int = 1,
         flops: float = 0.0,
         dtype: str = "bf16",
+        kernel: str = "",
     ) -> int:
-        """Adds memory-bound kernels that together move these bytes."""
+        """Adds memory-bound kernels of the kind `kernel` (core/cost/kernels.yaml) that together move these bytes."""
         read, written = float(bytes_read), float(bytes_written)
-        return self.add((name, _MEMORY, dtype, "", (), flops, read, written, 0, -1, 0.0, launches))
+        return self.add((name, _MEMORY, dtype, kernel, (), flops, read, written, 0, -1, 0.0, launches))
 
     def collective(
         self, name: str, kind: int, group: int, bytes_comm: float, dtype: str = "bf16", launches: int = 1

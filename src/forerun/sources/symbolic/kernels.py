@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 from forerun.common.shipped import shipped_data
 from forerun.core.program.builder import OpTableBuilder
@@ -22,9 +23,27 @@ MODULES = ("embedding", "layer.attention_norm", "layer.attention", "layer.ffn_no
 """modules of a transformer, to which nodes count"""
 
 
-def _patterns() -> dict[str, dict[str, list[float]]]:
-    patterns: dict[str, dict[str, list[float]]] = shipped_data(__package__, "elementwise.yaml")
+def _patterns() -> dict[str, dict[str, Any]]:
+    patterns: dict[str, dict[str, Any]] = shipped_data(__package__, "elementwise.yaml")
     return patterns
+
+
+class _Pattern(NamedTuple):
+    """An element-wise pattern in one style, by direction (forward, backward): entries of elementwise.yaml."""
+
+    per_element: tuple[float, float]
+    """bytes for each element"""
+    launches: tuple[int, int]
+    kinds: tuple[str, str]
+    """kinds of its kernels, which say what share of HBM they reach"""
+
+
+@cache
+def _pattern(name: str, style: Style) -> _Pattern:
+    entry = _patterns()[name]
+    forward, n_forward, backward, n_backward = entry[style]
+    kinds = (entry.get("forward_kernel", {}).get(style, ""), entry.get("backward_kernel", {}).get(style, ""))
+    return _Pattern((forward, backward), (int(n_forward), int(n_backward)), kinds)
 
 
 class PlanKernels:
@@ -104,17 +123,17 @@ class PlanKernels:
 
     def pattern_in(self, name: str, elements: float, style: Style) -> tuple[list[Stage], list[Stage]]:
         """Does as `pattern`, in exactly the style `style`."""
-        forward, n_forward, backward, n_backward = _patterns()[name][style]
-        scale = elements * self.act_bytes / 2
+        pattern, scale = _pattern(name, style), elements * self.act_bytes / 2
+        (forward, backward), (n_forward, n_backward), kinds = pattern
         return (
-            self._memory(name, forward * scale, int(n_forward)),
-            self._memory(name + ".backward", backward * scale, int(n_backward)),
+            self._memory(name, forward * scale, n_forward, kinds[0]),
+            self._memory(name + ".backward", backward * scale, n_backward, kinds[1]),
         )
 
-    def _memory(self, name: str, traffic: float, launches: int) -> list[Stage]:
+    def _memory(self, name: str, traffic: float, launches: int, kernel: str) -> list[Stage]:
         if traffic <= 0:
             return []
-        return on_compute(self.ops.memory(name, traffic / 2, traffic / 2, max(1, launches)))
+        return on_compute(self.ops.memory(name, traffic / 2, traffic / 2, max(1, launches), kernel=kernel))
 
     def traffic(self, name: str, bytes_read: float, bytes_written: float, launches: int = 1) -> list[Stage]:
         """Returns one memory-bound kernel (or `launches` kernels that share the traffic)."""
@@ -146,11 +165,20 @@ class PlanKernels:
         """
         if not self.fp8:
             return []
-        kind = {"rowwise": "fp8_cast_rowwise", "mx": "fp8_cast_mx"}.get(self.plan.fp8_recipe, "fp8_cast")
-        per_element, kernels = _patterns()[kind][self.style(self.stack.fp8_cast)][2 * again : 2 * again + 2]
+        pattern = _pattern(self._cast_pattern, self.style(self.stack.fp8_cast))
         operands = sum(size > 0 for size in elements)
         suffix = ".recast" if again else ".cast"
-        return self._memory(name + suffix, per_element * sum(elements), int(kernels) * operands)
+        size = pattern.per_element[again] * sum(elements)
+        return self._memory(name + suffix, size, pattern.launches[again] * operands, pattern.kinds[again])
+
+    @property
+    def _cast_pattern(self) -> str:
+        """The pattern of casts to the plan's narrow precision."""
+        if self.plan.precision == "nvfp4":
+            return "nvfp4_cast"
+        return {"rowwise": "fp8_cast_rowwise", "mx": "fp8_cast_mx", "delayed": "fp8_cast_delayed"}.get(
+            self.plan.fp8_recipe, "fp8_cast"
+        )
 
     # -- communication -------------------------------------------------------------------------------------
 
@@ -183,3 +211,8 @@ class TransformerKernels(PlanKernels):
         share = plan.tp if plan.sequence_parallel or stack.p2p_scatter else 1
         super().__init__(plan, stack, groups, MODULES, shapes.tokens * shapes.hidden * shapes.act_bytes // share)
         self.tied_elements = shapes.vocab * shapes.hidden
+
+    @property
+    def transposes_casts(self) -> bool:
+        """Whether the device multiplies fp8 operands in one layout only, so that gathered casts are transposed."""
+        return self.architecture in ("ada", "hopper")

@@ -21,6 +21,8 @@ class Casts(NamedTuple):
     """of the input as the product reads it"""
     gradient: float
     """of the result's gradient before a gather"""
+    gathered: float = 0.0
+    """of the casts that the rank gathers, of input and gradient together"""
 
 
 class AutocastWeight(NamedTuple):
@@ -137,8 +139,8 @@ class Section:
 
     @property
     def gathered_share(self) -> float:
-        """The bytes that a gather of activations moves over their size: tensorwise fp8 gathers the casts."""
-        return 0.5 if self.kernels.fp8 and self.kernels.plan.fp8_recipe == "tensorwise" else 1.0
+        """The bytes that a gather of activations moves over their size: with one scale a tensor, casts are gathered."""
+        return 0.5 if self.kernels.fp8 and self.kernels.plan.fp8_recipe in ("tensorwise", "delayed") else 1.0
 
     @property
     def cast_share(self) -> float:
@@ -154,6 +156,8 @@ class Section:
         weight = 0.0 if kernels.plan.fp8_all_gather or kernels.caches_casts else weight
         again = kernels.casts(name, casts.read, weight, again=True)
         both = kernels.casts(gradient, casts.gradient) + kernels.casts(gradient, casts.gradient, again=True)
+        if casts.gathered and kernels.transposes_casts:
+            both += kernels.pattern("fp8_transpose", casts.gathered, kernels.stack.fp8_cast)[1]
         return kernels.casts(name, casts.own, weight), again + both
 
     def _absolutes(self, name: str, x: str, casts: Casts, weight: int, module: int) -> None:
@@ -227,7 +231,7 @@ class Section:
         """Returns the casts of one of several products that read one input, which a compiler casts only once."""
         tokens = self.kernels.shapes.tokens
         read = float(tokens * n_in) if first or not self.kernels.plan.compile else 0.0
-        return Casts(read * self.cast_share, read, tokens * n_out)
+        return Casts(read * self.cast_share, read, tokens * n_out, read if self.cast_share < 1 else 0.0)
 
     @property
     def _async_tp(self) -> bool:
@@ -368,7 +372,8 @@ class Section:
             return
         size = shapes.tokens * n_out * shapes.act_bytes
         read = shapes.tokens * n_in
-        casts = Casts(read, read, shapes.tokens * n_out * self.cast_share)
+        made = float(shapes.tokens * n_out)
+        casts = Casts(read, read, made * self.cast_share, made if self.cast_share < 1 else 0.0)
         self.linear(Product(name, x, y + ".partial", n_in, n_out, False, module), shapes.tokens, casts)
         linear = self.tape.ops[-1]
         kind = Collective.REDUCE_SCATTER if self.sp else Collective.ALL_REDUCE
