@@ -47,6 +47,17 @@ def test_the_least_that_fits_is_taken_and_said(tmp_path: Path, gib: float, stack
     assert notes[0].startswith("activation_checkpointing not stated: taken as " + mode)
 
 
+def test_recipes_on_grace_keep_activations_in_host_memory(tmp_path: Path) -> None:
+    gb200 = load_cluster("gb200")
+    small = replace(gb200, device=replace(gb200.device, memory_bytes=40 * GIB))
+    plan, notes = Plan(seq_len=8192, micro_batch=2, dp_shard=8, stack="nemo"), [NOT_STATED]
+    row = measurement(tmp_path, activation_checkpointing="", ac_detail="")
+    found = with_assumed_checkpointing(row, MODEL, plan, small, notes)
+    assert found.activation_checkpointing == "none"
+    assert 0 < found.activation_offload < 1
+    assert f"with {found.activation_offload:.0%} of activations in host memory" in notes[0]
+
+
 def test_what_a_row_states_is_never_changed(tmp_path: Path) -> None:
     assert room(tmp_path, 36, "torchtitan", stated="none")[0] == "none"
 

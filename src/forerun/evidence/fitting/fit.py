@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from forerun.evidence.fitting.steps import Step, StepTimes
 
 INFORMS = 0.02
 """a row informs a constant if |d log(time) / d log(constant)| is at least this"""
+Grouping = Literal["family", "source"]
+"""steps that are left out of a fit together: those of one family of stacks, or of one source"""
 DIGITS = 3
 """significant digits of fitted values"""
 
@@ -63,16 +66,15 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """The steps of one family, predicted with constants that were fitted without that family."""
+    """Some steps, predicted with constants that were fitted without them."""
 
-    family: str
     numbers: tuple[int, ...]
-    """numbers of its steps"""
+    """numbers of the steps"""
     values: F64
     """logarithms of all constants, (n_constants,)"""
     posterior: Posterior
     seconds: F64
-    """predicted times of its steps, (n,)"""
+    """predicted times of the steps, (n,)"""
 
 
 class StepFit:
@@ -86,7 +88,7 @@ class StepFit:
         self._n_kinds = len(registry.kinds)
         shipped_s = times.seconds(times.shipped)
         self._slopes = self._padded(times.slopes(times.shipped, shipped_s))
-        everyone = np.ones(len(times.steps), bool)
+        self._informing = everyone = np.array([step.informs for step in times.steps])
         first = self._solve(everyone, times.shipped, np.log(shipped_s) - times.log_measured)
         seconds = np.exp(first.errors + times.log_measured)
         self._slopes = self._padded(times.slopes(first.x[self._n_kinds :], seconds))
@@ -100,13 +102,28 @@ class StepFit:
         """Returns d log(predicted) / d log(constant) at the fitted constants, (n_steps, n_constants)."""
         return self._slopes[:, self._n_kinds :]
 
-    def leave_out(self, family: str) -> LeftOut:
-        """Predicts the steps of `family` by a fit to all others."""
-        own = np.array([step.family == family for step in self._times.steps])
-        found = self._solve(~own, self._all.x[self._n_kinds :], self._all.errors)
-        seconds = np.exp(found.errors + self._times.log_measured)[own]
-        numbers = tuple(np.flatnonzero(own).tolist())
-        return LeftOut(family, numbers, found.x[self._n_kinds :], self._posterior(found), seconds)
+    def leave_out(self, group: str, by: Grouping = "family") -> LeftOut:
+        """Predicts the steps of a family of stacks, or of a source, by a fit to all others.
+
+        That fit moves little from the one to all steps, so that it takes errors to first order; the steps that are left
+        out are predicted exactly.
+        """
+        times, fitted = self._times, self._all
+        own = np.array([getattr(step, by) == group for step in times.steps])
+        numbers = np.flatnonzero(own).tolist()
+        informing = self._informing & ~own
+        weights = np.where(informing, row_weights(times.steps, informing), 0.0)
+        found = solve(
+            lambda x: fitted.errors + self._slopes @ (x - fitted.x),
+            self._slopes,
+            self._priors,
+            weights,
+            times.registry.scale,
+            fitted.x,
+            fitted.errors,
+        )
+        values = found.x[self._n_kinds :]
+        return LeftOut(tuple(numbers), values, self._posterior(found), times.seconds(values, numbers))
 
     def _posterior(self, found: Solution) -> Posterior:
         names = [constant.name for constant in self._times.registry.constants]
@@ -142,7 +159,7 @@ class StepFit:
     def _rows_of(self, number: int) -> dict[str, int]:
         rows = dict.fromkeys(self._times.registry.constants[number].of, 0)
         for step, constants in enumerate(self._times.constants):
-            if abs(self.slopes[step, number]) > INFORMS:
+            if self._informing[step] and abs(self.slopes[step, number]) > INFORMS:
                 rows[next(place for constant, place in constants.values() if constant == number)] += 1
         return rows
 

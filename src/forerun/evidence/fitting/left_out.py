@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.core.program.types import F64
-from forerun.evidence.fitting.fit import StepFit
+from forerun.evidence.fitting.fit import Grouping, StepFit
 from forerun.evidence.fitting.posterior import Posterior
 from forerun.evidence.fitting.steps import Step, StepTimes
 from forerun.evidence.fitting.update import most_probable, most_telling
@@ -35,12 +35,12 @@ def fitted_errors(fit: StepFit, times: StepTimes) -> AnchoredErrors:
     return _anchored_errors(times, fit.slopes, errors, [fit.fit.posterior] * len(errors))
 
 
-def left_out_errors(fit: StepFit, times: StepTimes) -> AnchoredErrors:
-    """Returns the errors with the step's family left out of the fit. Raises ForerunError as the fit does."""
+def left_out_errors(fit: StepFit, times: StepTimes, by: Grouping = "family") -> AnchoredErrors:
+    """Returns the errors with each step's family, or source, left out of the fit. Raises ForerunError as `solve`."""
     errors = np.zeros(len(times.steps))
     known: list[Posterior] = [fit.fit.posterior] * len(errors)
-    for family in dict.fromkeys(step.family for step in times.steps):
-        found = fit.leave_out(family)
+    for group in dict.fromkeys(getattr(step, by) for step in times.steps):
+        found = fit.leave_out(group, by)
         for number, time_s in zip(found.numbers, found.seconds, strict=True):
             errors[number] = np.log(time_s) - times.log_measured[number]
             known[number] = found.posterior

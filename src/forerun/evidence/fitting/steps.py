@@ -35,27 +35,33 @@ class Step:
     family: str
     setup: Setup
     measured_s: float
+    informs: bool = True
+    """whether constants are fitted to it; one that states too little is predicted only"""
 
 
 def steps_of(
-    rows: Iterable[Measurement], models: Mapping[str, ModelSpec], hardware: Hardware, registry: Registry
+    rows: Iterable[Measurement],
+    models: Mapping[str, ModelSpec],
+    hardware: Hardware,
+    registry: Registry,
+    further_tiers: str = "",
 ) -> list[Step]:
     """Returns the steps of the rows of TIER that have a measured time and can be expressed.
 
-    Raises ForerunError if there is no such row.
+    Rows of `further_tiers` are steps that inform no constant. Raises ForerunError if there is no row of TIER.
     """
     steps = []
     for row in rows:
         time_s = measured_time_s(row)
-        if row.tier != TIER or time_s is None:
+        if row.tier not in TIER + further_tiers or time_s is None:
             continue
         try:
             inputs = map_row(row, models, hardware)
         except Inexpressible:
             continue
         setup = Setup(inputs.model, inputs.plan, inputs.cluster)
-        steps.append(Step(row.id, row.source_id, setup.stack.family, setup, time_s))
-    if not steps:
+        steps.append(Step(row.id, row.source_id, setup.stack.family, setup, time_s, row.tier == TIER))
+    if not any(step.informs for step in steps):
         raise ForerunError(f"nothing to fit: no row of tier {TIER} with a measured time can be expressed")
     return steps
 
@@ -75,9 +81,10 @@ class StepTimes:
         """logarithms of the present values, (n_constants,)"""
         self.log_measured = np.log([step.measured_s for step in steps])
 
-    def seconds(self, values: F64) -> F64:
-        """Returns the predicted seconds with the constants whose logarithms are `values`, (n_steps,)."""
-        return np.array([self._seconds(number, values) for number in range(len(self.steps))])
+    def seconds(self, values: F64, numbers: Iterable[int] | None = None) -> F64:
+        """Returns the predicted seconds of all steps, or of `numbers`; `values` are the logarithms of the constants."""
+        chosen = range(len(self.steps)) if numbers is None else numbers
+        return np.array([self._seconds(number, values) for number in chosen])
 
     def errors(self, values: F64) -> F64:
         """Returns log(predicted / measured), (n_steps,)."""

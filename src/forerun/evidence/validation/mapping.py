@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.answers.analysis.memory_need import memory_need
+from forerun.answers.analysis.predict import predict
 from forerun.common.errors import ForerunError, ImpossiblePlan, UnknownName
 from forerun.common.units import GIB, GIGA
 from forerun.describe.cluster.catalog import cluster_from_parts, load_cluster, load_device
@@ -100,23 +101,53 @@ def _from_row(row: Measurement, notes: list[str]) -> ModelSpec:
 def with_assumed_checkpointing(
     row: Measurement, model: ModelSpec, plan: Plan, cluster: Cluster, notes: list[str]
 ) -> Plan:
-    """Returns `plan` with the least recomputation that fits in memory, where the row states none.
+    """Returns `plan` with what makes it fit in memory where the row states no recomputation.
 
-    A plan that fits without any stays as it is. Appends the assumption to `notes`.
+    A plan that fits without any stays as it is. Else it recomputes as little as fits, or keeps as few activations in
+    host memory as fit where recipes of its stack do and that takes less time. Appends the assumption to `notes`.
     """
     if row.activation_checkpointing or row.ac_detail or _fits(model, plan, cluster):
         return plan
     selective = replace(plan, activation_checkpointing="selective")
     offered = [replace(selective, selective_policy=policy) for policy in load_stack(plan.stack).recomputes]
-    for other in (*offered, replace(plan, activation_checkpointing="full")):
-        if _fits(model, other, cluster):
-            kind = other.activation_checkpointing
-            if NOT_STATED in notes:
-                notes.remove(NOT_STATED)
-            named = f"{kind} ({other.selective_policy})" if kind == "selective" else kind
-            notes.append(f"activation_checkpointing not stated: taken as {named}, the least that fits")
-            return other
-    return plan
+    offered.append(replace(plan, activation_checkpointing="full"))
+    choices = [_first_that_fits(model, offered, cluster), _offloading(model, plan, cluster)]
+    found = [choice for choice in choices if choice is not None]
+    if not found:
+        return plan
+    chosen = min(found, key=lambda choice: predict(model, choice, cluster).step_time_s) if len(found) > 1 else found[0]
+    if NOT_STATED in notes:
+        notes.remove(NOT_STATED)
+    notes.append(f"activation_checkpointing not stated: taken as {_in_words(chosen)}")
+    return chosen
+
+
+def _in_words(plan: Plan) -> str:
+    """Returns how a plan saves memory for activations."""
+    kind = plan.activation_checkpointing
+    if kind == "none":
+        return f"none, with {plan.activation_offload:.0%} of activations in host memory, the least that fits"
+    return (
+        f"{kind} ({plan.selective_policy}), the least that fits"
+        if kind == "selective"
+        else f"{kind}, the least that fits"
+    )
+
+
+def _first_that_fits(model: ModelSpec, plans: Iterable[Plan], cluster: Cluster) -> Plan | None:
+    return next((plan for plan in plans if _fits(model, plan, cluster)), None)
+
+
+def _offloading(model: ModelSpec, plan: Plan, cluster: Cluster) -> Plan | None:
+    """Returns `plan` with as few activations in host memory as fit, in eighths; None where recipes keep none there.
+
+    Megatron-Core refuses to offload under a pipeline.
+    """
+    if plan.pp > 1 or cluster.host_bytes_per_s < load_stack(plan.stack).offloads_from_gb_s * GIGA:
+        return None
+    shares = (eighths / 8 for eighths in range(1, 9))
+    more = (replace(plan, activation_offload=share) for share in shares if share > plan.activation_offload)
+    return _first_that_fits(model, more, cluster)
 
 
 def _fits(model: ModelSpec, plan: Plan, cluster: Cluster) -> bool:

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from forerun.common.files import whole_file
 from forerun.describe.model.architecture_table import load_architectures
 from forerun.evidence.fitting.constants import load_registry
-from forerun.evidence.fitting.fit import StepFit
+from forerun.evidence.fitting.fit import Grouping, StepFit
 from forerun.evidence.fitting.left_out import fitted_errors, left_out_errors
 from forerun.evidence.fitting.steps import StepTimes, steps_of
 from forerun.evidence.fitting.write import write_constants
@@ -21,14 +21,23 @@ from forerun.evidence.validation.rows import read_measurements
 from forerun.interfaces.report.console import console
 from forerun.interfaces.report.step_fit_table import Anchored, print_step_fit, step_fit_csv, step_fit_record
 
+PREDICTED_TIERS = "B"
+"""tiers of rows that a fit without their source predicts, beside those that constants are fitted to"""
+
 
 def fit(
-    measurements: Annotated[Path, typer.Argument(help="CSV file of measured configurations; tier A is used.")],
+    measurements: Annotated[
+        list[Path], typer.Argument(help="CSV files of measured configurations; constants are fitted to tier A.")
+    ],
     models: Annotated[Path, typer.Option(help="YAML file of the architectures that the rows name.")],
     hardware: Annotated[Path, typer.Option(help="YAML file of the clusters that the rows name.")],
     leave_out: Annotated[
-        bool, typer.Option("--leave-out", help="Also predict each family of stacks by a fit to the others.")
-    ] = False,
+        Grouping | None,
+        typer.Option(
+            help="Also predict each family of stacks, or each source, by a fit to the others. Sources of tier B are "
+            "predicted too."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write measured and predicted times, row by row, to this CSV.")
     ] = None,
@@ -41,17 +50,24 @@ def fit(
     kernels and collectives.
     """
     registry = load_registry()
-    steps = steps_of(read_measurements(measurements), load_architectures(models), read_hardware(hardware), registry)
+    sources = leave_out == "source"
+    rows = [row for path in measurements for row in read_measurements(path)]
+    further = PREDICTED_TIERS if sources else ""
+    steps = steps_of(rows, load_architectures(models), read_hardware(hardware), registry, further)
     with Progress(console=console(stderr=True), transient=True, disable=as_json) as bar:
         task = bar.add_task(f"predicting {len(steps)} steps under many constants", total=None)
         times = StepTimes(steps, registry, lambda: bar.advance(task))
         found = StepFit(times)
-        anchored = Anchored(fitted_errors(found, times), left_out_errors(found, times)) if leave_out else None
+        anchored, by_source = None, None
+        if leave_out == "family":
+            anchored = Anchored(fitted_errors(found, times), left_out_errors(found, times))
+        elif sources:
+            by_source = left_out_errors(found, times, "source").errors
     if out is not None:
         with whole_file(out) as file:
-            file.write(step_fit_csv(found.fit, anchored).encode())
+            file.write(step_fit_csv(found.fit, anchored, by_source).encode())
     written = write_constants(found.fit.constants, found.fit.posterior) if write else None
     if as_json:
-        print(json.dumps(step_fit_record(found.fit, anchored), indent=2))
+        print(json.dumps(step_fit_record(found.fit, anchored, by_source), indent=2))
     else:
-        print_step_fit(console(), found.fit, anchored, written)
+        print_step_fit(console(), found.fit, anchored, written, by_source)

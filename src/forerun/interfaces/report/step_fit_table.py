@@ -12,8 +12,11 @@ import numpy as np
 from rich.console import Console
 
 from forerun.core.program.types import F64
+from forerun.describe.model.parameters import parameter_count
+from forerun.describe.model.spec import ModelSpec
 from forerun.evidence.fitting.fit import Fit
 from forerun.evidence.fitting.left_out import AnchoredErrors, mean_errors
+from forerun.evidence.fitting.steps import Step
 from forerun.interfaces.report.console import print_table
 
 _COLUMNS = (
@@ -36,6 +39,10 @@ _ANCHORS = {
 }
 
 
+LARGE_PARAMETERS = 1e9
+"""parameters from which a model counts as large"""
+
+
 @dataclass(frozen=True, slots=True)
 class Anchored:
     """What an anchor corrects, of constants that are fitted to all steps and with a step's family left out."""
@@ -44,8 +51,12 @@ class Anchored:
     left_out: AnchoredErrors
 
 
-def step_fit_record(fit: Fit, anchored: Anchored | None) -> dict[str, Any]:
-    """Constants and errors as one object; errors are fractions, times in seconds."""
+def step_fit_record(fit: Fit, anchored: Anchored | None, by_source: F64 | None = None) -> dict[str, Any]:
+    """Constants and errors as one object; errors are fractions, times in seconds.
+
+    `by_source` are log(predicted / measured) of every step with its source left out of the fit.
+    """
+    informing = np.array([step.informs for step in fit.steps])
     by_family, by_anchor = {}, {}
     if anchored is not None:
         by_family = _families(fit, lambda own: _figures(anchored.left_out.errors[own]))
@@ -73,16 +84,57 @@ def step_fit_record(fit: Fit, anchored: Anchored | None) -> dict[str, Any]:
             }
             for one in fit.constants
         ],
-        "shipped": _figures(_errors(fit, fit.shipped_s)),
-        "fitted": _figures(_errors(fit, fit.fitted_s)),
+        "shipped": _figures(_errors(fit, fit.shipped_s)[informing]),
+        "fitted": _figures(_errors(fit, fit.fitted_s)[informing]),
         "left_out": by_family,
+        "left_out_sources": {} if by_source is None else _by_source(fit, by_source),
         "anchored": by_anchor,
     }
 
 
-def print_step_fit(out: Console, fit: Fit, anchored: Anchored | None, written: Sequence[object] | None) -> None:
-    """Constants with what they were and what they are, errors, and what was written."""
-    record = step_fit_record(fit, anchored)
+def _by_source(fit: Fit, errors: F64) -> dict[str, Any]:
+    """Figures of sources and stacks, and means in which every source counts once."""
+
+    def means(numbers: Sequence[int]) -> dict[str, float]:
+        each = _grouped(fit, lambda step: step.source, numbers)
+        figures = [_figures(errors[own]) for own in each.values()]
+        over = {name: float(np.mean([one[name] for one in figures])) for name in _FIGURES if name != "rows"}
+        return {"rows": len(figures), **over}
+
+    everyone = range(len(fit.steps))
+    large = [number for number in everyone if _parameters(fit.steps[number]) >= LARGE_PARAMETERS]
+    sources = {name: _figures(errors[own]) for name, own in _grouped(fit, lambda step: step.source, everyone).items()}
+    stacks = _grouped(fit, lambda step: step.setup.stack.name, everyone)
+    return {
+        "sources": sources,
+        "stacks": {name: {**_figures(errors[own]), "sources": means(own)["rows"]} for name, own in stacks.items()},
+        "mean_over_sources": means(everyone),
+        "mean_over_sources_of_large_models": means(large) if large else _figures(np.array([])),
+        "all_rows": _figures(errors),
+    }
+
+
+def _parameters(step: Step) -> float:
+    model = step.setup.model
+    return parameter_count(model) if isinstance(model, ModelSpec) else LARGE_PARAMETERS
+
+
+def _grouped(fit: Fit, key: Callable[[Step], str], numbers: Sequence[int]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for number in numbers:
+        found.setdefault(key(fit.steps[number]), []).append(number)
+    return dict(sorted(found.items()))
+
+
+def print_step_fit(
+    out: Console,
+    fit: Fit,
+    anchored: Anchored | None,
+    written: Sequence[object] | None,
+    by_source: F64 | None = None,
+) -> None:
+    """Prints constants with what they were and what they are, errors, and what was written."""
+    record = step_fit_record(fit, anchored, by_source)
     kinds = (
         (kind["name"], _number(kind["prior"]), _number(kind["value"]), f"{kind['sigma']:.3f}")
         for kind in record["kinds"]
@@ -108,13 +160,29 @@ def print_step_fit(out: Console, fit: Fit, anchored: Anchored | None, written: S
         families = record["anchored"].get(anchor, {})
         _print_families(out, f"The same with {words}, %", families.get("left_out", {}))
         _print_families(out, f"Fitted to all steps, with {words}, %", families.get("fitted", {}))
+    if record["left_out_sources"]:
+        _print_sources(out, record["left_out_sources"])
     if written is None:
         out.print("Not written; --write puts the constants into Forerun's files.")
     else:
         out.print(f"Written: {', '.join(map(str, written)) or 'nothing changed'}", soft_wrap=True)
 
 
-def step_fit_csv(fit: Fit, anchored: Anchored | None) -> str:
+def _print_sources(out: Console, record: dict[str, Any]) -> None:
+    """Prints errors with sources left out: by source, by stack, and their means."""
+    title = "Step time with a source left out of the fit, %"
+    means = {
+        "mean over sources": record["mean_over_sources"],
+        "mean over sources, models from 1B": record["mean_over_sources_of_large_models"],
+        "all rows": record["all_rows"],
+    }
+    rows = [(name, *_percents(figures)) for name, figures in (record["sources"] | means).items()]
+    print_table(out, title, "lrrrrr", ("source", *_FIGURES), rows)
+    stacks = ((name, str(one["sources"]), *_percents(one)) for name, one in record["stacks"].items())
+    print_table(out, "The same by stack, %", "lrrrrrr", ("stack", "sources", *_FIGURES), stacks)
+
+
+def step_fit_csv(fit: Fit, anchored: Anchored | None, by_source: F64 | None = None) -> str:
     """One line a step: seconds measured and predicted; mean absolute error left out, with another step as anchor."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -125,6 +193,8 @@ def step_fit_csv(fit: Fit, anchored: Anchored | None) -> str:
         if anchored is not None:
             times.append(step.measured_s * float(np.exp(anchored.left_out.errors[number])))
             times += mean_errors(anchored.left_out.same_cluster[number : number + 1]).tolist()
+        elif by_source is not None:
+            times.append(step.measured_s * float(np.exp(by_source[number])))
         figures = [f"{time:.6g}" for time in times]
         writer.writerow([*cells, *figures, *[""] * (len(_COLUMNS) - len(cells) - len(figures))])
     return text.getvalue()
