@@ -175,8 +175,10 @@ def test_a_time_band_adds_the_squares_of_what_widens_it() -> None:
     known = residuals()
     assert is_known(CLUSTER.device)
     unseen = replace(CLUSTER, device=replace(CLUSTER.device, architecture="unknown"))
-    for stack, group in ((KNOWN, known.fitted), (NEW, known.unfitted)):
+    for stack, name in ((KNOWN, "fitted"), (NEW, "unfitted")):
         for cluster, device in ((CLUSTER, Quantiles(0.0, 0.0, 0)), (unseen, known.device)):
+            everywhere = getattr(known, name)
+            group = known.by_architecture[name].get(cluster.device.architecture, everywhere)
             for doublings in (0, 1, 3):
                 band = time_band(stack, cluster, known.gpus_seen * 2**doublings, 0.5, 0.1)
                 wide, beyond = widening(0.5, 0.1), known.scale * doublings
@@ -191,7 +193,8 @@ def test_a_time_band_adds_the_squares_of_what_widens_it() -> None:
 def test_measured_steps_narrow_each_side_by_itself() -> None:
     known = residuals()
     anchored = time_band(NEW, replace(CLUSTER, rates=KernelRates(memory=1.1)), 8, 1.0, 0.0)
-    low, high = min(-known.unfitted.low, -known.anchored.low), min(known.unfitted.high, known.anchored.high)
+    own = known.by_architecture["unfitted"][CLUSTER.device.architecture]
+    low, high = min(-own.low, -known.anchored.low), min(own.high, known.anchored.high)
     assert (anchored.low, anchored.high) == pytest.approx((math.exp(-max(0.0, low)), math.exp(max(0.0, high))))
 
 
@@ -206,14 +209,16 @@ def test_a_memory_band_is_its_groups_quantiles(figure: str) -> None:
 
 def test_the_words_of_a_band_name_what_widens_it() -> None:
     known = residuals()
+    own = known.by_architecture["fitted"][CLUSTER.device.architecture]
     plain = band_words(KNOWN, CLUSTER, 1.0, 0.0)
     assert plain == (
-        f"residuals of {known.fitted.rows} published steps of stacks with fitted rates, "
+        f"residuals of {own.rows} published steps of {own.sources} sources of stacks with fitted rates, on hopper, "
         "1.00 times as wide, for what is not calibrated or is communication"
     )
     unseen = replace(CLUSTER, device=replace(CLUSTER.device, architecture="unknown"), rates=KernelRates(memory=1.1))
     wider = band_words(NEW, unseen, 0.0, 0.0)
-    assert f"{known.unfitted.rows} published steps of stacks to which few steps or none were fitted" in wider
+    everywhere = f"{known.unfitted.rows} published steps of {known.unfitted.sources} sources"
+    assert f"{everywhere} of stacks to which few steps or none were fitted, on all devices" in wider
     assert "narrowed by the measured steps that were given" in wider
     assert f"{widening(0.0, 0.0):.2f} times as wide" in wider
     assert f"no measurement tells the clock of {CLUSTER.device.name} under load" in wider

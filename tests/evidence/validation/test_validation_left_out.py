@@ -1,4 +1,4 @@
-"""Times predicted with nothing fitted on the row's family: read, judged, and turned into a band."""
+"""Times predicted with nothing fitted on the row's source: read, judged, and turned into bands."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from measured_rows import prediction, write_rows
 from rich.console import Console
 
-from forerun.answers.analysis.uncertainty import residuals
 from forerun.common.errors import ForerunError
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
+from forerun.evidence.validation.bands import of_sources
 from forerun.evidence.validation.left_out import left_out, read_left_out
 from forerun.evidence.validation.report import build_report
 from forerun.evidence.validation.rows import read_measurements
@@ -43,40 +43,49 @@ def written(tmp_path: Path, *lines: str) -> Path:
     return path
 
 
-def test_errors_by_family_and_the_band_of_new_stacks(results: list[RowResult], tmp_path: Path) -> None:
-    path = written(tmp_path, "row-1,lab,titans,1.5,1.2", "row-2,lab,others,1.5,1.5", "row-4,lab,titans,1.5,")
+def test_errors_by_source_and_the_bands_of_new_sources(results: list[RowResult], tmp_path: Path) -> None:
+    path = written(tmp_path, "row-1,lab,titans,1.5,1.2", "row-2,other,titans,1.5,1.5", "row-4,lab,titans,1.5,")
     found = left_out(results, read_left_out(path))
-    assert list(found.by_family) == ["all", "others", "titans"]
-    assert found.by_family["titans"].signed == pytest.approx(-0.2)
-    assert found.by_family["others"].mape == 0
-    assert found.by_family["all"].compared == found.held.rows == 2
-    # half-way between both left-out rows, and the one that took half as long again as predicted
-    assert found.quantiles.rows == 3
-    assert found.quantiles.low == pytest.approx(math.log(1.5) / 2)
-    assert found.quantiles.high == pytest.approx((math.log(1.25) + math.log(1.5)) / 2)
-    assert found.held.width == pytest.approx(math.exp(residuals().unfitted.high - residuals().unfitted.low) - 1)
+    assert list(found.by_source) == ["all", "lab", "other"]
+    assert found.by_source["lab"].signed == pytest.approx(-0.2)
+    assert found.by_source["other"].mape == 0
+    assert found.by_source["all"].compared == found.held.rows == 2
+    assert found.over_sources == pytest.approx(0.1)
+    assert set(found.quantiles) == {"fitted"}, "one source is too few for an architecture of its own"
+    assert (found.quantiles["fitted"].rows, found.quantiles["fitted"].sources) == (2, 1)
+    assert found.quantiles["fitted"].low == pytest.approx(0)
+    assert found.quantiles["fitted"].high == pytest.approx(math.log(1.25))
+
+
+def test_every_source_counts_once_in_a_band() -> None:
+    many = [("a", score / 100) for score in range(100)]
+    few = [(name, 2.0) for name in "bcdefghij"]
+    assert of_sources(many).high == pytest.approx(0.89)
+    both = of_sources([*many, *few])
+    assert (both.low, both.high, both.rows, both.sources) == (pytest.approx(0.99), 2.0, 109, 10)
 
 
 def test_the_report_prints_them(results: list[RowResult], tmp_path: Path) -> None:
     found = left_out(results, read_left_out(written(tmp_path, "row-1,lab,titans,1.5,1.2")))
     report = build_report(results, found)
-    assert report["left_out"]["step_time"]["titans"]["signed"] == pytest.approx(-0.2)
+    assert report["left_out"]["step_time"]["lab"]["signed"] == pytest.approx(-0.2)
     out = io.StringIO()
     print_report(report, Console(file=out, width=160))
-    assert "nothing fitted on the row's family of stacks" in out.getvalue()
-    assert "-20.00%" in out.getvalue()
+    assert "nothing fitted on the row's source" in out.getvalue()
+    assert "Mean over sources 20.00%" in out.getvalue()
+    assert "fitted: +0.223 to +0.223 (1 rows of 1 sources)" in out.getvalue()
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("id,family\nrow-1,x\n", r"left-out.csv line 1: the header lacks column\(s\) left_out_s"),
-        ("", r"left-out.csv line 1: the header lacks column\(s\) id, family, left_out_s"),
-        (HEADER, "no row has left_out_s; write it with forerun fit --leave-out --out"),
+        ("id,source\nrow-1,x\n", r"left-out.csv line 1: the header lacks column\(s\) left_out_s"),
+        ("", r"left-out.csv line 1: the header lacks column\(s\) id, source, left_out_s"),
+        (HEADER, "no row has left_out_s; write it with forerun fit --leave-out source --out"),
         (HEADER + "row-1,lab,x,1.5,fast\n", "left-out.csv line 2: left_out_s is 'fast', expected a positive number"),
         (HEADER + "row-1,lab,x,1.5,-1\n", "left_out_s is '-1', expected a positive number"),
         (HEADER + "row-1,lab,x,1.5,nan\n", "left_out_s is 'nan', expected a positive number"),
-        (b"id,family,left_out_s\n\xff\xfe,x,1\n", "not a CSV file"),
+        (b"id,source,left_out_s\n\xff\xfe,x,1\n", "not a CSV file"),
     ],
 )
 def test_a_bad_file_gives_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:

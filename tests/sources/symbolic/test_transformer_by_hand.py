@@ -317,7 +317,7 @@ def test_kernels_of_a_layer_that_megatron_cuts_in_two() -> None:
         up[0],
         moves("ffn.up.reduce", x, 1, FFN),
         up[1],
-        moves("layernorm.backward", 10 * T / 2 * h, 2, NORM_F),
+        moves("layernorm.backward", 6 * T / 2 * h, 2, NORM_F),
         moves("residual.backward", 6 * T / 2 * h, 1, ATTENTION),
         moves("attention.out.gather", x, 1, ATTENTION),
         *out,
@@ -326,7 +326,7 @@ def test_kernels_of_a_layer_that_megatron_cuts_in_two() -> None:
         qkv[0],
         moves("attention.qkv.reduce", x, 1, ATTENTION),
         qkv[1],
-        moves("layernorm.backward", 10 * T / 2 * h, 2, NORM_A),
+        moves("layernorm.backward", 6 * T / 2 * h, 2, NORM_A),
     ]
     kept = [held for held in held_by(program, "layer.forward") if not held.until]
     small = x // 2
@@ -376,7 +376,7 @@ def test_biases_and_dropout_cost_kernels_where_a_stack_does_not_fuse_them() -> N
         moves("gelu.backward", 6 * T * f, 1, FFN),
         *products("ffn.up", T, f, h, FFN),
         moves("bias_add.backward", 2 * T * f, 1, FFN),
-        moves("layernorm.backward", 10 * T * h, 2, NORM_F),
+        moves("layernorm.backward", 6 * T * h, 2, NORM_F),
         moves("dropout_add.backward", 7 * T * h, 2, ATTENTION),
         *products("attention.out", T, h, h, ATTENTION),
         sums,
@@ -388,7 +388,7 @@ def test_biases_and_dropout_cost_kernels_where_a_stack_does_not_fuse_them() -> N
         weighted._replace(name="attention.dq"),
         *products("attention.qkv", T, 3 * h, h, ATTENTION),
         moves("bias_add.backward", 2 * T * 3 * h, 1, ATTENTION),
-        moves("layernorm.backward", 10 * T * h, 2, NORM_A),
+        moves("layernorm.backward", 6 * T * h, 2, NORM_A),
     ]
     kept = [(held.size_bytes, held.since) for held in held_by(program, "layer.forward") if not held.until]
     assert kept == sorted(

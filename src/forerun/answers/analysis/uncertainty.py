@@ -3,8 +3,10 @@
 The method is split conformal prediction with normalised residuals, separately for each group:
 
 * The residual of a run is r = ln(measured / predicted), its score r / w with the widening w of the run (below).
-* The quantiles of a group are the ceil((n + 1) (1 - a / 2))-th smallest and largest of its n scores, for a share of
-  1 - a. The two sides differ because residuals are not symmetric: effects that are not modelled make a step longer.
+* Step times: each run is predicted with its source left out of the fit. The quantiles of a group are those of its
+  scores at a / 2 and 1 - a / 2, for a share of 1 - a, where all sources weigh the same: a new user is a new source.
+* Memory and traced programs: the ceil((n + 1) (1 - a / 2))-th smallest and largest of n scores.
+* The two sides differ because residuals are not symmetric: effects that are not modelled make a step longer.
 * The band of a new run is predicted * exp(w * quantile).
 
 Papadopoulos, Gammerman and Vovk, "Normalized nonconformity measures for regression conformal prediction" (2008); Vovk,
@@ -12,10 +14,10 @@ Gammerman and Shafer, "Algorithmic Learning in a Random World" (2005), 4.5 (grou
 "Conformalized quantile regression" (2019), theorem 2 (two sides apart). Published rows are not exchangeable with a new
 user's run, so `forerun validate` prints how many rows the bands contain.
 
-Groups are runs on a software stack with fitted rates, runs on one without, traced programs, and runs for which measured
-steps were given. A device whose clock under load was not fitted adds a variance, and so does each doubling of GPUs
-beyond the largest measured run. `uncertainty.yaml` has the numbers; `evidence/validation/bands.py` and
-`evidence/traced/report.py` find them.
+Groups are runs on a software stack with fitted rates and runs on one without, each by the architecture of the device
+where eight sources measured it, traced programs, and runs for which measured steps were given. A device whose clock
+under load was not fitted adds a variance, and so does each doubling of GPUs beyond the largest measured run.
+`uncertainty.yaml` has the numbers; `evidence/validation/bands.py` and `evidence/traced/report.py` find them.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class Quantiles:
     high: float
     rows: int
     """number of published runs behind the quantiles"""
+    sources: int = 0
+    """number of sources that published them, where each counts once"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ class Residuals:
     """share of measured runs inside the band"""
     fitted: Quantiles
     unfitted: Quantiles
+    by_architecture: Mapping[str, Mapping[str, Quantiles]]
+    """group (`fitted`, `unfitted`) -> architecture of devices that enough sources measured -> quantiles in its place"""
     traced: Quantiles
     anchored: Quantiles
     device: Quantiles
@@ -107,8 +113,19 @@ def residuals() -> Residuals:
         {name: Quantiles(**entry) for name, entry in data.pop(figure).items()}
         for figure in ("time", "allocated", "reserved")
     )
+    by_architecture = {
+        group: {name: Quantiles(**entry) for name, entry in entries.items()}
+        for group, entries in data.pop("by_architecture").items()
+    }
     del data["source"]
-    return Residuals(**(data | time), allocated=allocated, reserved=reserved)
+    return Residuals(**(data | time), by_architecture=by_architecture, allocated=allocated, reserved=reserved)
+
+
+def _time_quantiles(group: str, architecture: str) -> Quantiles:
+    """Returns the quantiles of a group on devices of `architecture`, or on all devices where few sources have it."""
+    known = residuals()
+    everywhere: Quantiles = getattr(known, group)
+    return known.by_architecture.get(group, {}).get(architecture, everywhere)
 
 
 def is_fitted(stack: Stack) -> bool:
@@ -138,7 +155,7 @@ def time_band(
     """Returns the band of a step's time. `coverage` and `exposed` are those of `widening`; `group` is that of the stack
     unless given."""
     known, wider = residuals(), widening(coverage, exposed)
-    sides = _sides(getattr(known, group or group_of(stack)))
+    sides = _sides(_time_quantiles(group or group_of(stack), cluster.device.architecture))
     if cluster.rates != KernelRates():
         sides = tuple(map(min, sides, _sides(known.anchored)))
     device = (0.0, 0.0) if is_known(cluster.device) else _sides(known.device)
@@ -157,8 +174,12 @@ def band_words(
 ) -> str:
     """Says in words where `time_band` comes from."""
     known, name = residuals(), group or group_of(stack)
-    found: Quantiles = getattr(known, name)
-    parts = [f"residuals of {found.rows} published steps {_GROUPS[name]}"]
+    architecture = cluster.device.architecture
+    found, where = _time_quantiles(name, architecture), ""
+    if name in known.by_architecture:
+        where = f", on {architecture}" if architecture in known.by_architecture[name] else ", on all devices"
+    of = f" of {found.sources} sources" if found.sources else ""
+    parts = [f"residuals of {found.rows} published steps{of} {_GROUPS[name]}{where}"]
     if cluster.rates != KernelRates():
         parts.append("narrowed by the measured steps that were given")
     parts.append(f"{widening(coverage, exposed):.2f} times as wide, for what is not calibrated or is communication")

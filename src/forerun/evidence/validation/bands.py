@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from forerun.answers.analysis.uncertainty import Quantiles, group_of, residuals, widening
 from forerun.core.cost.clock import is_known
 from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.validation.metrics import COMPARED_MEMORY, mean, measured_memory_gib, measured_time_s
 from forerun.evidence.validation.run import RowResult
+
+LEAST_SOURCES = 8
+"""sources from which a device's architecture has a band of its own"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +75,51 @@ def time_scores(results: Iterable[RowResult]) -> dict[str, list[float]]:
     """
     scores: dict[str, list[float]] = {}
     for result in results:
-        time, p = measured_time_s(result.row), result.prediction
-        if p is None or time is None or result.inputs is None or not is_known(result.inputs.cluster.device):
-            continue
-        wider = widening(p.coverage, p.exposed_comm_s / p.step_time_s)
-        scores.setdefault(stack_group(result), []).append(math.log(time / p.step_time_s) / wider)
+        score = _time_score(result)
+        if score is not None:
+            scores.setdefault(stack_group(result), []).append(score)
     return scores
+
+
+def _time_score(result: RowResult) -> float | None:
+    time, p = measured_time_s(result.row), result.prediction
+    if p is None or time is None or result.inputs is None or not is_known(result.inputs.cluster.device):
+        return None
+    return math.log(time / p.step_time_s) / widening(p.coverage, p.exposed_comm_s / p.step_time_s)
+
+
+def source_quantiles(results: Iterable[RowResult]) -> dict[str, Quantiles]:
+    """Returns the `time` of uncertainty.yaml that these rows would give, each predicted with its source left out.
+
+    Keys are groups of stacks, and `group on architecture` where LEAST_SOURCES sources have rows.
+    """
+    scores: dict[str, list[tuple[str, float]]] = {}
+    for result in results:
+        score = _time_score(result)
+        if score is not None and result.inputs is not None:
+            group, architecture = stack_group(result), result.inputs.cluster.device.architecture
+            for name in (group, f"{group} on {architecture}"):
+                scores.setdefault(name, []).append((result.row.source_id, score))
+    return {
+        name: of_sources(found)
+        for name, found in sorted(scores.items())
+        if " on " not in name or len({source for source, _ in found}) >= LEAST_SOURCES
+    }
+
+
+def of_sources(scores: Sequence[tuple[str, float]]) -> Quantiles:
+    """Returns the band that holds its share of `scores`, pairs of source and score, where each source counts once."""
+    counts = Counter(source for source, _ in scores)
+    ordered = sorted((score, 1 / counts[source] / len(counts)) for source, score in scores)
+    tail = (1 - residuals().share) / 2
+    low, high = (_weighted(ordered, share) for share in (tail, 1 - tail))
+    return Quantiles(low, high, len(scores), len(counts))
+
+
+def _weighted(ordered: Sequence[tuple[float, float]], share: float) -> float:
+    """Returns the smallest value up to which values of (value, weight) have `share` of the weight."""
+    total = accumulate(weight for _, weight in ordered)
+    return next((value for (value, _), sum_ in zip(ordered, total, strict=True) if sum_ >= share), ordered[-1][0])
 
 
 def memory_quantiles(results: Iterable[RowResult], kind: str) -> dict[str, Quantiles]:

@@ -1,6 +1,6 @@
-"""Step times predicted without fitting anything on the row's family of stacks (`forerun fit --leave-out --out`).
+"""Step times predicted without fitting anything on the row's source (`forerun fit --leave-out source --out`).
 
-A user of a new stack gets such predictions, so that their errors give the width of the band for new stacks.
+A user is a new source, so that the errors of such predictions give the widths of the bands.
 """
 
 from __future__ import annotations
@@ -11,36 +11,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forerun.answers.analysis.uncertainty import Quantiles, residuals, time_band
+from forerun.answers.analysis.uncertainty import Quantiles, time_band
 from forerun.common.errors import ForerunError
 from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.validation import metrics
-from forerun.evidence.validation.bands import Held, conformal, time_held, time_quantiles, time_scores
+from forerun.evidence.validation.bands import Held, source_quantiles, time_held
 from forerun.evidence.validation.metrics import ErrorStats
 from forerun.evidence.validation.run import RowResult, forecasts
 
-_COLUMNS = ("id", "family", "left_out_s")
+_COLUMNS = ("id", "source", "left_out_s")
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOutTime:
-    """The step time of a row, predicted by the fit without its family."""
+    """The step time of a row, predicted by the fit without its source."""
 
-    family: str
+    source: str
     step_time_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Errors and bands of rows whose family the fit left out."""
+    """Errors and bands of rows whose source the fit left out."""
 
-    by_family: dict[str, ErrorStats]
-    """errors by family; `all` has all rows"""
+    by_source: dict[str, ErrorStats]
+    """errors by source; `all` has all rows"""
+    over_sources: float
+    """mean over sources of their mean absolute errors, as a fraction"""
     held: Held
-    """how many times the shipped band of unfitted stacks holds"""
-    quantiles: Quantiles
-    """the band of unfitted stacks that follows: half-way between the band of these rows and that of the rows of
-    unfitted stacks, of tiers A and B"""
+    """how many times the shipped bands hold"""
+    quantiles: dict[str, Quantiles]
+    """the bands that follow, by group of stacks and architecture"""
 
 
 def read_left_out(path: str | Path) -> dict[str, LeftOutTime]:
@@ -59,13 +60,13 @@ def read_left_out(path: str | Path) -> dict[str, LeftOutTime]:
             for line in reader:
                 if line["left_out_s"]:
                     place = f"{path} line {reader.line_num}"
-                    found[line["id"]] = LeftOutTime(line["family"], _seconds(place, line["left_out_s"]))
+                    found[line["id"]] = LeftOutTime(line["source"], _seconds(place, line["left_out_s"]))
     except OSError as error:
         raise ForerunError(f"{path}: {error.strerror or error}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ForerunError(f"{path}: not a CSV file ({error})") from None
     if not found:
-        raise ForerunError(f"{path}: no row has left_out_s; write it with forerun fit --leave-out --out")
+        raise ForerunError(f"{path}: no row has left_out_s; write it with forerun fit --leave-out source --out")
     return found
 
 
@@ -90,34 +91,25 @@ def left_out(results: Sequence[RowResult], times: Mapping[str, LeftOutTime]) -> 
             "--left-out: none of its rows is in the table of measurements; write it again from this table"
         )
     predicted = forecasts(rows)
-    families = sorted({times[each.row.id].family for each in rows})
-    of_family = {
-        name: metrics.time_stats((each.row for each in rows if times[each.row.id].family == name), predicted)
-        for name in families
+    sources = sorted({times[each.row.id].source for each in rows})
+    of_source = {
+        name: metrics.time_stats((each.row for each in rows if times[each.row.id].source == name), predicted)
+        for name in sources
     }
-    new = [each for each in results if each.row.tier in ("A", "B") and each.row.id not in times]
-    scores = [score for of_group in time_scores(rows).values() for score in of_group]
     return LeftOut(
-        by_family={"all": metrics.time_stats((each.row for each in rows), predicted), **of_family},
+        by_source={"all": metrics.time_stats((each.row for each in rows), predicted), **of_source},
+        over_sources=metrics.mean([one.mape for one in of_source.values() if one.compared]),
         held=time_held(rows),
-        quantiles=_between(conformal(scores, residuals().share), time_quantiles(new).get("unfitted")),
+        quantiles=source_quantiles(rows),
     )
 
 
-def _between(first: Quantiles, second: Quantiles | None) -> Quantiles:
-    """Returns the band half-way between two, so that neither set of rows counts by its size."""
-    if second is None:
-        return first
-    ends = ((first.low + second.low) / 2, (first.high + second.high) / 2)
-    return Quantiles(*ends, first.rows + second.rows)
-
-
 def _with_time(result: RowResult, time_s: float) -> RowResult:
-    """Returns `result` with another step time and, around it, the band of an unfitted stack."""
+    """Returns `result` with another step time and, around it, the band of its stack."""
     p = result.prediction
     if p is None or result.inputs is None:
         return result
-    stack = replace(load_stack(result.inputs.plan.stack), fitted={})
+    stack = load_stack(result.inputs.plan.stack)
     band = time_band(stack, result.inputs.cluster, p.n_gpus, p.coverage, p.exposed_comm_s / p.step_time_s)
     low_s, high_s = band.of(time_s)
     # Communication keeps its share of the step, on which the band's width depends.

@@ -120,9 +120,10 @@ def _bands(results: Sequence[RowResult]) -> dict[str, Any]:
 
 def _left_out(found: LeftOut) -> dict[str, Any]:
     return {
-        "step_time": {name: _plain(stats) for name, stats in found.by_family.items()},
+        "step_time": {name: _plain(stats) for name, stats in found.by_source.items()},
+        "over_sources": _number(found.over_sources),
         "band": _plain_held(found.held),
-        "quantiles": asdict(found.quantiles),
+        "quantiles": {name: asdict(one) for name, one in found.quantiles.items()},
     }
 
 

@@ -142,14 +142,16 @@ def _print_bands(console: Console, band: dict[str, Any]) -> None:
 def _print_left_out(console: Console, left_out: dict[str, Any] | None) -> None:
     if left_out is None:
         return
-    _print_errors(console, "Step time, nothing fitted on the row's family of stacks", left_out["step_time"])
-    held, found = left_out["band"], left_out["quantiles"]
+    _print_errors(console, "Step time, nothing fitted on the row's source", left_out["step_time"])
+    held = left_out["band"]
     console.print(
-        f"The band of such stacks holds {percent(held['inside'])} of these rows ({percent(held['below'])} faster, "
-        f"{percent(held['above'])} slower; mean width {percent(held['width'])}). Half-way between these rows "
-        f"and those of stacks on which nothing was fitted lies {found['low']:+.3f} to {found['high']:+.3f} "
-        f"({found['rows']} rows)"
+        f"Mean over sources {percent(left_out['over_sources'])}. The bands hold {percent(held['inside'])} of these "
+        f"rows ({percent(held['below'])} faster, {percent(held['above'])} slower; mean width {percent(held['width'])})"
     )
+    console.print("Bands that these rows would give, ln(measured / predicted) over the widening, each source once:")
+    for name, found in left_out["quantiles"].items():
+        ends = f"{found['low']:+.3f} to {found['high']:+.3f}"
+        console.print(f"  {name}: {ends} ({found['rows']} rows of {found['sources']} sources)")
     console.print()
 
 

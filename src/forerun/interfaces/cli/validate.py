@@ -66,14 +66,14 @@ class OutputOptions:
 
 @grouped
 def validate(
-    measurements: Annotated[Path, typer.Argument(help="CSV file of measured configurations.")],
+    measurements: Annotated[list[Path], typer.Argument(help="CSV files of measured configurations.")],
     models: Annotated[Path, typer.Option(help="YAML file of the architectures that the rows name.")],
     hardware: Annotated[Path, typer.Option(help="YAML file of the clusters that the rows name.")],
     output: OutputOptions,
     traced: TracedOptions,
     left_out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Judge these times too: what forerun fit --leave-out --out writes."),
+        typer.Option(metavar="FILE", help="Judge these times too: what forerun fit --leave-out source --out writes."),
     ] = None,
     with_anchor: Annotated[
         str | None,
@@ -86,11 +86,11 @@ def validate(
     split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
 ) -> None:
     """Predict every measured configuration and print how far the predictions are off."""
-    rows = read_measurements(measurements)
+    rows, tables = [row for path in measurements for row in read_measurements(path)], ", ".join(map(str, measurements))
     if split is not None:
         rows = [row for row in rows if row.split == split]
         if not rows:
-            raise ForerunError(f"--split {split}: {measurements} has no row of this split; choose another")
+            raise ForerunError(f"--split {split}: {tables} has no row of this split; choose another")
     if with_anchor is not None and left_out is not None:
         raise ForerunError("--left-out: its times were predicted without anchors; leave it out beside --with-anchor")
     choice = None if with_anchor is None else _choice(with_anchor)
@@ -108,7 +108,7 @@ def validate(
                 rows, architectures, hosts, predict, choice, lambda result: progress.advance(task)
             )
     if not results:
-        raise ForerunError(f"--with-anchor: {measurements} has no two rows of the same source, device and model")
+        raise ForerunError(f"--with-anchor: {tables} has no two rows of the same source, device and model")
     output.write(results)
     report = build_report(results, None if apart is None else judge_left_out(results, apart))
     if choice is not None:
