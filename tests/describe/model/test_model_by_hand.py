@@ -48,7 +48,7 @@ BERT = replace(
 
 def test_a_model_that_states_least_is_a_llama() -> None:
     flags = {one.name for one in fields(ModelSpec) if isinstance(getattr(SMALL, one.name), bool)}
-    assert {name for name in flags if getattr(SMALL, name)} == {"causal", "block_norms", "final_norm"}
+    assert {name for name in flags if getattr(SMALL, name)} == {"causal", "block_norms", "final_norm", "norm_weight"}
     assert (SMALL.mlp, SMALL.norm, SMALL.position) == ("swiglu", "rmsnorm", "rope")
     assert (SMALL.max_positions, SMALL.token_types, SMALL.pooler_classes) == (0, 0, 0)
     assert (SMALL.sliding_window, SMALL.moe, SMALL.mla) == (None, None, None)
@@ -139,7 +139,8 @@ def test_a_stack_without_attention_has_one_norm_a_layer() -> None:
 @pytest.mark.parametrize(
     ("good", "bad", "message"),
     [
-        *[({name: 1}, {name: 0}, f"{name} must be at least 1, got 0") for name in ("n_layers", "ffn_hidden", "vocab")],
+        *[({name: 1}, {name: 0}, f"{name} must be at least 1, got 0") for name in ("n_layers", "vocab")],
+        ({"ffn_hidden": 0}, {"ffn_hidden": -1}, "ffn_hidden must be at least 0, got -1"),
         ({"n_heads": 0, "head_dim": 0}, {"n_heads": 4, "head_dim": 0}, "n_heads 4 needs a positive head_dim"),
         ({"head_dim": 1}, {"n_heads": -1}, "n_heads -1 needs a positive head_dim"),
         ({"n_kv_heads": 1}, {"n_kv_heads": 0}, "n_heads 4 is not a multiple of n_kv_heads 0"),

@@ -15,13 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from forerun.answers.search.unit_runs import N_KINDS
 from forerun.common.jit import njit
 from forerun.core.program.types import F64, I8, I32, I64
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import load_stack
-from forerun.sources.symbolic.fsdp_units import staged_kinds
+from forerun.sources.symbolic.fsdp_units import n_unit_kinds, staged_kinds
 from forerun.sources.symbolic.schedule import Action, actions, rank_actions, stage_rank
 
 STAGED = ("pp", "pp_schedule", "virtual_stages", "layers_per_stage", "balance_ends", "checkpoint_every")
@@ -58,7 +57,7 @@ class Pipeline:
         """index of the first unit of each stage, (n_stages + 1,)"""
         self.rank: I64 = np.array([stage_rank(plan, stage) for stage in range(self.n_stages)], np.int64)
         """pipeline rank of each stage, (n_stages,)"""
-        self.counts = np.zeros((self.n_stages, N_KINDS))
+        self.counts = np.zeros((self.n_stages, n_unit_kinds(model)))
         """units of each kind in each stage, (n_stages, N_KINDS)"""
         for number, stage in enumerate(stages):
             np.add.at(self.counts[number], stage, 1)
@@ -125,7 +124,7 @@ class Pipeline:
         backward = np.flatnonzero(kind == 1)
         at = int(backward[0] if first else backward[len(backward) - 1 - np.argmax(live[backward][::-1])])
         done = _KINDS["W"] if self.split else _KINDS["B"]
-        passes, gradients = np.zeros(N_KINDS, np.int64), np.zeros(N_KINDS, np.int64)
+        passes, gradients = (np.zeros(self.counts.shape[1], np.int64) for _ in range(2))
         for own in np.flatnonzero(self.rank == 0).tolist():
             mine = stage[:at] == own
             counts = self.counts[own].astype(np.int64)

@@ -16,7 +16,7 @@ from forerun.answers.search.orders import Groups
 from forerun.answers.search.pipelines import STAGED, Pipeline, StageTimes
 from forerun.answers.search.screening import RankStates, Screening
 from forerun.answers.search.shared import accumulated_bytes
-from forerun.answers.search.unit_runs import N_KINDS, UnitSizes, UnitTimes
+from forerun.answers.search.unit_runs import UnitSizes, UnitTimes
 from forerun.core.cost.op_costs import on_topology
 from forerun.core.cost.profile import load_profile
 from forerun.core.network.host_path import host_path_s_per_byte
@@ -27,10 +27,8 @@ from forerun.core.program.types import F64, Collective
 from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
 from forerun.sources.symbolic.exchanges import Exchange, gathered_bytes, gathers, reductions, shard_axis, shard_elements
-from forerun.sources.symbolic.fsdp_units import UnitKind
+from forerun.sources.symbolic.fsdp_units import EMBEDDING, HEAD
 from forerun.sources.symbolic.states import clipping_bytes
-
-_NOTHING = np.zeros(N_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class TimeBound:
         end = self._end_s(plan, groups, units, size, pipeline, around)
         first, fewest = self._elements(pipeline, size)
         least, own = (self._after_s(plan, groups, *elements) for elements in (fewest, first))
-        last = 0.0 if pipeline.split else float(around.reduce[UnitKind.EMBEDDING])
+        last = 0.0 if pipeline.split else float(around.reduce[EMBEDDING])
         stream = self._stream_s(plan, pipeline, around)
         return max(float(end.max()) + least, float(end[0]) + last + own, stream + own)
 
@@ -115,7 +113,7 @@ class TimeBound:
 
     def _around(self, plan: Plan, groups: Groups, size: UnitSizes) -> _Around:
         stack, per_byte = self._stack, self._screening.s_per_byte
-        gather = copy = again = _NOTHING
+        gather = copy = again = np.zeros(len(size.kept))
         if plan.shards_parameters:
             gather = self._exchanges_s(groups, [gathers(plan, stack, weights) for weights in size.weights])
             if plan.offload == "params":
@@ -143,14 +141,14 @@ class TimeBound:
         key = (id(units), id(pipeline), plan.n_microbatches, border.tobytes(), around.again.tobytes(), gathered)
         if key not in self._ends:
             plain = self._stack.fsdp == "simple" or plan.prefetch != 1
-            waits = _NOTHING if plain else around.gather
+            waits = np.zeros_like(around.gather) if plain else around.gather
             first = pipeline.chained_s(units.forward + around.copy, waits + around.copy, backward=False)
             once = plan.pp > 1 and not reshards
             later = pipeline.counts @ units.forward if once else first
             back = pipeline.counts @ units.backward
             if gathers and reshards:  # the last unit's parameters are still gathered
                 back = pipeline.chained_s(units.backward + around.copy, waits + around.copy, backward=True)
-                back[-1] -= around.copy[UnitKind.HEAD]
+                back[-1] -= around.copy[HEAD]
             times = StageTimes(
                 first, later, back, pipeline.counts @ units.weights, pipeline.counts @ around.again, border
             )
@@ -181,7 +179,7 @@ class TimeBound:
         gathered, reshards, m = float(counts @ around.gather), self._reshards(plan), plan.n_microbatches
         passes = gathered * (1 if plan.pp > 1 and not reshards else m)
         if reshards:
-            passes += m * (gathered - float(around.gather[UnitKind.HEAD]) * pipeline.both_ends)
+            passes += m * (gathered - float(around.gather[HEAD]) * pipeline.both_ends)
         return passes + reduced * (m if every else 1)
 
     # -- the end -----------------------------------------------------------------------------------------------

@@ -24,12 +24,11 @@ from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import DEFAULT_ORDER, Plan
 from forerun.describe.stacks.catalog import load_stack
-from forerun.sources.symbolic.fsdp_units import UnitKind, Units, build_units
+from forerun.sources.symbolic.fsdp_units import UnitKind, Units, build_units, n_unit_kinds
 from forerun.sources.symbolic.kernels import MODULES, TransformerKernels
 from forerun.sources.symbolic.mesh import groups_of
 from forerun.sources.symbolic.weights import Weights
 
-N_KINDS = len(UnitKind)
 INSIDE = ("tp", "cp", "ep")
 """axes of the groups in which units communicate"""
 ALONE = {
@@ -146,8 +145,9 @@ class BuiltUnits:
         self.sizes = self._sizes(found)
 
     def _sizes(self, found: Units) -> UnitSizes:
-        kept, rise, dense, experts = (np.zeros(N_KINDS, np.int64) for _ in range(4))
-        weights = [Weights() for _ in range(N_KINDS)]
+        n_kinds = n_unit_kinds(self._model)
+        kept, rise, dense, experts = (np.zeros(n_kinds, np.int64) for _ in range(4))
+        weights = [Weights() for _ in range(n_kinds)]
         profiles = profile(self._program)
         for kind, unit in found.items():
             kept[kind], rise[kind] = _left(unit.forward), profiles[self._passes[kind, 1]].peak_bytes
@@ -177,7 +177,7 @@ class BuiltUnits:
         # copies to and from the host run beside other units
         duration_ps = np.where(self._program.ops.is_host_copy, 0, costs.duration_ps)
         timeline = simulate(self._flat, duration_ps, free, costs.slow_compute, costs.slow_network, costs.network_op)
-        out = np.zeros((3, N_KINDS))
+        out = np.zeros((3, n_unit_kinds(self._model)))
         for (kind, number), place in self._passes.items():
             out[number, kind] = int(timeline.class_end_ps[place]) / PS_PER_S
         return UnitTimes(*out)

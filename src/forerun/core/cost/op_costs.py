@@ -16,6 +16,7 @@ from forerun.core.cost.gemm import gemm_s
 from forerun.core.cost.kernel_constants import kernel_constants
 from forerun.core.cost.memory_bound import host_copy_s, memory_bound_s, memory_rates
 from forerun.core.cost.profile import load_profile
+from forerun.core.cost.scan import scan_rates
 from forerun.core.network.lines import smooth_minimum_s
 from forerun.core.network.nccl import collective_lines, measured_in_node
 from forerun.core.network.network_file import Network
@@ -126,6 +127,20 @@ def _within(measured: tuple[int, int], *sizes: I64) -> F64:
     return np.asarray(inside, np.float64)
 
 
+def _scans(ops: OpTable, rows: I64, run: _Run) -> _Costs:
+    architecture, peak = run.device.architecture, run.device.peak(_wide(run.device))
+    rates = np.array([scan_rates(ops.kernel[row]).on(architecture) for row in rows.tolist()])
+    rate = rates * peak * run.rates.attention
+    moved = ops.bytes_read[rows] + ops.bytes_written[rows]
+    memory = memory_rates(run.device)
+    traffic = memory_bound_s(moved, ops.launches[rows], memory, run.rates.memory)
+    return np.maximum(ops.flops[rows] / rate + ops.launches[rows] * memory.launch_s, traffic), 0.0
+
+
+def _wide(device: Device) -> str:
+    return next((dtype for dtype in ("bf16", "fp16") if dtype in device.peak_flops), "fp32")
+
+
 def _memory_bound(ops: OpTable, rows: I64, run: _Run) -> _Costs:
     size = ops.bytes_read[rows] + ops.bytes_written[rows]
     shares = kernel_constants().memory_bound
@@ -191,5 +206,6 @@ _COSTS: dict[int, Callable[[OpTable, I64, _Run], _Costs]] = {
     OpKind.P2P: _collectives,
     OpKind.HOST_COPY: _host_copies,
     OpKind.DELAY: _delays,
+    OpKind.SCAN: _scans,
 }
 """function that prices the rows of each kind"""

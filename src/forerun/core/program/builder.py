@@ -11,7 +11,7 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
-from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, N_DETAILS, Attention, Direction, Gemm, OpKind
+from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, N_DETAILS, Attention, Direction, Gemm, OpKind, Scan
 from forerun.core.program.types import Block, Category, Collective, OpRow, OpTable, Phase, Stream
 
 _GEMM = int(OpKind.GEMM)
@@ -110,6 +110,23 @@ class OpTableBuilder:
                 *(flops, float(read), float(written), 0, -1, 0.0, launches),
             )
         )
+
+    def scan(
+        self,
+        name: str,
+        shape: Scan[int],
+        rule: str,
+        dtype: str,
+        flops: float,
+        moved: tuple[float, float],
+        launches: int,
+    ) -> int:
+        """Adds a recurrence by the `launches` kernels of `rule`.
+
+        They execute `flops` and move the bytes `moved` (read, written).
+        """
+        row = OpRow(name, OpKind.SCAN, dtype, rule, shape.values(), flops, *moved, launches=launches)
+        return self.add(row)
 
     def memory(
         self,

@@ -36,6 +36,8 @@ class OpKind(IntEnum):
     """copy between device and host memory"""
     DELAY = 6
     """fixed time on its stream"""
+    SCAN = 7
+    """recurrences along the sequence: linear attention, state-space models"""
 
 
 class Work(IntEnum):
@@ -134,6 +136,22 @@ class Attention(Details[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class Scan(Details[T]):
+    """A recurrence over `seq` tokens, in which each head carries a state of `key_dim` x `value_dim`."""
+
+    batch: T
+    heads: T
+    key_heads: T
+    seq: T
+    key_dim: T
+    value_dim: T
+    backward: T
+
+    def words(self, kernel: str) -> str:
+        return f"({kernel}, {self.heads} states of {self.key_dim} x {self.value_dim})"
+
+
+@dataclass(frozen=True, slots=True)
 class Transfer(Details[T]):
     """A send or a receive between two ranks."""
 
@@ -160,7 +178,8 @@ def columns_of(details: type[Details[Any]]) -> tuple[str, ...]:
 
 
 _COLUMNS: dict[type[Details[Any]], tuple[str, ...]] = {
-    one: tuple(field.name for field in fields(one)) for one in (Details, Gemm, Attention, Transfer, HostCopy, Delay)
+    one: tuple(field.name for field in fields(one))
+    for one in (Details, Gemm, Attention, Scan, Transfer, HostCopy, Delay)
 }
 N_DETAILS = max(map(len, _COLUMNS.values()))
 
@@ -188,6 +207,7 @@ KINDS = {
     OpKind.P2P: Kind(Work.COMMUNICATION, "collectives", Cause.MEMORY_BOUND, Transfer),
     OpKind.HOST_COPY: Kind(Work.COPY, "copies to the host", Cause.MEMORY_BOUND, HostCopy),
     OpKind.DELAY: Kind(Work.DELAY, "fixed delays", Cause.HOST, Delay),
+    OpKind.SCAN: Kind(Work.COMPUTE, "recurrences", Cause.ATTENTION, Scan),
 }
 WORK = np.array([KINDS[kind].work for kind in OpKind])
 """Work of every kind, (n_kinds,)"""

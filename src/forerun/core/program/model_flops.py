@@ -7,14 +7,14 @@ from collections.abc import Collection
 import numpy as np
 
 from forerun.core.program.counts import op_counts
-from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS
+from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, OpKind
 from forerun.core.program.types import F64, OpTable, Phase, Program
 
 _PALM_BACKWARD = 2.0
 
 
 def counted_flops(program: Program, phases: Collection[Phase]) -> float:
-    """Returns the FLOPs of matrix products and attention of a rank in these `phases` of a step, mean over ranks.
+    """Returns the FLOPs of matrix products, attention and recurrences in these `phases` of a step, mean over ranks.
 
     Attention counts as if nothing were masked, and its backward pass at twice the forward's (PaLM, app. B).
     """
@@ -35,5 +35,7 @@ def _counted(ops: OpTable) -> F64:
     of = ops.attention(rows)
     pairs = np.maximum(1.0, of.seq_q * of.seq_kv)
     run = pairs - np.where(of.causal, 0.5 * np.minimum(of.seq_q, of.seq_kv) ** 2, 0.0)
+    scans = np.flatnonzero(ops.kind == OpKind.SCAN)
+    share[scans] = np.where(ops.scan(scans).backward, _PALM_BACKWARD / ATTENTION_BACKWARD_FLOPS, 1.0)
     share[rows] = pairs / run * np.where(of.backward, _PALM_BACKWARD / ATTENTION_BACKWARD_FLOPS, 1.0)
     return share

@@ -31,6 +31,7 @@ from forerun.core.program.kinds import (
     Gemm,
     HostCopy,
     OpKind,
+    Scan,
     Transfer,
     Work,
 )
@@ -173,6 +174,10 @@ class OpTable:
     def attention(self, rows: I64) -> Attention[I64]:
         """Returns the columns of `rows`, all of them attention kernels."""
         return Attention(*self.details[rows, : WIDTH[OpKind.ATTENTION]].T)
+
+    def scan(self, rows: I64) -> Scan[I64]:
+        """Returns the columns of `rows`, all of them recurrences."""
+        return Scan(*self.details[rows, : WIDTH[OpKind.SCAN]].T)
 
     def transfer(self, rows: I64) -> Transfer[I64]:
         """Returns the columns of `rows`, all of them sends and receives."""

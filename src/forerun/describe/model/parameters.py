@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from forerun.describe.model.spec import MLASpec, ModelSpec
+from collections import Counter
+
+from forerun.describe.model.spec import IndexerSpec, MLASpec, ModelSpec
 
 
 def layer_parameters(spec: ModelSpec, layer: int) -> dict[str, int]:
     """Returns the parameters of layer number `layer` (from 0) by part, for the parts that the layer has.
 
-    Parts: attention, norm (every norm of the layer, those inside attention included), mlp, router, experts (all of
-    them), shared_experts (with their gate).
+    Parts: attention, scan, norm (every norm of the layer, those inside attention included), mlp, router, experts (all
+    of them), shared_experts (with their gate).
     """
+    return kind_parameters(spec.layer(layer))
+
+
+def kind_parameters(layer: ModelSpec) -> dict[str, int]:
+    """Returns the parameters of a model of one layer by part, as `layer_parameters` does."""
     parts = {
-        "attention": _attention(spec),
-        "norm": _layer_norms(spec),
-        "mlp": 0 if spec.is_moe_layer(layer) else _feed_forward(spec, spec.ffn_hidden),
+        "attention": _attention(layer),
+        "scan": layer.scan.parameters(layer.hidden) if layer.scan else 0,
+        "norm": _layer_norms(layer),
+        "mlp": 0 if layer.moe else _feed_forward(layer, layer.ffn_hidden),
     }
-    if spec.moe and spec.is_moe_layer(layer):
-        moe = spec.moe
-        parts["router"] = moe.n_experts * (spec.hidden + moe.router_bias)
-        parts["experts"] = moe.n_experts * _feed_forward(spec, moe.expert_ffn)
+    if layer.moe:
+        moe = layer.moe
+        parts["router"] = moe.n_experts * (layer.hidden + moe.router_bias)
+        parts["experts"] = moe.n_experts * _feed_forward(layer, moe.expert_ffn)
         if moe.shared_ffn:
-            parts["shared_experts"] = _feed_forward(spec, moe.shared_ffn) + moe.shared_gate * spec.hidden
+            parts["shared_experts"] = _feed_forward(layer, moe.shared_ffn) + moe.shared_gate * layer.hidden
     return {part: count for part, count in parts.items() if count}
 
 
@@ -48,16 +56,18 @@ def outer_parameters(spec: ModelSpec) -> dict[str, int]:
 def parameter_count(spec: ModelSpec) -> int:
     """Returns the number of all parameters; a tied embedding counts once."""
     return sum(outer_parameters(spec).values()) + sum(
-        n * sum(layer_parameters(spec, layer).values()) for layer, n in _layer_kinds(spec)
+        n * sum(kind_parameters(layer).values()) for layer, n in layer_counts(spec)
     )
 
 
 def active_parameter_count(spec: ModelSpec) -> int:
     """Returns the number of parameters that compute one token: all but those of experts that it doesn't reach."""
-    if spec.moe is None:
-        return parameter_count(spec)
-    idle = (spec.moe.n_experts - spec.moe.top_k) * _feed_forward(spec, spec.moe.expert_ffn)
-    return parameter_count(spec) - idle * (spec.n_layers - spec.moe.n_dense_layers)
+    idle = sum(
+        n * (layer.moe.n_experts - layer.moe.top_k) * _feed_forward(layer, layer.moe.expert_ffn)
+        for layer, n in layer_counts(spec)
+        if layer.moe
+    )
+    return parameter_count(spec) - idle
 
 
 def compute_parameter_count(spec: ModelSpec) -> int:
@@ -72,19 +82,18 @@ def model_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
 
     PaLM (arXiv 2204.02311), appendix B: N = `compute_parameter_count`, L layers, h = heads x head width, s = seq_len.
     Neither causal masks nor sliding windows reduce the attention term, and recomputation does not count.
-    Where keys and values differ in width (latent attention), h is the mean of both over all heads.
+    Where keys and values differ in width (latent attention), h is the mean of both over all heads. A recurrence has 3
+    times its forward FLOPs in place of the attention term.
     """
-    width = _mean_attention_width(spec)
-    return 6.0 * compute_parameter_count(spec) + 12.0 * spec.n_layers * width * seq_len
+    attention = sum(n * _mean_attention_width(layer) for layer, n in layer_counts(spec) if layer.n_heads)
+    scans = sum(n * layer.scan.flops_per_token() for layer, n in layer_counts(spec) if layer.scan)
+    return 6.0 * compute_parameter_count(spec) + 12.0 * attention * seq_len + 3.0 * scans
 
 
-def _layer_kinds(spec: ModelSpec) -> list[tuple[int, int]]:
-    """Returns one layer number of each kind of layer, and the number of layers of that kind."""
-    if spec.moe is None:
-        return [(0, spec.n_layers)]
-    dense = spec.moe.n_dense_layers
-    kinds = [(0, dense), (spec.n_layers - 1, spec.n_layers - dense)]
-    return [(layer, n) for layer, n in kinds if n]
+def layer_counts(spec: ModelSpec) -> list[tuple[ModelSpec, int]]:
+    """Returns every distinct layer as a model of one layer, and the number of layers that are alike."""
+    counts = Counter(spec.kind_of_layer)
+    return [(layer, counts[place]) for place, layer in enumerate(spec.kinds)]
 
 
 def _linear(rows: int, columns: int, bias: bool) -> int:
@@ -92,17 +101,20 @@ def _linear(rows: int, columns: int, bias: bool) -> int:
 
 
 def _norm(spec: ModelSpec, width: int) -> int:
+    if not spec.norm_weight:
+        return 0
     return width * (2 if spec.norm == "layernorm" and spec.norm_bias else 1)
 
 
 def _attention(spec: ModelSpec) -> int:
     if not spec.n_heads:
         return 0
+    sinks = spec.sinks * spec.n_heads
     if spec.mla:
-        return _latent_attention(spec, spec.mla)
+        return _latent_attention(spec, spec.mla) + sinks
     query, key_value = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    qkv = _linear(spec.hidden, query + 2 * key_value, spec.qkv_bias)
-    return qkv + _linear(query, spec.hidden, spec.out_bias)
+    width = query * (1 + spec.attention_gate) + 2 * key_value * (not spec.shared_kv)
+    return _linear(spec.hidden, width, spec.qkv_bias) + _linear(query, spec.hidden, spec.out_bias) + sinks
 
 
 def _latent_attention(spec: ModelSpec, mla: MLASpec) -> int:
@@ -118,20 +130,38 @@ def _latent_attention(spec: ModelSpec, mla: MLASpec) -> int:
         queries = _linear(spec.hidden, mla.q_lora_rank, spec.qkv_bias) + _linear(mla.q_lora_rank, query, bias=False)
     down = _linear(spec.hidden, mla.kv_lora_rank + mla.qk_rope_dim, spec.qkv_bias)
     up = _linear(mla.kv_lora_rank, spec.n_heads * (mla.qk_nope_dim + mla.v_head_dim), bias=False)
-    return queries + down + up + _linear(spec.n_heads * mla.v_head_dim, spec.hidden, spec.out_bias)
+    out = _linear(spec.n_heads * mla.v_head_dim, spec.hidden, spec.out_bias)
+    return queries + down + up + out + (_indexer(spec, spec.indexer) if spec.indexer else 0)
+
+
+def _indexer(spec: ModelSpec, indexer: IndexerSpec) -> int:
+    """Queries from the latent query, one key for all heads with a LayerNorm, and a weight for each head."""
+    rank = (spec.mla.q_lora_rank if spec.mla else None) or spec.hidden
+    width = indexer.head_dim
+    return rank * indexer.heads * width + spec.hidden * width + 2 * width + spec.hidden * indexer.heads
 
 
 def _layer_norms(spec: ModelSpec) -> int:
-    halves = 2 if spec.n_heads else 1
-    count = spec.block_norms * halves * _norm(spec, spec.hidden)
+    halves = 1 if spec.parallel and spec.shared_norm else spec.has_mixer + spec.has_feed_forward
+    each = 2 if spec.norm_place == "both" else 1
+    count = spec.block_norms * halves * each * _norm(spec, spec.hidden)
     if spec.n_heads and spec.mla:
         count += _norm(spec, spec.mla.kv_lora_rank) + _norm(spec, spec.mla.q_lora_rank or 0)
     elif spec.n_heads and spec.qk_norm:
-        count += 2 * _norm(spec, spec.head_dim)
+        count += sum(_norm(spec, width) for width in qk_norm_widths(spec))
     return count
 
 
+def qk_norm_widths(spec: ModelSpec) -> tuple[int, ...]:
+    """Returns the widths of the weights of the norms on queries and, where the layer has its own, on keys."""
+    heads = {"head": (1, 1), "all_heads": (spec.n_heads, spec.n_kv_heads), "plain": (0, 0)}[spec.qk_norm_over]
+    widths = tuple(n * spec.head_dim for n in heads)
+    return widths[:1] if spec.shared_kv else widths
+
+
 def _feed_forward(spec: ModelSpec, width: int) -> int:
+    if not width:
+        return 0
     up = _linear(spec.hidden, width, spec.mlp_bias)
     return up * (2 if spec.gated_mlp else 1) + _linear(width, spec.hidden, spec.mlp_bias)
 

@@ -1,14 +1,24 @@
-"""ModelSpec: the architecture of a transformer, and nothing about how it is trained."""
+"""ModelSpec: the architecture of a language model, and nothing about how it is trained.
+
+A model is a list of layers. `ModelSpec.layer(i)` is the ModelSpec of layer i alone. The fields of a model describe all
+of its layers, and `layers` has what single layers change.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal
 
 from forerun.common.errors import ForerunError
+from forerun.describe.model.scan import ScanSpec
 
-Mlp = Literal["swiglu", "geglu", "gelu", "relu"]
+Mlp = Literal["swiglu", "geglu", "gelu", "relu", "relu2"]
 Norm = Literal["rmsnorm", "layernorm"]
+NormPlace = Literal["before", "after", "both"]
+QkNorm = Literal["head", "all_heads", "plain"]
+LayerChanges = tuple[tuple[str, Any], ...]
+"""(field, value) of the fields of ModelSpec in which a layer differs from its model"""
 Position = Literal["rope", "learned", "alibi", "sinusoidal", "none"]
 
 
@@ -56,10 +66,25 @@ class MLASpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """A decoder or encoder stack of equal layers between an embedding and a head.
+class IndexerSpec:
+    """The small attention that chooses the keys of each query (DeepSeek-V3.2, arXiv 2512.02556, section 2.1)."""
 
-    Widths are in elements. `n_heads == 0` means a stack without attention (feed-forward blocks only).
+    heads: int
+    head_dim: int
+    top_k: int
+    """keys that a query attends to"""
+
+    def __post_init__(self) -> None:
+        if min(self.heads, self.head_dim, self.top_k) < 1:
+            raise ForerunError(f"indexer: every size must be at least 1: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder or encoder stack of layers between an embedding and a head.
+
+    Widths are in elements. A layer has an attention where `n_heads` is above 0, a recurrence where `scan` is there
+    (beside the attention where it has both), and a feed-forward where `ffn_hidden` is above 0 or `moe` is there.
     """
 
     name: str
@@ -101,11 +126,40 @@ class ModelSpec:
     sliding_window: int | None = None
     moe: MoESpec | None = None
     mla: MLASpec | None = None
+    attention_chunk: int | None = None
+    """a query attends to its own chunk of this many tokens (Llama 4)"""
+    sinks: bool = False
+    """a trained logit for each head that takes part of the softmax (gpt-oss)"""
+    attention_gate: bool = False
+    """a gate as wide as the queries on the attention's output (Qwen3-Next)"""
+    qk_norm_over: QkNorm = "head"
+    """weights of `qk_norm`: one head's width, a width of all heads, or none"""
+    shared_kv: bool = False
+    """the layer reads the keys and values of a layer before it"""
+    indexer: IndexerSpec | None = None
+    scan: ScanSpec | None = None
+    """a recurrence in place of the attention, or beside it where `n_heads` is above 0"""
+    norm_place: NormPlace = "before"
+    """place of the norms around each half of a layer"""
+    norm_weight: bool = True
+    """whether norms have trained weights (those of OLMo have none)"""
+    parallel: bool = False
+    """the feed-forward reads what the attention reads, and both are added to the stream at once (GPT-J)"""
+    shared_norm: bool = False
+    """a `parallel` layer has one norm for both halves"""
+    layers: tuple[LayerChanges, ...] = ()
+    """what each layer changes; a list shorter than `n_layers` repeats"""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """what the model's file says and nothing here uses, in sentences"""
 
     def __post_init__(self) -> None:
-        for field in ("n_layers", "hidden", "ffn_hidden", "vocab"):
-            if getattr(self, field) < 1:
-                raise ForerunError(f"model {self.name}: {field} must be at least 1, got {getattr(self, field)}")
+        for key in ("n_layers", "hidden", "vocab"):
+            if getattr(self, key) < 1:
+                raise ForerunError(f"model {self.name}: {key} must be at least 1, got {getattr(self, key)}")
+        if self.ffn_hidden < 0:
+            raise ForerunError(f"model {self.name}: ffn_hidden must be at least 0, got {self.ffn_hidden}")
+        if not (self.n_heads or self.scan or self.ffn_hidden or self.moe):
+            raise ForerunError(f"model {self.name}: a layer needs n_heads, scan, ffn_hidden or moe")
         if self.n_heads < 0 or (self.n_heads and self.head_dim < 1):
             raise ForerunError(
                 f"model {self.name}: n_heads {self.n_heads} needs a positive head_dim, got {self.head_dim}"
@@ -116,11 +170,12 @@ class ModelSpec:
             )
         if self.pooler_classes and not self.pooler:
             raise ForerunError(f"model {self.name}: pooler_classes {self.pooler_classes} needs pooler: true")
-        for field in ("max_positions", "token_types", "pooler_classes"):
-            if getattr(self, field) < 0:
-                raise ForerunError(f"model {self.name}: {field} must be at least 0, got {getattr(self, field)}")
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise ForerunError(f"model {self.name}: sliding_window must be at least 1, got {self.sliding_window}")
+        for key in ("max_positions", "token_types", "pooler_classes"):
+            if getattr(self, key) < 0:
+                raise ForerunError(f"model {self.name}: {key} must be at least 0, got {getattr(self, key)}")
+        for key in ("sliding_window", "attention_chunk"):
+            if getattr(self, key) is not None and getattr(self, key) < 1:
+                raise ForerunError(f"model {self.name}: {key} must be at least 1, got {getattr(self, key)}")
         if self.moe and not 0 <= self.moe.n_dense_layers <= self.n_layers:
             raise ForerunError(
                 f"model {self.name}: n_dense_layers {self.moe.n_dense_layers} exceeds n_layers {self.n_layers}"
@@ -131,6 +186,53 @@ class ModelSpec:
         """Whether the feed-forward has three matrices (gate, up, down) instead of two."""
         return self.mlp in ("swiglu", "geglu")
 
+    @property
+    def has_feed_forward(self) -> bool:
+        """Whether a layer has a feed-forward, dense or of experts."""
+        return self.ffn_hidden > 0 or self.moe is not None
+
+    @property
+    def has_mixer(self) -> bool:
+        """Whether a layer has an attention or a recurrence."""
+        return self.n_heads > 0 or self.scan is not None
+
+    @property
+    def kinds(self) -> tuple[ModelSpec, ...]:
+        """The distinct layers, each as a model of this one layer, in the order in which they first occur."""
+        return _layers_of(self)[0]
+
+    @property
+    def kind_of_layer(self) -> tuple[int, ...]:
+        """The place in `kinds` of every layer."""
+        return _layers_of(self)[1]
+
+    def layer(self, layer: int) -> ModelSpec:
+        """Returns layer number `layer` (from 0) as a model of this one layer."""
+        return self.kinds[self.kind_of_layer[layer]]
+
     def is_moe_layer(self, layer: int) -> bool:
         """Returns whether layer number `layer` (from 0) has experts instead of a dense feed-forward."""
-        return self.moe is not None and layer >= self.moe.n_dense_layers
+        return self.layer(layer).moe is not None
+
+
+@lru_cache(maxsize=1024)
+def _layers_of(spec: ModelSpec) -> tuple[tuple[ModelSpec, ...], tuple[int, ...]]:
+    """Returns the distinct layers of a model, and which of them each layer is."""
+    found: dict[tuple[LayerChanges, bool], int] = {}
+    kinds: dict[ModelSpec, int] = {}
+    places = []
+    for number in range(spec.n_layers):
+        changes = spec.layers[number % len(spec.layers)] if spec.layers else ()
+        dense = spec.moe is not None and number < spec.moe.n_dense_layers
+        if (changes, dense) not in found:
+            alone = _alone(spec, changes, dense)
+            found[changes, dense] = kinds.setdefault(alone, len(kinds))
+        places.append(found[changes, dense])
+    return tuple(kinds), tuple(places)
+
+
+def _alone(spec: ModelSpec, changes: LayerChanges, dense: bool) -> ModelSpec:
+    """Returns one layer of `spec` with its `changes`; with `dense` it keeps its dense feed-forward."""
+    moe = None if dense or spec.moe is None else replace(spec.moe, n_dense_layers=0)
+    plain = {"n_layers": 1, "layers": (), "notes": (), "moe": moe}
+    return replace(spec, **{**plain, **dict(changes)})

@@ -1,6 +1,8 @@
 """Reads and writes a ModelSpec as plain fields, as presets and users' own YAML files hold it.
 
-The keys are those of ModelSpec (and MoESpec under `moe`, MLASpec under `mla`). `n_kv_heads` may be left out where it
+The keys are those of ModelSpec (and of MoESpec under `moe`, MLASpec under `mla`, ScanSpec under `scan`, IndexerSpec
+under `indexer`). `layers` lists the keys that single layers change, with `times` for as many layers in a row; a list
+that is shorter than `n_layers` repeats. `n_kv_heads` may be left out where it
 equals `n_heads`, and `head_dim` where it is hidden / n_heads. Further keys: `source`; `parameters`, the published
 count; `parameters_billion`, a rounded published count, as text with its digits. A published count that differs from
 that of the fields is an error.
@@ -9,17 +11,23 @@ that of the fields is an error.
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from forerun.common.errors import at
+from forerun.common.errors import ForerunError, at
 from forerun.describe.model.fields import Fields, read_yaml
 from forerun.describe.model.parameters import parameter_count
-from forerun.describe.model.spec import MLASpec, ModelSpec, MoESpec
+from forerun.describe.model.scan import ScanSpec
+from forerun.describe.model.spec import IndexerSpec, LayerChanges, MLASpec, ModelSpec, MoESpec
 
 _PUBLISHED = ("parameters", "parameters_billion")
 _MOST_PARAMETERS = 10**15
+_Part = ModelSpec | MoESpec | MLASpec | ScanSpec | IndexerSpec
+_OF_THE_MODEL = ("name", "n_layers", "hidden", "vocab", "tied_embeddings", "layers", "notes", "norm", "final_norm")
+"""fields that no layer changes"""
 
 
 def load_spec_file(path: Path) -> ModelSpec:
@@ -30,7 +38,8 @@ def load_spec_file(path: Path) -> ModelSpec:
 
 def read_spec(document: Fields, name: str) -> ModelSpec:
     """Returns the model in `document`. Raises ForerunError for an unknown, missing, mistyped or impossible key."""
-    values = _values(ModelSpec, document, {"name": name} | _head_defaults(document))
+    given = {"name": name, "layers": _layers(document), "notes": ()}
+    values = _values(ModelSpec, document, given | _head_defaults(document))
     document.text("source", "")
     document.finish(_PUBLISHED)
     with at(document.place):
@@ -39,14 +48,26 @@ def read_spec(document: Fields, name: str) -> ModelSpec:
     return spec
 
 
-def spec_mapping(spec: ModelSpec | MoESpec | MLASpec) -> dict[str, object]:
+def spec_mapping(spec: _Part) -> dict[str, object]:
     """Returns the fields from which `read_spec` makes the same model, without those at their default."""
     mapping: dict[str, object] = {}
     for field in fields(spec):
         value = getattr(spec, field.name)
-        if value != field.default:
-            mapping[field.name] = spec_mapping(value) if isinstance(value, (MoESpec, MLASpec)) else value
+        if value != field.default and field.compare:
+            mapping[field.name] = _plain(value)
+    if isinstance(spec, ModelSpec) and spec.layers:
+        mapping["layers"] = [
+            {"times": len(list(alike))} | {name: _plain(value) for name, value in changes}
+            for changes, alike in groupby(spec.layers)
+        ]
     return mapping
+
+
+def _plain(value: object) -> object:
+    """Returns a value of a field as files hold it."""
+    if isinstance(value, (ModelSpec, MoESpec, MLASpec, ScanSpec, IndexerSpec)):
+        return spec_mapping(value)
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
 def even_head_dim(document: Fields, hidden: int, n_heads: int) -> int:
@@ -66,6 +87,23 @@ def _head_defaults(document: Fields) -> dict[str, int]:
         else:
             defaults["head_dim"] = even_head_dim(document, document.integer("hidden"), n_heads) if n_heads else 0
     return defaults
+
+
+def _layers(document: Fields) -> tuple[LayerChanges, ...]:
+    """Reads the changes of single layers."""
+    hints = get_type_hints(ModelSpec)
+    known = {field.name: field for field in fields(ModelSpec) if field.name not in _OF_THE_MODEL}
+    layers: list[LayerChanges] = []
+    for number, entry in enumerate(document.items("layers")):
+        place = f"{document.place}, in layers, entry {number}"
+        if not isinstance(entry, Mapping):
+            raise ForerunError(f"{place}: must be keys and values, got {type(entry).__name__}")
+        section = Fields(entry, place)
+        changed = [name for name in known if section.present(name)]
+        changes = tuple((name, _value(section, known[name], hints[name])) for name in changed)
+        layers += [changes] * section.integer("times", 1)
+        section.finish()
+    return tuple(layers)
 
 
 def _values(kind: type[Any], document: Fields, given: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +126,17 @@ def _value(document: Fields, field: Field[Any], hint: Any) -> Any:
         return document.integer(field.name, least=0) if default is MISSING else document.integer(field.name, default, 0)
     if get_origin(hint) is Literal:
         return document.text(field.name, default, get_args(hint))
+    if hint == tuple[tuple[int, int], ...]:
+        return _pairs(document, field.name)
     raise TypeError(f"no reader for field {field.name} of type {hint}")
+
+
+def _pairs(document: Fields, key: str) -> tuple[tuple[int, int], ...]:
+    pairs = document.items(key)
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or [type(size) for size in pair] != [int, int] or min(pair) < 1:
+            raise document.error(key, f"must be a list of pairs of whole numbers above 0, got {pair!r}")
+    return tuple((int(pair[0]), int(pair[1])) for pair in pairs)  # type: ignore[index]
 
 
 def _optional(document: Fields, key: str, inner: Any) -> Any:

@@ -22,6 +22,7 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.columns import Column, Plans, having, no, ranks_between
 from forerun.describe.plan.fields import FIELD_TYPES, choices
 from forerun.describe.plan.plan import FP8_PRECISIONS, V_SCHEDULES, Plan
+from forerun.describe.plan.recurrence import unsplit_scan, unsplit_scan_why
 from forerun.describe.stacks.catalog import load_stack
 
 AnyModel = ModelSpec | LayeredModel
@@ -154,8 +155,11 @@ def _heads_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 
 def _widths(model: ModelSpec) -> list[tuple[str, int]]:
-    widths = [("ffn_hidden", model.ffn_hidden if model.moe is None or model.moe.n_dense_layers else 0)]
-    return [*widths, ("the shared experts' width", model.moe.shared_ffn)] if model.moe else widths
+    widths = [
+        ("ffn_hidden", kind.ffn_hidden) if kind.moe is None else ("the shared experts' width", kind.moe.shared_ffn)
+        for kind in model.kinds
+    ]
+    return list(dict.fromkeys(widths))
 
 
 def _feed_forward(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
@@ -400,6 +404,7 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("autocast of other weights than fp32", _autocast, _autocast_why),
     Rule("attention kernel that the device does not run", _foreign_kernel, _foreign_kernel_why),
     Rule("attention heads do not split over tp", _heads, _heads_why),
+    Rule("recurrence does not split over tp or cp", unsplit_scan, unsplit_scan_why),
     Rule("feed-forward width does not split over tp", _feed_forward, _feed_forward_why),
     Rule("async_tp without sequence parallelism", _async_tp, _async_tp_why),
     Rule("sequence does not split over cp and tp", _sequence, _sequence_why),

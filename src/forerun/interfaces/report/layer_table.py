@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from forerun.describe.model.layered import MB, LayeredModel
-from forerun.describe.model.parameters import layer_parameters, outer_parameters, parameter_count
+from forerun.describe.model.parameters import kind_parameters, layer_counts, outer_parameters, parameter_count
 from forerun.describe.model.spec import ModelSpec
 from forerun.interfaces.report.console import print_table
 
@@ -67,12 +68,13 @@ def part_rows(spec: ModelSpec) -> list[PartRow]:
 
 
 def _layer_parts(spec: ModelSpec) -> Iterator[PartRow]:
-    dense = spec.moe.n_dense_layers if spec.moe else spec.n_layers
-    kinds = (("layer", 0, dense), ("moe layer", spec.n_layers - 1, spec.n_layers - dense))
-    for name, layer, count in kinds:
-        if count:
-            for part, number in layer_parameters(spec, layer).items():
-                yield PartRow(f"{name}: {part}", count, number)
+    names = Counter[str]()
+    for layer, count in layer_counts(spec):
+        name = "moe layer" if layer.moe else "layer"
+        names[name] += 1
+        name += f" {names[name]}" if names[name] > 1 else ""
+        for part, number in kind_parameters(layer).items():
+            yield PartRow(f"{name}: {part}", count, number)
 
 
 def model_record(model: ModelSpec | LayeredModel) -> dict[str, object]:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from forerun.core.program.kinds import Attention
 from forerun.core.program.types import Collective, Stream
 from forerun.describe.kernels.attention import attention_kernel
+from forerun.describe.model.parameters import qk_norm_widths
+from forerun.describe.model.spec import IndexerSpec
 from forerun.sources.symbolic.linear import Product, Section
 from forerun.sources.symbolic.ring import Piece, far_piece, gathered_piece
+from forerun.sources.symbolic.shapes import ceil_div
 from forerun.sources.symbolic.tape import Stage, TapeOp, on_compute
 from forerun.sources.symbolic.unfused_flex import Sizes, unfused_flex
+
+SHARED = ("k.shared", "v.shared")
+"""keys and values that an earlier layer has made"""
 
 
 def attention(section: Section, x: str, y: str, module: int) -> None:
@@ -31,14 +37,29 @@ def attention(section: Section, x: str, y: str, module: int) -> None:
     else:
         _context_parallel(section, module)
     kernels, shapes = section.kernels, section.kernels.shapes
-    rows = "o"
+    rows = _output_gate(section, module)
     if kernels.stack.sequence_first and kernels.plan.micro_batch > 1:
-        rows, (_, _, size) = "o.rows", _sizes(section)
+        inside, rows, (_, _, size) = rows, "o.rows", _sizes(section)
         elements = size // shapes.act_bytes
-        section.pointwise("attention.layout_out", "copy", elements, "fused", ("o",), ((rows, size),), module=module)
+        section.pointwise("attention.layout_out", "copy", elements, "fused", (inside,), ((rows, size),), module=module)
     section.row(
         "attention.out", rows, y, shapes.heads * shapes.v_head_dim, shapes.hidden, kernels.model.out_bias, module
     )
+
+
+def _output_gate(section: Section, module: int) -> str:
+    """Writes the gate on the attention's output, if there is one; returns the name of what the output product reads."""
+    kernels, (_, _, size) = section.kernels, _sizes(section)
+    if kernels.model.sinks:
+        section.weights.vectors.append(kernels.shapes.heads)
+    if not kernels.model.attention_gate:
+        return "o"
+    reads = ("o", "q" if kernels.stack.fused_qkv else "gate")
+    elements, makes = size // kernels.shapes.act_bytes, (("o.gated", size),)
+    section.pointwise(
+        "attention.gate", "output_gate", elements, kernels.stack.activation, reads, makes, reads, module=module
+    )
+    return "o.gated"
 
 
 def kernel_name(section: Section) -> str:
@@ -66,12 +87,13 @@ def _sizes(section: Section) -> tuple[int, int, int]:
 def _projections(section: Section, x: str, module: int) -> None:
     kernels, s = section.kernels, section.kernels.shapes
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    own, gates = not kernels.model.shared_kv, kernels.model.attention_gate
     if kernels.stack.fused_qkv:
-        section.column(
-            "attention.qkv", x, s.hidden, [("attention.qkv", "q", q + 2 * kv)], kernels.model.qkv_bias, module
-        )
+        width = q * (1 + gates) + 2 * kv * own
+        section.column("attention.qkv", x, s.hidden, [("attention.qkv", "q", width)], kernels.model.qkv_bias, module)
     else:
         outs = [("attention.q", "q", q), ("attention.k", "k", kv), ("attention.v", "v", kv)]
+        outs = [*outs[: 1 + 2 * own], *([("attention.gate_in", "gate", q)] if gates else [])]
         section.column("attention.qkv", x, s.hidden, outs, kernels.model.qkv_bias, module)
 
 
@@ -101,6 +123,9 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
     section.norm("attention.kv_norm", "kv_low", "kv_normed", tokens, module, mla.kv_lora_rank)
     up = s.heads * (mla.qk_nope_dim + mla.v_head_dim)
     section.column("attention.kv_up", "kv_normed", mla.kv_lora_rank, [("attention.kv_up", "kv", up)], False, module)
+    indexer = section.kernels.model.indexer
+    if indexer:
+        _indexer(section, indexer, x, query, module)
     keys = s.tokens * s.heads * s.head_dim * s.act_bytes
     values = s.tokens * s.heads * s.v_head_dim * s.act_bytes
     elements = s.tokens * s.heads * (s.head_dim + s.v_head_dim)
@@ -109,28 +134,73 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
     )
 
 
+def _indexer(section: Section, indexer: IndexerSpec, x: str, query: str, module: int) -> None:
+    """Writes the scores of all keys for each query, and the choice of the keys that the attention reads.
+
+    Its parameters are whole on every tensor-parallel rank.
+    """
+    kernels, s, mla = section.kernels, section.kernels.shapes, section.kernels.model.mla
+    rank, width = (mla.q_lora_rank if mla else None) or s.hidden, indexer.head_dim
+    products = (("q", query, rank, indexer.heads * width), ("k", x, s.hidden, width), ("w", x, s.hidden, indexer.heads))
+    for name, read, n_in, n_out in products:
+        section.weights.matrices.append(n_in * n_out)
+        product = Product(f"attention.indexer_{name}", read, f"indexer.{name}", n_in, n_out, False, module)
+        section.linear(product, s.tokens)
+    section.weights.vectors.append(2 * width)
+    batch, keys = kernels.plan.micro_batch * indexer.heads, kernels.plan.seq_len // 2  # the causal half
+    scores, dk, dq = (
+        kernels.ops.gemm(f"attention.indexer{role}", s.seq, n, k, batch, 0, kernels.wide_dtype)
+        for role, n, k in (("", keys, width), (".dk", width, keys), (".dq", width, keys))
+    )
+    pairs = s.tokens * keys
+    chosen = kernels.traffic("attention.indexer_top_k", pairs * 4, s.tokens * indexer.top_k * 4, 2)
+    section.tape.add(
+        TapeOp(
+            "attention.indexer",
+            "attention",
+            module,
+            [*on_compute(scores), *chosen],
+            on_compute(dk, dq),
+            reads=("indexer.q", "indexer.k", "indexer.w"),
+            saves=("indexer.q", "indexer.k", "indexer.w"),
+            makes=(("indexer.chosen", s.tokens * indexer.top_k * 4),),
+        )
+    )
+
+
 def _rope_and_norms(section: Section, module: int) -> None:
     kernels, s = section.kernels, section.kernels.shapes
     q, kv, _ = _sizes(section)
-    elements = s.tokens * s.head_dim * (s.heads + s.kv_heads)
-    makes: tuple[tuple[str, int], ...] = (("q.normed", q), ("k.normed", kv))
-    fused = kernels.stack.fused_qkv and not kernels.model.mla
-    reads: tuple[str, ...] = ("q",) if fused else ("q", "k")
+    fused, own = kernels.stack.fused_qkv and not kernels.model.mla, not kernels.model.shared_kv
+    rotated = s.heads + s.kv_heads * own
+    elements = s.tokens * s.head_dim * rotated
+    makes: tuple[tuple[str, int], ...] = (("q.normed", q), ("k.normed", kv))[: 1 + own]
+    reads: tuple[str, ...] = ("q",) if fused or not own else ("q", "k")
     if kernels.model.qk_norm:
-        section.weights.vectors += [s.head_dim, s.head_dim]
+        section.weights.vectors += _qk_norm_vectors(section)
         section.pointwise(
             "attention.qk_norm", kernels.model.norm, elements, kernels.stack.norm, reads, makes, reads, module
         )
-        reads = ("q.normed", "k.normed")
-    makes = (("q.rotated", q), ("k.rotated", kv))
-    if fused:  # rotation copies queries and keys out of the fused projection; values stay in it
+        reads = ("q.normed", "k.normed")[: 1 + own]
+    makes = (("q.rotated", q), ("k.rotated", kv))[: 1 + own]
+    if fused and own:  # rotation copies queries and keys out of the fused projection; values stay in it
         makes = (*makes, ("v", kv))
     if kernels.model.position == "rope":
         if kernels.model.mla:
-            elements = s.tokens * kernels.model.mla.qk_rope_dim * (s.heads + s.kv_heads)
+            elements = s.tokens * kernels.model.mla.qk_rope_dim * rotated
         section.pointwise("attention.rope", "rope", elements, kernels.stack.rope, reads, makes, module=module)
     else:
         section.tape.add(TapeOp("attention.split", "view", module, [], [], reads=reads, makes=()))
+
+
+def _qk_norm_vectors(section: Section) -> list[int]:
+    """Returns the elements of the weights (and biases) of the norms on queries and keys."""
+    model = section.kernels.model
+    if model.mla:
+        return [section.kernels.shapes.head_dim] * 2
+    local = section.tp if model.qk_norm_over == "all_heads" else 1
+    weights = [ceil_div(width, local) for width in qk_norm_widths(model) if width]
+    return weights * (2 if model.norm == "layernorm" and model.norm_bias else 1)
 
 
 def _query_names(section: Section) -> tuple[str, str, str]:
@@ -143,6 +213,9 @@ def _projected_names(section: Section) -> tuple[str, str, str]:
     """Returns the names of queries, keys and values before key and value heads are repeated."""
     kernels = section.kernels
     fused = kernels.stack.fused_qkv and not kernels.model.mla
+    if kernels.model.shared_kv:
+        rotated = kernels.model.position == "rope"
+        return "q.rotated" if rotated else "q.normed" if kernels.model.qk_norm else "q", *SHARED
     if kernels.model.position == "rope":
         return "q.rotated", "k.rotated", "v"
     if kernels.model.qk_norm:
@@ -187,7 +260,12 @@ def _kernel_op(
     window = kernels.model.sliding_window
     if window and window < seq_kv and causal:
         seq_kv, causal = window, False
-    sizes = (kernels.plan.micro_batch, heads, kv_heads, seq_q, seq_kv, s.head_dim, int(causal))
+    batch, chunk, indexer = kernels.plan.micro_batch, kernels.model.attention_chunk, kernels.model.indexer
+    if chunk and chunk < min(seq_q, seq_kv):
+        batch, seq_q, seq_kv = batch * ceil_div(seq_q, chunk), chunk, chunk
+    if indexer and indexer.top_k < seq_kv:
+        seq_kv, causal = indexer.top_k, False
+    sizes = (batch, heads, kv_heads, seq_q, seq_kv, s.head_dim, int(causal))
     forward, backward = (Attention(*sizes, backward=turn, v_head_dim=s.v_head_dim) for turn in (0, 1))
     return (
         add("attention.kernel", forward, kernel, kernels.wide_dtype, share=share),

@@ -164,6 +164,8 @@ def _grouped(section: Section, x: str, tokens: int, local: int, width: int, modu
     act_size = tokens * width * s.act_bytes
     one = local * s.hidden * width
     section.weights.experts += [one] * (3 if gated else 2)
+    if kernels.model.mlp_bias:
+        section.weights.experts.append(local * (up + s.hidden))
 
     def add(
         name: str, ops: tuple[int, int, int], reads: str, makes: tuple[str, int], elements: int, weights: int

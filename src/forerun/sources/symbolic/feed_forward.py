@@ -27,7 +27,7 @@ def feed_forward(section: Section, x: str, y: str, module: int, width: int | Non
         section.pointwise(act, "swiglu", s.tokens * width, kernels.stack.activation, reads, tuple(makes), saves, module)
     else:
         section.column(f"{prefix}.up", x, s.hidden, [(f"{prefix}.up", f"{prefix}.u", width)], bias, module)
-        pattern = "relu" if kernels.model.mlp == "relu" else "gelu"
+        pattern = "relu" if kernels.model.mlp in ("relu", "relu2") else "gelu"
         reads = (f"{prefix}.u",)
         section.pointwise(
             act, pattern, s.tokens * width, kernels.stack.activation, reads, ((act, size),), reads, module

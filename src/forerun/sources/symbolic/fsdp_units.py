@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import count
 
 from forerun.core.program.types import Block, Category
@@ -52,20 +51,25 @@ class Unit:
         return int(block.tensor_bytes[made].sum())
 
 
-class UnitKind(IntEnum):
-    """The distinct units of a transformer: layers may differ in their experts and in checkpointing."""
-
-    EMBEDDING = 0
-    HEAD = 1
-    DENSE = 2
-    DENSE_PLAIN = 3
-    """a layer that is not checkpointed, where only every n-th layer is"""
-    MOE = 4
-    MOE_PLAIN = 5
+UnitKind = int
+"""Number of a distinct unit of a model: EMBEDDING, HEAD, then two for each distinct layer (`layer_unit`)."""
+EMBEDDING: UnitKind = 0
+HEAD: UnitKind = 1
 
 
-_LAYER_KINDS = ((UnitKind.DENSE, UnitKind.DENSE_PLAIN), (UnitKind.MOE, UnitKind.MOE_PLAIN))
-"""kind of a layer, by whether it has experts and whether it is left out of checkpointing"""
+def n_unit_kinds(model: ModelSpec) -> int:
+    """Returns the number of distinct units of `model`."""
+    return 2 + 2 * len(model.kinds)
+
+
+def layer_unit(kind: int, plain: bool) -> UnitKind:
+    """Returns the unit of the layers `model.kinds[kind]`.
+
+    With `plain` it is that of layers that are not checkpointed, where only every n-th layer is.
+    """
+    return 2 + 2 * kind + plain
+
+
 Units = dict[UnitKind, Unit]
 """units by kind: layers of one kind share a unit"""
 
@@ -89,15 +93,15 @@ def staged_kinds(model: ModelSpec, plan: Plan, stack: Stack) -> list[list[UnitKi
     for n in stage_layers(model, plan, stack):
         stages.append([layer_kind(model, plan, number) for number in range(layer, layer + n)])
         layer += n
-    stages[0].insert(0, UnitKind.EMBEDDING)
-    stages[-1].append(UnitKind.HEAD)
+    stages[0].insert(0, EMBEDDING)
+    stages[-1].append(HEAD)
     return stages
 
 
 def layer_kind(model: ModelSpec, plan: Plan, layer: int) -> UnitKind:
     """Returns the kind of unit of layer number `layer`."""
     plain = (layer + 1) % plan.checkpoint_every != 0
-    return _LAYER_KINDS[model.is_moe_layer(layer)][plain]
+    return layer_unit(model.kind_of_layer[layer], plain)
 
 
 def staged_transformer(kernels: TransformerKernels, split: bool) -> Staged:
@@ -116,16 +120,17 @@ def build_units(kernels: TransformerKernels, split: bool) -> Units:
     model, plan = kernels.model, kernels.plan
     units: Units = {}
     checkpointing = plan.activation_checkpointing != "none"
-    n_dense = model.moe.n_dense_layers if model.moe else model.n_layers
-    for kind, name, experts in ((UnitKind.DENSE, "layer", False), (UnitKind.MOE, "moe_layer", True)):
-        if experts and n_dense >= model.n_layers:
-            continue
-        unit = plain = _section_unit(name, layer_section(kernels, experts, checkpointing), split)
+    names = Counter[str]()
+    for number, layer in enumerate(model.kinds):
+        here, name = kernels.of_layer(layer), "moe_layer" if layer.moe else "layer"
+        names[name] += 1
+        name += f"_{names[name]}" if names[name] > 1 else ""
+        unit = plain = _section_unit(name, layer_section(here, checkpointing), split)
         if checkpointing and plan.checkpoint_every > 1:
-            plain = _section_unit(name + ".plain", layer_section(kernels, experts, False), split)
-        units |= {kind: unit, UnitKind(kind + 1): plain}
-    units[UnitKind.EMBEDDING] = _section_unit("embedding", embedding_section(kernels), split)
-    units[UnitKind.HEAD] = _section_unit("head", head_section(kernels), split)
+            plain = _section_unit(name + ".plain", layer_section(here, False), split)
+        units |= {layer_unit(number, False): unit, layer_unit(number, True): plain}
+    units[EMBEDDING] = _section_unit("embedding", embedding_section(kernels), split)
+    units[HEAD] = _section_unit("head", head_section(kernels), split)
     return units
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -216,3 +217,9 @@ class TransformerKernels(PlanKernels):
     def transposes_casts(self) -> bool:
         """Whether the device multiplies fp8 operands in one layout only, so that gathered casts are transposed."""
         return self.architecture in ("ada", "hopper")
+
+    def of_layer(self, layer: ModelSpec) -> TransformerKernels:
+        """Returns the same kernels and op table for the layer that `layer`, a model of one layer, describes."""
+        found = copy(self)
+        found.model, found.shapes = layer, Shapes.of(layer, self.plan, self.stack)
+        return found

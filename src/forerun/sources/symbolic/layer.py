@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from forerun.describe.plan.plan import Plan
-from forerun.sources.symbolic.attention import attention
+from forerun.sources.symbolic.attention import SHARED, attention
 from forerun.sources.symbolic.expert import experts
 from forerun.sources.symbolic.feed_forward import feed_forward
 from forerun.sources.symbolic.kernels import PlanKernels, TransformerKernels
 from forerun.sources.symbolic.linear import Section
+from forerun.sources.symbolic.recurrence import scan
 from forerun.sources.symbolic.tape import Region, Tape, TapeOp, keep_nothing
 from forerun.sources.symbolic.weights import Weights
 
@@ -17,32 +18,90 @@ ATTENTION_NORM, ATTENTION, FFN_NORM, FFN = 1, 2, 3, 4
 """module numbers within a layer"""
 
 
-def layer_section(kernels: TransformerKernels, moe: bool, checkpointed: bool) -> Section:
-    """Returns the section (tape and weights) of one layer."""
+def layer_section(kernels: TransformerKernels, checkpointed: bool) -> Section:
+    """Returns the section (tape and weights) of the layer that `kernels.model` describes."""
     shapes, model = kernels.shapes, kernels.model
     size = shapes.tokens_sp * shapes.hidden * kernels.stream_bytes
-    tape = Tape([("x", size)], kernels.marker)
+    shared = [(name, 0) for name in SHARED] if model.shared_kv else []
+    tape = Tape([("x", size), *shared], kernels.marker)
     section = Section(kernels, tape, Weights())
-    stream = "x"
-    if model.n_heads:
-        inside = section.narrowed("x", ATTENTION) if not model.block_norms else "x"
-        if model.block_norms:
-            inside = "x.normed"
-            section.norm("attention_norm", "x", inside, shapes.tokens_sp, ATTENTION_NORM)
-        attention(section, inside, "attention.y", ATTENTION)
-        section.residual("attention_residual", "x", "attention.y", "h", ATTENTION)
-        stream = "h"
-    inside = section.narrowed(stream, FFN) if not model.block_norms else stream
-    if model.block_norms:
-        inside = stream + ".normed"
-        section.norm("ffn_norm", stream, inside, shapes.tokens_sp, FFN_NORM)
-    if moe:
-        experts(section, inside, "ffn.y", FFN)
+    if model.parallel:
+        _parallel_halves(section)
     else:
-        feed_forward(section, inside, "ffn.y", FFN)
-    section.residual("ffn_residual", stream, "ffn.y", "y", FFN)
+        stream = "x"
+        if model.has_mixer:
+            branch = _half(section, stream, ATTENTION)
+            stream = "h" if model.has_feed_forward else "y"
+            section.residual("attention_residual", "x", branch, stream, ATTENTION)
+        if model.has_feed_forward:
+            branch = _half(section, stream, FFN)
+            section.residual("ffn_residual", stream, branch, "y", FFN)
     settle_activations(kernels, tape, checkpointed)
     return section
+
+
+def _half(section: Section, stream: str, half: int) -> str:
+    """Writes the norms and the mixer or the feed-forward of a layer; returns the name of what it adds to `stream`."""
+    inside = _normed(section, stream, half)
+    branch = _mixer(section, inside) if half == ATTENTION else _feed_forward(section, inside)
+    return _normed_branch(section, branch, half)
+
+
+def _normed(section: Section, stream: str, half: int) -> str:
+    """Writes the norm before a half; returns the name of the tensor that the half reads."""
+    model, tokens = section.kernels.model, section.kernels.shapes.tokens_sp
+    if not model.block_norms or model.norm_place == "after":
+        return section.narrowed(stream, half)
+    inside = f"{stream}.normed" if half == ATTENTION or not model.parallel else f"{stream}.ffn_normed"
+    name, module = ("attention_norm", ATTENTION_NORM) if half == ATTENTION else ("ffn_norm", FFN_NORM)
+    section.norm(name, stream, inside, tokens, module)
+    return inside
+
+
+def _normed_branch(section: Section, branch: str, half: int) -> str:
+    """Writes the norm after a half; returns the name of its result."""
+    model, tokens = section.kernels.model, section.kernels.shapes.tokens_sp
+    if not model.block_norms or model.norm_place == "before":
+        return branch
+    name, module = ("attention_post_norm", ATTENTION_NORM) if half == ATTENTION else ("ffn_post_norm", FFN_NORM)
+    section.norm(name, branch, branch + ".normed", tokens, module)
+    return branch + ".normed"
+
+
+def _mixer(section: Section, x: str) -> str:
+    """Writes the attention, the recurrence, or both side by side; returns the name of what they give."""
+    model = section.kernels.model
+    if model.scan is None:
+        attention(section, x, "attention.y", ATTENTION)
+        return "attention.y"
+    if not model.n_heads:
+        scan(section, x, "scan.y", ATTENTION)
+        return "scan.y"
+    section.fan_out("mixers", x, section.kernels.shapes.tokens_sp * model.hidden, 2, ATTENTION)
+    attention(section, x, "attention.y", ATTENTION)
+    scan(section, x, "scan.y", ATTENTION)
+    section.residual("mixers_sum", "attention.y", "scan.y", "mixers.y", ATTENTION)
+    return "mixers.y"
+
+
+def _feed_forward(section: Section, x: str) -> str:
+    """Writes the feed-forward, dense or of experts; returns the name of what it gives."""
+    (experts if section.kernels.model.moe else feed_forward)(section, x, "ffn.y", FFN)
+    return "ffn.y"
+
+
+def _parallel_halves(section: Section) -> None:
+    """Writes a layer whose feed-forward reads what its mixer reads."""
+    model, elements = section.kernels.model, section.kernels.shapes.tokens_sp * section.kernels.model.hidden
+    section.fan_out("layer", "x", elements, 2, ATTENTION)
+    inside = _normed(section, "x", ATTENTION)
+    if model.shared_norm:
+        section.fan_out("halves", inside, elements, 2, ATTENTION)
+        other = inside
+    else:
+        other = _normed(section, "x", FFN)
+    section.residual("attention_residual", "x", _mixer(section, inside), "h", ATTENTION)
+    section.residual("ffn_residual", "h", _feed_forward(section, other), "y", FFN)
 
 
 def settle_activations(kernels: PlanKernels, tape: Tape, checkpointed: bool) -> None:

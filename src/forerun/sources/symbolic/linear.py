@@ -78,7 +78,7 @@ class Section:
         kernels = self.kernels
         width = width or kernels.shapes.hidden
         kind = kernels.model.norm
-        vectors = [width] * (2 if kind == "layernorm" and kernels.model.norm_bias else 1)
+        vectors = [width] * (2 if kind == "layernorm" and kernels.model.norm_bias else 1) * kernels.model.norm_weight
         self.weights.vectors += vectors
         if self.sp:
             self.weights.shared += vectors

@@ -1,0 +1,29 @@
+"""How plans split recurrences: over tp by heads, and over cp not at all, as a state goes from token to token."""
+
+from __future__ import annotations
+
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.model.scan import ScanSpec
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.columns import Column, Plans
+from forerun.describe.plan.plan import Plan
+
+
+def unsplit_scan(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    """Says in which plans tp does not divide the heads of a recurrence, or cp cuts its sequence."""
+    broken: Column = False
+    for spec in _scans(model):
+        broken |= (spec.heads % plan.tp != 0) | (plan.cp > 1)
+    return broken
+
+
+def unsplit_scan_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    """Explains the refusal of one plan."""
+    spec = next(spec for spec in _scans(model) if spec.heads % plan.tp or plan.cp > 1)
+    if plan.cp > 1:
+        return f"cp {plan.cp} would cut the sequence that the {spec.rule} layers of {model.name} run along"
+    return f"{spec.heads} heads of the {spec.rule} layers are not divisible by tp {plan.tp}"
+
+
+def _scans(model: ModelSpec) -> list[ScanSpec]:
+    return [kind.scan for kind in model.kinds if kind.scan is not None]
