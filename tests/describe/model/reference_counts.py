@@ -17,6 +17,7 @@ import gc
 import json
 import re
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -54,28 +55,28 @@ def counted(content: dict[str, Any]) -> dict[str, int]:
         raise last or ValueError(content)
     model.tie_weights()
     biases = [item for item in model.named_buffers() if item[0].endswith(("correction_bias", "expert_bias"))]
-    total, idle, tower = 0, 0.0, 0
+    total, idle, tower = 0, Fraction(0), 0
     share = _idle_share(text)
     for name, parameter in [*model.named_parameters(), *biases]:
         total += parameter.numel()
-        idle += parameter.numel() * share if _EXPERTS.search(name + ".") else 0.0
+        idle += parameter.numel() * share if _EXPERTS.search(name + ".") else 0
         tower += parameter.numel() if _TOWER.search(name) else 0
-    found = {"total": total, "active": round(total - idle)}
+    found = {"total": total, "active": int(total - idle)}
     return found | ({"tower": tower} if tower else {})
 
 
-def _idle_share(config: Any) -> float:
+def _idle_share(config: Any) -> Fraction:
     """Returns the share of routed experts that a token does not reach."""
     if getattr(config, "model_type", "") == "dbrx":
         config = config.ffn_config
 
-    def first(keys: tuple[str, ...]) -> float:
+    def first(keys: tuple[str, ...]) -> int:
         values = [getattr(config, key, None) for key in keys]
         found = next((value for value in values if value), 0)
         return found[0] if isinstance(found, list) else found
 
     chosen, experts = first(_TOP_K), first(_EXPERTS_KEYS)
-    return 1 - chosen / experts if chosen and experts else 0.0
+    return 1 - Fraction(chosen, experts) if chosen and experts else Fraction(0)
 
 
 def main(generation: str, only: list[str]) -> None:

@@ -73,7 +73,7 @@ def load_any(name_or_path: str | Path) -> ModelSpec | LayeredModel:
     path = Path(name_or_path).expanduser()
     if path.suffix in _YAML and _there(path.is_file):
         document = read_yaml(path)
-        if document.present("layers"):
+        if document.present("layers") and not document.present("n_layers"):
             return load_layers(document, path.stem)
     return load_model(name_or_path)
 

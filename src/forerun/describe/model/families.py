@@ -24,6 +24,8 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {}
+WRAPPERS: dict[str, str] = {}
+"""model_type of a language model behind a tower of images or sounds -> that of its `text_config` unless it says so"""
 
 
 def family(model_type: str, *architectures: str, ignored: tuple[str, ...] = ()) -> Callable[[Reader], Reader]:

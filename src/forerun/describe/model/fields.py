@@ -165,6 +165,20 @@ class Fields:
             raise self.error(" and ".join(stated), "mean the same and differ; state one of them")
         return stated[0] if stated else keys[0]
 
+    def unread(self, ignored: Iterable[str] = ()) -> list[str]:
+        """Returns the keys that were neither read nor are in `ignored`, in order."""
+        known = self._known | set(ignored)
+        return [str(key) for key in self._values if key not in known]
+
+    def refuse_misspelt(self, unread: Iterable[str]) -> None:
+        """Raises ForerunError for a key of `unread` that is almost one which was looked for and is not there."""
+        known = sorted(self._known)
+        wanted = [key for key in known if key not in self._values]
+        for key in unread:
+            near = difflib.get_close_matches(key, wanted, 1, 0.88) or difflib.get_close_matches(key, known, 1, 0.95)
+            if near:
+                raise ForerunError(f"{self.place}: unknown key {key!r}; did you mean {near[0]}?")
+
     def finish(self, ignored: Iterable[str] = ()) -> None:
         """Raises ForerunError for a key that was neither read nor is in `ignored`."""
         known = self._known | set(ignored)

@@ -1,8 +1,9 @@
 """Reads a Hugging Face config.json into a ModelSpec.
 
-Each family knows the keys that make its architecture and those that can't change it. Any other key is an error that
-names it, as is a value that would make an architecture that the family doesn't have. The modules `huggingface_*.py`
-beside this one hold the families.
+Each family knows the keys that make its architecture, and refuses a value that would make an architecture that it
+doesn't have. What a file says beyond that is in the model's `notes`, but for keys that can't change what training costs
+(`huggingface_keys.yaml`); a key that is one letter off is an error. The modules `huggingface_*.py` beside this one hold
+the families.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from pathlib import Path
+from typing import Any
 
 from forerun.common.errors import at
 from forerun.common.shipped import shipped_data
-from forerun.describe.model.families import FAMILIES
+from forerun.describe.model.families import FAMILIES, WRAPPERS, Values
 from forerun.describe.model.fields import Fields, read_json
 from forerun.describe.model.spec import ModelSpec
 
@@ -40,7 +42,45 @@ def load_huggingface(path: str | Path) -> ModelSpec:
 
 def spec_from_config(config: Fields, name: str) -> ModelSpec:
     """Returns the model of the fields of a config.json. Raises ForerunError as `load_huggingface` does."""
-    known = FAMILIES[config.text("model_type", choices=sorted(FAMILIES))]
+    model_type = config.text("model_type", choices=sorted((*FAMILIES, *WRAPPERS)))
+    if model_type in WRAPPERS:
+        text, tower = _text_config(config, model_type)
+        values, notes = _read(text, _text_type(text, model_type))
+        if config.stated("tie_word_embeddings"):
+            tied = config.flag("tie_word_embeddings")
+            values["tied_embeddings"] = tied and text.flag("tie_word_embeddings", tied)
+        notes = (tower, *notes)
+    else:
+        values, notes = _read(config, model_type)
+    with at(config.place):
+        return ModelSpec(name=name, notes=notes, **values)  # type: ignore[arg-type]
+
+
+def _text_config(config: Fields, model_type: str) -> tuple[Fields, str]:
+    """Returns the keys of the language model behind a tower, and the sentence on what is left out.
+
+    Older files have these keys beside those of the tower.
+    """
+    text = config.section("text_config") or config
+    left_out = [key for key in ("vision_config", "audio_config") if config.present(key)]
+    return (
+        text,
+        f"{config.place}: the language model of {model_type} alone; left out: {', '.join(left_out) or 'its tower'}",
+    )
+
+
+def _text_type(text: Fields, wrapper: str) -> str:
+    """Returns the model_type of the language model behind a tower."""
+    stated = text.text("model_type", WRAPPERS[wrapper])
+    known = WRAPPERS[wrapper] if stated in (wrapper, f"{wrapper}_text") and stated not in FAMILIES else stated
+    if known not in FAMILIES:
+        raise text.error("model_type", f"{stated!r} is not known; known: {', '.join(sorted(FAMILIES))}")
+    return known
+
+
+def _read(config: Fields, model_type: str) -> tuple[Values, tuple[str, ...]]:
+    """Returns the fields of a model, and what its file says that nothing here uses."""
+    known = FAMILIES[model_type]
     for architecture in config.items("architectures"):
         if architecture not in known.architectures:
             classes = ", ".join(known.architectures)
@@ -50,9 +90,16 @@ def spec_from_config(config: Fields, name: str) -> ModelSpec:
     config.expect("tie_encoder_decoder", False)
     config.expect("pruned_heads", {})
     values = known.read(config)
-    groups = shipped_data(__package__, "huggingface_keys.yaml").values()
-    model_type = config.text("model_type")
-    ignored = [key for one in groups if model_type in one.get("families", (model_type,)) for key in one["keys"]]
-    config.finish((*ignored, *known.ignored))
-    with at(config.place):
-        return ModelSpec(name=name, **values)  # type: ignore[arg-type]
+    groups: dict[str, dict[str, Any]] = shipped_data(__package__, "huggingface_keys.yaml")
+    unread, notes = config.unread(("model_type", *known.ignored)), []
+    for what, group in groups.items():
+        found = [key for key in unread if key in group["keys"]]
+        if model_type not in group.get("families", (model_type,)):
+            continue
+        unread = [key for key in unread if key not in found]
+        if found and group.get("listed"):
+            notes.append(f"{config.place}: {', '.join(found)}: {what}")
+    config.refuse_misspelt(unread)
+    if unread:
+        notes.append(f"{config.place}: keys that no one reads here: {', '.join(unread)}")
+    return values, tuple(notes)

@@ -6,38 +6,43 @@ token takes, but neither their number nor their size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
 from forerun.common.errors import at
 from forerun.describe.model.families import Values, family
 from forerun.describe.model.fields import Fields
-from forerun.describe.model.huggingface_decoders import decoder, qwen_window, window
-from forerun.describe.model.spec import MLASpec, MoESpec
+from forerun.describe.model.huggingface_decoders import attention_bias, decoder, qwen_window, window
+from forerun.describe.model.layer_lists import each_layer
+from forerun.describe.model.spec import LayerChanges, MLASpec, MoESpec
 
 
 @family("mixtral", "MixtralForCausalLM")
 def mixtral(config: Fields) -> Values:
     """Reads Mixtral: every layer has experts of width `intermediate_size`."""
     values = decoder(config, needs_kv_heads=True)
-    moe = _moe(config, "num_local_experts", config.integer("intermediate_size"))
+    moe = experts(config, "num_local_experts", config.integer("intermediate_size"))
     width = config.integer("sliding_window") if config.stated("sliding_window") else None
-    return values | {"moe": moe, "sliding_window": window(config, width)}
+    return values | {"moe": moe} | window(config, width)
 
 
 @family("qwen2_moe", "Qwen2MoeForCausalLM")
 def qwen2_moe(config: Fields) -> Values:
     """Reads Qwen 1.5 and 2 MoE: one gated shared expert, biases on queries, keys and values."""
-    values = decoder(config, needs_kv_heads=True) | {"sliding_window": qwen_window(config)}
+    values = decoder(config, needs_kv_heads=True) | qwen_window(config)
     shared = config.integer("shared_expert_intermediate_size")
-    moe = _moe(config, "num_experts", config.integer("moe_intermediate_size"), shared, _dense_layers(config), gate=True)
-    return values | {"qkv_bias": config.flag("qkv_bias", True), "moe": moe}
+    width = config.integer("moe_intermediate_size")
+    moe = experts(config, "num_experts", width, shared, gate=True)
+    return values | {"qkv_bias": config.flag("qkv_bias", True)} | qwen_experts(config, values, moe)
 
 
 @family("qwen3_moe", "Qwen3MoeForCausalLM")
 def qwen3_moe(config: Fields) -> Values:
     """Reads Qwen 3 MoE: no shared expert, norms on queries and keys."""
-    bias = config.flag("attention_bias")
-    values = decoder(config, needs_kv_heads=True) | {"sliding_window": qwen_window(config)}
-    moe = _moe(config, "num_experts", config.integer("moe_intermediate_size"), dense_layers=_dense_layers(config))
-    return values | {"qk_norm": True, "qkv_bias": bias, "out_bias": bias, "moe": moe}
+    values = decoder(config, needs_kv_heads=True) | qwen_window(config) | attention_bias(config)
+    moe = experts(config, config.first_of("num_experts", "num_local_experts"), config.integer("moe_intermediate_size"))
+    return values | {"qk_norm": True} | qwen_experts(config, values, moe)
 
 
 @family("deepseek_v2", "DeepseekV2ForCausalLM")
@@ -45,31 +50,31 @@ def deepseek_v2(config: Fields) -> Values:
     """Reads DeepSeek-V2: latent attention, routed and shared experts."""
     if config.stated("topk_method"):
         config.text("topk_method", choices=("greedy", "group_limited_greedy", "noaux_tc"))
-        return _deepseek(config, router_bias=config.text("topk_method") == "noaux_tc")
-    return _deepseek(config, router_bias=False)
+        return deepseek(config, router_bias=config.text("topk_method") == "noaux_tc")
+    return deepseek(config, router_bias=False)
 
 
 @family("deepseek_v3", "DeepseekV3ForCausalLM")
 def deepseek_v3(config: Fields) -> Values:
     """Reads DeepSeek-V3: V2 with a correction bias for each expert that balances the load (arXiv 2412.19437, 2.1.2)."""
     config.expect("topk_method", "noaux_tc")
-    return _deepseek(config, router_bias=True)
+    return deepseek(config, router_bias=True)
 
 
-def _deepseek(config: Fields, router_bias: bool) -> Values:
+def deepseek(config: Fields, router_bias: bool) -> Values:
     bias = config.flag("attention_bias")
     config.expect("hidden_act", "silu")
     config.expect("mlp_bias", False)
     config.expect("moe_layer_freq", 1)
     n_heads = config.integer("num_attention_heads")
     config.expect("num_key_value_heads", n_heads)
-    mla = _latent(config)
+    mla = latent(config)
     moe = None
     if config.stated("n_routed_experts"):
         width = config.integer("moe_intermediate_size")
         shared = width * config.integer("n_shared_experts", 0, least=0)
         dense = min(config.integer("first_k_dense_replace", 0, least=0), config.integer("num_hidden_layers"))
-        moe = _moe(config, "n_routed_experts", width, shared, dense, router_bias=router_bias)
+        moe = experts(config, "n_routed_experts", width, shared, dense, router_bias=router_bias)
     else:
         for key in ("moe_intermediate_size", "n_shared_experts", "first_k_dense_replace", "num_experts_per_tok"):
             config.stated(key)
@@ -85,13 +90,12 @@ def _deepseek(config: Fields, router_bias: bool) -> Values:
         "tied_embeddings": config.flag("tie_word_embeddings"),
         "qkv_bias": bias,
         "out_bias": bias,
-        "sliding_window": window(config, None),
         "mla": mla,
         "moe": moe,
     }
 
 
-def _latent(config: Fields) -> MLASpec:
+def latent(config: Fields) -> MLASpec:
     return MLASpec(
         kv_lora_rank=config.integer("kv_lora_rank"),
         qk_nope_dim=config.integer("qk_nope_head_dim"),
@@ -101,7 +105,7 @@ def _latent(config: Fields) -> MLASpec:
     )
 
 
-def _moe(
+def experts(
     config: Fields,
     count_key: str,
     width: int,
@@ -109,16 +113,29 @@ def _moe(
     dense_layers: int = 0,
     gate: bool = False,
     router_bias: bool = False,
+    top_k: str = "num_experts_per_tok",
 ) -> MoESpec:
-    n_experts, top_k = config.integer(count_key), config.integer("num_experts_per_tok")
+    """Reads a mixture whose experts have the width `width`."""
+    n_experts, chosen = config.integer(count_key), config.integer(top_k)
     with at(config.place):
-        return MoESpec(n_experts, top_k, width, shared_width, dense_layers, gate, router_bias)
+        return MoESpec(n_experts, chosen, width, shared_width, dense_layers, gate, router_bias)
 
 
-def _dense_layers(config: Fields) -> int:
-    """Returns how many of the first layers Qwen's `mlp_only_layers` keeps dense."""
-    config.expect("decoder_sparse_step", 1)
+def qwen_experts(config: Fields, values: Values, moe: MoESpec) -> Values:
+    """Reads which layers have experts: every `decoder_sparse_step`-th but those that `mlp_only_layers` keeps dense."""
+    layers, step = config.integer("num_hidden_layers"), config.integer("decoder_sparse_step", 1)
     dense = config.items("mlp_only_layers")
-    if dense != list(range(len(dense))):
-        raise config.error("mlp_only_layers", f"{dense} is not supported, only the first layers in order")
-    return len(dense)
+    return mixed(values, moe, [layer not in dense and (layer + 1) % step == 0 for layer in range(layers)])
+
+
+def mixed(values: Values, moe: MoESpec, sparse: Sequence[bool]) -> Values:
+    """Returns the fields of a model in which the layers that `sparse` says have the experts `moe`.
+
+    The layers of `values` keep what they change.
+    """
+    first = next((layer for layer, here in enumerate(sparse) if here), len(sparse))
+    if all(sparse[first:]):
+        return {"moe": replace(moe, n_dense_layers=first)}
+    layers = cast("tuple[LayerChanges, ...]", values.get("layers") or ((),))
+    changes = [dict(layers[place % len(layers)]) | ({} if here else {"moe": None}) for place, here in enumerate(sparse)]
+    return {"moe": moe} | each_layer(changes)

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from forerun.describe.model.families import Values, family
 from forerun.describe.model.fields import Fields
+from forerun.describe.model.huggingface_decoders import PLAIN
 from forerun.describe.model.spec_file import even_head_dim
 
-_PLAIN = {
-    **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"), "gelu"),
-    "relu": "relu",
-}
-_BIASES = ("qkv_bias", "out_bias", "mlp_bias", "norm_bias")
+BIASES = ("qkv_bias", "out_bias", "mlp_bias", "norm_bias")
 _MPT_NORMS = {
     "low_precision_layernorm": "layernorm",
     "layernorm": "layernorm",
@@ -34,13 +31,13 @@ _OPT_POSITION_OFFSET = 2
 def gpt2(config: Fields) -> Values:
     """Reads GPT-2, whose keys have its own names or the common ones."""
     hidden = config.integer(config.first_of("n_embd", "hidden_size"))
-    return _stack(
+    return stack(
         config,
         n_layers=config.integer(config.first_of("n_layer", "num_hidden_layers")),
         hidden=hidden,
         n_heads=config.integer(config.first_of("n_head", "num_attention_heads")),
         ffn_hidden=config.integer("n_inner", 4 * hidden),
-        mlp=_PLAIN[config.text("activation_function", "gelu_new", _PLAIN)],
+        mlp=PLAIN[config.text("activation_function", "gelu_new", PLAIN)],
         position="learned",
         max_positions=config.integer(config.first_of("n_positions", "max_position_embeddings")),
     )
@@ -51,7 +48,7 @@ def bloom(config: Fields) -> Values:
     """Reads BLOOM: ALiBi, and a norm after the embedding. Its feed-forward is always 4 x hidden and GELU."""
     hidden = config.integer(config.first_of("hidden_size", "n_embed"))
     config.expect("n_inner", 4 * hidden)
-    return _stack(
+    return stack(
         config,
         n_layers=config.integer(config.first_of("n_layer", "num_hidden_layers")),
         hidden=hidden,
@@ -70,14 +67,14 @@ def opt(config: Fields) -> Values:
     config.expect("word_embed_proj_dim", hidden)
     config.expect("do_layer_norm_before", True)
     config.expect("layer_norm_elementwise_affine", True)
-    return _stack(
+    return stack(
         config,
         biases=config.flag("enable_bias", True),
         n_layers=config.integer("num_hidden_layers"),
         hidden=hidden,
         n_heads=config.integer("num_attention_heads"),
         ffn_hidden=config.integer("ffn_dim"),
-        mlp=_PLAIN[config.text("activation_function", "relu", _PLAIN)],
+        mlp=PLAIN[config.text("activation_function", "relu", PLAIN)],
         position="learned",
         max_positions=config.integer("max_position_embeddings") + _OPT_POSITION_OFFSET,
         final_norm=not config.flag("_remove_final_layer_norm"),
@@ -96,13 +93,12 @@ def mpt(config: Fields) -> Values:
     feed_forward = config.section("ffn_config")
     if feed_forward:
         feed_forward.expect("ffn_type", "mptmlp")
-        feed_forward.finish(("fc_type",))
     learned = config.flag("learned_pos_emb", True) and not alibi
     ratio = config.number("expansion_ratio") or 4.0
     if ratio * hidden != int(ratio * hidden):
         raise config.error("expansion_ratio", f"{ratio} times d_model {hidden} is not a whole width")
     norm = config.text("norm_type", "low_precision_layernorm", _MPT_NORMS)
-    return _stack(
+    return stack(
         config,
         biases=not config.flag("no_bias", True),
         n_layers=config.integer("n_layers"),
@@ -124,13 +120,13 @@ def bert(config: Fields) -> Values:
     config.expect("position_embedding_type", "absolute")
     architectures = config.items("architectures")
     pretraining, masked = "BertForPreTraining" in architectures, "BertForMaskedLM" in architectures
-    return _stack(
+    return stack(
         config,
         n_layers=config.integer("num_hidden_layers"),
         hidden=config.integer("hidden_size"),
         n_heads=config.integer("num_attention_heads"),
         ffn_hidden=config.integer("intermediate_size"),
-        mlp=_PLAIN[config.text("hidden_act", "gelu", _PLAIN)],
+        mlp=PLAIN[config.text("hidden_act", "gelu", PLAIN)],
         position="learned",
         max_positions=config.integer("max_position_embeddings"),
         causal=False,
@@ -152,11 +148,11 @@ def _mpt_kv_heads(attention: Fields, n_heads: int) -> int:
     attention.expect("sliding_window_size", -1)
     kind = attention.text("attn_type", "multihead_attention", _MPT_ATTENTION_TYPES)
     kv_heads = {"multihead_attention": n_heads, "multiquery_attention": 1}.get(kind) or attention.integer("kv_n_heads")
-    attention.finish(_MPT_ATTENTION_IGNORED)
+    attention.refuse_misspelt(attention.unread(_MPT_ATTENTION_IGNORED))
     return kv_heads
 
 
-def _stack(config: Fields, hidden: int, n_heads: int, biases: bool = True, **values: object) -> Values:
+def stack(config: Fields, hidden: int, n_heads: int, biases: bool = True, **values: object) -> Values:
     """Returns the fields that these families share: as many key/value heads as heads, LayerNorm, biases on all matrices
     or on none, a tied embedding."""
     shared: Values = {
@@ -167,6 +163,6 @@ def _stack(config: Fields, hidden: int, n_heads: int, biases: bool = True, **val
         "vocab": config.integer("vocab_size"),
         "norm": "layernorm",
         "tied_embeddings": config.flag("tie_word_embeddings", True),
-        **dict.fromkeys(_BIASES, biases),
+        **dict.fromkeys(BIASES, biases),
     }
     return shared | values

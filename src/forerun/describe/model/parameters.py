@@ -148,7 +148,8 @@ def _layer_norms(spec: ModelSpec) -> int:
     if spec.n_heads and spec.mla:
         count += _norm(spec, spec.mla.kv_lora_rank) + _norm(spec, spec.mla.q_lora_rank or 0)
     elif spec.n_heads and spec.qk_norm:
-        count += sum(_norm(spec, width) for width in qk_norm_widths(spec))
+        biased = spec.norm == "layernorm" and spec.norm_bias and spec.qk_norm_over == "head"
+        count += sum(qk_norm_widths(spec)) * (1 + biased)
     return count
 
 

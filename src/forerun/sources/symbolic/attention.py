@@ -200,7 +200,8 @@ def _qk_norm_vectors(section: Section) -> list[int]:
         return [section.kernels.shapes.head_dim] * 2
     local = section.tp if model.qk_norm_over == "all_heads" else 1
     weights = [ceil_div(width, local) for width in qk_norm_widths(model) if width]
-    return weights * (2 if model.norm == "layernorm" and model.norm_bias else 1)
+    biased = model.norm == "layernorm" and model.norm_bias and model.qk_norm_over == "head"
+    return weights * (1 + biased)
 
 
 def _query_names(section: Section) -> tuple[str, str, str]:

@@ -1,0 +1,31 @@
+"""Models of images or sounds and text: the tower is left out, and `text_config` is the language model behind it."""
+
+from __future__ import annotations
+
+from forerun.describe.model.families import WRAPPERS
+
+WRAPPERS |= {
+    "aya_vision": "cohere2",
+    "cohere2_vision": "cohere2",
+    "gemma3": "gemma3_text",
+    "glm4v": "glm4",
+    "glm4v_moe": "glm4_moe",
+    "idefics3": "llama",
+    "internvl": "qwen2",
+    "kimi_k25": "deepseek_v3",
+    "lfm2_vl": "lfm2",
+    "llama4": "llama4_text",
+    "llava": "llama",
+    "llava_next": "llama",
+    "llava_onevision": "qwen2",
+    "mistral3": "mistral",
+    "paligemma": "gemma",
+    "pixtral": "mistral",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_vl": "qwen2",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+    "smolvlm": "llama",
+}
