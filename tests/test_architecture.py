@@ -21,8 +21,9 @@ WINGS = [
 ROOMS = {
     "common": [
         ["version", "errors", "units", "arrays", "former_names"],
-        ["files", "jit", "processes", "content", "records", "shipped"],
+        ["files", "jit", "processes", "content", "records"],
         ["ray_cluster", "yaml_files"],
+        ["shipped"],
     ],
     "describe": [["cluster", "model", "kernels"], ["stacks"], ["plan"]],
     "core": [["program"], ["engine"], ["network"], ["cost", "memory"]],

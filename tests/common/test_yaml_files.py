@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import Field
 
+import forerun
+from forerun.common import yaml_files
 from forerun.common.errors import ForerunError
 from forerun.common.yaml_files import Entry, check, parse_yaml, read_any_yaml
 
@@ -61,3 +64,30 @@ def test_mistakes_in_yaml_name_the_line(tmp_path: Path) -> None:
     assert parse_yaml("1: {<<: {a: 1}, b: 2}", "here") == {"1": {"a": 1, "b": 2}}
     (tmp_path / "list.yaml").write_text("[1, 2]")
     assert read_any_yaml(tmp_path / "list.yaml") == [1, 2]
+
+
+SHIPPED = sorted(Path(forerun.__file__).parent.rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_both_parsers_read_shipped_files_alike(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    fast, plain = (repr(yaml.load(text, Loader=loader)) for loader in (yaml_files._FastLoader, yaml_files._Loader))
+    assert fast == plain
+
+
+@pytest.mark.parametrize("text", ["a: 1\na: 2", "a: [1, 2", "a: b: c", "\ta: 1", "a: \x01", "a: &b *c", "a: !!int x"])
+def test_what_is_wrong_does_not_depend_on_the_parser(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ForerunError) as caught:
+        parse_yaml(text, "here")
+    monkeypatch.setattr(yaml_files, "_MOST_FAST", -1)
+    with pytest.raises(ForerunError) as plain:
+        parse_yaml(text, "here")
+    assert str(caught.value) == str(plain.value)
+
+
+@pytest.mark.parametrize("depth", [2_000, 10_000, 1_000_000])
+@pytest.mark.parametrize("opening", ["- ", "[", "{a: ", "? "])
+def test_no_nesting_is_too_deep_to_be_told(opening: str, depth: int) -> None:
+    with pytest.raises(ForerunError):
+        parse_yaml(opening * depth, "here")

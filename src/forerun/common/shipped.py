@@ -8,9 +8,9 @@ from importlib import resources
 from typing import Any, TypeVar, cast
 
 import pydantic
-import yaml
 
 from forerun.common.errors import ForerunError
+from forerun.common.yaml_files import parse_any_yaml
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ def _loaded(kind: Any, package: str, name: str) -> Any:
 @cache
 def shipped_data(package: str, name: str) -> Any:
     """The contents of the YAML file `name` of `package`, which the caller must not change."""
-    return yaml.safe_load((resources.files(package) / name).read_text(encoding="utf-8"))
+    return parse_any_yaml((resources.files(package) / name).read_text(encoding="utf-8"), name)
 
 
 _adapter: Callable[[Any], pydantic.TypeAdapter[Any]] = cache(pydantic.TypeAdapter)

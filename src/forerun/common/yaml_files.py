@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import reprlib
@@ -29,8 +30,8 @@ _KIND_OF_VALUE = re.compile(
 EntryType = TypeVar("EntryType", bound=Entry)
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice; plain YAML silently takes the last one."""
+class _KeysOnce(yaml.constructor.SafeConstructor):
+    """Refuses a key that is given twice; plain YAML silently takes the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -42,9 +43,19 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+class _Loader(_KeysOnce, yaml.SafeLoader):
+    """Reads with the parser in Python."""
+
+
+class _FastLoader(_KeysOnce, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads with libyaml's parser, which is eight times as fast, where PyYAML was built with it."""
+
+
+_MOST_FAST = 1 << 15
+"""characters; in a longer text mappings can nest so deeply that libyaml's recursion overflows the stack"""
 _NO_THOUSANDS = re.compile(r"(?![0-9]{1,3}(?:_[0-9]{3})+$)[0-9]+(?:_[0-9]+)+$")
 """1_000 is a number; 32_1_2 is text, though YAML 1.1 drops every underscore"""
-_Loader.yaml_implicit_resolvers = {
+_Loader.yaml_implicit_resolvers = _FastLoader.yaml_implicit_resolvers = {
     first: [("tag:yaml.org,2002:str", _NO_THOUSANDS), *resolvers] if first in "0123456789" else resolvers
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -75,7 +86,7 @@ def parse_yaml(text: str, place: str) -> dict[str, Any]:
 def parse_any_yaml(text: str, place: str) -> Any:
     """Returns the contents of a YAML text, whatever their type. Raises ForerunError as `read_yaml` does."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        return _loaded(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
@@ -83,6 +94,14 @@ def parse_any_yaml(text: str, place: str) -> Any:
         raise ForerunError(f"{place}{where}: not valid YAML: {' '.join(problem.split())}") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise ForerunError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _loaded(text: str) -> Any:
+    """Returns the contents of a YAML text. What is wrong with one, the parser in Python says, in its own words."""
+    if len(text) <= _MOST_FAST:
+        with contextlib.suppress(yaml.YAMLError):
+            return yaml.load(text, Loader=_FastLoader)
+    return yaml.load(text, Loader=_Loader)
 
 
 def check(model: type[EntryType], data: dict[str, Any], place: str) -> EntryType:

@@ -27,11 +27,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
-from typing import Any
 
-import yaml
-
+from forerun.common.shipped import shipped_data
 from forerun.core.cost.clock import is_known
 from forerun.describe.cluster.types import Cluster, KernelRates
 from forerun.describe.stacks.stack import Stack
@@ -107,8 +104,7 @@ class Band:
 @cache
 def residuals() -> Residuals:
     """Returns the shipped residuals."""
-    text = (resources.files("forerun.answers.analysis") / "uncertainty.yaml").read_text(encoding="utf-8")
-    data: dict[str, Any] = yaml.safe_load(text)
+    data = {**shipped_data("forerun.answers.analysis", "uncertainty.yaml")}
     time, allocated, reserved = (
         {name: Quantiles(**entry) for name, entry in data.pop(figure).items()}
         for figure in ("time", "allocated", "reserved")

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
+from forerun.common.yaml_files import parse_yaml
 
 
 def read_text(name: str) -> str:
@@ -17,5 +17,4 @@ def read_text(name: str) -> str:
 @cache
 def read_data(name: str) -> dict[str, Any]:
     """Returns the content of a YAML file, named relative to this folder. Callers share it and don't change it."""
-    data: dict[str, Any] = yaml.safe_load(read_text(name))
-    return data
+    return parse_yaml(read_text(name), name)
