@@ -7,6 +7,7 @@ Tests that start the command `forerun` trace in real processes.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -34,11 +35,14 @@ OF_TORCH = (
 
 @cache
 def warm() -> None:
-    """Imports what traced processes import."""
+    """Imports what traced processes import. Garbage collections of the forks leave that out: to go through it all takes
+    a tenth of a second, and the fork then has a copy of every page."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in (*(f"forerun.sources.trace.inside.{module}" for module in OF_INSIDE), *OF_TORCH):
             import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 def install(patch: pytest.MonkeyPatch) -> None:

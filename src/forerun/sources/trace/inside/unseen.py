@@ -80,6 +80,8 @@ def rebind(new: Mapping[int, Any], prefix: str = "torch") -> None:
     made: dict[int, Any] = {}
     for name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and (name == prefix or name.startswith(prefix + ".")):
+            if new.keys().isdisjoint(map(id, vars(module).values())):
+                continue
             for key, value in list(vars(module).items()):
                 number = id(value)
                 if number in new:
