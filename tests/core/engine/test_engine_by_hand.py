@@ -26,7 +26,7 @@ def costs_of(
 ) -> OpCosts:
     """Op i takes `durations[i]`, and its launch `issues[i]`."""
     duration, issue = (np.array([*column, *[0] * (N_OPS - len(column))], np.int64) for column in (durations, issues))
-    slow = (np.full(N_OPS, value) for value in (slow_compute, slow_network))
+    slow = (np.full(N_OPS, value, np.float64) for value in (slow_compute, slow_network))
     return OpCosts(duration, issue, *slow, np.isin(np.arange(N_OPS), network))
 
 

@@ -81,7 +81,8 @@ def _block_lifetimes(blocks: Sequence[Block], streams: I8) -> _BlockLifetimes:
     """Node i allocates at 2 i and frees at 2 i + 1; what happens at once stays in the order of the tensors."""
     n = len(blocks)
     owner = np.repeat(np.arange(n), [len(block.tensor_bytes) for block in blocks])
-    size, category = _column(blocks, "tensor_bytes"), _column(blocks, "tensor_category")
+    size = _column(blocks, "tensor_bytes").astype(np.int64, copy=False)  # so that no blocks compile nothing anew
+    category = _column(blocks, "tensor_category")
     alloc, freed_at = _column(blocks, "tensor_alloc"), _column(blocks, "tensor_free")
     made, freed = np.flatnonzero((size > 0) & (alloc >= 0)), np.flatnonzero((size > 0) & (freed_at >= 0))
     owners = np.concatenate([owner[made], owner[freed]])
