@@ -16,6 +16,8 @@ from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.types import N_STREAMS, Channel, Program, Stream
 from forerun.core.program.unfold import unfold
 
+pytestmark = pytest.mark.compiles(10)
+
 
 def costs_of(
     durations: list[int],

@@ -22,6 +22,7 @@ from forerun.core.memory.caching_allocator import (
     replay,
 )
 
+pytestmark = pytest.mark.compiles(9)
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 Step = tuple[int, int]
 """(kind, tensor)"""

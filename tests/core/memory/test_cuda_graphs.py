@@ -22,6 +22,7 @@ from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.build import build
 
+pytestmark = pytest.mark.compiles(8)
 MODEL = replace(load_model("llama-3.1-8b"), n_layers=4)
 LOGITS = 4096 * MODEL.vocab * 2 / GIB
 

@@ -7,6 +7,7 @@ import pytest
 
 from forerun.interfaces.cli.main import run
 
+pytestmark = pytest.mark.compiles(40)
 STAGE_ARGS = {
     "dp": 2, "tp": 2, "sp": 1, "pp": 1, "weight_sharded": 0, "activation_recompute": 1,
     "din": 64, "dout": 64, "dmodel": 32, "dff": 64, "head": 4, "seq": 16, "batch": 8, "num_stacks": 2,
