@@ -1,9 +1,14 @@
 """Settings of all tests; modules beside this file can be imported by every test."""
 
 import gc
+import os
 
 import pytest
 from hypothesis import Phase, settings
+
+# Each worker has one core. Threads of BLAS, which numpy starts when it is imported, would wait for each other there.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
 
 # The first call of a compiled function takes seconds, so no example has a deadline.
 settings.register_profile("forerun", deadline=None)
