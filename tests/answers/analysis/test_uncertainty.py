@@ -177,8 +177,10 @@ def test_a_time_band_adds_the_squares_of_what_widens_it() -> None:
     unseen = replace(CLUSTER, device=replace(CLUSTER.device, architecture="unknown"))
     for stack, name in ((KNOWN, "fitted"), (NEW, "unfitted")):
         for cluster, device in ((CLUSTER, Quantiles(0.0, 0.0, 0)), (unseen, known.device)):
-            everywhere = getattr(known, name)
-            group = known.by_architecture[name].get(cluster.device.architecture, everywhere)
+            measured = known.by_architecture[name]
+            every = [getattr(known, name), *measured.values()]
+            widest = Quantiles(min(one.low for one in every), max(one.high for one in every), 0)
+            group = measured.get(cluster.device.architecture, widest)
             for doublings in (0, 1, 3):
                 band = time_band(stack, cluster, known.gpus_seen * 2**doublings, 0.5, 0.1)
                 wide, beyond = widening(0.5, 0.1), known.scale * doublings

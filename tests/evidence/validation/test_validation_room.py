@@ -49,7 +49,7 @@ def test_the_least_that_fits_is_taken_and_said(tmp_path: Path, gib: float, stack
 
 def test_recipes_on_grace_keep_activations_in_host_memory(tmp_path: Path) -> None:
     gb200 = load_cluster("gb200")
-    small = replace(gb200, device=replace(gb200.device, memory_bytes=40 * GIB))
+    small = replace(gb200, device=replace(gb200.device, memory_bytes=32 * GIB))
     plan, notes = Plan(seq_len=8192, micro_batch=2, dp_shard=8, stack="nemo"), [NOT_STATED]
     row = measurement(tmp_path, activation_checkpointing="", ac_detail="")
     found = with_assumed_checkpointing(row, MODEL, plan, small, notes)
