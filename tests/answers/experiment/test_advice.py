@@ -29,6 +29,13 @@ FILE = {
 }
 
 
+@pytest.fixture(scope="module")
+def of_file():
+    """What FILE describes, and the advice on it."""
+    request = read_experiment(FILE)
+    return request, advise(request)
+
+
 def request_of(model, cluster, **plan):
     return Request("run", Setup(load_any(model), Plan(**plan), cluster))
 
@@ -114,9 +121,8 @@ def test_every_advice_of_many_runs_brings_what_it_says(request):
     holds_of(request)
 
 
-def test_the_change_makes_the_advised_setup_from_the_file():
-    request = read_experiment(FILE)
-    advice = advise(request)
+def test_the_change_makes_the_advised_setup_from_the_file(of_file):
+    request, advice = of_file
     check(request, advice)
     assert {"precision", "torch.compile", "gradient precision", "gradient compression", "device"} <= {
         each.kind for each in advice
@@ -135,8 +141,8 @@ def test_uneven_batches_keep_their_proportion():
         assert changed(request, each.change).setup == each.setup, each.title
 
 
-def test_gains_come_first_then_devices_and_what_is_only_cheaper():
-    advice = advise(read_experiment(FILE))
+def test_gains_come_first_then_devices_and_what_is_only_cheaper(of_file):
+    _, advice = of_file
     own = [each.gain for each in advice if each.kind != "device" and each.aim == "speed"]
     assert own == sorted(own, reverse=True)
     order = [(each.kind == "device", each.aim == "cost") for each in advice]
@@ -153,7 +159,7 @@ def test_what_makes_a_run_fit_leads():
     assert "fits in memory" in advice[0].text
     found = {each.kind for each in advice}
     assert {"batch", "activation checkpointing", "plan"} & found
-    assert by_kind(request)["batch"].after.samples_per_step == 32
+    assert next(each for each in advice if each.kind == "batch").after.samples_per_step == 32
 
 
 def test_what_needs_every_saver_is_told_all_of_them():
@@ -181,9 +187,9 @@ def test_overlap_that_was_turned_off():
     assert by_kind(request_of("bert-large", A100, **plan))["overlap"].change == {"training.overlap": True}
 
 
-def test_all_together_is_more_than_any_alone_and_keeps_the_batch():
-    request = read_experiment(FILE)
-    found = by_kind(request)
+def test_all_together_is_more_than_any_alone_and_keeps_the_batch(of_file):
+    request, advice = of_file
+    found = {each.kind: each for each in advice}
     together = found.pop("all together")
     assert together.after.samples_per_step == request.setup.samples_per_step
     assert all(
