@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_programs import N_OPS, program, random_programs
 
+from forerun.answers.analysis.fold_program import fold
 from forerun.answers.analysis.predict import simulate
+from forerun.core.cost.step_costs import StepCosts
+from forerun.core.engine.simulate import simulate as run
+from forerun.core.program.builder import BlockBuilder
+from forerun.core.program.types import Program, Stream
+from forerun.core.program.unfold import unfold
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
@@ -47,3 +57,36 @@ def test_a_folded_run_is_the_unfolded_run(fields: dict[str, object]) -> None:
 def test_folding_shrinks_a_pipeline() -> None:
     plan = Plan(seq_len=4096, pp=2, n_microbatches=32, zero_stage=0)
     assert len(simulate(MODEL, plan, CLUSTER, folded=True).flat) * 4 < len(simulate(MODEL, plan, CLUSTER).flat)
+
+
+TIMES = st.lists(st.integers(1, 50), min_size=N_OPS, max_size=N_OPS)
+
+
+def ends(program: Program, durations: list[int], issues: list[int]) -> tuple[list[int], list[int]]:
+    """When each class is done, in ps: of the whole run and of the folded one."""
+    none = np.zeros(N_OPS)
+    costs = StepCosts(np.array(durations, np.int64), np.array(issues, np.int64), none, none, none > 0, none)
+    folded = fold(program, costs)
+    found = []
+    for each, of in ((program, costs), (folded.program, folded.costs)):
+        columns = (of.duration_ps, of.issue_ps, of.slow_compute, of.slow_network, of.network_op)
+        found.append(run(unfold(each), *columns).class_end_ps.tolist())
+    return found[0], found[1]
+
+
+@given(random_programs(), TIMES, st.lists(st.integers(0, 5), min_size=N_OPS, max_size=N_OPS))
+def test_any_program_folds_to_the_same_ends(program: Program, durations: list[int], issues: list[int]) -> None:
+    whole, folded = ends(program, durations, issues)
+    assert folded == whole
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_block_that_others_wait_for_is_not_folded(slot: int) -> None:
+    """The gather of the last block starts when the first kernel ends, not with the third."""
+    first, last = BlockBuilder(), BlockBuilder()
+    first.node(0, record=slot)
+    first.node(1)
+    gathered = last.node(2, Stream.GATHER, wait=[slot])
+    last.node(3, after=[gathered])
+    what = program([first.build("first"), last.build("last")], [[0, 1]])
+    assert ends(what, [10, 100, 105, 1, 1, 1], [0] * N_OPS) == ([116], [116])

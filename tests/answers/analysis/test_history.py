@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 from random_programs import N_OPS, program, random_programs
 
 from forerun.answers.analysis.history import COLUMNS, KINDS, History, RunIteration
+from forerun.answers.analysis.predict import simulate as simulate_plan
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.core.engine.simulate import simulate
 from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.types import Phase, Program, Stream
 from forerun.core.program.unfold import unfold
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.plan import Plan
 
 COSTS = st.lists(st.integers(0, 50), min_size=N_OPS, max_size=N_OPS)
 
@@ -132,3 +136,10 @@ def test_without_pandas_the_error_names_what_to_install(monkeypatch: pytest.Monk
 def test_no_iterations_are_an_empty_table() -> None:
     assert History([]).to_rows() == []
     assert tuple(History([]).to_dataframe().columns) == COLUMNS
+
+
+def test_a_step_alone_begins_at_time_zero() -> None:
+    simulation = simulate_plan(load_model("gpt2-small"), Plan(seq_len=128), load_cluster("h100-sxm"))
+    events = History([RunIteration.of(simulation)]).to_rows()
+    assert events[0]["time_ps"] == 0
+    assert max(event["time_ps"] for event in events) == simulation.timeline.end_of_step_ps

@@ -85,6 +85,15 @@ def test_modes_of_a_checkpoint_stall_less_and_less():
     assert times[0].beside_s == 0 < times[1].beside_s <= times[2].beside_s
 
 
+def test_a_checkpoint_collects_garbage_where_the_loop_does():
+    """Torchtitan collects before every save, and with the mode async a second time."""
+    once = periodic_constants().gc.collection_s(0)
+    for mode, collections in (("disabled", 1), ("async", 2), ("async_with_pinned_mem", 1)):
+        loop = TrainingLoop(checkpoint=500, checkpoint_mode=mode)
+        without, found = (stalls(BUSY, each)["checkpoint"].stall_s for each in (loop, replace(loop, gc=50)))
+        assert found - without == pytest.approx(collections * once)
+
+
 def test_checkpoints_that_come_too_often_wait_for_the_storage():
     loop = TrainingLoop(checkpoint=1, checkpoint_mode="async")
     found = api.predict(MODEL, BUSY, CLUSTER, loop=loop, storage=Storage(1e7)).loop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,6 +157,15 @@ def test_kinds_sum_to_the_whole(fields: dict[str, object]) -> None:
     shares = [share for _, share in found.outside]
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) <= 1 - found.share + 1e-12
+
+
+@pytest.mark.parametrize("axis", ["tp", "dp_shard"])
+def test_a_collective_outside_calibrated_shapes_is_named_by_its_ranks(axis: str) -> None:
+    run = simulate(load_model("gpt2-small"), Plan(seq_len=1024, **{axis: 4}), CLUSTER)  # type: ignore[arg-type]
+    only_kernels = np.where(run.program.ops.is_communication, 0.0, 1.0)
+    outside = coverage(run.program, replace(run.costs, calibrated=only_kernels)).outside
+    assert outside
+    assert all(name.endswith(" over 1 x 4 ranks") for name, _ in outside)
 
 
 # -- by the formula ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from forerun.answers.analysis.predict_program import predict_program
 from forerun.answers.diff.changes import diff_steps
 from forerun.core.memory.peak_tensors import peak_tensors
 from forerun.core.memory.profile import profile
-from forerun.core.program.types import Category
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Category, Phase
 
 
 def step_of(model=MODEL, **fields):
@@ -55,6 +56,77 @@ def test_changes_add_up(plain, fields):
     grown = max(one.peak_bytes for one in other.memory) - max(one.peak_bytes for one in plain.memory)
     assert sum(one.grown_bytes for one in found.tensors) == grown
     assert [one.lost_s for one in found.work] == sorted((one.lost_s for one in found.work), reverse=True)
+    assert [one.grown_bytes for one in found.tensors] == sorted(
+        (one.grown_bytes for one in found.tensors), reverse=True
+    )
+    more = [after - before for before, after in found.causes.values()]
+    assert more == sorted(more, reverse=True)
+
+
+WORDS = {OpKind.COLLECTIVE: "collective", OpKind.P2P: "collective", OpKind.HOST_COPY: "copy", OpKind.DELAY: "delay"}
+
+
+def work_node_by_node(simulation):
+    """(what, name, module, phase) -> [runs, ps, flops, bytes] of the class that sets the pace."""
+    flat, timeline, program, found = simulation.flat, simulation.timeline, simulation.program, {}
+    ops = program.ops
+    for node in range(*flat.class_ptr[simulation.slowest : simulation.slowest + 2].tolist()):
+        row, module = flat.op[node], flat.module[node]
+        path = program.modules[module].split(".") if module >= 0 else [""]
+        what = WORDS.get(ops.kind[row], "kernel")
+        starred = ".".join("*" if part.isdigit() else part for part in path)
+        sums = found.setdefault((what, ops.name[row], starred, Phase(flat.phase[node]).name.lower()), [0, 0, 0.0, 0.0])
+        sums[0] += 1
+        sums[1] += int(timeline.end_ps[node] - timeline.start_ps[node])
+        sums[2] += float(ops.flops[row])
+        sums[3] += float(ops.bytes_comm[row] if what == "collective" else ops.bytes_read[row] + ops.bytes_written[row])
+    return found
+
+
+@pytest.mark.parametrize("fields", PLANS, ids=str)
+def test_work_is_what_all_nodes_do_together(plain, fields):
+    other = step_of(**fields)
+    before, after = work_node_by_node(plain), work_node_by_node(other)
+    changes = {(one.what, one.name, one.module, one.phase): one for one in diff_steps(plain, other).work}
+    assert changes.keys() <= before.keys() | after.keys()
+    for key in before.keys() | after.keys():
+        old, new = (sums.get(key, [0, 0, 0.0, 0.0]) for sums in (before, after))
+        if key not in changes:
+            assert old[0] == new[0]
+            assert old[1:] == pytest.approx(new[1:], rel=1e-6)
+            continue
+        for work, sums in ((changes[key].before, old), (changes[key].after, new)):
+            assert work.count == sums[0]
+            assert (work.flops, work.moved_bytes) == pytest.approx(tuple(sums[2:]), rel=1e-12)
+            assert work.time_s == pytest.approx(sums[1] * 1e-12, rel=1e-9)
+
+
+def tensors_one_by_one(simulation):
+    """(category, operation, module) -> [number, bytes] at the peak of the fullest class."""
+    peaks = [one.peak_bytes for one in simulation.memory]
+    fullest, found = peaks.index(max(peaks)), {}
+    for one in peak_tensors(simulation.program, fullest, simulation.memory[fullest]):
+        starred = ".".join("*" if part.isdigit() else part for part in one.maker.module.split("."))
+        sums = found.setdefault((one.category.name.lower(), one.maker.op, starred), [0, 0])
+        sums[0] += one.count
+        sums[1] += one.total_bytes
+    return found
+
+
+@pytest.mark.parametrize("fields", PLANS, ids=str)
+def test_tensors_are_those_of_the_fullest_class(plain, fields):
+    other = step_of(**fields)
+    before, after = tensors_one_by_one(plain), tensors_one_by_one(other)
+    expected = {
+        (*key, *before.get(key, [0, 0]), *after.get(key, [0, 0]))
+        for key in before.keys() | after.keys()
+        if before.get(key) != after.get(key)
+    }
+    changes = diff_steps(plain, other).tensors
+    assert {
+        (one.category, one.name, one.module, one.before_count, one.before_bytes, one.after_count, one.after_bytes)
+        for one in changes
+    } == expected
 
 
 @pytest.mark.parametrize("fields", PLANS, ids=str)

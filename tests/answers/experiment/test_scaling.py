@@ -101,6 +101,7 @@ def test_strong_plans_keep_the_global_batch_or_refuse(micro: int, accumulated: i
         ({"dp_shard": 8, "zero_stage": 3}, 32, (1, 32)),
         ({"dp_shard": 8, "dp_replicate": 2, "zero_stage": 3}, 64, (8, 8)),
         ({"dp_shard": 8, "dp_replicate": 2, "zero_stage": 3}, 4, (1, 4)),
+        ({"dp_shard": 2, "dp_replicate": 2, "zero_stage": 3}, 8, (4, 2)),
         ({"zero_stage": 3}, 4, (1, 4)),
         ({"zero_stage": 0}, 4, (4, 1)),
         ({"dp_shard": 2, "tp": 4, "zero_stage": 2}, 32, (1, 8)),

@@ -106,6 +106,18 @@ def test_of_many_values_the_best_are_shown():
     assert (len(shown.x_values), shown.x_left_out) == (MOST_VALUES, 4)
     assert str(result.ranked[0].own_plan().checkpoint_every) in shown.x_values
     assert [int(value) for value in shown.x_values] == sorted(int(value) for value in shown.x_values)
+    with pytest.raises(ForerunError, match="no heat map of 'dp': the plans differ in"):  # one GPU has one degree
+        heat_map(result, "dp", "micro_batch")
+
+
+def test_of_many_values_those_that_fit_are_shown():
+    """With so little memory few ways to checkpoint leave room."""
+    fixed = {"checkpoint_every": list(range(1, 21)), "activation_checkpointing": "full", "micro_batch": [1, 2]}
+    question = (load_model("gpt2-small"), load_cluster("h100-sxm"), 1, 1024, 4)
+    result = search(*question, fixed=fixed, keep=1, workers=1, exhaustive=True, memory_limit_gib=3.4)
+    fit = {str(each.own_plan().checkpoint_every) for each in result.ranked}
+    assert 0 < len(fit) < MOST_VALUES
+    assert fit <= set(heat_map(result, "checkpoint_every", "micro_batch").x_values)
 
 
 def test_axes_that_do_not_differ_are_refused():

@@ -350,3 +350,30 @@ def test_parts_refuse_an_impossible_rate(rate: float) -> None:
 def test_parts_refuse_an_impossible_node() -> None:
     with pytest.raises(ForerunError, match="cluster x: gpus_per_node: "):
         cluster_from_parts("x", "a100", 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"device": "a100-sxm-80gb"}, 0.55),
+        ({"device": "a100-sxm-80gb", "host_speed": 2.0}, 2.0),
+        ({"device": "h100-sxm"}, 1.0),
+        ({"device": INLINE}, 1.0),
+        ({"device": INLINE, "host_speed": 0.8}, 0.8),
+    ],
+    ids=str,
+)
+def test_a_host_is_as_fast_as_stated_else_as_that_of_the_devices_system(
+    given: dict[str, Any], expected: float, tmp_path: Path
+) -> None:
+    assert load_cluster(write(tmp_path, {**FULL, **given})).host_speed == expected
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_profile_that_cannot_be_read_is_named_with_the_reason(made: bool, tmp_path: Path) -> None:
+    profile = tmp_path / "mine.yaml"
+    if made:
+        profile.mkdir()
+    message = refusal(write(tmp_path, {**FULL, "device": {**INLINE, "cost_profile": "mine.yaml"}}))
+    reason = "Is a directory" if made else "No such file or directory"
+    assert message.endswith(f"device.cost_profile: {profile} cannot be read ({reason})")

@@ -86,3 +86,9 @@ def test_every_factor_slows_what_it_says():
     assert log(stack.memory_rate / known.memory_rate) == pytest.approx(log(0.5))
     assert stack.owner_broadcast_us == 2 * known.owner_broadcast_us
     assert (stack.attention_rate, stack.attention_backward_rate) == (known.attention_rate, 0.5)
+
+
+def test_a_clock_and_a_kernel_are_factors_of_attention_and_only_the_clock_of_products():
+    known = load_stack("torchtitan")
+    stack = changed(known, {"sustained": 0.5, "attention_forward": 0.25})
+    assert (stack.attention_rate, stack.gemm_rate) == (0.125 * known.attention_rate, 0.5 * known.gemm_rate)

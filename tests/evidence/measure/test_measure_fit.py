@@ -13,6 +13,7 @@ from forerun.core.network.constants import NodeOp
 from forerun.core.program.types import Collective
 from forerun.evidence.measure.fit import (
     Peaks,
+    _Parameter,
     attention_constants,
     attention_shapes,
     collective_s,
@@ -149,3 +150,9 @@ def test_the_shipped_constants_come_out_again_and_hold_on_rows_left_out():
     left_out = rows[fold & (rows.m >= 2048) & (rows.n >= 1024) & (rows.k >= 1024)]
     m, n, k, latency_us = (left_out[name].to_numpy(float) for name in ("m", "n", "k", "latency_us"))
     assert mape(gemm_s(m, n, k, gemm_constants(entry, PEAKS)), latency_us * 1e-6) < 3.2
+
+
+@pytest.mark.parametrize(("of", "scale"), [("", 1.0), ("tflops", 500.0)])
+def test_starts_are_fractions_of_what_they_name(of, scale):
+    found = _Parameter("p", 0.5, 0.25, 2.0, of=of).on({"tflops": 500.0, "hbm_gb_s": 2000.0})
+    assert found == _Parameter("p", 0.5 * scale, 0.25 * scale, 2.0 * scale)

@@ -224,3 +224,25 @@ def test_the_host_is_timed_without_waiting_for_the_device():
 
 def test_short_kernels_run_more_often_within_limits():
     assert [run_count(seconds) for seconds in (0.0, 1e-6, 5e-3, 1.0)] == [101, 101, 20, 7]
+
+
+@pytest.mark.parametrize("size", TINY.moved_bytes)
+def test_memory_bound_cases_move_the_bytes_that_they_say(torch, size):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Moved(TorchDispatchMode):
+        total = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            tensors = {one.data_ptr(): one for one in (*args, *(kwargs or {}).values(), made) if torch.is_tensor(one)}
+            self.total += sum(one.nbytes for one in tensors.values())
+            return made
+
+    cases = [case for case in kernel_cases(TINY, torch, "cpu") if case.cells["kind"] == "memory"]
+    runs = [case.prepare() for case in cases if case.cells["bytes"] == size]
+    assert len(runs) == 3
+    for run in runs:
+        with Moved() as moved:
+            run()
+        assert moved.total == pytest.approx(size, abs=6)

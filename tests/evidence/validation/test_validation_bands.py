@@ -84,3 +84,16 @@ def test_a_conformal_band_holds_its_share_of_new_scores() -> None:
 def test_few_scores_give_their_extremes() -> None:
     found = bands.conformal([0.1, -0.2, 0.05], 0.8)
     assert (found.low, found.high, found.rows) == (-0.2, 0.1, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "predicted_gib"), [("allocated", "reserved", 44), ("reserved", "allocated", 50)]
+)
+def test_quantiles_of_memory_are_of_rows_that_state_that_kind(
+    kind: str, other: str, predicted_gib: float, tmp_path: Path
+) -> None:
+    rows = [{"peak_mem_kind": kind, "peak_mem_gib": gib} for gib in ("46", "48")]
+    found = bands.memory_quantiles(results_of(tmp_path, *rows, {"peak_mem_kind": other, "peak_mem_gib": "70"}), kind)
+    assert found["fitted"].rows == 2
+    assert found["fitted"].low == pytest.approx(math.log(46 / predicted_gib))
+    assert found["fitted"].high == pytest.approx(math.log(48 / predicted_gib))

@@ -152,3 +152,13 @@ def test_memory_is_compared_with_the_figure_of_its_kind(tmp_path: Path) -> None:
     predicted = {row.id: Forecast(1.0, 44.0, peak_reserved_gib=50.0, device_gib=52.0) for row in rows}
     signed = {kind: metrics.memory_stats(rows, predicted, kind).signed for kind in metrics.COMPARED_MEMORY}
     assert signed == pytest.approx({"allocated": 0.1, "reserved": 0.25, "nvidia-smi": 0.3})
+
+
+def test_the_group_with_most_regret_is_told_first(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, *("1.0", "1.25", "2.0", "4.0") * 2)
+    right, wrong = (
+        ((1.0, None), (1.25, None), (2.0, None), (4.0, None)),
+        ((1.2, None), (1.1, None), (2.0, None), (3.0, None)),
+    )
+    groups = metrics.rank_regret(rows, forecasts(*right, *wrong), lambda row: (row.id > "row-4",)).groups
+    assert [(group.key, group.regret) for group in groups] == [(("True",), pytest.approx(0.2)), (("False",), 0.0)]
