@@ -10,6 +10,7 @@ from forerun.answers.analysis.bottlenecks import bottlenecks
 from forerun.answers.analysis.setup import RankKind, Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
 from forerun.answers.experiment.advice.advise import LEAST_GAIN, advise
+from forerun.answers.experiment.advice.candidates import _zero_stages as other_zero_stages
 from forerun.answers.experiment.description.read import changed, read_experiment
 from forerun.answers.experiment.request import Prices, Request
 from forerun.common.errors import ForerunError
@@ -216,6 +217,21 @@ def test_unlike_gpus_get_batches_that_take_as_long():
     waiting = [bottlenecks(simulate_setup(each.setup))["waiting"].value for each in (request, balance)]
     assert waiting[0] > 0.2
     assert waiting[1] < 0.03
+
+
+@pytest.mark.parametrize(
+    ("plan", "stages"),
+    [
+        ({"dp_shard": 8, "zero_stage": 3}, {0, 1, 2}),
+        ({"dp_replicate": 8, "zero_stage": 0}, {1, 2, 3}),
+        ({"tp": 8}, set()),
+        ({"dp_replicate": 2, "dp_shard": 4}, set()),
+        ({"dp_shard": 8, "ep": 2}, set()),
+    ],
+)
+def test_other_zero_stages_are_for_one_axis_of_data_parallel_ranks(plan, stages):
+    setup = request_of("mixtral-8x7b", H100, seq_len=512, stack="deepspeed", **plan).setup
+    assert set(other_zero_stages(setup)) == stages
 
 
 def test_a_run_on_one_gpu_is_told_nothing_of_networks():

@@ -310,6 +310,22 @@ def test_how_many_iterations(keys, iterations):
     assert described(training=keys).num_iterations == iterations
 
 
+@pytest.mark.parametrize(
+    ("schedule", "model", "most"),
+    [
+        ("batch_schedule", {}, 10**6),
+        ("sequence_length_schedule", {"model_type": "llama-3.2-1b", "sequence_length": 128}, 10**7),
+    ],
+)
+def test_values_of_schedules_go_from_one_to_the_most(schedule, model, most):
+    for value in (1, most):
+        request = described(model=model, training={schedule: {5: value}})
+        assert getattr(request, schedule.replace("sequence_length", "seq_len")) == ((5, value),)
+    for value in (0, most + 1):
+        with pytest.raises(ForerunError, match=f"{schedule}: values must be at least 1 and at most {most:,}"):
+            described(model=model, training={schedule: {5: value}})
+
+
 def test_disturbances():
     request = described(
         hardware={"slow_gpus": {3: 1.1}},

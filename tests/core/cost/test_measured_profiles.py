@@ -221,6 +221,14 @@ def test_layouts_and_host_copies_are_read_and_used(tmp_path):
     assert not found.lacks
 
 
+def test_each_direction_of_a_product_takes_its_own_time_and_others_that_of_all(tmp_path):
+    path = tmp_path / "kernels.csv"
+    rows = [f"gemm,bf16,64,32,16,{layout},{time}" for layout, time in (("", 3), ("forward", 5), ("dgrad", 7))]
+    path.write_text("\n".join(["kind,dtype,m,n,k,layout,time_us", *rows]))
+    ops = table_of(*(lambda b, role=role: b.gemm("product", 64, 32, 16, role=role) for role in range(3)))
+    assert Measured(read_kernel_profile(path)).lookup(ops, []).time_s == pytest.approx([5e-6, 7e-6, 3e-6])
+
+
 def test_a_network_profile_is_read(tmp_path):
     path = tmp_path / "network.csv"
     path.write_text("\ufeff" + NETWORK, encoding="utf-8")  # as spreadsheets save it
