@@ -21,6 +21,7 @@ from forerun.core.program.kinds import (
     GemmRole,
     HostCopy,
     OpKind,
+    TokenExchange,
     Transfer,
 )
 from forerun.core.program.storage import load, save
@@ -168,7 +169,7 @@ def test_a_program_of_version_1_is_read_with_every_figure_in_its_own_column() ->
         Gemm(6272, 64, 576, operand_bytes=900000, result_bytes=802816),
         Attention(2, 8, 2, 1024, 2048, 128, causal=1, backward=1, v_head_dim=64),
         Details(),
-        Details(),
+        TokenExchange(0, 0, 0, 0, 0),
         *(Transfer(way) for way in (Direction.OUT, Direction.IN, Direction.EITHER)),
         *(HostCopy(way) for way in (Direction.IN, Direction.OUT, Direction.EITHER)),
         Delay(123456789),

@@ -119,7 +119,10 @@ def test_dispatchers_exchange_and_sort_as_their_frameworks_do() -> None:
         "alltoall": ("all_to_all", False, True, 1),
         "alltoall_with_counts": ("all_to_all", True, True, 1),
         "allgather": ("gather", False, False, 1),
+        **dict.fromkeys(("deepep", "deepep_fp8", "hybridep"), ("all_to_all", False, False, 1)),
     }
+    own = {name: one.transport is not None for name, one in dispatchers.dispatchers().items()}
+    assert {name for name, kernels in own.items() if kernels} == {"deepep", "deepep_fp8", "hybridep"}
     assert all(name == one.name and len(one.source) > 20 for name, one in dispatchers.dispatchers().items())
 
 

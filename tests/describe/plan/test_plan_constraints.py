@@ -92,7 +92,7 @@ def test_experts_split_over_ranks_that_share_the_data():
     check_plan(MOE, Plan(seq_len=4096, dp_shard=4, cp=2, ep=8), CLUSTER)
     with pytest.raises(ImpossiblePlan, match="8 experts are not divisible by ep 3"):
         check_plan(MOE, Plan(seq_len=4096, dp_shard=3, ep=3), CLUSTER)
-    with pytest.raises(ImpossiblePlan, match="ep 8 does not divide dp_shard 4 x cp 1"):
+    with pytest.raises(ImpossiblePlan, match="ep 8 does not divide tp 1 x cp 1 x dp_shard 4"):
         check_plan(MOE, Plan(seq_len=4096, dp_shard=4, ep=8), CLUSTER)
 
 

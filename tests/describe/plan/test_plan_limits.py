@@ -20,7 +20,7 @@ DENSE = load_model("llama-3.1-8b")  # 32 layers, 32 heads, 8 key-value heads, wi
 MIXTRAL = load_model("mixtral-8x7b")  # 8 experts
 SHARED = replace(MIXTRAL, moe=replace(MIXTRAL.moe, shared_ffn=1000, n_dense_layers=0), ffn_hidden=14337)
 RESNET = load_any("resnet50")
-APART = "cp-tp-dp_shard-dp_replicate-pp"
+APART = "cp-pp-tp-dp_shard-dp_replicate"
 
 
 def reason(model, **given):
@@ -72,18 +72,18 @@ def reason(model, **given):
             MIXTRAL,
             {"dp_shard": 2, "cp": 2, "ep": 4},
             {"dp_shard": 2, "cp": 2, "ep": 8},
-            "ep 8 does not divide dp_shard 2",
+            "ep 8 does not divide tp 1 x cp 2 x dp_shard 2",
         ),
         (
             MIXTRAL,
             {"dp_shard": 4, "cp": 2, "tp": 2, "ep": 2, "mesh_order": APART},
-            {"dp_shard": 6, "cp": 6, "tp": 2, "ep": 4, "mesh_order": APART, "seq_len": 12288},
-            "ep 4 can't be cut out of dp_shard 6 and cp 6 in mesh_order cp-tp-dp_shard",
+            {"dp_shard": 6, "cp": 6, "tp": 2, "pp": 2, "ep": 4, "mesh_order": APART, "seq_len": 12288},
+            "ep 4 can't be cut out of tp 2 x cp 6 x dp_shard 6 in mesh_order cp-pp-tp-dp_shard",
         ),
         (
             MIXTRAL,
             {"dp_shard": 6, "cp": 6, "ep": 4, "mesh_order": APART, "seq_len": 12288},
-            {"dp_shard": 6, "cp": 6, "tp": 4, "ep": 4, "mesh_order": APART, "seq_len": 12288},
+            {"dp_shard": 6, "cp": 6, "tp": 4, "pp": 2, "ep": 4, "mesh_order": APART, "seq_len": 12288},
             "ep 4 can't be cut",
         ),
         (DENSE, {"pp": 32}, {"pp": 33}, "32 layers are fewer than the 33 stages of pp 33"),
@@ -170,7 +170,7 @@ def test_a_cluster_has_room_for_its_gpus_and_no_more():
 
 def test_a_plan_that_states_least_is_one_gpu_of_a_plain_run():
     plan = Plan(8)
-    ones = {"micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "prefetch"}
+    ones = {"micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "prefetch"}
     ones |= {"virtual_stages", "checkpoint_every", "expert_imbalance"}
     numbers = {
         one.name

@@ -34,6 +34,8 @@ WITHOUT_AXES = replace(PLAN, tp=1, pp=1)
 CASES = 400
 ALIKE = {"fp8_recipe": {"none", "mx"}, "ddp_bucket_mib": {0.0, 100.0}, "attention": {"auto", "sdpa", "flash2", "cudnn"}}
 """values that are the same to some tool"""
+VARLEN = {"flash2", "flash3"}
+"""kernels of one backend of torchtitan, which takes the one that the GPU runs"""
 SPREAD = ("layers_per_stage", "balance_ends")
 """fields that may say the same"""
 
@@ -92,6 +94,8 @@ def test_a_field_that_is_written_changes_what_is_written(tool):
             if name in first.implied and name in second.implied:
                 alike = {getattr(plan, name), getattr(other, name)} <= ALIKE.get(name, set())
                 assert alike or without_effect(model, plan, name), (name, plan, getattr(other, name))
+                continue
+            if {getattr(plan, name), getattr(other, name)} <= VARLEN and tool == "torchtitan":
                 continue
             compared += 1
             assert (first.files, first.notes) != (second.files, second.notes), (name, plan, getattr(other, name))

@@ -30,9 +30,9 @@ PARTS = {
 
 def plan_of(random_: random.Random, sizes, order=DEFAULT_ORDER) -> Plan:
     degrees = {axis: random_.choice(sizes) for axis in MESH_AXES}
-    fsdp = degrees["dp_shard"] * degrees["cp"]
-    ep = random_.choice([n for n in range(1, fsdp + 1) if fsdp % n == 0])
-    return Plan(seq_len=1, **degrees, ep=ep, mesh_order=order)
+    around, etp = degrees["dp_shard"] * degrees["cp"] * degrees["tp"], random_.choice([1, degrees["tp"]])
+    ep = random_.choice([n for n in range(1, around // etp + 1) if around % (n * etp) == 0])
+    return Plan(seq_len=1, **degrees, ep=ep, etp=etp, mesh_order=order)
 
 
 def members(plan: Plan, axes) -> list[int]:
@@ -48,7 +48,8 @@ def members(plan: Plan, axes) -> list[int]:
 @pytest.mark.parametrize("seed", range(200))
 def test_the_default_order_is_tp_cp_dp_shard_dp_replicate_pp(seed):
     plan = plan_of(random.Random(seed), (1, 2, 3, 4, 6, 8))
-    tp, cp, fsdp, ep, replicas = plan.tp, plan.cp, plan.fsdp, plan.ep, plan.dp_replicate
+    tp, cp, fsdp, ep, etp, replicas = plan.tp, plan.cp, plan.fsdp, plan.ep, plan.etp, plan.dp_replicate
+    around, inside = (tp * fsdp, 1) if ep * etp > 1 else (fsdp, tp)
     for node_size in (1, 8, 72):
         groups = groups_of(plan, node_size)
         spaced = {
@@ -56,10 +57,11 @@ def test_the_default_order_is_tp_cp_dp_shard_dp_replicate_pp(seed):
             "cp": (cp, tp),
             "dp_shard": (fsdp, tp),
             "dp_replicate": (replicas, tp * fsdp),
-            "ep": (ep, tp),
-            "dp_expert": (fsdp // ep, tp * ep),
+            "etp": (etp, inside),
+            "ep": (ep, inside * etp),
+            "dp_expert": (around // ep // etp, inside * ep * etp),
             "dp_all": (fsdp * replicas, tp),
-            "dp_expert_all": (fsdp * replicas // ep, tp * ep),
+            "dp_expert_all": (around * replicas // ep // etp, inside * ep * etp),
             "pp": (plan.pp, tp * fsdp * replicas),
         }
         for axis, (size, inner) in spaced.items():
@@ -73,18 +75,17 @@ def test_groups_are_where_their_ranks_are(seed):
     try:
         groups = groups_of(plan, 8)
     except ImpossiblePlan:
-        assert plan.ep > 1
+        assert plan.ep * plan.etp > 1
         return
     for axis, parts in PARTS.items():
         group, ranks = groups[axis], members(plan, parts)
         assert Counter(Counter(rank // 8 for rank in ranks).values()) == {group.ranks_per_node: group.nodes}, axis
         combined = [sum(offsets) for offsets in product(*(range(0, n * d, d) for n, d in _runs(group)))]
         assert sorted(combined) == ranks
-    for experts, beside, everyone in (("ep", "dp_expert", "dp_shard"), ("ep", "dp_expert_all", "dp_all")):
-        assert groups[experts].size * groups[beside].size == groups[everyone].size
-        apart = [*_runs(groups[experts]), *_runs(groups[beside])]
+    for beside, everyone in (("dp_expert", "dp_shard"), ("dp_expert_all", "dp_all")):
+        apart = [run for axis in ("etp", "ep", beside) for run in _runs(groups[axis])]
         combined = [sum(offsets) for offsets in product(*(range(0, n * d, d) for n, d in apart))]
-        assert sorted(combined) == members(plan, PARTS[everyone])
+        assert sorted(combined) == members(plan, ("tp",) * plan.experts_apart + PARTS[everyone])
 
 
 def _runs(group: CommGroup):
@@ -93,13 +94,15 @@ def _runs(group: CommGroup):
 
 def test_a_model_with_experts_refuses_what_can_not_be_cut():
     model, cluster = load_model("mixtral-8x7b"), load_cluster("h100-sxm")
-    apart = Plan(seq_len=4096, cp=6, tp=2, dp_shard=4, ep=4, mesh_order="cp-tp-dp_shard-dp_replicate-pp")
+    order = "cp-pp-tp-dp_shard-dp_replicate"
+    apart = Plan(seq_len=4096, cp=6, tp=2, dp_shard=4, pp=2, ep=4, mesh_order=order)
     assert refuse(model, apart, cluster).reason == (
         "seq_len 4096 is not divisible by cp 6"
     )  # what comes first is the reason
-    apart = Plan(seq_len=4096 * 3, cp=6, tp=2, dp_shard=4, ep=4, mesh_order="cp-tp-dp_shard-dp_replicate-pp")
-    assert "ep 4 can't be cut out of dp_shard 4 and cp 6 in mesh_order cp-tp" in refuse(model, apart, cluster).reason
-    with pytest.raises(ImpossiblePlan, match="ep 4 can't be cut out"):
+    apart = Plan(seq_len=4096 * 3, cp=6, tp=2, dp_shard=4, pp=2, ep=4, mesh_order=order)
+    cut = "ep 4 can't be cut out of tp 2 x cp 6 x dp_shard 4 in mesh_order cp-pp-tp"
+    assert cut in refuse(model, apart, cluster).reason
+    with pytest.raises(ImpossiblePlan, match="etp 1 x ep 4 can't be cut out"):
         groups_of(apart, 8)
 
 

@@ -23,7 +23,15 @@ from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.fsdp_units import n_unit_kinds, staged_kinds
 from forerun.sources.symbolic.schedule import Action, actions, rank_actions, stage_rank
 
-STAGED = ("pp", "pp_schedule", "virtual_stages", "layers_per_stage", "balance_ends", "checkpoint_every")
+STAGED = (
+    "pp",
+    "pp_schedule",
+    "virtual_stages",
+    "layers_per_stage",
+    "balance_ends",
+    "checkpoint_every",
+    "expert_overlap",
+)
 """plan fields that a Pipeline depends on"""
 _MOST_ROUNDS = 4
 """multiple of the pipeline ranks: more micro batches than this add nothing to what a rank holds at once, except with
@@ -100,10 +108,11 @@ class Pipeline:
         its last backward pass through that stage the gradients go back through the stages before.
         """
         f, b, w, more = (times @ self.counts.T for times in (forward, backward, weights, again))
-        m = n_microbatches[:, None]
+        m = n_microbatches[:, None] / self.plan.stage_copies
         busy = m * ((f + b + w + more) @ self._ranks) - more @ self._ranks
         before = np.zeros((len(f), self.pp))
-        before[:, 1:] = np.cumsum(f[:, : self.pp - 1], axis=1)
+        if self.plan.stage_copies == 1:
+            before[:, 1:] = np.cumsum(f[:, : self.pp - 1], axis=1)
         if self.split:
             out: F64 = (before + busy).max(axis=1)
             return out
@@ -134,7 +143,7 @@ class Pipeline:
 
     def _actions(self, n_microbatches: int) -> _Actions:
         plan = self.plan
-        return _actions_of(plan.pp_schedule, plan.pp, plan.virtual_stages, n_microbatches)
+        return _actions_of(plan.pp_schedule, plan.pp, plan.virtual_stages, n_microbatches, plan.expert_overlap)
 
     def chained_s(self, pass_s: F64, waits_s: F64, backward: bool) -> F64:
         """Returns the seconds of a pass through each stage, (n_stages,), in which every unit but the first waits for a
@@ -157,7 +166,7 @@ class Pipeline:
         With `blocking` a transfer starts only when the receiver, too, has reached it.
         """
         order = self._actions(n_microbatches)
-        return _run(order, times, n_microbatches, blocking, self.split)
+        return _run(order, times, n_microbatches, blocking, self.split, self.plan.distinct_stages)
 
 
 class StageTimes(NamedTuple):
@@ -191,8 +200,9 @@ class _Actions(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def _actions_of(schedule: str, pp: int, virtual: int, n_microbatches: int) -> _Actions:
-    plan = Plan(1, pp=pp, pp_schedule=schedule, virtual_stages=virtual, n_microbatches=n_microbatches)  # type: ignore[arg-type]
+def _actions_of(schedule: str, pp: int, virtual: int, n_microbatches: int, overlap: bool) -> _Actions:
+    sizes = {"pp": pp, "virtual_stages": virtual, "n_microbatches": n_microbatches}
+    plan = Plan(1, pp_schedule=schedule, expert_overlap=overlap, **sizes)  # type: ignore[arg-type]
     ranks = actions(plan)
     first = np.array([0, *accumulate(map(len, ranks))], np.int64)
     return _Actions(first, *_columns([action for rank in ranks for action in rank]))
@@ -206,8 +216,11 @@ def _columns(order: Sequence[Action]) -> tuple[I8, I32, I32]:
 
 
 @njit
-def _run(order: _Actions, times: StageTimes, n_microbatches: int, blocking: bool, split: bool) -> F64:
-    """Runs the passes of every rank in order, each when its inputs have arrived; returns the last end of each rank."""
+def _run(order: _Actions, times: StageTimes, n_microbatches: int, blocking: bool, split: bool, chain: int) -> F64:
+    """Runs the passes of every rank in order, each when its inputs have arrived; returns the last end of each rank.
+
+    Stages follow each other in chains of `chain` stages.
+    """
     first, kind, stage, microbatch = order
     first_s, forward, backward, weights, again, border = times
     pp, n_stages = len(first) - 1, len(border)
@@ -223,9 +236,9 @@ def _run(order: _Actions, times: StageTimes, n_microbatches: int, blocking: bool
                 i = head[r]
                 s, m = stage[i], microbatch[i]
                 needed, wire = 0.0, 0.0
-                if kind[i] == 0 and s > 0:
+                if kind[i] == 0 and s % chain > 0:
                     needed, wire = end_f[s - 1, m], border[s - 1]
-                elif kind[i] == 1 and s < n_stages - 1:
+                elif kind[i] == 1 and s % chain < chain - 1:
                     needed, wire = end_b[s + 1, m], border[s]
                 if needed < 0:
                     break

@@ -76,9 +76,8 @@ class RankStates:
     def of(cls, plans: Plans, stack: Stack, dense: F64, experts: F64) -> RankStates:
         """Returns the states of ranks of `plans` with `dense` and `experts` elements before data-parallel sharding."""
         total = dense + experts
-        local = where(
-            plans.shards_optimizer, dense / plans.fsdp + experts / np.maximum(1, plans.fsdp // plans.ep), total
-        )
+        shards = dense / plans.state_ranks + experts / np.maximum(1, plans.expert_ranks)
+        local = where(plans.shards_optimizer, shards, total)
         gradients = total * rules.element_bytes(rules.accumulate_dtype(plans, stack))
         return cls(local, total, resident_states(plans, stack, total, local, gradients))
 
@@ -112,7 +111,9 @@ class Screening:
         for first in range(0, n, _CHUNK):  # bounds that need no units
             chunk = slice(first, min(first + _CHUNK, n))
             plans = table.rows(chunk)
-            states = self._states(plans, self._dense / plans.pp / plans.tp, self._experts / plans.pp / plans.ep)
+            states = self._states(
+                plans, self._dense / plans.pp / plans.tp, self._experts / plans.pp / (plans.ep * plans.etp)
+            )
             at_end = self._at_the_end(plans, states)
             self._note(out, np.arange(chunk.start, chunk.stop), at_end, states.resident.total, 0)
         left = np.flatnonzero(~out.too_large)

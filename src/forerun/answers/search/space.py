@@ -391,7 +391,7 @@ def _values(name: str, value: object) -> tuple[Any, ...]:
         raise ForerunError(f"a plan has no field {name!r}; it has: {', '.join(FIELD_TYPES)}")
     if name in _COUNTED:
         raise ForerunError(f"{name} follows from sequence length, batch and mesh, it can't be fixed")
-    several = isinstance(value, (list, tuple)) and not (is_list(name) and all(isinstance(v, int) for v in value))
+    several = isinstance(value, (list, tuple)) and not (is_list(name) and all(isinstance(v, (int, str)) for v in value))
     listed: list[Any] = list(value) if several else [value]  # type: ignore[call-overload]
     if not listed:
         raise ForerunError(f"{name}: no value is left to try")

@@ -29,7 +29,7 @@ from forerun.sources.symbolic.kernels import MODULES, TransformerKernels
 from forerun.sources.symbolic.mesh import groups_of
 from forerun.sources.symbolic.weights import Weights
 
-INSIDE = ("tp", "cp", "ep")
+INSIDE = ("tp", "cp", "etp", "ep")
 """axes of the groups in which units communicate"""
 ALONE = {
     "n_microbatches": 1,
@@ -114,7 +114,8 @@ class UnitRuns:
 
     def units(self, plan: Plan) -> BuiltUnits:
         """Returns the units of `plan`, built once, with separate weight passes where the schedule splits backward."""
-        alone = replace(plan, **ALONE, dp_shard=plan.ep // gcd(plan.ep, plan.cp))  # type: ignore[arg-type]
+        needed = plan.ep * plan.etp
+        alone = replace(plan, **ALONE, dp_shard=needed // gcd(needed, plan.cp * plan.tp))  # type: ignore[arg-type]
         key = (alone, plan.splits_backward)
         if key not in self._built:
             self._built[key] = BuiltUnits(self.model, self.cluster, *key)
@@ -174,8 +175,12 @@ class BuiltUnits:
             runs.measured,
         )
         free = np.zeros_like(costs.issue_ps)
-        # copies to and from the host run beside other units
-        duration_ps = np.where(self._program.ops.is_host_copy, 0, costs.duration_ps)
+        # copies to and from the host, and with expert_overlap exchanges of tokens, run beside other units
+        beside = self._program.ops.is_host_copy
+        if plan.expert_overlap:
+            axis = self._axes.index("ep")
+            beside = beside | (self._program.ops.is_collective & (self._program.ops.group == axis))
+        duration_ps = np.where(beside, 0, costs.duration_ps)
         timeline = simulate(self._flat, duration_ps, free, costs.slow_compute, costs.slow_network, costs.network_op)
         out = np.zeros((3, n_unit_kinds(self._model)))
         for (kind, number), place in self._passes.items():

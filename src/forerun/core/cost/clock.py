@@ -22,7 +22,7 @@ from forerun.describe.cluster.types import Device
 
 _PICO = 1e-12
 _STANDS_FOR_ALL = "bf16"
-_UNIT_OF = {"mxfp8": "fp8"}
+_UNIT_OF = {"fp8_block": "fp8", "mxfp8": "fp8"}
 
 Rates = TypeVar("Rates", GemmRates, AttentionRates)
 

@@ -34,12 +34,13 @@ DTYPE_BYTES = {
     "bf16": (2.0, 2.0),
     "fp16": (2.0, 2.0),
     "fp8": (1.0, 2.0),
+    "fp8_block": (1.0, 2.0),
     "mxfp8": (1.03125, 2.0),
     "nvfp4": (0.5625, 2.0),
 }
 """dtype -> bytes of an operand's and of a result's element; block scales included"""
-_CONSTANTS_OF = {"mxfp8": "fp8", "nvfp4": "fp8"}
-_PEAK_OF = {"mxfp8": "fp8"}
+_CONSTANTS_OF = {"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp8"}
+_PEAK_OF = {"fp8_block": "fp8", "mxfp8": "fp8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def gemm_rates(device: Device, dtype: str, profile: Profile | None = None) -> Ge
         input_bytes=input_bytes,
         output_bytes=output_bytes,
         dgrad_rate=roles.dgrad_rate * entry.gradient_rate,
-        wgrad_rate=roles.wgrad_rate * entry.gradient_rate,
+        wgrad_rate=(entry.own_wgrad_rate or roles.wgrad_rate) * entry.gradient_rate,
         accumulate_exposed=roles.accumulate_exposed,
         unaligned=roles.unaligned if input_bytes == 2.0 else 0.0,
     )

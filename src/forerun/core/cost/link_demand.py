@@ -16,6 +16,7 @@ from forerun.core.engine.sharing import FULL, LinkDemand, Mask
 from forerun.core.network.link_load import fabric_of
 from forerun.core.network.link_use import link_busy_s
 from forerun.core.network.on_topology import OnTopology
+from forerun.core.network.token_exchange import exchange_of
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, I64, Collective, OpTable
 from forerun.describe.cluster.types import Cluster
@@ -64,8 +65,13 @@ def _on_levels(
     """Returns the seconds that `rows` use the links of a rank, (rows, 2 levels): out of it, then into it."""
     measured = load_profile(cluster.device.cost_profile).collectives
     busy = np.zeros((len(rows), len(cluster.links)))
-    key = ops.collective[rows].astype(np.int64) * len(groups) + ops.group[rows]
-    for number in np.unique(key).tolist():
+    own = np.array([ops.kernel[row] != "" for row in rows.tolist()], np.bool_)
+    for at in np.flatnonzero(own).tolist():
+        time = exchange_of(ops, int(rows[at]), groups, cluster)
+        busy[at, 0] = ops.bytes_comm[rows[at]] * time.near_busy
+        busy[at, 1:] = ops.bytes_comm[rows[at]] * time.far_busy
+    key = np.where(own, -1, ops.collective[rows].astype(np.int64) * len(groups) + ops.group[rows])
+    for number in np.unique(key[~own]).tolist():
         same = np.flatnonzero(key == number)
         kind, group = Collective(number // len(groups)), groups[number % len(groups)]
         busy[same] = link_busy_s(kind, ops.bytes_comm[rows[same]], group, cluster, measured)

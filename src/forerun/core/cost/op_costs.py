@@ -21,6 +21,7 @@ from forerun.core.network.lines import smooth_minimum_s
 from forerun.core.network.nccl import collective_lines, measured_in_node
 from forerun.core.network.network_file import Network
 from forerun.core.network.on_topology import OnTopology
+from forerun.core.network.token_exchange import exchange_of, sent_share
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import F64, I64, Collective, OpTable
@@ -194,8 +195,15 @@ def _collectives(ops: OpTable, rows: I64, run: _Run) -> _Costs:
             table[key] = _line_row(kind, group, run.cluster, network)
         found.append(table[key])
     latency, slope, known = zip(*found, strict=True)
-    time_s = smooth_minimum_s(np.array(latency), np.array(slope), ops.bytes_comm[rows])
-    return time_s / run.rates.network, np.array(known)
+    size, own = ops.bytes_comm[rows], np.array([ops.kernel[row] != "" for row in rows.tolist()], np.bool_)
+    if network is not None:
+        size[own] *= [sent_share(ops, row, run.groups) for row in rows[own].tolist()]
+    time_s = smooth_minimum_s(np.array(latency), np.array(slope), size) / run.rates.network
+    if network is None and own.any():  # a dispatcher's kernels, which a stack's rate of NCCL does not describe
+        times = [exchange_of(ops, row, run.groups, run.cluster) for row in rows[own].tolist()]
+        time_s[own] = [time.latency_s for time in times] + size[own] * [time.s_per_byte for time in times]
+        time_s[own] /= run.cluster.rates.network
+    return time_s, np.array(known)
 
 
 _COSTS: dict[int, Callable[[OpTable, I64, _Run], _Costs]] = {

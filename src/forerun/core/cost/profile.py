@@ -61,6 +61,8 @@ class GemmEntry:
     throughout and the forward pass faster"""
     quant_passes: float = 0.0
     """passes over the first operand that quantise it inside the kernel"""
+    own_wgrad_rate: float = 0.0
+    """rate of products of weight gradients over that of forward ones; 0: as `gemm_roles` says for all dtypes"""
 
 
 @dataclass(frozen=True, slots=True)

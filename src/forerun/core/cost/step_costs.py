@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,11 @@ from forerun.core.network.patterns import CommunicationPattern
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, I64, Collective, OpTable
 from forerun.describe.cluster.types import Cluster, KernelRates
+from forerun.describe.kernels.dispatchers import transport_of
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.rules import breaks_graphs
+from forerun.describe.plan.rules import breaks_graphs, token_dispatcher
 from forerun.describe.stacks.stack import Stack
 
 
@@ -37,12 +38,16 @@ class Launching:
     compiled_ops: tuple[int, ...] = ()
     """ops that run in compiled regions where not all do"""
     cuda_graphs: bool = False
+    reserved_sms: int = 0
+    """multiprocessors that kernels leave to those of a dispatcher of tokens, throughout the step"""
 
     @staticmethod
     def of_plan(model: ModelSpec | LayeredModel, plan: Plan, stack: Stack) -> Launching:
         """Returns how the kernels of `model` are launched under a plan that `stack` runs."""
         compiled = plan.compile and not breaks_graphs(model, plan, stack)
-        return Launching(compiled=compiled, cuda_graphs=plan.cuda_graphs)
+        transport = token_dispatcher(plan, stack).transport if plan.expert_overlap else None
+        reserved = 0 if transport is None else transport.sms
+        return Launching(compiled=compiled, cuda_graphs=plan.cuda_graphs, reserved_sms=reserved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,8 @@ def step_costs(
     kernel pays the gap between two launches on the device; under CUDA graphs host time and gap are 0.
     """
     rates = rates_of(cluster, stack)
+    left = 1.0 - launching.reserved_sms / cluster.device.multiprocessors
+    rates = replace(rates, gemm=rates.gemm * left, attention=rates.attention * left)
     placed = None if network is None else on_topology(network, cluster, n_gpus)
     duration, calibrated = durations_ps(ops, groups, cluster, rates, placed, launching.compiled_ops)
     on_links = network is None
@@ -130,13 +137,22 @@ def step_costs(
     return StepCosts(
         duration_ps=duration,
         issue_ps=issue_ps,
-        slow_compute=np.where(kernel, stack.overlap_slowdown, 0.0),
-        slow_network=np.zeros(len(ops)),
+        slow_compute=np.where(kernel, 0.0 if launching.reserved_sms else stack.overlap_slowdown, 0.0),
+        slow_network=_slow_exchanges(ops),
         network_op=on_network,
         calibrated=calibrated,
         lacks=lacks,
         demand=demand,
     )
+
+
+def _slow_exchanges(ops: OpTable) -> F64:
+    """Returns how much longer the kernels of dispatchers take beside others, as a share of their time, (n_ops,)."""
+    slow = np.zeros(len(ops))
+    for row in np.flatnonzero(ops.is_collective).tolist():
+        if ops.kernel[row]:
+            slow[row] = transport_of(ops.kernel[row]).beside_compute
+    return slow
 
 
 def _host_path_ps(ops: OpTable, groups: tuple[CommGroup, ...], cluster: Cluster, n_gpus: int) -> I64:

@@ -11,7 +11,16 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
-from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, N_DETAILS, Attention, Direction, Gemm, OpKind, Scan
+from forerun.core.program.kinds import (
+    ATTENTION_BACKWARD_FLOPS,
+    N_DETAILS,
+    Attention,
+    Direction,
+    Gemm,
+    OpKind,
+    Scan,
+    TokenExchange,
+)
 from forerun.core.program.types import Block, Category, Collective, OpRow, OpTable, Phase, Stream
 
 _GEMM = int(OpKind.GEMM)
@@ -19,6 +28,7 @@ _ATTENTION = int(OpKind.ATTENTION)
 _MEMORY = int(OpKind.MEMORY)
 _SEND_RECV = int(Collective.SEND_RECV)
 _ALL_DETAILS = (0,) * N_DETAILS
+_BY_NCCL = TokenExchange(0, 0, 0, 0, 0)
 
 
 class OpTableBuilder:
@@ -143,14 +153,28 @@ class OpTableBuilder:
         return self.add((name, _MEMORY, dtype, kernel, (), flops, read, written, 0, -1, 0.0, launches))
 
     def collective(
-        self, name: str, kind: int, group: int, bytes_comm: float, dtype: str = "bf16", launches: int = 1
+        self,
+        name: str,
+        kind: int,
+        group: int,
+        bytes_comm: float,
+        dtype: str = "bf16",
+        launches: int = 1,
+        dispatcher: str = "",
+        routing: TokenExchange[int] = _BY_NCCL,
     ) -> int:
-        """Adds collective `kind` over Program.groups[group]; `bytes_comm` is the full buffer, as in nccl-tests."""
+        """Adds collective `kind` over Program.groups[group]; `bytes_comm` is the full buffer, as in nccl-tests.
+
+        A `dispatcher` with kernels of its own sends tokens by `routing`; the full buffer then has a copy of each token
+        for each of its experts.
+        """
         return self.add(
             OpRow(
                 name,
                 OpKind.COLLECTIVE,
                 dtype,
+                dispatcher,
+                routing.values(),
                 collective=int(kind),
                 group=group,
                 bytes_comm=float(bytes_comm),

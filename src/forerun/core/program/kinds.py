@@ -152,6 +152,21 @@ class Scan(Details[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenExchange(Details[T]):
+    """The routing of the tokens that a dispatcher's own kernel sends; all 0 for NCCL's collectives.
+
+    A router chooses `top_groups` of `n_groups` equal groups of experts, and `top_k` experts in these.
+    """
+
+    n_experts: T = _NONE
+    top_k: T = _NONE
+    n_groups: T = _NONE
+    top_groups: T = _NONE
+    combine: T = _NONE
+    """1 where results go back to the tokens' ranks, 0 where tokens go to their experts"""
+
+
+@dataclass(frozen=True, slots=True)
 class Transfer(Details[T]):
     """A send or a receive between two ranks."""
 
@@ -179,7 +194,7 @@ def columns_of(details: type[Details[Any]]) -> tuple[str, ...]:
 
 _COLUMNS: dict[type[Details[Any]], tuple[str, ...]] = {
     one: tuple(field.name for field in fields(one))
-    for one in (Details, Gemm, Attention, Scan, Transfer, HostCopy, Delay)
+    for one in (Details, Gemm, Attention, Scan, TokenExchange, Transfer, HostCopy, Delay)
 }
 N_DETAILS = max(map(len, _COLUMNS.values()))
 
@@ -203,7 +218,7 @@ KINDS = {
     OpKind.GEMM: Kind(Work.COMPUTE, "matrix products", Cause.MATMUL, Gemm),
     OpKind.ATTENTION: Kind(Work.COMPUTE, "attention", Cause.ATTENTION, Attention),
     OpKind.MEMORY: Kind(Work.COMPUTE, "memory-bound kernels", Cause.MEMORY_BOUND),
-    OpKind.COLLECTIVE: Kind(Work.COMMUNICATION, "collectives", Cause.MEMORY_BOUND),
+    OpKind.COLLECTIVE: Kind(Work.COMMUNICATION, "collectives", Cause.MEMORY_BOUND, TokenExchange),
     OpKind.P2P: Kind(Work.COMMUNICATION, "collectives", Cause.MEMORY_BOUND, Transfer),
     OpKind.HOST_COPY: Kind(Work.COPY, "copies to the host", Cause.MEMORY_BOUND, HostCopy),
     OpKind.DELAY: Kind(Work.DELAY, "fixed delays", Cause.HOST, Delay),

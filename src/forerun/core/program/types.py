@@ -32,6 +32,7 @@ from forerun.core.program.kinds import (
     HostCopy,
     OpKind,
     Scan,
+    TokenExchange,
     Transfer,
     Work,
 )
@@ -148,8 +149,8 @@ class OpTable:
     dtype: tuple[str, ...]
     """dtype of the arithmetic, or of the bytes moved; empty where it is not known"""
     kernel: tuple[str, ...]
-    """of attention the kernel that runs it; of memory-bound ops their kind, which says what share of HBM's bandwidth
-    they reach; else empty"""
+    """of attention the kernel that runs it; of collectives the dispatcher whose own kernel sends tokens; of memory-bound
+    ops their kind, which says what share of HBM's bandwidth they reach; else empty"""
     details: I64
     """(n_ops, N_DETAILS): the columns of each row's own kind (`kinds.KINDS`), then zeros"""
     flops: F64
@@ -178,6 +179,10 @@ class OpTable:
     def scan(self, rows: I64) -> Scan[I64]:
         """Returns the columns of `rows`, all of them recurrences."""
         return Scan(*self.details[rows, : WIDTH[OpKind.SCAN]].T)
+
+    def token_exchange(self, row: int) -> TokenExchange[int]:
+        """Returns the routing of the tokens that `row`, a dispatcher's kernel, sends."""
+        return TokenExchange(*self.details[row, : WIDTH[OpKind.COLLECTIVE]].tolist())
 
     def transfer(self, rows: I64) -> Transfer[I64]:
         """Returns the columns of `rows`, all of them sends and receives."""

@@ -8,8 +8,26 @@ from typing import Literal
 
 import pydantic
 
-from forerun.common.errors import UnknownName
+from forerun.common.errors import ForerunError, UnknownName
 from forerun.describe.kernels.attention import named_entries
+
+AUTO = "auto"
+"""the dispatcher of a plan that leaves it to its stack"""
+
+
+@dataclass(frozen=True)
+class Transport:
+    """The kernels of a dispatcher that does not use NCCL; `dispatchers.yaml` explains the keys."""
+
+    sms: int
+    notify_us: float
+    near_share: float
+    far_share: float
+    sm_gb_s: tuple[float, float]
+    sm_gb_s_across: tuple[float, float]
+    beside_compute: float
+
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
@@ -20,11 +38,19 @@ class Dispatcher:
     says: str
     source: str
     exchange: Literal["all_to_all", "gather"]
+    copies: Literal["expert", "node"] = "expert"
+    fp8_dispatch: bool = False
     counts: bool = False
+    reads_counts: bool = False
     sorts: bool = False
     rounds_to: int = 1
+    transport: Transport | None = None
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+
+    def __post_init__(self) -> None:
+        if (self.copies == "node") != (self.transport is not None):
+            raise ValueError("copies: node needs a transport, and NCCL sends copies for each expert")
 
 
 @cache
@@ -38,3 +64,11 @@ def dispatcher(name: str) -> Dispatcher:
     if name not in dispatchers():
         raise UnknownName("dispatcher", name, [*dispatchers()])
     return dispatchers()[name]
+
+
+def transport_of(name: str) -> Transport:
+    """Returns the kernels of dispatcher `name`. Raises ForerunError for one that uses NCCL's."""
+    transport = dispatcher(name).transport
+    if transport is None:
+        raise ForerunError(f"dispatcher {name} has no kernels of its own; it sends tokens by NCCL")
+    return transport

@@ -37,6 +37,10 @@ class MoESpec:
     """a hidden->1 gate on the shared expert (Qwen2-MoE)"""
     router_bias: bool = False
     """a trained or tracked bias per expert on the router (DeepSeek-V3)"""
+    n_groups: int = 1
+    """number of equal groups of experts, of which the router first chooses `top_groups` for a token (DeepSeek-V3's
+    node-limited routing)"""
+    top_groups: int = 1
     capacity_factor: float | None = None
     """each expert pads or drops its tokens to this multiple of the mean; None: it takes all of them"""
 
@@ -45,6 +49,15 @@ class MoESpec:
             raise ForerunError(f"moe: n_experts and expert_ffn must be at least 1, the others at least 0: {self}")
         if not 0 < self.top_k <= self.n_experts:
             raise ForerunError(f"moe: top_k {self.top_k} must be at most n_experts {self.n_experts}")
+        if self.n_groups < 1 or self.n_experts % self.n_groups or not 1 <= self.top_groups <= self.n_groups:
+            raise ForerunError(
+                f"moe: n_groups {self.n_groups} must divide n_experts {self.n_experts}, and top_groups"
+                f" {self.top_groups} lie between 1 and n_groups"
+            )
+        if self.top_k * self.n_groups > self.n_experts * self.top_groups:
+            raise ForerunError(
+                f"moe: {self.top_groups} of {self.n_groups} groups hold fewer experts than top_k {self.top_k}"
+            )
         if self.capacity_factor is not None and self.capacity_factor <= 0:
             raise ForerunError(f"moe: capacity_factor must be positive, got {self.capacity_factor}")
 

@@ -65,7 +65,8 @@ def _in_stack(plan: Plans, holds: Callable[[Stack], Column]) -> Column:
 
 def _alone(model: ModelSpec, plan: Plans) -> Column:
     """Says in which plans a rank shares its weights with no other rank."""
-    return plan.dp * plan.cp == 1
+    alone = plan.dp * plan.cp == 1
+    return alone if model.moe is None else alone & ((plan.tp == plan.ep * plan.etp) | no(plan.experts_apart))
 
 
 def _gathers(plan: Plans) -> Column:
@@ -77,8 +78,9 @@ def _gathers(plan: Plans) -> Column:
 
 
 def _least_shard(plan: Plans) -> Column:
-    """Returns the least dp_shard that expert parallelism needs beside cp."""
-    return plan.ep // np.gcd(plan.ep, plan.cp)
+    """Returns the least dp_shard that expert parallelism needs beside cp and tp."""
+    needed = plan.ep * plan.etp
+    return needed // np.gcd(needed, plan.cp * plan.tp)
 
 
 def _replicated(model: ModelSpec, plan: Plans) -> Column:

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+
 from forerun.common.errors import ForerunError, ImpossiblePlan
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.kernels.attention import AttentionKernel, attention_choices, attention_kernel
 from forerun.describe.model.layer_types import SelfAttention
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
-from forerun.describe.plan.columns import Column, Plans, having, no, ranks_between
+from forerun.describe.plan.columns import Column, Plans, having, no, ranks_between, where
 from forerun.describe.plan.fields import FIELD_TYPES, choices
 from forerun.describe.plan.plan import FP8_PRECISIONS, V_SCHEDULES, Plan
 from forerun.describe.plan.recurrence import unsplit_scan, unsplit_scan_why
@@ -257,31 +259,77 @@ def _context_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 
 def _experts(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    n_experts, cut = model.moe.n_experts if model.moe else 1, plan.ep > 1
-    if cut is False:  # also where no plan of a table has ep above 1
+    cut = plan.ep * plan.etp > 1
+    if cut is False:  # also where no plan of a table has ep or etp above 1
         return False
-    return cut & ((n_experts % plan.ep != 0) | (plan.fsdp % plan.ep != 0) | _uncut(plan))
+    n_experts, width = (model.moe.n_experts, model.moe.expert_ffn) if model.moe else (1, 1)
+    uneven = (n_experts % plan.ep != 0) | (width % plan.etp != 0)
+    ranks = plan.fsdp * plan.tp
+    return cut & (uneven | (ranks % (plan.ep * plan.etp) != 0) | _uncut(plan))
 
 
 def _uncut(plan: Plans) -> Column:
-    """Says in which plans dp_shard and cp, with axes between them, can't be cut into equal groups of `ep` ranks."""
+    """Says in which plans tp, cp and dp_shard, with axes between them, can't be cut into equal groups of experts."""
 
     def uncut(order: str) -> Column:
-        degree = getattr(plan, min("cp", "dp_shard", key=order.split("-").index))
-        apart = ranks_between(plan, order, "cp", "dp_shard") > 1
-        return apart & (degree % plan.ep != 0) & (plan.ep % degree != 0)
+        inner, middle, outer = sorted(("tp", "cp", "dp_shard"), key=order.split("-").index)
+        first, second = (
+            ranks_between(plan, order, one, other) > 1 for one, other in ((inner, middle), (middle, outer))
+        )
+        a, b, c = (getattr(plan, axis) for axis in (inner, middle, outer))
+        runs = (
+            a * where(first, 1, b * where(second, 1, c)),
+            where(first, b * where(second, 1, c), 1),
+            where(second, c, 1),
+        )
+        broken: Column = False
+        for degree in (plan.etp, plan.ep):
+            left, rest = degree, []
+            for size in runs:
+                part = np.minimum(left, size)
+                broken |= (size % part != 0) | (left % part != 0)
+                left = left // part
+                rest.append(size // part)
+            broken |= left > 1
+            runs = (rest[0], rest[1], rest[2])
+        return broken
 
     return having(plan.mesh_order, uncut)
 
 
 def _experts_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     if model.moe is None:
-        return f"ep {plan.ep} needs a mixture of experts, {model.name} is dense"
+        name = "ep" if plan.ep > 1 else "etp"
+        return f"{name} {getattr(plan, name)} needs a mixture of experts, {model.name} is dense"
     if model.moe.n_experts % plan.ep:
         return f"{model.moe.n_experts} experts are not divisible by ep {plan.ep}"
-    if plan.fsdp % plan.ep:
-        return f"ep {plan.ep} does not divide dp_shard {plan.dp_shard} x cp {plan.cp}"
-    return f"ep {plan.ep} can't be cut out of dp_shard {plan.dp_shard} and cp {plan.cp} in mesh_order {plan.mesh_order}"
+    if model.moe.expert_ffn % plan.etp:
+        return f"the experts' width {model.moe.expert_ffn} is not divisible by etp {plan.etp}"
+    mesh = f"tp {plan.tp} x cp {plan.cp} x dp_shard {plan.dp_shard}"
+    taken = f"ep {plan.ep}" if plan.etp == 1 else f"etp {plan.etp} x ep {plan.ep}"
+    if plan.fsdp * plan.tp % (plan.ep * plan.etp):
+        return f"{taken} does not divide {mesh}"
+    return f"{taken} can't be cut out of {mesh} in mesh_order {plan.mesh_order}"
+
+
+_OVERLAPPED = ("1F1B", "Interleaved1F1B", "DualPipeV", "DualPipe")
+"""schedules with a forward pass beside each backward pass of their steady state"""
+
+
+def _expert_overlap(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    schedule = (plan.pp > 1) & having(plan.pp_schedule, lambda name: name not in _OVERLAPPED)
+    alone = (plan.ep == 1) | (plan.n_microbatches == 1)
+    return plan.expert_overlap & (alone | schedule | plan.uses_fsdp | (plan.activation_offload != 0))
+
+
+def _expert_overlap_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    if plan.ep == 1 or plan.n_microbatches == 1:
+        return f"expert_overlap needs ep and n_microbatches above 1, got {plan.ep} and {plan.n_microbatches}"
+    if plan.uses_fsdp or plan.activation_offload:
+        return f"expert_overlap needs zero_stage below 3 and no activation_offload, got {plan.zero_stage} and" + (
+            f" {plan.activation_offload:g}"
+        )
+    return f"expert_overlap needs one of {', '.join(_OVERLAPPED)}, not {plan.pp_schedule}"
 
 
 # -- pipelines -----------------------------------------------------------------------------------------------
@@ -290,8 +338,8 @@ def _experts_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 def _stages(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
     def broken(layers: tuple[int, ...] | None) -> Column:
         if layers is None:
-            return model.n_layers + 2 * (plan.balance_ends & (plan.n_stages > 1)) < plan.n_stages
-        return (plan.n_stages != len(layers)) | (_uneven(model, layers) is not None)
+            return model.n_layers + 2 * (plan.balance_ends & (plan.n_stages > 1)) < plan.distinct_stages
+        return (plan.distinct_stages != len(layers)) | (_uneven(model, layers) is not None)
 
     return having(plan.layers_per_stage, broken)
 
@@ -306,7 +354,7 @@ def _uneven(model: ModelSpec, layers: tuple[int, ...]) -> str | None:
 
 
 def _stages_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
-    stages, layers = plan.n_stages, plan.layers_per_stage
+    stages, layers = plan.distinct_stages, plan.layers_per_stage
     shape = f"pp {plan.pp}" + (f" x virtual_stages {plan.virtual_stages}" if plan.virtual_stages > 1 else "")
     if layers is None:
         return f"{model.n_layers} layers are fewer than the {stages} stages of {shape}"
@@ -318,7 +366,9 @@ def _stages_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 def _schedule(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
     def wrong(schedule: str) -> Column:
         if schedule in V_SCHEDULES:
-            return (plan.virtual_stages != 2) | ((schedule == "DualPipeV") & (plan.n_microbatches < 2 * plan.pp))
+            few = (schedule in ("DualPipeV", "DualPipe")) & (plan.n_microbatches < 2 * plan.pp)
+            odd = (schedule == "DualPipe") & ((plan.pp % 2 != 0) | (plan.n_microbatches % 2 != 0))
+            return (plan.virtual_stages != 2) | few | odd
         if schedule == "Interleaved1F1B":
             return (plan.virtual_stages < 2) | (plan.n_microbatches % plan.pp != 0)
         return plan.virtual_stages > 1
@@ -332,8 +382,10 @@ def _schedule_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
         return f"virtual_stages {virtual} needs pp above 1"
     if schedule in V_SCHEDULES and virtual != 2:
         return f"schedule {schedule} has 2 virtual_stages a rank, got {virtual}"
-    if schedule == "DualPipeV":
-        return f"schedule DualPipeV needs at least 2 x pp {plan.pp} micro batches, got {plan.n_microbatches}"
+    if schedule == "DualPipe" and (plan.pp % 2 or plan.n_microbatches % 2):
+        return f"schedule DualPipe needs an even pp and even micro batches, got {plan.pp} and {plan.n_microbatches}"
+    if schedule in ("DualPipeV", "DualPipe"):
+        return f"schedule {schedule} needs at least 2 x pp {plan.pp} micro batches, got {plan.n_microbatches}"
     if schedule != "Interleaved1F1B":
         return f"schedule {schedule} has one stage a rank, got virtual_stages {virtual}"
     if virtual < 2:
@@ -354,13 +406,13 @@ def _offload_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
 
 def _layers_only(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
     staged = (plan.virtual_stages > 1) | (plan.layers_per_stage != None)  # noqa: E711  a column answers for each plan
-    split = (plan.tp > 1) | (plan.cp > 1) | (plan.pp > 1) | (plan.ep > 1)
+    split = (plan.tp > 1) | (plan.cp > 1) | (plan.pp > 1) | (plan.ep > 1) | (plan.etp > 1)
     scaled = having(plan.precision, lambda precision: precision in FP8_PRECISIONS)
     return split | staged | (plan.seq_len != 1) | scaled
 
 
 def _layers_only_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
-    degrees = [f"{axis} {getattr(plan, axis)}" for axis in ("tp", "cp", "pp", "ep") if getattr(plan, axis) > 1]
+    degrees = [f"{axis} {getattr(plan, axis)}" for axis in ("tp", "cp", "pp", "ep", "etp") if getattr(plan, axis) > 1]
     if degrees:
         return f"{degrees[0]} needs a transformer; {model.name}, given layer by layer, runs on dp_replicate x dp_shard"
     if plan.virtual_stages > 1 or plan.layers_per_stage is not None:
@@ -410,6 +462,7 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("sequence does not split over cp and tp", _sequence, _sequence_why),
     Rule("context parallelism does not fit attention", _context, _context_why),
     Rule("experts do not split over ep", _experts, _experts_why),
+    Rule("expert_overlap without passes to pair", _expert_overlap, _expert_overlap_why),
     Rule("layers do not spread over the stages", _stages, _stages_why),
     Rule("schedule does not fit stages or micro batches", _schedule, _schedule_why),
     Rule("offload does not fit the sharding", _offload, _offload_why),

@@ -14,6 +14,7 @@ import pydantic
 
 from forerun.common.errors import ForerunError
 from forerun.describe.kernels.attention import attention_kernels
+from forerun.describe.kernels.dispatchers import dispatchers
 from forerun.describe.plan.plan import Plan
 
 FIELD_TYPES: dict[str, Any] = {name: hint for name, hint in get_type_hints(Plan).items() if name != "return"}
@@ -28,7 +29,8 @@ MEANINGS = {
     "cp": "context-parallel degree",
     "tp": "tensor-parallel degree",
     "pp": "pipeline-parallel degree",
-    "ep": "expert-parallel degree, carved out of dp_shard x cp",
+    "ep": "expert-parallel degree, carved out of tp x cp x dp_shard",
+    "etp": "ranks that split each expert; 1 for whole experts",
     "mesh_order": "axes of the mesh from neighbouring ranks outwards, joined by -",
     "zero_stage": "what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 gradients too, 3 parameters too (FSDP)",
     "reshard_after_forward": "free gathered parameters after the forward pass",
@@ -48,6 +50,8 @@ MEANINGS = {
     "cp_method": "how context parallelism exchanges keys and values",
     "cp_load_balance": "a rank's tokens of a causal sequence: head and tail chunks, every cp-th, or consecutive ones",
     "expert_imbalance": "tokens of the busiest expert rank over the mean",
+    "dispatcher": f"what brings tokens to experts and back: {', '.join(dispatchers())}",
+    "expert_overlap": "forward and backward passes side by side, which hide each other's exchanges of tokens",
     "precision": "dtype of the matrix products",
     "autocast": "torch.autocast: weights, norms and residual stream in fp32; matrix products cast their operands",
     "master_dtype": "dtype of the weights that the optimizer updates",
@@ -55,6 +59,7 @@ MEANINGS = {
     "fp8_all_gather": "gather parameters in fp8",
     "activation_checkpointing": "recompute activations in backward",
     "selective_policy": "what selective checkpointing keeps or recomputes",
+    "recompute_modules": "parts of a layer that selective checkpointing recomputes, such as layernorm,moe_act",
     "checkpoint_every": "checkpoint every n-th layer",
     "compile": "torch.compile: fused memory-bound kernels",
     "compile_loss": "torch.compile covers the loss too, where the stack can",
@@ -62,6 +67,7 @@ MEANINGS = {
     "cuda_graphs": "launch from CUDA graphs",
     "attention": f"attention kernel: {', '.join(attention_kernels())}",
     "optimizer": "optimizer",
+    "moment_dtype": "dtype of the optimizer's moments",
     "optimizer_impl": "kernels of the optimizer step",
     "offload": "what is kept in host memory between uses",
     "activation_offload": "fraction of saved activations kept in host memory",
@@ -85,8 +91,13 @@ def is_flag(name: str) -> bool:
 
 
 def is_list(name: str) -> bool:
-    """Says whether field `name` holds several whole numbers."""
-    return any(get_origin(part) is tuple for part in get_args(FIELD_TYPES[name]))
+    """Says whether field `name` holds several values."""
+    return _element(name) is not None
+
+
+def _element(name: str) -> Any:
+    """Returns the type of the values that field `name` holds several of; None for other fields."""
+    return next((get_args(part)[0] for part in _alternatives(FIELD_TYPES[name]) if get_origin(part) is tuple), None)
 
 
 def from_text(name: str, text: str) -> object:
@@ -96,7 +107,10 @@ def from_text(name: str, text: str) -> object:
         value = next((option for option in options if str(option).lower() == text.lower()), text)
         return checked(name, value, place)
     if is_list(name):
-        return tuple(_parsed(int, part, place) for part in text.split(","))
+        parts = [part.strip() for part in text.split(",")]
+        if _element(name) is int:
+            return tuple(_parsed(int, part, place) for part in parts)
+        return checked(name, parts, place)
     return _parsed(bool if is_flag(name) else FIELD_TYPES[name], text, place)
 
 
@@ -138,7 +152,10 @@ def _parsed(kind: Any, text: str, place: str) -> object:
 def _expected(name: str) -> str:
     if options := choices(name):
         return f"one of {', '.join(map(str, options))}"
-    return "a list of whole numbers" if is_list(name) else _KINDS[bool if is_flag(name) else FIELD_TYPES[name]]
+    if is_list(name):
+        words = get_args(_element(name))
+        return f"a list of {', '.join(words)}" if words else "a list of whole numbers"
+    return _KINDS[bool if is_flag(name) else FIELD_TYPES[name]]
 
 
 def _alternatives(hint: object) -> tuple[object, ...]:

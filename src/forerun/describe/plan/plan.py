@@ -7,17 +7,20 @@ from math import inf
 from typing import Literal
 
 from forerun.common.errors import ForerunError
+from forerun.describe.kernels.dispatchers import AUTO
 from forerun.describe.stacks.catalog import DEFAULT_STACK, load_stack
 from forerun.describe.stacks.stack import CpMethod, OptimizerImpl, Schedule, SelectivePolicy
 
+RecomputedModule = Literal["core_attn", "layernorm", "mla_up_proj", "moe_act", "mlp", "moe", "shared_experts"]
+"""parts of a layer, under Megatron-Core's names"""
 Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4"]
 MESH_AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 """axes of the mesh in the usual order, innermost first (torchtitan, Megatron)"""
 DEFAULT_ORDER = "-".join(MESH_AXES)
 FP8_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
 """precisions whose matrix products cast their operands to 8 bits or fewer, with scales"""
-V_SCHEDULES = ("ZBV", "DualPipeV")
-"""schedules with two stages on each rank: stages go down the ranks and up again"""
+V_SCHEDULES = ("ZBV", "DualPipeV", "DualPipe")
+"""schedules with two stages on each rank, one on the way down the ranks and one on the way up"""
 SPLIT_SCHEDULES = ("ZB1P", *V_SCHEDULES)
 """schedules that compute weight gradients in passes of their own"""
 _FROM_STACK = ("cp_method", "sequence_parallel", "selective_policy", "optimizer_impl")
@@ -25,7 +28,7 @@ _FROM_STACK = ("cp_method", "sequence_parallel", "selective_policy", "optimizer_
 LARGEST_BUCKET_MIB = 1_000_000
 """a limit above the memory of any GPU"""
 _COUNTS = (
-    *("seq_len", "micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep"),
+    *("seq_len", "micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp"),
     *("virtual_stages", "checkpoint_every"),
 )
 """fields that are whole numbers of at least 1"""
@@ -43,9 +46,12 @@ _RANGES = {
 class Plan:
     """How one optimizer step is parallelised and run.
 
-    The world has dp_replicate x dp_shard x cp x tp x pp ranks; expert parallelism takes its `ep` ranks out of
-    dp_shard x cp. `n_microbatches` is the number of micro batches of one data-parallel rank in one optimizer step:
-    pipeline micro batches when pp > 1, gradient accumulation steps otherwise.
+    The world has dp_replicate x dp_shard x cp x tp x pp ranks. Experts have a mesh of their own over the ranks of
+    tp x cp x dp_shard: the innermost `etp` of them split each expert, the next `ep` have different experts, and the
+    others hold the same ones (Megatron-Core's parallel folding). With both at 1 they are placed as other parameters.
+
+    `n_microbatches` is the number of micro batches of one data-parallel rank in one optimizer step: pipeline micro
+    batches when pp > 1, gradient accumulation steps otherwise.
     """
 
     seq_len: int
@@ -58,6 +64,8 @@ class Plan:
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    etp: int = 1
+    """ranks that split the matrices of each expert; at 1 they hold whole experts, also under tensor parallelism"""
     mesh_order: str = DEFAULT_ORDER
     """axes of the mesh from neighbouring ranks outwards, joined by -; the first ones lie inside a node"""
 
@@ -99,6 +107,12 @@ class Plan:
     Megatron), every cp-th token, or consecutive ones; `ulysses` splits heads and is always balanced"""
     expert_imbalance: float = 1.0
     """tokens of the busiest expert-parallel rank divided by the mean of all ranks, at least 1"""
+    dispatcher: str = AUTO
+    """what brings tokens to their experts and back (describe/kernels/dispatchers.yaml); auto: as the stack does"""
+    expert_overlap: bool = False
+    """run the forward pass of one micro batch beside the backward pass of another one, so that the exchanges of either
+    go on under the kernels of the other (DualPipe; Megatron-Core's --overlap-moe-expert-parallel-comm). One more micro
+    batch is in flight"""
 
     precision: Precision = "bf16"
     """dtype of the matrix multiplications"""
@@ -107,7 +121,7 @@ class Plan:
     to `precision` and keep the casts for the backward pass"""
     master_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """dtype of the weights that the optimizer updates"""
-    fp8_recipe: Literal["tensorwise", "rowwise", "delayed", "mx", "none"] = "none"
+    fp8_recipe: Literal["tensorwise", "rowwise", "delayed", "block", "mx", "none"] = "none"
     fp8_all_gather: bool = False
 
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
@@ -116,6 +130,9 @@ class Plan:
     projections; mlp: the feed-forward; mlp-act-norm: feed-forward activation and norms; attention+mlp: both blocks,
     each checkpointed alone;
     params: only the gathered or cast parameters; auto: as the stack does"""
+    recompute_modules: tuple[RecomputedModule, ...] = ()
+    """the parts of a layer that selective checkpointing recomputes, in Megatron-Core's words, in place of
+    selective_policy"""
     checkpoint_every: int = 1
     """n: every n-th layer is checkpointed"""
     compile: bool = False
@@ -130,6 +147,8 @@ class Plan:
     outside of torch.compile, which materialises all scores in fp32"""
 
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    moment_dtype: Literal["fp32", "bf16"] = "fp32"
+    """dtype of the optimizer's moments"""
     optimizer_impl: OptimizerImpl | Literal["auto"] = "auto"
     offload: Literal["none", "optimizer", "params"] = "none"
     """what is kept in host memory between uses"""
@@ -189,6 +208,23 @@ class Plan:
         return self.dp_shard * self.cp
 
     @property
+    def state_ranks(self) -> int:
+        """The ranks that share one model state: those of `fsdp`, of all copies of a stage."""
+        return self.fsdp * self.stage_copies
+
+    @property
+    def expert_ranks(self) -> int:
+        """The ranks that share the state of an expert; 1 where no state is shared."""
+        around = 1 + self.experts_apart * (self.tp - 1)
+        shared = self.state_ranks * around // (self.ep * self.etp)
+        return 1 + (self.fsdp > 1) * (shared - 1)
+
+    @property
+    def experts_apart(self) -> bool:
+        """Whether experts have a mesh of their own. Without one, the ranks of `fsdp` share their state."""
+        return (self.ep > 1) | (self.etp > 1)
+
+    @property
     def global_batch(self) -> int:
         """The sequences of an optimizer step."""
         return self.micro_batch * self.n_microbatches * self.dp
@@ -205,6 +241,18 @@ class Plan:
     @property
     def n_stages(self) -> int:
         return self.pp * self.virtual_stages
+
+    @property
+    def distinct_stages(self) -> int:
+        """The stages that a model is cut into."""
+        return self.n_stages // self.stage_copies
+
+    @property
+    def stage_copies(self) -> int:
+        """The number of ranks of a pipeline that hold the same stage: two in DualPipe, where micro batches enter at
+        both ends."""
+        both_ends = (self.pp_schedule == "DualPipe") & (self.pp > 1)
+        return 1 + both_ends
 
     # The properties below also work on a table of plans, as they combine comparisons with & and |.
 

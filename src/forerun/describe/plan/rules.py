@@ -7,6 +7,7 @@ The Program builder and the bounds of a search share these rules.
 from __future__ import annotations
 
 from forerun.describe.kernels.attention import AUTO, attention_kernel
+from forerun.describe.kernels.dispatchers import Dispatcher, dispatcher
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.columns import Column, Plans, mapped, no, numbers
@@ -27,6 +28,12 @@ def element_bytes(dtype: Column) -> Column:
 def wide_dtype(plan: Plans) -> Column:
     """Returns the dtype of activations, and of weights as kernels read them."""
     return mapped(lambda precision: "bf16" if precision in FP8_PRECISIONS else precision, plan.precision)
+
+
+def product_dtype(plan: Plan) -> str:
+    """Returns the dtype of matrix products, which names the block scaling of fp8 operands too."""
+    blocks = plan.precision == "fp8" and plan.fp8_recipe == "block"
+    return "fp8_block" if blocks else plan.precision
 
 
 def weight_bytes(plan: Plans) -> Column:
@@ -112,6 +119,14 @@ def keeps_gradient_buffer(stack: Stack) -> bool:
 def keeps_bucket_copies(plan: Plans, stack: Stack) -> Column:
     """Whether the buckets of replicated gradients take memory beside the gradients."""
     return (plan.zero_stage == 0) & (plan.dp * plan.cp > 1) & stack.bucket_copies
+
+
+# -- experts ---------------------------------------------------------------------------------------------------
+
+
+def token_dispatcher(plan: Plan, stack: Stack) -> Dispatcher:
+    """Returns what brings tokens to their experts: the plan's dispatcher, or the stack's."""
+    return dispatcher(stack.dispatcher if plan.dispatcher == AUTO else plan.dispatcher)
 
 
 # -- compilation -----------------------------------------------------------------------------------------------

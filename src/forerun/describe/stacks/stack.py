@@ -19,7 +19,7 @@ from forerun.describe.kernels.attention import attention_kernel
 
 Style = Literal["composed", "fused", "compiled"]
 """composed: one kernel per tensor operation; fused: hand-written kernels; compiled: TorchInductor's"""
-Schedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "ZB1P", "ZBV", "DualPipeV"]
+Schedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "ZB1P", "ZBV", "DualPipeV", "DualPipe"]
 CpMethod = Literal["ring", "allgather", "ulysses"]
 SelectivePolicy = Literal["op", "attention", "attention-block", "mlp", "mlp-act-norm", "attention+mlp", "params"]
 GradientDtype = Literal["fp32", "bf16", "fp16", "param", "fp32-unless-fp16"]
@@ -142,6 +142,9 @@ class Stack:
     """routing, permutation and combination of a mixture of experts"""
     dispatcher: str = "alltoall"
     """name of the token dispatcher (describe/kernels/dispatchers.yaml)"""
+    weights_in_activation: bool = False
+    """whether experts multiply by the router's weights between their two products, so that the sum of their results
+    keeps none of them for the backward pass"""
     attention_dropout: bool = False
     hidden_dropout: bool = False
     repeat_kv: bool = False
@@ -163,6 +166,9 @@ class Stack:
     """whether both fp8 layouts of a weight replace its 2-byte copy (NeMo's fp8_params), which otherwise stays"""
     fp8_keeps_cast: bool = False
     """whether a product keeps its input for the weight's gradient only as an fp8 cast (TransformerEngine)"""
+    fp8_kept: dict[Literal["activation_input", "attention_output"], float] = field(default_factory=dict, hash=False)
+    """bytes of an element of tensors that fp8 training keeps narrower than 2 bytes for the backward pass: the input of
+    the feed-forward's activation function, and the output of attention, of which no other copy is kept then"""
     save_gathered_input: bool = True
     """whether sequence parallelism keeps the gathered input of a column-parallel layer, or gathers it again"""
     padded_vocab_multiple: int = 1

@@ -88,8 +88,9 @@ def _mesh(row: Measurement, notes: list[str]) -> Fields:
         notes.append(f"zero_stage not stated: taken as {zero_stage}")
     if zero_stage == 0 and dp_shard > 1:
         mesh["dp_replicate"], dp_shard = mesh["dp_replicate"] * dp_shard, 1
-    if (dp_shard * mesh["cp"]) % mesh["ep"]:
-        raise Inexpressible(f"ep {mesh['ep']} does not divide dp_shard x cp = {dp_shard * mesh['cp']}")
+    around = dp_shard * mesh["cp"] * mesh["tp"]
+    if around % mesh["ep"]:
+        raise Inexpressible(f"ep {mesh['ep']} does not divide dp_shard x cp x tp = {around}")
     return {**mesh, "dp_shard": dp_shard, **_sharding(row, zero_stage)}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +30,8 @@ from forerun.sources.symbolic.layered import staged_layers
 from forerun.sources.symbolic.mesh import groups_of
 from forerun.sources.symbolic.optimizer import optimizer_block, resident_bytes
 from forerun.sources.symbolic.pipeline import Wires
-from forerun.sources.symbolic.schedule import Action, actions, rank_stages, stage_rank
+from forerun.sources.symbolic.schedule import Action, Turn, rank_stages, rank_turns, stage_rank
+from forerun.sources.symbolic.segments import in_turns
 from forerun.sources.symbolic.steps import Around, Part, Steps
 from forerun.sources.symbolic.weights import Weights
 
@@ -49,6 +52,10 @@ def staged_model(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, 
         return staged_layers(model, plan, chosen, groups, architecture)
     kernels = TransformerKernels(model, plan, chosen, groups, architecture)
     return staged_transformer(kernels, plan.splits_backward)
+
+
+_Piece = tuple[Action, Part, int, bool]
+"""a piece of a pass: its action, its unit, the number of its block, and whether it is the last one of the unit"""
 
 
 class _Builder:
@@ -86,9 +93,9 @@ class _Builder:
             weights = self._add(unit.weight_backward)
             passes = (self._add(unit.forward), self._add(unit.backward), weights)
             moved = (self._add(unit.leaving), self._add(unit.returning))
-            whole, gone, again, there = self._arounds(unit)
+            pieces = [tuple(map(self._add, some)) for some in (unit.forward_pieces, unit.backward_pieces)]
             size = gathered_bytes(self.plan, unit.weights)
-            found = self._parts[id(unit)] = (size, *passes, *moved, whole, gone, again, there)
+            found = self._parts[id(unit)] = (size, *passes, *moved, *pieces, *self._arounds(unit))
         return Part(unit, layer, *found)
 
     def _arounds(self, unit: Unit) -> tuple[Around, Around, Around | None, Around | None]:
@@ -117,7 +124,7 @@ class _Builder:
             weights.matrices.pop()
         around = Around(self.parallel, self._add, "root", weights, first.gradient_bytes + last.gradient_bytes)
         unit, size = replace(last, name="root", weights=weights), gathered_bytes(self.plan, weights)
-        return Part(unit, -1, size, -1, -1, -1, -1, -1, around, around, around, around)
+        return Part(unit, -1, size, -1, -1, -1, -1, -1, (), (), around, around, around, around)
 
     def _alone(self, part: Part) -> bool:
         """Says whether a unit is gathered and reduced by itself, not as a part of the root unit."""
@@ -128,10 +135,10 @@ class _Builder:
     def program(self) -> Program:
         stages = [[self._part(unit, layer) for unit, layer in stage] for stage in self.staged.stages]
         classes = []
-        for rank, order in enumerate(actions(self.plan)):
-            mine = rank_stages(self.plan, rank)
+        for rank in range(self.plan.pp):
+            order, mine = rank_turns(self.plan, rank), rank_stages(self.plan, rank)
             parts = [part for stage in mine for part in stages[stage]]
-            steps = self._steps(rank, order, stages)
+            steps = self._steps(order, stages)
             weights = self._weights(parts, rank)
             self._finish(steps, parts, weights, rank)
             classes.append(
@@ -174,45 +181,92 @@ class _Builder:
             weights.surplus += part.unit.weights.surplus
         return weights
 
-    def _steps(self, rank: int, order: list[Action], stages: list[list[Part]]) -> Steps:
+    def _steps(self, order: Sequence[Turn], stages: list[list[Part]]) -> Steps:
         steps, plan = Steps(), self.plan
         steps.add(self._add(self.staged.opening))
+        passes = [action for turn in order for action in turn]
         if plan.activation_offload:
             whole = self.kernels.stack.offload_turn == "pass"
-            steps.activation_offload = ActivationOffload(order, [len(parts) for parts in stages], whole)
+            steps.activation_offload = ActivationOffload(passes, [len(parts) for parts in stages], whole)
             steps.stages = stages
-        last_stage = plan.n_stages - 1
+        microbatches: defaultdict[int, list[int]] = defaultdict(list)
+        for action in passes:
+            microbatches[action.stage].append(action.microbatch)
+        ends = {stage: (min(some), max(some)) for stage, some in microbatches.items()}
         blocking = plan.pp > 1 and not self.kernels.stack.p2p_overlap
-        for i, action in enumerate(order):
-            steps.now = action.microbatch
-            first, last = action.microbatch == 0, action.microbatch == plan.n_microbatches - 1
+        for i, turn in enumerate(order):
+            steps.now = turn[0].microbatch
             self._receive(steps, order, i, blocking)
-            parts = stages[action.stage]
-            if action.kind == "F":
-                self._forward(steps, parts, first)
-                if action.stage < last_stage and self.wires.crosses(action.stage):
-                    steps.add(self.wires.block("send", "activations", action.stage))
-            elif action.kind == "B":
-                self._backward(steps, parts, first, last)
-                if self.kernels.stack.pipeline_keeps and action.stage < last_stage and self.wires.crosses(action.stage):
-                    steps.add(self.wires.forget())
-                if action.stage > 0 and self.wires.crosses(action.stage - 1):
-                    steps.add(self.wires.block("send", "gradients", action.stage - 1))
+            if len(turn) > 1:
+                self._side_by_side(steps, turn, stages, ends[turn[1].stage])
             else:
-                for part in reversed(parts):
-                    steps.add(part.weights, part.layer)
-                    self._gradients(steps, part, first, last)
-                self._let_go(steps)
+                self._alone_in_turn(steps, turn[0], stages[turn[0].stage], ends[turn[0].stage])
+            for action in turn:
+                self._send(steps, action)
         return steps
 
-    def _receive(self, steps: Steps, order: list[Action], i: int, blocking: bool) -> None:
-        """Posts the receives of this action (and, with overlap, of the next one), then waits for this action's."""
+    def _alone_in_turn(self, steps: Steps, action: Action, parts: list[Part], ends: tuple[int, int]) -> None:
+        """Appends one pass; `ends` are the first and the last micro batch of its stage."""
+        first, last = (action.microbatch == end for end in ends)
+        if action.kind == "F":
+            self._forward(steps, parts, first)
+        elif action.kind == "B":
+            self._backward(steps, parts, first, last)
+        else:
+            for part in reversed(parts):
+                steps.add(part.weights, part.layer)
+                self._gradients(steps, part, first, last)
+            self._let_go(steps)
+
+    def _side_by_side(self, steps: Steps, turn: Turn, stages: list[list[Part]], ends: tuple[int, int]) -> None:
+        """Appends a forward pass and a backward pass with its weight gradients, cut at their exchanges of tokens."""
+        forward, backward = turn[:2]
+        first, last = (backward.microbatch == end for end in ends)
+        ahead, back = stages[forward.stage], stages[backward.stage][::-1]
+        there = [(forward, part, block, False) for part in ahead for block in part.forward_pieces]
+        ends_of = [(part, len(part.backward_pieces) - 1) for part in back]
+        home = [
+            (backward, part, block, n == end) for part, end in ends_of for n, block in enumerate(part.backward_pieces)
+        ]
+        for action, part, block, done in in_turns(self._segments(there), self._segments(home)):
+            steps.now = action.microbatch
+            steps.add(block, part.layer)
+            if done and not self.late:
+                self._gradients(steps, part, first, last)
+        steps.now = backward.microbatch
+        for part in back if self.late else ():
+            self._gradients(steps, part, first, last)
+        self._let_go(steps)
+
+    def _segments(self, pieces: list[_Piece]) -> list[list[_Piece]]:
+        """Groups pieces so that each group but the last ends with an exchange."""
+        groups: list[list[_Piece]] = [[]]
+        for piece in pieces:
+            groups[-1].append(piece)
+            if Stream.EP in self.blocks[piece[2]].stream:
+                groups.append([])
+        return groups
+
+    def _send(self, steps: Steps, action: Action) -> None:
+        """Sends what a pass has made to the rank of the next pass."""
+        steps.now = action.microbatch
+        last_stage = self.plan.n_stages - 1
+        if action.kind == "F" and action.stage < last_stage and self.wires.crosses(action.stage):
+            steps.add(self.wires.block("send", "activations", action.stage))
+        if action.kind == "B":
+            if self.kernels.stack.pipeline_keeps and action.stage < last_stage and self.wires.crosses(action.stage):
+                steps.add(self.wires.forget())
+            if action.stage > 0 and self.wires.crosses(action.stage - 1):
+                steps.add(self.wires.block("send", "gradients", action.stage - 1))
+
+    def _receive(self, steps: Steps, order: Sequence[Turn], i: int, blocking: bool) -> None:
+        """Posts the receives of this turn (and, with overlap, of the next one), then waits for this turn's."""
         if self.plan.pp == 1:
             return
         if blocking or i == 0:
             self._post(steps, order[i])
-        needs = self._needs(order[i])
-        forward, backward = needs == "activations", needs == "gradients"
+        needs = [self._needs(action) for action in order[i]]
+        forward, backward = "activations" in needs, "gradients" in needs
         # interleaved receivers take an output long before they use it; zero-bubble schedules do not wait for sends
         sent = blocking and self.plan.virtual_stages == 1 and not self.split
         if forward or backward or sent:
@@ -227,11 +281,12 @@ class _Builder:
             return "gradients"
         return ""
 
-    def _post(self, steps: Steps, action: Action) -> None:
-        needs = self._needs(action)
-        if needs:
-            border = action.stage - 1 if needs == "activations" else action.stage
-            steps.add(self.wires.block("recv", needs, border))
+    def _post(self, steps: Steps, turn: Turn) -> None:
+        for action in turn:
+            needs = self._needs(action)
+            if needs:
+                border = action.stage - 1 if needs == "activations" else action.stage
+                steps.add(self.wires.block("recv", needs, border))
 
     def _forward(self, steps: Steps, parts: list[Part], first: bool) -> None:
         gathers = self.parallel.fsdp and (first or not self.plan.gathers_once)
@@ -376,7 +431,7 @@ class _Builder:
             self.wires.channels.append(Channel(name, ends))
         elements = kernels.tied_elements
         if self.plan.shards_gradients:
-            elements = sharded(elements, self.plan.fsdp)
+            elements = sharded(elements, self.plan.state_ranks)
         size = elements * self.parallel.reduce_bytes
         op = kernels.collective_op("embedding.tied", Collective.ALL_REDUCE, "pp_far", size, self.kernels.reduce_dtype)
         block = BlockBuilder()

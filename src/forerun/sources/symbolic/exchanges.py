@@ -35,12 +35,12 @@ class Exchange:
 
 def shard_axis(plan: Plan, experts: bool) -> str:
     """Returns the mesh axis whose ranks shard one copy of the dense parameters, or of the experts."""
-    return "dp_expert" if experts and plan.ep > 1 else "dp_shard"
+    return "dp_expert" if experts and plan.experts_apart else "dp_shard"
 
 
 def replica_axis(plan: Plan, experts: bool) -> str:
     """Returns the mesh axis of all ranks that hold the same dense parameters or experts, in shards or whole."""
-    return "dp_expert_all" if experts and plan.ep > 1 else "dp_all"
+    return "dp_expert_all" if experts and plan.experts_apart else "dp_all"
 
 
 def parts(weights: Weights) -> list[tuple[bool, list[int]]]:
@@ -59,9 +59,9 @@ def shard_elements(plan: Plan, weights: Weights) -> int:
 
     Experts are sharded over the ranks that expert parallelism leaves.
     """
-    experts = sharded(weights.expert, max(1, plan.fsdp // plan.ep)) if weights.experts else 0
+    experts = sharded(weights.expert, max(1, plan.expert_ranks)) if weights.experts else 0
     whole = sum(whole_tensors(plan, weights))
-    return sharded(weights.dense - whole, plan.fsdp) + whole + experts
+    return sharded(weights.dense - whole, plan.state_ranks) + whole + experts
 
 
 def whole_tensors(plan: Plan, weights: Weights) -> list[int]:

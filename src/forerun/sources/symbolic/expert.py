@@ -1,60 +1,45 @@
-"""Mixture of experts: router, dispatch over the expert-parallel group, grouped matrix products, and combination."""
+"""Mixture of experts: router, the way of tokens to their experts, grouped matrix products, and the way back."""
 
 from __future__ import annotations
 
+from forerun.core.network.token_exchange import parts_reached
+from forerun.core.program.kinds import TokenExchange
 from forerun.core.program.types import Collective, Stream
-from forerun.describe.kernels.dispatchers import Dispatcher, dispatcher
+from forerun.describe.kernels.dispatchers import Dispatcher
 from forerun.sources.symbolic.feed_forward import feed_forward
 from forerun.sources.symbolic.linear import Casts, Product, Section
 from forerun.sources.symbolic.shapes import ceil_div
-from forerun.sources.symbolic.tape import TapeOp, on_compute
+from forerun.sources.symbolic.tape import EXCHANGE, Stage, TapeOp, on_compute
 
-_BOTH_WAYS = (Collective.ALL_TO_ALL, Collective.ALL_TO_ALL)
 _GATHER = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 """kinds of collective (forward, backward) of a dispatch by all-gather"""
+_SCALED_TILE = 128
+"""elements of a token that share an fp32 scale where it travels in 8 bits"""
 
 
 def experts(section: Section, x: str, y: str, module: int) -> None:
     """Writes the routed (and shared) experts from the normed `x` to the branch output `y`."""
     kernels, s, moe = section.kernels, section.kernels.shapes, section.kernels.model.moe
     assert moe is not None
-    plan = kernels.plan
     tokens = s.tokens_sp  # a rank routes its own tokens
-    copies = tokens * moe.top_k
-    busiest = max(plan.expert_imbalance, moe.capacity_factor or 1.0)
-    local = max(1, moe.n_experts // plan.ep)
-    way = dispatcher(kernels.stack.dispatcher)
-    arrived = round(copies * busiest)
-    if way.rounds_to > 1:
-        arrived = ceil_div(ceil_div(arrived, local), way.rounds_to) * way.rounds_to * local
-    width = moe.expert_ffn
     row = s.hidden * s.act_bytes
-
     section.weights.matrices.append(s.hidden * moe.n_experts)
     if moe.router_bias:
         section.weights.vectors.append(moe.n_experts)
     section.fan_out("ffn", x, tokens * s.hidden, 3 if moe.shared_ffn else 2, module)
     section.linear(Product("ffn.router", x, "scores", s.hidden, moe.n_experts, False, module), tokens, keeps_input=True)
-    style = kernels.stack.moe
     section.pointwise(
         "ffn.route",
         "router",
         tokens * moe.n_experts,
-        style,
+        kernels.stack.moe,
         ("scores",),
         (("weights", tokens * moe.top_k * 8),),
         ("scores",),
         module,
     )
     routed = "routed" if moe.shared_ffn else y
-    if way.exchange == "gather":
-        inside = _copied_from_all(section, x, arrived, module)
-        _grouped(section, inside, arrived, local, width, module)
-        _summed_for_all(section, routed, arrived, module)
-    else:
-        inside = _sent(section, way, x, copies, arrived, local, module)
-        _grouped(section, inside, arrived, local, width, module)
-        _returned(section, way, routed, copies, arrived, local, module)
+    _Routed(section, kernels.dispatcher, module).write(x, routed)
     size = tokens * row
     if moe.shared_ffn:
         from_shared = "shared.y"
@@ -65,140 +50,231 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
         )
 
 
-def _sent(section: Section, way: Dispatcher, x: str, copies: int, arrived: int, local: int, module: int) -> str:
-    """Sends copies of tokens to the ranks of their experts; returns the name of the tensor that the experts read."""
-    kernels, s, moe = section.kernels, section.kernels.shapes, section.kernels.model.moe
-    assert moe is not None
-    row = s.hidden * s.act_bytes
-    makes = (("sent", copies * row),)
-    section.pointwise("ffn.permute", "permute", copies * s.hidden, kernels.stack.moe, (x,), makes, module=module)
-    if way.counts:
-        counts = kernels.collective("ffn.counts", Collective.ALL_TO_ALL, "ep", moe.n_experts * 8, Stream.EP)
-        section.tape.add(TapeOp("ffn.counts", "view", module, counts, []))
-    inside = _exchange(section, "ffn.dispatch", "sent", ("arrived", arrived * row), _BOTH_WAYS, copies * row, module)
-    return _sorted(section, "ffn.sort", inside, "sorted", arrived, local, module) if way.sorts else inside
+class _Routed:
+    """The routed experts of a layer under one dispatcher."""
 
+    def __init__(self, section: Section, way: Dispatcher, module: int) -> None:
+        self.section, self.way, self.module = section, way, module
+        kernels, plan, moe = section.kernels, section.kernels.plan, section.kernels.model.moe
+        assert moe is not None
+        self.kernels, self.shapes, self.moe = kernels, kernels.shapes, moe
+        self.tokens = self.shapes.tokens_sp
+        self.copies = self.tokens * moe.top_k
+        """rows that leave for all experts of the rank's tokens"""
+        self.local = max(1, moe.n_experts // plan.ep)
+        """experts of the rank"""
+        self.busiest = max(plan.expert_imbalance, moe.capacity_factor or 1.0)
+        arrived = round(self.copies * self.busiest)
+        if way.rounds_to > 1:
+            arrived = ceil_div(ceil_div(arrived, self.local), way.rounds_to) * way.rounds_to * self.local
+        self.arrived = arrived
+        """rows that the rank's experts compute"""
+        self.row = self.shapes.hidden * self.shapes.act_bytes
+        """bytes of a token"""
 
-def _returned(section: Section, way: Dispatcher, y: str, copies: int, arrived: int, local: int, module: int) -> None:
-    """Sends the experts' outputs back to the tokens' ranks, which sum them with the router's weights."""
-    kernels, s = section.kernels, section.kernels.shapes
-    row = s.hidden * s.act_bytes
-    leaving = (
-        _sorted(section, "ffn.unsort", "expert.y", "unsorted", arrived, local, module) if way.sorts else "expert.y"
-    )
-    name = "ffn.combine_exchange"
-    back = _exchange(section, name, leaving, ("returned", copies * row), _BOTH_WAYS, copies * row, module)
-    makes, saves = [(y, s.tokens_sp * row)], (back, "weights")
-    if kernels.stack.dtensor and kernels.style(kernels.stack.moe) == "composed":  # weighted in fp32
-        makes.append((back + ".float", copies * s.hidden * 4))
-        saves = (back + ".float", "weights")
-    reads = (back, "weights")
-    section.pointwise(
-        "ffn.combine", "combine", copies * s.hidden, kernels.stack.moe, reads, tuple(makes), saves, module
-    )
+    def write(self, x: str, y: str) -> None:
+        if self.way.exchange == "gather":
+            self._grouped(self._copied_from_all(x))
+            self._summed_for_all(y)
+        elif self.way.copies == "node" and self.kernels.plan.ep > 1:
+            self._grouped(self._sent_once(x))
+            self._returned_once(y)
+        else:
+            self._grouped(self._sent(x))
+            self._returned(y)
 
+    # -- a copy for each expert ----------------------------------------------------------------------------
 
-def _copied_from_all(section: Section, x: str, arrived: int, module: int) -> str:
-    """Gathers all tokens of the expert-parallel group and copies out those of the rank's experts."""
-    kernels, s = section.kernels, section.kernels.shapes
-    row = s.hidden * s.act_bytes
-    every = s.tokens_sp * kernels.plan.ep * row
-    found = _exchange(section, "ffn.dispatch", x, ("gathered", every), _GATHER, every, module)
-    makes = (("arrived", arrived * row),)
-    section.pointwise("ffn.permute", "permute", arrived * s.hidden, kernels.stack.moe, (found,), makes, module=module)
-    return "arrived"
+    def _sent(self, x: str) -> str:
+        """Sends copies of tokens to the ranks of their experts; returns the tensor that the experts read."""
+        section, kernels, module = self.section, self.kernels, self.module
+        style, elements = kernels.stack.moe, self.copies * self.shapes.hidden
+        makes = (("sent", self.copies * self.row),)
+        section.pointwise("ffn.permute", "permute", elements, style, (x,), makes, module=module)
+        if self.way.counts:
+            size = self.moe.n_experts * 8
+            counts = kernels.collective("ffn.counts", Collective.ALL_TO_ALL, "ep", size, Stream.EP)
+            section.tape.add(TapeOp("ffn.counts", "view", module, counts, []))
+        size = max(self.copies, self.arrived) * self.row
+        moves = self._by_nccl("ffn.dispatch", (Collective.ALL_TO_ALL, Collective.ALL_TO_ALL), size)
+        inside = self._exchange("ffn.dispatch", "sent", ("arrived", self.arrived * self.row), moves)
+        return self._sorted("ffn.sort", inside, "sorted") if self.way.sorts else inside
 
+    def _returned(self, y: str) -> None:
+        """Sends the experts' outputs back to the tokens' ranks, which sum them with the router's weights."""
+        kernels, section = self.kernels, self.section
+        leaving = self._sorted("ffn.unsort", "expert.y", "unsorted") if self.way.sorts else "expert.y"
+        name, size = "ffn.combine_exchange", max(self.copies, self.arrived) * self.row
+        moves = self._by_nccl(name, (Collective.ALL_TO_ALL, Collective.ALL_TO_ALL), size)
+        back = self._exchange(name, leaving, ("returned", self.copies * self.row), moves)
+        makes = [(y, self.tokens * self.row)]
+        saves: tuple[str, ...] = (back, "weights")
+        if kernels.stack.dtensor and kernels.style(kernels.stack.moe) == "composed":  # weighted in fp32
+            makes.append((back + ".float", self.copies * self.shapes.hidden * 4))
+            saves = (back + ".float", "weights")
+        if kernels.stack.weights_in_activation:
+            saves = ()
+        elements, reads = self.copies * self.shapes.hidden, (back, "weights")
+        section.pointwise(
+            "ffn.combine", "combine", elements, kernels.stack.moe, reads, tuple(makes), saves, self.module
+        )
 
-def _summed_for_all(section: Section, y: str, arrived: int, module: int) -> None:
-    """Weights the outputs of a rank's experts and reduce-scatters them to the ranks that the tokens came from."""
-    kernels, s = section.kernels, section.kernels.shapes
-    own = s.tokens_sp * s.hidden * s.act_bytes
-    alone = kernels.plan.ep == 1
-    made, reads = y if alone else "partial", ("expert.y", "weights")
-    makes = ((made, own * kernels.plan.ep),)
-    section.pointwise("ffn.combine", "combine", arrived * s.hidden, kernels.stack.moe, reads, makes, reads, module)
-    _exchange(section, "ffn.combine_exchange", made, (y, own), _GATHER[::-1], own * kernels.plan.ep, module)
+    def _sorted(self, name: str, x: str, y: str) -> str:
+        """Copies tokens from the order of sending ranks into the order of the local experts, or back."""
+        if self.kernels.plan.ep == 1 or self.local == 1:
+            return x
+        elements, makes = self.arrived * self.shapes.hidden, ((y, self.arrived * self.row),)
+        self.section.pointwise(name, "copy", elements, "fused", (x,), makes, module=self.module)
+        return y
 
+    # -- a copy for each GPU -------------------------------------------------------------------------------
 
-def _exchange(
-    section: Section,
-    name: str,
-    x: str,
-    made: tuple[str, int],
-    kinds: tuple[Collective, Collective],
-    sent: int,
-    module: int,
-) -> str:
-    """Writes a forward and a backward collective over the expert-parallel group, from `x` to the tensor `made`.
+    @property
+    def _narrow(self) -> bool:
+        """Whether tokens travel in 8 bits."""
+        return self.way.fp8_dispatch and self.kernels.fp8
 
-    They move the bytes of the larger side at the busiest rank. Returns the name of `made`; of `x` without expert
-    parallelism.
-    """
-    kernels = section.kernels
-    if kernels.plan.ep == 1:
-        return x
-    size = max(sent, made[1])
-    forward = kernels.collective(name, kinds[0], "ep", size, Stream.EP)
-    backward = kernels.collective(name + ".backward", kinds[1], "ep", size, Stream.EP)
-    section.tape.add(TapeOp(name, "exchange", module, forward, backward, reads=(x,), makes=(made,)))
-    return made[0]
+    @property
+    def _sent_row(self) -> int:
+        """The bytes of a token on its way to the experts."""
+        hidden = self.shapes.hidden
+        return hidden + 4 * ceil_div(hidden, _SCALED_TILE) if self._narrow else self.row
 
+    @property
+    def _unique(self) -> int:
+        """The tokens that arrive at the rank: one may have several of its experts."""
+        share = parts_reached(self.kernels.plan.ep, self._routing(0)) / self.moe.top_k
+        return round(self.copies * self.busiest * share)
 
-def _sorted(section: Section, name: str, x: str, y: str, tokens: int, local: int, module: int) -> str:
-    """Copies tokens from the order of sending ranks into the order of the local experts, or back."""
-    kernels, s = section.kernels, section.kernels.shapes
-    if kernels.plan.ep == 1 or local == 1:
-        return x
-    size = tokens * s.hidden * s.act_bytes
-    section.pointwise(name, "copy", tokens * s.hidden, "fused", (x,), ((y, size),), module=module)
-    return y
+    def _routing(self, combine: int) -> TokenExchange[int]:
+        moe = self.moe
+        return TokenExchange(moe.n_experts, moe.top_k, moe.n_groups, moe.top_groups, combine)
 
+    def _by_kernel(self, name: str, combine: int) -> list[Stage]:
+        """Returns the dispatcher's kernel that brings tokens to experts, or back."""
+        row = self.row if combine else self._sent_row
+        size = round(self.copies * self.busiest) * row
+        return self.kernels.token_exchange(name, self.way.name, self._routing(combine), size)
 
-def _grouped(section: Section, x: str, tokens: int, local: int, width: int, module: int) -> None:
-    """Writes the grouped products of the local experts over `tokens` routed tokens."""
-    kernels, s = section.kernels, section.kernels.shapes
-    each = max(1, ceil_div(tokens, local))
-    gated = kernels.model.gated_mlp
-    up = (2 if gated else 1) * width
-    kit_fwd = kernels.gemms("ffn.expert_up", each, s.hidden, up, local)
-    act_size = tokens * width * s.act_bytes
-    one = local * s.hidden * width
-    section.weights.experts += [one] * (3 if gated else 2)
-    if kernels.model.mlp_bias:
-        section.weights.experts.append(local * (up + s.hidden))
+    def _sent_once(self, x: str) -> str:
+        """Sends each token once to each GPU, which copies it for those of its experts that the token chose."""
+        section, kernels, module, hidden = self.section, self.kernels, self.module, self.shapes.hidden
+        if self._narrow:
+            cast = kernels.casts("ffn.dispatch", self.tokens * hidden)
+            makes = (("sent", self.tokens * self._sent_row),)
+            section.tape.add(TapeOp("ffn.dispatch.cast", "pointwise", module, cast, [], reads=(x,), makes=makes))
+            x = "sent"
+        moves = self._by_kernel("ffn.dispatch", 0), self._by_kernel("ffn.dispatch.backward", 1)
+        inside = self._exchange("ffn.dispatch", x, ("arrived", self._unique * self._sent_row), moves)
+        elements = self.arrived * hidden * self._sent_row / self.row
+        forward, _ = kernels.pattern("permute", elements, kernels.stack.moe)
+        _, backward = kernels.pattern("permute", self.arrived * hidden, kernels.stack.moe)
+        makes = (("permuted", self.arrived * self._sent_row),)
+        section.tape.add(TapeOp("ffn.permute", "pointwise", module, forward, backward, reads=(inside,), makes=makes))
+        return "permuted"
 
-    def add(
-        name: str, ops: tuple[int, int, int], reads: str, makes: tuple[str, int], elements: int, weights: int
+    def _returned_once(self, y: str) -> None:
+        """Sums what a GPU's experts make of each token, and sends the sums back."""
+        kernels, section, module = self.kernels, self.section, self.module
+        elements, makes = self.arrived * self.shapes.hidden, (("leaving", self._unique * self.row),)
+        saves: tuple[str, ...] = () if kernels.stack.weights_in_activation else ("expert.y", "weights")
+        reads = ("expert.y", "weights")
+        section.pointwise("ffn.unpermute", "combine", elements, kernels.stack.moe, reads, makes, saves, module)
+        name = "ffn.combine_exchange"
+        moves = self._by_kernel(name, 1), self._by_kernel(name + ".backward", 0)
+        self._exchange(name, "leaving", (y, self.tokens * self.row), moves)
+
+    # -- all tokens to all ---------------------------------------------------------------------------------
+
+    def _copied_from_all(self, x: str) -> str:
+        """Gathers all tokens of the expert-parallel group and copies out those of the rank's experts."""
+        section, elements = self.section, self.arrived * self.shapes.hidden
+        every = self.tokens * self.kernels.plan.ep * self.row
+        found = self._exchange("ffn.dispatch", x, ("gathered", every), self._by_nccl("ffn.dispatch", _GATHER, every))
+        makes = (("arrived", self.arrived * self.row),)
+        section.pointwise(
+            "ffn.permute", "permute", elements, self.kernels.stack.moe, (found,), makes, module=self.module
+        )
+        return "arrived"
+
+    def _summed_for_all(self, y: str) -> None:
+        """Weights the outputs of a rank's experts and reduce-scatters them to the ranks that the tokens came from."""
+        ep, section, style = self.kernels.plan.ep, self.section, self.kernels.stack.moe
+        own, elements = self.tokens * self.row, self.arrived * self.shapes.hidden
+        made, reads = y if ep == 1 else "partial", ("expert.y", "weights")
+        section.pointwise("ffn.combine", "combine", elements, style, reads, ((made, own * ep),), reads, self.module)
+        name = "ffn.combine_exchange"
+        self._exchange(name, made, (y, own), self._by_nccl(name, _GATHER[::-1], own * ep))
+
+    # -- exchanges and products ----------------------------------------------------------------------------
+
+    def _by_nccl(self, name: str, kinds: tuple[Collective, Collective], size: int) -> tuple[list[Stage], list[Stage]]:
+        """Returns a forward and a backward collective of `size` bytes."""
+        forward, backward = (
+            self.kernels.collective(one, kind, "ep", size, Stream.EP)
+            for one, kind in zip((name, name + ".backward"), kinds, strict=True)
+        )
+        return forward, backward
+
+    def _exchange(self, name: str, x: str, made: tuple[str, int], moves: tuple[list[Stage], list[Stage]]) -> str:
+        """Writes an exchange over the expert-parallel group, from `x` to the tensor `made`; `moves` are its kernels in
+        either direction. Returns the name of `made`; of `x` without expert parallelism."""
+        if self.kernels.plan.ep == 1:
+            return x
+        self.section.tape.add(TapeOp(name, EXCHANGE, self.module, *moves, reads=(x,), makes=(made,)))
+        return made[0]
+
+    def _grouped(self, x: str) -> None:
+        """Writes the grouped products of the local experts over the tokens in `x`."""
+        section, kernels, s, tokens, local = self.section, self.kernels, self.shapes, self.arrived, self.local
+        width = self.moe.expert_ffn
+        each = max(1, ceil_div(tokens, local))
+        gated = kernels.model.gated_mlp
+        up = (2 if gated else 1) * width
+        act_size = tokens * width * s.act_bytes
+        one = local * s.hidden * width
+        section.weights.experts += [one] * (3 if gated else 2)
+        if kernels.model.mlp_bias:
+            section.weights.experts.append(local * (up + s.hidden))
+        kit = kernels.gemms("ffn.expert_up", each, s.hidden, up, local)
+        self._product("ffn.expert_up", kit, x, ("expert.u", tokens * up * s.act_bytes), s.hidden, local * s.hidden * up)
+        saves: tuple[str, ...] = ("expert.u",)
+        makes = [("expert.act", act_size)]
+        if gated and kernels.style(kernels.stack.activation) == "composed":  # backward reads silu(gate)
+            makes.append(("expert.silu", act_size))
+            saves = ("expert.u", "expert.silu")
+        pattern, reads = "swiglu" if gated else "gelu", ("expert.u",)
+        section.pointwise(
+            *("ffn.expert.act", pattern, tokens * width, kernels.stack.activation),
+            *(reads, tuple(makes), saves, self.module),
+        )
+        kit = kernels.gemms("ffn.expert_down", each, width, s.hidden, local)
+        self._product("ffn.expert_down", kit, "expert.act", ("expert.y", tokens * self.row), width, one)
+
+    def _product(
+        self, name: str, ops: tuple[int, int, int], x: str, made: tuple[str, int], width: int, weights: int
     ) -> None:
-        cast_in, cast_out = section.fp8_casts(name, Casts(elements, elements, makes[1] / s.act_bytes), weights)
-        kept, made = section.kept_input(reads, elements)
+        """Writes a grouped product of the rows of `x`, each of `width` elements."""
+        section, elements = self.section, self.arrived * width
+        cast = self._narrow and x == "permuted"
+        """whether `x` came in 8 bits, so that only the weight's gradient needs another cast of it"""
+        casts = Casts(0 if cast else elements, elements, made[1] / self.shapes.act_bytes)
+        cast_in, cast_out = section.fp8_casts(name, casts, weights)
+        kept, extra = (x, ()) if cast else section.kept_input(x, elements)
         section.tape.add(
             TapeOp(
                 name,
                 "matmul",
-                module,
+                self.module,
                 cast_in + on_compute(ops[0]),
                 cast_out + on_compute(ops[1]),
                 on_compute(ops[2]),
-                reads=(reads,),
+                reads=(x,),
                 saves=(kept,),
-                makes=(makes, *made),
+                makes=(made, *extra),
                 weight_grad_bytes=section.weight_grad_bytes(weights),
             )
         )
-
-    add("ffn.expert_up", kit_fwd, x, ("expert.u", tokens * up * s.act_bytes), tokens * s.hidden, local * s.hidden * up)
-    pattern = "swiglu" if gated else "gelu"
-    saves: tuple[str, ...] = ("expert.u",)
-    makes = [("expert.act", act_size)]
-    if gated and kernels.style(kernels.stack.activation) == "composed":  # backward reads silu(gate)
-        makes.append(("expert.silu", act_size))
-        saves = ("expert.u", "expert.silu")
-    section.pointwise(
-        "ffn.expert.act", pattern, tokens * width, kernels.stack.activation, ("expert.u",), tuple(makes), saves, module
-    )
-    down = kernels.gemms("ffn.expert_down", each, width, s.hidden, local)
-    add("ffn.expert_down", down, "expert.act", ("expert.y", tokens * s.hidden * s.act_bytes), tokens * width, one)
 
 
 def _shared(section: Section, x: str, y: str, module: int) -> None:

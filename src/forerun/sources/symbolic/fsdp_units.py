@@ -10,7 +10,7 @@ read its table, so nothing keeps the table.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from forerun.core.program.types import Block, Category
@@ -22,6 +22,7 @@ from forerun.sources.symbolic.kernels import PlanKernels, TransformerKernels
 from forerun.sources.symbolic.layer import layer_section
 from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.schedule import stage_layers
+from forerun.sources.symbolic.segments import BACKWARD_EXCHANGE, FORWARD_EXCHANGE, cut
 from forerun.sources.symbolic.tape import Tape
 from forerun.sources.symbolic.weights import Gathering, Weights
 
@@ -40,6 +41,10 @@ class Unit:
     """at its end offloaded activations have left the device"""
     returning: Block | None = None
     """at its end offloaded activations have memory on the device again"""
+    forward_pieces: tuple[Block, ...] = ()
+    """the forward pass, cut where it may run beside a backward pass"""
+    backward_pieces: tuple[Block, ...] = ()
+    """the backward pass with its weight gradients, cut likewise"""
     gathering: Gathering | None = None
     """how long each gathered parameter is kept, where that differs between parameters"""
 
@@ -88,14 +93,17 @@ class Staged:
 
 
 def staged_kinds(model: ModelSpec, plan: Plan, stack: Stack) -> list[list[UnitKind]]:
-    """Returns the kinds of units of each pipeline stage in model order, from the embedding to the head."""
+    """Returns the kinds of units of each pipeline stage in model order, from the embedding to the head.
+
+    Copies of the stages follow in the same order.
+    """
     stages, layer = [], 0
     for n in stage_layers(model, plan, stack):
         stages.append([layer_kind(model, plan, number) for number in range(layer, layer + n)])
         layer += n
     stages[0].insert(0, EMBEDDING)
     stages[-1].append(HEAD)
-    return stages
+    return stages * plan.stage_copies
 
 
 def layer_kind(model: ModelSpec, plan: Plan, layer: int) -> UnitKind:
@@ -108,11 +116,12 @@ def staged_transformer(kernels: TransformerKernels, split: bool) -> Staged:
     """Returns the units of a transformer's stages; with `split` weight gradients are separate blocks."""
     units, model = build_units(kernels, split), kernels.model
     numbers = count(-1)  # the embedding has layer number -1
+    kinds = staged_kinds(model, kernels.plan, kernels.stack)
     stages = [
         list(zip([units[kind] for kind in stage], numbers, strict=False))
-        for stage in staged_kinds(model, kernels.plan, kernels.stack)
+        for stage in kinds[: kernels.plan.distinct_stages]
     ]
-    return Staged(kernels, stages, model.tied_embeddings)
+    return Staged(kernels, stages * kernels.plan.stage_copies, model.tied_embeddings)
 
 
 def build_units(kernels: TransformerKernels, split: bool) -> Units:
@@ -137,7 +146,12 @@ def build_units(kernels: TransformerKernels, split: bool) -> Units:
 def _section_unit(name: str, section: Section, split: bool) -> Unit:
     kernels = section.kernels
     gathering = parametrized(section, not kernels.whole_graph) if kernels.stack.parametrized else None
-    return tape_unit(name, section.tape, section.weights, split, gathering)
+    unit = tape_unit(name, section.tape, section.weights, split, gathering)
+    if not kernels.plan.expert_overlap:
+        return unit
+    backward = section.tape.backward_block(late=True)[0].build(unit.backward.name)
+    forward_pieces, backward_pieces = cut(unit.forward, FORWARD_EXCHANGE), cut(backward, BACKWARD_EXCHANGE)
+    return replace(unit, forward_pieces=tuple(forward_pieces), backward_pieces=tuple(backward_pieces))
 
 
 def tape_unit(name: str, tape: Tape, weights: Weights, split: bool = False, gathering: Gathering | None = None) -> Unit:
@@ -156,7 +170,7 @@ def tape_unit(name: str, tape: Tape, weights: Weights, split: bool = False, gath
         None if weight_backward is None else weight_backward.build(name + ".weights"),
         leaving,
         returning,
-        gathering,
+        gathering=gathering,
     )
 
 

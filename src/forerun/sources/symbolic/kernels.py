@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from forerun.common.shipped import shipped_data
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.groups import CommGroup
+from forerun.core.program.kinds import TokenExchange
 from forerun.core.program.types import Collective, Stream
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan import rules
@@ -65,7 +66,7 @@ class PlanKernels:
         self.group_index = {axis: i for i, axis in enumerate(groups)}
         self.group_size = {axis: group.size for axis, group in groups.items()}
         self.marker = self.ops.delay("join", 0)
-        self.matmul_dtype = plan.precision
+        self.matmul_dtype = rules.product_dtype(plan)
         self.wide_dtype = rules.wide_dtype(plan)
         self.fp8 = plan.precision in FP8_PRECISIONS
         self.act_bytes = self.weight_bytes = int(rules.weight_bytes(plan))
@@ -177,9 +178,8 @@ class PlanKernels:
         """The pattern of casts to the plan's narrow precision."""
         if self.plan.precision == "nvfp4":
             return "nvfp4_cast"
-        return {"rowwise": "fp8_cast_rowwise", "mx": "fp8_cast_mx", "delayed": "fp8_cast_delayed"}.get(
-            self.plan.fp8_recipe, "fp8_cast"
-        )
+        by_recipe = {"block": "fp8_cast_block", "mx": "fp8_cast_mx", "delayed": "fp8_cast_delayed"}
+        return {"rowwise": "fp8_cast_rowwise", **by_recipe}.get(self.plan.fp8_recipe, "fp8_cast")
 
     # -- communication -------------------------------------------------------------------------------------
 
@@ -189,6 +189,14 @@ class PlanKernels:
             return []
         op = self.ops.collective(name, kind, self.group_index[axis], size_bytes, self.wide_dtype)
         return [((op, stream),)]
+
+    def token_exchange(self, name: str, by: str, routing: TokenExchange[int], size_bytes: float) -> list[Stage]:
+        """Returns the stage of a kernel of dispatcher `by` over the expert-parallel group; `size_bytes` are those of a
+        copy of each token for each of its experts."""
+        op = self.ops.collective(
+            name, Collective.ALL_TO_ALL, self.group_index["ep"], size_bytes, self.wide_dtype, 1, by, routing
+        )
+        return [((op, Stream.EP),)]
 
     def collective_op(self, name: str, kind: Collective, axis: str, size_bytes: float, dtype: str) -> int:
         """Returns the op number of a collective that the caller places itself."""
@@ -207,6 +215,7 @@ class TransformerKernels(PlanKernels):
     ) -> None:
         """`architecture` is the device's, which decides which kernel scaled_dot_product_attention runs."""
         self.model, self.architecture = model, architecture
+        self.dispatcher = rules.token_dispatcher(plan, stack)
         self.breaks_graphs = rules.breaks_graphs(model, plan, stack)
         self.shapes = shapes = Shapes.of(model, plan, stack)
         share = plan.tp if plan.sequence_parallel or stack.p2p_scatter else 1

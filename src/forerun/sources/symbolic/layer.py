@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.plan import Plan, RecomputedModule
 from forerun.sources.symbolic.attention import SHARED, attention
 from forerun.sources.symbolic.expert import experts
 from forerun.sources.symbolic.feed_forward import feed_forward
@@ -111,6 +111,9 @@ def settle_activations(kernels: PlanKernels, tape: Tape, checkpointed: bool) -> 
     tape.weights_first = kernels.whole_graph
     if checkpointed:
         tape.regions = checkpoint_regions(kernels.plan, tape)
+        _keep_originals(tape)
+    if kernels.fp8:
+        _keep_narrow(kernels, tape)
     if kernels.plan.activation_offload:
         tape.offload = kernels.plan.activation_offload
         tape.offload_op = kernels.ops.host_copy("offload", tape.kept_bytes() * tape.offload)
@@ -123,6 +126,9 @@ def checkpoint_regions(plan: Plan, tape: Tape) -> list[Region]:
         return [Region(0, len(ops) - 1, keep_nothing)]
     if plan.activation_checkpointing == "none" or plan.selective_policy == "params":
         return []
+    if plan.recompute_modules:
+        found = [region for name in plan.recompute_modules for region in _regions_of(name, ops)]
+        return _without_inner(sorted(found, key=lambda region: (region.first, -region.last)))
     policy = plan.selective_policy
     if policy == "op":
         return [Region(0, len(ops) - 1, _SaveEverySecondMatmul(ops))]
@@ -137,6 +143,87 @@ def checkpoint_regions(plan: Plan, tape: Tape) -> list[Region]:
     return _runs(ops, lambda op: op.module == ATTENTION and op.kind != "residual") + _runs(
         ops, lambda op: op.module == FFN and op.kind != "residual"
     )
+
+
+def _regions_of(name: RecomputedModule, ops: list[TapeOp]) -> list[Region]:
+    """Returns the parts of a layer that Megatron-Core's `--recompute-modules` recomputes under this name."""
+    has_experts = any(op.name == "ffn.router" for op in ops)
+    if name == "core_attn":
+        return _runs(ops, lambda op: op.kind in ("core", "attention"))
+    if name == "layernorm":
+        return _runs(ops, lambda op: op.module in (ATTENTION_NORM, FFN_NORM) and op.kind == "norm", discard_output=True)
+    if name == "mla_up_proj":
+        return _latent_region(ops)
+    if name == "moe_act":
+        return _runs(ops, lambda op: op.name == "ffn.expert.act", discard_output=True)
+    if name == "shared_experts":
+        return _runs(ops, lambda op: op.name.startswith("shared."))
+    wanted = has_experts == (name == "moe")
+    return _runs(ops, lambda op: wanted and op.module == FFN and op.kind != "residual")
+
+
+def _latent_region(ops: list[TapeOp]) -> list[Region]:
+    """Returns the region from the norms of latent attention's compressed inputs to the rotation of queries and keys.
+
+    The projection that compresses keys and values lies in between, and is kept.
+    """
+    names = [op.name for op in ops]
+    if "attention.kv_norm" not in names:
+        return []
+    first = names.index("attention.q_norm" if "attention.q_norm" in names else "attention.kv_norm")
+    last = names.index("attention.rope" if "attention.rope" in names else "attention.assemble")
+    return [Region(first, last, lambda op: op.name.startswith("attention.kv_down"), discard_output=True)]
+
+
+def _without_inner(regions: list[Region]) -> list[Region]:
+    """Returns `regions`, in the order of their first operation, without those that lie inside another one."""
+    kept: list[Region] = []
+    for region in regions:
+        if not kept or region.first > kept[-1].last:
+            kept.append(region)
+    return kept
+
+
+def _keep_originals(tape: Tape) -> None:
+    """Lets products keep no fp8 cast of an input that is recomputed: they cast it again (TransformerEngine's
+    save_original_input)."""
+    again = {
+        name
+        for region in tape.regions
+        if region.discard_output
+        for op in tape.ops[region.first : region.last + 1]
+        for name, _ in op.makes
+    }
+    for op in tape.ops:
+        casts = {name + ".fp8": name for name in op.reads if name in again}
+        op.saves = tuple(casts.get(name, name) for name in op.saves)
+        op.makes = tuple(made for made in op.makes if made[0] not in casts)
+
+
+_KEPT_NARROW = {
+    "activation_input": lambda op: op.name.endswith(".act"),
+    "attention_output": lambda op: op.name == "attention.out",
+}
+"""kind of tensor -> the operation that reads it and narrows it"""
+
+
+def _keep_narrow(kernels: PlanKernels, tape: Tape) -> None:
+    """Replaces tensors that wait for the backward pass by narrower copies, where the stack keeps such copies."""
+    wide = kernels.act_bytes
+    for kind, narrow in kernels.stack.fp8_kept.items():
+        for op in filter(_KEPT_NARROW[kind], list(tape.ops)):
+            source = op.reads[0]
+            size = dict(made for each in tape.ops for made in each.makes)[source]
+            kept = int(size * narrow / wide)
+            op.forward = [*op.forward, *kernels.traffic(source + ".narrow", size, kept)]
+            op.backward = [*kernels.traffic(source + ".wide", kept, size), *op.backward]
+            for each in tape.ops:
+                each.saves = tuple(
+                    source + ".narrow" if name in (source, source + ".fp8") else name for name in each.saves
+                )
+                each.makes = tuple(made for made in each.makes if made[0] != source + ".fp8")
+            op.makes = (*op.makes, (source + ".narrow", kept))
+            tape.narrow[source] = source + ".narrow"
 
 
 class _SaveEverySecondMatmul:

@@ -15,17 +15,23 @@ Run = tuple[int, int]
 def groups_of(plan: Plan, node_size: int) -> dict[str, CommGroup]:
     """Returns the communication groups by axis, on nodes of `node_size` ranks, with the axes in the plan's order.
 
-    The group `dp_shard` has the dp_shard x cp ranks that share one model state. Expert parallelism takes the innermost
-    of them; the rest, `dp_expert`, shard an expert.
+    The group `dp_shard` has the dp_shard x cp ranks that share one model state. Of the ranks of tp x cp x dp_shard the
+    innermost, `etp`, split an expert, the next, `ep`, have different experts, and the rest, `dp_expert`, share the
+    state of an expert. Where a pipeline holds each stage twice, the ranks of both copies belong to these groups.
 
     Raises ImpossiblePlan where the ranks can't be cut into equal groups of experts.
     """
     mesh = _Mesh(plan, node_size)
     near = mesh.first("cp", "dp_shard")
-    fsdp = mesh.runs("cp", "dp_shard")
-    experts, beside = _cut(plan, fsdp, near)
-    replicas = mesh.runs("dp_replicate")
     stage = mesh.spacing["pp"]
+    copies = [(plan.stage_copies, stage * plan.pp // plan.stage_copies)] * (plan.stage_copies > 1)
+    fsdp = [*mesh.runs("cp", "dp_shard"), *copies]
+    around = ("tp", "cp", "dp_shard") if plan.experts_apart else ("cp", "dp_shard")
+    split, others = _cut(plan, mesh.runs(*around), plan.etp)
+    experts, beside = _cut(plan, others, plan.ep)
+    inner = mesh.first(*around)
+    beside += copies
+    replicas = mesh.runs("dp_replicate")
     goes_round = plan.virtual_stages > 1 and plan.pp_schedule not in V_SCHEDULES
     borders = plan.pp if goes_round else plan.pp - 1
     inside = ((plan.pp, stage),) if stage * plan.pp < plan.world_size else ()
@@ -35,10 +41,11 @@ def groups_of(plan: Plan, node_size: int) -> dict[str, CommGroup]:
         "cp": on("cp", mesh.runs("cp"), mesh.spacing["cp"]),
         "dp_shard": on("dp_shard", fsdp, near),
         "dp_replicate": on("dp_replicate", replicas, mesh.spacing["dp_replicate"]),
-        "ep": on("ep", experts, near),
-        "dp_expert": on("dp_expert", beside, near * plan.ep),
-        "dp_all": on("dp_all", mesh.runs("cp", "dp_shard", "dp_replicate"), mesh.first(*_DATA)),
-        "dp_expert_all": on("dp_expert_all", _joined([*beside, *replicas]), near * plan.ep),
+        "etp": on("etp", split, inner),
+        "ep": on("ep", experts, inner * plan.etp),
+        "dp_expert": on("dp_expert", beside, inner * plan.etp * plan.ep),
+        "dp_all": on("dp_all", _joined([*mesh.runs(*_DATA), *copies]), mesh.first(*_DATA)),
+        "dp_expert_all": on("dp_expert_all", _joined([*beside, *replicas]), inner * plan.etp * plan.ep),
         "pp": on("pp", mesh.runs("pp"), stage),
         "pp_near": CommGroup("pp_near", 2, 1, 2, stage, borders, inside),
         "pp_far": CommGroup("pp_far", 2, 2, 1, stage, borders, inside),
@@ -84,16 +91,19 @@ def _joined(runs: Sequence[Run]) -> list[Run]:
     return out
 
 
-def _cut(plan: Plan, fsdp: list[Run], inner: int) -> tuple[list[Run], list[Run]]:
-    """Returns the runs of the innermost `ep` ranks of `fsdp`, and those of the other ranks."""
-    if plan.fsdp % plan.ep:
-        raise ImpossiblePlan(f"impossible plan: ep {plan.ep} does not divide dp_shard {plan.dp_shard} x cp {plan.cp}")
-    left, taken, beside = plan.ep, [], []
-    for size, spacing in fsdp:
+def _cut(plan: Plan, runs: list[Run], degree: int) -> tuple[list[Run], list[Run]]:
+    """Returns the runs of the innermost `degree` ranks of `runs`, and those of the other ranks."""
+    left, taken, beside = degree, [], []
+    for size, spacing in runs:
         part = min(left, size)
         if size % part or left % part:
-            raise ImpossiblePlan(f"impossible plan: ep {plan.ep} can't be cut out of mesh_order {plan.mesh_order}")
+            break
         left //= part
         taken += [(part, spacing)] * (part > 1)
         beside += [(size // part, spacing * part)] * (size > part)
+    if left > 1 or len(taken) + len(beside) < len(runs):
+        raise ImpossiblePlan(
+            f"impossible plan: etp {plan.etp} x ep {plan.ep} can't be cut out of tp {plan.tp} x cp {plan.cp} x dp_shard"
+            f" {plan.dp_shard} in mesh_order {plan.mesh_order}"
+        )
     return taken, beside

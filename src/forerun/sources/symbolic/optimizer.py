@@ -81,8 +81,8 @@ def _norm_reductions(kernels: PlanKernels, weights: Weights) -> list[tuple[str, 
     dense, experts = len(weights.matrices) + len(weights.vectors), len(weights.experts)
     found = []
     if kernels.plan.shards_parameters:
-        found += [("dp_shard", dense + (experts if kernels.plan.ep == 1 else 0))]
-        found += [("dp_shard", experts)] if kernels.plan.ep > 1 and experts else []
+        found += [("dp_shard", dense + (0 if kernels.plan.experts_apart else experts))]
+        found += [("dp_shard", experts)] if kernels.plan.experts_apart and experts else []
     found += [("tp", dense)] if kernels.plan.tp > 1 else []
     return found + ([("pp", 1)] if kernels.plan.pp > 1 else [])
 
@@ -128,7 +128,7 @@ def _gather_updated(kernels: PlanKernels, block: BlockBuilder, weights: Weights)
     size = weights.total * kernels.weight_bytes
     first = last = len(block) - 1
     if stack.owner_broadcast_us:
-        owners = plan.fsdp
+        owners = plan.state_ranks
         op = kernels.ops.delay("parameters.broadcast", int(stack.owner_broadcast_us * 1e6 * owners))
         block.node(op, phase=Phase.OPTIMIZER, module=kernels.optimizer_module)
         return

@@ -35,45 +35,56 @@ def rank_stages(plan: Plan, rank: int) -> list[int]:
 
 def actions(plan: Plan) -> list[list[Action]]:
     """Returns the actions of every pipeline rank, in order."""
-    return [list(row) for row in _actions(plan.pp_schedule, plan.pp, plan.virtual_stages, plan.n_microbatches)]
+    return [list(rank_actions(plan, rank)) for rank in range(plan.pp)]
 
 
 def rank_actions(plan: Plan, rank: int) -> tuple[Action, ...]:
     """Returns the actions of one pipeline rank, in order."""
-    return _rank_actions(plan.pp_schedule, plan.pp, rank, plan.virtual_stages, plan.n_microbatches)
+    return tuple(action for turn in rank_turns(plan, rank) for action in turn)
 
 
-@lru_cache(maxsize=256)
-def _actions(schedule: str, p: int, v: int, m: int) -> tuple[tuple[Action, ...], ...]:
-    return tuple(_rank_actions(schedule, p, rank, v, m) for rank in range(p))
+Turn = tuple[Action, ...]
+"""one action; or a forward pass and a backward pass side by side, with the latter's weight pass where there is one"""
 
 
-def _rank_actions(schedule: str, p: int, r: int, v: int, m: int) -> tuple[Action, ...]:
+def rank_turns(plan: Plan, rank: int) -> tuple[Turn, ...]:
+    """Returns the actions of one pipeline rank in order, and which of them run side by side (`expert_overlap`)."""
+    sizes = plan.pp, rank, plan.virtual_stages, plan.n_microbatches
+    return _rank_turns(plan.pp_schedule, *sizes, plan.expert_overlap)
+
+
+@lru_cache(maxsize=4096)
+def _rank_turns(schedule: str, p: int, r: int, v: int, m: int, overlap: bool) -> tuple[Turn, ...]:
+    """Returns the turns of rank `r`.
+
+    To pair passes of different micro batches, 1F1B starts with one more forward pass.
+    """
     if p == 1:
-        return tuple(a for i in range(m) for a in (Action("F", 0, i), Action("B", 0, i)))
-    if schedule == "GPipe":
-        return (*(Action("F", r, i) for i in range(m)), *(Action("B", r, i) for i in range(m)))
-    if schedule == "1F1B" and v == 1:
-        return _one_f_one_b(p, r, m)
-    if schedule in ("1F1B", "Interleaved1F1B"):
-        return _interleaved(p, r, v, m)
-    if schedule == "ZB1P":
-        return _zero_bubble(p, r, m)
-    if schedule == "ZBV":
-        return _zbv(p, r, m)
-    return _dual_pipe_v(p, r, m)
+        found = _one_f_one_b(p, r, m, int(overlap))
+    elif schedule == "GPipe":
+        found = [*((Action("F", r, i),) for i in range(m)), *((Action("B", r, i),) for i in range(m))]
+    elif schedule == "1F1B" and v == 1:
+        found = _one_f_one_b(p, r, m, int(overlap))
+    elif schedule in ("1F1B", "Interleaved1F1B"):
+        found = _interleaved(p, r, v, m, int(overlap))
+    elif schedule == "ZB1P":
+        found = [(action,) for action in _zero_bubble(p, r, m)]
+    elif schedule == "ZBV":
+        found = [(action,) for action in _zbv(p, r, m)]
+    else:
+        found = _dual_pipe(p, r, m) if schedule == "DualPipe" else _dual_pipe_v(p, r, m)
+    return tuple(found) if overlap else tuple((action,) for turn in found for action in turn)
 
 
-def _one_f_one_b(p: int, rank: int, m: int) -> tuple[Action, ...]:
-    warmup = min(p - 1 - rank, m)
-    order = [Action("F", rank, i) for i in range(warmup)]
-    for i in range(m - warmup):
-        order += [Action("F", rank, warmup + i), Action("B", rank, i)]
-    order += [Action("B", rank, i) for i in range(m - warmup, m)]
-    return tuple(order)
+def _one_f_one_b(p: int, rank: int, m: int, ahead: int) -> list[Turn]:
+    warmup = min(p - 1 - rank + ahead, m)
+    order: list[Turn] = [(Action("F", rank, i),) for i in range(warmup)]
+    order += [(Action("F", rank, warmup + i), Action("B", rank, i)) for i in range(m - warmup)]
+    order += [(Action("B", rank, i),) for i in range(m - warmup, m)]
+    return order
 
 
-def _interleaved(p: int, rank: int, v: int, m: int) -> tuple[Action, ...]:
+def _interleaved(p: int, rank: int, v: int, m: int, ahead: int) -> list[Turn]:
     """Returns Megatron-LM's interleaved schedule (arXiv 2104.04473, section 2.2): micro batches in groups of p."""
     if m % p:
         raise ImpossiblePlan(f"impossible plan: Interleaved1F1B: {m} micro batches are not divisible by pp {p}")
@@ -87,12 +98,11 @@ def _interleaved(p: int, rank: int, v: int, m: int) -> tuple[Action, ...]:
         group, inside = divmod(k, p * v)
         return Action("B", (v - 1 - inside // p) * p + rank, group * p + inside % p)
 
-    warmup = total if m == p else min(total, (p - rank - 1) * 2 + (v - 1) * p)
-    order = [forward(k) for k in range(warmup)]
-    for k in range(total - warmup):
-        order += [forward(warmup + k), backward(k)]
-    order += [backward(k) for k in range(total - warmup, total)]
-    return tuple(order)
+    warmup = total if m == p else min(total, (p - rank - 1) * 2 + (v - 1) * p + ahead)
+    order: list[Turn] = [(forward(k),) for k in range(warmup)]
+    order += [(forward(warmup + k), backward(k)) for k in range(total - warmup)]
+    order += [(backward(k),) for k in range(total - warmup, total)]
+    return order
 
 
 def _zero_bubble(p: int, rank: int, m: int) -> tuple[Action, ...]:
@@ -116,7 +126,7 @@ class _VRank:
 
     def __init__(self, p: int, rank: int) -> None:
         self.stages = (rank, 2 * p - 1 - rank)
-        self.order: list[Action] = []
+        self.order: list[Turn] = []
         self.later: list[tuple[int, int]] = []
         """(half, micro batch) of the weight passes that were put off"""
         self.next: dict[Pass, list[int]] = {"F": [0, 0], "B": [0, 0]}
@@ -124,7 +134,7 @@ class _VRank:
     def _add(self, kind: Pass, half: int) -> int:
         number = self.next[kind][half]
         self.next[kind][half] += 1
-        self.order.append(Action(kind, self.stages[half], number))
+        self.order.append((Action(kind, self.stages[half], number),))
         return number
 
     def forward(self, half: int) -> None:
@@ -140,7 +150,14 @@ class _VRank:
     def weights(self, place: int = 0) -> None:
         """Appends a weight pass that was put off: the oldest, or the one at index `place`."""
         half, number = self.later.pop(place)
-        self.order.append(Action("W", self.stages[half], number))
+        self.order.append((Action("W", self.stages[half], number),))
+
+    def beside(self, forward: int, backward: int) -> None:
+        """Appends a forward pass of one half and a whole backward pass of the other one, side by side."""
+        first = len(self.order)
+        self.forward(forward)
+        self.backward(backward)
+        self.order[first:] = [tuple(action for turn in self.order[first:] for action in turn)]
 
 
 def _zbv(p: int, rank: int, m: int) -> tuple[Action, ...]:
@@ -175,10 +192,10 @@ def _zbv(p: int, rank: int, m: int) -> tuple[Action, ...]:
         v.weights()
     while v.later:
         v.weights(next((i for i, (half, _) in enumerate(v.later) if half), 0))
-    return tuple(action for action in v.order if action.microbatch < m)
+    return tuple(action for turn in v.order for action in turn if action.microbatch < m)
 
 
-def _dual_pipe_v(p: int, rank: int, m: int) -> tuple[Action, ...]:
+def _dual_pipe_v(p: int, rank: int, m: int) -> list[Turn]:
     """Returns DualPipeV's eight phases (half of DeepSeek's DualPipe, arXiv 2412.19437, section 3.2.1); m >= 2 p."""
     v = _VRank(p, rank)
     for _ in range(2 * (p - rank - 1)):
@@ -190,14 +207,11 @@ def _dual_pipe_v(p: int, rank: int, m: int) -> tuple[Action, ...]:
         v.backward(1)
         v.forward(1)
     for _ in range(m - 2 * p + rank + 1):
-        v.forward(0)
-        v.backward(1)
-        v.forward(1)
-        v.backward(0)
+        v.beside(0, 1)
+        v.beside(1, 0)
     for _ in range(p - rank - 1):
         v.backward(1)
-        v.forward(1)
-        v.backward(0)
+        v.beside(1, 0)
     half = (rank + 1) // 2
     for i in range(rank + 1):
         v.backward(1, put_off=i > half or (i == half and rank % 2 == 1))
@@ -207,15 +221,32 @@ def _dual_pipe_v(p: int, rank: int, m: int) -> tuple[Action, ...]:
         v.backward(0, put_off=True)
     while v.later:
         v.weights()
-    return tuple(v.order)
+    return v.order
+
+
+def _dual_pipe(p: int, rank: int, m: int) -> list[Turn]:
+    """Returns DualPipe (arXiv 2412.19437, section 3.2.1): micro batches enter at both ends of the pipeline.
+
+    Half of them go through stages 0 to p - 1, the others through stages p to 2 p - 1, which are copies of the former on
+    the ranks in reverse. A rank and its mirror image do the same, in the order of a rank of a DualPipeV half as long.
+    """
+    near = min(rank, p - 1 - rank)
+    own = (rank, 2 * p - 1 - rank) if rank < p // 2 else (2 * p - 1 - rank, rank)
+
+    def here(action: Action) -> Action:
+        stage = own[action.stage != near]
+        return Action(action.kind, stage, action.microbatch + (m // 2 if stage >= p else 0))
+
+    return [tuple(here(action) for action in turn) for turn in _dual_pipe_v(p // 2, near, m // 2)]
 
 
 def layers_of_stages(n_layers: int, plan: Plan) -> list[int]:
     """Returns the number of layers of each stage in model order.
 
     Stages get equal numbers, the first ones the remainder. With `balance_ends` embedding and head count as layers.
+    Copies of stages are not listed.
     """
-    stages = plan.n_stages
+    stages = plan.distinct_stages
     if plan.layers_per_stage is not None:
         return list(plan.layers_per_stage)
     ends = 2 if plan.balance_ends and stages > 1 else 0
@@ -233,7 +264,7 @@ def stage_layers(model: ModelSpec, plan: Plan, stack: Stack) -> list[int]:
     """Returns the number of layers of each stage in model order; `stack` cuts `model` where the plan does not."""
     if not stack.stages_by_cost or plan.n_stages == 1 or plan.layers_per_stage is not None or plan.balance_ends:
         return layers_of_stages(model.n_layers, plan)
-    return _by_cost(model, plan.n_stages)
+    return _by_cost(model, plan.distinct_stages)
 
 
 def _by_cost(model: ModelSpec, stages: int) -> list[int]:

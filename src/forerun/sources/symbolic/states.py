@@ -31,6 +31,11 @@ def state_tensors(optimizer: Column) -> Column:
     return numbers(lambda name: _optimizer(name)["tensors"], optimizer)
 
 
+def _moment_bytes(plan: Plans) -> Column:
+    """Returns the bytes of the optimizer's tensors for each parameter."""
+    return rules.element_bytes(plan.moment_dtype) * state_tensors(plan.optimizer)
+
+
 @dataclass(frozen=True, slots=True)
 class States:
     """Bytes that stay allocated through the whole step: of a rank, or (n,) of the ranks of n plans."""
@@ -53,7 +58,7 @@ def resident_states(plan: Plans, stack: Stack, total: Column, local: Column, gra
     sharded = local * master * (plan.offload != "params")
     whole = total * where(copied, rules.weight_bytes(plan), master)
     kept = no(plan.uses_fsdp) & rules.keeps_gradient_buffer(stack)
-    states = (_FP32 * state_tensors(plan.optimizer) + _FP32 * copied) * (plan.offload == "none")
+    states = (_moment_bytes(plan) + _FP32 * copied) * (plan.offload == "none")
     return States(where(plan.uses_fsdp, sharded, whole), gradients * kept, local * states)
 
 
@@ -70,7 +75,7 @@ class Update:
 def update_of(plan: Plans, stack: Stack, gradient_bytes: Column) -> Update:
     """Returns what the optimizer of `plan` moves; a gradient has `gradient_bytes` bytes an element."""
     master = where(rules.weight_bytes(plan) == 2, _FP32, rules.element_bytes(plan.master_dtype))
-    kept = master + _FP32 * state_tensors(plan.optimizer)
+    kept = master + _moment_bytes(plan)
     written = kept + rules.has_working_copy(plan, stack) * rules.weight_bytes(plan)
     fused = plan.optimizer_impl == "fused"
     return Update(

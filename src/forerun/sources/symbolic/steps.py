@@ -51,6 +51,8 @@ class Part:
     weights: int
     leaving: int
     returning: int
+    forward_pieces: tuple[int, ...]
+    backward_pieces: tuple[int, ...]
     parallel: Around
     after_forward: Around
     """around the parameters that are freed after the forward pass"""

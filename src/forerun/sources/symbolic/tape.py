@@ -24,6 +24,10 @@ Held = tuple[int, int, int]
 """temporary memory of an operation: bytes, and the first and last of its stages that need it"""
 
 
+EXCHANGE = "exchange"
+"""kind of the operations that bring tokens to other ranks"""
+
+
 def on_compute(*ops: int) -> list[Stage]:
     """Returns one stage for each op, one after the other on the compute stream."""
     return [((op, _COMPUTE),) for op in ops]
@@ -103,6 +107,8 @@ class Tape:
         """fraction of each kept tensor that waits for backward in host memory"""
         self.offload_op = -1
         """op number of the copy of that fraction over the host link; -1 without offload"""
+        self.narrow: dict[str, str] = {}
+        """tensors that are kept as narrower copies -> the copies"""
         self.held: frozenset[str] = frozenset()
         """inputs that another tape already keeps"""
 
@@ -143,10 +149,13 @@ class Tape:
             if region is not None:
                 if region.keep(op) and not self.compiled:
                     kept.update(name for name, _ in op.makes)
-                kept.update(name for name in op.reads if not region.first <= maker.get(name, -1) <= region.last)
+                runs_again = not (region.discard_output and region.keep(op))
+                outside = (name for name in op.reads if not region.first <= maker.get(name, -1) <= region.last)
+                kept.update(self.narrow.get(name, name) for name in outside if runs_again)
         if self.compiled:
             again = [i for region in self.regions for i in self._recomputed(region)]
-            kept.update(name for i in again for name in self.ops[i].reads if maker.get(name, i) not in again)
+            outside = (name for i in again for name in self.ops[i].reads if maker.get(name, i) not in again)
+            kept.update(self.narrow.get(name, name) for name in outside)
         return kept
 
     def _recomputed(self, region: Region) -> list[int]:
@@ -218,14 +227,17 @@ class Tape:
                 returning.tensor(share, category, back, -1)
         return leaving, returning
 
-    def backward_block(self, split: bool = False) -> tuple[BlockBuilder, BlockBuilder | None]:
-        """Returns the block of the backward pass, and with `split` a second one of the weight gradients."""
+    def backward_block(self, split: bool = False, late: bool = False) -> tuple[BlockBuilder, BlockBuilder | None]:
+        """Returns the block of the backward pass, and with `split` a second one of the weight gradients.
+
+        With `late` the weight gradients of the operations before an exchange run beside it, so that it starts earlier.
+        """
         writer = _Writer(self.marker)
         weights = _Writer(self.marker) if split else None
         fetched: tuple[tuple[int, Stream], ...] = ()
         if self.offload_op >= 0:  # the copy back runs beside the block's own kernels
             fetched = ((writer.block.node(self.offload_op, Stream.COPY, _BACKWARD), Stream.COPY),)
-        _Backward(self, writer, weights).run()
+        _Backward(self, writer, weights, late).run()
         writer.before += fetched
         writer.join()
         if weights is not None:
@@ -236,8 +248,11 @@ class Tape:
 class _Backward:
     """One walk of a tape in reverse."""
 
-    def __init__(self, tape: Tape, writer: _Writer, weights: _Writer | None) -> None:
+    def __init__(self, tape: Tape, writer: _Writer, weights: _Writer | None, late: bool) -> None:
         self.tape = tape
+        self.late = late
+        self.waiting: list[tuple[int, TapeOp]] = []
+        """operations whose weight gradients wait for the launch of the next exchange"""
         self.writer = writer
         self.weights = weights
         self.sizes = tape._sizes()
@@ -257,7 +272,7 @@ class _Backward:
         for region in self.tape.regions:
             inside = ops[region.first : region.last + 1]
             made = {name for op in inside for name, _ in op.makes}
-            for tensor in {name for op in inside for name in op.reads} - made:
+            for tensor in {self.tape.narrow.get(name, name) for op in inside for name in op.reads if name not in made}:
                 last_use[tensor] = min(region.first, last_use.get(tensor, region.first))
         for i, op in enumerate(ops):
             for name, _ in op.makes:
@@ -282,6 +297,7 @@ class _Backward:
             for region in regions.get(i, ()):
                 self._recompute(region)
             self._op(i, ops[i])
+        self._catch_up()
         end = len(self.writer.block) - 1
         for size, start, category in self.grads.values():
             self.writer.block.tensor(size, category, start, end)
@@ -305,22 +321,47 @@ class _Backward:
             self.writer.stages(op.weight_backward, _BACKWARD, op.module)
         turn = len(block)
         self.writer.hold(op.backward_held, self.writer.stages(op.backward, _BACKWARD, op.module), op.passing)
-        if not ahead:
+        wait = self.late and self.weights is None and bool(op.weight_backward)
+        if wait:
+            self.waiting.append((i, op))
+        elif not ahead:
             (self.weights or self.writer).stages(op.weight_backward, _BACKWARD, op.module)
-        if op.weight_grad_bytes:
-            target = (self.weights or self.writer).block
-            target.tensor(op.weight_grad_bytes, _UNSHARDED, max(0, len(target) - 1), -1)
+        if op.weight_grad_bytes and not wait:
+            self._weight_gradient(op)
         first, last = self.writer.span(first)
         if op.scratch_bytes:
             block.tensor(op.scratch_bytes, op.passing, first, last)
         self._gradients(op, turn if ahead else first, last)
+        if not wait:
+            self._release(i, op, turn if ahead else -1, last)
+        if op.kind == EXCHANGE:
+            self._catch_up()
+
+    def _weight_gradient(self, op: TapeOp) -> None:
+        target = (self.weights or self.writer).block
+        target.tensor(op.weight_grad_bytes, _UNSHARDED, max(0, len(target) - 1), -1)
+
+    def _catch_up(self) -> None:
+        """Writes the weight gradients that have waited, beside the exchange that was written last."""
+        before, self.writer.before = self.writer.before, ()
+        for i, op in self.waiting:
+            self.writer.stages(op.weight_backward, _BACKWARD, op.module)
+            if op.weight_grad_bytes:
+                self._weight_gradient(op)
+            self._release(i, op, -1, len(self.writer.block) - 1)
+        self.waiting.clear()
+        self.writer.before = before or self.writer.before
+
+    def _release(self, i: int, op: TapeOp, turn: int, last: int) -> None:
+        """Frees the tensors that operation `i` reads last; its inputs before node `turn`, unless that is negative."""
+        block = self.writer.block
         for tensor in self.release.get(i, ()):
             if tensor in self.tape.held:
                 continue
             if tensor in self.kept:
                 category = self._category(tensor)
                 target = self.weights.block if self.weights and op.weight_backward else block
-                end = max(0, (turn if ahead and tensor in op.reads else len(target)) - 1)
+                end = max(0, (turn if turn >= 0 and tensor in op.reads else len(target)) - 1)
                 for part in self.tape._parts(self.sizes[tensor]):
                     target.tensor(part, category, -1, end)
             elif tensor in self.remade:

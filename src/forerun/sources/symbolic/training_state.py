@@ -82,7 +82,8 @@ def _saved(kernels: PlanKernels, ranks: list[list[Weights]]) -> SavedState:
     parts = [Weights.joined(weights) for weights in ranks]
     weight_bytes, states = _element_bytes(kernels)
     copies = plan.dp * plan.cp
-    shares = [(part.dense + part.expert * plan.ep) * (weight_bytes + states) / copies for part in parts]
+    kinds = plan.ep * plan.etp / plan.tp
+    shares = [(part.dense + part.expert * kinds) * (weight_bytes + states) / copies for part in parts]
     held = [_held_elements(kernels, part, weight_bytes, states) for part in parts]
     ranks_of_stage = plan.world_size // plan.pp
     return SavedState(
@@ -96,10 +97,9 @@ def _saved(kernels: PlanKernels, ranks: list[list[Weights]]) -> SavedState:
 
 def _element_bytes(kernels: PlanKernels) -> tuple[int, int]:
     """Returns the bytes of an element of the weights that kernels read, and of its optimizer state."""
-    master, states = DTYPE_BYTES[kernels.plan.master_dtype], 4 * state_tensors(kernels.plan.optimizer)
-    return (
-        (kernels.weight_bytes, master + states) if has_working_copy(kernels.plan, kernels.stack) else (master, states)
-    )
+    plan = kernels.plan
+    master, states = DTYPE_BYTES[plan.master_dtype], DTYPE_BYTES[plan.moment_dtype] * state_tensors(plan.optimizer)
+    return (kernels.weight_bytes, master + states) if has_working_copy(plan, kernels.stack) else (master, states)
 
 
 def _held_elements(kernels: PlanKernels, part: Weights, weight_bytes: int, states: int) -> int:
@@ -120,7 +120,7 @@ def _stages(kernels: PlanKernels, units: list[Weights], batch_bytes: int) -> tup
     pairs = []
     for unit in units:
         for size in (*unit.matrices, *unit.vectors, *unit.experts):
-            over = max(1, ranks // plan.ep) if size in unit.experts else ranks
+            over = max(1, ranks * plan.tp // (plan.ep * plan.etp)) if size in unit.experts else ranks
             pairs.append((_block(size * master), _block(sharded(size, over) * master)))
     shards = sum(shard for _, shard in pairs)
     stages = [

@@ -79,7 +79,8 @@ def _mesh(t: Translation) -> list[str]:
         lines.append(f"--cp-comm-type {method}")
     ep = t.give("ep")
     if t.model.moe:
-        lines += [f"--expert-model-parallel-size {ep}", "--expert-tensor-parallel-size 1"]
+        lines += [f"--expert-model-parallel-size {ep}", f"--expert-tensor-parallel-size {t.give('etp')}"]
+        lines += ["--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"] * bool(t.give("expert_overlap"))
         if plan.tp > 1 and not plan.sequence_parallel:
             t.refuse("sequence_parallel", "Megatron-LM trains experts under tp only with it")
     return lines
@@ -198,7 +199,9 @@ def _checkpointing(t: Translation) -> list[str]:
 
 def _selective(t: Translation) -> list[str]:
     policy, same = t.plan.selective_policy, t.own.constants["recompute_modules"]
-    if policy in same:
+    if t.plan.recompute_modules:
+        modules = t.give("recompute_modules")
+    elif policy in same:
         t.give("selective_policy")
         modules = tuple(same[policy])
     elif policy == "mlp-act-norm":

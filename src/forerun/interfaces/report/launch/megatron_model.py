@@ -6,6 +6,7 @@ megatron/core/transformer/transformer_config.py (whose fields are arguments).
 
 from __future__ import annotations
 
+from forerun.describe.kernels.dispatchers import AUTO
 from forerun.describe.model.spec import MoESpec
 from forerun.describe.stacks.catalog import load_stack
 from forerun.interfaces.report.launch.translation import Translation
@@ -93,13 +94,22 @@ def _attention(t: Translation) -> list[str]:
     ]
 
 
+def _dispatcher(t: Translation) -> list[str]:
+    name = t.give("dispatcher")
+    if name in ("deepep", "hybridep"):
+        return ["--moe-token-dispatcher-type flex", f"--moe-flex-dispatcher-backend {name}"]
+    if name not in (AUTO, "alltoall", "allgather"):
+        t.refuse("dispatcher", "Megatron-LM has alltoall, allgather, deepep and hybridep")
+    return [f"--moe-token-dispatcher-type {'alltoall' if name == AUTO else name}"]
+
+
 def _experts(t: Translation, moe: MoESpec) -> list[str]:
     lines = [
         f"--num-experts {moe.n_experts}",
         f"--moe-router-topk {moe.top_k}",
         f"--moe-ffn-hidden-size {moe.expert_ffn}",
         "--moe-grouped-gemm",
-        "--moe-token-dispatcher-type alltoall",
+        *_dispatcher(t),
     ]
     if moe.n_dense_layers:
         lines.append(f"--moe-layer-freq [0]*{moe.n_dense_layers}+[1]*{t.model.n_layers - moe.n_dense_layers}")
@@ -108,6 +118,8 @@ def _experts(t: Translation, moe: MoESpec) -> list[str]:
         lines += ["--moe-shared-expert-gate"] if moe.shared_gate else []
     if moe.router_bias:
         lines += ["--moe-router-score-function sigmoid", "--moe-router-enable-expert-bias"]
+    if moe.n_groups > 1:
+        lines += [f"--moe-router-num-groups {moe.n_groups}", f"--moe-router-group-topk {moe.top_groups}"]
     if moe.capacity_factor is not None:
         lines += [f"--moe-expert-capacity-factor {moe.capacity_factor}", "--moe-pad-expert-input-to-capacity"]
     t.remark("router: losses that balance experts and groups of experts are not in the model here; add Megatron-LM's")

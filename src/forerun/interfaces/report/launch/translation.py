@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from forerun.common.errors import ForerunError
 from forerun.common.shipped import shipped_data
 from forerun.describe.cluster.types import Cluster
+from forerun.describe.kernels.dispatchers import AUTO
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.describe.plan.plan import DEFAULT_ORDER, FP8_PRECISIONS, Plan
@@ -144,8 +145,14 @@ class Translation:
             implied("fp8_all_gather")
         if plan.activation_checkpointing == "none":
             implied("checkpoint_every")
-        if plan.activation_checkpointing != "selective":
+        if plan.activation_checkpointing != "selective" or plan.recompute_modules:
             implied("selective_policy")
+        no_modules = plan.activation_checkpointing != "selective" or not plan.recompute_modules
+        self.implied_if(
+            no_modules, "recompute_modules", "wrap these modules in your script; the tool has no such setting"
+        )
+        if self.model.moe is None:
+            implied("etp", "dispatcher", "expert_overlap")
         if not plan.compile:
             implied("compile_loss", "graph_breaks")
         if plan.graph_breaks:
@@ -155,6 +162,10 @@ class Translation:
         without = not plan.shards_parameters or not plan.shard_min_mib
         self.implied_if(without, "shard_min_mib", "shards parameters of every size")
         self.implied_if(not plan.autocast, "autocast", "put torch.autocast around the model in your script")
+        self.implied_if(plan.etp == 1, "etp", "the tool keeps experts whole, or splits them over all of tp")
+        self.implied_if(plan.dispatcher == AUTO, "dispatcher", "replace the tool's exchange of tokens in your script")
+        self.implied_if(not plan.expert_overlap, "expert_overlap", "the tool runs one pass after the other")
+        self.implied_if(plan.moment_dtype == "fp32", "moment_dtype", "the tool's optimizer keeps its moments in fp32")
         if plan.expert_imbalance == 1:
             implied("expert_imbalance")
         else:
