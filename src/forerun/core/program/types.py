@@ -149,8 +149,8 @@ class OpTable:
     dtype: tuple[str, ...]
     """dtype of the arithmetic, or of the bytes moved; empty where it is not known"""
     kernel: tuple[str, ...]
-    """of attention the kernel that runs it; of collectives the dispatcher whose own kernel sends tokens; of memory-bound
-    ops their kind, which says what share of HBM's bandwidth they reach; else empty"""
+    """of attention the kernel that runs it; of collectives the dispatcher whose own kernel sends tokens; of
+    memory-bound ops their kind, which says what share of HBM's bandwidth they reach; else empty"""
     details: I64
     """(n_ops, N_DETAILS): the columns of each row's own kind (`kinds.KINDS`), then zeros"""
     flops: F64

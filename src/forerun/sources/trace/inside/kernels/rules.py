@@ -76,6 +76,7 @@ def _data() -> tuple[frozenset[str], dict[str, Traits]]:
             tuple(entry.get("unread", ())),
             tuple(entry.get("twice", ())),
             bool(entry.get("sync", False)),
+            entry.get("kernel", ""),
         )
     return frozenset(data["nothing"]), traits
 

@@ -148,6 +148,8 @@ class Traits:
     """The positions of arguments that are read in two passes."""
     sync: bool = False
     """Whether the host waits to learn the size of the result."""
+    kernel: str = ""
+    """The kind of the kernels in core/cost/kernels.yaml, which says what share of HBM's bandwidth they reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,7 @@ def memory(
     """Returns one memory-bound row named after the operator; nothing where no byte moves."""
     if read + written <= 0:
         return []
-    row = table.memory(plan.name, read, written, launches, flops, dtype)
+    row = table.memory(plan.name, read, written, launches, flops, dtype, plan.traits.kernel)
     return [Kernel(row, workspace_bytes, sync=plan.traits.sync, guessed=plan.guessed)]
 
 
