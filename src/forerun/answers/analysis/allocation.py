@@ -31,7 +31,7 @@ class Allocation:
 
     @property
     def still_growing(self) -> bool:
-        """Whether the last step needed more memory than the step before it."""
+        """Returns whether the last step needed more memory than the step before it."""
         return len(self.steps) > 1 and self.steps[-1].reserved_bytes > self.steps[-2].reserved_bytes
 
 

@@ -72,7 +72,7 @@ class Usage:
 
     @property
     def is_bottleneck(self) -> bool:
-        """Whether the value is above the threshold."""
+        """Returns whether the value is above the threshold."""
         return self.value > self.threshold
 
 

@@ -282,7 +282,7 @@ def _rewrite(cls: RankClass, steps: list[int]) -> RankClass:
 
 
 def _host_stays_ahead(parts: list[_Closed]) -> bool:
-    """Whether no node of these consecutive blocks waits for the host, which has just issued the first node."""
+    """Returns whether no node of these consecutive blocks waits for the host, which has just issued the first node."""
     lead = parts[0].first_issue_ps
     for part in parts:
         if part.lead_ps > lead:

@@ -72,7 +72,7 @@ class Event:
 
     @property
     def timestamp(self) -> float:
-        """Seconds since the beginning of the run."""
+        """Returns the seconds since the beginning of the run."""
         return self.time_ps / PS_PER_S
 
 

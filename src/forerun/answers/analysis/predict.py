@@ -43,7 +43,7 @@ def predict_setup(setup: Setup) -> Prediction:
 
 
 def is_worth_folding(plan: Plan) -> bool:
-    """Whether a step has so many passes that finding repeated blocks is faster than running them all."""
+    """Returns whether a step has so many passes that finding repeated blocks is faster than running them all."""
     return plan.pp * plan.n_microbatches > _FEW_PASSES
 
 

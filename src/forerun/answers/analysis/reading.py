@@ -183,7 +183,7 @@ class _Ran:
 
     @cached_property
     def seconds(self) -> F64:
-        """Seconds by rank class and Cause, (n_classes, N_CAUSES)."""
+        """Returns the seconds by rank class and Cause, (n_classes, N_CAUSES)."""
         out: F64 = breakdown_ps(self.flat, self.reduced.program, self.timeline, self.reduced.split_ps) / PS_PER_S
         return out
 
@@ -194,7 +194,7 @@ class _Ran:
 
     @property
     def shared_s(self) -> float:
-        """Seconds that sharing links adds to the collectives and transfers of the slowest rank class."""
+        """Returns the seconds that sharing links adds to the collectives and transfers of the slowest rank class."""
         added_ps = shared_ps(self.flat, self.reduced.costs, self.timeline, self.reduced.shared_ps)
         return float(added_ps[self.slowest]) / PS_PER_S
 

@@ -118,7 +118,7 @@ class _Work:
 
     @property
     def in_graphs(self) -> bool:
-        """Whether the host launches CUDA graphs, whose kernels it never sees."""
+        """Returns whether the host launches CUDA graphs, whose kernels it never sees."""
         return self.simulation.subject.launching.cuda_graphs
 
     @property

@@ -132,7 +132,7 @@ def _time_quantiles(group: str, architecture: str) -> Quantiles:
 
 
 def is_fitted(stack: Stack) -> bool:
-    """Whether enough measured steps inform the rates of a stack."""
+    """Returns whether enough measured steps inform the rates of a stack."""
     found = (_FITTED.match(how) for how in stack.fitted.values())
     return max((int(one[1] or 0) for one in found if one), default=0) >= residuals().least_rows
 

@@ -50,7 +50,7 @@ class WorkChange:
 
     @property
     def lost_s(self) -> float:
-        """Seconds that the work takes longer."""
+        """Returns the seconds that the work takes longer."""
         return self.after.time_s - self.before.time_s
 
     @property
@@ -74,7 +74,7 @@ class TensorChange:
 
     @property
     def grown_bytes(self) -> int:
-        """Bytes by which they grew."""
+        """Returns the bytes by which they grew."""
         return self.after_bytes - self.before_bytes
 
     @property

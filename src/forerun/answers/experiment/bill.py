@@ -51,7 +51,7 @@ def bill_of(
 
 
 def gpu_dollars_per_hour(setup: Setup, prices: Prices) -> float | None:
-    """Dollars per hour of all GPUs together, each kind at the price of its device. None without a price.
+    """Returns dollars per hour of all GPUs together, each kind at the price of its device. None without a price.
 
     Where the cluster has the list price of the catalogue, kinds of other devices have theirs.
     """
@@ -79,7 +79,8 @@ def _list_prices() -> dict[str, float]:
 
 
 def price_per_gpu_hour(setup: Setup, prices: Prices) -> float | None:
-    """Dollars per GPU and hour: the price by cluster name, else by device, else for all, else the cluster's own."""
+    """Returns dollars per GPU and hour: the price by cluster name, else by device, else for all, else the cluster's
+    own."""
     cluster = setup.cluster
     known = (
         prices.by_name.get(cluster.name),
@@ -91,7 +92,7 @@ def price_per_gpu_hour(setup: Setup, prices: Prices) -> float | None:
 
 
 def power_w(setup: Setup, prices: Prices, busy: float) -> float:
-    """Mean power of the run: GPUs that compute the share `busy` of the time and their hosts, x PUE."""
+    """Returns the mean power of the run: GPUs that compute the share `busy` of the time and their hosts, x PUE."""
     cluster = setup.cluster
     drawn = busy + prices.idle_power * (1.0 - busy)
     gpus = cluster.device.power_w * (setup.n_gpus - sum(kind.n_gpus for kind in setup.kinds))
@@ -101,7 +102,7 @@ def power_w(setup: Setup, prices: Prices, busy: float) -> float:
 
 
 def busy_share(simulation: Simulation) -> float:
-    """Share of the step in which kernels run, mean over all GPUs."""
+    """Returns the share of the step in which kernels run, mean over all GPUs."""
     program = simulation.program
     seconds = breakdown_ps(simulation.flat, program, simulation.timeline).astype(np.float64)
     ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)

@@ -61,7 +61,7 @@ class Conditions:
         return replace(self, compute=compute, note=joined(self.note, note))
 
     def same(self, other: Conditions) -> bool:
-        """Whether iterations under both are equal."""
+        """Returns whether iterations under both are equal."""
         if self is other:
             return True
         figures = self.network == other.network and self.host == other.host and self.note == other.note
@@ -99,12 +99,12 @@ class Weather:
 
     @property
     def is_random(self) -> bool:
-        """Whether random draws make iterations differ."""
+        """Returns whether random draws make iterations differ."""
         return self._of.compute_jitter > 0 or self._of.network_jitter > 0 or self._stragglers
 
     @property
     def differs_by_rank(self) -> bool:
-        """Whether several ranks may be slow in one iteration, each by its own factor."""
+        """Returns whether several ranks may be slow in one iteration, each by its own factor."""
         return self._of.compute_jitter > 0 or self._stragglers or len(self._of.slow_ranks) > 1
 
     @property

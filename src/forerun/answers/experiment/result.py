@@ -83,7 +83,7 @@ class RunResult:
 
     @property
     def fits(self) -> bool:
-        """Whether every iteration fits in memory."""
+        """Returns whether every iteration fits in memory."""
         return (self.fullest or self.prediction).fits
 
     @property
@@ -92,7 +92,7 @@ class RunResult:
         return mean_breakdown_s(self.iterations)
 
     def summary(self) -> dict[str, Any]:
-        """Figures of the run with their units in the keys; None where something is not known."""
+        """Returns the figures of the run with their units in the keys; None where something is not known."""
         prediction = self.prediction
         figures: dict[str, Any] = {
             "name": self.request.name,
@@ -303,7 +303,7 @@ class StragglerStudy:
     """what the figures leave out, one line each"""
 
     def summary(self) -> dict[str, Any]:
-        """Figures of the study with their units in the keys."""
+        """Returns the figures of the study with their units in the keys."""
         return {
             "name": self.request.name,
             "seed": self.request.disturbance.seed,

@@ -242,8 +242,8 @@ def _result(request: Request, simulation: Simulation, running: _Running) -> RunR
 
 
 def _busy_share(simulation: Simulation, running: _Running) -> float:
-    """Share of the run in which kernels run, mean over GPUs: that of the undisturbed iteration, less where a larger
-    share of the run goes to waiting, communication or the host."""
+    """Returns the share of the run in which kernels run, mean over GPUs: that of the undisturbed iteration, less where
+    a larger share of the run goes to waiting, communication or the host."""
     stepper = running.paces.at(0).stepper
     undisturbed = stepper.step([1.0] * stepper.n_classes)
     mean = mean_breakdown_s(running.iterations)

@@ -32,7 +32,7 @@ class Front:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the whole front is exact."""
+        """Returns whether the whole front is exact."""
         return self.exact_below_s == float("inf")
 
     @property

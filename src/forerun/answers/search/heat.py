@@ -138,7 +138,7 @@ class _Axis:
 
     @property
     def has_long_values(self) -> bool:
-        """Whether the values are too long to stand side by side."""
+        """Returns whether the values are too long to stand side by side."""
         return max(map(len, self.values)) > _LONG
 
     @classmethod

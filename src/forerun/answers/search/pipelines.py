@@ -78,7 +78,7 @@ class Pipeline:
 
     @property
     def both_ends(self) -> bool:
-        """Whether the first rank has both embedding and head."""
+        """Returns whether the first rank has both embedding and head."""
         return bool(self.rank[-1] == 0)
 
     def elements(self, of_units: F64 | I64, tied: F64 | float) -> F64:

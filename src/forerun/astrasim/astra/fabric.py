@@ -16,7 +16,7 @@ _CONSTANT_HOPS: dict[str, int] = REFERENCE.constant_hops
 
 
 def has_closed_form(network: Network) -> bool:
-    """Whether ASTRA-sim times every dimension in closed form, in which no message waits for another."""
+    """Returns whether ASTRA-sim times every dimension in closed form, in which no message waits for another."""
     return all(dim.topology == "Ring" or dim.topology in _CONSTANT_HOPS for dim in network.dims)
 
 

@@ -83,7 +83,8 @@ def _block(members: dict[int, I64], inside: set[int]) -> tuple[int, set[int]]:
 
 
 def _repeats(members: I64, block: int, network: Network) -> bool:
-    """Whether the groups of every block are those of the first one, shifted, with the same hops in both directions."""
+    """Returns whether the groups of every block are those of the first one, shifted, with the same hops in both
+    directions."""
     first = members[:block]
     shift = np.arange(0, len(members), block)
     if not np.array_equal(members, (shift[:, None, None] + first[None]).reshape(members.shape)):

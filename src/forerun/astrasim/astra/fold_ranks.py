@@ -58,7 +58,8 @@ class Folded:
     """the number of ranks of each of those groups"""
 
     def holds(self, result: Result) -> bool:
-        """Whether the run confirms the assumption that the k-th collectives of a group start together on its ranks."""
+        """Returns whether the run confirms the assumption that the k-th collectives of a group start together on its
+        ranks."""
         if self.joined is None or self.group_size is None:
             return True
         node, group = self.joined[:, 0], self.joined[:, 1]

@@ -20,7 +20,7 @@ _ANYWHERE_ALIKE = ("Ring", "FullyConnected", "Switch", "Torus2D", "Torus3D")
 
 
 def is_symmetric(network: Network, phases: Sequence[Phase], groups: Sequence[tuple[int, ...]]) -> bool:
-    """Whether all ranks of all `groups` take the same time for `phases` from a common start."""
+    """Returns whether all ranks of all `groups` take the same time for `phases` from a common start."""
     for phase in phases:
         if phase["algorithm"] in (codes.DOUBLE_BINARY_TREE, codes.CUSTOM):
             return False
@@ -47,14 +47,14 @@ def _dims_of(network: Network, phase: Phase) -> list[NetworkDim]:
 
 
 def _equal_neighbours(network: Network, groups: Sequence[tuple[int, ...]]) -> bool:
-    """Whether all ranks have the same distance (dimension and hops) to the next rank of their group's ring."""
+    """Returns whether all ranks have the same distance (dimension and hops) to the next rank of their group's ring."""
     source = np.concatenate([np.array(group) for group in groups])
     target = np.concatenate([np.roll(np.array(group), -1) for group in groups])
     return bool(len(np.unique(distances(network, source, target), axis=0)) <= 1)
 
 
 def _equal_partners(network: Network, phase: Phase) -> bool:
-    """Whether in every step all ranks have the same distance to their exchange partners."""
+    """Returns whether in every step all ranks have the same distance to their exchange partners."""
     n, distance = phase["n"], 1
     index = np.arange(n)
     while distance < n:

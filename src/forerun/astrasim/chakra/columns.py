@@ -268,7 +268,8 @@ def _dependencies(rows: NodeRows, wanted: npt.NDArray[np.uint64], pointer: I64, 
 
 
 def _is_launcher(attributes: dict[str, Value]) -> bool:
-    """Whether a collective node runs on the host. Older PyTorch traces mark what launches a collective as one too."""
+    """Returns whether a collective node runs on the host. Older PyTorch traces mark what launches a collective as one
+    too."""
     return truth(attributes.get("is_cpu_op"), "is_cpu_op")
 
 

@@ -15,7 +15,7 @@ _COMM = (NodeKind.SEND, NodeKind.RECV, NodeKind.COLLECTIVE)
 
 
 def names_streams(trace: RankTrace) -> bool:
-    """Whether any device node names its stream."""
+    """Returns whether any device node names its stream."""
     return trace.stream is not None and bool((trace.stream[~trace.is_cpu] >= 0).any())
 
 

@@ -117,7 +117,8 @@ _COMPARED = [field.name for field in fields(RankTrace) if field.name not in _NOT
 
 
 def same_columns(a: RankTrace, b: RankTrace, order: I64 | None = None) -> bool:
-    """Whether two traces differ at most in node ids (but not in their order), names, group members, peers and tags.
+    """Returns whether two traces differ at most in node ids (but not in their order), names, group members, peers and
+    tags.
 
     `order`, if given, holds the rows of `b` in the order of their node ids.
     """

@@ -53,7 +53,7 @@ class Reason:
 
     @property
     def total(self) -> tuple[int, int]:
-        """Time in ns, or peak memory in the trace's bytes, before and after."""
+        """Returns the time in ns, or peak memory in the trace's bytes, before and after."""
         figures = _figures(self.before), _figures(self.after)
         if self.what == "time":
             return figures[0].time_ns, figures[1].time_ns

@@ -91,7 +91,7 @@ class PairResult:
 
     @property
     def trends(self) -> list[TrendRow]:
-        """Time and memory by value, for every axis with several values."""
+        """Returns the time and memory by value, for every axis with several values."""
         groups = {axis: self.by_value(axis) for axis in AXES}
         return [_trend(axis, *group) for axis, values in groups.items() if len(values) > 1 for group in values.items()]
 

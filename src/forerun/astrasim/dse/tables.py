@@ -70,7 +70,7 @@ def _cell(value: Any) -> Any:
 
 
 def parquet_is_possible() -> bool:
-    """Whether pyarrow is installed."""
+    """Returns whether pyarrow is installed."""
     return find_spec("pyarrow") is not None
 
 

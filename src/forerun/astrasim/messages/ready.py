@@ -129,7 +129,7 @@ def pop(ready: Ready, actor: int, slot: int) -> None:
 
 @kernel
 def any_ready(ready: Ready, actor: int) -> bool:
-    """Whether a node of `actor` waits to be issued."""
+    """Returns whether a node of `actor` waits to be issued."""
     return bool(ready.set_size[actor] > 0 or ready.n_heap[actor].sum() > 0)
 
 

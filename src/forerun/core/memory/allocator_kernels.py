@@ -75,7 +75,7 @@ ALLOC, RELEASE, RELEASE_LATER, READY = range(4)
 
 @kernel
 def round_size(size: int, divisions: int) -> int:
-    """Bytes of the block that a request of `size` gets (round_size, roundup_power2_next_division)."""
+    """Returns the bytes of the block that a request of `size` gets (round_size, roundup_power2_next_division)."""
     if size < MIN_BLOCK:
         return MIN_BLOCK
     if divisions > 1 and size > MIN_BLOCK * divisions:
@@ -96,7 +96,7 @@ def round_size(size: int, divisions: int) -> int:
 
 @kernel
 def segment_size(size: int) -> int:
-    """Bytes that CUDA is asked for to serve a block of `size` (get_allocation_size)."""
+    """Returns the bytes that CUDA is asked for to serve a block of `size` (get_allocation_size)."""
     if size <= SMALL_SIZE:
         return SMALL_BUFFER
     if size < MIN_LARGE_ALLOC:

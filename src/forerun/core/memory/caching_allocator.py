@@ -64,7 +64,7 @@ class Replayed:
 
     @property
     def fragmentation(self) -> float:
-        """Share of what was held that no tensor used, when most was in use."""
+        """Returns the share of what was held that no tensor used, when most was in use."""
         return 1 - self.allocated_bytes / self.reserved_at_peak_bytes if self.reserved_at_peak_bytes else 0.0
 
 

@@ -39,12 +39,13 @@ class OutsideModel:
 
     @property
     def receive_bytes(self) -> int:
-        """Bytes of the receiving side of a connection: the buffers of all protocols."""
+        """Returns the bytes of the receiving side of a connection: the buffers of all protocols."""
         return int(sum(self.protocols_mib.values()) * MIB)
 
     @property
     def send_bytes(self) -> int:
-        """Bytes of the sending side of a connection to another node, where the LL buffer is in host memory."""
+        """Returns the bytes of the sending side of a connection to another node, where the LL buffer is in host
+        memory."""
         return int((self.protocols_mib["ll128"] + self.protocols_mib["simple"]) * MIB)
 
     @property
@@ -58,13 +59,13 @@ def outside_model() -> OutsideModel:
 
 
 def context_bytes(stack: Stack) -> int:
-    """Bytes of the context of a process that runs `stack`."""
+    """Returns the bytes of the context of a process that runs `stack`."""
     model = outside_model()
     return int((model.context_gib if stack.lazy_kernels else model.eager_context_gib) * GIB)
 
 
 def communicator_bytes(group: CommGroup, cluster: Cluster) -> int:
-    """Bytes that NCCL's communicator of `group` has on each GPU, mean over its ranks; 0 for a single rank.
+    """Returns the bytes that NCCL's communicator of `group` has on each GPU, mean over its ranks; 0 for a single rank.
 
     Inside a node every channel is a chain of ranks: each has a connection from either side, which rings and trees
     share. Between nodes the ranks of a node share their NICs, and each channel has connections for a ring and for a
@@ -84,7 +85,7 @@ def communicator_bytes(group: CommGroup, cluster: Cluster) -> int:
 
 
 def outside_bytes(groups: Sequence[CommGroup], stack: Stack, cluster: Cluster, every: Sequence[CommGroup] = ()) -> int:
-    """Bytes of the context and of the communicators of `groups`.
+    """Returns the bytes of the context and of the communicators of `groups`.
 
     Neighbours in a pipeline have a communicator of two, and a rank has two neighbours. `every` are all groups of the
     ranks, used or not, of which the stack makes further communicators.
@@ -99,7 +100,7 @@ def outside_bytes(groups: Sequence[CommGroup], stack: Stack, cluster: Cluster, e
 
 
 def least_communicator_bytes(cluster: Cluster) -> int:
-    """Bytes of the smallest communicator of several ranks: of two, in one node or in two."""
+    """Returns the bytes of the smallest communicator of several ranks: of two, in one node or in two."""
     return min(communicator_bytes(CommGroup("", 2, nodes, 2 // nodes), cluster) for nodes in (1, 2))
 
 

@@ -89,7 +89,7 @@ def _shapes(tensors: Tensors, blocks: Sequence[Block]) -> tuple[I64, I64, I64]:
 
 
 def _within(tensors: Tensors, block: int, node: int) -> I64:
-    """Bytes by category above the start of `block`, at the moment its `node` runs."""
+    """Returns the bytes by category above the start of `block`, at the moment its `node` runs."""
     here = tensors.take(tensors.block == block)
     made = (here.alloc >= 0) & (here.alloc <= node)
     freed = (here.free >= 0) & (here.free < node)

@@ -131,8 +131,8 @@ def follow_steps(
 
 
 def _asks_nothing(before: Replayed, after: Replayed) -> bool:
-    """Whether a step was served out of what was held. It then leaves that as it found it, as free blocks are one with
-    their free neighbours, and the next step does the same."""
+    """Returns whether a step was served out of what was held. It then leaves that as it found it, as free blocks are
+    one with their free neighbours, and the next step does the same."""
     return (before.mallocs, before.returned, before.retries) == (after.mallocs, after.returned, after.retries)
 
 

@@ -52,7 +52,8 @@ def steps_of(flows: Iterable[Flows], fabric: Fabric, node_size: int, rates: Alph
 
 
 def ring_line(layout: Layout, share: float, fabric: Fabric, node_size: int, rates: AlphaBeta) -> tuple[float, float]:
-    """Latency and seconds per byte of one round of a ring whose ranks pass on `share` of the buffer: (n - 1) steps.
+    """Returns the latency and seconds per byte of one round of a ring whose ranks pass on `share` of the buffer: (n -
+    1) steps.
 
     Of one ring through all ranks and one for each rank of a node over its own NICs, which carry the same bytes between
     nodes where every GPU has its own, the faster.
@@ -66,7 +67,8 @@ def ring_line(layout: Layout, share: float, fabric: Fabric, node_size: int, rate
 
 
 def tree_line(layout: Layout, fabric: Fabric, node_size: int, rates: AlphaBeta) -> tuple[float, float]:
-    """Latency and seconds per byte of an all-reduce in double binary trees: up and down, the bytes in many pieces.
+    """Returns the latency and seconds per byte of an all-reduce in double binary trees: up and down, the bytes in many
+    pieces.
 
     Over the nodes with a chain inside each; over the ranks of a group inside one node.
     """

@@ -71,7 +71,7 @@ class Protocol:
         return self if own is None else replace(self, rate=own.rate, crossings=own.crossings)
 
     def ring_us(self, nodes: int, hops: float, rounds: float, near_us: float, far_us: float) -> float:
-        """Latency of so many rounds of a ring over `nodes` nodes with `hops` hops inside each.
+        """Returns the latency of so many rounds of a ring over `nodes` nodes with `hops` hops inside each.
 
         Every hop takes `near_us` more inside a node and `far_us` more between nodes than where it was measured. The
         last step of a round stays inside a node, as NCCL counts.
@@ -80,7 +80,8 @@ class Protocol:
         return self.base_us + rounds * (near + (nodes - 1) * (self.net_hop_us + self.crossings * far_us))
 
     def tree_us(self, nodes: int, hops: float, near_us: float, far_us: float) -> float:
-        """Latency of an all-reduce up and down a binary tree over the nodes, with a chain of `hops` in each node."""
+        """Returns the latency of an all-reduce up and down a binary tree over the nodes, with a chain of `hops` in each
+        node."""
         climb = hops * (self.node_hop_us + near_us) + log2(nodes) * (self.net_hop_us + self.crossings * far_us)
         return self.base_us + 2 * climb
 
@@ -161,7 +162,8 @@ class AllToAll:
     """how often an exchange pays what the latency of a fabric has beyond the reference's, where not once, by kind"""
 
     def latency_us(self, ranks: int, far_us: float, kind: str) -> float:
-        """Latency of an exchange among `ranks` over links of `kind`, whose hops take `far_us` beyond the reference."""
+        """Returns the latency of an exchange among `ranks` over links of `kind`, whose hops take `far_us` beyond the
+        reference."""
         growth = float(self.growth_us * (ranks / self.node_ranks) ** self.power)
         return self.base_us + growth + self.crossings.get(kind, 1.0) * far_us
 
@@ -174,7 +176,7 @@ class Crowding:
     loss: float
 
     def factor(self, nodes: int) -> float:
-        """Time over `nodes` nodes over that without other flows."""
+        """Returns the time over `nodes` nodes over that without other flows."""
         return 1.0 + self.loss * log2(max(nodes / self.nodes, 1.0))
 
 

@@ -18,13 +18,14 @@ def rounds(kind: Collective) -> float:
 
 
 def passes(kind: Collective, ranks: int) -> float:
-    """Bytes that pass the link of each of `ranks` of a ring."""
+    """Returns the bytes that pass the link of each of `ranks` of a ring."""
     if kind in (Collective.BROADCAST, Collective.SEND_RECV):
         return 1.0
     return (ranks - 1) / ranks * rounds(kind)
 
 
 def exchanged(nodes: int, ranks: int) -> tuple[float, float]:
-    """Bytes that each rank sends in an all-to-all over `nodes` of `ranks`: inside its node, and to other nodes."""
+    """Returns the bytes that each rank sends in an all-to-all over `nodes` of `ranks`: inside its node, and to other
+    nodes."""
     n = nodes * ranks
     return (ranks - 1) / n, (n - ranks) / n

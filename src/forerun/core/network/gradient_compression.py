@@ -85,7 +85,7 @@ class PowerSgd(GradientCompression):
 
     @property
     def share(self) -> float:
-        """Bytes on the wire over those of the gradients."""
+        """Returns the bytes on the wire over those of the gradients."""
         return self.plain + self.first + self.second
 
     @property
@@ -123,7 +123,7 @@ class _Gathered(GradientCompression):
         return True
 
     def gather_s(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """Seconds until every rank has the `size_bytes` of each."""
+        """Returns the seconds until every rank has the `size_bytes` of each."""
         return AllGather().nccl_lines(group, wires).seconds(size_bytes * group.size)
 
 

@@ -32,7 +32,7 @@ def host_path_bytes_per_s(cluster: Cluster, n_gpus: int) -> float | None:
 
 
 def host_path_s_per_byte(kind: Collective, group: CommGroup, cluster: Cluster, n_gpus: int) -> float:
-    """Seconds that each byte of a collective over `group` takes on the way through host memory at least.
+    """Returns the seconds that each byte of a collective over `group` takes on the way through host memory at least.
 
     0 where nothing goes that way. Neither a better link nor another stack makes it shorter.
     """
@@ -54,7 +54,7 @@ def host_path_warnings(groups: Iterable[CommGroup], cluster: Cluster, n_gpus: in
 
 
 def _passes_in_node(kind: Collective, group: CommGroup) -> float:
-    """Bytes that each GPU sends to GPUs of its own node over the full buffer's."""
+    """Returns the bytes that each GPU sends to GPUs of its own node over the full buffer's."""
     if group.ranks_per_node == 1 or kind == Collective.NONE:
         return 0.0
     if kind == Collective.ALL_TO_ALL:

@@ -29,7 +29,7 @@ class Lines:
         return [*self.latency_s, *[inf] * missing], [*self.s_per_byte, *[0.0] * missing]
 
     def seconds(self, size_bytes: F64) -> F64:
-        """Seconds of transfers of `size_bytes` (any shape)."""
+        """Returns the seconds of transfers of `size_bytes` (any shape)."""
         latency, slope = self.columns()
         return smooth_minimum_s(np.array(latency), np.array(slope), size_bytes)
 
@@ -39,7 +39,7 @@ FREE = Lines((0.0,), (0.0,))
 
 
 def smooth_minimum_s(latency_s: F64, s_per_byte: F64, size_bytes: F64) -> F64:
-    """Seconds of transfers of `size_bytes` (n,) over lines (n, N_LINES): (sum t^-8)^(-1/8) of each row.
+    """Returns the seconds of transfers of `size_bytes` (n,) over lines (n, N_LINES): (sum t^-8)^(-1/8) of each row.
 
     The power is the one that the constants of the lines were fitted with (cost profiles). A row with a line of no
     time at all is free.

@@ -35,7 +35,7 @@ def collective_s(
     cluster: Cluster,
     measured: NodeCollectives | None = None,
 ) -> F64:
-    """Seconds of collectives of `size_bytes` (any shape) over `group`; 0 in a group of one rank.
+    """Returns the seconds of collectives of `size_bytes` (any shape) over `group`; 0 in a group of one rank.
 
     `measured` holds the constants of the device's own NVLink, from its cost profile; None takes those of the link's
     kind. Never decreases with the bytes. SEND_RECV is a transfer between neighbours (see `p2p_lines`).
@@ -91,7 +91,8 @@ def algorithms(
 
 
 def rings_alone(nodes: int, ranks: int) -> bool:
-    """Whether all but small all-reduces over `nodes` nodes of `ranks` GPUs go round rings, as measured over racks."""
+    """Returns whether all but small all-reduces over `nodes` nodes of `ranks` GPUs go round rings, as measured over
+    racks."""
     return nodes > 2 and ranks > fabrics().measured_ranks
 
 
@@ -128,12 +129,13 @@ def chosen(found: Sequence[Algorithm], size_bytes: float) -> tuple[Algorithm, st
 
 
 def measured_in_node(cluster: Cluster, measured: NodeCollectives | None) -> bool:
-    """Whether the device's own constants hold on the innermost link of `cluster`: they were taken over NVLink."""
+    """Returns whether the device's own constants hold on the innermost link of `cluster`: they were taken over
+    NVLink."""
     return measured is not None and cluster.links[0].kind in fabrics().measured_links
 
 
 def node_constants(cluster: Cluster, measured: NodeCollectives | None) -> tuple[NodeCollectives, float]:
-    """Constants of the innermost link, and its rate over theirs."""
+    """Returns the constants of the innermost link, and its rate over theirs."""
     link = cluster.links[0]
     table = fabrics().in_node
     found = measured if measured_in_node(cluster, measured) else None
@@ -279,7 +281,7 @@ def slower(*times: float) -> float:
 def _node_slope(
     kind: Collective, ranks: int, passes: float, cluster: Cluster, measured: NodeCollectives | None
 ) -> float:
-    """Seconds per byte that the links inside a node take for their part of a collective between nodes."""
+    """Returns the seconds per byte that the links inside a node take for their part of a collective between nodes."""
     if ranks == 1:
         return 0.0
     constants, speed = node_constants(cluster, measured)

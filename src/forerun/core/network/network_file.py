@@ -108,7 +108,7 @@ class Network:
         return parts[0] if len(parts) == 1 else Stacked(parts)
 
     def bytes_per_ns(self, d: int) -> float:
-        """Bandwidth of a link of dimension `d`."""
+        """Returns the bandwidth of a link of dimension `d`."""
         return float(bytes_per_ns(self.dims[d].bandwidth_gbps, gib=self.gib))
 
     @property
@@ -290,7 +290,7 @@ def _by_dimension(data: Mapping[str, Any], key: str, n_dims: int, place: str) ->
 
 
 def unit_is_gib(value: Any, place: str) -> bool:
-    """Whether the unit of bandwidth called `value` is of 2**30 bytes.
+    """Returns whether the unit of bandwidth called `value` is of 2**30 bytes.
 
     Raises:
         ForerunError: there is no such unit.

@@ -109,7 +109,7 @@ class Way:
 
     @property
     def tree(self) -> bool:
-        """Whether it is a tree between nodes whose GPUs add."""
+        """Returns whether it is a tree between nodes whose GPUs add."""
         return self.pattern == "trees"
 
 

@@ -55,7 +55,7 @@ class Wires:
         return fabric_of(self.network or _links_as_network(self.cluster, self.n_gpus))
 
     def pass_s(self, size_bytes: F64) -> F64:
-        """Seconds of a kernel that reads and writes `size_bytes` of the device's memory."""
+        """Returns the seconds of a kernel that reads and writes `size_bytes` of the device's memory."""
         return self.launch_s + size_bytes / self.memory_bytes_per_s
 
 
@@ -89,19 +89,19 @@ class CommunicationPattern(ABC):
 
     @property
     def everything(self) -> bool:
-        """Whether it prices all collectives and transfers of a step, not the gradients' all-reduces alone, and the host
-        that starts them."""
+        """Returns whether it prices all collectives and transfers of a step, not the gradients' all-reduces alone, and
+        the host that starts them."""
         return False
 
     @property
     def as_nccl(self) -> bool:
-        """Whether its times are what NCCL reaches, which a training framework may fall short of (Stack.network_rate);
-        else they are taken as they are."""
+        """Returns whether its times are what NCCL reaches, which a training framework may fall short of
+        (Stack.network_rate); else they are taken as they are."""
         return False
 
     @abstractmethod
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """Seconds until all ranks of `group` have the sum of gradients of `size_bytes` (n,) each.
+        """Returns the seconds until all ranks of `group` have the sum of gradients of `size_bytes` (n,) each.
 
         All equal groups of the mesh axis work at once. Asked for groups of two ranks or more.
         """
@@ -123,7 +123,7 @@ class CommunicationPattern(ABC):
 
 
 def has_all_reduce(plan: Plan) -> bool:
-    """Whether gradients of `plan` are all-reduced, if they are shared at all."""
+    """Returns whether gradients of `plan` are all-reduced, if they are shared at all."""
     return plan.dp_replicate > 1 or not scatters_gradients(plan, load_stack(plan.stack))
 
 

@@ -45,7 +45,7 @@ class CollectivePattern(CommunicationPattern):
         return self.lines(group, wires).seconds(size_bytes)
 
     def lines(self, group: CommGroup, wires: Wires) -> Lines:
-        """Latency and seconds per byte of the ways that the pattern may take."""
+        """Returns the latency and seconds per byte of the ways that the pattern may take."""
         if self.rates is None:
             return self.nccl_lines(group, wires)
         latency, slope = zip(*_textbook(self, Layout.of(group, wires.n_gpus), wires), strict=True)
@@ -76,7 +76,7 @@ class CollectivePattern(CommunicationPattern):
         return replace(link, s_per_byte=link.s_per_byte * times)
 
     def buffers(self, group: CommGroup) -> float:
-        """Bytes of all collectives of `kind` and their counterparts over those of the gradients."""
+        """Returns the bytes of all collectives of `kind` and their counterparts over those of the gradients."""
         return 1.0
 
     @abstractmethod

@@ -258,43 +258,45 @@ class Plan:
 
     @property
     def uses_fsdp(self) -> bool:
-        """Whether FSDP wraps the model, also on a single rank: weights are then stored in master_dtype only."""
+        """Returns whether FSDP wraps the model, also on a single rank: weights are then stored in master_dtype only."""
         return self.zero_stage == 3
 
     @property
     def shards_parameters(self) -> bool:
-        """Whether each rank keeps a part of the parameters (FSDP, ZeRO-3)."""
+        """Returns whether each rank keeps a part of the parameters (FSDP, ZeRO-3)."""
         return self.uses_fsdp & (self.fsdp > 1)
 
     @property
     def shards_gradients(self) -> bool:
-        """Whether each rank keeps a part of the gradients (ZeRO-2 and above)."""
+        """Returns whether each rank keeps a part of the gradients (ZeRO-2 and above)."""
         return (self.zero_stage >= 2) & (self.fsdp > 1)
 
     @property
     def shards_optimizer(self) -> bool:
-        """Whether each rank updates a part of the parameters and keeps its optimizer state (ZeRO-1 and above)."""
+        """Returns whether each rank updates a part of the parameters and keeps its optimizer state (ZeRO-1 and
+        above)."""
         return (self.zero_stage >= 1) & (self.fsdp > 1)
 
     @property
     def gathers_updates(self) -> bool:
-        """Whether ranks that keep whole parameters gather the others' updates after a step (ZeRO-1 and ZeRO-2)."""
+        """Returns whether ranks that keep whole parameters gather the others' updates after a step (ZeRO-1 and
+        ZeRO-2)."""
         return self.shards_optimizer & (self.zero_stage < 3)
 
     @property
     def reshards(self) -> bool:
-        """Whether gathered parameters are freed after a unit's forward pass."""
+        """Returns whether gathered parameters are freed after a unit's forward pass."""
         by_default = (self.reshard_after_forward == "default") & (self.pp == 1)
         return (self.reshard_after_forward == "always") | by_default
 
     @property
     def gathers_once(self) -> bool:
-        """Whether all micro batches of a pipeline use the parameters that the first one gathered."""
+        """Returns whether all micro batches of a pipeline use the parameters that the first one gathered."""
         return (self.pp > 1) & (self.reshards ^ True)
 
     @property
     def splits_backward(self) -> bool:
-        """Whether the pipeline schedule computes weight gradients in passes of their own."""
+        """Returns whether the pipeline schedule computes weight gradients in passes of their own."""
         split = False
         for schedule in SPLIT_SCHEDULES:
             split |= self.pp_schedule == schedule

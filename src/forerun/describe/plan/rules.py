@@ -77,13 +77,14 @@ def accumulate_dtype(plan: Plans, stack: Stack) -> Column:
 
 
 def gathers_parameters(plan: Plans, stack: Stack) -> Column:
-    """Whether parameters are gathered from other ranks, fetched from the host or cast before a unit uses them."""
+    """Returns whether parameters are gathered from other ranks, fetched from the host or cast before a unit uses
+    them."""
     casts = stack.parametrized & (element_bytes(plan.master_dtype) != weight_bytes(plan))
     return plan.uses_fsdp & ((plan.fsdp > 1) | (plan.offload == "params") | casts)
 
 
 def has_working_copy(plan: Plans, stack: Stack) -> Column:
-    """Whether 2-byte weights are kept beside the fp32 weights that the optimizer updates.
+    """Returns whether 2-byte weights are kept beside the fp32 weights that the optimizer updates.
 
     FSDP casts the shards that it gathers; torch.autocast and SimpleFSDP's parametrization cast at each use.
     """
@@ -96,28 +97,30 @@ def has_working_copy(plan: Plans, stack: Stack) -> Column:
 
 
 def scatters_gradients(plan: Plans, stack: Stack) -> Column:
-    """Whether gradients are reduce-scattered, so that a rank gets the sums of its shard only, or all-reduced."""
+    """Returns whether gradients are reduce-scattered, so that a rank gets the sums of its shard only, or
+    all-reduced."""
     return plan.shards_parameters | (plan.shards_optimizer & (stack.grad_reduce == "reduce-scatter"))
 
 
 def reduces_every_microbatch(plan: Plans, stack: Stack) -> Column:
-    """Whether each micro batch's gradients are reduced at once, and added up in shards."""
+    """Returns whether each micro batch's gradients are reduced at once, and added up in shards."""
     return gathers_parameters(plan, stack) & (plan.pp == 1) & stack.fsdp_reduce_every_microbatch
 
 
 def accumulates(plan: Plans, stack: Stack) -> Column:
-    """Whether separate kernels add the gradients of several micro batches to a buffer."""
+    """Returns whether separate kernels add the gradients of several micro batches to a buffer."""
     apart = (plan.n_microbatches > 1) & no(reduces_every_microbatch(plan, stack))
     return apart & (not stack.fused_accumulation)
 
 
 def keeps_gradient_buffer(stack: Stack) -> bool:
-    """Whether the buffer of replicated gradients stays allocated through the whole step (Megatron's main_grad)."""
+    """Returns whether the buffer of replicated gradients stays allocated through the whole step (Megatron's
+    main_grad)."""
     return stack.fused_accumulation or stack.accumulate_dtype not in ("param", "reduce")
 
 
 def keeps_bucket_copies(plan: Plans, stack: Stack) -> Column:
-    """Whether the buckets of replicated gradients take memory beside the gradients."""
+    """Returns whether the buckets of replicated gradients take memory beside the gradients."""
     return (plan.zero_stage == 0) & (plan.dp * plan.cp > 1) & stack.bucket_copies
 
 
@@ -133,7 +136,8 @@ def token_dispatcher(plan: Plan, stack: Stack) -> Dispatcher:
 
 
 def breaks_graphs(model: ModelSpec | LayeredModel, plan: Plan, stack: Stack) -> bool:
-    """Whether compiled graphs end at module borders: the plan says so, or `stack` compiles attention separately."""
+    """Returns whether compiled graphs end at module borders: the plan says so, or `stack` compiles attention
+    separately."""
     attention = attention_kernel(stack.attention if plan.attention == AUTO else plan.attention)
     apart = plan.compile and stack.whole_graph and attention.breaks_graphs
     return plan.graph_breaks or (apart and isinstance(model, ModelSpec) and model.n_heads > 0)

@@ -64,7 +64,7 @@ class FileOptions:
 
     @property
     def is_given(self) -> bool:
-        """Whether the user names traces, a system or a network."""
+        """Returns whether the user names traces, a system or a network."""
         return bool(self.workload_configuration or self.system_configuration or self.network_configuration)
 
     def machine(self, aware: bool) -> Machine:

@@ -32,7 +32,7 @@ def whole_numbers(text: str, place: str) -> tuple[int, ...]:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes in `64MiB` (powers of 1024), `1GB` (powers of 1000) or a plain number.
+    """Returns the bytes in `64MiB` (powers of 1024), `1GB` (powers of 1000) or a plain number.
 
     Raises ForerunError if it is none of these, no whole number of bytes, or not between 1 byte and 1 PiB.
     """
@@ -47,7 +47,7 @@ def parse_bytes(text: str) -> int:
 
 
 def memory_gib(text: str) -> float:
-    """GiB in `70` (GiB), `74.5GiB`, `80GB` (powers of 1000) or `500 MiB`.
+    """Returns the GiB in `70` (GiB), `74.5GiB`, `80GB` (powers of 1000) or `500 MiB`.
 
     Raises ForerunError for another text.
     """
@@ -87,7 +87,7 @@ def share(text: str, option: str) -> float:
 
 
 def _gib(text: str) -> float:
-    """GiB in a number of them or in a size with a unit. Raises ValueError for another text."""
+    """Returns the GiB in a number of them or in a size with a unit. Raises ValueError for another text."""
     match = re.fullmatch(r"(.*?)\s*([a-z]*)", text.strip(), re.IGNORECASE)
     factors = {name.lower(): factor / GIB for name, factor in _FACTORS.items() if name} | {"": 1.0}
     if match is None or match[2].lower() not in factors:

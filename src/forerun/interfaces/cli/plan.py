@@ -101,7 +101,7 @@ class SearchOptions:
         return Limits(self.max_tp, self.max_cp, self.max_pp, self.max_ep, self.max_micro_batch)
 
     def memory_limit_gib(self, where: Cluster, most: float | None) -> float | None:
-        """GiB of a GPU to use at most, None for all; `most` is what --memory-limit says."""
+        """Returns the GiB of a GPU to use at most, None for all; `most` is what --memory-limit says."""
         if self.headroom is None:
             return most
         return memory_left(self.headroom, limited(where, most).device.memory_bytes / GIB)

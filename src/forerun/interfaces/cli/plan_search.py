@@ -73,7 +73,7 @@ class Question:
 
     @property
     def is_range(self) -> bool:
-        """Whether it takes more than one search."""
+        """Returns whether it takes more than one search."""
         return len(self.gpus) * len(self.batches) > 1
 
 

@@ -98,7 +98,7 @@ class Written:
 
     @property
     def needs_whole_timeline(self) -> bool:
-        """Whether a file shows every node of the step."""
+        """Returns whether a file shows every node of the step."""
         files = (self.trace, self.chakra, self.memory_snapshot, self.report, self.allocator)
         return any(each is not None for each in files)
 

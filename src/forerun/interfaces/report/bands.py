@@ -19,7 +19,7 @@ def in_band(low: str, high: str) -> str:
 
 
 def rate_in_band(prediction: Prediction, per_s: float | None) -> str:
-    """Tokens or samples per second of this step, with their band."""
+    """Returns the tokens or samples per second of this step, with their band."""
     if per_s is None:
         return rate(per_s)
     low, high = prediction.rate_band(per_s)
@@ -41,6 +41,6 @@ def reserved(prediction: Prediction) -> str:
 
 
 def fits(prediction: Prediction) -> str:
-    """Whether the run fits in memory, and whether that is certain."""
+    """Returns whether the run fits in memory, and whether that is certain."""
     answer = "fits" if prediction.fits else "does not fit"
     return f"{answer}, but within the error of the estimate" if prediction.fit_in_doubt else answer

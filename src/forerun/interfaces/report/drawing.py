@@ -13,7 +13,7 @@ _GRID = "#DDDDDD"
 
 
 def drawing_is_possible() -> bool:
-    """Whether matplotlib is installed."""
+    """Returns whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 

@@ -98,7 +98,7 @@ class Document:
 
 
 def pages_are_possible() -> bool:
-    """Whether plotly is installed."""
+    """Returns whether plotly is installed."""
     return find_spec("plotly") is not None
 
 

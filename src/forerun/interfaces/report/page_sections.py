@@ -227,7 +227,7 @@ def bill_section(bill: Bill, samples: str) -> list[Part]:
 
 
 def dollars(amount: float | None) -> str:
-    """Dollars with cents; empty if unknown."""
+    """Returns dollars with cents; empty if unknown."""
     return "" if amount is None else f"${amount:,.2f}"
 
 

@@ -124,7 +124,7 @@ def _metadata(pid: int, tid: int, kind: str, key: str, value: str | int) -> str:
 
 
 def _us(time_ps: int) -> str:
-    """Picoseconds as a decimal number of microseconds, exactly."""
+    """Returns picoseconds as a decimal number of microseconds, exactly."""
     return f"{time_ps // 10**6}.{time_ps % 10**6:06d}"
 
 

@@ -141,7 +141,7 @@ def runtimes_plot(bins: Sequence[Bin]) -> Plot:
 
 
 def plans_plot(result: SearchResult) -> Plot:
-    """Time and memory of every plan that was simulated."""
+    """Returns the time and memory of every plan that was simulated."""
     fitting = [(each.own_plan(), each) for each in _some(result.ranked)]
     too_large = [(each.own_plan(), each) for each in _some(found_too_large(result))]
     shown = [each for _, each in (*fitting, *too_large)]

@@ -52,7 +52,7 @@ class Anchored:
 
 
 def step_fit_record(fit: Fit, anchored: Anchored | None, by_source: F64 | None = None) -> dict[str, Any]:
-    """Constants and errors as one object; errors are fractions, times in seconds.
+    """Returns the constants and errors as one object; errors are fractions, times in seconds.
 
     `by_source` are log(predicted / measured) of every step with its source left out of the fit.
     """
@@ -93,7 +93,7 @@ def step_fit_record(fit: Fit, anchored: Anchored | None, by_source: F64 | None =
 
 
 def _by_source(fit: Fit, errors: F64) -> dict[str, Any]:
-    """Figures of sources and stacks, and means in which every source counts once."""
+    """Returns the figures of sources and stacks, and means in which every source counts once."""
 
     def means(numbers: Sequence[int]) -> dict[str, float]:
         each = _grouped(fit, lambda step: step.source, numbers)
@@ -213,7 +213,7 @@ def _errors(fit: Fit, seconds: F64) -> F64:
 
 
 def _families(fit: Fit, figures: Callable[[list[int]], dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Figures of the steps of each family, and of all of them."""
+    """Returns the figures of the steps of each family, and of all of them."""
     numbers: dict[str, list[int]] = {}
     for number, step in enumerate(fit.steps):
         numbers.setdefault(step.family, []).append(number)
@@ -235,7 +235,7 @@ def _anchored_by_family(fit: Fit, anchored: Sequence[F64]) -> dict[str, dict[str
 
 
 def _figures(errors: F64, weights: F64 | None = None) -> dict[str, float]:
-    """Figures of errors that are logarithms, as fractions of the measured time; nan where there is none."""
+    """Returns the figures of errors that are logarithms, as fractions of the measured time; nan where there is none."""
     if not len(errors):
         return dict.fromkeys(_FIGURES, float("nan")) | {"rows": 0}
     share = np.ones(len(errors)) if weights is None else weights

@@ -113,7 +113,7 @@ class _Desk:
                 yield "memory"
 
     def _frees_memory(self, after: Figures) -> bool:
-        """Whether memory is short and the trial frees much of it without losing speed."""
+        """Returns whether memory is short and the trial frees much of it without losing speed."""
         before, limit = self.before, self.before.memory_limit_gib
         short = before.peak_reserved_gib > self.request.thresholds.memory * limit
         freed = before.peak_reserved_gib - after.peak_reserved_gib

@@ -261,7 +261,7 @@ def _balanced(setup: Setup, batches: list[int]) -> list[int]:
 
 
 def _kernels_s(setup: Setup, part: RankKind, micro_batch: int) -> float:
-    """Seconds of a step in which kernels run if all GPUs are those of `part`."""
+    """Returns the seconds of a step in which kernels run if all GPUs are those of `part`."""
     cluster = setup.cluster if part.device is None else replace(setup.cluster, device=part.device)
     alone = replace(setup, cluster=cluster, kinds=(), plan=replace(setup.plan, micro_batch=micro_batch))
     breakdown = simulate_setup(alone, folded=True).prediction.breakdown

@@ -122,7 +122,7 @@ def _of_cluster(given: str | dict[str, Any], place: str) -> Cluster:
 
 
 def is_path(text: str) -> bool:
-    """Whether a name means a path: it contains a folder or has the ending of a file."""
+    """Returns whether a name means a path: it contains a folder or has the ending of a file."""
     return "/" in text or "\\" in text or text.lower().endswith((".yaml", ".yml", ".json"))
 
 

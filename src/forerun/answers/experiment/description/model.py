@@ -88,7 +88,7 @@ def families() -> dict[str, ModelSpec]:
 
 
 def is_convolutional(model: ModelSpec | LayeredModel) -> bool:
-    """Whether it has convolutions."""
+    """Returns whether it has convolutions."""
     return isinstance(model, LayeredModel) and any(layer.layer_type == "conv2d" for layer in model.layers)
 
 

@@ -14,7 +14,7 @@ from forerun.common.errors import ForerunError, UnknownName
 
 
 def is_own_code(text: str) -> bool:
-    """Whether a name means FILE.py:NAME."""
+    """Returns whether a name means FILE.py:NAME."""
     path, colon, name = text.rpartition(":")
     return bool(colon) and path.endswith(".py") and name.isidentifier()
 

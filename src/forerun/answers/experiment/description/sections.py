@@ -181,12 +181,12 @@ class HardwareSection(Section):
 
     @property
     def network_gbit_s(self) -> float | None:
-        """Bandwidth between nodes in 10**9 bits a second, None if not given."""
+        """Returns the bandwidth between nodes in 10**9 bits a second, None if not given."""
         return _rate(self.network_bandwidth, self.network_bandwidth_gbps)
 
     @property
     def intra_node_gbit_s(self) -> float | None:
-        """Bandwidth inside a node in 10**9 bits a second, None if not given."""
+        """Returns the bandwidth inside a node in 10**9 bits a second, None if not given."""
         return _rate(self.intra_node_bandwidth, self.intra_node_bandwidth_gbps)
 
 

@@ -24,7 +24,7 @@ class Counting:
 
 
 def is_passing(name: str) -> bool:
-    """Whether a tensor is a gathered bucket, a weight gathered for the backward pass, or a gradient."""
+    """Returns whether a tensor is a gathered bucket, a weight gathered for the backward pass, or a gradient."""
     lower = name.lower()
     return any(word in name for word in _PASSING) or "_backward" in lower or lower.split(".")[-1].startswith("d")
 

@@ -85,7 +85,7 @@ class Node:
 
     @property
     def is_free(self) -> bool:
-        """Whether it is a computation that costs nothing."""
+        """Returns whether it is a computation that costs nothing."""
         return self.kind is NodeKind.COMP and not self.num_ops
 
 

@@ -147,7 +147,7 @@ class Topology(ABC):
 
     @classmethod
     def has_plain_sizes(cls) -> bool:
-        """Whether all sizes are integers, as a network file says them."""
+        """Returns whether all sizes are integers, as a network file says them."""
         return all(each.type == "int" for each in fields(cls) if not each.kw_only)
 
     @classmethod
@@ -323,7 +323,7 @@ def _paths(n: int, steps: list[tuple[I64, I32]]) -> Paths:
 
 @njit
 def _find_links(first: I64, dst: I32, link: I32, at: I32, to: I32) -> I32:
-    """Index of the link from `at` to `to`, elementwise, -1 for none."""
+    """Returns the index of the link from `at` to `to`, elementwise, -1 for none."""
     found = np.full(len(at), -1, np.int32)
     for i in range(len(at)):
         low, high = first[at[i]], first[at[i] + 1]

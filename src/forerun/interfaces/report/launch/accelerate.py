@@ -20,7 +20,8 @@ CONFIG = "accelerate.yaml"
 
 
 def accelerate_fsdp(t: Translation) -> Launch:
-    """Files of accelerate with FSDP2, or with DDP. Raises ForerunError for a plan that it would train differently."""
+    """Returns the files of accelerate with FSDP2, or with DDP. Raises ForerunError for a plan that it would train
+    differently."""
     _refuse(t)
     plan = t.plan
     sharded = plan.shards_optimizer
@@ -39,7 +40,8 @@ def accelerate_fsdp(t: Translation) -> Launch:
 
 
 def accelerate_deepspeed(t: Translation) -> Launch:
-    """Files of accelerate with DeepSpeed. Raises ForerunError for a plan that it would train differently."""
+    """Returns the files of accelerate with DeepSpeed. Raises ForerunError for a plan that it would train
+    differently."""
     if t.plan.pp > 1:
         t.refuse("pp", "accelerate runs no DeepSpeed pipelines; use --launch deepspeed")
     settings = deepspeed_config(t)

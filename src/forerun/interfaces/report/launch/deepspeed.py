@@ -19,7 +19,7 @@ _MIB = 2**20
 
 
 def deepspeed(t: Translation) -> Launch:
-    """Files of DeepSpeed. Raises ForerunError for a plan that it would train differently."""
+    """Returns the files of DeepSpeed. Raises ForerunError for a plan that it would train differently."""
     config = deepspeed_config(t)
     words = ['"${SCRIPT:?your training script}"', "--deepspeed", f'--deepspeed_config "$HERE/{CONFIG}"']
     return t.finish({CONFIG: json_text(config), "launch.sh": script(t, words, shape_lines(t))})

@@ -21,7 +21,8 @@ _FP8_RECIPES = {"delayed": "delayed", "none": "delayed", "tensorwise": "tensorwi
 
 
 def megatron(t: Translation) -> Launch:
-    """Files of Megatron-LM (core 0.16). Raises ForerunError for a plan or model that it would train differently."""
+    """Returns the files of Megatron-LM (core 0.16). Raises ForerunError for a plan or model that it would train
+    differently."""
     groups = {
         "MODEL": model_arguments(t),
         "BATCH": _batch(t),
@@ -43,7 +44,7 @@ def _array(name: str, arguments: list[str]) -> str:
 
 
 def _sharded(t: Translation) -> bool:
-    """Whether Megatron-FSDP runs: gradients or parameters are sharded too."""
+    """Returns whether Megatron-FSDP runs: gradients or parameters are sharded too."""
     return t.plan.shards_gradients
 
 

@@ -46,7 +46,7 @@ class _Source:
 
 
 def torchtitan_registry(t: Translation) -> Launch:
-    """Files of torchtitan 0.3. Raises ForerunError for a plan or model that it would train differently."""
+    """Returns the files of torchtitan 0.3. Raises ForerunError for a plan or model that it would train differently."""
     plan, source = t.plan, _Source()
     family = family_of(t)
     if family == "qwen3" and not t.model.qk_norm:

@@ -20,7 +20,7 @@ _MASKED = {"flex": "block_causal"}
 
 
 def torchtitan_toml(t: Translation) -> Launch:
-    """Files of torchtitan 0.2. Raises ForerunError for a plan or model that it would train differently."""
+    """Returns the files of torchtitan 0.2. Raises ForerunError for a plan or model that it would train differently."""
     plan = t.plan
     family = family_of(t)
     if family == "qwen3" and plan.pp > 1:

@@ -172,7 +172,7 @@ class Translation:
             self.note("expert_imbalance", "what routing came to be, not a setting")
 
     def places_as(self, order: str) -> bool:
-        """Whether axes in this `order` would place all groups on the same nodes as the plan does."""
+        """Returns whether axes in this `order` would place all groups on the same nodes as the plan does."""
         size = self.cluster.node_size
         return groups_of(replace(self.plan, mesh_order=order), size) == groups_of(self.plan, size)
 
@@ -183,7 +183,7 @@ class Translation:
         self.implied("fp8_recipe")
 
     def open(self, name: str) -> bool:
-        """Whether field `name` has no outcome yet."""
+        """Returns whether field `name` has no outcome yet."""
         return name not in self._written and name not in self._implied and name not in self._noted
 
     def finish(self, files: dict[str, str]) -> Launch:
