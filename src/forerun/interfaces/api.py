@@ -158,7 +158,7 @@ def search(
     network: Network | str | Path | None = None,
     **options: Any,
 ) -> SearchResult:
-    """The best plans for `n_gpus` of `cluster`, on `network` as in `predict`.
+    """Returns the best plans for `n_gpus` of `cluster`, on `network` as in `predict`.
 
     `options` are those of `forerun.answers.search.search.search`.
     """
@@ -177,7 +177,7 @@ def sweep(
     network: Network | str | Path | None = None,
     **options: Any,
 ) -> Sweep:
-    """A search for each number of GPUs and each global batch, and the best of them all.
+    """Returns a search for each number of GPUs and each global batch, and the best of them all.
 
     `options` are those of `forerun.answers.search.sweep.sweep`.
     """

@@ -37,7 +37,7 @@ class Experiment:
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Experiment:
-        """The experiment in a YAML or JSON file. Raises ForerunError, naming the file and the key."""
+        """Returns the experiment in a YAML or JSON file. Raises ForerunError, naming the file and the key."""
         return cls(read_experiment(Path(path)))
 
     @classmethod
@@ -47,7 +47,7 @@ class Experiment:
 
     @classmethod
     def from_dict(cls, sections: Mapping[str, Any]) -> Experiment:
-        """The experiment in a mapping of sections, which may hold Python objects (docs/experiments.md)."""
+        """Returns the experiment in a mapping of sections, which may hold Python objects (docs/experiments.md)."""
         return cls(read_experiment(sections))
 
     @staticmethod
@@ -106,8 +106,8 @@ class Run:
         return self.result.summary()
 
     def other_reading(self) -> OtherReading | None:
-        """The step where a network bandwidth without a unit counts bytes and not bits; None where nothing depends on
-        that."""
+        """Returns the step where a network bandwidth without a unit counts bytes and not bits; None where nothing
+        depends on that."""
         return other_reading(self.result.request)
 
     @cached_property
@@ -119,7 +119,7 @@ class Run:
         return self._answers
 
     def to_dataframe(self) -> DataFrame:
-        """A row for each iteration, or for equal ones together. Needs pandas."""
+        """Returns a row for each iteration, or for equal ones together. Needs pandas."""
         return self.result.to_dataframe()
 
     @cached_property
@@ -168,7 +168,7 @@ class Study:
         return self.result.summary()
 
     def to_dataframe(self) -> DataFrame:
-        """A row for each point. Needs pandas."""
+        """Returns a row for each point. Needs pandas."""
         return self.result.to_dataframe()
 
     def plot(self, folder: str | Path) -> list[Path]:

@@ -50,12 +50,12 @@ class TrainingStep:
 
     @property
     def simulation(self) -> Simulation:
-        """The step with its whole timeline."""
+        """Returns the step with its whole timeline."""
         return predict_program(self.program, self.cluster, whole_timeline=True)
 
     @property
     def prediction(self) -> Prediction:
-        """The predicted figures."""
+        """Returns the predicted figures."""
         return predict_program(self.program, self.cluster).prediction
 
     def assert_fits(self, memory: str) -> None:

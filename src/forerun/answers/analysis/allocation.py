@@ -26,7 +26,7 @@ class Allocation:
 
     @property
     def last(self) -> Replayed:
-        """The state of the allocator after the last step."""
+        """Returns the state of the allocator after the last step."""
         return self.steps[-1]
 
     @property

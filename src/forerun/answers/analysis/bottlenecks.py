@@ -91,7 +91,7 @@ class Bottlenecks:
 
     @property
     def found(self) -> tuple[Usage, ...]:
-        """The bottlenecks, the one furthest above its threshold first."""
+        """Returns the bottlenecks, the one furthest above its threshold first."""
         over = [usage for usage in self.usages if usage.is_bottleneck]
         return tuple(sorted(over, key=lambda usage: -usage.value / usage.threshold))
 

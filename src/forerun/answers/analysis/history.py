@@ -67,7 +67,8 @@ class Event:
 
     @property
     def event_type(self) -> str:
-        """The kind of the event and whether it is a start or an end, in one word: compute_start, communication_end."""
+        """Returns the kind of the event and whether it is a start or an end, in one word: compute_start,
+        communication_end."""
         return f"{self.kind}_{self.event}"
 
     @property

@@ -20,7 +20,7 @@ class Stall:
 
     @property
     def mean_s(self) -> float:
-        """The mean time that the work adds to a step."""
+        """Returns the mean time that the work adds to a step."""
         return self.stall_s / self.every_steps
 
 
@@ -52,5 +52,5 @@ class LoopTime:
 
     @property
     def mean_step_time_s(self) -> float:
-        """The time of a step with its share of all periodic work."""
+        """Returns the time of a step with its share of all periodic work."""
         return self.step_time_s + sum(stall.mean_s for stall in self.stalls)

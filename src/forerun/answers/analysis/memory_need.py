@@ -36,7 +36,7 @@ class MemoryNeed:
 
     @property
     def fullest(self) -> MemoryProfile:
-        """The memory of the fullest rank class over the step."""
+        """Returns the memory of the fullest rank class over the step."""
         return self.profiles[self.worst]
 
 

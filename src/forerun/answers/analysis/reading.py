@@ -89,7 +89,7 @@ class Simulation:
 
     @property
     def model_flops_per_token(self) -> float | None:
-        """The model FLOPs of a token; None where FLOPs or tokens are not known."""
+        """Returns the model FLOPs of a token; None where FLOPs or tokens are not known."""
         subject = self.subject
         if subject.model_flops is None or subject.tokens_per_step is None:
             return None
@@ -189,7 +189,7 @@ class _Ran:
 
     @property
     def slowest(self) -> int:
-        """The rank class that sets the pace."""
+        """Returns the rank class that sets the pace."""
         return pace_setter(self.seconds)
 
     @property

@@ -56,22 +56,22 @@ class Setup:
 
     @cached_property
     def stack(self) -> Stack:
-        """The stack that runs the plan: the changed one, or the plan's own for the number of nodes."""
+        """Returns the stack that runs the plan: the changed one, or the plan's own for the number of nodes."""
         return self.changed_stack or load_stack(self.plan.stack).across(ceil(self.n_gpus / self.cluster.node_size))
 
     @property
     def n_gpus(self) -> int:
-        """The number of GPUs of the run."""
+        """Returns the number of GPUs of the run."""
         return self.plan.world_size
 
     @property
     def reduce_dtype(self) -> str:
-        """The dtype in which gradients are reduced."""
+        """Returns the dtype in which gradients are reduced."""
         return str(rules.reduce_dtype(self.plan, self.stack))
 
     @property
     def gradient_bytes(self) -> int:
-        """The bytes per element of the gradients that are reduced."""
+        """Returns the bytes per element of the gradients that are reduced."""
         return int(rules.element_bytes(self.reduce_dtype))
 
     @property
@@ -91,7 +91,7 @@ class Setup:
 
     @property
     def samples_per_step(self) -> int:
-        """The samples (sequences, images) of one optimizer step over all GPUs."""
+        """Returns the samples (sequences, images) of one optimizer step over all GPUs."""
         default = self.plan.micro_batch
         per_replica = self.n_gpus // self.plan.dp
         missing = sum((kind.n_gpus // per_replica) * ((kind.micro_batch or default) - default) for kind in self.kinds)

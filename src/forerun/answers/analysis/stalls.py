@@ -105,12 +105,12 @@ class _Work:
 
     @property
     def host_bytes_per_s(self) -> float:
-        """The bandwidth of copies to pinned host memory."""
+        """Returns the bandwidth of copies to pinned host memory."""
         return memory_rates(self.cluster.device).host_fraction * self.cluster.host_bytes_per_s
 
     @property
     def before_optimizer_s(self) -> float:
-        """The time of the slowest rank until its optimizer begins; the whole step where no rank has one."""
+        """Returns the time of the slowest rank until its optimizer begins; the whole step where no rank has one."""
         flat, timeline = self.simulation.flat, self.simulation.timeline
         first, end = flat.class_ptr[self.simulation.slowest : self.simulation.slowest + 2]
         starts = timeline.start_ps[first:end][flat.phase[first:end] == Phase.OPTIMIZER]
@@ -123,17 +123,17 @@ class _Work:
 
     @property
     def launches(self) -> int:
-        """The number of kernels, copies and collectives of a step."""
+        """Returns the number of kernels, copies and collectives of a step."""
         return int((op_counts(self.program) @ self.program.ops.launches.astype(np.int64)).max(initial=0))
 
     @property
     def regions(self) -> int:
-        """The number of recomputed parts of a step."""
+        """Returns the number of recomputed parts of a step."""
         return self._most(int((block.phase == Phase.RECOMPUTE).any()) for block in self.program.blocks)
 
     @property
     def allocations(self) -> int:
-        """The number of allocations and frees of a step."""
+        """Returns the number of allocations and frees of a step."""
         return self._most(_events(block) for block in self.program.blocks)
 
     def _most(self, of_blocks: Iterable[int]) -> int:

@@ -77,18 +77,19 @@ class Stepper:
 
     @cached_property
     def simulation(self) -> Simulation:
-        """The unfolded iteration with all factors 1."""
+        """Returns the unfolded iteration with all factors 1."""
         return self._prepared.run()
 
     @property
     def n_classes(self) -> int:
-        """The number of rank classes."""
+        """Returns the number of rank classes."""
         return len(self._prepared.program.rank_classes)
 
     @cached_property
     def class_of_rank(self) -> I32:
-        """The rank class of every global rank, (n_gpus,). Ranks are numbered as in torchtitan: tp innermost, then cp,
-        dp_shard, dp_replicate, and pp outermost; kinds of GPUs are the last data-parallel replicas, in order."""
+        """Returns the rank class of every global rank, (n_gpus,). Ranks are numbered as in torchtitan: tp innermost,
+        then cp, dp_shard, dp_replicate, and pp outermost; kinds of GPUs are the last data-parallel replicas, in
+        order."""
         return class_of_rank(self.setup)
 
     def step(self, compute: Sequence[float], network: float = 1.0, host: float = 1.0) -> Step:

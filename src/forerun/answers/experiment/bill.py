@@ -24,7 +24,7 @@ _WAITING = (*EXPOSED, Cause.BUBBLE, Cause.HOST, Cause.WAITING)
 def bill_of(
     request: Request, total_s: float, samples: int, tokens: int | None, busy_share: float | None = None
 ) -> Bill:
-    """The cost of `total_s` seconds of `request.setup` that train `samples` samples of `tokens` tokens each.
+    """Returns the cost of `total_s` seconds of `request.setup` that train `samples` samples of `tokens` tokens each.
 
     A GPU takes power_w x (b + idle_power x (1 - b)) where it computes the share b of the time, a node host_power_w
     more; energy is that x PUE. Dollars are those of the GPUs, and of the energy where it has a price of its own.

@@ -46,7 +46,7 @@ class Conditions:
     """what makes the iteration different"""
 
     def slow(self, rank: int, factor: float, note: str = "") -> Conditions:
-        """The same conditions with the kernels of `rank` `factor` times as long as before.
+        """Returns the same conditions with the kernels of `rank` `factor` times as long as before.
 
         Raises ForerunError if there is no such rank, or `factor` is not above 0.
         """
@@ -69,13 +69,13 @@ class Conditions:
 
     @property
     def slowest_rank(self) -> int:
-        """The first of the ranks with the largest factor; -1 where all are alike."""
+        """Returns the first of the ranks with the largest factor; -1 where all are alike."""
         worst = int(np.argmax(self.compute))
         return -1 if self.compute.min() == self.compute[worst] else worst
 
     @property
     def middle(self) -> float:
-        """The median factor of the ranks (the smaller of the two middle ones)."""
+        """Returns the median factor of the ranks (the smaller of the two middle ones)."""
         n = (len(self.compute) - 1) // 2
         return float(np.partition(self.compute, n)[n])
 
@@ -109,11 +109,11 @@ class Weather:
 
     @property
     def warmup_iterations(self) -> int:
-        """The number of iterations at the beginning that warm-up slows."""
+        """Returns the number of iterations at the beginning that warm-up slows."""
         return self._of.warmup_iterations if self._of.warmup_slowdown != 1 else 0
 
     def at(self, iteration: int) -> Conditions:
-        """The conditions of one iteration."""
+        """Returns the conditions of one iteration."""
         warming = iteration < self.warmup_iterations
         if not warming and not self.is_random:
             return self._steady
@@ -143,7 +143,7 @@ class Weather:
         return Conditions(compute, network, host, note)
 
     def _slowdowns(self, iteration: int) -> F64:
-        """The factor of each rank if it were a straggler, (n_gpus,)."""
+        """Returns the factor of each rank if it were a straggler, (n_gpus,)."""
         excess = np.full(self._n_gpus, self._of.straggler_slowdown - 1.0)
         if self._of.straggler_tail > 0:
             excess *= 1.0 + self._draw(_Draw.TAIL, iteration).pareto(self._of.straggler_tail, self._n_gpus)

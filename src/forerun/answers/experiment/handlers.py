@@ -136,7 +136,7 @@ class Audience:
             handler.on_run_start(request)
 
     def iteration_start(self, iteration: int, conditions: Conditions) -> Conditions:
-        """The conditions that hold, each handler seeing what the one before it left.
+        """Returns the conditions that hold, each handler seeing what the one before it left.
 
         Raises ForerunError if a handler returns something else than Conditions of as many ranks, or None.
         """

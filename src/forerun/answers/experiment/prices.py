@@ -53,7 +53,7 @@ class PricesSection(PriceFile):
 
 
 def read_prices(path: str | Path) -> PriceFile:
-    """The price file at `path`.
+    """Returns the price file at `path`.
 
     Raises ForerunError if it can't be read, or has a key or a value that it may not have; the message names both.
     """
@@ -61,7 +61,7 @@ def read_prices(path: str | Path) -> PriceFile:
 
 
 def prices_of(section: dict[str, Any], folder: Path, place: str, own_names: Collection[str] = ()) -> Prices:
-    """The Prices of an experiment's `prices` section.
+    """Returns the Prices of an experiment's `prices` section.
 
     Args:
         folder: what the section's `file` is relative to.
@@ -88,7 +88,7 @@ def prices_of(section: dict[str, Any], folder: Path, place: str, own_names: Coll
 def _gpu_prices(
     layers: list[tuple[PriceFile, str]], own_names: Collection[str]
 ) -> tuple[float | None, dict[str, float]]:
-    """The price of every GPU, and those by name; a number that the section gives goes over the file's names."""
+    """Returns the price of every GPU, and those by name; a number that the section gives goes over the file's names."""
     by_name: dict[str, float] = {}
     for layer, place in layers:
         given = layer.dollars_per_gpu_hour
@@ -114,7 +114,7 @@ def _by_known_name(prices: dict[str, float], own_names: Collection[str], place: 
 
 
 def _catalogue_names(name: str) -> list[str]:
-    """The clusters and the device that `name` is the name or an alias of."""
+    """Returns the clusters and the device that `name` is the name or an alias of."""
     word = name.strip().lower()
     names = [row.name for row in cluster_table() if word in {row.name.lower(), *map(str.lower, row.aliases)}]
     with suppress(UnknownName):

@@ -14,7 +14,7 @@ from forerun.common.version import __version__
 
 
 def run_record(result: RunResult) -> dict[str, Any]:
-    """A run: its request, figures, iterations, and the prediction of the undisturbed iteration."""
+    """Returns a run: its request, figures, iterations, and the prediction of the undisturbed iteration."""
     return {
         **_heading(result.request),
         "summary": plain(result.summary()),
@@ -27,17 +27,17 @@ def run_record(result: RunResult) -> dict[str, Any]:
 
 
 def scaling_record(study: ScalingStudy) -> dict[str, Any]:
-    """A scaling study: its request, what it found, and its points."""
+    """Returns a scaling study: its request, what it found, and its points."""
     return {**_heading(study.request), "summary": study.summary(), "points": plain(study.points)}
 
 
 def comparison_record(comparison: Comparison) -> dict[str, Any]:
-    """A comparison: its request, what it found, and its variants with their predictions."""
+    """Returns a comparison: its request, what it found, and its variants with their predictions."""
     return {**_heading(comparison.request), "summary": comparison.summary(), "variants": plain(comparison.variants)}
 
 
 def straggler_record(study: StragglerStudy) -> dict[str, Any]:
-    """A straggler study: its request, figures, the time of every iteration, and whom the others waited for."""
+    """Returns a straggler study: its request, figures, the time of every iteration, and whom the others waited for."""
     blame = [
         {"rank": rank, "iterations": count, "waited_s": waited_s}
         for (rank, count), waited_s in zip_longest(study.blame, study.blame_s)

@@ -73,7 +73,7 @@ class RunResult:
 
     @property
     def prediction(self) -> Prediction:
-        """The undisturbed iteration."""
+        """Returns the undisturbed iteration."""
         return self.simulation.prediction
 
     @property
@@ -118,7 +118,7 @@ class RunResult:
         return figures | asdict(self.bill)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A flat dict for each of `iterations`, with its causes as `compute_s` and so on."""
+        """Returns a flat dict for each of `iterations`, with its causes as `compute_s` and so on."""
         rows = []
         for each in self.iterations:
             row = {name: value for name, value in asdict(each).items() if name != "breakdown_s"}
@@ -137,7 +137,7 @@ def mean_breakdown_s(iterations: Sequence[Iteration]) -> dict[str, float]:
 
 
 def percentile_s(iterations: Iterable[Iteration], percent: int) -> float:
-    """The least step time that at least `percent` of a hundred iterations don't exceed (nearest rank)."""
+    """Returns the least step time that at least `percent` of a hundred iterations don't exceed (nearest rank)."""
     ordered = sorted((each.step_time_s, each.repeats) for each in iterations)
     left = ceil(percent * sum(repeats for _, repeats in ordered) / 100)
     for time_s, repeats in ordered:
@@ -198,7 +198,7 @@ class ScalingStudy:
     """num_nodes with the fewest dollars (GPU hours where no price is known) for a sample"""
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A flat dict for each point, with its causes as `compute_s` and so on, and its bill."""
+        """Returns a flat dict for each point, with its causes as `compute_s` and so on, and its bill."""
         return [_flat(asdict(point)) for point in self.points]
 
     def to_dataframe(self) -> pandas.DataFrame:
@@ -242,7 +242,7 @@ class Comparison:
     variants: tuple[Variant, ...]
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A flat dict for each variant."""
+        """Returns a flat dict for each variant."""
         return [_variant_row(variant) for variant in self.variants]
 
     def to_dataframe(self) -> pandas.DataFrame:
@@ -250,7 +250,7 @@ class Comparison:
         return _dataframe(self.to_rows())
 
     def summary(self) -> dict[str, Any]:
-        """The fastest variant that fits, and by how much it is faster than the experiment as it is."""
+        """Returns the fastest variant that fits, and by how much it is faster than the experiment as it is."""
         running = [each for each in self.variants if each.prediction is not None and each.prediction.fits]
         best = max(running, key=lambda each: each.samples_per_s, default=None)
         base = self.variants[0]
@@ -319,7 +319,7 @@ class StragglerStudy:
         }
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A flat dict for each iteration."""
+        """Returns a flat dict for each iteration."""
         return [{"iteration": number, "step_time_s": time_s} for number, time_s in enumerate(self.steps_s)]
 
     def to_dataframe(self) -> pandas.DataFrame:
@@ -337,7 +337,7 @@ def _variant_row(variant: Variant) -> dict[str, Any]:
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
-    """A record with its causes and its bill one level up."""
+    """Returns a record with its causes and its bill one level up."""
     record = dict(record)
     causes, bill = record.pop("breakdown_s"), record.pop("bill", {})
     return {**record, **{f"{cause}_s": seconds for cause, seconds in causes.items()}, **bill}

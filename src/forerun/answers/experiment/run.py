@@ -114,7 +114,7 @@ class _Paces:
 
 
 def scheduled(request: Request, iteration: int) -> Setup:
-    """The Setup of one iteration."""
+    """Returns the Setup of one iteration."""
     setup = request.setup
     batch, seq_len = _entry(request.batch_schedule, iteration), _entry(request.seq_len_schedule, iteration)
     if batch is None and seq_len is None:
@@ -127,7 +127,7 @@ def scheduled(request: Request, iteration: int) -> Setup:
 
 
 def _entry(schedule: Schedule, iteration: int) -> int | None:
-    """The value that holds in an iteration, None before the first."""
+    """Returns the value that holds in an iteration, None before the first."""
     place = bisect_right(schedule, iteration, key=lambda entry: entry[0])
     return schedule[place - 1][1] if place else None
 

@@ -115,7 +115,7 @@ def gpus_per_node(request: Request) -> int:
 
 
 def request_at(request: Request, num_nodes: int, strong: bool) -> tuple[Request, str]:
-    """The experiment on `num_nodes` nodes, and what differs besides, in words.
+    """Returns the experiment on `num_nodes` nodes, and what differs besides, in words.
 
     Raises ForerunError if the GPUs, the batch or the kinds of GPUs don't divide, or the plan can't run there; it says
     why.
@@ -180,7 +180,7 @@ def plan_at(plan: Plan, n_gpus: int, strong: bool) -> Plan:
 
 
 def _batch_at(micro_batch: int, before: Plan, plan: Plan, strong: bool) -> int:
-    """The micro batch of a schedule's entry at another scale."""
+    """Returns the micro batch of a schedule's entry at another scale."""
     if not strong:
         return micro_batch
     whole = micro_batch * before.n_microbatches * before.dp

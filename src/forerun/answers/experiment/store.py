@@ -46,7 +46,7 @@ class Store(Generic[Point]):
             raise ForerunError(f"{self.folder}: can't be written: {error.strerror or error}") from None
 
     def known(self, key: str) -> Point | None:
-        """The point of that digest; None where it is not there.
+        """Returns the point of that digest; None where it is not there.
 
         Raises ForerunError if the file can't be read, or holds something else.
         """
@@ -86,8 +86,8 @@ def points_of(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> list[Point]:
-    """A point for each of `keys`: what `store` knows, and for all else `answer(number of the key)`, which is kept at
-    once.
+    """Returns a point for each of `keys`: what `store` knows, and for all else `answer(number of the key)`, which is
+    kept at once.
 
     Args:
         labels: what each point is, for people who look at its file.

@@ -145,7 +145,7 @@ def _lost_dollars(spread: _Spread) -> float | None:
 
 
 def _with(request: Request, probability: float, slowdown: float) -> Request:
-    """A short run with other stragglers."""
+    """Returns a short run with other stragglers."""
     other = replace(request.disturbance, straggler_probability=probability, straggler_slowdown=slowdown)
     return replace(request, num_iterations=min(request.num_iterations, _SWEPT), disturbance=other)
 

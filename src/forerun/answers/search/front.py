@@ -37,7 +37,7 @@ class Front:
 
     @property
     def certainty(self) -> str:
-        """The part of the front that is exact, in words."""
+        """Returns the part of the front that is exact, in words."""
         after = f"after {self.simulated:,} more plans were simulated"
         if self.is_exact:
             return f"exact, {after}"

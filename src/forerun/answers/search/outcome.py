@@ -132,12 +132,12 @@ class Outcome:
         return needs
 
     def too_large(self) -> LazySequence[TooLarge]:
-        """The plans that do not fit, the smallest first."""
+        """Returns the plans that do not fit, the smallest first."""
         rows = self.of(Status.TOO_LARGE)
         return _TooLargeRows(self, rows[np.argsort(self.needs(rows), kind="stable")])
 
     def skipped(self) -> LazySequence[Skipped]:
-        """The plans that were not simulated, the least bound first."""
+        """Returns the plans that were not simulated, the least bound first."""
         rows = self.of(Status.SKIPPED)
         return _SkippedRows(self, rows[np.argsort(self.bound[rows], kind="stable")])
 

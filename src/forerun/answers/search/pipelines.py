@@ -72,7 +72,7 @@ class Pipeline:
 
     @cached_property
     def on_ranks(self) -> F64:
-        """The number of units of each kind on each rank, (pp, N_KINDS)."""
+        """Returns the number of units of each kind on each rank, (pp, N_KINDS)."""
         out: F64 = self._ranks.T @ self.counts
         return out
 

@@ -94,7 +94,7 @@ class ProgramRanking:
 
     @property
     def best(self) -> Fitting | None:
-        """The best Program that fits, None where none does."""
+        """Returns the best Program that fits, None where none does."""
         return self.ranked[0] if self.ranked else None
 
     @property

@@ -61,12 +61,12 @@ class SearchResult:
 
     @property
     def renamed(self) -> int:
-        """The number of plans that execute the same step as a listed plan."""
+        """Returns the number of plans that execute the same step as a listed plan."""
         return len(self.outcome.renamed)
 
     @property
     def simulated(self) -> int:
-        """The number of simulated plans, including those that then did not fit or were refused."""
+        """Returns the number of simulated plans, including those that then did not fit or were refused."""
         return len(self.outcome.predictions) + self.impossible.get(REFUSED_RULE, 0)
 
     @property
@@ -110,7 +110,7 @@ class SearchResult:
 
     @property
     def _rows(self) -> tuple[Rows, Rows, Rows]:
-        """The rows of plans that fit, that do not fit and that were skipped, each in its order."""
+        """Returns the rows of plans that fit, that do not fit and that were skipped, each in its order."""
         row_of = {prediction.own_plan(): row for row, prediction in self.outcome.predictions.items()}
         ok = np.array([row_of[prediction.own_plan()] for prediction in self.ranked], np.int64)
         return ok, self.outcome.too_large().rows, self.outcome.skipped().rows
@@ -122,7 +122,7 @@ class SearchResult:
 
     @property
     def best(self) -> Prediction | None:
-        """The best plan that fits; None where none does."""
+        """Returns the best plan that fits; None where none does."""
         return self.ranked[0] if self.ranked else None
 
     def top(self, k: int) -> tuple[Prediction, ...]:
@@ -131,13 +131,13 @@ class SearchResult:
 
     @property
     def out_of_memory(self) -> dict[str, int]:
-        """The number of plans that do not fit by their largest category of memory, the most frequent first."""
+        """Returns the number of plans that do not fit by their largest category of memory, the most frequent first."""
         return dict(Counter(self.outcome.too_large_by_cause()).most_common())
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of plans by result: considered = impossible + same + renamed + out_of_memory + skipped + ok; same
-        and renamed are left out where they are 0."""
+        """Returns the number of plans by result: considered = impossible + same + renamed + out_of_memory + skipped +
+        ok; same and renamed are left out where they are 0."""
         same = {"same": self.same} if self.same else {}
         same |= {"renamed": self.renamed} if self.renamed else {}
         return {

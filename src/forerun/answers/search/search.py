@@ -244,7 +244,7 @@ class Simulating:
 
     @property
     def last_place(self) -> float:
-        """The objective of the last place that must be exact; infinite until enough plans fit."""
+        """Returns the objective of the last place that must be exact; infinite until enough plans fit."""
         values = nsmallest(self._keep, (value for value, _ in self.ranked))
         return values[-1] if len(values) == self._keep else float("inf")
 

@@ -57,7 +57,7 @@ class Shared:
 
     @cached_property
     def dense(self) -> F64:
-        """The elements of parameters outside experts by UnitKind, (kinds, N_KINDS)."""
+        """Returns the elements of parameters outside experts by UnitKind, (kinds, N_KINDS)."""
         return self._by_unit([size.dense for size in self.sizes])
 
     @cached_property
@@ -66,7 +66,7 @@ class Shared:
 
     @cached_property
     def again_s(self) -> F64:
-        """The seconds of adding gradients into a buffer by UnitKind, (kinds, N_KINDS)."""
+        """Returns the seconds of adding gradients into a buffer by UnitKind, (kinds, N_KINDS)."""
         moved = accumulated_bytes(self.plans, self._stack)
         column = np.broadcast_to(moved, len(self.of_unit)) * self._sum * self._s_per_byte
         out: F64 = column[:, None] * (self.dense + self.experts)
@@ -74,7 +74,8 @@ class Shared:
 
     @cached_property
     def end_s(self) -> F64:
-        """A lower bound of the seconds until the first rank's last pass ends, (kinds,); see `Pipeline.least_end_s`."""
+        """Returns a lower bound of the seconds until the first rank's last pass ends, (kinds,); see
+        `Pipeline.least_end_s`."""
         forward, backward, weights = (
             self._by_unit([getattr(each, name) for each in self.times]) for name in ("forward", "backward", "weights")
         )
@@ -92,7 +93,7 @@ class Shared:
 
     @cached_property
     def elements(self) -> Elements:
-        """The elements of the parameters of ranks."""
+        """Returns the elements of the parameters of ranks."""
         n = len(self.of_unit)
         out = Elements(*(np.zeros((2, n)) for _ in range(3)))
         for number, mine in self._of_each_pipeline():

@@ -115,7 +115,7 @@ class Space:
 
     @property
     def stack(self) -> str:
-        """The software stack of all plans."""
+        """Returns the software stack of all plans."""
         return str(self.fixed.get("stack", (_PLAIN.stack,))[0])
 
     def plans(self, tally: Tally) -> Iterator[Plan]:

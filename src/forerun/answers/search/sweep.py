@@ -59,7 +59,8 @@ class Sweep:
 
     @property
     def best(self) -> SweepPoint | None:
-        """The best point by the objective, with the fewest GPUs among equal ones; None where no plan fits anywhere."""
+        """Returns the best point by the objective, with the fewest GPUs among equal ones; None where no plan fits
+        anywhere."""
         found = [point for point in self.points if point.best is not None]
         return min(found, key=lambda point: _value(self.objective, point), default=None)
 
@@ -73,8 +74,8 @@ class Sweep:
 
     @property
     def front(self) -> tuple[tuple[SweepPoint, Prediction], ...]:
-        """The plans that no other plan beats or matches in everything: tokens/s, dollars per token where known, GPUs,
-        and memory where the points have fronts. Most tokens/s first.
+        """Returns the plans that no other plan beats or matches in everything: tokens/s, dollars per token where known,
+        GPUs, and memory where the points have fronts. Most tokens/s first.
 
         The front is as exact as the plans of the points. With objective memory the points' best plans are not the
         fastest, so without the points' fronts it is empty.
@@ -86,7 +87,7 @@ class Sweep:
 
     @property
     def wishes(self) -> str:
-        """The figures that the front compares, in words."""
+        """Returns the figures that the front compares, in words."""
         best = [point.best for point in self.points if point.best is not None]
         priced = any(plan.dollars_per_billion_tokens is not None for plan in best)
         several = ["more tokens/s", *(["cheaper tokens"] if priced else []), "fewer GPUs"]

@@ -59,12 +59,12 @@ class Setting:
 
     @property
     def n_ranks(self) -> int:
-        """The number of ranks in one collective."""
+        """Returns the number of ranks in one collective."""
         return len(self.groups[0]) if self.groups else self.network.n_npus
 
     @cached_property
     def rank_links_gbps(self) -> float:
-        """The bandwidth of all links of a rank together, in GB/s of 10**9 bytes."""
+        """Returns the bandwidth of all links of a rank together, in GB/s of 10**9 bytes."""
         return self.network.npu_bytes_per_ns
 
 

@@ -151,7 +151,7 @@ class CollectiveTables:
 
     @property
     def largest_step(self) -> int:
-        """The most bytes or ns of any step of a custom algorithm."""
+        """Returns the most bytes or ns of any step of a custom algorithm."""
         return self._steps.largest
 
     @property

@@ -174,12 +174,12 @@ class StepTable:
 
     @property
     def most_steps(self) -> int:
-        """The largest number of steps of any rank."""
+        """Returns the largest number of steps of any rank."""
         return max((len(program) for program in self._programs), default=0)
 
     @property
     def largest(self) -> int:
-        """The largest number of bytes of a message or ns of a wait."""
+        """Returns the largest number of bytes of a message or ns of a wait."""
         return max((int(program.amount.max(initial=0)) for program in self._programs), default=0)
 
     def table(self) -> Steps:

@@ -57,7 +57,7 @@ class Replay:
 
     @property
     def wall_ns(self) -> int:
-        """The time at which the last rank finishes."""
+        """Returns the time at which the last rank finishes."""
         return max(rank.wall_cycles_finished for rank in self.statistics)
 
 

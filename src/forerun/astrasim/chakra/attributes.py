@@ -31,7 +31,7 @@ def decoded(blob: bytes) -> tuple[str, Value]:
 
 
 def value_of(attribute: Any) -> Value:
-    """The value of an AttributeProto. Lists become Python lists."""
+    """Returns the value of an AttributeProto. Lists become Python lists."""
     kind = attribute.WhichOneof("value")
     if kind is None:
         return None

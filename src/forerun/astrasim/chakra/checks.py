@@ -68,7 +68,7 @@ class Findings:
         return max(self._limit - self._counts["error", kind], 0)
 
     def all(self) -> list[Finding]:
-        """The findings in the order of discovery, then how many more there are of each kind."""
+        """Returns the findings in the order of discovery, then how many more there are of each kind."""
         more = [
             Finding(severity, kind, None, None, "", f"{count - self._limit} more of kind {kind}")
             for (severity, kind), count in self._counts.items()

@@ -23,13 +23,13 @@ class NodeRows:
         self._sorted = ids if self._order is None else ids[self._order]
 
     def repeated(self) -> I64:
-        """The ids that more than one node has, ascending."""
+        """Returns the ids that more than one node has, ascending."""
         if self._order is None:
             return np.zeros(0, np.int64)
         return np.unique(self._sorted[1:][self._sorted[1:] == self._sorted[:-1]])
 
     def of(self, wanted: npt.NDArray[np.uint64]) -> I32:
-        """The rows of the ids `wanted`; -1 for an id that no node has."""
+        """Returns the rows of the ids `wanted`; -1 for an id that no node has."""
         if not len(wanted) or not len(self.ids):
             return np.full(len(wanted), -1, np.int32)
         signed = wanted.astype(np.int64)  # ids above 63 bits wrap to negative numbers, which no node has
@@ -56,11 +56,11 @@ class Graph:
 
     @property
     def n_dependencies(self) -> int:
-        """The number of data and control dependencies of all nodes."""
+        """Returns the number of data and control dependencies of all nodes."""
         return len(self._wanted)
 
     def depth(self) -> int:
-        """The number of nodes on the longest chain of dependencies, without nodes on or behind a cycle."""
+        """Returns the number of nodes on the longest chain of dependencies, without nodes on or behind a cycle."""
         rows = NodeRows(as_numpy(self._ids).view(np.int64)).of(as_numpy(self._wanted))
         return int(depths(as_numpy(self._pointer), rows).max(initial=0))
 

@@ -53,7 +53,7 @@ class TraceInfo:
         self.depth = max(self.depth, other.depth)
 
     def record(self) -> dict[str, Any]:
-        """The figures as JSON values."""
+        """Returns the figures as JSON values."""
         return {
             "nodes": self.nodes.total(),
             "nodes_by_type": dict(sorted(self.nodes.items())),

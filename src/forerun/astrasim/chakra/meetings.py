@@ -32,11 +32,11 @@ class RankNodes:
 
     @cached_property
     def position(self) -> I64:
-        """The place of each row of the trace in issue order."""
+        """Returns the place of each row of the trace in issue order."""
         return positions(self.row)
 
     def text(self, node: int) -> str:
-        """The name of node number `node` of the issue order in messages."""
+        """Returns the name of node number `node` of the issue order in messages."""
         row = int(self.row[node])
         name = f" ({self.trace.names[row][:80]})" if self.trace.names else ""
         return f"rank {self.rank} node {self.trace.node_id[row]}{name}{self._does(row)}"
@@ -85,7 +85,7 @@ def find_meetings(ranks: Sequence[RankNodes], groups: CommGroups, by_tag: bool =
 
 
 def device_nodes(one: RankNodes, *kinds: NodeKind) -> I64:
-    """The numbers, in issue order, of the device nodes of some kinds."""
+    """Returns the numbers, in issue order, of the device nodes of some kinds."""
     trace, row = one.trace, one.row
     return np.flatnonzero(np.isin(trace.kind[row], kinds) & ~trace.is_cpu[row])
 

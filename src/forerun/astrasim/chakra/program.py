@@ -289,7 +289,7 @@ def _tensors(one: RankNodes) -> tuple[I64, I64, I64]:
 
 
 def _block(one: RankNodes, met: I64, op_of_row: I32, meetings: Meetings) -> Block:
-    """The nodes of one rank class as a block; `met` are their meetings."""
+    """Returns the nodes of one rank class as a block; `met` are their meetings."""
     trace, n = one.trace, len(one.row)
     pointer, wanted = predecessors(trace)
     counts = np.diff(pointer)[one.row]

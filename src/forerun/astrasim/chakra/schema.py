@@ -20,7 +20,7 @@ VERSION = "Chakra v0.0.4"
 
 
 def _classes() -> dict[str, Any]:
-    """The class of each message by name, with a `RawNode` that leaves the attributes of a node undecoded.
+    """Returns the class of each message by name, with a `RawNode` that leaves the attributes of a node undecoded.
 
     Most attributes of a trace repeat byte for byte, so decoding them through a cache reads a trace twice as fast.
     """

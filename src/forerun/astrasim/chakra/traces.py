@@ -44,7 +44,7 @@ class Traces:
 
     @property
     def available(self) -> Sequence[int]:
-        """The ranks that have a trace: all, or rank 0 alone."""
+        """Returns the ranks that have a trace: all, or rank 0 alone."""
         return sorted(self._paths.keys() | self._read.keys())
 
     def __getitem__(self, rank: int) -> RankTrace:

@@ -63,7 +63,7 @@ class PairResult:
 
     @property
     def memory_unit(self) -> str:
-        """The unit of reported memory, which is that of the limit."""
+        """Returns the unit of reported memory, which is that of the limit."""
         return self.memory_limit.unit if self.memory_limit else MemoryLimit(0).unit
 
     @property
@@ -72,17 +72,18 @@ class PairResult:
 
     @property
     def ranked(self) -> list[Row]:
-        """The points that could be simulated by time, then by memory, then as they were listed."""
+        """Returns the points that could be simulated by time, then by memory, then as they were listed."""
         return sorted((row for row in self.rows if row.figures), key=_time_and_memory)
 
     @property
     def ranked_within_limit(self) -> list[Row]:
-        """The ranked points that fit in memory."""
+        """Returns the ranked points that fit in memory."""
         return [row for row in self.ranked if row.fits is not False]
 
     @property
     def pareto(self) -> list[Row]:
-        """The points that no other point beats in time and memory, the fastest first; of equal points the first."""
+        """Returns the points that no other point beats in time and memory, the fastest first; of equal points the
+        first."""
         front: list[Row] = []
         for row in self.ranked:
             if not front or _memory(row) < _memory(front[-1]):

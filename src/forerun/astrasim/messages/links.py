@@ -38,7 +38,7 @@ class LinkUse:
 
     @property
     def utilisation(self) -> F64:
-        """The share of the time until the last arrival in which each link transmitted."""
+        """Returns the share of the time until the last arrival in which each link transmitted."""
         return self.busy_ns / max(self.finish_ns, 1.0)
 
     def hottest(self, n: int) -> I64:
@@ -57,7 +57,7 @@ class Delivery:
 
     @property
     def finish_ns(self) -> float:
-        """The arrival of the last message; 0 without messages."""
+        """Returns the arrival of the last message; 0 without messages."""
         return self.use.finish_ns
 
 

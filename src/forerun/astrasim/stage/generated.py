@@ -55,16 +55,16 @@ class GeneratedTraces(ABC):
     @cached_property
     @abstractmethod
     def classes(self) -> tuple[RankTrace, ...]:
-        """The trace of the first rank of each pipeline stage, without names."""
+        """Returns the trace of the first rank of each pipeline stage, without names."""
 
     @cached_property
     def class_of_rank(self) -> I32:
-        """The index into `classes` for each rank, (n_ranks,)."""
+        """Returns the index into `classes` for each rank, (n_ranks,)."""
         return np.repeat(np.arange(self.args.pp, dtype=np.int32), self.args.ranks_a_stage)
 
     @cached_property
     def groups(self) -> CommGroups:
-        """The communicator groups of all ranks, numbered from 1, with groups of one rank."""
+        """Returns the communicator groups of all ranks, numbered from 1, with groups of one rank."""
         return communicator_groups(self.args.degrees, self._stage_order)
 
     def group_names(self, rank: int) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ class FileOptions:
         return bool(self.workload_configuration or self.system_configuration or self.network_configuration)
 
     def machine(self, aware: bool) -> Machine:
-        """The machine that the files describe. Raises ForerunError where one is missing or wrong."""
+        """Returns the machine that the files describe. Raises ForerunError where one is missing or wrong."""
         if self.system_configuration is None or self.network_configuration is None or not self.workload_configuration:
             raise ForerunError(
                 "astra: configurations are missing; give --workload-configuration, --system-configuration and"
@@ -84,7 +84,7 @@ class FileOptions:
         )
 
     def traces(self, machine: Machine, lenient: bool) -> tuple[list[RankTrace], CommGroups]:
-        """The traces of all ranks of a machine, and their groups. Raises ForerunError."""
+        """Returns the traces of all ranks of a machine, and their groups. Raises ForerunError."""
         n_ranks, tensors = machine.network.n_npus, machine.system.track_local_mem
         found = open_traces(self.workload_configuration or "", n_ranks, tensors=tensors, lenient=lenient)
         file = self.comm_group_configuration

@@ -94,7 +94,8 @@ class NetworkOptions:
     gpus: Annotated[int | None, typer.Option(min=2, help="How many GPUs of --cluster; one node by default.")] = None
 
     def read_cluster(self) -> tuple[Cluster, int] | None:
-        """The cluster and the number of GPUs; None without --cluster. Raises ForerunError for what doesn't go along."""
+        """Returns the cluster and the number of GPUs; None without --cluster. Raises ForerunError for what doesn't go
+        along."""
         if self.cluster is None:
             if self.gpus is not None:
                 raise ForerunError("--gpus goes with --cluster; a network says how many NPUs it joins")
@@ -105,7 +106,7 @@ class NetworkOptions:
         return found, self.gpus or found.node_size
 
     def read(self) -> Network:
-        """The network. Raises ForerunError for none or both, and for text that is wrong."""
+        """Returns the network. Raises ForerunError for none or both, and for text that is wrong."""
         if (self.topology is None) == (self.network is None):
             raise ForerunError("collective: give one network, as --topology ring:8,switch:4 or --network FILE")
         if self.network is not None:
@@ -127,7 +128,7 @@ class SystemOptions:
     local_mem_bw: Annotated[float, typer.Option(min=0, help="GB/s that reductions run at.")] = 1600.0
 
     def system(self) -> System:
-        """The system that the options describe."""
+        """Returns the system that the options describe."""
         keys = {
             "preferred-dataset-splits": self.splits,
             "active-chunks-per-dimension": self.active,

@@ -40,7 +40,7 @@ class Bounds:
     ] = False
 
     def code(self, found: StepDiff) -> int:
-        """The exit code. Raises ForerunError for a share that is no number."""
+        """Returns the exit code. Raises ForerunError for a share that is no number."""
         if self.must_fit and not found.after.fits:
             return NOTHING_FITS
         limits = (

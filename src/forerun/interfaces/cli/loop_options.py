@@ -48,5 +48,6 @@ class LoopOptions:
         return replace(loop, checkpoint_mode=self.checkpoint_mode)  # type: ignore[arg-type]
 
     def where(self) -> Storage | None:
-        """The storage of checkpoints, None for the default one. Raises ForerunError for a value that is wrong."""
+        """Returns the storage of checkpoints, None for the default one. Raises ForerunError for a value that is
+        wrong."""
         return None if self.storage is None else Storage.of_text(self.storage)

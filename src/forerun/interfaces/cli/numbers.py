@@ -58,7 +58,7 @@ def memory_gib(text: str) -> float:
 
 
 def memory_left(text: str, own_gib: float) -> float:
-    """The GiB of `own_gib` that remain if `text` (`10%`, `8`, `8GiB` or `8GB`) is kept free.
+    """Returns the GiB of `own_gib` that remain if `text` (`10%`, `8`, `8GiB` or `8GB`) is kept free.
 
     Raises ForerunError for another text, or where nothing is left.
     """
@@ -75,7 +75,7 @@ def memory_left(text: str, own_gib: float) -> float:
 
 
 def share(text: str, option: str) -> float:
-    """A share of at least 0 in `2%` or `0.02`. Raises ForerunError, which names `option`, for another text."""
+    """Returns a share of at least 0 in `2%` or `0.02`. Raises ForerunError, which names `option`, for another text."""
     plain = text.strip()
     try:
         found = float(plain[:-1]) / 100 if plain.endswith("%") else float(plain)

@@ -40,7 +40,7 @@ def with_parameters(wrapped: Callable[..., None], parameters: list[inspect.Param
 
 
 def given(group: Any, *but: str) -> dict[str, object]:
-    """The options of a group that differ from their defaults, by name, except those named in `but`."""
+    """Returns the options of a group that differ from their defaults, by name, except those named in `but`."""
     return {
         each.name: value
         for each in fields(group)

@@ -97,7 +97,7 @@ class SearchOptions:
     ] = False
 
     def limits(self) -> Limits:
-        """The upper ends of the axes."""
+        """Returns the upper ends of the axes."""
         return Limits(self.max_tp, self.max_cp, self.max_pp, self.max_ep, self.max_micro_batch)
 
     def memory_limit_gib(self, where: Cluster, most: float | None) -> float | None:

@@ -63,7 +63,7 @@ def parse(fields: Mapping[str, str | bool], plan_file: Path | None, *, several: 
 
 
 def plan_asked_about(text: str, seq_len: int) -> dict[str, Any]:
-    """The plan fields of --why: `tp=16,pp=3`, or the YAML file of a plan.
+    """Returns the plan fields of --why: `tp=16,pp=3`, or the YAML file of a plan.
 
     What follows from a search's question is left out. Raises ForerunError for a field or value that is wrong, and for
     sequences of another length than `seq_len`.

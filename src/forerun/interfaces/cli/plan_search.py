@@ -109,7 +109,8 @@ class Shown:
 
     @property
     def maps(self) -> list[tuple[str, str]]:
-        """The axes of the heat maps that the user asks for. Raises ForerunError for text that is not two axes."""
+        """Returns the axes of the heat maps that the user asks for. Raises ForerunError for text that is not two
+        axes."""
         return [_axes(text) for text in self.heat or ()]
 
     def check(self) -> None:
@@ -213,7 +214,8 @@ def _print_search(question: Question, shown: Shown, result: SearchResult, top: i
 
 
 def _suggested(question: Question, result: SearchResult, top: int) -> int | None:
-    """The place (from 0) whose measurement would tell most about the other listed plans; None with fewer than two."""
+    """Returns the place (from 0) whose measurement would tell most about the other listed plans; None with fewer than
+    two."""
     plans = [place.own_plan() for place in result.top(top)]
     if len(plans) < 2:
         return None
@@ -222,7 +224,7 @@ def _suggested(question: Question, result: SearchResult, top: int) -> int | None
 
 
 def _maps(shown: Shown, result: SearchResult) -> list[HeatMap]:
-    """The heat maps that the user asks for, or the most telling ones."""
+    """Returns the heat maps that the user asks for, or the most telling ones."""
     if shown.heat:
         return [heat_map(result, *axes) for axes in shown.maps]
     return telling_maps(result, MAPS) if shown.report or shown.pictures else []
@@ -247,7 +249,7 @@ def _whole(question: Question, best: Prediction | None) -> tuple[Simulation, tup
 
 
 def _again(question: Question, best: Prediction | None) -> str:
-    """The command that predicts the best plan, empty for none."""
+    """Returns the command that predicts the best plan, empty for none."""
     if best is None:
         return ""
     return f"{command_line(best.own_plan(), *question.names)}{question.place}"

@@ -93,7 +93,7 @@ class Written:
 
     @property
     def own_settings(self) -> str:
-        """The settings of the allocator that the user wrote, empty for the default ones."""
+        """Returns the settings of the allocator that the user wrote, empty for the default ones."""
         return "" if self.allocator in (None, "default") else str(self.allocator)
 
     @property

@@ -57,15 +57,15 @@ class Conditions:
     ] = None
 
     def cluster(self, name: str) -> Cluster:
-        """The cluster of this name or file, with no more memory than the limit. Raises ForerunError."""
+        """Returns the cluster of this name or file, with no more memory than the limit. Raises ForerunError."""
         return limited(load_cluster(name), self.memory_limit)
 
     def topology(self, where: Cluster) -> Network | None:
-        """The network in place of the links of the cluster, if any. Raises ForerunError."""
+        """Returns the network in place of the links of the cluster, if any. Raises ForerunError."""
         return network_of(where, self.network)
 
     def measured(self) -> Measured | None:
-        """The user's own measurements, if any. Raises ForerunError."""
+        """Returns the user's own measurements, if any. Raises ForerunError."""
         return read_measured(self.kernel_profile, self.network_profile)
 
 

@@ -33,12 +33,12 @@ def check_report(path: Path | None) -> None:
 
 
 def typed(context: typer.Context) -> str:
-    """The command as the user typed it, without the options that name output files."""
+    """Returns the command as the user typed it, without the options that name output files."""
     return typed_command(context.find_root().obj or ())
 
 
 def typed_command(arguments: Sequence[str]) -> str:
-    """The command of `arguments` without the options that say where files go."""
+    """Returns the command of `arguments` without the options that say where files go."""
     kept: list[str] = []
     skip = False
     for argument in arguments:

@@ -130,7 +130,7 @@ def trace(
 
 
 def _job(script: ScriptOptions, run: RunOptions) -> Job:
-    """The job that the options describe. Raises ForerunError for options that contradict each other."""
+    """Returns the job that the options describe. Raises ForerunError for options that contradict each other."""
     if run.rank is not None and run.all_roles:
         raise ForerunError("--rank and --all-roles exclude each other; give one of them")
     if run.rank is not None and run.rank >= run.world_size:

@@ -17,7 +17,7 @@ _WAYS = {"meta": "on meta", "direct": "on the device", "trace": "as traced"}
 
 
 def loop_rows(loop: LoopTime) -> list[tuple[str, str, str, str, str]]:
-    """A row for each kind of periodic work, under `LOOP_COLUMNS`."""
+    """Returns a row for each kind of periodic work, under `LOOP_COLUMNS`."""
     return [
         (
             stall.name,
@@ -31,7 +31,7 @@ def loop_rows(loop: LoopTime) -> list[tuple[str, str, str, str, str]]:
 
 
 def mean_step(loop: LoopTime) -> str:
-    """The mean step, and its pace."""
+    """Returns the mean step, and its pace."""
     pace = "" if loop.tokens_per_s_per_gpu is None else f", {loop.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
     return f"mean step {seconds(loop.mean_step_time_s)} ({loop.mean_step_time_s / loop.step_time_s - 1:+.2%}){pace}"
 
@@ -45,7 +45,7 @@ def checkpoint_words(saved: CheckpointTimes) -> str:
 
 
 def init_rows(stages: Sequence[InitStage]) -> list[tuple[str, str, str, str]]:
-    """A row for each stage of initialisation, under `INIT_COLUMNS`."""
+    """Returns a row for each stage of initialisation, under `INIT_COLUMNS`."""
     return [
         (_WAYS[one.way], one.name, f"{one.allocated_bytes / MIB:,.0f}", f"{one.peak_bytes / MIB:,.0f}")
         for one in stages

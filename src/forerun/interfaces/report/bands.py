@@ -8,7 +8,7 @@ from forerun.interfaces.report.wording import percent, rate, seconds
 
 
 def step_time(prediction: Prediction) -> str:
-    """The step time with its band."""
+    """Returns the step time with its band."""
     low, high = seconds(prediction.step_time_low_s), seconds(prediction.step_time_high_s)
     return f"{seconds(prediction.step_time_s)} {in_band(low, high)}"
 

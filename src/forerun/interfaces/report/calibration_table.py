@@ -50,7 +50,7 @@ def print_calibration(out: Console, found: Calibration, written: Path | None) ->
 
 
 def calibration_record(found: Calibration) -> dict[str, Any]:
-    """The same figures as one object."""
+    """Returns the same figures as one object."""
     return {
         "device": found.profile.name,
         "changes": [asdict(change) for change in found.changes],

@@ -63,13 +63,13 @@ def print_nccl(out: Console, cluster: Cluster, n_gpus: int, collective: str, poi
 
 
 def nccl_record(cluster: Cluster, n_gpus: int, collective: str, points: Sequence[NcclChoice]) -> dict[str, Any]:
-    """The same figures as one object."""
+    """Returns the same figures as one object."""
     points_record = [asdict(point) for point in points]
     return {"collective": collective, "cluster": cluster.name, "gpus": n_gpus, "points": points_record}
 
 
 def collectives_record(setting: Setting, collective: str, points: Sequence[Point]) -> dict[str, Any]:
-    """The same figures as one object."""
+    """Returns the same figures as one object."""
     return {
         "collective": collective,
         "network": network_words(setting.network),
@@ -82,7 +82,7 @@ def collectives_record(setting: Setting, collective: str, points: Sequence[Point
 
 
 def network_words(network: Network) -> str:
-    """The dimensions of a network, with bandwidths and latencies."""
+    """Returns the dimensions of a network, with bandwidths and latencies."""
     unit = "GiB/s" if network.gib else "GB/s"
     return ", ".join(
         f"{dim.topology} {'x'.join(map(str, dim.sizes))} ({dim.bandwidth_gbps:g} {unit}, {dim.latency_ns:g} ns)"
@@ -91,7 +91,7 @@ def network_words(network: Network) -> str:
 
 
 def size_words(size: int) -> str:
-    """A size as a whole number of KiB, MiB or GiB if it is one, else in bytes."""
+    """Returns a size as a whole number of KiB, MiB or GiB if it is one, else in bytes."""
     factor, unit = next(((f, u) for f, u in _UNITS if size >= f and size % f == 0), (1, "B"))
     return f"{size // factor:,} {unit}"
 

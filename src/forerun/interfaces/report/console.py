@@ -36,7 +36,7 @@ _SHORT = 0.001
 
 
 def console(stderr: bool = False) -> Console:
-    """A console that prints text as it stands; colours only where the terminal wants them."""
+    """Returns a console that prints text as it stands; colours only where the terminal wants them."""
     return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=False)
 
 
@@ -97,7 +97,7 @@ def print_loop(out: Console, loop: LoopTime) -> None:
 
 
 def indented(rows: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
-    """The rows of a table that stands under a title, two letters further right."""
+    """Returns the rows of a table that stands under a title, two letters further right."""
     return ((f"  {first}", *others) for first, *others in rows)
 
 
@@ -142,7 +142,7 @@ def print_stacks(out: Console, stacks: Sequence[Stack]) -> None:
 def make_table(
     sides: str, headings: Sequence[str], rows: Iterable[Sequence[str]], gap: int = 1, whole: str | None = None
 ) -> Table:
-    """A table without lines, and without a heading where `headings` are empty.
+    """Returns a table without lines, and without a heading where `headings` are empty.
 
     `sides` has a letter for each column: `l` for text, which stands on the left, `r` for figures. Cells of columns of
     the side `whole` never break into lines. Columns are `gap` letters apart.

@@ -38,7 +38,7 @@ _REASONS = 8
 
 
 def prediction_document(simulation: Simulation, sensitivities: Sequence[WhatIf], command: str) -> Document:
-    """The page of one prediction, of an unfolded `simulation`."""
+    """Returns the page of one prediction, of an unfolded `simulation`."""
     prediction = simulation.prediction
     return Document(
         f"{prediction.model} on {prediction.n_gpus:,} x {prediction.cluster}",
@@ -66,7 +66,7 @@ def search_document(
     again: str,
     maps: Sequence[HeatMap] | None = None,
 ) -> Document:
-    """The page of a search. `found` is the simulated best plan and its sensitivities, None if nothing fits.
+    """Returns the page of a search. `found` is the simulated best plan and its sensitivities, None if nothing fits.
 
     `command` repeats the search, `again` predicts its best plan. `maps` are the heat maps to show; those that say most
     unless given.
@@ -88,7 +88,7 @@ def search_document(
 
 
 def best_sections(found: tuple[Simulation, Sequence[WhatIf]] | None, command: str, again: str) -> list[Part]:
-    """The sections on the best plan and the commands that reproduce it; `found` is None if nothing fits."""
+    """Returns the sections on the best plan and the commands that reproduce it; `found` is None if nothing fits."""
     if found is None:
         return reproduce_section(command, {}, "")
     best, sensitivities = found
@@ -104,7 +104,7 @@ def best_sections(found: tuple[Simulation, Sequence[WhatIf]] | None, command: st
 
 
 def plan_line(prediction: Prediction) -> str:
-    """The plan of a prediction, with its batch and stack."""
+    """Returns the plan of a prediction, with its batch and stack."""
     plan = prediction.plan
     if plan is None:
         return "a saved program"
@@ -116,7 +116,7 @@ def plan_line(prediction: Prediction) -> str:
 
 
 def _plan(prediction: Prediction, command: str, again: str = "") -> list[Part]:
-    """The plan and the commands that reproduce a prediction."""
+    """Returns the plan and the commands that reproduce a prediction."""
     record = {} if prediction.plan is None else plan_record(prediction.plan)
     commands = command + (f"\n\n# the best plan alone\n{again}" if again else "")
     return reproduce_section(commands, record, "The plan, as a plan file (--plan-file)")
@@ -145,7 +145,7 @@ def _ranking(result: SearchResult, top: int) -> list[Part]:
 
 
 def _spread(result: SearchResult) -> list[Part]:
-    """The distribution of the times and memory of the plans."""
+    """Returns the distribution of the times and memory of the plans."""
     bins = runtime_histogram(result)
     parts: list[Part] = [Heading("Time and memory of the plans")] if bins or result.too_large else []
     if bins:
@@ -158,7 +158,7 @@ def _spread(result: SearchResult) -> list[Part]:
 
 
 def _front(front: Front) -> Table:
-    """The Pareto front of step time and memory."""
+    """Returns the Pareto front of step time and memory."""
     rows = tuple(
         (
             seconds(each.step_time_s),
@@ -190,7 +190,7 @@ def _maps(maps: Sequence[HeatMap]) -> list[Part]:
 
 
 def _left_out(result: SearchResult) -> list[Part]:
-    """The reasons why the other plans are not among the best."""
+    """Returns the reasons why the other plans are not among the best."""
     counts, limit = result.counts, result.memory_limit_gib
     worse = "larger" if result.objective == "memory" else "slower"
     rows = [("fit, and were simulated", f"{counts['ok']:,}", "")]

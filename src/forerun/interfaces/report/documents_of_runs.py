@@ -31,7 +31,7 @@ _SLOWEST = 8
 
 
 def run_document(result: RunResult, answers: Answers | None, command: str = "") -> Document:
-    """The page of a run, without what needs further simulations if `answers` is None.
+    """Returns the page of a run, without what needs further simulations if `answers` is None.
 
     `command` repeats the run.
     """
@@ -60,7 +60,7 @@ def run_document(result: RunResult, answers: Answers | None, command: str = "") 
 
 
 def bottlenecks_of(result: RunResult, answers: Answers | None) -> Bottlenecks:
-    """The bottlenecks of a run; without `answers` they are computed."""
+    """Returns the bottlenecks of a run; without `answers` they are computed."""
     limits = result.request.thresholds
     if answers is not None:
         return answers.bottlenecks
@@ -104,7 +104,7 @@ def _run_figures(result: RunResult) -> Figures:
 
 
 def _advice(rows: Sequence[Advice], sample: str) -> list[Part]:
-    """The recommended changes, each simulated."""
+    """Returns the recommended changes, each simulated."""
     parts: list[Part] = [Heading("What would help")]
     if not rows:
         return [*parts, Text("No change that was simulated makes this run better by a hundredth or more.")]

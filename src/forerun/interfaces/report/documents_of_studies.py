@@ -15,7 +15,7 @@ _LISTED = 40
 
 
 def scaling_document(study: ScalingStudy, command: str = "") -> Document:
-    """The page of a scaling study. `command` repeats the study."""
+    """Returns the page of a scaling study. `command` repeats the study."""
     request = study.request
     kind = "strong scaling" if study.strong else "weak scaling"
     kept = "the global batch" if study.strong else "the batch of each GPU"
@@ -32,7 +32,7 @@ def scaling_document(study: ScalingStudy, command: str = "") -> Document:
 
 
 def comparison_document(comparison: Comparison, command: str = "") -> Document:
-    """The page of a comparison. `command` repeats the study."""
+    """Returns the page of a comparison. `command` repeats the study."""
     request, variants = comparison.request, comparison.variants
     parts: list[Part] = [*_fastest(comparison), Heading("Where the step goes")]
     if any(not each.error for each in variants):
@@ -56,7 +56,7 @@ def _variant_words(request: Request, each: Variant) -> str:
 
 
 def straggler_document(study: StragglerStudy, command: str = "") -> Document:
-    """The page of a straggler study. `command` repeats the study."""
+    """Returns the page of a straggler study. `command` repeats the study."""
     request = study.request
     parts: list[Part] = [_straggler_figures(study), *(Text(note, "note") for note in study.notes)]
     parts += [Heading("How step times spread"), spread_plot(study), cumulated_plot(study)]

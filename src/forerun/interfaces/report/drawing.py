@@ -18,7 +18,7 @@ def drawing_is_possible() -> bool:
 
 
 def panels(width_inches: float, height_inches: float, columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]]:
-    """A figure and its axes, row by row. Needs matplotlib."""
+    """Returns a figure and its axes, row by row. Needs matplotlib."""
     import matplotlib
     import matplotlib.backends.backend_agg
     import matplotlib.figure
@@ -36,7 +36,7 @@ def panels(width_inches: float, height_inches: float, columns: int = 1, rows: in
 
 
 def png(figure: Any) -> bytes:
-    """The figure as a PNG file, without date or version in it."""
+    """Returns the figure as a PNG file, without date or version in it."""
     import matplotlib
     import matplotlib.text
 

@@ -150,7 +150,7 @@ def _run_facts(result: RunResult) -> dict[str, str]:
 
 
 def bill_facts(bill: Bill, sample: str) -> dict[str, str]:
-    """The cost of a run, in words."""
+    """Returns the cost of a run, in words."""
     facts = {"GPU hours": f"{bill.gpu_hours:,.2f}, {bill.energy_kwh:,.1f} kWh"}
     if bill.dollars is not None and bill.dollars_per_hour is not None:
         parts = [f"{bill.dollars:,.2f} dollars ({bill.dollars_per_hour:,.2f} an hour)"]
@@ -207,7 +207,7 @@ def _facts(facts: Mapping[str, str]) -> Table:
 
 
 def _plain(sides: str, rows: Iterable[Sequence[str]]) -> Table:
-    """A table without a heading; only its last column breaks into lines."""
+    """Returns a table without a heading; only its last column breaks into lines."""
     table = make_table(sides, (), rows)
     for column in table.columns[:-1]:
         column.no_wrap = True

@@ -94,7 +94,7 @@ def file_name(name: str) -> str:
 
 
 def document_of(result: Result, answers: Answers | None = None, command: str = "") -> Document:
-    """The contents of the page of a run or a study."""
+    """Returns the contents of the page of a run or a study."""
     if isinstance(result, RunResult):
         return run_document(result, answers, command)
     if isinstance(result, ScalingStudy):
@@ -154,7 +154,7 @@ def _shown(stage: Path, result: Result, answers: Answers | None, command: str) -
 
 
 def _pictures(result: Result, answers: Answers | None) -> Pictures:
-    """The maker of each picture by its name."""
+    """Returns the maker of each picture by its name."""
     if isinstance(result, RunResult):
         return run_pictures(result, bottlenecks_of(result, answers).usages)
     return study_pictures(result)
@@ -177,7 +177,7 @@ def _history(stage: Path, name: str, result: RunResult) -> tuple[str, ...]:
 
 @contextmanager
 def _stage(folder: Path) -> Iterator[Path]:
-    """A temporary empty folder inside `folder`. An OSError while it is in use becomes a ForerunError."""
+    """Yields a temporary empty folder inside `folder`. An OSError while it is in use becomes a ForerunError."""
     stage, is_new = folder / _STAGE, not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)

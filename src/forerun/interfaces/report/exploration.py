@@ -120,7 +120,7 @@ def _size(gib: float, unit: str) -> str:
 
 
 def exploration_record(explored: Explored, top: int) -> dict[str, Any]:
-    """The same figures as one JSON object."""
+    """Returns the same figures as one JSON object."""
     return {
         "points": len(explored.rows),
         "simulated": explored.computed,
@@ -157,7 +157,8 @@ _SAME = 0.0005
 
 
 def reason_words(reason: Reason, pair: PairResult) -> str:
-    """A sentence on what changes from one point to the other, and one for each kind of term that makes it change."""
+    """Returns a sentence on what changes from one point to the other, and one for each kind of term that makes it
+    change."""
     before, after = reason.total
     first, second = (strategy_words(row.point.strategy) for row in (reason.before, reason.after))
     if reason.axis is None:
@@ -172,7 +173,7 @@ def reason_words(reason: Reason, pair: PairResult) -> str:
 
 
 def reason_record(reason: Reason, pair: PairResult) -> dict[str, Any]:
-    """The same as plain data, with the sentence."""
+    """Returns the same as plain data, with the sentence."""
     return {
         "what": reason.what,
         "axis": reason.axis,
@@ -276,5 +277,5 @@ def strategy_words(strategy: Strategy) -> str:
 
 
 def value_words(value: int | bool) -> str:
-    """The value of an axis: a number, yes or no."""
+    """Returns the value of an axis: a number, yes or no."""
     return str(value) if not isinstance(value, bool) else "yes" if value else "no"

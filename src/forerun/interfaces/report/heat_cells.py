@@ -84,7 +84,7 @@ _WHITE = 0.42
 
 
 def unit_of(shown: HeatMap) -> tuple[str, float]:
-    """The unit of the cells in which plans fit, and its size in seconds or GiB."""
+    """Returns the unit of the cells in which plans fit, and its size in seconds or GiB."""
     if shown.objective == "memory":
         return "GiB", 1.0
     times = shown.value[(shown.known == Known.BEST) | (shown.known == Known.BOUND)]
@@ -92,19 +92,19 @@ def unit_of(shown: HeatMap) -> tuple[str, float]:
 
 
 def heat_title(shown: HeatMap) -> str:
-    """The title of a heat map."""
+    """Returns the title of a heat map."""
     return f"{_word(shown.objective)} by {axis_name(shown.x)} and {axis_name(shown.y)}, {unit_of(shown)[0]}"
 
 
 def heat_words(shown: HeatMap) -> str:
-    """A note on the values that a map leaves out; empty for none."""
+    """Returns a note on the values that a map leaves out; empty for none."""
     left = ((shown.x, shown.x_left_out), (shown.y, shown.y_left_out))
     said = [f"{n:,} more values of {axis_name(axis)}, worse than these, are left out" for axis, n in left if n]
     return "; ".join(said)
 
 
 def label_lines(value: str) -> list[str]:
-    """The label of a value at its axis; a long one (an order of mesh axes) takes two lines."""
+    """Returns the label of a value at its axis; a long one (an order of mesh axes) takes two lines."""
     joints = [i + 1 for i, letter in enumerate(value) if letter == "-"]
     if len(value) <= _LABEL or not joints:
         return [value]
@@ -113,7 +113,7 @@ def label_lines(value: str) -> list[str]:
 
 
 def axis_name(axis: str) -> str:
-    """The name of an axis with spaces."""
+    """Returns the name of an axis with spaces."""
     return axis.replace("_", " ")
 
 

@@ -52,5 +52,5 @@ def _counts(times: npt.ArrayLike, edges: Sequence[float]) -> list[int]:
 
 
 def bar(simulated: int, bounded: int, most: int, width: int) -> str:
-    """A bar of '#' for simulated and '.' for bounded plans, `width` characters for `most` plans."""
+    """Returns a bar of '#' for simulated and '.' for bounded plans, `width` characters for `most` plans."""
     return "#" * ceil(width * simulated / most) + "." * ceil(width * bounded / most)

@@ -46,7 +46,7 @@ class PartRow:
 
 
 def layer_rows(model: LayeredModel) -> list[LayerRow]:
-    """A row for each layer, in the order in which they run."""
+    """Returns a row for each layer, in the order in which they run."""
     kept = model.kept_of(_KEPT_BYTES)
     return [
         LayerRow(
@@ -63,7 +63,7 @@ def layer_rows(model: LayeredModel) -> list[LayerRow]:
 
 
 def part_rows(spec: ModelSpec) -> list[PartRow]:
-    """A row for each part outside the layers, and for the parts of each kind of layer."""
+    """Returns a row for each part outside the layers, and for the parts of each kind of layer."""
     return [PartRow(part, 1, count) for part, count in outer_parameters(spec).items()] + list(_layer_parts(spec))
 
 
@@ -78,7 +78,7 @@ def _layer_parts(spec: ModelSpec) -> Iterator[PartRow]:
 
 
 def model_record(model: ModelSpec | LayeredModel) -> dict[str, object]:
-    """The same rows as plain data."""
+    """Returns the same rows as plain data."""
     if isinstance(model, ModelSpec):
         rows: list[LayerRow] | list[PartRow] = part_rows(model)
         return {"model": model.name, "parameters": parameter_count(model), "parts": [asdict(row) for row in rows]}

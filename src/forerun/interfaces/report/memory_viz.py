@@ -39,7 +39,7 @@ def write_snapshot(path: str | Path, program: Program, flat: FlatProgram, timeli
 
 
 def snapshot(program: Program, flat: FlatProgram, timeline: Timeline, rank_class: int) -> dict[str, Any]:
-    """The snapshot of one rank class as a dict of plain data."""
+    """Returns the snapshot of one rank class as a dict of plain data."""
     rank = _Rank()
     cls = program.rank_classes[rank_class]
     for category in Category:
@@ -156,7 +156,7 @@ class _Rank:
             size -= oldest.size
 
     def segment(self) -> dict[str, Any]:
-        """The memory segment at the end of the step."""
+        """Returns the memory segment at the end of the step."""
         blocks: list[dict[str, Any]] = []
         pieces: list[tuple[int, int, _Live | None]] = [(address, size, None) for address, size in self._gaps]
         pieces += [(address, _rounded(live.size), live) for address, live in self._live.items()]
@@ -200,7 +200,7 @@ class _Rank:
         )
 
     def _find(self, size: int) -> int:
-        """The first gap that is large enough, or the top."""
+        """Returns the first gap that is large enough, or the top."""
         for i, (address, gap) in enumerate(self._gaps):
             if gap >= size:
                 self._gaps[i : i + 1] = [(address + size, gap - size)] if gap > size else []

@@ -119,7 +119,7 @@ def write_page(path: str | Path, document: Document) -> None:
 
 
 def page(document: Document) -> bytes:
-    """The page as UTF-8. Raises ForerunError where plotly is not installed."""
+    """Returns the page as UTF-8. Raises ForerunError where plotly is not installed."""
     title, parts = document.title, document.parts
     scripts = (_plotly(), _shipped("page.js"))
     figures = [{"data": part.data, "layout": part.layout} for part in parts if isinstance(part, Plot)]

@@ -31,7 +31,7 @@ _LEAST = 0.001
 
 
 def figures(prediction: Prediction) -> Figures:
-    """The figures of one step."""
+    """Returns the figures of one step."""
     step, plan = prediction.step_time_s, prediction.plan
     low, high = seconds(prediction.step_time_low_s), seconds(prediction.step_time_high_s)
     entries = [("step time", seconds(step), f"{bands.in_band(low, high)} on {prediction.n_gpus:,} GPUs")]
@@ -120,7 +120,7 @@ def time_sections(simulation: Simulation, path: CriticalPath) -> list[Part]:
 
 
 def network_section(prediction: Prediction) -> list[Part]:
-    """The busiest links, where collectives run on a topology."""
+    """Returns the busiest links, where collectives run on a topology."""
     use = prediction.network
     if use is None:
         return []
@@ -134,7 +134,7 @@ def network_section(prediction: Prediction) -> list[Part]:
 
 
 def loop_section(prediction: Prediction) -> list[Part]:
-    """The periodic work of the training loop, if the user describes it."""
+    """Returns the periodic work of the training loop, if the user describes it."""
     loop = prediction.loop
     if loop is None:
         return []
@@ -169,7 +169,7 @@ def memory_sections(simulation: Simulation) -> list[Part]:
 
 
 def bottleneck_sections(found: Bottlenecks) -> list[Part]:
-    """The used share of each resource with its threshold, and what uses it."""
+    """Returns the used share of each resource with its threshold, and what uses it."""
     named = ", ".join(each.name for each in found.found)
     verdict = (
         Text(f"Above the threshold: {named}.", "warning") if named else Text("Nothing is above its threshold.", "good")
@@ -211,7 +211,7 @@ def sensitivity_sections(rows: Sequence[WhatIf]) -> list[Part]:
 
 
 def bill_section(bill: Bill, samples: str) -> list[Part]:
-    """The cost of a run. `samples` is what a batch counts, in the plural."""
+    """Returns the cost of a run. `samples` is what a batch counts, in the plural."""
     rows = [
         ("GPU hours", f"{bill.gpu_hours:,.2f}"),
         ("dollars of the run", dollars(bill.dollars)),
@@ -243,7 +243,8 @@ def explain_section(prediction: Prediction) -> list[Part]:
 
 
 def reproduce_section(command: str, config: Mapping[str, Any], what: str, echo: Sequence[str] = ()) -> list[Part]:
-    """The version, command and configuration that reproduce this page; `echo` says how units were understood."""
+    """Returns the version, command and configuration that reproduce this page; `echo` says how units were
+    understood."""
     parts: list[Part] = [
         Heading("Configuration"),
         Text(f"Forerun {__version__}. The same input gives the same figures."),

@@ -76,7 +76,7 @@ def _events(iterations: Iterable[RunIteration]) -> Iterator[str]:
 
 
 def _names(iteration: RunIteration, number: int) -> Iterator[str]:
-    """The names and the order of the process of a rank class and its threads."""
+    """Yields the names and the order of the process of a rank class and its threads."""
     rank_class, flat = iteration.program.rank_classes[number], iteration.flat
     name = f"{rank_class.name} ({rank_class.n_ranks} ranks)" if rank_class.n_ranks > 1 else rank_class.name
     yield _metadata(number, 0, "process_name", "name", name)
@@ -88,7 +88,7 @@ def _names(iteration: RunIteration, number: int) -> Iterator[str]:
 
 
 def _slices(iteration: RunIteration, number: int, op_texts: list[tuple[str, str]]) -> Iterator[str]:
-    """The slices of a rank class in order of their start."""
+    """Yields the slices of a rank class in order of their start."""
     program, flat, timeline, issue_ps = iteration.program, iteration.flat, iteration.timeline, iteration.issue_ps
     nodes = range(int(flat.class_ptr[number]), int(flat.class_ptr[number + 1]))
     slices = [(int(timeline.start_ps[i]), int(timeline.end_ps[i]), int(flat.stream[i]), i) for i in nodes]
@@ -111,7 +111,7 @@ def _slices(iteration: RunIteration, number: int, op_texts: list[tuple[str, str]
 
 
 def _marked(iterations: Iterable[RunIteration], marks: list[str]) -> Iterator[RunIteration]:
-    """The same iterations; `marks` gets a slice for each on the run's own thread."""
+    """Yields the same iterations; `marks` gets a slice for each on the run's own thread."""
     for number, iteration in enumerate(iterations):
         when = f'"ts": {_us(iteration.start_ps)}, "dur": {_us(iteration.timeline.end_of_step_ps)}'
         timing = f'"ph": "X", "pid": {_RUN_PID}, "tid": 0, {when}'

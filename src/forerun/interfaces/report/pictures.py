@@ -42,7 +42,7 @@ _PALE = 0.6
 
 
 def picture(title: str, *plots: Plot, note: str = "") -> bytes:
-    """The plots side by side as a PNG file, with a title above, and under it a note."""
+    """Returns the plots side by side as a PNG file, with a title above, and under it a note."""
     width = _WIDTH_INCHES if len(plots) == 1 else _PANEL_INCHES * len(plots)
     figure, every = panels(width, max(plot.height_px for plot in plots) / _PX_PER_INCH, len(plots))
     for axes, plot in zip(every, plots, strict=True):
@@ -226,7 +226,7 @@ def _each(value: Any, n: int) -> list[Any]:
 
 
 def _on(colour: str) -> str:
-    """The colour of words on a colour."""
+    """Returns the colour of words on a colour."""
     red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     return BLACK if 0.299 * red + 0.587 * green + 0.114 * blue > _PALE else "white"
 

@@ -23,7 +23,7 @@ Pictures: TypeAlias = dict[str, Callable[[], bytes]]
 
 
 def run_pictures(result: RunResult, usages: Sequence[Usage]) -> Pictures:
-    """The pictures of a run; `usages` are those of its bottlenecks."""
+    """Returns the pictures of a run; `usages` are those of its bottlenecks."""
     simulation, name = result.simulation, result.request.name
     prediction, cls = simulation.prediction, simulation.program.rank_classes[simulation.slowest]
     ranks = f" ({cls.n_ranks:,} of {prediction.n_gpus:,} ranks)" if len(simulation.program.rank_classes) > 1 else ""
@@ -39,7 +39,7 @@ def run_pictures(result: RunResult, usages: Sequence[Usage]) -> Pictures:
 
 
 def study_pictures(study: Study) -> Pictures:
-    """The picture of a study."""
+    """Returns the picture of a study."""
     name = study.request.name
     if isinstance(study, ScalingStudy):
         kept = "strong scaling, global batch kept" if study.strong else "weak scaling, batch of each GPU kept"
@@ -55,14 +55,14 @@ def study_pictures(study: Study) -> Pictures:
 
 
 def search_pictures(result: SearchResult, maps: Sequence[HeatMap]) -> Mapping[str, bytes]:
-    """The plans of a search, where one fits, and its heat maps."""
+    """Returns the plans of a search, where one fits, and its heat maps."""
     title = f"{result.model} on {result.n_gpus:,} x {result.cluster}, global batch {result.global_batch:,}"
     plans = {} if result.best is None else {"plans": picture(title, plans_plot(result))}
     return plans | {f"heat-{shown.x}-{shown.y}": heat_picture(shown) for shown in maps}
 
 
 def heat_picture(shown: HeatMap) -> bytes:
-    """The best plan for each pair of values."""
+    """Returns the best plan for each pair of values."""
     return picture(heat_title(shown), heat_plot(shown), note=heat_words(shown))
 
 

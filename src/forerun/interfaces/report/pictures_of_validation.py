@@ -70,7 +70,7 @@ def validation_pictures(results: Sequence[RowResult]) -> dict[str, bytes]:
 
 
 def _error(result: RowResult) -> float | None:
-    """The relative error of the step time."""
+    """Returns the relative error of the step time."""
     time = metrics.measured_time_s(result.row)
     return None if time is None or result.prediction is None else result.prediction.step_time_s / time - 1
 

@@ -38,12 +38,12 @@ def rounded(values: Sequence[float]) -> list[float]:
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
-    """An axis with a title, which names the unit."""
+    """Returns an axis with a title, which names the unit."""
     return {"title": {"text": title}, "gridcolor": _GRID, "zeroline": False, "automargin": True, **_TICKS} | more
 
 
 def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The layout that plots share: the legend above the plot, the buttons above the legend."""
+    """Returns the layout that plots share: the legend above the plot, the buttons above the legend."""
     return {
         "font": _FONT,
         "margin": {"l": 60, "r": 24, "t": 30 if more.get("showlegend") is False else 66, "b": 50},
@@ -62,7 +62,7 @@ def hatch(shape: str | list[str]) -> dict[str, Any]:
 
 
 def far_apart(title: str, values: Sequence[float]) -> dict[str, Any]:
-    """An axis for `values`: logarithmic if they are far apart, with ticks at 1, 2 and 5 of each decade."""
+    """Returns an axis for `values`: logarithmic if they are far apart, with ticks at 1, 2 and 5 of each decade."""
     if not values or max(values) < LOG_FROM * min(values):
         return axis(title, rangemode="tozero")
     low, high = log10(min(values)), log10(max(values))
@@ -78,7 +78,7 @@ def far_apart(title: str, values: Sequence[float]) -> dict[str, Any]:
 
 
 def marker(look: Look) -> dict[str, Any]:
-    """The marker of a bar, which has its own colour and hatch."""
+    """Returns the marker of a bar, which has its own colour and hatch."""
     return {"color": look.colour, "pattern": hatch(look.hatch), "line": {"width": 0.5, "color": "#ffffff"}}
 
 
@@ -181,7 +181,7 @@ def timeline_plot(simulation: Simulation) -> Plot:
 
 
 def _slices(shown: Sequence[Lane], work: str, scale: float, step_ps: int) -> dict[str, Any]:
-    """The slices of one kind of work on all lanes; `scale` is picoseconds of a unit of the axis."""
+    """Returns the slices of one kind of work on all lanes; `scale` is picoseconds of a unit of the axis."""
     look = WORK_LOOKS[work]
     every = [(lane.name.replace("_", " "), each) for lane in shown for each in lane.slices if each.work == work]
     hatches = [look.hatch if each.end_ps - each.start_ps >= _HATCHED * step_ps else "" for _, each in every]
@@ -246,7 +246,8 @@ def _peak_note(curve: MemoryCurve, peak: float, size: float) -> dict[str, Any]:
 
 
 def iterations_plot(iterations: Sequence[Iteration]) -> Plot:
-    """The time of iterations by cause: a named bar each where there are few, else over the number of the iteration."""
+    """Returns the time of iterations by cause: a named bar each where there are few, else over the number of the
+    iteration."""
     bars = iteration_bars(iterations)
     unit, size = time_unit(max(sum(bar.breakdown_s.values()) for bar in bars))
     parts = [

@@ -58,7 +58,7 @@ class Panel:
 
 
 def x_name(sweep: Sweep) -> str:
-    """The title of the x axis."""
+    """Returns the title of the x axis."""
     return "global batch, sequences" if _has_one_size(sweep) else "GPUs, number"
 
 
@@ -76,7 +76,7 @@ def lines(sweep: Sweep) -> list[Line]:
 
 
 def figures_of(sweep: Sweep) -> list[Panel]:
-    """The two figures to draw: tokens/s, and dollars per token if known, else tokens/s of a GPU."""
+    """Returns the two figures to draw: tokens/s, and dollars per token if known, else tokens/s of a GPU."""
     best = [point.best for point in sweep.points if point.best is not None]
     if all(each.dollars_per_billion_tokens is not None for each in best):
         each = Panel("price of tokens, dollars per billion", _dollars)
@@ -86,7 +86,7 @@ def figures_of(sweep: Sweep) -> list[Panel]:
 
 
 def hover(point: SweepPoint) -> str:
-    """A point in one line."""
+    """Returns a point in one line."""
     question = f"{point.n_gpus:,} GPUs, batch {point.global_batch:,}"
     if point.best is None:
         return f"{question}: {point.reason}"
@@ -178,7 +178,7 @@ def plans_plot(result: SearchResult) -> Plot:
 
 
 def _some(rows: Sequence[Any]) -> Sequence[Any]:
-    """The first, and every n-th of the rest where there are many."""
+    """Returns the first, and every n-th of the rest where there are many."""
     if len(rows) <= _MOST_POINTS:
         return rows
     first = _MOST_POINTS // 3
@@ -186,7 +186,7 @@ def _some(rows: Sequence[Any]) -> Sequence[Any]:
 
 
 def _front(front: Front, size: float) -> dict[str, Any]:
-    """The Pareto front as steps; `size` is seconds of a unit of the axis."""
+    """Returns the Pareto front as steps; `size` is seconds of a unit of the axis."""
     x = rounded([each.peak_reserved_gib for each in front.places])
     y = rounded([each.step_time_s / size for each in front.places])
     steps = line("Pareto front", x, y, GREEN, "solid")
@@ -222,7 +222,7 @@ def sweep_plot(sweep: Sweep, panel: Panel) -> Plot:
 
 
 def heat_plot(shown: HeatMap) -> Plot:
-    """The best plan for each pair of values. Cells are bars, which can have hatches."""
+    """Returns the best plan for each pair of values. Cells are bars, which can have hatches."""
     cells = sorted(heat_cells(shown), key=lambda cell: cell.winner)  # the legend shows the first one
     by_kind = {known: [cell for cell in cells if cell.known == known] for known in LOOKS}
     data = [_cells(LOOKS[known], some) for known, some in by_kind.items() if some]

@@ -78,7 +78,7 @@ def _gpu_axis(gpus: Sequence[int]) -> dict[str, Any]:
 
 
 def line(name: str, x: Sequence[float], y: Sequence[float], colour: str, dash: str) -> dict[str, Any]:
-    """A reference line without hover text."""
+    """Returns a reference line without hover text."""
     look = {"color": colour, "dash": dash, "width": 1.5}
     return {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": look} | {
         "hoverinfo": "skip"
@@ -149,7 +149,7 @@ def spread_plot(study: StragglerStudy) -> Plot:
 
 
 def cumulated_plot(study: StragglerStudy) -> Plot:
-    """The share of steps that takes at most so long."""
+    """Returns the share of steps that takes at most so long."""
     unit, size = time_unit(max((*study.steps_s, study.undisturbed_s)))
     times, shares = cumulated(study.steps_s)
     every = -(-len(times) // _MOST_POINTS)

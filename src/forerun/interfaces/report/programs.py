@@ -19,7 +19,7 @@ from forerun.interfaces.report.wording import dollars, percent, rate, seconds
 
 
 def programs_record(ranking: ProgramRanking, top: int) -> dict[str, Any]:
-    """A ranking: the counts, the reasons, and the `top` best programs that fit (`best` is null for none)."""
+    """Returns a ranking: the counts, the reasons, and the `top` best programs that fit (`best` is null for none)."""
     best = [_fitting_record(each) for each in ranking.ranked[:top]]
     unranked = {"unranked": [_fitting_record(each) for each in ranking.unranked]} if ranking.unranked else {}
     return {
@@ -84,7 +84,7 @@ RANKED_BY: dict[Objective, str] = {
 
 
 def _headline(best: Fitting, objective: Objective) -> str:
-    """The figure that decides the ranking, and the step time."""
+    """Returns the figure that decides the ranking, and the step time."""
     prediction = best.prediction
     figures = {
         "tokens": f"{rate(prediction.tokens_per_s_per_gpu)} tok/s/GPU, ",
@@ -95,7 +95,7 @@ def _headline(best: Fitting, objective: Objective) -> str:
 
 
 def _mesh(each: Fitting) -> str:
-    """The groups in which a Program communicates, in parentheses; empty for none."""
+    """Returns the groups in which a Program communicates, in parentheses; empty for none."""
     return f" ({', '.join(f'{axis} {size:,}' for axis, size in each.groups.items())})" if each.groups else ""
 
 

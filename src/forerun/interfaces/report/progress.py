@@ -15,7 +15,7 @@ _REFRESH_EVERY = 16
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A function (done, total) that moves a progress bar on stderr, if stderr is a terminal.
+    """Yields a function (done, total) that moves a progress bar on stderr, if stderr is a terminal.
 
     The bar has no thread of its own: what it watches may fork.
     """

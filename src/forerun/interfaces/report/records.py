@@ -72,7 +72,8 @@ def loop_record(loop: LoopTime) -> dict[str, Any]:
 
 
 def search_record(result: SearchResult, top: int) -> dict[str, Any]:
-    """A search: the question, the counts, the reasons, and the `top` best plans that fit (`best` is null for none)."""
+    """Returns a search: the question, the counts, the reasons, and the `top` best plans that fit (`best` is null for
+    none)."""
     best = [prediction_record(prediction) for prediction in result.top(top)]
     front = {} if result.front is None else {"front": front_record(result.front)}
     return front | {
@@ -97,7 +98,7 @@ def search_record(result: SearchResult, top: int) -> dict[str, Any]:
 
 
 def front_record(front: Front) -> dict[str, Any]:
-    """A Pareto front; `exact_below_s` is null where it is exact throughout."""
+    """Returns a Pareto front; `exact_below_s` is null where it is exact throughout."""
     return {
         "exact_below_s": None if front.is_exact else front.exact_below_s,
         "simulated": front.simulated,
@@ -111,7 +112,8 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
 
 
 def sweep_record(sweep: Sweep) -> dict[str, Any]:
-    """A range of searches: the question, every point with its best plan or the reason why there is none, the front."""
+    """Returns a range of searches: the question, every point with its best plan or the reason why there is none, the
+    front."""
     return {
         "model": sweep.model,
         "cluster": sweep.cluster,
@@ -139,7 +141,7 @@ def sweep_record(sweep: Sweep) -> dict[str, Any]:
 
 
 def bin_record(each: Bin) -> dict[str, Any]:
-    """A bin of a histogram."""
+    """Returns a bin of a histogram."""
     return {"from_s": each.low_s, "to_s": each.high_s, "simulated": each.simulated, "bounded": each.bounded}
 
 
@@ -162,7 +164,7 @@ def write_csv(path: str | Path, result: SearchResult) -> None:
 
 
 def _cells(column: Sequence[Any]) -> Sequence[Any]:
-    """A column in the form of a file. Values of plan fields that are neither text nor number are few."""
+    """Returns a column in the form of a file. Values of plan fields that are neither text nor number are few."""
     if not {*map(type, column)} & {bool, tuple}:
         return column
     cell = {value: _cell(value) for value in set(column)}

@@ -62,7 +62,7 @@ def _averaged(group: Sequence[Iteration]) -> Bar:
 
 
 def time_unit(longest_s: float) -> tuple[str, float]:
-    """The unit for an axis up to `longest_s`, and seconds of one."""
+    """Returns the unit for an axis up to `longest_s`, and seconds of one."""
     return next(((name, size) for name, size in (("s", 1.0), ("ms", 1e-3)) if longest_s >= size), ("us", 1e-6))
 
 
@@ -81,7 +81,7 @@ class MemoryCurve:
 
 
 def memory_curve(simulation: Simulation, points: int = 800) -> MemoryCurve:
-    """The memory of the rank class with the highest peak."""
+    """Returns the memory of the rank class with the highest peak."""
     fullest = max(range(len(simulation.memory)), key=lambda i: simulation.memory[i].peak_bytes)
     curve = memory_over_time(simulation.program, simulation.flat, simulation.timeline, fullest, points)
     columns = {category.name.lower(): curve.by_category[:, category] for category in Category}
@@ -97,7 +97,7 @@ def memory_curve(simulation: Simulation, points: int = 800) -> MemoryCurve:
 
 
 def found_too_large(result: SearchResult) -> list[Prediction]:
-    """The simulated plans that do not fit, in the order of their simulation."""
+    """Returns the simulated plans that do not fit, in the order of their simulation."""
     return [each for each in result.outcome.predictions.values() if not each.fits]
 
 

@@ -17,7 +17,7 @@ from forerun.interfaces.report.wording import percent, plan_words, rate, seconds
 def sweep_document(
     sweep: Sweep, found: tuple[Simulation, Sequence[WhatIf]] | None, command: str, again: str
 ) -> Document:
-    """The page of a sweep. `found` is the simulated best plan and its sensitivities, None if nothing fits.
+    """Returns the page of a sweep. `found` is the simulated best plan and its sensitivities, None if nothing fits.
 
     `command` repeats the sweep, `again` predicts its best plan.
     """

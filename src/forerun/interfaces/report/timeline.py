@@ -55,7 +55,7 @@ def _print_kernels(out: Console, simulation: Simulation, rank_class: int, top: i
 
 
 def _place(lines: tuple[str, ...]) -> str:
-    """The most frequent source line, and the number of others."""
+    """Returns the most frequent source line, and the number of others."""
     if not lines:
         return ""
     more = f" +{len(lines) - 1}" if len(lines) > 1 else ""

@@ -24,29 +24,30 @@ def seconds(time_s: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """A number of at least 1 with three significant digits, or all digits before the point if there are more."""
+    """Returns a number of at least 1 with three significant digits, or all digits before the point if there are
+    more."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def percent(share: float | None) -> str:
-    """A share as a percentage with one digit after the point."""
+    """Returns a share as a percentage with one digit after the point."""
     return "unknown" if share is None else f"{share:.1%}"
 
 
 def dollars(amount: float | None) -> str:
-    """An amount of money to the cent."""
+    """Returns an amount of money to the cent."""
     return "unknown" if amount is None else f"{amount:,.2f}"
 
 
 def rate(per_s: float | None) -> str:
-    """A rate per second as a whole number, or with three digits if it is small."""
+    """Returns a rate per second as a whole number, or with three digits if it is small."""
     if per_s is None:
         return "unknown"
     return f"{per_s:,.0f}" if per_s >= 100 or per_s == 0 else f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2f}"
 
 
 def mark(prediction: Prediction) -> str:
-    """The mark of a plan in a ranking that fits only under the condition of TIGHT."""
+    """Returns the mark of a plan in a ranking that fits only under the condition of TIGHT."""
     return "!" if TIGHT in prediction.warnings else ""
 
 
@@ -57,7 +58,7 @@ def notes_on(places: Iterable[Prediction]) -> list[str]:
 
 
 def plan_words(plan: Plan) -> str:
-    """The main choices of a plan in one short line: mesh, sharding, schedule, checkpointing.
+    """Returns the main choices of a plan in one short line: mesh, sharding, schedule, checkpointing.
 
     mb=2x8 is 8 micro batches of 2 sequences, Interleaved1F1Bx4 has 4 stages a rank.
     """
@@ -83,7 +84,8 @@ def plan_words(plan: Plan) -> str:
 
 
 def log_line(prediction: Prediction, model_flops_per_token: float | None) -> str:
-    """The figures in the form of torchtitan's training log, without unknown ones, for comparison with a real run.
+    """Returns the figures in the form of torchtitan's training log, without unknown ones, for comparison with a real
+    run.
 
     memory is reserved memory and its share of the GPU, tps is tokens/s of one GPU, tflops are model TFLOP/s of one GPU.
     """
@@ -101,7 +103,7 @@ def log_line(prediction: Prediction, model_flops_per_token: float | None) -> str
 
 
 def command_line(plan: Plan, model: str, cluster: str) -> str:
-    """The `forerun predict` command of a plan: every field that is not the default."""
+    """Returns the `forerun predict` command of a plan: every field that is not the default."""
     default = Plan(seq_len=plan.seq_len)
     parts = [f"forerun predict {model} --cluster {cluster} --seq-len {plan.seq_len}"]
     for name in Plan.__dataclass_fields__:

@@ -97,7 +97,7 @@ class _Desk:
         return after.samples_per_s / self.before.samples_per_s - 1.0
 
     def aims(self, trial: _Trial) -> Iterator[Aim]:
-        """The purposes that a trial serves."""
+        """Yields the purposes that a trial serves."""
         before, after = self.before, trial.after
         if not after.fits:
             return
@@ -183,7 +183,7 @@ def _figures(request: Request, setup: Setup, prediction: Prediction) -> Figures:
 
 
 def _simulated(request: Request, candidate: Candidate) -> Figures | None:
-    """The figures of a candidate; None if it can't run."""
+    """Returns the figures of a candidate; None if it can't run."""
     try:
         prediction = simulate_setup(candidate.setup, folded=True).prediction
     except ForerunError:
@@ -192,7 +192,7 @@ def _simulated(request: Request, candidate: Candidate) -> Figures | None:
 
 
 def _best_plan(desk: _Desk, most: int) -> _Trial | None:
-    """The fastest of the first `most` plans in the order of their bounds; None if none is possible."""
+    """Returns the fastest of the first `most` plans in the order of their bounds; None if none is possible."""
     best: _Trial | None = None
     for bound, plan in plans_by_bound(desk.request.setup)[:most] if most else ():
         if best is not None and bound >= best.after.step_time_s:
@@ -220,7 +220,8 @@ def _plain(trials: list[_Trial]) -> Iterator[_Trial]:
 
 
 def _best_of_kinds(desk: _Desk, useful: Iterable[tuple[Aim, _Trial]]) -> Iterator[tuple[Aim, _Trial]]:
-    """The best trial of each kind and aim, the first of equal ones; a trial that is best for two aims appears once."""
+    """Yields the best trial of each kind and aim, the first of equal ones; a trial that is best for two aims appears
+    once."""
     best: dict[tuple[str, Aim], _Trial] = {}
     for aim, trial in useful:
         key = (trial.candidate.kind, aim)
@@ -297,7 +298,7 @@ def _advice(desk: _Desk, aim: Aim, trial: _Trial) -> Advice:
 
 
 def _brings(desk: _Desk, aim: Aim, after: Figures, gain: float) -> str:
-    """The effect of a change, in words."""
+    """Returns the effect of a change, in words."""
     before, word = desk.before, f"{desk.request.sample}s"
     if not before.fits:
         memory = f"{after.peak_reserved_gib:.1f} of {after.memory_limit_gib:.1f} GiB"

@@ -71,7 +71,7 @@ class Candidate:
 
 
 def of_plan(request: Request, kind: Kind, title: str, fields: Mapping[str, Any], caveat: str = "") -> Candidate | None:
-    """The candidate that changes `fields` of the plan; None if they stay the same or are impossible."""
+    """Returns the candidate that changes `fields` of the plan; None if they stay the same or are impossible."""
     new = {name: value for name, value in fields.items() if getattr(request.setup.plan, name) != value}
     if not new:
         return None
@@ -85,7 +85,8 @@ def of_plan(request: Request, kind: Kind, title: str, fields: Mapping[str, Any],
 def with_plan(
     request: Request, kind: Kind, title: str, plan: Plan, fields: dict[str, Any], caveat: str = ""
 ) -> Candidate:
-    """The candidate of `plan`; GPUs with another micro batch keep its proportion to the micro batch of the others.
+    """Returns the candidate of `plan`; GPUs with another micro batch keep its proportion to the micro batch of the
+    others.
 
     A pattern that can't exchange the plan's gradients gives way to NCCL.
     """
@@ -105,7 +106,7 @@ def with_plan(
 
 
 def batch_caveat(before: Setup, after: Setup) -> str:
-    """The effect on the global batch, in words; "" if it stays."""
+    """Returns the effect on the global batch, in words; "" if it stays."""
     if after.samples_per_step == before.samples_per_step:
         return ""
     return f"the global batch becomes {after.samples_per_step:,} instead of {before.samples_per_step:,}"

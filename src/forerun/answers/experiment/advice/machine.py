@@ -58,7 +58,7 @@ def _with_pattern(
 
 
 def devices(request: Request) -> Iterator[Candidate]:
-    """The same number of GPUs of every other device with a price, with the links of its vendor."""
+    """Yields the same number of GPUs of every other device with a price, with the links of its vendor."""
     setup = request.setup
     if setup.kinds:
         return
@@ -82,17 +82,17 @@ def devices(request: Request) -> Iterator[Candidate]:
 
 
 def devices_of(setup: Setup) -> list[Device]:
-    """The devices of all kinds of GPUs."""
+    """Returns the devices of all kinds of GPUs."""
     return [setup.cluster.device, *(kind.device for kind in setup.kinds if kind.device is not None)]
 
 
 def half(*gpus: Device) -> Literal["bf16", "fp16"]:
-    """The 16-bit dtype to train in on `gpus`."""
+    """Returns the 16-bit dtype to train in on `gpus`."""
     return "bf16" if all("bf16" in device.peak_flops for device in gpus) else "fp16"
 
 
 def _other_clusters(request: Request) -> list[Cluster]:
-    """The clusters with the best rates and with the best rates per dollar, of each device the cheapest."""
+    """Returns the clusters with the best rates and with the best rates per dollar, of each device the cheapest."""
     setup = request.setup
     size, own = setup.cluster.node_size, setup.cluster.device
     cheapest: dict[str, tuple[float, Cluster]] = {}
@@ -113,13 +113,14 @@ def _other_clusters(request: Request) -> list[Cluster]:
 
 
 def _precision_on(device: Device, plan: Plan) -> str | None:
-    """The plan's precision on `device`: itself, or the other 16-bit one."""
+    """Returns the plan's precision on `device`: itself, or the other 16-bit one."""
     if plan.precision in device.peak_flops:
         return plan.precision
     return half(device) if plan.precision in ("bf16", "fp16") and half(device) in device.peak_flops else None
 
 
 def _speed(device: Device, plan: Plan) -> float:
-    """The geometric mean of arithmetic rate and memory bandwidth; the device with the largest is tried first."""
+    """Returns the geometric mean of arithmetic rate and memory bandwidth; the device with the largest is tried
+    first."""
     peak = device.peak_flops[_precision_on(device, plan) or plan.precision]
     return float((peak * device.memory_bytes_per_s) ** 0.5)

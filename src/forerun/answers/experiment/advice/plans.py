@@ -26,7 +26,7 @@ _MICRO_BATCHES = 8
 
 
 def plans_by_bound(setup: Setup) -> list[tuple[float, Plan]]:
-    """The bound of the step time and the plan, for plans that may fit, the least first; empty without a search.
+    """Returns the bound of the step time and the plan, for plans that may fit, the least first; empty without a search.
 
     The space is that of `search` for the stack of the plan, with the schedule of the plan (1F1B without pipeline).
     Bounds are those of the cluster's own GPUs and of NCCL's collectives.

@@ -68,12 +68,12 @@ class _Machine:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices of the cluster and of the GPUs that differ."""
+        """Returns the devices of the cluster and of the GPUs that differ."""
         return (self.base.device, *(kind.device for kind in self.kinds if kind.device))
 
 
 def assembled(sections: Sections, place: str, name: str) -> Request:
-    """The Request of checked sections; `place` begins messages.
+    """Returns the Request of checked sections; `place` begins messages.
 
     Raises:
         ImpossiblePlan: the plan can't run.
@@ -136,7 +136,7 @@ def _machine(sections: Sections, place: str) -> _Machine:
 def _setup(
     sections: Sections, machine: _Machine, model: ModelSpec | LayeredModel, own_length: int, place: str
 ) -> tuple[Setup, dict[str, Any]]:
-    """The Setup, and the keys of its plan as they stand in a configuration: -1 for the rest of the GPUs."""
+    """Returns the Setup, and the keys of its plan as they stand in a configuration: -1 for the rest of the GPUs."""
     training, at_training = sections.training, f"{place}: training"
     convolutional = is_convolutional(model)
     fields = agreed(training, sections.plan_keys, sections.model.sequence_length, at_training)
@@ -176,7 +176,7 @@ def _setup(
 
 
 def echo_of(setup: Setup, own_memory_bytes: int, sample: str) -> tuple[str, ...]:
-    """The lines; `own_memory_bytes` is the device's memory as the catalogue has it."""
+    """Returns the lines; `own_memory_bytes` is the device's memory as the catalogue has it."""
     dtype = peak_dtype(setup.plan.precision)
     cluster, device = setup.cluster, setup.cluster.device
     intra, inter = cluster.links[0], cluster.links[1] if len(cluster.links) > 1 else None
@@ -208,7 +208,7 @@ def _memory_line(memory_bytes: int, own_bytes: int) -> str:
 
 
 def _batch_line(setup: Setup, sample: str) -> str:
-    """The micro batch of a GPU, and how the batch of a step follows from it."""
+    """Returns the micro batch of a GPU, and how the batch of a step follows from it."""
     plan = setup.plan
     own = [f", {kind.micro_batch} on {kind.name}" for kind in setup.kinds if kind.micro_batch is not None]
     accumulated = f" x {plan.n_microbatches} micro batches" if plan.n_microbatches > 1 else ""
@@ -220,7 +220,7 @@ def _batch_line(setup: Setup, sample: str) -> str:
 
 
 def network_of(section: NetworkSection, cluster: Cluster, num_nodes: int, n_gpus: int, place: str) -> Network | None:
-    """The topology in place of the links of `cluster`; None for those.
+    """Returns the topology in place of the links of `cluster`; None for those.
 
     Raises ForerunError for keys that contradict each other, a wrong file, or more GPUs than the network joins.
     """
@@ -252,7 +252,7 @@ def _of_file(file: str | dict[str, Any], place: str) -> Network:
 
 
 def read_pattern(given: Any, place: str) -> CommunicationPattern | None:
-    """The pattern that communication_pattern means; None for NCCL's own choice.
+    """Returns the pattern that communication_pattern means; None for NCCL's own choice.
 
     Raises ForerunError for an unknown name or option, or code of one's own that can't be run or is no pattern.
     """

@@ -33,7 +33,8 @@ class Compression:
 
     @property
     def reduce_dtype(self) -> str | None:
-        """The dtype that gradients are cast to and summed in, as torch's fp16_compress_hook does; None for all else."""
+        """Returns the dtype that gradients are cast to and summed in, as torch's fp16_compress_hook does; None for all
+        else."""
         return self.method if self.method in CASTS else None
 
 
@@ -62,7 +63,7 @@ def read_compression(given: Any, place: str) -> Compression | None:
 
 
 def compressed(compression: Compression, setup: Setup, place: str) -> CommunicationPattern | None:
-    """The setup with compressed gradients; unchanged if the compression is only a cast.
+    """Returns the setup with compressed gradients; unchanged if the compression is only a cast.
 
     Raises ForerunError for a pattern or a plan that doesn't go with it.
     """

@@ -63,7 +63,7 @@ def whole_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def top_config(top: TopLevel) -> dict[str, Any]:
-    """The keys outside the sections, `name` first."""
+    """Returns the keys outside the sections, `name` first."""
     return {"name": None, **_dumped(top)}
 
 
@@ -137,7 +137,7 @@ def prices_config(section: dict[str, Any], prices: Prices) -> dict[str, Any]:
 
 
 def _dumped(section: Section) -> dict[str, Any]:
-    """The keys of a section that have a value, in the order of the schema."""
+    """Returns the keys of a section that have a value, in the order of the schema."""
     values = {key: getattr(section, key) for key in type(section).model_fields}
     return {key: _plain(value) for key, value in values.items() if value is not None}
 

@@ -30,7 +30,7 @@ _SOLD = 1.05
 
 @cache
 def hardware_presets() -> dict[str, dict[str, Any]]:
-    """The presets of hardware.preset: size or GPU -> keys of `hardware`, and num_nodes of a size."""
+    """Returns the presets of hardware.preset: size or GPU -> keys of `hardware`, and num_nodes of a size."""
     text = (files("forerun.answers.experiment.description") / "hardware_presets.yaml").read_text(encoding="utf-8")
     document = parse_yaml(text, "hardware_presets.yaml")
     presets: dict[str, dict[str, Any]] = {**document["sizes"]["presets"], **document["profiles"]["presets"]}
@@ -38,7 +38,7 @@ def hardware_presets() -> dict[str, dict[str, Any]]:
 
 
 def base_cluster(section: HardwareSection, place: str) -> Cluster:
-    """The cluster that gpu_model or cluster names.
+    """Returns the cluster that gpu_model or cluster names.
 
     Raises ForerunError: neither is given, both are and contradict, or the name or file is wrong.
     """
@@ -81,7 +81,7 @@ def adapted(cluster: Cluster, section: HardwareSection, network: NetworkSection,
 
 
 def rank_kinds(section: HardwareSection, n_gpus: int, node_size: int, place: str) -> tuple[RankKind, ...]:
-    """The GPUs that differ.
+    """Returns the GPUs that differ.
 
     Raises ForerunError: an unknown device, or more GPUs than there are.
     """
@@ -98,7 +98,7 @@ def rank_kinds(section: HardwareSection, n_gpus: int, node_size: int, place: str
 
 
 def memory_bytes(own_bytes: int, memory_gb: float | None) -> int:
-    """The memory of a GPU: its usable memory if `memory_gb` is the advertised size, else `memory_gb` GiB."""
+    """Returns the memory of a GPU: its usable memory if `memory_gb` is the advertised size, else `memory_gb` GiB."""
     own_gib = own_bytes / GIB
     if memory_gb is None or own_gib <= memory_gb <= own_gib * _SOLD:
         return own_bytes

@@ -44,7 +44,8 @@ class KeyRow:
 
 
 def key_table() -> list[KeyRow]:
-    """A row for each key, in the order of the sections; the keys of a Plan come after the other ones of `training`."""
+    """Returns a row for each key, in the order of the sections; the keys of a Plan come after the other ones of
+    `training`."""
     rows = [*_rows("", TopLevel)]
     for name, kind in SECTIONS.items():
         rows += _rows(name, kind)

@@ -40,7 +40,7 @@ _FREE_LENGTH = 2048
 
 
 def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredModel, int]:
-    """The model, and the tokens of a sample (1 for a model without sequences).
+    """Returns the model, and the tokens of a sample (1 for a model without sequences).
 
     Raises ForerunError: no model or two, an unknown name, a wrong file, dimensions that don't fit each other.
     """
@@ -76,7 +76,7 @@ def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredMode
 
 @cache
 def families() -> dict[str, ModelSpec]:
-    """The dimensions of model_type transformer, gpt2 and bert unless the experiment gives them."""
+    """Returns the dimensions of model_type transformer, gpt2 and bert unless the experiment gives them."""
     text = (files("forerun.answers.experiment.description") / "families.yaml").read_text(encoding="utf-8")
     families = {}
     for name, entry in parse_yaml(text, "families.yaml").items():

@@ -20,7 +20,7 @@ def is_own_code(text: str) -> bool:
 
 
 def load_own(text: str, place: str) -> Any:
-    """The object NAME of a Python file; `text` is FILE.py:NAME. A file is executed again only after a change.
+    """Returns the object NAME of a Python file; `text` is FILE.py:NAME. A file is executed again only after a change.
 
     Raises ForerunError if there is no such file, it can't be run, or it has no such name; the message starts with
     `place`.

@@ -51,7 +51,7 @@ _REPLACED: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def read_experiment(source: str | Path | Mapping[str, Any]) -> Request:
-    """The experiment in a YAML or JSON file, of a preset's name, or in a mapping of sections.
+    """Returns the experiment in a YAML or JSON file, of a preset's name, or in a mapping of sections.
 
     Paths in a file are relative to its folder, those in a mapping to the current one. A mapping may hold Python
     objects: a ModelSpec or LayeredModel as model, a Network as network, a CommunicationPattern, its class or a
@@ -109,7 +109,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def preset_path(name: str) -> Path:
-    """The file of a preset. Raises UnknownName, which lists them."""
+    """Returns the file of a preset. Raises UnknownName, which lists them."""
     if name.strip().lower() not in preset_names():
         raise UnknownName("preset", name, list(preset_names()))
     return PRESETS / f"{name.strip().lower()}.yaml"
@@ -127,7 +127,7 @@ class PresetRow:
 
 
 def preset_table() -> list[PresetRow]:
-    """A row for each preset, in alphabetical order."""
+    """Returns a row for each preset, in alphabetical order."""
     rows = []
     for name in preset_names():
         request = read_experiment(name)
@@ -156,7 +156,7 @@ def _request(source: Mapping[str, Any], folder: Path, place: str, name: str) -> 
 
 
 def _handler(given: object, place: str) -> object:
-    """An event handler; a class is called."""
+    """Returns an event handler; a class is called."""
     if isinstance(given, str):
         if not is_own_code(given):
             raise ForerunError(f"{place}: expected FILE.py:NAME, got {given!r:.60}")

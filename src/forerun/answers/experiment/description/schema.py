@@ -50,7 +50,7 @@ class Sections:
 
 
 def checked(data: Mapping[str, Any], place: str) -> Sections:
-    """The sections of `data`, each key checked by itself.
+    """Returns the sections of `data`, each key checked by itself.
 
     Raises ForerunError if a section or key is missing or unknown, or has a value that it can't have.
     """

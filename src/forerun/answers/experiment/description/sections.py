@@ -37,12 +37,12 @@ def _file_name(name: str) -> str:
 
 
 def _key(key: Any) -> Any:
-    """A whole number as a key, also where JSON made text of it."""
+    """Returns a whole number as a key, also where JSON made text of it."""
     return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
 def _pairs(value: Any) -> Any:
-    """A mapping of iterations as a list of pairs."""
+    """Returns a mapping of iterations as a list of pairs."""
     return [[_key(key), each] for key, each in value.items()] if isinstance(value, dict) else value
 
 
@@ -51,7 +51,7 @@ def _ranks(value: Any) -> Any:
 
 
 def _bandwidth(value: Any) -> Any:
-    """A number of Gbit/s, or text with a unit, which stays text."""
+    """Returns a number of Gbit/s, or text with a unit, which stays text."""
     number = exponent_number(value)
     rate = gbit_s(number) if isinstance(number, str) else number
     if isinstance(rate, bool) or not isinstance(rate, (int, float)):

@@ -20,7 +20,8 @@ _DEEPEST = 20
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file. Raises ForerunError, which names the file and where possible the line."""
+    """Returns the mapping in a YAML or JSON file. Raises ForerunError, which names the file and where possible the
+    line."""
     if path.suffix.lower() != ".json":
         return read_yaml(path)
     data = parse_json(read_text(path), str(path), partial(_once, path))

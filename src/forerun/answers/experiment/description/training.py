@@ -47,12 +47,12 @@ MOST_ITERATIONS = 10**9
 
 
 def peak_dtype(precision: str) -> str:
-    """The dtype whose peak a precision runs at."""
+    """Returns the dtype whose peak a precision runs at."""
     return "fp8" if precision == "mxfp8" else precision
 
 
 def precision_of(given: bool | str, devices: tuple[Device, ...], convolutional: bool, place: str) -> str:
-    """The precision that mixed_precision means on `devices`, all of which have it.
+    """Returns the precision that mixed_precision means on `devices`, all of which have it.
 
     true is bf16, or fp16 where a device has no bf16; false is fp32, for convolutions tf32 where all devices have it
     (torch.backends.cudnn.allow_tf32 is on and torch.backends.cuda.matmul.allow_tf32 off unless they are set).
@@ -135,7 +135,7 @@ def open_axes(fields: Mapping[str, Any], least_zero_stage: int) -> dict[str, Any
 
 
 def plan_of(values: Mapping[str, Any], n_gpus: int, place: str) -> Plan:
-    """The Plan of `values` on all GPUs. Raises ImpossiblePlan and ForerunError, which start with `place`."""
+    """Returns the Plan of `values` on all GPUs. Raises ImpossiblePlan and ForerunError, which start with `place`."""
     with at(place):
         try:
             return complete_plan(values, n_gpus)
@@ -191,14 +191,14 @@ class Schedules:
             yield start, self.at(setup, start)
 
     def at(self, setup: Setup, iteration: int) -> Setup:
-        """The Setup of an iteration."""
+        """Returns the Setup of an iteration."""
         micro_batch = _at(self.batch, iteration, setup.plan.micro_batch)
         seq_len = _at(self.seq_len, iteration, setup.plan.seq_len)
         return replace(setup, plan=replace(setup.plan, micro_batch=micro_batch, seq_len=seq_len))
 
 
 def schedules_of(section: TrainingSection, has_sequences: bool, place: str) -> Schedules:
-    """The schedules. Raises ForerunError where iterations are not in order."""
+    """Returns the schedules. Raises ForerunError where iterations are not in order."""
     for key, most in (
         ("batch_schedule", MOST_OF_A_PLAN["micro_batch"]),
         ("sequence_length_schedule", MOST_OF_A_PLAN["seq_len"]),
@@ -219,7 +219,7 @@ def schedules_of(section: TrainingSection, has_sequences: bool, place: str) -> S
 
 
 def iterations_of(section: TrainingSection, setup: Setup, schedules: Schedules, has_tokens: bool, place: str) -> int:
-    """The number of iterations: as given, or enough for the tokens or samples."""
+    """Returns the number of iterations: as given, or enough for the tokens or samples."""
     goals = [key for key in ("num_iterations", "total_tokens", "total_samples") if getattr(section, key) is not None]
     if not goals:
         return DEFAULT_ITERATIONS

@@ -21,7 +21,8 @@ BACKWARD_IN, BACKWARD_OUT = "ffn_dnorm", "mha_d_x"
 
 
 def embedding(inputs: str, outputs: str, sharded: bool) -> Block:
-    """An embedding from `inputs` to `outputs`, both split over tp; the weight may be `sharded` over dp and sp too."""
+    """Returns an embedding from `inputs` to `outputs`, both split over tp; the weight may be `sharded` over dp and sp
+    too."""
     x, all_x = layout(f"{TOKENS}, {inputs}/tp"), layout(f"{TOKENS}, {inputs}")
     y = layout(f"{TOKENS}, {outputs}/tp")
     w = layout(f"{inputs}, {outputs}/tp")
@@ -36,7 +37,7 @@ def embedding(inputs: str, outputs: str, sharded: bool) -> Block:
 
 
 def layer(sharded: bool, recompute: bool) -> Block:
-    """A layer: attention, then a feed-forward network, each with a residual sum and a norm."""
+    """Returns a layer: attention, then a feed-forward network, each with a residual sum and a norm."""
     block = Block()
     block.nest("mha_", attention(sharded, recompute))
     block.nest("ffn_", feed_forward(sharded, recompute))

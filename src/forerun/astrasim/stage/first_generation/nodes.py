@@ -41,7 +41,7 @@ class Node:
 
     @property
     def inputs(self) -> Iterable[Member]:
-        """The tensors that it reads; another layout of a tensor counts as that tensor."""
+        """Returns the tensors that it reads; another layout of a tensor counts as that tensor."""
         member = self.member
         if self.role == COMP:
             operands = [member.x1, member.x2]

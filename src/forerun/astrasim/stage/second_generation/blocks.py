@@ -22,7 +22,7 @@ def tokens(sequence: str, features: str = "Dmodel") -> Layout:
 
 
 def embedding(sequence: str, inputs: str, outputs: str) -> Block:
-    """An embedding from `inputs` to `outputs`: tp splits the sequence, or the inputs and the weight."""
+    """Returns an embedding from `inputs` to `outputs`: tp splits the sequence, or the inputs and the weight."""
     split = inputs if sequence == SPLIT_SEQUENCE else f"{inputs}/tp"
     x, y = tokens(sequence, split), tokens(sequence, outputs)
     w = layout(f"{split}, {outputs}")
@@ -111,7 +111,7 @@ def attention(sequence: str, kv_heads: str) -> Block:
 
 
 def fused_attention(kv_heads: str) -> Block:
-    """The attention kernel on local queries and on keys and values of the whole sequence."""
+    """Returns the attention kernel on local queries and on keys and values of the whole sequence."""
     q = layout("MicroBatch/dp, Seq/cp, Dmodel/Head, Head/tp")
     kv = layout(f"MicroBatch/dp, Seq/cp, Dmodel/Head, {kv_heads}/tp")
     all_kv = layout(f"MicroBatch/dp, Seq, Dmodel/Head, {kv_heads}/tp")
@@ -201,7 +201,7 @@ def expert() -> Block:
 
 
 def mixture(local_experts: int) -> Block:
-    """A mixture of experts: routing, dispatch (all-to-all over ep), this rank's experts, combination."""
+    """Returns a mixture of experts: routing, dispatch (all-to-all over ep), this rank's experts, combination."""
     block = Block()
     block.nest("moe.", _routing())
     for index in range(local_experts):

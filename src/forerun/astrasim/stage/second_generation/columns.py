@@ -58,7 +58,7 @@ class StageColumns:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The name of every row, such as `mb0.transformer.0.mha.qkv@0_COMP`."""
+        """Returns the name of every row, such as `mb0.transformer.0.mha.qkv@0_COMP`."""
         ids = self._ids
         owner = self._nodes.column("tensor")[self._rows.source]
         owners = self._tensors.place(owner, self._rows.batch).tolist()
@@ -67,7 +67,8 @@ class StageColumns:
 
     @cached_property
     def tensor_names(self) -> tuple[str, ...]:
-        """The name of every tensor with its shape, such as `mb0.transformer.0.mha.q@0MicroBatch/dp,Seq/cp,...`."""
+        """Returns the name of every tensor with its shape, such as
+        `mb0.transformer.0.mha.q@0MicroBatch/dp,Seq/cp,...`."""
         shapes: dict[int, str] = {}
         for member in self._graph.members:
             key = id(member.operation)

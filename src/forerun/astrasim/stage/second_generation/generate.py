@@ -43,7 +43,7 @@ class SecondStageTraces(GeneratedTraces):
 
     @cached_property
     def footprints(self) -> tuple[Footprint, ...]:
-        """The memory of a rank of each pipeline stage, as STAGE counts it."""
+        """Returns the memory of a rank of each pipeline stage, as STAGE counts it."""
         batches = self.args.micro_batches
         return tuple(footprint(graph, batches, self._numbers, self._counting) for graph in self._graphs)
 

@@ -36,12 +36,12 @@ class Shape:
 
 
 def gpt(sequence_parallel: bool, shards: Size) -> Shape:
-    """A GPT: as many keys and values as queries, and a feed-forward network of two matrices."""
+    """Returns a GPT: as many keys and values as queries, and a feed-forward network of two matrices."""
     return Shape(SPLIT_SEQUENCE if sequence_parallel else WHOLE_SEQUENCE, shards=shards)
 
 
 def llama(shards: Size) -> Shape:
-    """A Llama: grouped keys and values, and a gated feed-forward network."""
+    """Returns a Llama: grouped keys and values, and a gated feed-forward network."""
     return Shape(SPLIT_SEQUENCE, "KVHead", gated=True, shards=shards)
 
 
@@ -50,7 +50,8 @@ def mixture_of_experts(local_experts: int, shards: Size) -> Shape:
 
 
 def decoder(shape: Shape) -> Block:
-    """A decoder block. Its inputs are `input_norm.x` and `ffn_res.dy`, its outputs `ffn_res.y` and `input_norm.dx`."""
+    """Returns a decoder block. Its inputs are `input_norm.x` and `ffn_res.dy`, its outputs `ffn_res.y` and
+    `input_norm.dx`."""
     block = Block()
     block.nest("input_norm.", norm(shape.sequence))
     block.nest("mha.", attention(shape.sequence, shape.kv_heads))

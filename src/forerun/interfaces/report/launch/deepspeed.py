@@ -47,7 +47,7 @@ def model_words(model: ModelSpec) -> str:
 
 
 def deepspeed_config(t: Translation) -> dict[str, Any]:
-    """The contents of ds_config.json."""
+    """Returns the contents of ds_config.json."""
     plan = t.plan
     config: dict[str, Any] = {
         "train_batch_size": plan.global_batch,

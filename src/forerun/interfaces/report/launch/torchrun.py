@@ -25,7 +25,7 @@ def remark_nodes(t: Translation, nodes: int) -> None:
 
 
 def script(t: Translation, words: Sequence[str], lines: Sequence[str] = ()) -> str:
-    """A bash script that runs `lines`, then `words` under torchrun on every node.
+    """Returns a bash script that runs `lines`, then `words` under torchrun on every node.
 
     The variables NNODES, GPUS_PER_NODE, NODE_RANK, MASTER_ADDR and MASTER_PORT replace what the plan says.
     """
@@ -47,7 +47,7 @@ def script(t: Translation, words: Sequence[str], lines: Sequence[str] = ()) -> s
 
 
 def bash(t: Translation, lines: Sequence[str], command: Sequence[str]) -> str:
-    """A bash script that runs `lines` and then one command, to whose words it adds its own arguments."""
+    """Returns a bash script that runs `lines` and then one command, to whose words it adds its own arguments."""
     head = [
         "#!/usr/bin/env bash",
         f"# {t.title}; see notes.txt.",

@@ -11,7 +11,7 @@ Family = Literal["llama3", "qwen3", "deepseek_v3"]
 
 
 def rope_theta(t: Translation, family: Family) -> float:
-    """The base of rotary embeddings, which a ModelSpec does not have: the family's own, with a remark."""
+    """Returns the base of rotary embeddings, which a ModelSpec does not have: the family's own, with a remark."""
     theta: float = t.own.constants["rope_theta"][family]
     t.remark(f"rotary base {theta:g}: {family}'s own, as the model has none here; it changes no time and no memory")
     return theta

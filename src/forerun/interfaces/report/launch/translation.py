@@ -31,7 +31,7 @@ class ToolWords:
 
 @cache
 def words_of(tool: str) -> ToolWords:
-    """The words of the tool that `--launch` calls `tool`; none for an unknown one."""
+    """Returns the words of the tool that `--launch` calls `tool`; none for an unknown one."""
     for table in shipped_data(__package__, "tools.yaml").values():
         if tool in table["tools"]:
             return ToolWords(table["title"], table["words"], table["constants"])
@@ -187,7 +187,8 @@ class Translation:
         return name not in self._written and name not in self._implied and name not in self._noted
 
     def finish(self, files: dict[str, str]) -> Launch:
-        """The files with the notes. Raises AssertionError for a field that the tool's module did not look at."""
+        """Returns the files with the notes. Raises AssertionError for a field that the tool's module did not look
+        at."""
         if self.open("mesh_order"):
             self.note("mesh_order", f"{self.tool} places ranks as {DEFAULT_ORDER}; a rank file can give nodes others")
         left = [name for name in FIELD_TYPES if self.open(name)]
