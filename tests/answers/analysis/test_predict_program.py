@@ -272,3 +272,15 @@ def test_a_data_parallel_collective_counts_as_such_on_any_stream(stream):
 
 def test_without_knowing_its_groups_a_collective_counts_by_its_stream():
     assert predict_program(gathered(Stream.TP), H100).prediction.bottleneck == "exposed_tensor_parallel"
+
+
+def test_a_program_that_names_no_stack_and_no_samples_says_nothing_of_them():
+    found = predict_program(program_of(plan_of(dp_shard=8)), H100).prediction
+    assert not any(line.startswith("stack: ") for line in found.explain)
+    assert found.samples_per_s_per_gpu is None
+
+
+def test_samples_of_a_step_are_shared_by_all_gpus():
+    program = program_of(plan_of(dp_shard=8), samples_per_step=24, tokens_per_step=None)
+    found = predict_program(program, H100).prediction
+    assert found.samples_per_s_per_gpu == pytest.approx(3 / found.step_time_s)
