@@ -348,6 +348,13 @@ def test_context_parallel_method(tmp_path: Path, change: dict[str, str], method:
     assert (p.cp_method, p.fsdp) == (method, 16)
 
 
+def test_modules_that_are_recomputed_go_before_a_policy(tmp_path: Path) -> None:
+    p = plan(tmp_path, activation_checkpointing="none", ac_detail="RECOMPUTE_MODULES mlp (the three dense layers only)")
+    assert (p.activation_checkpointing, p.recompute_modules) == ("selective", ("mlp",))
+    p = plan(tmp_path, activation_checkpointing="", ac_detail="recompute_modules moe_act, layernorm")
+    assert p.recompute_modules == ("moe_act", "layernorm")
+
+
 def test_overlap_is_off_where_the_notes_say_so(tmp_path: Path) -> None:
     assert not plan(tmp_path, notes="No TP/DP/P2P overlap; fused cross-entropy").overlap_grad_reduce
     assert plan(tmp_path, notes="GEMM overlap for TP; no CP extras").overlap_grad_reduce

@@ -13,7 +13,7 @@ import pytest
 from forerun.common.errors import ImpossiblePlan
 from forerun.core.program.types import Category, Channel, Program
 from forerun.sources.symbolic.build import build
-from forerun.sources.symbolic.schedule import actions, layers_of_stages, rank_stages, stage_rank
+from forerun.sources.symbolic.schedule import actions, layers_of_stages, rank_stages, rank_turns, stage_rank
 
 from .by_hand import Held, Node, held_by, nodes_of, steps_of
 from .cases import CLUSTER, DENSE, plan
@@ -52,6 +52,10 @@ ORDERS = {
         "W4.3 B1.2 W1.2 F4.5 B4.4 W4.4 B1.3 B4.5 B1.4 W1.3 B1.5 W1.4 W4.5 W1.5",
         "F2.0 F3.0 F2.1 F3.1 F2.2 F3.2 B3.0 W3.0 F2.3 B2.0 W2.0 F3.3 B3.1 W3.1 F2.4 B2.1 W2.1 F3.4 B3.2 W3.2 F2.5 B2.2 "
         "W2.2 F3.5 B3.3 W3.3 B2.3 B3.4 B2.4 B3.5 B2.5 W2.3 W3.4 W3.5 W2.4 W2.5",
+    ],
+    ("DualPipe", 2, 2, 4): [
+        "F0.0 F3.2 F0.1 B3.2 W3.2 F3.3 B0.0 W0.0 B3.3 W3.3 B0.1 W0.1",
+        "F2.2 F1.0 F2.3 B1.0 W1.0 F1.1 B2.2 W2.2 B1.1 W1.1 B2.3 W2.3",
     ],
     ("DualPipeV", 2, 2, 4): [
         "F0.0 F0.1 F0.2 F3.0 B3.0 W3.0 F3.1 F0.3 B3.1 W3.1 F3.2 B0.0 W0.0 B3.2 W3.2 F3.3 B0.1 W0.1 B3.3 W3.3 "
@@ -257,3 +261,19 @@ def test_a_tied_embedding_is_summed_between_the_ends() -> None:
 def test_layers_share_one_block_of_each_kind() -> None:
     few, many = (build(replace(DENSE, n_layers=n), plan(dp_shard=4), CLUSTER) for n in (3, 9))
     assert len(few.blocks) == len(many.blocks)
+
+
+def test_passes_that_run_side_by_side_are_of_different_micro_batches() -> None:
+    """One forward pass more comes before the first backward pass; DualPipe pairs its passes without one."""
+    for fields in ({"pp": 1}, {"pp": 4}, {"pp": 4, "pp_schedule": "DualPipe", "virtual_stages": 2}):
+        of = plan(n_microbatches=16, expert_overlap=True, zero_stage=1, dp_shard=2, ep=2, **fields)
+        for rank in range(of.pp):
+            pairs = [turn for turn in rank_turns(of, rank) if len(turn) > 1]
+            assert len(pairs) > 16 - 2 * of.pp
+            assert all(turn[0].kind == "F" and turn[1].kind == "B" for turn in pairs)
+            assert all(turn[0].microbatch != turn[1].microbatch for turn in pairs)
+        alone = replace(of, expert_overlap=False)
+        assert all(len(turn) == 1 for rank in range(of.pp) for turn in rank_turns(alone, rank))
+        for rank in range(of.pp):
+            passes = [rank_turns(each, rank) for each in (of, alone)]
+            assert {a for turn in passes[0] for a in turn} == {a for turn in passes[1] for a in turn}

@@ -62,6 +62,7 @@ def stated_fields(row: Measurement, model: ModelSpec, notes: list[str]) -> Field
     fields |= _precision(row, notes)
     fields |= _checkpointing(row, notes)
     fields |= _kernels(row, notes)
+    fields |= _experts(row, model)
     return fields | _offload(row, model, notes)
 
 
@@ -249,6 +250,10 @@ def _gradient_dtype(row: Measurement) -> str | None:
 def _checkpointing(row: Measurement, notes: list[str]) -> Fields:
     """Returns what the backward pass recomputes. The detail, where stated, is more exact than the mode."""
     mode, detail = row.activation_checkpointing.lower(), row.ac_detail
+    modules = re.search(wording.RECOMPUTED, detail, re.IGNORECASE)
+    if modules:
+        named = tuple(re.findall(r"[a-z_]+", modules[0].split(maxsplit=1)[1].lower()))
+        return {"activation_checkpointing": "selective", "recompute_modules": named}
     if mode not in ("", "none", "full", "selective"):
         raise Inexpressible(f"activation_checkpointing {row.activation_checkpointing!r} is not known")
     for pattern, (level, policy) in wording.CHECKPOINTING:
@@ -281,6 +286,19 @@ def _recomputed_fraction(row: Measurement, notes: list[str]) -> Fields:
         every = max(round(1 / share), 1)
     notes.append(f"fraction of checkpointed blocks not stated: taken as one in {every}")
     return {"activation_checkpointing": "full", "checkpoint_every": every}
+
+
+def _experts(row: Measurement, model: ModelSpec) -> Fields:
+    """Returns how tokens come to their experts, and whether other passes hide that."""
+    if model.moe is None:
+        return {}
+    fields: Fields = {}
+    dispatcher = wording.first_match(wording.DISPATCHERS, row.notes)
+    if dispatcher is not None:
+        fields["dispatcher"] = dispatcher
+    if says(row.notes, wording.EXPERT_OVERLAP):
+        fields["expert_overlap"] = True
+    return fields
 
 
 def _kernels(row: Measurement, notes: list[str]) -> Fields:

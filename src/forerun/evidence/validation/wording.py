@@ -71,6 +71,11 @@ SHORT_LAST_STAGE = r"last stage short"
 NO_GRADIENT_OVERLAP = r"\bno\b[^.;]*\bDP\b[^.;]*overlap"
 RESHARD = r"reshard_after_forward\s*=\s*(always|never)"
 CP_METHODS = ((r"ulysses|\ba2a\b", "ulysses"), (r"ring attention|p2p", "ring"))
+DISPATCHERS = ((r"hybrid-?ep\b", "hybridep"), (r"deep-?ep\b", "deepep"), (r"all-?to-?all dispatcher", "alltoall"))
+"""words -> what brings tokens to their experts"""
+EXPERT_OVERLAP = r"expert communication overlapped"
+RECOMPUTED = r"recompute_modules ((?:core_attn|layernorm|mla_up_proj|moe_act|mlp|moe|shared_experts)\b(?:, ?|))+"
+"""modules that Megatron-Core recomputes"""
 ACCUMULATION = ((r"fp32 gradient accumulation", "fp32"), (r"fp16 gradients", "fp16"))
 """words -> dtype of the buffer that sums the gradients of micro batches"""
 
