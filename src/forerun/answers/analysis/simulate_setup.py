@@ -147,7 +147,7 @@ def _subject(setup: Setup) -> Subject:
         sample=sample,
         samples_per_step=None if sample is None else setup.samples_per_step,
         notes=_notes(setup),
-        warnings=model.notes if isinstance(model, LayeredModel) else (),
+        warnings=model.notes,
     )
 
 

@@ -78,6 +78,14 @@ def _text_type(text: Fields, wrapper: str) -> str:
     return known
 
 
+def _rope_theta(config: Fields) -> Values:
+    """Reads the base of rotary positions, where the file has one for all layers."""
+    parameters = config.section("rope_parameters")
+    if parameters is None or config.stated("rope_theta"):
+        return {"rope_theta": config.number("rope_theta")}
+    return {"rope_theta": parameters.number("rope_theta")}
+
+
 def _read(config: Fields, model_type: str) -> tuple[Values, tuple[str, ...]]:
     """Returns the fields of a model, and what its file says that nothing here uses."""
     known = FAMILIES[model_type]
@@ -89,17 +97,17 @@ def _read(config: Fields, model_type: str) -> tuple[Values, tuple[str, ...]]:
     config.expect("add_cross_attention", False)
     config.expect("tie_encoder_decoder", False)
     config.expect("pruned_heads", {})
-    values = known.read(config)
+    values = known.read(config) | _rope_theta(config)
     groups: dict[str, dict[str, Any]] = shipped_data(__package__, "huggingface_keys.yaml")
-    unread, notes = config.unread(("model_type", *known.ignored)), []
+    unread, listed = config.unread(("model_type", *known.ignored)), []
     for what, group in groups.items():
         found = [key for key in unread if key in group["keys"]]
         if model_type not in group.get("families", (model_type,)):
             continue
         unread = [key for key in unread if key not in found]
         if found and group.get("listed"):
-            notes.append(f"{config.place}: {', '.join(found)}: {what}")
+            listed.append(f"{', '.join(found)} ({what})")
     config.refuse_misspelt(unread)
     if unread:
-        notes.append(f"{config.place}: keys that no one reads here: {', '.join(unread)}")
-    return values, tuple(notes)
+        listed.append(f"{', '.join(unread)} (not known)")
+    return values, (f"{config.place}: has no effect here: {'; '.join(listed)}",) if listed else ()

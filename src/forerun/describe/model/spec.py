@@ -162,6 +162,8 @@ class ModelSpec:
     """a `parallel` layer has one norm for both halves"""
     layers: tuple[LayerChanges, ...] = ()
     """what each layer changes; a list shorter than `n_layers` repeats"""
+    rope_theta: float | None = field(default=None, compare=False)
+    """base of rotary positions, for launch files; it changes neither time nor memory"""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """what the model's file says and nothing here uses, in sentences"""
 

@@ -53,7 +53,7 @@ def spec_mapping(spec: _Part) -> dict[str, object]:
     mapping: dict[str, object] = {}
     for field in fields(spec):
         value = getattr(spec, field.name)
-        if value != field.default and field.compare:
+        if value != field.default and field.name != "notes":
             mapping[field.name] = _plain(value)
     if isinstance(spec, ModelSpec) and spec.layers:
         mapping["layers"] = [

@@ -10,7 +10,13 @@ from rich.console import Console
 from rich.text import Text
 
 from forerun.describe.model.layered import MB, LayeredModel
-from forerun.describe.model.parameters import kind_parameters, layer_counts, outer_parameters, parameter_count
+from forerun.describe.model.parameters import (
+    active_parameter_count,
+    kind_parameters,
+    layer_counts,
+    outer_parameters,
+    parameter_count,
+)
 from forerun.describe.model.spec import ModelSpec
 from forerun.interfaces.report.console import print_table
 
@@ -81,7 +87,14 @@ def model_record(model: ModelSpec | LayeredModel) -> dict[str, object]:
     """Returns the same rows as plain data."""
     if isinstance(model, ModelSpec):
         rows: list[LayerRow] | list[PartRow] = part_rows(model)
-        return {"model": model.name, "parameters": parameter_count(model), "parts": [asdict(row) for row in rows]}
+        parts = [asdict(row) for row in rows]
+        return {
+            "model": model.name,
+            "parameters": parameter_count(model),
+            "active_parameters": active_parameter_count(model),
+            "parts": parts,
+            "notes": list(model.notes),
+        }
     return {
         "model": model.name,
         "parameters": model.parameter_count,
@@ -101,6 +114,7 @@ def print_model(out: Console, model: ModelSpec | LayeredModel) -> None:
         )
         title = f"{model.name}: {parameter_count(model):,} parameters"
         print_table(out, title, "lrr", ("part", "times", "parameters of one"), parts)
+        _print_notes(out, model)
         return
     totals = (
         f"{model.parameter_count:,} parameters, forward {model.forward_flops / _GIGA:.2f} GFLOPs,"
@@ -120,5 +134,9 @@ def print_model(out: Console, model: ModelSpec | LayeredModel) -> None:
     )
     headings = ("layer", "type", "output", "parameters", "forward\nGFLOPs", "backward\nGFLOPs", "kept\nMB")
     print_table(out, f"{model.name}, of one {model.sample}: {totals}", "lllrrrr", headings, layers)
+    _print_notes(out, model)
+
+
+def _print_notes(out: Console, model: ModelSpec | LayeredModel) -> None:
     for note in model.notes:
         out.print(Text(note), soft_wrap=True)

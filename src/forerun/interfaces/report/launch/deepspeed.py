@@ -43,7 +43,8 @@ def model_words(model: ModelSpec) -> str:
     )
     heads = f"{model.n_heads} heads of {model.head_dim}, {model.n_kv_heads} of keys and values"
     widths = f"hidden {model.hidden}, feed-forward {model.ffn_hidden}, vocabulary {model.vocab}"
-    return f"{model.name}: {model.n_layers} layers, {widths}, {heads}{experts}"
+    kinds = f" of {len(model.kinds)} kinds" if len(model.kinds) > 1 else ""
+    return f"{model.name}: {model.n_layers} layers{kinds}, {widths}, {heads}{experts}"
 
 
 def deepspeed_config(t: Translation) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from forerun.describe.kernels.dispatchers import AUTO
 from forerun.describe.model.spec import MoESpec
 from forerun.describe.stacks.catalog import load_stack
+from forerun.interfaces.report.launch.special_parts import special_parts
 from forerun.interfaces.report.launch.translation import Translation
 
 
@@ -34,7 +35,9 @@ def model_arguments(t: Translation) -> list[str]:
     multiple = t.own.constants["vocabulary_multiple"]
     if model.vocab % (multiple * t.plan.tp):
         t.remark(f"vocabulary {model.vocab}: Megatron-LM pads it to a multiple of {multiple} x tp")
-    if model.position == "rope":
+    if model.position == "rope" and model.rope_theta:
+        lines.append(f"--rotary-base {model.rope_theta:.0f}")
+    elif model.position == "rope":
         t.remark("rotary base: Megatron-LM's 10000, as the model has none here; see --rotary-base")
     lines += ["--swiglu"] if model.mlp == "swiglu" else []
     lines += [] if model.tied_embeddings else ["--untie-embeddings-and-output-weights"]
@@ -56,6 +59,7 @@ def _refuse(t: Translation) -> None:
             bool(model.embedding_norm or model.token_types or model.pooler or model.head_transform),
             "norms or heads of BERT",
         ),
+        *special_parts(model),
     ]
     for wrong, what in reasons:
         if wrong:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from forerun.describe.model.spec import ModelSpec
+from forerun.interfaces.report.launch.special_parts import special_parts
 from forerun.interfaces.report.launch.translation import Translation
 
 Family = Literal["llama3", "qwen3", "deepseek_v3"]
 
 
 def rope_theta(t: Translation, family: Family) -> float:
-    """Returns the base of rotary embeddings, which a ModelSpec does not have: the family's own, with a remark."""
+    """Returns the base of rotary embeddings: the model's, or the family's own with a remark."""
+    if t.model.rope_theta:
+        return t.model.rope_theta
     theta: float = t.own.constants["rope_theta"][family]
     t.remark(f"rotary base {theta:g}: {family}'s own, as the model has none here; it changes no time and no memory")
     return theta
@@ -59,6 +62,7 @@ def _unlike_all(model: ModelSpec) -> list[tuple[bool, str]]:
         (model.sliding_window is not None, "sliding window"),
         (bool(moe and moe.shared_gate), "gate on shared experts"),
         (bool(moe and moe.capacity_factor), "capacity of experts (they drop no tokens)"),
+        *special_parts(model),
     ]
 
 

@@ -1,0 +1,22 @@
+"""Parts of a model that the language models of training frameworks' own scripts don't have."""
+
+from __future__ import annotations
+
+from forerun.describe.model.spec import ModelSpec
+
+
+def special_parts(model: ModelSpec) -> list[tuple[bool, str]]:
+    """Returns whether `model` has each of these parts, and the part in words."""
+    return [
+        (model.scan is not None or any(kind.scan for kind in model.kinds), "recurrences"),
+        (bool(model.layers), "layers that differ from each other beyond dense first layers"),
+        (model.attention_chunk is not None, "chunked attention"),
+        (model.sinks, "attention sinks"),
+        (model.attention_gate, "gate on the attention's output"),
+        (model.indexer is not None, "indexer of keys"),
+        (model.shared_kv, "keys and values that layers share"),
+        (model.qk_norm and model.qk_norm_over != "head", "norms over the queries and keys of all heads"),
+        (model.norm_place != "before", "norms after the halves of a layer"),
+        (not model.norm_weight, "norms without weights"),
+        (model.parallel, "attention and feed-forward side by side"),
+    ]
