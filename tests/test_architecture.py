@@ -43,6 +43,7 @@ MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__in
 LAZY = {
     SOURCE / "common" / "ray_cluster.py": {"ray"},
     SOURCE / "answers" / "analysis" / "history.py": {"pandas"},
+    SOURCE / "describe" / "model" / "meta_device.py": {"torch", "transformers"},
     SOURCE / "answers" / "search" / "result.py": {"pandas"},
     SOURCE / "answers" / "experiment" / "result.py": {"pandas"},
     SOURCE / "evidence" / "measure" / "fit.py": {"scipy.optimize"},

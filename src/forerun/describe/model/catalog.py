@@ -11,6 +11,7 @@ from typing import Any
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.describe.model.convolutional import convolutional_names, load_convolutional
 from forerun.describe.model.fields import Fields, read_yaml
+from forerun.describe.model.hub import absent, cached_config, is_hub_name
 from forerun.describe.model.huggingface import load_huggingface
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.layers_by_hand import load_layers
@@ -39,6 +40,8 @@ class ModelRow:
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """Returns the model of a preset's name (in any case), of a config.json or its folder, or of a YAML file.
 
+    A name such as org/model is looked up in the local cache of the Hugging Face hub.
+
     A preset comes before a folder of its name; write `./name` for the folder. Raises UnknownName for what is neither a
     preset nor a path, and ForerunError for a bad file, both in one line.
     """
@@ -59,6 +62,11 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         raise ForerunError(f"{path}: a model file ends in {', '.join(_SUFFIXES)}")
     if isinstance(name_or_path, Path):
         raise ForerunError(f"{path}: no such file or folder")
+    if is_hub_name(name):
+        config = cached_config(name)
+        if config is None:
+            raise absent(name, model_names())
+        return load_huggingface(config, name.rpartition("/")[2])
     raise UnknownName("model or folder", name, model_names())
 
 
@@ -68,7 +76,7 @@ def load_any(name_or_path: str | Path) -> ModelSpec | LayeredModel:
         name = name_or_path.strip()
         if name.lower() in convolutional_names():
             return load_convolutional(name)
-        if not _is_path(name) and name.lower() not in _entries():
+        if not _is_path(name) and name.lower() not in _entries() and not is_hub_name(name):
             raise UnknownName("model or folder", name, [*model_names(), *convolutional_names()])
     path = Path(name_or_path).expanduser()
     if path.suffix in _YAML and _there(path.is_file):

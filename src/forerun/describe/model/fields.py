@@ -62,6 +62,11 @@ class Fields:
         value = self._values.get(key)
         return isinstance(value, int) and not isinstance(value, bool)
 
+    def value(self, key: str) -> object:
+        """Returns what `key` holds as it is, None where it is missing."""
+        self._known.add(key)
+        return self._values.get(key)
+
     def names(self) -> list[str]:
         """Returns every key, and counts all of them as read."""
         names = [str(key) for key in self._values]

@@ -17,6 +17,7 @@ from forerun.common.errors import at
 from forerun.common.shipped import shipped_data
 from forerun.describe.model.families import FAMILIES, WRAPPERS, Values
 from forerun.describe.model.fields import Fields, read_json
+from forerun.describe.model.meta_device import spec_from_transformers
 from forerun.describe.model.spec import ModelSpec
 
 CONFIG = "config.json"
@@ -27,8 +28,8 @@ for _module in pkgutil.iter_modules([str(Path(__file__).parent)], "forerun.descr
         importlib.import_module(_module.name)
 
 
-def load_huggingface(path: str | Path) -> ModelSpec:
-    """Returns the model of a config.json (the file, or its folder), named after the folder or file.
+def load_huggingface(path: str | Path, name: str = "") -> ModelSpec:
+    """Returns the model of a config.json (the file, or its folder), named `name`, or after the folder or file.
 
     Raises ForerunError, in one line that names file and key, where the file is missing, cut short or no JSON object,
     its `model_type` or architecture is unknown, or a key is missing, unknown, mistyped or impossible.
@@ -36,13 +37,15 @@ def load_huggingface(path: str | Path) -> ModelSpec:
     path = Path(path)
     if path.is_dir():
         path = path / CONFIG
-    name = path.resolve().parent.name if path.name == CONFIG else path.stem
+    name = name or (path.resolve().parent.name if path.name == CONFIG else path.stem)
     return spec_from_config(read_json(path), name)
 
 
 def spec_from_config(config: Fields, name: str) -> ModelSpec:
     """Returns the model of the fields of a config.json. Raises ForerunError as `load_huggingface` does."""
-    model_type = config.text("model_type", choices=sorted((*FAMILIES, *WRAPPERS)))
+    model_type = config.text("model_type")
+    if model_type not in FAMILIES and model_type not in WRAPPERS:
+        return spec_from_transformers(config, name)
     if model_type in WRAPPERS:
         text, tower = _text_config(config, model_type)
         values, notes = _read(text, _text_type(text, model_type))

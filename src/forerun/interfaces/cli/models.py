@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from forerun.describe.model.catalog import load_any, model_table
+from forerun.describe.model.hub import download_config
 from forerun.interfaces.report.console import console, print_models
 from forerun.interfaces.report.layer_table import model_record, print_model
 from forerun.interfaces.report.records import to_json
@@ -17,10 +18,15 @@ def models(
     model: Annotated[
         str | None, typer.Argument(help="One model, part by part: a preset, config.json, its folder, or a YAML file.")
     ] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Download config.json of org/model from the Hugging Face hub first.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """List the model presets, or one model's layers with what they hold, compute and keep."""
     if model is not None:
+        if download:
+            download_config(model)
         one = load_any(model)
         if as_json:
             print(to_json(model_record(one)))
