@@ -60,6 +60,8 @@ def held_to_simulations(model, table, stack, rows, network=None, cluster=CLUSTER
         ("llama-3.1-8b", 16, 4096, 64, "internevo", "whole"),
         ("llama-3.2-1b", 16, 4096, 64, "simple-fsdp", "default"),
         ("gpt2-small", 8, 1024, 64, "nvidia-bert", "default"),
+        ("nemotron-h-8b", 16, 4096, 64, "torchtitan", "whole"),
+        ("gpt-oss-20b", 32, 4096, 64, "megatron-core", "whole"),
     ],
 )
 def test_bounds_of_a_space_never_exceed_what_is_predicted(name, n_gpus, seq_len, batch, stack, extent):
@@ -119,7 +121,7 @@ def random_plan(draw: random.Random, model, stack: str) -> Plan:
 
 
 @pytest.mark.parametrize("stack", ["torchtitan", "megatron-core", "deepspeed", "pytorch", "simple-fsdp", "nanotron"])
-@pytest.mark.parametrize("name", ["llama-3.2-1b", "mixtral-8x7b"])
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "mixtral-8x7b", "lfm2-1.2b"])
 def test_bounds_of_any_plan_never_exceed_what_is_predicted(name, stack):
     model = replace(load_model(name), n_layers=FEW_LAYERS)
     draw = random.Random(len(stack))

@@ -1,12 +1,14 @@
 """config.json files of both generations of Hugging Face transformers give exactly the parameters that it builds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from reference_counts import counted
 
+from forerun.describe.model.catalog import load_model, model_names
 from forerun.describe.model.families import FAMILIES
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface import spec_from_config
@@ -55,3 +57,26 @@ def test_counts_are_those_of_the_installed_transformers(name: str) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     entry = KNOWN[f"{name}, transformers {transformers.__version__.split('.')[0]}"]
     assert counted(entry["config"]) == entry["counts"]
+
+
+PRESETS = {
+    "command-r-35b": "cohere-command-r",
+    "command-r-7b": "cohere2-command-r7b",
+    "dots.llm1": "dots1",
+    "ernie-4.5-21b-a3b": "ernie4_5-21b-a3b",
+    "mistral-small-24b": "mistral3-small-24b",
+    "nemotron-h-8b": "nemotron_h-8b",
+    "phi-3.5-moe": "phimoe-3.5",
+}
+"""presets whose known model has another name"""
+
+
+def test_presets_are_the_known_models_of_their_names() -> None:
+    known = {name.split(",")[0]: entry for name, entry in KNOWN.items()}
+    checked = 0
+    for name in model_names():
+        entry = known.get(PRESETS.get(name, name))
+        if entry is not None and name != "mpt-30b":  # the preset is llm-foundry's, with positions and biases
+            assert replace(spec_of(entry), name=name) == load_model(name)
+            checked += 1
+    assert checked > 45

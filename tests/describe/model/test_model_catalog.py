@@ -65,11 +65,16 @@ def test_unknown_name_offers_close_ones_first() -> None:
 
 @pytest.mark.parametrize(
     ("name", "offered"),
-    [("gpt2", "did you mean gpt2-small"), ("meta-llama/Llama-3.1-8B", "did you mean llama-3.1-8b"), ("zzz", "known: ")],
+    [("gpt2", "did you mean gpt2-small"), ("zzz", "known: ")],
 )
 def test_part_of_a_name_offers_the_whole(name: str, offered: str) -> None:
     with pytest.raises(UnknownName, match=offered):
         load_model(name)
+
+
+def test_name_of_the_hub_offers_the_preset_of_that_name() -> None:
+    with pytest.raises(ForerunError, match=r"did you mean llama-3\.1-8b"):
+        load_model("meta-llama/Llama-3.1-8B")
 
 
 @pytest.mark.parametrize("name", ["", " ", "x" * 5000, "a\0b"])

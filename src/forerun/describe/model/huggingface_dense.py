@@ -124,7 +124,7 @@ def _gemma(config: Fields, windows: list[str], gemma3_defaults: bool = False) ->
 def cohere(config: Fields) -> Values:
     """Reads Command R: attention and feed-forward side by side behind one LayerNorm without bias, a tied embedding."""
     values = decoder(config, tied=True) | attention_bias(config)
-    norms = {"qk_norm": config.flag("use_qk_norm"), "qk_norm_over": "all_heads"}
+    norms = {"qk_norm": True, "qk_norm_over": "all_heads"} if config.flag("use_qk_norm") else {}
     return values | {"norm": "layernorm", "parallel": True, "shared_norm": True} | norms
 
 

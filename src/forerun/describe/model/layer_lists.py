@@ -22,7 +22,7 @@ def each_layer(changes: Sequence[Mapping[str, object]]) -> Values:
         for size in range(1, len(changes) + 1)
         if all(change == changes[place % size] for place, change in enumerate(changes))
     )
-    return {"layers": tuple(tuple(change.items()) for change in changes[:period])}
+    return {"layers": tuple(tuple(sorted(change.items())) for change in changes[:period])}
 
 
 def layer_words(config: Fields, key: str, known: Sequence[str], default: Sequence[str]) -> list[str]:

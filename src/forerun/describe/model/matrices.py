@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from forerun.describe.model.layered import Layer, LayeredModel
+from forerun.describe.model.parameters import layer_counts
 from forerun.describe.model.spec import MLASpec, ModelSpec
 
 Matrix = tuple[int, int]
@@ -19,8 +20,8 @@ def matrices(model: ModelSpec | LayeredModel) -> Counter[Matrix]:
     if isinstance(model, LayeredModel):
         return Counter(matrix for layer in model.layers for matrix in _of_layer(layer))
     found = Counter(_outside_layers(model))
-    for layer in range(model.n_layers):
-        found.update(_in_layer(model, layer))
+    for layer, count in layer_counts(model):
+        found.update({matrix: n * count for matrix, n in Counter(_in_layer(layer)).items()})
     return found
 
 
@@ -46,10 +47,15 @@ def _outside_layers(spec: ModelSpec) -> list[Matrix]:
     return found + ([(spec.pooler_classes, hidden)] if spec.pooler_classes else [])
 
 
-def _in_layer(spec: ModelSpec, layer: int) -> list[Matrix]:
+def _in_layer(spec: ModelSpec) -> list[Matrix]:
+    """Returns the matrices of a model of one layer."""
     found = _attention(spec) if spec.n_heads else []
-    if spec.moe is None or not spec.is_moe_layer(layer):
-        return found + _feed_forward(spec, spec.ffn_hidden)
+    if spec.scan is not None:
+        scan, hidden = spec.scan, spec.hidden
+        found += [(scan.in_width, hidden), (hidden, scan.out_width), *((m, n) for n, m in scan.inner)]
+        found += [(scan.conv_channels, scan.conv_taps)] if scan.conv_channels else []
+    if spec.moe is None:
+        return found + (_feed_forward(spec, spec.ffn_hidden) if spec.ffn_hidden else [])
     moe = spec.moe
     found += [(moe.n_experts, spec.hidden)] + moe.n_experts * _feed_forward(spec, moe.expert_ffn)
     found += _feed_forward(spec, moe.shared_ffn) if moe.shared_ffn else []
@@ -61,7 +67,8 @@ def _attention(spec: ModelSpec) -> list[Matrix]:
     if spec.mla is not None:
         return _latent_attention(spec, spec.mla)
     query, key_value = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    return [(query + 2 * key_value, hidden), (hidden, query)]
+    width = query * (1 + spec.attention_gate) + 2 * key_value * (not spec.shared_kv)
+    return [(width, hidden), (hidden, query)]
 
 
 def _latent_attention(spec: ModelSpec, mla: MLASpec) -> list[Matrix]:
@@ -69,7 +76,11 @@ def _latent_attention(spec: ModelSpec, mla: MLASpec) -> list[Matrix]:
     rank = mla.q_lora_rank
     queries = [(query, hidden)] if rank is None else [(rank, hidden), (query, rank)]
     up = (spec.n_heads * (mla.qk_nope_dim + mla.v_head_dim), mla.kv_lora_rank)
-    return [*queries, (mla.kv_lora_rank + mla.qk_rope_dim, hidden), up, (hidden, spec.n_heads * mla.v_head_dim)]
+    found = [*queries, (mla.kv_lora_rank + mla.qk_rope_dim, hidden), up, (hidden, spec.n_heads * mla.v_head_dim)]
+    if spec.indexer is None:
+        return found
+    heads, width = spec.indexer.heads, spec.indexer.head_dim
+    return [*found, (heads * width, rank or hidden), (width, hidden), (heads, hidden)]
 
 
 def _feed_forward(spec: ModelSpec, width: int) -> list[Matrix]:

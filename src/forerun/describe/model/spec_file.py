@@ -99,7 +99,7 @@ def _layers(document: Fields) -> tuple[LayerChanges, ...]:
         if not isinstance(entry, Mapping):
             raise ForerunError(f"{place}: must be keys and values, got {type(entry).__name__}")
         section = Fields(entry, place)
-        changed = [name for name in known if section.present(name)]
+        changed = [name for name in sorted(known) if section.present(name)]
         changes = tuple((name, _value(section, known[name], hints[name])) for name in changed)
         layers += [changes] * section.integer("times", 1)
         section.finish()
