@@ -52,7 +52,7 @@ def test_a_model_that_states_least_is_a_llama() -> None:
     assert (SMALL.mlp, SMALL.norm, SMALL.position) == ("swiglu", "rmsnorm", "rope")
     assert (SMALL.max_positions, SMALL.token_types, SMALL.pooler_classes) == (0, 0, 0)
     assert (SMALL.sliding_window, SMALL.moe, SMALL.mla) == (None, None, None)
-    assert MoESpec(8, 2, 13) == MoESpec(8, 2, 13, 0, 0, False, False, None)
+    assert MoESpec(8, 2, 13) == MoESpec(8, 2, 13, 0, 0, False, False, 1, 1, None)
 
 
 def test_a_plain_models_matrices_and_parameters() -> None:

@@ -141,7 +141,7 @@ def test_key_that_no_one_reads_is_in_the_notes(name: str) -> None:
 
 def test_keys_that_change_training_elsewhere_are_named_once() -> None:
     (note,) = spec_of(config_of("deepseek-v3")).notes
-    for key in (" n_group", "rope_scaling", "num_nextn_predict_layers"):
+    for key in ("ep_size", "rope_scaling", "num_nextn_predict_layers"):
         assert note.count(key) == 1
     assert "initializer_range" not in note
 

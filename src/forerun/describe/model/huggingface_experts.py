@@ -49,9 +49,9 @@ def qwen3_moe(config: Fields) -> Values:
 def deepseek_v2(config: Fields) -> Values:
     """Reads DeepSeek-V2: latent attention, routed and shared experts."""
     if config.stated("topk_method"):
-        config.text("topk_method", choices=("greedy", "group_limited_greedy", "noaux_tc"))
-        return deepseek(config, router_bias=config.text("topk_method") == "noaux_tc")
-    return deepseek(config, router_bias=False)
+        method = config.text("topk_method", choices=("greedy", "group_limited_greedy", "noaux_tc"))
+        return deepseek(config, router_bias=method == "noaux_tc", grouped=method != "greedy")
+    return deepseek(config, router_bias=False, grouped=False)
 
 
 @family("deepseek_v3", "DeepseekV3ForCausalLM")
@@ -61,7 +61,8 @@ def deepseek_v3(config: Fields) -> Values:
     return deepseek(config, router_bias=True)
 
 
-def deepseek(config: Fields, router_bias: bool) -> Values:
+def deepseek(config: Fields, router_bias: bool, grouped: bool = True) -> Values:
+    """Reads latent attention with routed and shared experts; with `grouped` a token first chooses groups of experts."""
     bias = config.flag("attention_bias")
     config.expect("hidden_act", "silu")
     config.expect("mlp_bias", False)
@@ -75,6 +76,7 @@ def deepseek(config: Fields, router_bias: bool) -> Values:
         shared = width * config.integer("n_shared_experts", 0, least=0)
         dense = min(config.integer("first_k_dense_replace", 0, least=0), config.integer("num_hidden_layers"))
         moe = experts(config, "n_routed_experts", width, shared, dense, router_bias=router_bias)
+        moe = in_groups(config, moe) if grouped else moe
     else:
         for key in ("moe_intermediate_size", "n_shared_experts", "first_k_dense_replace", "num_experts_per_tok"):
             config.stated(key)
@@ -119,6 +121,13 @@ def experts(
     n_experts, chosen = config.integer(count_key), config.integer(top_k)
     with at(config.place):
         return MoESpec(n_experts, chosen, width, shared_width, dense_layers, gate, router_bias)
+
+
+def in_groups(config: Fields, moe: MoESpec) -> MoESpec:
+    """Returns the experts in the groups of which a token first chooses some."""
+    groups, chosen = config.integer("n_group", 1), config.integer("topk_group", 1)
+    with at(config.place):
+        return replace(moe, n_groups=groups, top_groups=chosen)
 
 
 def qwen_experts(config: Fields, values: Values, moe: MoESpec) -> Values:

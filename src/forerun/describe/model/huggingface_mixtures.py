@@ -10,7 +10,7 @@ from forerun.describe.model.families import Values, family
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface_decoders import attention_bias, decoder, optional, window
 from forerun.describe.model.huggingface_dense import ernie4_5, exaone4
-from forerun.describe.model.huggingface_experts import deepseek, experts, latent, mixed
+from forerun.describe.model.huggingface_experts import deepseek, experts, in_groups, latent, mixed
 from forerun.describe.model.layer_lists import CHUNKED, FULL, SLIDING, each_layer, every, layer_words
 from forerun.describe.model.spec import IndexerSpec, MoESpec
 
@@ -53,7 +53,8 @@ def _grouped(config: Fields, shared: str = "n_shared_experts", count: str = "n_r
     """Reads experts as DeepSeek-V3 has them: dense first layers, shared experts, a correction bias."""
     width = config.integer("moe_intermediate_size")
     dense = _first_dense(config)
-    return experts(config, count, width, width * config.integer(shared, 0, least=0), dense, router_bias=True)
+    moe = experts(config, count, width, width * config.integer(shared, 0, least=0), dense, router_bias=True)
+    return in_groups(config, moe)
 
 
 def _first_dense(config: Fields) -> int:
