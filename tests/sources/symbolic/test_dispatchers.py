@@ -92,3 +92,11 @@ def test_every_stack_names_a_dispatcher():
     assert all(dispatcher(load_stack(name).dispatcher) for name in stack_names())
     with pytest.raises(UnknownName, match=r"unknown dispatcher 'flex'.*known: allgather, alltoall"):
         dispatcher("flex")
+
+
+def test_the_host_waits_for_counts_that_it_reads():
+    def waits(name: str) -> int:
+        return sum(int(block.sync.sum()) for block in program(name).blocks)
+
+    assert waits("alltoall_with_counts") == 1  # one block of a layer's forward pass
+    assert waits("alltoall") == waits("deepep") == 0

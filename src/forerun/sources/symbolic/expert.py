@@ -94,7 +94,8 @@ class _Routed:
         if self.way.counts:
             size = self.moe.n_experts * 8
             counts = kernels.collective("ffn.counts", Collective.ALL_TO_ALL, "ep", size, Stream.EP)
-            section.tape.add(TapeOp("ffn.counts", "view", module, counts, []))
+            waits = self.way.reads_counts and not kernels.plan.cuda_graphs
+            section.tape.add(TapeOp("ffn.counts", "view", module, counts, [], awaited=waits))
         size = max(self.copies, self.arrived) * self.row
         moves = self._by_nccl("ffn.dispatch", (Collective.ALL_TO_ALL, Collective.ALL_TO_ALL), size)
         inside = self._exchange("ffn.dispatch", "sent", ("arrived", self.arrived * self.row), moves)

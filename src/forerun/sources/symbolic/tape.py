@@ -66,6 +66,8 @@ class TapeOp:
     """temporary memory of some of its forward stages"""
     backward_held: tuple[Held, ...] = ()
     """temporary memory of some of its backward stages"""
+    awaited: bool = False
+    """whether the host waits for the end of its forward kernels, because what it launches next depends on them"""
     in_place: bool = False
     """whether its backward overwrites the tensor that it reads and has saved with that tensor's gradient"""
 
@@ -198,7 +200,7 @@ class Tape:
                 keep(size, _ACTIVATION, 0)
         for i, op in enumerate(self.ops):
             first = len(writer.block)
-            writer.hold(op.forward_held, writer.stages(op.forward, _FORWARD, op.module), op.passing)
+            writer.hold(op.forward_held, writer.stages(op.forward, _FORWARD, op.module, op.awaited), op.passing)
             first, last = writer.span(first)
             for tensor, size in op.makes:
                 if tensor in kept:
@@ -307,7 +309,9 @@ class _Backward:
         needed = self.tape.remade(region) - self.kept
         for i in self.tape._recomputed(region):
             op, first = self.tape.ops[i], len(block)
-            self.writer.hold(op.forward_held, self.writer.stages(op.forward, _RECOMPUTE, op.module), op.passing)
+            self.writer.hold(
+                op.forward_held, self.writer.stages(op.forward, _RECOMPUTE, op.module, op.awaited), op.passing
+            )
             for tensor, size in op.makes:
                 if tensor in needed:
                     self.remade[tensor] = (size, first)
@@ -398,8 +402,8 @@ class _Writer:
         self.marker = marker
         self.before: tuple[tuple[int, Stream], ...] = ()
 
-    def stages(self, stages: list[Stage], phase: Phase, module: int) -> list[int]:
-        """Writes `stages`; returns the last node of each."""
+    def stages(self, stages: list[Stage], phase: Phase, module: int, awaited: bool = False) -> list[int]:
+        """Writes `stages`; returns the last node of each. With `awaited` the host waits for the end of each."""
         node, before = self.block.node, self.before
         ends = []
         for stage in stages:
@@ -408,7 +412,7 @@ class _Writer:
             now = []
             for op, stream in stage:
                 after = [n for n, s in before if s != stream]
-                now.append((node(op, stream, phase, module, after), stream))
+                now.append((node(op, stream, phase, module, after, sync=awaited), stream))
             before = tuple(now)
             ends.append(len(self.block) - 1)
         self.before = before
