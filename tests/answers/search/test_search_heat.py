@@ -76,6 +76,29 @@ def test_all_that_may_be_known_of_a_cell_is_there():
     assert {Known(int(known)) for shown in maps for known in shown.known.ravel()} == set(Known)
 
 
+@pytest.mark.parametrize(("x", "y"), PAIRS)
+def test_each_degree_of_knowledge_has_its_own_value(x, y):
+    """A cell is as good as its best plan, unless one that was skipped may be better or none fits."""
+    result = found(exhaustive=False)
+    plans = [(each.own_plan(), Known.BEST, each.step_time_s) for each in result.ranked]
+    plans += [(each.plan, Known.BOUND, each.at_least) for each in result.skipped]
+    plans += [(each.plan, Known.TOO_LARGE, each.needs_gib) for each in result.too_large]
+    least: dict[tuple[str, str], dict[Known, float]] = {}
+    for plan, kind, value in plans:
+        of_cell = least.setdefault((value_of(plan, x), value_of(plan, y)), {})
+        of_cell[kind] = min(of_cell.get(kind, np.inf), value)
+    shown = {key: cell for key, cell in cells(heat_map(result, x, y)).items() if cell[0] != Known.NOTHING}
+    assert shown.keys() == least.keys()
+    for key, (known, value) in shown.items():
+        fits, may, needs = (least[key].get(kind, np.inf) for kind in (Known.BEST, Known.BOUND, Known.TOO_LARGE))
+        if fits <= may and fits < np.inf:
+            assert (known, value) == (Known.BEST, fits)
+        elif may < np.inf:
+            assert (known, value) == (Known.BOUND, may)
+        else:
+            assert (known, value) == (Known.TOO_LARGE, needs)
+
+
 def test_the_best_plan_is_in_every_map():
     result = found(False)
     best = result.ranked[0].step_time_s
