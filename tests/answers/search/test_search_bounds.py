@@ -1,7 +1,7 @@
 """No bound exceeds what a simulation of the same plan gives, and what a bound calls too large does not fit."""
 
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -71,6 +71,19 @@ def test_bounds_of_a_space_never_exceed_what_is_predicted(name, n_gpus, seq_len,
     shares = held_to_simulations(model, table.take(np.array(some)), stack, range(len(some)))
     assert len(shares) > 5
     assert np.median(shares, axis=0).tolist() > [0.8, 0.9]
+
+
+def test_the_bounds_of_a_plan_do_not_depend_on_its_row():
+    """Those of memory are equal. Plans that are alike share a bound of time, which may be that of another of them."""
+    model = load_model("llama-3.1-8b")
+    table = make_space(model, CLUSTER, 16, 8192, 64, {}, None, "default").table(Tally())
+    order = np.array(random.Random(4).sample(range(len(table)), len(table)))
+    screening = Screening(UnitRuns(model, CLUSTER), "torchtitan")
+    whole = screening.run(table)
+    shuffled = screening.run(table.take(order))
+    for column in fields(whole):
+        one, other = getattr(whole, column.name)[order], getattr(shuffled, column.name)
+        np.testing.assert_allclose(one, other, rtol=0.1 if column.name == "time_s" else 1e-12, err_msg=column.name)
 
 
 VALUES = {

@@ -61,6 +61,14 @@ def test_objectives_choose_different_points(swept):
     assert len({(point.n_gpus, point.global_batch) for point in best.values() if point is not None}) > 2
 
 
+def test_only_the_least_memory_says_nothing_of_a_front(swept):
+    """The plans that need least memory are not the fastest of their points."""
+    assert swept("memory").front == ()
+    for objective in ("time", "tokens", "cost"):
+        fastest = max(tokens_per_s(point.best) for point in swept(objective).points)
+        assert tokens_per_s(swept(objective).front[0][1]) == fastest
+
+
 def test_efficiency_is_that_of_a_gpu_over_the_fewest_gpus_with_the_same_batch(swept):
     found = swept()
     for point in found.points:
