@@ -25,7 +25,7 @@ OWN_OPTIONS = {
     *("--every", "--checkpoint-mode", "--storage"),
     *("--warm-up", "--steps"),
     *("--max-slowdown", "--max-growth"),
-    *("--traced", "--programs", "--traces", "--trace-workers", "--trace-limit", "--only", "--markdown"),
+    *("--traced", "--programs", "--download", "--traces", "--trace-workers", "--trace-limit", "--only", "--markdown"),
     "--mode",  # of the script that README.md traces
 }
 

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from forerun.common import files
 from forerun.common.errors import ForerunError
+from forerun.common.yaml_files import parse_any_yaml
 
 _REQUIRED = -1
 _MOST = 10**9
@@ -210,12 +209,7 @@ def read_json(path: Path) -> Fields:
 
 def read_yaml(path: Path) -> Fields:
     """Returns the mapping in a YAML file. Raises ForerunError where it is unreadable, not valid, or no mapping."""
-    content = files.read_text(path)
-    try:
-        value = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ForerunError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    return _object(value, path, "a YAML mapping")
+    return _object(parse_any_yaml(files.read_text(path), str(path)), path, "a YAML mapping")
 
 
 def _object(value: object, path: Path, wanted: str) -> Fields:

@@ -312,6 +312,17 @@ def _experts_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     return f"{taken} can't be cut out of {mesh} in mesh_order {plan.mesh_order}"
 
 
+def _split_experts(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    return plan.etp > 1
+
+
+def _split_experts_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    return (
+        f"etp {plan.etp}: Forerun places ranks that split an expert, but can't compute such an expert yet; use etp 1"
+        " and a larger ep"
+    )
+
+
 _OVERLAPPED = ("1F1B", "Interleaved1F1B", "DualPipeV", "DualPipe")
 """schedules with a forward pass beside each backward pass of their steady state"""
 
@@ -462,6 +473,7 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("sequence does not split over cp and tp", _sequence, _sequence_why),
     Rule("context parallelism does not fit attention", _context, _context_why),
     Rule("experts do not split over ep", _experts, _experts_why),
+    Rule("experts that ranks split among them", _split_experts, _split_experts_why),
     Rule("expert_overlap without passes to pair", _expert_overlap, _expert_overlap_why),
     Rule("layers do not spread over the stages", _stages, _stages_why),
     Rule("schedule does not fit stages or micro batches", _schedule, _schedule_why),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from math import inf
 from typing import Literal
 
 import pydantic
@@ -264,8 +263,8 @@ class Stack:
     op_policy_keeps_abs: bool = False
     """whether checkpointing by operation keeps the absolute values of operands from which eager fp8 casts find the
     largest one"""
-    offloads_from_gb_s: float = inf
-    """speed of the link to the host from which the framework's recipes keep activations in host memory"""
+    offloads_from_gb_s: float | None = None
+    """speed of the link to the host from which the framework's recipes keep activations in host memory; None: never"""
     offload_turn: Literal["layer", "pass"] = "layer"
     """activations that one offloading copy moves, and that the device holds until it ends: a layer's, as in
     TransformerEngine, or those of a whole pass through a stage"""

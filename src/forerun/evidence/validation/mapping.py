@@ -143,7 +143,8 @@ def _offloading(model: ModelSpec, plan: Plan, cluster: Cluster) -> Plan | None:
 
     Megatron-Core refuses to offload under a pipeline.
     """
-    if plan.pp > 1 or cluster.host_bytes_per_s < load_stack(plan.stack).offloads_from_gb_s * GIGA:
+    least_gb_s = load_stack(plan.stack).offloads_from_gb_s
+    if plan.pp > 1 or least_gb_s is None or cluster.host_bytes_per_s < least_gb_s * GIGA:
         return None
     shares = (eighths / 8 for eighths in range(1, 9))
     more = (replace(plan, activation_offload=share) for share in shares if share > plan.activation_offload)
