@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _CLOSE = 3
+_MOST_LISTED = 40
 
 
 class ForerunError(ValueError):
@@ -12,15 +13,21 @@ class ForerunError(ValueError):
 
 
 class UnknownName(ForerunError):
-    """A name that is not known. The message suggests similar names first, then lists all."""
+    """A name that is not known. The message suggests similar names first, then lists all.
 
-    def __init__(self, what: str, name: str, known: list[str]) -> None:
+    Where they are too many for a message, it names `command`, which lists them.
+    """
+
+    def __init__(self, what: str, name: str, known: list[str], command: str = "") -> None:
         lower = {k.lower(): k for k in known}
         longer = [k for k in lower if name and k.startswith(name.lower())]
         near = [*longer, *difflib.get_close_matches(name.lower(), lower, _CLOSE)]
         close = [lower[k] for k in dict.fromkeys(near)][:_CLOSE]
         hint = f"did you mean {' or '.join(close)}? " if close else ""
-        super().__init__(f"unknown {what} {name!r}; {hint}known: {', '.join(sorted(known))}")
+        names = f"known: {', '.join(sorted(known))}"
+        if command and len(known) > _MOST_LISTED:
+            names = f"{command} lists the {len(known)} known ones"
+        super().__init__(f"unknown {what} {name!r}; {hint}{names}")
 
 
 class ImpossiblePlan(ForerunError):

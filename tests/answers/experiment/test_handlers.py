@@ -58,7 +58,7 @@ def test_a_handler_changes_conditions_from_an_iteration_on() -> None:
     before, after = result.iterations
     assert (before.first, before.repeats, before.note) == (0, 50, "")
     assert (after.first, after.repeats, after.note, after.slowest_rank) == (50, 30, "rank 3 throttles", 3)
-    assert after.step_time_s == run(request(disturbance={"slow_ranks": {3: 1.2}})).mean_s
+    assert after.step_time_s == pytest.approx(run(request(disturbance={"slow_ranks": {3: 1.2}})).mean_s)
     assert result.total_s == pytest.approx(50 * before.step_time_s + 30 * after.step_time_s)
 
 

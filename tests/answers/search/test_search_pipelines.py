@@ -7,13 +7,14 @@ import pytest
 
 from forerun.answers.search.pipelines import Pipeline, StageTimes
 from forerun.answers.search.table import dense_ids
-from forerun.answers.search.unit_runs import N_KINDS
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
-from forerun.sources.symbolic.fsdp_units import UnitKind
+from forerun.sources.symbolic.fsdp_units import EMBEDDING, HEAD, layer_unit, n_unit_kinds
 
 MODEL = replace(load_model("llama-3.2-1b"), n_layers=4, tied_embeddings=True)
-E, L, H = UnitKind.EMBEDDING, UnitKind.DENSE, UnitKind.HEAD
+N_KINDS = n_unit_kinds(MODEL)
+E, L, H = EMBEDDING, layer_unit(0, plain=False), HEAD
+KINDS = {"embedding": E, "dense": L, "head": H}
 
 
 def pipeline(pp=2, **fields) -> Pipeline:
@@ -21,10 +22,10 @@ def pipeline(pp=2, **fields) -> Pipeline:
 
 
 def by_kind(**values: float) -> np.ndarray:
-    """A figure of each UnitKind, 0 for those that are not named."""
+    """A figure of each kind of unit, 0 for those that are not named."""
     out = np.zeros(N_KINDS)
     for name, value in values.items():
-        out[UnitKind[name.upper()]] = value
+        out[KINDS[name]] = value
     return out
 
 

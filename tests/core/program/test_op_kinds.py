@@ -9,7 +9,7 @@ from forerun.core.cost.op_costs import durations_ps
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.causes import Cause
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.kinds import KINDS, N_DETAILS, Attention, Direction, Gemm, OpKind, Work, columns_of
+from forerun.core.program.kinds import KINDS, N_DETAILS, Attention, Direction, Gemm, OpKind, Scan, Work, columns_of
 from forerun.core.program.types import Collective, joined_ops
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import KernelRates
@@ -34,6 +34,7 @@ def one_of_each():
     ops.p2p("send", 0, 10, direction=Direction.OUT)
     ops.host_copy("offload", 20, direction=Direction.OUT)
     ops.delay("wait", 99)
+    ops.scan("recurrence", Scan(1, 32, 16, 4096, 128, 128, 0), "gated_delta", "bf16", 1e9, (1e6, 1e6), 6)
     return ops.build()
 
 
@@ -57,7 +58,7 @@ def test_every_kind_has_an_entry_a_row_and_a_time():
 
 def test_ops_say_what_they_keep_busy():
     table = one_of_each()
-    assert table.work.tolist() == [Work.COMPUTE] * 3 + [Work.COMMUNICATION] * 2 + [Work.COPY, Work.DELAY]
+    assert table.work.tolist() == [Work.COMPUTE] * 3 + [Work.COMMUNICATION] * 2 + [Work.COPY, Work.DELAY, Work.COMPUTE]
     masks = (table.is_compute, table.is_communication, table.is_host_copy, table.is_delay)
     assert np.sum(masks, axis=0).tolist() == [1] * len(OpKind)
     assert [table.is_gemm[0], table.is_attention[1], table.is_memory_bound[2]] == [True] * 3
@@ -68,7 +69,7 @@ def test_ops_say_what_they_keep_busy():
 def test_kinds_count_as_rows_of_the_breakdown():
     causes = {kind.name: KINDS[kind].cause for kind in OpKind}
     assert causes.pop("GEMM") == Cause.MATMUL
-    assert causes.pop("ATTENTION") == Cause.ATTENTION
+    assert causes.pop("ATTENTION") == causes.pop("SCAN") == Cause.ATTENTION
     assert causes.pop("DELAY") == Cause.HOST
     assert set(causes.values()) == {Cause.MEMORY_BOUND}
 

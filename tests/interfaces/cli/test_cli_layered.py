@@ -80,7 +80,7 @@ def test_what_needs_a_transformer_says_so(forerun, arguments, message):
 
 
 def test_models_lists_them(forerun):
-    assert "resnet50                25,557,032" in forerun("models").stdout
+    assert "resnet50 25,557,032" in " ".join(forerun("models").stdout.split())
     rows = {row["name"]: row for row in json.loads(forerun("models", "--json").stdout)["models"]}
     assert rows["vgg16"]["hidden"] is None
 

@@ -12,7 +12,6 @@ from forerun.answers.analysis.network_use import AxisUse, NetworkUse
 from forerun.common.units import GIB
 from forerun.core.cost.clock import clock
 from forerun.core.memory.reserved import reserve_model
-from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import Program
 from forerun.describe.cluster.types import Cluster, Device, KernelRates
 from forerun.describe.kernels.attention import fused_kernel
@@ -112,7 +111,7 @@ def _outside(coverage: Coverage) -> list[str]:
 def _stand_ins(program: Program, device: Device) -> list[str]:
     """Returns a line for each attention kernel of the program whose own rates on the device are not known."""
     ops = program.ops
-    kernels = sorted({ops.kernel[row] for row in np.flatnonzero(ops.kind == OpKind.ATTENTION).tolist()})
+    kernels = sorted({ops.kernel[row] for row in np.flatnonzero(ops.is_attention).tolist()})
     rates = {kernel: fused_kernel(kernel).rate_on(device.architecture).stands_in for kernel in kernels}
     return [
         f"attention {kernel}: its rates on {device.architecture} are not known; {other} stand in"

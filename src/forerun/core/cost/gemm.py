@@ -97,8 +97,8 @@ def gemm_rates(device: Device, dtype: str, profile: Profile | None = None) -> Ge
         quant_passes=entry.quant_passes,
         input_bytes=input_bytes,
         output_bytes=output_bytes,
-        dgrad_rate=roles.dgrad_rate * entry.gradient_rate,
-        wgrad_rate=(entry.own_wgrad_rate or roles.wgrad_rate) * entry.gradient_rate,
+        dgrad_rate=roles.dgrad_rate / (1.0 + entry.gradient_slowdown),
+        wgrad_rate=(entry.own_wgrad_rate or roles.wgrad_rate) / (1.0 + entry.gradient_slowdown),
         accumulate_exposed=roles.accumulate_exposed,
         unaligned=roles.unaligned if input_bytes == 2.0 else 0.0,
     )

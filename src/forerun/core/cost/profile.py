@@ -56,8 +56,8 @@ class GemmEntry:
     """power of the norm of compute and memory time: 1 is their sum, a large one the longer of the two"""
     odd_rows: float = 0.0
     """fraction by which a product takes longer where m is not a multiple of 16"""
-    gradient_rate: float = 1.0
-    """rate of the products of the backward pass over the forward ones, where frameworks accumulate gradients in fp32
+    gradient_slowdown: float = 0.0
+    """fraction by which products of the backward pass take longer, where frameworks accumulate gradients in fp32
     throughout and the forward pass faster"""
     quant_passes: float = 0.0
     """passes over the first operand that quantise it inside the kernel"""
@@ -182,8 +182,7 @@ def parse_profile(data: dict[str, Any], place: str) -> Profile:
     return profile
 
 
-_RATES = {"dgrad_rate", "wgrad_rate", "gradient_rate"}
-_POSITIVE = {"bw1", "bw2", "bw3", "link_gb_s", "hbm_fraction", "link_fraction"} | _RATES
+_POSITIVE = {"bw1", "bw2", "bw3", "link_gb_s", "hbm_fraction", "link_fraction", "dgrad_rate", "wgrad_rate"}
 
 
 def _check_numbers(values: Mapping[Any, Any], place: str, path: str = "") -> None:

@@ -16,7 +16,15 @@ _KERNELS = "\nkernels:\n"
 """key of the constants in the file of a device; their first line is the name"""
 _FORMS = "Forms: cost/gemm.py, cost/attention.py, cost/memory_bound.py, network/constants.py."
 _RATES = "# Rates are stated as measured on the reference; other devices take the fraction of its peaks."
-_LEFT_OUT_WHEN_EMPTY = {"odd_rows", "own_wgrad_rate", "quant_passes", "unaligned", "rates", "stands_in"}
+_LEFT_OUT_WHEN_EMPTY = {
+    "gradient_slowdown",
+    "odd_rows",
+    "own_wgrad_rate",
+    "quant_passes",
+    "unaligned",
+    "rates",
+    "stands_in",
+}
 """keys that a file leaves out where they are 0 or empty"""
 _TABLES = {"head_dim", "rates", "collectives"}
 """keys that hold rows of the same constants, one row a line"""

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from forerun.core.program.counts import op_counts
-from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, OpKind
+from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS
 from forerun.core.program.types import F64, OpTable, Phase, Program
 
 _PALM_BACKWARD = 2.0
@@ -35,7 +35,7 @@ def _counted(ops: OpTable) -> F64:
     of = ops.attention(rows)
     pairs = np.maximum(1.0, of.seq_q * of.seq_kv)
     run = pairs - np.where(of.causal, 0.5 * np.minimum(of.seq_q, of.seq_kv) ** 2, 0.0)
-    scans = np.flatnonzero(ops.kind == OpKind.SCAN)
+    scans = np.flatnonzero(ops.is_scan)
     share[scans] = np.where(ops.scan(scans).backward, _PALM_BACKWARD / ATTENTION_BACKWARD_FLOPS, 1.0)
     share[rows] = pairs / run * np.where(of.backward, _PALM_BACKWARD / ATTENTION_BACKWARD_FLOPS, 1.0)
     return share

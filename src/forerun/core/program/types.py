@@ -252,6 +252,11 @@ class OpTable:
         return np.asarray(self.kind == OpKind.GEMM)
 
     @property
+    def is_scan(self) -> Mask:
+        """Returns the mask (n_ops,) of the ops that are recurrences."""
+        return np.asarray(self.kind == OpKind.SCAN)
+
+    @property
     def is_attention(self) -> Mask:
         """Returns the mask (n_ops,) of the ops that are fused attention."""
         return np.asarray(self.kind == OpKind.ATTENTION)

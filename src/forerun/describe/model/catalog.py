@@ -22,6 +22,7 @@ from forerun.describe.model.spec_file import load_spec_file, read_spec
 PRESETS = Path(__file__).parent / "presets"
 _YAML = (".yaml", ".yml")
 _SUFFIXES = (".json", *_YAML)
+_LISTING = "forerun models"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         if config is None:
             raise absent(name, model_names())
         return load_huggingface(config, name.rpartition("/")[2])
-    raise UnknownName("model or folder", name, model_names())
+    raise UnknownName("model or folder", name, model_names(), _LISTING)
 
 
 def load_any(name_or_path: str | Path) -> ModelSpec | LayeredModel:
@@ -77,7 +78,7 @@ def load_any(name_or_path: str | Path) -> ModelSpec | LayeredModel:
         if name.lower() in convolutional_names():
             return load_convolutional(name)
         if not _is_path(name) and name.lower() not in _entries() and not is_hub_name(name):
-            raise UnknownName("model or folder", name, [*model_names(), *convolutional_names()])
+            raise UnknownName("model or folder", name, [*model_names(), *convolutional_names()], _LISTING)
     path = Path(name_or_path).expanduser()
     if path.suffix in _YAML and _there(path.is_file):
         document = read_yaml(path)
@@ -134,7 +135,7 @@ def _there(test: Callable[[], bool]) -> bool:
 
 def _preset(name: str) -> ModelSpec:
     if name.lower() not in _entries():
-        raise UnknownName("model", name, model_names())
+        raise UnknownName("model", name, model_names(), _LISTING)
     return _read_preset(name.lower())
 
 

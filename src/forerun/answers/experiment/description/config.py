@@ -115,6 +115,8 @@ def training_config(
     if section.warmup_iterations:
         data["warmup_slowdown"] = disturbance.warmup_slowdown
     own = {key: values.get(key, getattr(plan, key)) for key in PLAN_KEYS if key not in _SPELT}
+    if not plan.ddp_bucket_mib:  # the stack's own size, which has no number in MiB
+        own["ddp_bucket_mib"] = data.pop("bucket_size_mb")
     return _ordered(TrainingSection, data) | {key: _plain(value) for key, value in own.items() if value is not None}
 
 

@@ -107,7 +107,7 @@ def _base(section: ModelSection, source: str, place: str) -> ModelSpec | Layered
         return families()[word]
     if word not in {*model_names(), *layered_names()}:
         known = [*families(), *model_names(), *layered_names()]
-        raise ForerunError(f"{place}: {source}: {UnknownName('model', value, known)}")
+        raise ForerunError(f"{place}: {source}: {UnknownName('model', value, known, 'forerun models')}")
     return load_any(word)
 
 
