@@ -135,7 +135,7 @@ def test_layers_that_differ_are_refused(changes: dict[str, Any], parts: list[str
 @pytest.mark.parametrize("name", COUNTS)
 def test_key_that_no_one_reads_is_in_the_notes(name: str) -> None:
     (note,) = spec_of(config_of(name) | {"num_memory_slots": 4}).notes
-    assert note.startswith("x/config.json: has no effect here: ")
+    assert note.startswith("x/config.json: the prediction doesn't use ")
     assert note.endswith("num_memory_slots (not known)")
 
 

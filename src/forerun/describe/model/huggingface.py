@@ -113,4 +113,4 @@ def _read(config: Fields, model_type: str) -> tuple[Values, tuple[str, ...]]:
     config.refuse_misspelt(unread)
     if unread:
         listed.append(f"{', '.join(unread)} (not known)")
-    return values, (f"{config.place}: has no effect here: {'; '.join(listed)}",) if listed else ()
+    return values, (f"{config.place}: the prediction doesn't use {'; '.join(listed)}",) if listed else ()
