@@ -86,11 +86,14 @@ def test_reserved_memory(complete: list[Measurement], found: dict[str, Forecast]
 
 @pytest.mark.long
 def test_bands_hold_what_they_promise(results: list[RowResult]) -> None:
-    """The share of measured steps in their bands, where stacks were fitted and where nothing was."""
+    """The share of measured steps in their bands, where stacks were fitted and where nothing was.
+
+    Bands are made for 80 % of sources that nobody has seen, so that they hold more rows of known ones.
+    """
     complete = [result for result in results if result.row.tier == "A"]
     stated = [result for result in results if result.row.tier in ("A", "B")]
     new = [result for result in stated if bands.stack_group(result) == "unfitted"]
-    for chosen, least, low, high in ((complete, 200, 0.75, 0.86), (stated, 400, 0.75, 0.86), (new, 100, 0.7, 0.9)):
+    for chosen, least, low, high in ((complete, 200, 0.8, 0.92), (stated, 400, 0.8, 0.9), (new, 100, 0.7, 0.9)):
         held = bands.time_held(chosen)
         assert held.rows > least
         assert low <= held.inside <= high, held
