@@ -6,7 +6,9 @@ pytest.importorskip("torch", reason="tracing needs torch")
 
 from parity import PROGRAMS, both
 
-TIME_TOLERANCE = 0.035
+TIME_TOLERANCE = 0.045
+"""backward kernels of norms: a trace takes ATen's at the rate that benchmarks measured and Inductor's at that of
+streaming kernels, the symbolic path fused ones and Inductor's at theirs"""
 MEMORY_TOLERANCE = {"eager": 0.02, "compiled": 0.05}
 """compiled: a min-cut keeps other tensors of a layer than the symbolic path does"""
 
