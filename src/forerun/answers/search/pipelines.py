@@ -44,9 +44,9 @@ class Held:
     """The units whose activations and gradients the first rank holds when it starts a backward pass."""
 
     passes: I64
-    """number of forward passes whose activations are alive, by UnitKind, (N_KINDS,)"""
+    """number of forward passes whose activations are alive, by UnitKind, (n_unit_kinds,)"""
     gradients: I64
-    """number of units with gradients of an earlier micro batch, by UnitKind, (N_KINDS,)"""
+    """number of units with gradients of an earlier micro batch, by UnitKind, (n_unit_kinds,)"""
     part: int
     """the UnitKind whose backward pass comes first"""
 
@@ -66,13 +66,13 @@ class Pipeline:
         self.rank: I64 = np.array([stage_rank(plan, stage) for stage in range(self.n_stages)], np.int64)
         """pipeline rank of each stage, (n_stages,)"""
         self.counts = np.zeros((self.n_stages, n_unit_kinds(model)))
-        """units of each kind in each stage, (n_stages, N_KINDS)"""
+        """units of each kind in each stage, (n_stages, n_unit_kinds)"""
         for number, stage in enumerate(stages):
             np.add.at(self.counts[number], stage, 1)
 
     @cached_property
     def on_ranks(self) -> F64:
-        """Returns the number of units of each kind on each rank, (pp, N_KINDS)."""
+        """Returns the number of units of each kind on each rank, (pp, n_unit_kinds)."""
         out: F64 = self._ranks.T @ self.counts
         return out
 
@@ -82,7 +82,7 @@ class Pipeline:
         return bool(self.rank[-1] == 0)
 
     def elements(self, of_units: F64 | I64, tied: F64 | float) -> F64:
-        """Returns the elements of each rank, (..., pp), from the elements of a unit by UnitKind, (..., N_KINDS).
+        """Returns the elements of each rank, (..., pp), from the elements of a unit by UnitKind, (..., n_unit_kinds).
 
         A rank with embedding and head of a tied model counts their `tied` elements, (...), once.
         """
@@ -101,7 +101,7 @@ class Pipeline:
         """Returns a lower bound, in seconds, of the end of the first rank's last pass, (n,); in split schedules, of any
         rank's.
 
-        `forward`, `backward` and `weights` are seconds of units, (n, N_KINDS); `again` is the extra time of every
+        `forward`, `backward` and `weights` are seconds of units, (n, n_unit_kinds); `again` is the extra time of every
         backward pass but the first.
 
         A rank starts when one micro batch has come through the stages before its first, then runs all of them; after
@@ -149,7 +149,7 @@ class Pipeline:
         """Returns the seconds of a pass through each stage, (n_stages,), in which every unit but the first waits for a
         gather or copy that starts together with the unit before it.
 
-        `pass_s` and `waits_s` are seconds by UnitKind, (N_KINDS,).
+        `pass_s` and `waits_s` are seconds by UnitKind, (n_unit_kinds,).
         """
         here, other = self.units[:-1], self.units[1:]
         before, after = (other, here) if backward else (here, other)

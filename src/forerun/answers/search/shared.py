@@ -57,7 +57,7 @@ class Shared:
 
     @cached_property
     def dense(self) -> F64:
-        """Returns the elements of parameters outside experts by UnitKind, (kinds, N_KINDS)."""
+        """Returns the elements of parameters outside experts by UnitKind, (kinds, n_unit_kinds)."""
         return self._by_unit([size.dense for size in self.sizes])
 
     @cached_property
@@ -66,7 +66,7 @@ class Shared:
 
     @cached_property
     def again_s(self) -> F64:
-        """Returns the seconds of adding gradients into a buffer by UnitKind, (kinds, N_KINDS)."""
+        """Returns the seconds of adding gradients into a buffer by UnitKind, (kinds, n_unit_kinds)."""
         moved = accumulated_bytes(self.plans, self._stack)
         column = np.broadcast_to(moved, len(self.of_unit)) * self._sum * self._s_per_byte
         out: F64 = column[:, None] * (self.dense + self.experts)

@@ -33,7 +33,7 @@ from forerun.sources.symbolic.states import clipping_bytes
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """Seconds of data parallelism around units by UnitKind, (N_KINDS,)."""
+    """Seconds of data parallelism around units by UnitKind, (n_unit_kinds,)."""
 
     gather: F64
     """gathering of parameters"""
@@ -102,7 +102,7 @@ class TimeBound:
         return self._lines[key]
 
     def _exchanges_s(self, groups: Groups, of_units: Sequence[Sequence[Exchange]]) -> F64:
-        """Returns the seconds of the exchanges of each unit, one after the other, by UnitKind, (N_KINDS,)."""
+        """Returns the seconds of the exchanges of each unit, one after the other, by UnitKind, (n_unit_kinds,)."""
         sizes: dict[tuple[int, Collective, str], F64] = {}
         for kind, exchanges in enumerate(of_units):
             for number, each in enumerate(exchanges):

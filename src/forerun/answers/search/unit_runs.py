@@ -53,11 +53,11 @@ class UnitSizes:
     """The memory of the units of one plan by UnitKind; zero for units that the model lacks."""
 
     kept: I64
-    """bytes that a forward pass leaves allocated, (N_KINDS,)"""
+    """bytes that a forward pass leaves allocated, (n_unit_kinds,)"""
     backward_rise: I64
-    """bytes by which a backward pass rises above its start, (N_KINDS,)"""
+    """bytes by which a backward pass rises above its start, (n_unit_kinds,)"""
     dense: I64
-    """elements of the parameters outside experts, on one rank before data-parallel sharding, (N_KINDS,)"""
+    """elements of the parameters outside experts, on one rank before data-parallel sharding, (n_unit_kinds,)"""
     experts: I64
     weights: tuple[Weights, ...]
     """the parameters by UnitKind"""
@@ -69,7 +69,7 @@ class UnitSizes:
 
 @dataclass(frozen=True, slots=True)
 class UnitTimes:
-    """Seconds of single passes by UnitKind, (N_KINDS,); `weights` is 0 where the backward pass includes them."""
+    """Seconds of single passes by UnitKind, (n_unit_kinds,); `weights` is 0 where the backward pass includes them."""
 
     forward: F64
     backward: F64

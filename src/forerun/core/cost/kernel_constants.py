@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from forerun.common.errors import UnknownName
 from forerun.common.shipped import shipped
 
 
@@ -58,7 +59,12 @@ class MemoryBoundConstants:
     source: str
 
     def rate(self, kernel: str) -> float:
-        """Returns the bandwidth of kernels of the kind `kernel` over that of streaming ones."""
+        """Returns the bandwidth of kernels of the kind `kernel`, empty for streaming ones, over that of streaming ones.
+
+        Raises UnknownName for a kind that kernels.yaml does not have.
+        """
+        if kernel and kernel not in self.kernels:
+            raise UnknownName("kind of memory-bound kernel", kernel, list(self.kernels))
         return self.kernels.get(kernel, self.streaming) / self.streaming
 
 

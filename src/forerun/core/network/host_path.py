@@ -41,7 +41,7 @@ def host_path_s_per_byte(kind: Collective, group: CommGroup, cluster: Cluster, n
 
 
 def host_path_warnings(groups: Iterable[CommGroup], cluster: Cluster, n_gpus: int) -> tuple[str, ...]:
-    """What to tell about a run of `n_gpus` whose `groups` send through host memory; nothing where none does."""
+    """Says what to tell about a run of `n_gpus` whose `groups` send through host memory; nothing where none does."""
     rate = host_path_bytes_per_s(cluster, n_gpus)
     if rate is None or all(group.ranks_per_node == 1 for group in groups):
         return ()

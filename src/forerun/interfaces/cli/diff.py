@@ -26,7 +26,7 @@ _WIDTH = 150
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the change may cost at most; beyond it the exit code says so."""
+    """Says what the change may cost at most; beyond it the exit code says so."""
 
     max_slowdown: Annotated[
         str | None, typer.Option(metavar="SHARE", help="Exit with 4 if the step takes longer by more: 2% or 0.02.")

@@ -59,7 +59,7 @@ class Candidate:
 
     @property
     def touches(self) -> frozenset[str]:
-        """What the change touches; candidates that touch nothing in common can be combined."""
+        """Returns what the change touches; candidates that touch nothing in common can be combined."""
         bytes_of_gradients = {"gradients"} if self.kind in _OF_GRADIENTS else set()
         return frozenset({self.kind, *self.change, *bytes_of_gradients})
 
