@@ -29,9 +29,9 @@ ROOMS = {
     "core": [["program"], ["engine"], ["network"], ["cost", "memory"]],
     "sources": [["symbolic", "trace"]],
     "astrasim": [["chakra", "messages"], ["stage"], ["astra"], ["dse"]],
-    "answers": [["analysis"], ["search", "diff"], ["experiment"]],
+    "answers": [["analysis"], ["search", "diff", "goodput"], ["experiment"]],
     "evidence": [["measure", "validation"], ["fitting", "traced"]],
-    "interfaces": [["report"], ["api", "experiments"], ["cli"], ["pytest_plugin"]],
+    "interfaces": [["report"], ["api", "experiments", "whole_runs"], ["cli"], ["pytest_plugin"]],
 }
 """the rooms of each wing, from the ground up"""
 WING_FLOOR = {wing: floor for floor, wings in enumerate(WINGS) for wing in wings}
@@ -46,6 +46,7 @@ LAZY = {
     SOURCE / "describe" / "model" / "meta_device.py": {"torch", "transformers"},
     SOURCE / "answers" / "search" / "result.py": {"pandas"},
     SOURCE / "answers" / "experiment" / "result.py": {"pandas"},
+    SOURCE / "interfaces" / "whole_runs.py": {"pandas"},
     SOURCE / "evidence" / "measure" / "fit.py": {"scipy.optimize"},
     SOURCE / "evidence" / "measure" / "samples.py": {"pandas"},
     SOURCE / "evidence" / "measure" / "microbench.py": {"torch", "torch.distributed", "torch.nn.attention"},

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         trace_module,
     )
     from forerun.interfaces.experiments import Experiment
+    from forerun.interfaces.whole_runs import Run
     from forerun.sources.trace import opaque as kernels
 
 former_names.install()
@@ -45,6 +46,7 @@ _OFFERED = {
         *("load_program", "load_measured", "load_model", "load_cluster"),
     ),
     "forerun.interfaces.experiments": ("Experiment",),
+    "forerun.interfaces.whole_runs": ("Run",),
     "forerun.describe.model.spec": ("ModelSpec",),
     "forerun.describe.cluster.types": ("Cluster",),
     "forerun.describe.plan.plan": ("Plan",),
@@ -62,6 +64,7 @@ __all__ = [
     "ImpossiblePlan",
     "ModelSpec",
     "Plan",
+    "Run",
     "Storage",
     "TrainingLoop",
     "UnknownName",

@@ -22,6 +22,7 @@ COMMANDS = {
     "simulate": "Run a saved program: kernels, streams and modules by time.",
     "diff": "Say what a change of a script costs: time, memory, and why.",
     "trace": "Record a real PyTorch training step without a GPU.",
+    "run": "Predict a run of weeks: failures, checkpoints, goodput.",
     "experiment": "Study a cluster from one file: scaling, what-if, cost.",
     "validate": "Compare predictions with published measurements.",
     "measure": "Time kernels and collectives of the machine at hand.",

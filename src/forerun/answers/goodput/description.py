@@ -1,0 +1,179 @@
+"""The sections and keys of a file that describes a whole run; units are in the names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from forerun.answers.goodput.request import Scope
+from forerun.common.yaml_files import Entry
+
+Count = Annotated[int, Field(ge=0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+_LARGE = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def _number(value: object) -> object:
+    """Returns the number of a text such as 15.6T, 300B or 15.6e12, which YAML reads as text; all else as it is."""
+    if not isinstance(value, str):
+        return value
+    digits, factor = (value[:-1], _LARGE[value[-1].upper()]) if value[-1:].upper() in _LARGE else (value, 1.0)
+    try:
+        return float(digits) * factor
+    except ValueError:
+        return value
+
+
+Large = Annotated[float, BeforeValidator(_number), Field(gt=0)]
+Component = Literal["gpu", "node", "job"]
+
+
+class KindEntry(Entry):
+    """Failures of one cause. One of mtbf_hours (of one component), per_1000_days (of 1,000 components) or events."""
+
+    mtbf_hours: Positive | None = None
+    per_1000_days: NotNegative | None = None
+    of: Component = "node"
+    shape: Positive = 1.0
+    scope: Scope = "node"
+    nodes: Count = 1
+    repair_hours: NotNegative | None = None
+    hang_share: Share = 0.0
+    found_after_hours: NotNegative = 0.0
+
+
+class LemonsEntry(Entry):
+    """Nodes that fail `times` as often as others, until they are taken out after `evict_after` failures."""
+
+    share: Share
+    times: Positive
+    evict_after: AtLeastOne = 2
+
+
+class FailuresEntry(Entry):
+    """What fails: a preset's causes times `rate`, and causes of the user's own."""
+
+    preset: str | None = None
+    rate: NotNegative = 1.0
+    kinds: dict[str, KindEntry] = Field(default_factory=dict)
+    lemons: LemonsEntry | None = None
+
+
+class SlowEntry(Entry):
+    """Periods in which one node or link slows all steps by a factor."""
+
+    per_1000_node_days: NotNegative
+    factor: Annotated[float, Field(ge=1)]
+    hours: Positive
+
+
+class LevelEntry(Entry):
+    """A further kind of checkpoint, written at every n-th save of the one before."""
+
+    name: str
+    every: AtLeastOne = 1
+    blocking_s: NotNegative
+    persist_s: NotNegative = 0.0
+    load_s: NotNegative
+    survives: Scope = "domain"
+    drag: NotNegative = 0.0
+
+
+class CheckpointEntry(Entry):
+    """How often the run saves and what a save costs; without seconds they follow from the plan and its storage."""
+
+    every_minutes: Positive | Literal["best"] = "best"
+    mode: Literal["disabled", "async", "async_with_pinned_mem"] = "async"
+    storage: str | None = None
+    blocking_s: NotNegative | None = None
+    persist_s: NotNegative | None = None
+    load_s: NotNegative | None = None
+    survives: Scope = "domain"
+    drag: NotNegative = 0.0
+    levels: list[LevelEntry] = Field(default_factory=list)
+
+
+class RecoveryEntry(Entry):
+    """Seconds of the stages from a failure to the next step; what is left out has a default with a source."""
+
+    crash_detect_s: NotNegative | None = None
+    hang_detect_s: NotNegative | None = None
+    restart_s: NotNegative | None = None
+    communicators_s: NotNegative | None = None
+    warmup_s: NotNegative | None = None
+    start_s: NotNegative | None = None
+
+
+class SparesEntry(Entry):
+    """Nodes that stand by. `replace_hours` gets further ones from elsewhere; without it the run waits for a repair."""
+
+    nodes: Count
+    swap_s: NotNegative | None = None
+    replace_hours: NotNegative | None = None
+
+
+class ElasticEntry(Entry):
+    """Training goes on with fewer replicas while nodes are missing, on batches of the same size."""
+
+    replicas: Annotated[int, Field(ge=2)]
+    least_replicas: AtLeastOne = 1
+    resize_s: NotNegative
+    step_factors: list[Positive] = Field(default_factory=list)
+
+
+class MaintenanceEntry(Entry):
+    """Planned stops of the whole run."""
+
+    every_days: Positive
+    hours: Positive
+
+
+class StepEntry(Entry):
+    """A step that is known: its seconds and the tokens of its batch."""
+
+    seconds: Positive
+    tokens: Large
+
+
+class PhaseEntry(Entry):
+    """A part of the run whose steps differ, by its share of the tokens."""
+
+    share: Annotated[float, Field(gt=0, le=1)]
+    step: StepEntry | None = None
+    seq_len: AtLeastOne | None = None
+    global_batch: AtLeastOne | None = None
+
+
+class PlanEntry(Entry):
+    """A plan to predict: model, cluster, global batch (sequences), and fields of forerun.Plan."""
+
+    model: str
+    cluster: str
+    global_batch: AtLeastOne | None = None
+    fields: dict[str, Any] = Field(default_factory=dict)
+
+
+class RunEntry(Entry):
+    """The whole file."""
+
+    name: str = "run"
+    gpus: AtLeastOne
+    gpus_per_node: AtLeastOne | None = None
+    step: StepEntry | None = None
+    plan: PlanEntry | None = None
+    tokens: Large | None = None
+    days: Positive | None = None
+    schedule: list[PhaseEntry] = Field(default_factory=list)
+    failures: FailuresEntry = FailuresEntry(preset="llama-3")
+    slow: dict[str, SlowEntry] = Field(default_factory=dict)
+    checkpoint: CheckpointEntry = CheckpointEntry()
+    recovery: RecoveryEntry = RecoveryEntry()
+    spares: SparesEntry | None = None
+    elastic: ElasticEntry | None = None
+    maintenance: MaintenanceEntry | None = None
+    dollars_per_gpu_hour: NotNegative | None = None
+    gpu_power_w: NotNegative | None = None

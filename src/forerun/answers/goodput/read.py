@@ -1,0 +1,284 @@
+"""Makes a RunRequest of a file: rates of the run's components, the step of its plan, the cost of its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, inf
+from pathlib import Path
+from typing import Any
+
+from forerun.answers.analysis.around_step import around_plan
+from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.analysis.setup import Setup
+from forerun.answers.analysis.simulate_setup import simulate_setup
+from forerun.answers.goodput.description import CheckpointEntry, FailuresEntry, KindEntry, PhaseEntry, RunEntry
+from forerun.answers.goodput.formulas import daly_interval_s
+from forerun.answers.goodput.request import (
+    CheckpointLevel,
+    Elastic,
+    FailureKind,
+    Lemons,
+    Maintenance,
+    Phase,
+    Recovery,
+    RunRequest,
+    Slowdown,
+    Spares,
+)
+from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.shipped import shipped_data
+from forerun.common.yaml_files import check, read_yaml
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.cluster.storage import Storage
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.complete import complete_plan
+from forerun.describe.plan.training_loop import TrainingLoop
+
+_DAY_S, _HOUR_S, _MINUTE_S = 86_400.0, 3_600.0, 60.0
+_MOST_STEPS = 10**9
+_USUAL_NODE = 8
+_RECOVERY = ("crash_detect_s", "hang_detect_s", "restart_s", "communicators_s", "warmup_s")
+
+
+def read_run(path: str | Path) -> RunRequest:
+    """Returns the run that a YAML or JSON file describes.
+
+    Raises ForerunError, which names the file and the key, for a file that can't be read or says something wrong.
+    """
+    return run_of(read_yaml(path), str(path))
+
+
+def run_of(data: Mapping[str, Any], place: str) -> RunRequest:
+    """Returns the run that `data` describes, as `read_run` does for the contents of a file."""
+    return _Reader(check(RunEntry, dict(data), place), place).request()
+
+
+def failure_presets() -> dict[str, str]:
+    """Returns the source of each preset of failures, by name."""
+    return {name: " ".join(entry["source"].split()) for name, entry in _presets()["failures"].items()}
+
+
+def _presets() -> Any:
+    return shipped_data(__package__, "presets.yaml")
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of the steps of a run, measured or predicted."""
+
+    seconds: float
+    tokens: float
+    prediction: Prediction | None = None
+
+
+class _Reader:
+    def __init__(self, entry: RunEntry, place: str) -> None:
+        self.entry, self.place = entry, place
+        self.notes: list[str] = []
+        if (entry.step is None) == (entry.plan is None):
+            raise self._wrong("give either step (seconds and tokens) or plan (a plan to predict)")
+        if entry.tokens is None and entry.days is None:
+            raise self._wrong("give tokens to train on, days of wall time, or both")
+        self.cluster = None if entry.plan is None else load_cluster(entry.plan.cluster)
+        usual = _USUAL_NODE if self.cluster is None else min(_USUAL_NODE, self.cluster.node_size or _USUAL_NODE)
+        self.per_node = entry.gpus_per_node or usual
+        self.nodes = ceil(entry.gpus / self.per_node)
+
+    def _wrong(self, message: str) -> ForerunError:
+        return ForerunError(f"{self.place}: {message}")
+
+    def request(self) -> RunRequest:
+        """Returns the run."""
+        entry, known = self.entry, self._step(None)
+        kinds = self._failures(entry.failures)
+        levels = self._levels(entry.checkpoint, known)
+        rate = sum(kind.rate_per_s for kind in kinds)
+        every_s = entry.checkpoint.every_minutes
+        lemons = entry.failures.lemons
+        node_rate = sum(kind.rate_per_s for kind in kinds if kind.nodes) / self.nodes
+        return RunRequest(
+            name=entry.name,
+            gpus=entry.gpus,
+            nodes=self.nodes,
+            phases=self._phases(known),
+            save_every_s=usual_interval_s(levels, rate) if every_s == "best" else every_s * _MINUTE_S,
+            searches_interval=every_s == "best" and bool(kinds),
+            levels=levels,
+            recovery=self._recovery(),
+            failures=kinds,
+            lemons=None
+            if lemons is None
+            else Lemons(lemons.share * self.nodes, lemons.times * node_rate, lemons.evict_after),
+            slowdowns=tuple(
+                Slowdown(name, one.per_1000_node_days * self.nodes / (1000 * _DAY_S), one.factor, one.hours * _HOUR_S)
+                for name, one in entry.slow.items()
+            ),
+            spares=self._spares(),
+            elastic=self._elastic(),
+            maintenance=None
+            if entry.maintenance is None
+            else Maintenance(entry.maintenance.every_days * _DAY_S, entry.maintenance.hours * _HOUR_S),
+            wall_s=None if entry.days is None else entry.days * _DAY_S,
+            by_the_clock=entry.tokens is None,
+            dollars_per_gpu_hour=self._price(),
+            gpu_power_w=entry.gpu_power_w
+            if entry.gpu_power_w is not None or self.cluster is None
+            else self.cluster.device.power_w,
+            notes=tuple(self.notes),
+        )
+
+    # steps
+
+    def _step(self, phase: PhaseEntry | None) -> _Known:
+        """Returns the step of a phase, or of the run where the phase says nothing else."""
+        entry = self.entry
+        own = entry.step if phase is None else phase.step
+        if own is not None:
+            return _Known(own.seconds, own.tokens)
+        if entry.plan is None:  # a phase, as the run itself has a step
+            raise self._wrong("schedule: a phase with seq_len or global_batch needs a plan; give its step instead")
+        assert self.cluster is not None
+        fields, batch = dict(entry.plan.fields), entry.plan.global_batch
+        if phase is not None and phase.seq_len is not None:
+            fields["seq_len"] = phase.seq_len
+        if phase is not None and phase.global_batch is not None:
+            batch = phase.global_batch
+        plan = complete_plan(fields, entry.gpus, batch)
+        setup = Setup(load_model(entry.plan.model), plan, self.cluster)
+        loop = TrainingLoop(checkpoint=_MOST_STEPS, checkpoint_mode=entry.checkpoint.mode)
+        storage = None if entry.checkpoint.storage is None else Storage.of_text(entry.checkpoint.storage)
+        found = around_plan(simulate_setup(setup), setup, loop, storage).prediction
+        if not found.fits:
+            self.notes.append(f"The plan needs {found.peak_reserved_gib:.1f} GiB and doesn't fit in memory.")
+        return _Known(found.step_time_s, float(plan.global_batch * plan.seq_len), found)
+
+    def _phases(self, known: _Known) -> tuple[Phase, ...]:
+        entry = self.entry
+        schedule = entry.schedule or [PhaseEntry(share=1.0)]
+        shares = sum(phase.share for phase in schedule)
+        if abs(shares - 1.0) > 1e-6:
+            raise self._wrong(f"schedule: the shares of its phases sum to {shares:g}, not to 1")
+        steps = [known if _says_nothing(phase) else self._step(phase) for phase in schedule]
+        tokens = entry.tokens
+        if tokens is None:
+            assert entry.days is not None
+            rate = sum(phase.share * one.seconds / one.tokens for phase, one in zip(schedule, steps, strict=True))
+            tokens = entry.days * _DAY_S / rate
+        counts = [ceil(phase.share * tokens / one.tokens) for phase, one in zip(schedule, steps, strict=True)]
+        if sum(counts) > _MOST_STEPS:
+            raise self._wrong(f"{sum(counts):,} steps are more than {_MOST_STEPS:,}; check tokens and step")
+        return tuple(Phase(n, one.seconds, one.tokens) for n, one in zip(counts, steps, strict=True))
+
+    # failures
+
+    def _failures(self, entry: FailuresEntry) -> tuple[FailureKind, ...]:
+        kinds: list[FailureKind] = []
+        if entry.preset is not None:
+            presets = _presets()["failures"]
+            if entry.preset not in presets:
+                raise UnknownName("preset of failures", entry.preset, list(presets))
+            preset = presets[entry.preset]
+            self.notes.append(f"Failures are those of {entry.preset}: {' '.join(preset['source'].split())}.")
+            for name, values in preset["kinds"].items():
+                kinds.append(self._preset_kind(name, dict(values), preset["observed"], entry.rate))
+        kinds += [self._kind(name, one) for name, one in entry.kinds.items()]
+        return tuple(kinds)
+
+    def _preset_kind(
+        self, name: str, values: dict[str, Any], observed: Mapping[str, float], times: float
+    ) -> FailureKind:
+        component = values.get("of", "node")
+        seen = {"gpu": observed["gpus"], "node": observed["gpus"] / observed["gpus_per_node"], "job": 1.0}[component]
+        if "events" in values:
+            per_1000_days = values.pop("events") * 1000.0 / (seen * observed["days"])
+            if component == "job":
+                per_1000_days *= self.entry.gpus / observed["gpus"]
+        else:
+            per_1000_days = values.pop("per_1000_node_days")
+        return self._kind(name, KindEntry(per_1000_days=per_1000_days * times, **values))
+
+    def _kind(self, name: str, entry: KindEntry) -> FailureKind:
+        if (entry.mtbf_hours is None) == (entry.per_1000_days is None):
+            raise self._wrong(f"failures: {name}: give either mtbf_hours or per_1000_days")
+        components = {"gpu": self.entry.gpus, "node": self.nodes, "job": 1}[entry.of]
+        each = (
+            1.0 / (entry.mtbf_hours * _HOUR_S) if entry.mtbf_hours else (entry.per_1000_days or 0.0) / (1000 * _DAY_S)
+        )
+        hours = entry.repair_hours if entry.repair_hours is not None else _presets()["defaults"]["repair_hours"]
+        return FailureKind(
+            name=name,
+            rate_per_s=each * components,
+            components=components,
+            shape=entry.shape,
+            scope=entry.scope,
+            nodes=entry.nodes,
+            repair_s=hours * _HOUR_S,
+            hang_share=entry.hang_share,
+            found_after_s=entry.found_after_hours * _HOUR_S,
+        )
+
+    # what the system does about them
+
+    def _levels(self, entry: CheckpointEntry, known: _Known) -> tuple[CheckpointLevel, ...]:
+        loop = None if known.prediction is None else known.prediction.loop
+        blocking_s, persist_s, load_s = entry.blocking_s, entry.persist_s, entry.load_s
+        if loop is not None and loop.checkpoint is not None:
+            stall, times = loop.stalls[0], loop.checkpoint
+            blocking_s = stall.stall_s if blocking_s is None else blocking_s
+            persist_s = stall.beside_s if persist_s is None else persist_s
+            load_s = times.load_s if load_s is None else load_s
+            self.notes.append(
+                f"A checkpoint holds {times.total_gib:,.0f} GiB, {times.rank_gib:.2f} of the rank that saves most,"
+                f" to {times.storage}; mode {times.mode}."
+            )
+        if blocking_s is None or load_s is None:
+            raise self._wrong("checkpoint: give blocking_s, load_s and persist_s, as they don't follow from a step")
+        first = CheckpointLevel("checkpoint", 1, blocking_s, persist_s or 0.0, load_s, entry.survives, entry.drag)
+        more = (CheckpointLevel(**one.model_dump()) for one in entry.levels)
+        return (first, *more)
+
+    def _recovery(self) -> Recovery:
+        defaults, given = _presets()["defaults"], self.entry.recovery
+        values = {name: getattr(given, name) for name in _RECOVERY}
+        open_ones = [name for name, value in values.items() if value is None]
+        if open_ones:
+            source = " ".join(defaults["source"].split())
+            said = ", ".join(f"{name} {defaults[name]:g}" for name in open_ones)
+            self.notes.append(f"Assumed: {said} ({source}).")
+        values |= {name: float(defaults[name]) for name in open_ones}
+        start_s = values["restart_s"] + values["communicators_s"] if given.start_s is None else given.start_s
+        return Recovery(**values, start_s=start_s)
+
+    def _spares(self) -> Spares | None:
+        given = self.entry.spares
+        if given is None:
+            return None
+        swap_s = float(_presets()["defaults"]["swap_s"]) if given.swap_s is None else given.swap_s
+        return Spares(given.nodes, swap_s, None if given.replace_hours is None else given.replace_hours * _HOUR_S)
+
+    def _elastic(self) -> Elastic | None:
+        given = self.entry.elastic
+        if given is None:
+            return None
+        if given.least_replicas > given.replicas:
+            raise self._wrong(f"elastic: least_replicas {given.least_replicas} is more than replicas {given.replicas}")
+        if given.step_factors and len(given.step_factors) != given.replicas:
+            raise self._wrong(f"elastic: step_factors needs {given.replicas} values, got {len(given.step_factors)}")
+        return Elastic(given.replicas, given.least_replicas, given.resize_s, tuple(given.step_factors))
+
+    def _price(self) -> float | None:
+        own = self.entry.dollars_per_gpu_hour
+        return own if own is not None or self.cluster is None else self.cluster.price_per_gpu_hour
+
+
+def usual_interval_s(levels: tuple[CheckpointLevel, ...], failures_per_s: float) -> float:
+    """Returns Daly's interval for the first level, or the time that it takes to persist where that is longer."""
+    if not failures_per_s:
+        return inf
+    first = levels[0]
+    return max(daly_interval_s(max(first.blocking_s, 1.0), 1.0 / failures_per_s), first.persist_s, 1.0)
+
+
+def _says_nothing(phase: PhaseEntry) -> bool:
+    return phase.step is None and phase.seq_len is None and phase.global_batch is None

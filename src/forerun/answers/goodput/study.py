@@ -1,0 +1,277 @@
+"""Many runs under different luck: distributions, the best checkpoint interval, and what changes of the system gain.
+
+All answers come from the same seeds, so that runs differ by the change alone. Runs are spread over processes; the
+result doesn't depend on how many.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import Any, TypeVar
+
+import numpy as np
+
+from forerun.answers.goodput.formulas import daly_interval_s, young_interval_s
+from forerun.answers.goodput.outcome import Outcome, Spent
+from forerun.answers.goodput.request import RunRequest, Spares
+from forerun.answers.goodput.walk import walk
+from forerun.common.errors import ForerunError
+from forerun.common.processes import Processes, default_workers
+
+_WORTH_A_POOL = 64
+_INTERVALS = 9
+"""intervals tried in each round of the search, evenly on a logarithmic scale"""
+_ROUNDS = 2
+_WIDEST = 8.0
+"""the first round tries intervals up to this factor from Daly's"""
+_RUNS_OF_SEARCH = 24
+_MOST_EVENTS = 5e6
+"""failures and slow periods that one command may simulate"""
+
+Key = TypeVar("Key")
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """The 5th, 50th and 95th percentile and the mean of a figure over all runs."""
+
+    p5: float
+    p50: float
+    p95: float
+    mean: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Quantiles:
+        """Returns the quantiles of `values`."""
+        low, middle, high = np.quantile(values, (0.05, 0.5, 0.95)).tolist()
+        return Quantiles(low, middle, high, float(np.mean(values)))
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a change of the system would do."""
+
+    change: str
+    goodput: float
+    """mean over all runs"""
+    saved_s: float
+    """mean seconds by which the run ends earlier; with an end by the clock, seconds of useful steps more"""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A checkpoint interval and the mean goodput under it."""
+
+    name: str
+    save_every_s: float
+    goodput: float
+
+
+@dataclass(frozen=True)
+class RunStudy:
+    """What becomes of a run, over all seeds."""
+
+    request: RunRequest
+    seed: int
+    outcomes: tuple[Outcome, ...]
+    intervals: tuple[Interval, ...] = ()
+    """the best interval found, Young's and Daly's"""
+    gains: tuple[Gain, ...] = ()
+
+    @property
+    def goodput(self) -> Quantiles:
+        """The share of wall time that kept steps need without any disturbance."""
+        return Quantiles.of([one.goodput for one in self.outcomes])
+
+    @property
+    def ettr(self) -> Quantiles:
+        """The share of wall time in which steps run that the run keeps."""
+        return Quantiles.of([one.ettr for one in self.outcomes])
+
+    @property
+    def wall_s(self) -> Quantiles:
+        """Seconds until the last step, or until the run's end by the clock."""
+        return Quantiles.of([one.wall_s for one in self.outcomes])
+
+    @property
+    def tokens(self) -> Quantiles:
+        """The tokens of the steps that the run keeps."""
+        return Quantiles.of([one.tokens for one in self.outcomes])
+
+    @property
+    def interruptions(self) -> Quantiles:
+        """Failures of all kinds."""
+        return Quantiles.of([float(one.interruptions) for one in self.outcomes])
+
+    @property
+    def finished(self) -> float:
+        """The share of runs that reach their last step."""
+        return sum(one.finished for one in self.outcomes) / len(self.outcomes)
+
+    @property
+    def mttf_s(self) -> float:
+        """Mean seconds from one failure to the next; infinite where nothing failed."""
+        failures = sum(one.interruptions for one in self.outcomes)
+        return sum(one.wall_s for one in self.outcomes) / failures if failures else inf
+
+    @property
+    def badput(self) -> dict[Spent, float]:
+        """The mean share of wall time that each class of badput takes, the largest first."""
+        shares: defaultdict[Spent, float] = defaultdict(float)
+        for one in self.outcomes:
+            for what, seconds in one.spent_s.items():
+                shares[what] += seconds / one.wall_s / len(self.outcomes)
+        return _largest_first(shares)
+
+    @property
+    def failures(self) -> dict[str, float]:
+        """The mean number of failures of each kind."""
+        counts: defaultdict[str, float] = defaultdict(float)
+        for one in self.outcomes:
+            for name, number in one.failures.items():
+                counts[name] += number / len(self.outcomes)
+        return _largest_first(counts)
+
+    @property
+    def dollars(self) -> float | None:
+        """The mean cost of all GPUs, spares included; None without a price."""
+        price = self.request.dollars_per_gpu_hour
+        return None if price is None else price * _gpus(self.request) * self.wall_s.mean / 3600.0
+
+    @property
+    def energy_mwh(self) -> float | None:
+        """The mean energy of the GPUs of the run in MWh, at their power limit; None where that is unknown."""
+        power = self.request.gpu_power_w
+        return None if power is None else power * self.request.gpus * self.wall_s.mean / 3.6e9
+
+
+def study_run(
+    request: RunRequest,
+    runs: int = 100,
+    seed: int = 0,
+    workers: int | None = None,
+    gains: bool = True,
+    progress: Progress | None = None,
+) -> RunStudy:
+    """Simulates `runs` runs, and with `gains` as many again under each change that `changes` lists.
+
+    Raises ForerunError for fewer than one run, or for more events than a computer simulates in an hour.
+    """
+    if runs < 1:
+        raise ForerunError(f"runs must be at least 1, got {runs}")
+    _check_work(request, runs)
+    with Processes(_walk, default_workers() if workers is None else workers, _WORTH_A_POOL) as processes:
+        intervals: tuple[Interval, ...] = ()
+        if request.searches_interval:
+            request, intervals = _best_interval(request, seed, min(runs, _RUNS_OF_SEARCH), processes)
+        tried = changes(request) if gains else []
+        requests = [request, *(changed for _, changed in tried)]
+        outcomes: list[Outcome] = []
+        tasks = [(each, seed, run) for each in requests for run in range(runs)]
+        for number, outcome in enumerate(processes.run(tasks), 1):
+            outcomes.append(outcome)
+            if progress is not None:
+                progress(number, len(tasks))
+    own = tuple(outcomes[:runs])
+    found = [_gain(name, own, outcomes[runs * i : runs * (i + 1)]) for i, (name, _) in enumerate(tried, 1)]
+    return RunStudy(request, seed, own, intervals, tuple(sorted(found, key=lambda gain: -gain.saved_s)))
+
+
+def changes(request: RunRequest) -> list[tuple[str, RunRequest]]:
+    """Returns the changes whose gain is worth knowing, each with the run that has it."""
+    recovery, spares = request.recovery, request.spares
+    found: list[tuple[str, RunRequest]] = []
+    if request.failures:
+        rarer = tuple(replace(kind, rate_per_s=kind.rate_per_s / 2) for kind in request.failures)
+        found.append(("failures half as often", replace(request, failures=rarer)))
+        faster = {name: getattr(recovery, name) / 2 for name in ("restart_s", "communicators_s", "warmup_s")}
+        found.append(("restarts twice as fast", replace(request, recovery=replace(recovery, **faster))))
+        sooner = replace(recovery, crash_detect_s=recovery.crash_detect_s / 2, hang_detect_s=recovery.hang_detect_s / 2)
+        found.append(("failures detected in half the time", replace(request, recovery=sooner)))
+    if request.levels and request.failures:
+        halved: dict[str, Any] = {"blocking_s": 0.5, "persist_s": 0.5}
+        levels = tuple(
+            replace(level, **{name: getattr(level, name) * factor for name, factor in halved.items()})
+            for level in request.levels
+        )
+        found.append(("saves twice as fast", replace(request, levels=levels)))
+        loads = tuple(replace(level, load_s=level.load_s / 2) for level in request.levels)
+        found.append(("loads twice as fast", replace(request, levels=loads)))
+        found.append(("saves twice as often", replace(request, save_every_s=request.save_every_s / 2)))
+    if spares is not None:
+        more = Spares(spares.nodes + max(1, ceil(request.nodes / 100)), spares.swap_s, spares.replace_s)
+        found.append((f"{more.nodes - spares.nodes} more spare nodes", replace(request, spares=more)))
+    if request.slowdowns:
+        found.append(("no slow nodes or links", replace(request, slowdowns=())))
+    return found
+
+
+def _gain(name: str, before: Sequence[Outcome], after: Sequence[Outcome]) -> Gain:
+    pairs = list(zip(before, after, strict=True))
+    ends = all(old.finished and new.finished for old, new in pairs)
+    saved = [old.wall_s - new.wall_s if ends else new.productive_s - old.productive_s for old, new in pairs]
+    return Gain(name, float(np.mean([one.goodput for one in after])), float(np.mean(saved)))
+
+
+def _best_interval(
+    request: RunRequest, seed: int, runs: int, processes: Processes[_Task, Outcome]
+) -> tuple[RunRequest, tuple[Interval, ...]]:
+    """Returns the run with the interval of the highest mean goodput, and that interval beside Young's and Daly's."""
+    first = request.levels[0]
+    cost_s = max(first.blocking_s, 1.0)
+    mttf_s = 1.0 / request.failures_per_s
+    least_s = min(phase.step_s for phase in request.phases)
+    known: dict[float, float] = {}
+
+    def goodputs(intervals: Sequence[float]) -> None:
+        new = [each for each in dict.fromkeys(intervals) if each not in known]
+        tasks = [(replace(request, save_every_s=each), seed, run) for each in new for run in range(runs)]
+        found = [outcome.goodput for outcome in processes.run(tasks)]
+        known.update({each: float(np.mean(found[i * runs : (i + 1) * runs])) for i, each in enumerate(new)})
+
+    middle_s, width = max(request.save_every_s, least_s), _WIDEST
+    for _ in range(_ROUNDS):
+        around = (middle_s * width ** (2.0 * i / (_INTERVALS - 1) - 1.0) for i in range(_INTERVALS))
+        goodputs([max(least_s, each) for each in around])
+        middle_s, width = max(known, key=lambda each: known[each]), width ** (2.0 / (_INTERVALS - 1))
+    by_hand = {"Young": young_interval_s(cost_s, mttf_s), "Daly": daly_interval_s(cost_s, mttf_s)}
+    goodputs(list(by_hand.values()))
+    best_s = max(known, key=lambda each: known[each])
+    rows = [Interval("best", best_s, known[best_s])]
+    rows += [Interval(name, each, known[each]) for name, each in by_hand.items()]
+    return replace(request, save_every_s=best_s, searches_interval=False), tuple(rows)
+
+
+_Task = tuple[RunRequest, int, int]
+
+
+def _walk(task: _Task) -> Outcome:
+    return walk(*task)
+
+
+def record_run(request: RunRequest, seed: int = 0) -> Outcome:
+    """Returns the first run under `seed` with its events."""
+    return walk(request, seed, record=True)
+
+
+def _check_work(request: RunRequest, runs: int) -> None:
+    wall_s = request.ideal_s if request.wall_s is None else min(request.wall_s, 10 * request.ideal_s)
+    events = wall_s * (request.failures_per_s + sum(one.rate_per_s for one in request.slowdowns))
+    if runs * events > _MOST_EVENTS:
+        raise ForerunError(
+            f"{runs:,} runs with {events:,.0f} failures and slow periods each are too many to simulate; lower --runs,"
+            " or the rates"
+        )
+
+
+def _largest_first(values: Mapping[Key, float]) -> dict[Key, float]:
+    return dict(sorted(values.items(), key=lambda item: -item[1]))
+
+
+def _gpus(request: RunRequest) -> float:
+    standing_by = 0 if request.spares is None else request.spares.nodes
+    return request.gpus * (1.0 + standing_by / request.nodes)

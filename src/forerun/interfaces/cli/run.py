@@ -1,0 +1,62 @@
+"""`forerun run`: a whole training run with its failures, checkpoints and recoveries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.answers.goodput.examples import example_names, load_run
+from forerun.answers.goodput.study import record_run, study_run
+from forerun.common.errors import ForerunError
+from forerun.interfaces.cli.option_groups import grouped
+from forerun.interfaces.cli.program_options import AsJson
+from forerun.interfaces.cli.report_option import Report, check_report, typed
+from forerun.interfaces.report.console import console
+from forerun.interfaces.report.document_of_whole_run import whole_run_document
+from forerun.interfaces.report.page import write_page
+from forerun.interfaces.report.progress import progress_bar
+from forerun.interfaces.report.records import to_json, write_rows
+from forerun.interfaces.report.whole_run import print_study, run_rows, study_record
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Says how many runs are simulated, and from which random numbers."""
+
+    runs: Annotated[int, typer.Option(min=1, help="Simulate this many runs, which differ in luck.")] = 100
+    seed: Annotated[int, typer.Option(min=0, help="Random numbers; the same seed gives the same runs.")] = 0
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each CPU).")] = None
+
+
+@grouped
+def run(
+    context: typer.Context,
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|PRESET", help=f"YAML or JSON file, or one of: {', '.join(example_names())}.")
+    ],
+    draws: Draws,
+    gains: Annotated[
+        bool, typer.Option("--gains/--no-gains", help="Also simulate what faster saves, restarts and so on would do.")
+    ] = True,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a row for each run to this CSV file.")] = None,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict a run of days or weeks: goodput, time to train, failures, and what would improve it."""
+    check_report(report)
+    if csv is not None and csv.is_dir():
+        raise ForerunError(f"{csv}: can't be written: it is a folder")
+    request = load_run(source)
+    with progress_bar("simulating runs") as advance:
+        study = study_run(request, draws.runs, draws.seed, draws.jobs, gains, advance)
+    if csv is not None:
+        write_rows(csv, run_rows(study.outcomes))
+    if report is not None:
+        write_page(report, whole_run_document(study, record_run(study.request, draws.seed), typed(context)))
+    if as_json:
+        print(to_json(study_record(study)))
+    else:
+        print_study(console(), study)

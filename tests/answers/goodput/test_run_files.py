@@ -1,0 +1,162 @@
+"""Files that describe whole runs: what they mean, what is refused, and what published runs come out as."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from forerun.answers.goodput.examples import example_names, load_run
+from forerun.answers.goodput.formulas import poisson_efficiency
+from forerun.answers.goodput.read import failure_presets, run_of
+from forerun.answers.goodput.request import Recovery
+from forerun.answers.goodput.study import study_run
+from forerun.common.errors import ForerunError
+
+KNOWN = {
+    "gpus": 1024,
+    "gpus_per_node": 8,
+    "days": 20,
+    "step": {"seconds": 10, "tokens": "4M"},
+    "failures": {"kinds": {"node": {"per_1000_days": 6.5}}},
+    "checkpoint": {"every_minutes": 60, "blocking_s": 300, "load_s": 0},
+}
+
+
+@pytest.mark.parametrize("name", example_names())
+def test_examples_can_be_read(name):
+    run = load_run(name)
+    assert run.steps > 0
+    assert run.failures_per_s > 0
+
+
+def test_the_failures_of_llama_3_are_those_of_its_table():
+    run = load_run("llama-3-405b")
+    assert run.failures_per_s * 54 * 86_400 == pytest.approx(419)
+    half = run_of({**KNOWN, "gpus": 8_192, "failures": {"preset": "llama-3"}}, "x")
+    assert half.failures_per_s * 54 * 86_400 == pytest.approx(419 / 2)
+    assert set(failure_presets()) >= {"llama-3", "rsc-1", "rsc-2"}
+
+
+def test_rates_count_components():
+    by_gpu = {"kinds": {"gpu": {"mtbf_hours": 50_000, "of": "gpu"}}}
+    assert run_of({**KNOWN, "failures": by_gpu}, "x").failures_per_s == pytest.approx(1024 / (50_000 * 3_600))
+    assert run_of(KNOWN, "x").failures_per_s == pytest.approx(128 * 6.5 / 86_400_000)
+    twice = run_of({**KNOWN, "failures": {"preset": "rsc-1", "rate": 2}}, "x")
+    assert twice.failures_per_s == pytest.approx(2 * run_of(KNOWN, "x").failures_per_s)
+
+
+def test_numbers_may_have_letters():
+    steps = [run_of({**KNOWN, "tokens": tokens}, "x").steps for tokens in ("2T", "2000B", "2e12", 2_000_000_000_000)]
+    assert steps == [500_000] * 4
+
+
+def test_phases_have_steps_of_their_own():
+    schedule = [
+        {"share": 0.75},
+        {"share": 0.25, "step": {"seconds": 25, "tokens": 8_000_000}},
+    ]
+    run = run_of({**KNOWN, "tokens": "400B", "schedule": schedule}, "x")
+    assert [(phase.steps, phase.step_s) for phase in run.phases] == [(75_000, 10.0), (12_500, 25.0)]
+
+
+def test_a_plan_tells_the_step_and_what_a_checkpoint_costs():
+    plan = {"model": "llama-3.1-8b", "cluster": "h100-sxm", "fields": {"seq_len": 8192}}
+    run = run_of({"gpus": 64, "tokens": "100B", "plan": plan}, "x")
+    assert run.nodes == 8
+    assert 0.5 < run.phases[0].step_s < 10
+    assert run.phases[0].tokens_per_step == 64 * 8192
+    assert run.levels[0].persist_s > run.levels[0].blocking_s > 0
+    assert run.levels[0].load_s > 0
+    assert run.dollars_per_gpu_hour
+    assert any("GiB" in note for note in run.notes)
+    longer = {**plan, "fields": {"seq_len": 8192, "activation_checkpointing": "full"}}
+    phases = [{"share": 0.9}, {"share": 0.1, "seq_len": 16_384}]
+    both = run_of({"gpus": 64, "tokens": "100B", "plan": longer, "schedule": phases}, "x").phases
+    assert both[1].tokens_per_step == 2 * both[0].tokens_per_step
+    assert both[1].step_s > 2 * both[0].step_s
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"step": None}, "either step (seconds and tokens) or plan"),
+        ({"days": None}, "tokens to train on, days of wall time, or both"),
+        ({"gpus": 0}, "gpus: input should be greater than or equal to 1"),
+        ({"gpuz": 8}, "unknown key 'gpuz'; did you mean gpus?"),
+        ({"tokens": "many"}, "tokens: input should be a valid number, got 'many'"),
+        ({"tokens": -5}, "tokens: input should be greater than 0"),
+        ({"tokens": "1e30"}, "steps are more than"),
+        ({"checkpoint": {"every_minutes": 5}}, "checkpoint: give blocking_s, load_s and persist_s"),
+        ({"failures": {"kinds": {"gpu": {}}}}, "gpu: give either mtbf_hours or per_1000_days"),
+        ({"failures": {"preset": "llama-4"}}, "did you mean llama-3"),
+        ({"schedule": [{"share": 0.5}]}, "sum to 0.5, not to 1"),
+        ({"schedule": [{"share": 1, "seq_len": 9}]}, "needs a plan"),
+        ({"elastic": {"replicas": 4, "least_replicas": 5, "resize_s": 1}}, "least_replicas 5 is more than replicas 4"),
+        ({"elastic": {"replicas": 4, "resize_s": 1, "step_factors": [1.0]}}, "needs 4 values, got 1"),
+    ],
+)
+def test_mistakes_are_one_line(change, words):
+    data = {key: value for key, value in {**KNOWN, **change}.items() if value is not None}
+    with pytest.raises(ForerunError) as error:
+        run_of(data, "run.yaml")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_too_many_failures_are_refused():
+    run = run_of({**KNOWN, "failures": {"kinds": {"gpu": {"mtbf_hours": 0.001, "of": "gpu"}}}}, "x")
+    with pytest.raises(ForerunError, match="too many to simulate"):
+        study_run(run, 10)
+
+
+PUBLISHED = (
+    ("hourly on 1,024 A100", 1_024, 6.5, 60, 300, 5, 0, 0.904, 0.01),
+    ("every 33 min on 16,384 A100", 16_384, 6.5, 32.9, 300, 5, 0, 0.696, 0.01),
+    ("every 6 min on 16,384 A100", 16_384, 6.5, 6.0, 10, 5, 0, 0.901, 0.01),
+    ("every 5 min, not blocking", 16_384, 6.5, 5.0, 0, 5, 0, 0.93, 0.01),
+    ("every 2 min on 100,000 A100", 100_000, 2.34, 2.0, 0, 2, 0, 0.939, 0.01),
+)
+"""(what, GPUs, failures of 1,000 nodes a day, minutes between saves, seconds of a save, minutes of a restart, of
+detection, published or from the paper's formula, tolerance): arXiv 2410.21680"""
+
+
+@pytest.mark.parametrize(
+    ("what", "gpus", "rate", "every_min", "save_s", "restart_min", "detect_min", "published", "off"), PUBLISHED
+)
+def test_published_ratios_follow_from_their_inputs(
+    what, gpus, rate, every_min, save_s, restart_min, detect_min, published, off
+):
+    data = {
+        "name": what,
+        "gpus": gpus,
+        "gpus_per_node": 8,
+        "days": 30,
+        "step": {"seconds": 10, "tokens": "16M"},
+        "failures": {"kinds": {"node": {"per_1000_days": rate}}},
+        "checkpoint": {"every_minutes": every_min, "blocking_s": save_s, "load_s": 0},
+        "recovery": {
+            "crash_detect_s": 60 * detect_min,
+            "restart_s": 60 * restart_min,
+            "communicators_s": 0,
+            "warmup_s": 0,
+            "start_s": 0,
+        },
+    }
+    assert study_run(run_of(data, what), 24, 1, workers=1, gains=False).ettr.mean == pytest.approx(published, abs=off)
+
+
+def test_replicas_that_go_on_lift_goodput_at_100_000_gpus_as_published():
+    """arXiv 2602.00277: 44 % with a stall of 10 minutes for each failure, 80 % with one of 3 minutes."""
+    elastic = load_run("fault-tolerant-100k")
+    whole = replace(elastic, elastic=None, recovery=Recovery(0.0, 0.0, 600.0, 0.0, 0.0), wall_s=3 * 86_400.0)
+    seconds_lost = replace(whole, save_every_s=20.0, levels=(replace(whole.levels[0], blocking_s=0, persist_s=0),))
+    assert study_run(elastic, 8, workers=1, gains=False).ettr.mean == pytest.approx(0.80, abs=0.035)
+    exact = poisson_efficiency(20.0, 0.0, 600.0, 1_080.0)  # the source's 1 - 10 / 18 leaves out failures in a stall
+    assert study_run(seconds_lost, 8, workers=1, gains=False).ettr.mean == pytest.approx(exact, abs=0.03)
+
+
+def test_llama_3_keeps_nine_tenths_of_its_time():
+    """arXiv 2407.21783: more than 90 % effective training time; the interval between checkpoints isn't published."""
+    study = study_run(load_run("llama-3-405b"), 16, workers=1, gains=False)
+    assert study.ettr.mean == pytest.approx(0.90, abs=0.015)
