@@ -20,6 +20,7 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import KernelRates
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.constraints import refuse
+from forerun.describe.plan.fields import choices
 from forerun.describe.plan.plan import Plan
 
 CLUSTER = load_cluster("h100-sxm")
@@ -141,6 +142,18 @@ def test_bounds_of_any_plan_never_exceed_what_is_predicted(name, stack):
     plans = [random_plan(draw, model, stack) for _ in range(50)]
     table = SpaceTable.of_plans(plans, CLUSTER.node_size)
     assert len(held_to_simulations(model, table, stack, range(len(plans)))) > 20
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "megatron-core"])
+def test_bounds_hold_for_every_optimizer(stack):
+    model = replace(load_model("mixtral-8x7b"), n_layers=FEW_LAYERS)
+    draw, plans = random.Random(7), []
+    while len(plans) < 30:
+        plan = replace(random_plan(draw, model, stack), optimizer=draw.choice(choices("optimizer")))
+        if plan.offload != "params" and refuse(model, plan, CLUSTER) is None:
+            plans.append(plan)
+    table = SpaceTable.of_plans(plans, CLUSTER.node_size)
+    assert len(held_to_simulations(model, table, stack, range(len(plans)))) > 10
 
 
 def test_bounds_hold_on_a_network():

@@ -13,7 +13,7 @@ from forerun.describe.plan import rules
 from forerun.describe.plan.fields import choices
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import load_stack, stack_names
-from forerun.sources.symbolic.states import resident_states, update_gradient_bytes, update_of
+from forerun.sources.symbolic.states import least_moment_bytes, resident_states, update_gradient_bytes, update_of
 
 SOURCE = Path(__file__).parents[3] / "src" / "forerun"
 DEGREE = st.sampled_from((1, 1, 2, 4))
@@ -47,11 +47,12 @@ def test_a_table_answers_as_its_plans_do(plans, stack):
     asked = {name: lambda plan, name=name: getattr(plan, name) for name in PROPERTIES}
     asked |= {name: getattr(rules, name) for name in OF_PLAN}
     asked |= {name: lambda plan, name=name: getattr(rules, name)(plan, stack) for name in RULES}
-    asked["parameter"] = lambda plan: resident_states(plan, stack, 100, 30, 7).parameter
-    asked["gradient"] = lambda plan: resident_states(plan, stack, 100, 30, 7).gradient
-    asked["optimizer"] = lambda plan: resident_states(plan, stack, 100, 30, 7).optimizer
+    asked["parameter"] = lambda plan: resident_states(plan, stack, 100, 30, 7, 60).parameter
+    asked["gradient"] = lambda plan: resident_states(plan, stack, 100, 30, 7, 60).gradient
+    asked["optimizer"] = lambda plan: resident_states(plan, stack, 100, 30, 7, 60).optimizer
     asked["read"] = lambda plan: update_of(plan, stack, update_gradient_bytes(plan, 2)).read
     asked["written"] = lambda plan: update_of(plan, stack, update_gradient_bytes(plan, 2)).written
+    asked["moments"] = least_moment_bytes
     for name, rule in asked.items():
         column = rule(table)
         for number, plan in enumerate(plans):

@@ -191,6 +191,25 @@ def test_uneven_stages_are_a_layout_for_megatron():
     assert "--pipeline-model-parallel-layout 'E,t*15|t*17,L'" in text
 
 
+@pytest.mark.parametrize(("stage", "name"), [(0, "muon"), (1, "dist_muon")])
+def test_megatron_shares_out_whole_matrices_of_muon_without_its_distributed_optimizer(stage, name):
+    plan = replace(PLAN, zero_stage=stage, optimizer="muon")
+    text = launch_files(plan, LLAMA, CLUSTER, "megatron-lm")["launch.sh"]
+    assert f"--optimizer {name}\n" in text.replace(" \\\n", "\n") or f"--optimizer {name} " in text
+    assert "--muon-tp-mode blockwise" in text
+    assert "--use-distributed-optimizer" not in text
+    assert "--overlap-grad-reduce" not in text
+
+
+def test_deepspeed_and_accelerate_name_optimizers_as_they_know_them():
+    muon = replace(WITHOUT_AXES, optimizer="muon", zero_stage=1)
+    config = json.loads(launch_files(muon, LLAMA, CLUSTER, "deepspeed")["ds_config.json"])
+    assert config["optimizer"]["type"] == "Muon"
+    assert config["optimizer"]["params"]["momentum"] == 0.95
+    narrow = replace(WITHOUT_AXES, optimizer="adamw8bit")
+    assert "bitsandbytes.optim.AdamW8bit(...)" in launch_files(narrow, LLAMA, CLUSTER, "accelerate")["notes.txt"]
+
+
 def test_the_json_of_deepspeed_holds_the_plan(tmp_path):
     plan = replace(WITHOUT_AXES, offload="params", ddp_bucket_mib=50.0, accumulate_dtype="fp32")
     files = launch_files(plan, LLAMA, CLUSTER, "deepspeed")
@@ -233,7 +252,19 @@ def test_the_yaml_of_accelerate_holds_the_plan(tmp_path):
         ("torchtitan-0.2", {"zero_stage": 1}, "zero_stage 1: torchtitan shards parameters"),
         ("torchtitan-0.2", {"dp_shard": 1, "dp_replicate": 4}, "dp_replicate 4: torchtitan 0.2 replicates only"),
         ("torchtitan-0.2", {"dp_shard": 1}, "precision bf16: torchtitan 0.2 mixes precisions only"),
-        ("torchtitan", {"optimizer": "sgd"}, "optimizer sgd: torchtitan has adam and adamw"),
+        ("torchtitan", {"optimizer": "sgd"}, "optimizer sgd: torchtitan has adamw and adam"),
+        ("torchtitan", {"optimizer": "muon", "tp": 1}, "optimizer muon: torchtitan has adamw and adam"),
+        ("megatron-lm", {"optimizer": "adafactor"}, "optimizer adafactor: Megatron-LM has adamw and adam"),
+        (
+            "megatron-lm",
+            {"optimizer": "muon", "zero_stage": 2, "tp": 1},
+            "zero_stage 3: Megatron-LM shares out",
+        ),
+        (
+            "deepspeed",
+            {"optimizer": "muon", "zero_stage": 0, "pp": 1, "compile": False},
+            "optimizer muon: DeepSpeed runs the products of Muon in ZeRO only",
+        ),
         ("torchtitan", {"precision": "fp8", "fp8_recipe": "tensorwise"}, "fp8_recipe tensorwise: torchtitan 0.3"),
         ("megatron-lm", {"pp_schedule": "GPipe"}, "pp_schedule GPipe: Megatron-LM has 1F1B"),
         ("megatron-lm", {"master_dtype": "bf16"}, "master_dtype bf16: Megatron-LM keeps master weights in fp32"),

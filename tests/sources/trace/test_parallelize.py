@@ -230,13 +230,19 @@ def test_gradients_are_clipped_as_torch_does_it():
         assert torch.equal(one.grad, other.grad)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "adafactor"])
 def test_the_optimizer_is_the_plans(kind):
     plan = Plan(seq_len=16, optimizer=kind, optimizer_impl="foreach")
     made = make_optimizer([nn.Linear(2, 2)], plan, None)
     assert type(made).__name__.lower() == kind
     assert made.defaults["foreach"]
-    assert not made.defaults["fused"]
+    assert not made.defaults.get("fused")
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw8bit"])
+def test_an_optimizer_that_torch_has_not_for_all_parameters_is_refused(kind):
+    with pytest.raises(ForerunError, match=f"optimizer {kind} is not one of torch.optim"):
+        make_optimizer([nn.Linear(2, 2)], Plan(seq_len=16, optimizer=kind), None)
 
 
 # -- experts ---------------------------------------------------------------------------------------------------------

@@ -26,7 +26,13 @@ from forerun.describe.plan import rules
 from forerun.describe.plan.columns import Column, Plans, where
 from forerun.describe.stacks.catalog import load_stack
 from forerun.describe.stacks.stack import Stack
-from forerun.sources.symbolic.states import States, resident_states, update_gradient_bytes, update_of
+from forerun.sources.symbolic.states import (
+    States,
+    least_moment_bytes,
+    least_update_of,
+    resident_states,
+    update_gradient_bytes,
+)
 
 CAUSES = ("parameter", "gradient", "optimizer", "activation", "unsharded")
 """categories of memory that a bound distinguishes"""
@@ -79,7 +85,8 @@ class RankStates:
         shards = dense / plans.state_ranks + experts / np.maximum(1, plans.expert_ranks)
         local = where(plans.shards_optimizer, shards, total)
         gradients = total * rules.element_bytes(rules.accumulate_dtype(plans, stack))
-        return cls(local, total, resident_states(plans, stack, total, local, gradients))
+        moments = local * least_moment_bytes(plans)
+        return cls(local, total, resident_states(plans, stack, total, local, gradients, moments))
 
     def reduced(self, plans: Plans, stack: Stack) -> Column:
         """Returns the bytes of gradients at the end of the step, without those that stay between steps."""
@@ -206,7 +213,7 @@ class Screening:
 
     def optimizer_s(self, plans: Plans, local: F64) -> F64:
         """Returns a lower bound, in seconds, of the optimizer step of a rank that updates `local` elements."""
-        update = update_of(plans, self.stack, self.update_gradient_bytes(plans))
+        update = least_update_of(plans, self.stack, self.update_gradient_bytes(plans))
         moved = update.read + update.written
         copies = 2 * update.to_host * self.host_s_per_byte * (plans.offload == "optimizer")
         s_per_element = where(plans.offload == "params", moved * self.host_s_per_byte, moved * self.s_per_byte + copies)

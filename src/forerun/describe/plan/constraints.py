@@ -18,6 +18,7 @@ import numpy as np
 from forerun.common.errors import ForerunError, ImpossiblePlan
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.kernels.attention import AttentionKernel, attention_choices, attention_kernel
+from forerun.describe.kernels.optimizers import OfMatrices, optimizer
 from forerun.describe.model.layer_types import SelfAttention
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
@@ -412,6 +413,33 @@ def _offload_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
     return f"offload params needs zero_stage 3 (parameters gathered when used), got {plan.zero_stage}"
 
 
+def _of_matrices(plan: Plans, holds: Callable[[OfMatrices], bool]) -> Column:
+    """Says in which plans the optimizer treats matrices as `holds` says."""
+
+    def of(name: str) -> bool:
+        own = optimizer(name).matrices
+        return own is not None and holds(own)
+
+    return having(plan.optimizer, of)
+
+
+def _matrix_optimizer(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    gathered = plan.shards_parameters & (plan.tp > 1)
+    never = plan.uses_fsdp & _of_matrices(plan, lambda own: own.at_fsdp == "never")
+    products = _of_matrices(plan, lambda own: bool(own.products))
+    split = gathered & _of_matrices(plan, lambda own: own.at_fsdp == "all_to_all")
+    return never | split | ((plan.offload == "params") & products)
+
+
+def _matrix_optimizer_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    if plan.offload == "params":
+        return f"offload params: optimizer {plan.optimizer} multiplies matrices on the GPU; offload none or optimizer"
+    own = optimizer(plan.optimizer).matrices
+    if own is not None and own.at_fsdp == "never":
+        return f"optimizer {plan.optimizer} needs whole matrices: use zero_stage 0 to 2 instead of 3"
+    return f"optimizer {plan.optimizer} at zero_stage 3 gathers one dimension of a matrix, not also tp {plan.tp}"
+
+
 # -- models given layer by layer -----------------------------------------------------------------------------
 
 
@@ -451,12 +479,21 @@ def _layers_attention_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> 
     return f"attention {kernel} needs a transformer; {model.name}, given layer by layer, runs a fused kernel"
 
 
+def _layers_optimizer(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
+    return _of_matrices(plan, lambda own: True)
+
+
+def _layers_optimizer_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
+    return f"optimizer {plan.optimizer} needs a transformer, whose matrices are known; not {model.name}"
+
+
 LAYERED_RULES: tuple[Rule[LayeredModel], ...] = (
     Rule("more GPUs than the cluster joins", _too_many, _too_many_why),
     Rule("precision that the device lacks", _precision, _precision_why),
     Rule("needs a transformer", _layers_only, _layers_only_why),
     Rule("checkpointing that needs a transformer", _layers_checkpointing, _layers_checkpointing_why),
     Rule("attention that needs a transformer", _layers_attention, _layers_attention_why),
+    Rule("optimizer that needs a transformer", _layers_optimizer, _layers_optimizer_why),
     Rule("offload does not fit the sharding", _offload, _offload_why),
 )
 """rules of models given layer by layer"""
@@ -478,5 +515,6 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("layers do not spread over the stages", _stages, _stages_why),
     Rule("schedule does not fit stages or micro batches", _schedule, _schedule_why),
     Rule("offload does not fit the sharding", _offload, _offload_why),
+    Rule("optimizer of matrices does not fit the sharding", _matrix_optimizer, _matrix_optimizer_why),
 )
 """rules of transformers; the first one that a plan breaks is the reason that it reports"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields as dataclass_fields
 from functools import cache
 from itertools import chain
@@ -15,6 +15,7 @@ import pydantic
 from forerun.common.errors import ForerunError
 from forerun.describe.kernels.attention import attention_kernels
 from forerun.describe.kernels.dispatchers import dispatchers
+from forerun.describe.kernels.optimizers import optimizers
 from forerun.describe.plan.plan import Plan
 
 FIELD_TYPES: dict[str, Any] = {name: hint for name, hint in get_type_hints(Plan).items() if name != "return"}
@@ -66,7 +67,7 @@ MEANINGS = {
     "graph_breaks": "compiled graphs end at module borders; matrix products and collectives run eagerly",
     "cuda_graphs": "launch from CUDA graphs",
     "attention": f"attention kernel: {', '.join(attention_kernels())}",
-    "optimizer": "optimizer",
+    "optimizer": "what updates the weights",
     "moment_dtype": "dtype of the optimizer's moments",
     "optimizer_impl": "kernels of the optimizer step",
     "offload": "what is kept in host memory between uses",
@@ -75,11 +76,15 @@ MEANINGS = {
 }
 """one line for each field but seq_len, which commands have as an option of their own"""
 
+_ENTRIES: dict[str, Callable[[], Mapping[str, object]]] = {"optimizer": optimizers}
+"""fields whose values are the entries of a data file"""
 _KINDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 def choices(name: str) -> tuple[str | int, ...]:
-    """Returns the values that field `name` may take; empty where the type lists none."""
+    """Returns the values that field `name` may take; empty where neither its type nor a data file lists them."""
+    if name in _ENTRIES:
+        return tuple(_ENTRIES[name]())
     hint = FIELD_TYPES[name]
     parts = _alternatives(hint)
     return tuple(chain(*map(get_args, parts))) if all(get_origin(part) is Literal for part in parts) else ()
@@ -121,6 +126,8 @@ def checked(name: str, value: object, place: str) -> object:
     """
     try:
         if isinstance(value, bool) and not is_flag(name):  # pydantic takes True for the 1 of a Literal
+            raise ValueError
+        if name in _ENTRIES and value not in _ENTRIES[name]():
             raise ValueError
         return _adapter(FIELD_TYPES[name]).validate_python(tuple(value) if isinstance(value, list) else value)
     except ValueError:

@@ -146,7 +146,8 @@ class Plan:
     """attention kernel (describe/kernels/attention.yaml); auto is the stack's default, flex_uncompiled is FlexAttention
     outside of torch.compile, which materialises all scores in fp32"""
 
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    optimizer: str = "adamw"
+    """what updates the weights (describe/kernels/optimizers.yaml)"""
     moment_dtype: Literal["fp32", "bf16"] = "fp32"
     """dtype of the optimizer's moments"""
     optimizer_impl: OptimizerImpl | Literal["auto"] = "auto"

@@ -12,6 +12,7 @@ from forerun.sources.symbolic.ring import Piece, far_piece, gathered_piece
 from forerun.sources.symbolic.shapes import ceil_div
 from forerun.sources.symbolic.tape import Stage, TapeOp, on_compute
 from forerun.sources.symbolic.unfused_flex import Sizes, unfused_flex
+from forerun.sources.symbolic.weights import Matrix
 
 SHARED = ("k.shared", "v.shared")
 """keys and values that an earlier layer has made"""
@@ -91,6 +92,8 @@ def _projections(section: Section, x: str, module: int) -> None:
     if kernels.stack.fused_qkv:
         width = q * (1 + gates) + 2 * kv * own
         section.column("attention.qkv", x, s.hidden, [("attention.qkv", "q", width)], kernels.model.qkv_bias, module)
+        apart = [q * (1 + gates), *[kv] * (2 * own)]  # an optimizer of matrices takes the parts one by one
+        section.weights.shapes[-1:] = [Matrix(rows, s.hidden) for rows in apart]
     else:
         outs = [("attention.q", "q", q), ("attention.k", "k", kv), ("attention.v", "v", kv)]
         outs = [*outs[: 1 + 2 * own], *([("attention.gate_in", "gate", q)] if gates else [])]
@@ -105,7 +108,7 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
     query = x
     section.fan_out("attention.down", x, tokens * s.hidden, 2, module)
     if mla.q_lora_rank:
-        section.weights.matrices.append(s.hidden * mla.q_lora_rank)
+        section.weights.add_matrix(s.hidden, mla.q_lora_rank)
         section.linear(Product("attention.q_down", x, "q_low", s.hidden, mla.q_lora_rank, False, module), tokens)
         section.norm("attention.q_norm", "q_low", "q_normed", tokens, module, mla.q_lora_rank)
         query = "q_normed"
@@ -118,7 +121,7 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
         module,
     )
     width = mla.kv_lora_rank + mla.qk_rope_dim
-    section.weights.matrices.append(s.hidden * width)
+    section.weights.add_matrix(s.hidden, width)
     section.linear(Product("attention.kv_down", x, "kv_low", s.hidden, width, False, module), tokens)
     section.norm("attention.kv_norm", "kv_low", "kv_normed", tokens, module, mla.kv_lora_rank)
     up = s.heads * (mla.qk_nope_dim + mla.v_head_dim)
@@ -143,7 +146,7 @@ def _indexer(section: Section, indexer: IndexerSpec, x: str, query: str, module:
     rank, width = (mla.q_lora_rank if mla else None) or s.hidden, indexer.head_dim
     products = (("q", query, rank, indexer.heads * width), ("k", x, s.hidden, width), ("w", x, s.hidden, indexer.heads))
     for name, read, n_in, n_out in products:
-        section.weights.matrices.append(n_in * n_out)
+        section.weights.add_matrix(n_in, n_out)
         product = Product(f"attention.indexer_{name}", read, f"indexer.{name}", n_in, n_out, False, module)
         section.linear(product, s.tokens)
     section.weights.vectors.append(2 * width)

@@ -177,6 +177,7 @@ class _Builder:
             weights.wide += wide
             weights.vectors += part.unit.weights.vectors
             weights.experts += part.unit.weights.experts
+            weights.shapes += part.unit.weights.shapes
             weights.shared += part.unit.weights.shared
             weights.surplus += part.unit.weights.surplus
         return weights

@@ -58,7 +58,7 @@ def head_section(kernels: TransformerKernels) -> Section:
         section.norm("final_norm", x, "x.normed", s.tokens_sp, HEAD)
         x = "x.normed"
     if model.head_transform:
-        section.weights.matrices.append(s.hidden * s.hidden)
+        section.weights.add_matrix(s.hidden, s.hidden)
         section.linear(Product("head.transform", x, "t", s.hidden, s.hidden, True, HEAD), s.tokens_sp)
         section.norm("head.norm", "t", "t.normed", s.tokens_sp, HEAD)
         section.weights.vectors.append(s.hidden)

@@ -23,7 +23,7 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
     assert moe is not None
     tokens = s.tokens_sp  # a rank routes its own tokens
     row = s.hidden * s.act_bytes
-    section.weights.matrices.append(s.hidden * moe.n_experts)
+    section.weights.add_matrix(s.hidden, moe.n_experts)
     if moe.router_bias:
         section.weights.vectors.append(moe.n_experts)
     section.fan_out("ffn", x, tokens * s.hidden, 3 if moe.shared_ffn else 2, module)
@@ -234,7 +234,9 @@ class _Routed:
         up = (2 if gated else 1) * width
         act_size = tokens * width * s.act_bytes
         one = local * s.hidden * width
-        section.weights.experts += [one] * (3 if gated else 2)
+        for _ in range(up // width):
+            section.weights.add_experts(s.hidden, width, local)
+        section.weights.add_experts(width, s.hidden, local)
         if kernels.model.mlp_bias:
             section.weights.experts.append(local * (up + s.hidden))
         kit = kernels.gemms("ffn.expert_up", each, s.hidden, up, local)
@@ -283,4 +285,4 @@ def _shared(section: Section, x: str, y: str, module: int) -> None:
     assert moe is not None
     feed_forward(section, x, y, module, ceil_div(moe.shared_ffn, section.tp), "shared")
     if moe.shared_gate:
-        section.weights.matrices.append(section.kernels.shapes.hidden)
+        section.weights.add_matrix(section.kernels.shapes.hidden, 1)

@@ -215,7 +215,7 @@ class Section:
         inside = x if border else self.enter(name + ".enter", x, name + ".x", module)
         self.fan_out(name, inside, kernels.shapes.tokens * n_in, len(outs), module)
         for i, (label, y, width) in enumerate(outs):
-            self.weights.matrices.append(n_in * width)
+            self.weights.add_matrix(n_in, width)
             if bias:
                 self.weights.vectors.append(width)
             if border:
@@ -364,7 +364,7 @@ class Section:
     def row(self, name: str, x: str, y: str, n_in: int, n_out: int, bias: bool, module: int) -> None:
         """Writes a row-parallel linear layer: the local product, then the reduction over tp."""
         kernels, shapes = self.kernels, self.kernels.shapes
-        self.weights.matrices.append(n_in * n_out)
+        self.weights.add_matrix(n_in, n_out)
         if bias:
             self.weights.vectors.append(n_out)
         if self.tp == 1:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.types import N_CATEGORIES, Block, Category, Collective, Phase, Stream
+from forerun.describe.kernels.optimizers import TENSORS_PER_LAUNCH, optimizer
 from forerun.describe.plan import rules
+from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import DTYPE_BYTES
 from forerun.sources.symbolic.data_parallel import REDUCED
 from forerun.sources.symbolic.exchanges import parts, shard_axis, shard_elements
 from forerun.sources.symbolic.kernels import PlanKernels
+from forerun.sources.symbolic.matrix_optimizer import (
+    matrices_of,
+    matrix_state_bytes,
+    ranks_of,
+    update_matrices,
+)
+from forerun.sources.symbolic.shapes import ceil_div
 from forerun.sources.symbolic.states import (
     clipping_bytes,
     resident_states,
-    tensors_per_launch,
-    unfused_kernels,
+    runs_fused,
     update_gradient_bytes,
     update_of,
 )
@@ -36,7 +44,7 @@ def optimizer_block(kernels: PlanKernels, weights: Weights, grads_allocated: int
     phase, local = Phase.OPTIMIZER, local_elements(kernels, weights)
     grad = update_gradient_bytes(plan, DTYPE_BYTES[kernels.accumulate_dtype])
     n_tensors = len(weights.tensors)
-    launches = max(1, n_tensors // tensors_per_launch())
+    launches = max(1, n_tensors // TENSORS_PER_LAUNCH)
     block.node(kernels.marker, phase=phase, module=kernels.optimizer_module, wait=(REDUCED,))
     _sum_over_tp(kernels, block, weights, grad)
     if stack.clip_grad:
@@ -52,7 +60,7 @@ def optimizer_block(kernels: PlanKernels, weights: Weights, grads_allocated: int
             module=kernels.optimizer_module,
             after=(node,),
         )
-    _update(kernels, block, local, grad, launches, n_tensors)
+    _update(kernels, block, weights, grad)
     _gather_updated(kernels, block, weights)
     if kernels.caches_casts:
         for (op, stream), *_ in kernels.casts("weights", cast_elements(weights)):
@@ -99,25 +107,68 @@ def _sum_over_tp(kernels: PlanKernels, block: BlockBuilder, weights: Weights, gr
         block.node(op, Stream.REDUCE, Phase.OPTIMIZER, kernels.optimizer_module, after=(len(block) - 1,))
 
 
-def _update(kernels: PlanKernels, block: BlockBuilder, local: int, grad: int, launches: int, n_tensors: int) -> None:
-    plan = kernels.plan
+def _update(kernels: PlanKernels, block: BlockBuilder, weights: Weights, grad: int) -> None:
+    plan, own = kernels.plan, matrices_of(kernels.plan)
     update = update_of(plan, kernels.stack, grad)
-    if plan.optimizer_impl != "fused":
-        launches = unfused_kernels(plan.optimizer) * (launches if plan.optimizer_impl == "foreach" else n_tensors)
-    op = kernels.ops.memory("optimizer", local * update.read, local * update.written, launches)
+    local = local_elements(kernels, weights)
+    each = _element_wise(plan, weights, local)
+    launches = _launches(plan, len(weights.tensors) - (len(weights.shapes) if own else 0))
+    op = kernels.ops.memory("optimizer", each * update.read, each * update.written, launches)
     if plan.offload == "params":  # the host updates at about the rate of the host link
         moved = kernels.ops.host_copy("optimizer.on_host", local * (update.read + update.written))
         node = block.node(moved, Stream.COPY, Phase.OPTIMIZER, kernels.optimizer_module, after=(len(block) - 1,))
         block.node(kernels.marker, phase=Phase.OPTIMIZER, module=kernels.optimizer_module, after=(node,))
         return
+    copy = -1
     if plan.offload == "optimizer":
-        copy = kernels.ops.host_copy("optimizer.offload", local * update.to_host)
+        moved_bytes = local * update.to_host
+        if own:
+            masters = local * (update.to_host - optimizer(plan.optimizer).elements.least_bytes(_moment_size(plan)))
+            moved_bytes = masters + moment_bytes(plan, weights, local)
+        copy = kernels.ops.host_copy("optimizer.offload", moved_bytes)
         node = block.node(copy, Stream.COPY, Phase.OPTIMIZER, kernels.optimizer_module, after=(len(block) - 1,))
         block.node(op, phase=Phase.OPTIMIZER, module=kernels.optimizer_module, after=(node,))
+    else:
+        block.node(op, phase=Phase.OPTIMIZER, module=kernels.optimizer_module)
+    if own:
+        update_matrices(kernels, block, weights, own)
+    if copy >= 0:
         back = block.node(copy, Stream.COPY, Phase.OPTIMIZER, kernels.optimizer_module, after=(len(block) - 1,))
         block.node(kernels.marker, phase=Phase.OPTIMIZER, module=kernels.optimizer_module, after=(back,))
-        return
-    block.node(op, phase=Phase.OPTIMIZER, module=kernels.optimizer_module)
+
+
+def _launches(plan: Plan, n_tensors: int) -> int:
+    """Returns the kernels that update `n_tensors` parameters element by element."""
+    unfused = optimizer(plan.optimizer).elements.unfused
+    lists = max(1, n_tensors // TENSORS_PER_LAUNCH)
+    if unfused is None:
+        return max(1, n_tensors)
+    if runs_fused(plan):
+        return lists
+    return unfused.kernels * (lists if plan.optimizer_impl == "foreach" else max(1, n_tensors))
+
+
+def _element_wise(plan: Plan, weights: Weights, local: int) -> int:
+    """Returns how many of the `local` elements that a rank updates it updates one by one."""
+    if matrices_of(plan) is None:
+        return local
+    return max(0, local - sum(ceil_div(matrix.elements, ranks_of(plan, matrix)) for matrix in weights.shapes))
+
+
+def _moment_size(plan: Plan) -> int:
+    return DTYPE_BYTES[plan.moment_dtype]
+
+
+def moment_bytes(plan: Plan, weights: Weights, local: int) -> float:
+    """Returns the bytes of the optimizer's own states on a rank that updates `local` elements of `weights`."""
+    elements, own = optimizer(plan.optimizer).elements, matrices_of(plan)
+    if own is not None:
+        each = _element_wise(plan, weights, local)
+        return elements.state_bytes(each, _moment_size(plan)) + matrix_state_bytes(plan, weights)
+    if elements.blocks is None:
+        return elements.state_bytes(local, _moment_size(plan))
+    share = local / max(1, weights.total)
+    return sum(elements.state_bytes(size * share, _moment_size(plan)) for size in weights.tensors)
 
 
 def _gather_updated(kernels: PlanKernels, block: BlockBuilder, weights: Weights) -> None:
@@ -144,14 +195,25 @@ def _gather_updated(kernels: PlanKernels, block: BlockBuilder, weights: Weights)
         block.tensor(copied, Category.COMMUNICATION, first, end)
 
 
+def whole_moment_bytes(plan: Plan, weights: Weights) -> float:
+    """Returns the bytes of the optimizer's own states for all of `weights`, as one copy of the model has them."""
+    elements = optimizer(plan.optimizer).elements
+    if matrices_of(plan) is None:
+        return sum(elements.state_bytes(size, _moment_size(plan)) for size in weights.tensors)
+    each = weights.total - sum(matrix.elements for matrix in weights.shapes)
+    return elements.state_bytes(each, _moment_size(plan)) + matrix_state_bytes(plan, weights, whole=True)
+
+
 def resident_bytes(kernels: PlanKernels, weights: Weights) -> list[int]:
     """Returns the bytes of each category that stay through the whole step on a rank with `weights`."""
     plan = kernels.plan
     gradients = weights.gradients * DTYPE_BYTES[kernels.accumulate_dtype]
-    states = resident_states(plan, kernels.stack, weights.total, local_elements(kernels, weights), gradients)
+    local = local_elements(kernels, weights)
+    moments = moment_bytes(plan, weights, local)
+    states = resident_states(plan, kernels.stack, weights.total, local, gradients, moments)
     resident = [0] * N_CATEGORIES
     resident[Category.PARAMETER], resident[Category.GRADIENT] = states.parameter, states.gradient
-    resident[Category.OPTIMIZER] = states.optimizer
+    resident[Category.OPTIMIZER] = round(states.optimizer)
     if kernels.caches_casts and not kernels.stack.fp8_params:  # casts in both layouts, counted beside bf16 weights
         resident[Category.PARAMETER] += 2 * cast_elements(weights) * DTYPE_BYTES[plan.precision]
     if rules.keeps_bucket_copies(plan, kernels.stack):

@@ -50,7 +50,7 @@ def _inner(section: Section, x: str, module: int) -> None:
         narrows = rows > columns
         n_in, n_out = (ceil_div(rows, section.tp), columns) if narrows else (rows, ceil_div(columns, section.tp))
         name, made = f"scan.inner{number}", f"scan.inner{number}.y"
-        section.weights.matrices.append(n_in * n_out)
+        section.weights.add_matrix(n_in, n_out)
         section.linear(Product(name, x, made, n_in, n_out, False, module), s.tokens, keeps_input=True)
         if narrows:
             size = s.tokens * n_out * s.act_bytes

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from math import inf
 
-from forerun.common.shipped import shipped_data
+import numpy as np
+
+from forerun.describe.kernels.optimizers import optimizer
 from forerun.describe.plan import rules
 from forerun.describe.plan.columns import Column, Plans, no, numbers, where
 from forerun.describe.stacks.stack import Stack
@@ -16,24 +18,22 @@ from forerun.describe.stacks.stack import Stack
 _FP32 = 4
 
 
-def tensors_per_launch() -> int:
-    """Returns the number of tensors that one multi-tensor kernel updates."""
-    return int(shipped_data(__package__, "optimizers.yaml")["tensors_per_launch"]["value"])
+def least_moment_bytes(plan: Plans) -> Column:
+    """Returns the least bytes of the optimizer's own states for an element that a rank updates."""
 
+    def least(name: str, dtype: str) -> float:
+        return optimizer(name).least_state_bytes(rules.DTYPE_BYTES[dtype])
 
-def _optimizer(name: str) -> dict[str, Any]:
-    entry: dict[str, Any] = shipped_data(__package__, "optimizers.yaml")["optimizers"][name]
-    return entry
-
-
-def state_tensors(optimizer: Column) -> Column:
-    """Returns the number of tensors that an optimizer keeps for each parameter."""
-    return numbers(lambda name: _optimizer(name)["tensors"], optimizer)
+    return numbers(least, plan.optimizer, plan.moment_dtype)
 
 
 def _moment_bytes(plan: Plans) -> Column:
-    """Returns the bytes of the optimizer's tensors for each parameter."""
-    return rules.element_bytes(plan.moment_dtype) * state_tensors(plan.optimizer)
+    """Returns the bytes of the optimizer's own states for each element that it updates by itself."""
+
+    def each(name: str, dtype: str) -> float:
+        return optimizer(name).elements.least_bytes(rules.DTYPE_BYTES[dtype])
+
+    return numbers(each, plan.optimizer, plan.moment_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,20 @@ class States:
         return self.parameter + self.gradient + self.optimizer
 
 
-def resident_states(plan: Plans, stack: Stack, total: Column, local: Column, gradients: Column) -> States:
+def resident_states(
+    plan: Plans, stack: Stack, total: Column, local: Column, gradients: Column, moments: Column
+) -> States:
     """Returns the states of a rank that uses `total` elements and updates `local` of them.
 
-    Its `gradients`, in bytes, count only where their buffer stays allocated.
+    `moments` is the bytes of the optimizer's own states. The `gradients`, in bytes, count only where their buffer stays
+    allocated.
     """
     master, copied = rules.element_bytes(plan.master_dtype), rules.has_working_copy(plan, stack)
     sharded = local * master * (plan.offload != "params")
     whole = total * where(copied, rules.weight_bytes(plan), master)
     kept = no(plan.uses_fsdp) & rules.keeps_gradient_buffer(stack)
-    states = (_moment_bytes(plan) + _FP32 * copied) * (plan.offload == "none")
-    return States(where(plan.uses_fsdp, sharded, whole), gradients * kept, local * states)
+    states = (moments + local * _FP32 * copied) * (plan.offload == "none")
+    return States(where(plan.uses_fsdp, sharded, whole), gradients * kept, states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +76,14 @@ class Update:
 
 
 def update_of(plan: Plans, stack: Stack, gradient_bytes: Column) -> Update:
-    """Returns what the optimizer of `plan` moves; a gradient has `gradient_bytes` bytes an element."""
+    """Returns what the optimizer of `plan` moves for elements that it updates one by one.
+
+    A gradient has `gradient_bytes` bytes an element.
+    """
     master = where(rules.weight_bytes(plan) == 2, _FP32, rules.element_bytes(plan.master_dtype))
     kept = master + _moment_bytes(plan)
     written = kept + rules.has_working_copy(plan, stack) * rules.weight_bytes(plan)
-    fused = plan.optimizer_impl == "fused"
+    fused = runs_fused(plan)
     return Update(
         where(fused, kept + gradient_bytes, _unfused(plan.optimizer, "read")),
         where(fused, written, _unfused(plan.optimizer, "written")),
@@ -85,13 +91,37 @@ def update_of(plan: Plans, stack: Stack, gradient_bytes: Column) -> Update:
     )
 
 
-def unfused_kernels(optimizer: str) -> int:
-    """Returns the number of kernels that an unfused optimizer runs for each tensor, or list of tensors."""
-    return int(_unfused(optimizer, "kernels"))
+def least_update_of(plan: Plans, stack: Stack, gradient_bytes: Column) -> Update:
+    """Returns no more than what the optimizer of `plan` moves for an element, whether of a matrix or not."""
+    each = update_of(plan, stack, gradient_bytes)
+    master = where(rules.weight_bytes(plan) == 2, _FP32, rules.element_bytes(plan.master_dtype))
+    return Update(
+        np.minimum(each.read, _of_matrices(plan.optimizer, "read")),
+        np.minimum(each.written, _of_matrices(plan.optimizer, "written")),
+        master + least_moment_bytes(plan),
+    )
 
 
-def _unfused(optimizer: Column, what: str) -> Column:
-    return numbers(lambda name: _optimizer(name)["unfused"][what], optimizer)
+def runs_fused(plan: Plans) -> Column:
+    """Returns whether one kernel updates a parameter: `optimizer_impl` says so, or the optimizer has no other."""
+    alone = numbers(lambda name: optimizer(name).elements.unfused is None, plan.optimizer)
+    return (plan.optimizer_impl == "fused") | alone
+
+
+def _unfused(name: Column, what: str) -> Column:
+    def of(name: str) -> float:
+        unfused = optimizer(name).elements.unfused
+        return 0.0 if unfused is None else float(getattr(unfused, what))
+
+    return numbers(of, name)
+
+
+def _of_matrices(name: Column, what: str) -> Column:
+    def of(name: str) -> float:
+        matrices = optimizer(name).matrices
+        return inf if matrices is None else float(getattr(matrices, what))
+
+    return numbers(of, name)
 
 
 def update_gradient_bytes(plan: Plans, accumulated: Column) -> Column:

@@ -8,12 +8,13 @@ through SimpleFSDP's parametrisation: each access to a parameter gathers it in t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.core.cost.checkpoint import SavedState
 from forerun.core.memory.allocator_kernels import MIN_BLOCK
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.kernels.attention import attention_kernel
+from forerun.describe.kernels.optimizers import optimizer
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
@@ -22,10 +23,9 @@ from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.build import staged_model
 from forerun.sources.symbolic.exchanges import shard_elements, sharded
 from forerun.sources.symbolic.kernels import PlanKernels
-from forerun.sources.symbolic.optimizer import local_elements
+from forerun.sources.symbolic.optimizer import local_elements, moment_bytes, whole_moment_bytes
 from forerun.sources.symbolic.schedule import rank_stages
 from forerun.sources.symbolic.shapes import ceil_div
-from forerun.sources.symbolic.states import state_tensors
 from forerun.sources.symbolic.weights import Weights
 
 _INDEX_BYTES = 8
@@ -64,7 +64,7 @@ def training_state(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster
         weights = [unit.weights for unit in units]
         if tied and units[-1] is staged.stages[-1][-1][0]:
             last = weights[-1]
-            weights[-1] = Weights(last.matrices[:-1], last.vectors, last.experts)
+            weights[-1] = replace(last, matrices=last.matrices[:-1])
         ranks.append(weights)
     kernels = staged.kernels
     fullest = max(ranks, key=lambda weights: Weights.joined(weights).total)
@@ -80,31 +80,37 @@ def _saved(kernels: PlanKernels, ranks: list[list[Weights]]) -> SavedState:
     """Returns the bytes of a checkpoint; ranks of a stage that have the same weights each save an equal share."""
     plan = kernels.plan
     parts = [Weights.joined(weights) for weights in ranks]
-    weight_bytes, states = _element_bytes(kernels)
+    weight_bytes, master = _element_bytes(kernels)
     copies = plan.dp * plan.cp
     kinds = plan.ep * plan.etp / plan.tp
-    shares = [(part.dense + part.expert * kinds) * (weight_bytes + states) / copies for part in parts]
-    held = [_held_elements(kernels, part, weight_bytes, states) for part in parts]
+    shares = [
+        (part.dense + part.expert * kinds)
+        * (weight_bytes + master + whole_moment_bytes(plan, part) / max(1, part.total))
+        / copies
+        for part in parts
+    ]
+    held = [_held_bytes(kernels, part, weight_bytes, master) for part in parts]
     ranks_of_stage = plan.world_size // plan.pp
     return SavedState(
         saved_bytes=max(shares),
         total_bytes=sum(shares) * ranks_of_stage,
         held_bytes=max(held),
         held_total_bytes=sum(held) * ranks_of_stage,
-        tensors=max(len(part.tensors) for part in parts) * (1 + state_tensors(plan.optimizer)),
+        tensors=max(len(part.tensors) for part in parts) * (1 + optimizer(plan.optimizer).state_tensors),
     )
 
 
 def _element_bytes(kernels: PlanKernels) -> tuple[int, int]:
-    """Returns the bytes of an element of the weights that kernels read, and of its optimizer state."""
-    plan = kernels.plan
-    master, states = DTYPE_BYTES[plan.master_dtype], DTYPE_BYTES[plan.moment_dtype] * state_tensors(plan.optimizer)
-    return (kernels.weight_bytes, master + states) if has_working_copy(plan, kernels.stack) else (master, states)
+    """Returns the bytes of an element of the weights that kernels read, and of the weights beside them that the
+    optimizer updates."""
+    master = DTYPE_BYTES[kernels.plan.master_dtype]
+    return (kernels.weight_bytes, master) if has_working_copy(kernels.plan, kernels.stack) else (master, 0)
 
 
-def _held_elements(kernels: PlanKernels, part: Weights, weight_bytes: int, states: int) -> int:
+def _held_bytes(kernels: PlanKernels, part: Weights, weight_bytes: int, master: int) -> float:
     whole = shard_elements(kernels.plan, part) if kernels.plan.shards_parameters else part.total
-    return whole * weight_bytes + local_elements(kernels, part) * states
+    local = local_elements(kernels, part)
+    return whole * weight_bytes + local * master + moment_bytes(kernels.plan, part, local)
 
 
 # -- initialisation ----------------------------------------------------------------------------------------------------

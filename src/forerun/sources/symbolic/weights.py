@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,19 @@ class Gathering:
     """kept for the forward pass alone"""
 
 
+class Matrix(NamedTuple):
+    """The shape of a matrix of a layer on one rank, or of the `batch` equal matrices of its experts."""
+
+    rows: int
+    columns: int
+    batch: int = 1
+    expert: bool = False
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.columns * self.batch
+
+
 @dataclass(slots=True)
 class Weights:
     """Elements of the parameters that one rank holds before any data-parallel sharding."""
@@ -26,6 +40,8 @@ class Weights:
     vectors: list[int] = field(default_factory=list)
     experts: list[int] = field(default_factory=list)
     """matrices of local experts, which fewer ranks shard"""
+    shapes: list[Matrix] = field(default_factory=list)
+    """shapes of the matrices of layers and experts; embedding and head have none"""
     shared: list[int] = field(default_factory=list)
     """the `vectors` that every tensor-parallel rank holds whole and uses for a part of the tokens"""
     wide: int = 0
@@ -43,10 +59,21 @@ class Weights:
             whole.matrices += part.matrices
             whole.vectors += part.vectors
             whole.experts += part.experts
+            whole.shapes += part.shapes
             whole.shared += part.shared
             whole.wide += part.wide
             whole.surplus += part.surplus
         return whole
+
+    def add_matrix(self, n_in: int, n_out: int) -> None:
+        """Adds the matrix of a linear layer."""
+        self.matrices.append(n_in * n_out)
+        self.shapes.append(Matrix(n_out, n_in))
+
+    def add_experts(self, n_in: int, n_out: int, batch: int) -> None:
+        """Adds the matrices of one linear layer of `batch` experts."""
+        self.experts.append(batch * n_in * n_out)
+        self.shapes.append(Matrix(n_out, n_in, batch, True))
 
     @property
     def dense(self) -> int:

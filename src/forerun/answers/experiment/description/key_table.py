@@ -9,6 +9,7 @@ from typing import Any, get_args
 from forerun.answers.experiment.description.schema import SECTIONS
 from forerun.answers.experiment.description.sections import PLAN_KEYS, Section, TopLevel
 from forerun.answers.experiment.description.training import SPELLINGS
+from forerun.describe.kernels.optimizers import optimizers
 from forerun.describe.plan.fields import MEANINGS, choices
 from forerun.describe.plan.plan import Plan
 
@@ -17,7 +18,7 @@ _MEANINGS = {
     "dp_replicate": "data-parallel replicas; -1 for the rest of the GPUs, the default without any data-parallel key",
     "dp_shard": f"{MEANINGS['dp_shard']}, the default with a zero_stage above 0",
     "zero_stage": f"{MEANINGS['zero_stage']}; default: 3 with dp_shard, else 0",
-    "optimizer": "adamw, adam or sgd; default: sgd for convolutional networks, else adamw",
+    "optimizer": f"one of {', '.join(optimizers())}; default: sgd for convolutional networks, else adamw",
     "stack": "software stack (forerun stacks); default: pytorch-vision for convolutional networks, else pytorch",
 }
 _DEPENDENT = ("dp_replicate", "dp_shard", "zero_stage", "optimizer", "stack")

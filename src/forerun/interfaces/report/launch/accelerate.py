@@ -197,9 +197,13 @@ def _rest(t: Translation) -> None:
     t.implied_if(not plan.cuda_graphs, "cuda_graphs", "accelerate launches each kernel")
     t.implied_if(plan.activation_offload == 0, "activation_offload", "activations stay on the GPU")
     t.implied_if(plan.attention == "auto", "attention", "load the model with attn_implementation")
-    optimizer, switch = t.own.words["optimizer"][plan.optimizer], t.own.words["optimizer_impl"][plan.optimizer_impl]
-    t.note("optimizer", f"your script makes it: torch.optim.{optimizer}(..., {switch})")
-    t.note("optimizer_impl", f"{switch} of torch.optim.{optimizer}")
+    optimizer, switch = t.word("optimizer"), t.own.words["optimizer_impl"][plan.optimizer_impl]
+    if optimizer.startswith("torch.optim."):
+        t.note("optimizer", f"your script makes it: {optimizer}(..., {switch})")
+        t.note("optimizer_impl", f"{switch} of {optimizer}")
+    else:
+        t.note("optimizer", f"your script makes it: {optimizer}(...)")
+        t.implied("optimizer_impl")
     t.stack()
 
 

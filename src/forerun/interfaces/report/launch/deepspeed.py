@@ -168,6 +168,11 @@ def _optimizer(t: Translation) -> dict[str, Any]:
     parameters: dict[str, Any] = {"lr": 3e-4}
     if name == "sgd":  # torch.optim.SGD, which takes these switches
         parameters |= t.word("optimizer_impl")
+    elif name == "muon":
+        if not t.plan.shards_optimizer:
+            t.refuse("optimizer", "DeepSpeed runs the products of Muon in ZeRO only; use zero_stage 1, 2 or 3")
+        t.implied("optimizer_impl")
+        parameters |= {"momentum": 0.95, "weight_decay": 0.1}
     else:
         t.implied_if(t.plan.optimizer_impl == "fused", "optimizer_impl", "DeepSpeed runs its FusedAdam")
         parameters |= {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1 if name == "adamw" else 0.0}

@@ -112,9 +112,11 @@ def _data_parallel(t: Translation) -> list[str]:
     replicas, stage = t.give("dp_replicate"), t.give("zero_stage")
     t.give("dp_shard")
     lines: list[str] = []
-    if t.give("overlap_grad_reduce") and plan.dp * plan.cp > 1:
+    if plan.optimizer == "muon":
+        _without_distributed_optimizer(t)
+    elif t.give("overlap_grad_reduce") and plan.dp * plan.cp > 1:
         lines.append("--overlap-grad-reduce")
-    if plan.fsdp > 1 and stage > 0:
+    if plan.fsdp > 1 and stage > 0 and plan.optimizer != "muon":
         lines.append("--use-distributed-optimizer")
         lines += ["--overlap-param-gather"] if plan.overlap_grad_reduce else []
         lines += [f"--num-distributed-optimizer-instances {replicas}"] if replicas > 1 else []
@@ -256,10 +258,20 @@ def _kernels(t: Translation) -> list[str]:
     return lines
 
 
+def _without_distributed_optimizer(t: Translation) -> None:
+    """Records that --optimizer dist_muon shares whole matrices out, and takes no option of the distributed optimizer
+    (r0.16, validate_args)."""
+    if t.plan.shards_optimizer and t.plan.zero_stage > 1:
+        t.refuse("zero_stage", "Megatron-LM shares out the matrices of Muon, not parameters or gradients; use 0 or 1")
+    text = "Megatron-LM reduces gradients for Muon after the backward pass, by all-reduce"
+    t.implied_if(not t.plan.overlap_grad_reduce, "overlap_grad_reduce", text)
+
+
 def _optimizer(t: Translation) -> list[str]:
     plan = t.plan
-    name = t.give("optimizer")
+    word, name = t.word("optimizer"), plan.optimizer
+    if name == "muon":
+        t.implied("optimizer_impl")
+        return [f"--optimizer {word if plan.shards_optimizer else 'muon'}", "--muon-tp-mode blockwise"]
     t.implied_if(plan.optimizer_impl == "fused", "optimizer_impl", "Megatron-LM runs a fused, multi-tensor optimizer")
-    if name == "adam":
-        return ["--optimizer adam", "--weight-decay 0.0"]
-    return [f"--optimizer {'sgd' if name == 'sgd' else 'adam'}"]
+    return [f"--optimizer {word}"] + ["--weight-decay 0.0"] * (name == "adam")

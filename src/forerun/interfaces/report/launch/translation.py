@@ -12,6 +12,7 @@ from forerun.common.errors import ForerunError
 from forerun.common.shipped import shipped_data
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.kernels.dispatchers import AUTO
+from forerun.describe.kernels.optimizers import optimizer_names
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.describe.plan.plan import DEFAULT_ORDER, FP8_PRECISIONS, Plan
@@ -32,9 +33,10 @@ class ToolWords:
 @cache
 def words_of(tool: str) -> ToolWords:
     """Returns the words of the tool that `--launch` calls `tool`; none for an unknown one."""
-    for table in shipped_data(__package__, "tools.yaml").values():
+    for key, table in shipped_data(__package__, "tools.yaml").items():
         if tool in table["tools"]:
-            return ToolWords(table["title"], table["words"], table["constants"])
+            words = {**table["words"], "optimizer": optimizer_names(key)}
+            return ToolWords(table["title"], words, table["constants"])
     return ToolWords(tool, {}, {})
 
 

@@ -18,6 +18,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from forerun.common.errors import ForerunError
 from forerun.describe.kernels.attention import AUTO, names_in
+from forerun.describe.kernels.optimizers import optimizer, optimizer_names
 from forerun.describe.plan.plan import Plan
 from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.parallelize.context import context
@@ -25,8 +26,6 @@ from forerun.sources.trace.inside.parallelize.data import compute_dtype, is_shar
 from forerun.sources.trace.inside.parallelize.float8 import after_step
 from forerun.sources.trace.inside.parallelize.mesh import Meshes
 from forerun.sources.trace.module_request import ModuleRequest
-
-_OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,15 @@ def make_optimizer(model: Iterable[nn.Module], plan: Plan, given: Callable[[Any]
     for parameter in parameters:
         groups.setdefault(_mesh(parameter), []).append(parameter)
     implementation = {"fused": plan.optimizer_impl == "fused", "foreach": plan.optimizer_impl == "foreach"}
-    return _OPTIMIZERS[plan.optimizer]([{"params": group} for group in groups.values()], lr=1e-4, **implementation)
+    entry = optimizer(plan.optimizer)
+    if "torch" not in entry.names:
+        known = ", ".join(optimizer_names("torch"))
+        raise ForerunError(f"plan: optimizer {plan.optimizer} is not one of torch.optim that can be traced: {known}")
+    if entry.elements.unfused is None or entry.matrices is not None:
+        implementation.pop("fused")
+    kind: Any = getattr(torch.optim, entry.names["torch"])
+    updates: torch.optim.Optimizer = kind([{"params": group} for group in groups.values()], lr=1e-4, **implementation)
+    return updates
 
 
 def _mesh(tensor: Any) -> Any:
