@@ -150,7 +150,9 @@ def test_replicas_that_go_on_lift_goodput_at_100_000_gpus_as_published():
     """arXiv 2602.00277: 44 % with a stall of 10 minutes for each failure, 80 % with one of 3 minutes."""
     elastic = load_run("fault-tolerant-100k")
     whole = replace(elastic, elastic=None, recovery=Recovery(0.0, 0.0, 600.0, 0.0, 0.0), wall_s=3 * 86_400.0)
-    seconds_lost = replace(whole, save_every_s=20.0, levels=(replace(whole.levels[0], blocking_s=0, persist_s=0),))
+    seconds_lost = replace(
+        whole, save_every_s=20.0, levels=(replace(whole.levels[0], blocking_s=0, persist_s=0, load_s=0),)
+    )
     assert study_run(elastic, 8, workers=1, gains=False).ettr.mean == pytest.approx(0.80, abs=0.035)
     exact = poisson_efficiency(20.0, 0.0, 600.0, 1_080.0)  # the source's 1 - 10 / 18 leaves out failures in a stall
     assert study_run(seconds_lost, 8, workers=1, gains=False).ettr.mean == pytest.approx(exact, abs=0.03)
