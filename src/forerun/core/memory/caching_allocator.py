@@ -2,8 +2,9 @@
 
     replay(events, AllocatorSettings.parse("expandable_segments:True"), available_bytes).reserved_bytes
 
-The rules are in `allocator_kernels`, on the blocks of `heap`. What is taken as given: CUDA hands out rising addresses
-and never one twice, and has `available_bytes` as a whole (no pages of its own are lost between segments).
+The rules are in `allocator_kernels` and `cuda_segments`, on the blocks of `heap`. What is taken as given: CUDA hands
+out rising addresses and never one twice, and has `available_bytes` as a whole (no pages of its own are lost between
+segments).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from forerun.core.memory import allocator_kernels as kernels
 from forerun.core.memory import heap
 from forerun.core.memory.allocator_settings import AllocatorSettings
+from forerun.core.memory.cuda_segments import return_unused
 from forerun.core.program.types import I8, I32, I64
 
 ALLOC, FREE, FREE_LATER, READY = kernels.ALLOC, kernels.RELEASE, kernels.RELEASE_LATER, kernels.READY
@@ -106,7 +108,7 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give what is not in use back to CUDA (torch.cuda.empty_cache)."""
-        kernels.return_unused(self._heap)
+        return_unused(self._heap)
 
     @property
     def reserved_bytes(self) -> int:
