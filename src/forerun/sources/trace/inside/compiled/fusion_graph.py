@@ -13,6 +13,7 @@ from torch.fx import Graph, Node
 
 from forerun.sources.trace.inside.compiled.groups import Access, FusionNode, Kind
 from forerun.sources.trace.inside.kernels.attention import ATTENTION_RULES
+from forerun.sources.trace.inside.kernels.cudnn import CUDNN_RULES
 from forerun.sources.trace.inside.kernels.gemm import GEMM_RULES
 from forerun.sources.trace.inside.kernels.tensors import as_int, elements, shape_of
 
@@ -160,7 +161,7 @@ def _kind(node: Node, outputs: list[torch.Tensor]) -> Kind:
     if not isinstance(target, torch._ops.OpOverload):
         return Kind.EXTERN
     name = target._opname
-    if name in GEMM_RULES or name in ATTENTION_RULES:
+    if any(name in rules for rules in (GEMM_RULES, CUDNN_RULES, ATTENTION_RULES)):
         return Kind.TEMPLATE
     if name in _EMPTY or _shares(node, outputs[0]):
         return Kind.VIEW

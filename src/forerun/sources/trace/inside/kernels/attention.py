@@ -20,7 +20,7 @@ from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, Attention
 from forerun.describe.kernels.attention import AttentionKernel, attention_kernel, attention_kernels, names_in
 from forerun.sources.trace.inside.data_files import read_data
-from forerun.sources.trace.inside.kernels.tensors import Arguments, Kernel, Keywords, Plan, dtype_name, shape_of
+from forerun.sources.trace.inside.kernels.tensors import Call, Kernel, dtype_name, shape_of
 from forerun.sources.trace.inside.values import known_value
 
 _FLASH = {
@@ -126,10 +126,10 @@ def _shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, back
 def _heads_first(kernel: AttentionKernel | None, backward: bool) -> Any:
     """Returns the rule of an op on (batch, heads, sequence, head size); no `kernel`: the active FlashAttention."""
 
-    def rule(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-        q, k, v = args[1:4] if backward else args[:3]
-        shape = _shape(q, k, v, bool(plan.argument("is_causal", args, kwargs)), backward)
-        return attention(table, plan.name, kernel or _flash_kernel(), shape, q)
+    def rule(call: Call) -> list[Kernel]:
+        q, k, v = call.args[1:4] if backward else call.args[:3]
+        shape = _shape(q, k, v, bool(call.argument("is_causal")), backward)
+        return attention(call.table, call.name, kernel or _flash_kernel(), shape, q)
 
     return rule
 
@@ -161,9 +161,9 @@ def _sequence_first(kernel: AttentionKernel | None, backward: bool) -> Any:
     Packed sequences whose lengths depend on data that is not known count as equally long.
     """
 
-    def rule(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+    def rule(call: Call) -> list[Kernel]:
         def argument(*names: str) -> Any:
-            found = [plan.argument(name, args, kwargs) for name in names]
+            found = [call.argument(name) for name in names]
             return next((value for value in found if value is not None), None)
 
         q, k, v = argument("query", "q"), argument("key", "k"), argument("value", "v")
@@ -184,7 +184,7 @@ def _sequence_first(kernel: AttentionKernel | None, backward: bool) -> Any:
         if known is not None:
             batch, seq, causal, pairs = 1, (outer[-1], outer_kv[-1]), False, known
         shape = Attention(batch, heads, kv_heads, *seq, head_dim, int(causal), int(backward), shape_of(v)[-1])
-        return attention(table, plan.name, kernel or _flash_kernel(), shape, q, pairs)
+        return attention(call.table, call.name, kernel or _flash_kernel(), shape, q, pairs)
 
     return rule
 
@@ -229,16 +229,16 @@ def _mask_density(mask: Any, seq_q: int, seq_kv: int) -> float:
 def _block_mask(kernel: AttentionKernel | None, backward: bool) -> Any:
     """Returns the rule of FlexAttention: heads first, under a mask function with its blocks."""
 
-    def rule(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-        q, k, v = args[:3]
-        block_mask = next((value for value in args[3:] if isinstance(value, tuple) and len(value) > 4), ())
+    def rule(call: Call) -> list[Kernel]:
+        q, k, v = call.args[:3]
+        block_mask = next((value for value in call.args[3:] if isinstance(value, tuple) and len(value) > 4), ())
         mask = block_mask[-1] if block_mask and callable(block_mask[-1]) else None
         seq_q, seq_kv = shape_of(q)[2], shape_of(k)[2]
         density = _mask_density(mask, seq_q, seq_kv) if mask is not None else 1.0
         causal = seq_q == seq_kv and abs(density - _CAUSAL_HALF) < _CLOSE
         pairs = None if causal or density >= 1.0 else density * seq_q * seq_kv
         shape = _shape(q, k, v, causal, backward)
-        return attention(table, plan.name, kernel or _flash_kernel(), shape, q, pairs)
+        return attention(call.table, call.name, kernel or _flash_kernel(), shape, q, pairs)
 
     return rule
 

@@ -16,9 +16,8 @@ from forerun.core.program.builder import OpTableBuilder
 from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.kernels.tensors import (
     Arguments,
+    Call,
     Kernel,
-    Keywords,
-    Plan,
     all_bytes,
     as_int,
     by_bytes,
@@ -27,7 +26,6 @@ from forerun.sources.trace.inside.kernels.tensors import (
     first_tensor,
     memory,
     on_host,
-    plan_named,
     shape_of,
     traffic,
 )
@@ -43,64 +41,63 @@ _MULTI_TENSOR = _CUDA["multi_tensor"]
 # -- copies ----------------------------------------------------------------------------------------------------
 
 
-def _copied(
-    table: OpTableBuilder, plan: Plan, source: torch.Tensor, target: torch.Tensor, non_blocking: bool
-) -> list[Kernel]:
+def _copied(call: Call, source: torch.Tensor, target: torch.Tensor) -> list[Kernel]:
     """A copy between host and device (at::native::copy_kernel_cuda).
 
     Dtypes are converted on the host: a copy from the device has the source's dtype, one to it the target's. If the
-    device tensor's layout differs from the host's, a kernel changes it. The host waits unless `non_blocking`.
+    device tensor's layout differs from the host's, a kernel changes it. The host waits unless the call is
+    `non_blocking`.
     """
-    leaves = on_host(target)
+    leaves, waits = on_host(target), not call.argument("non_blocking")
     size = prod(shape_of(target)) * (source if leaves else target).itemsize
     if size <= 0:
         return []
-    copy = Kernel(table.host_copy(plan.name, size, dtype_name(source)), 0, True, not non_blocking)
+    copy = Kernel(call.table.host_copy(call.name, size, dtype_name(source)), 0, True, waits)
     on_device = source if leaves else target
     if on_device.is_contiguous() or on_device.stride() == (target if leaves else source).stride():
         return [copy]
     read = bytes_of(on_device) if leaves else size
-    row = Kernel(table.memory("copy_", read, size, 1, dtype=dtype_name(on_device)), size)
+    row = Kernel(call.table.memory("copy_", read, size, 1, dtype=dtype_name(on_device)), size)
     return [row, copy] if leaves else [copy, row]
 
 
-def _copy_(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    target, source = args[0], args[1]
+def _copy_(call: Call) -> list[Kernel]:
+    target, source = call.args[0], call.args[1]
     if on_host(target) != on_host(source):
-        return _copied(table, plan, source, target, bool(plan.argument("non_blocking", args, kwargs)))
-    return memory(table, plan, bytes_of(source), bytes_of(target), 1, dtype_name(target))
+        return _copied(call, source, target)
+    return memory(call, bytes_of(source), bytes_of(target), 1, dtype_name(target))
 
 
-def _to_copy(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    source = args[0]
-    if on_host(source) != on_host(out):
-        return _copied(table, plan, source, out, bool(plan.argument("non_blocking", args, kwargs)))
-    return by_bytes(table, plan, args, kwargs, out)
+def _to_copy(call: Call) -> list[Kernel]:
+    source = call.args[0]
+    if on_host(source) != on_host(call.out):
+        return _copied(call, source, call.out)
+    return by_bytes(call)
 
 
-def _to_host(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _to_host(call: Call) -> list[Kernel]:
     """A value that the host reads."""
-    if on_host(args[0]):
+    if on_host(call.args[0]):
         return []
-    return [Kernel(table.host_copy(plan.name, args[0].itemsize, dtype_name(args[0])), 0, True, True)]
+    return [Kernel(call.table.host_copy(call.name, call.args[0].itemsize, dtype_name(call.args[0])), 0, True, True)]
 
 
 # -- gather and scatter ------------------------------------------------------------------------------------------
 
 
-def _gather(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _gather(call: Call) -> list[Kernel]:
     """Reads the rows that it takes and the indices. A mask becomes indices, whose number the host waits for; indices on
     the host are copied to the device."""
-    made = first_tensor(out)
+    made = first_tensor(call.out)
     size = 0 if made is None else prod(shape_of(made)) * made.itemsize
-    indices = [value for argument in args[1:] for value in _tensors(argument)]
-    device = args[0].device
-    kernels = [kernel for index in indices for kernel in _index_kernels(table, plan, index, device)]
+    indices = [value for argument in call.args[1:] for value in _tensors(argument)]
+    device = call.args[0].device
+    kernels = [kernel for index in indices for kernel in _index_kernels(call.table, index, device)]
     read = size + sum([bytes_of(index) for index in indices])
-    return kernels + memory(table, plan, read, all_bytes(out), plan.traits.launches, dtype_name(args[0]))
+    return kernels + memory(call, read, all_bytes(call.out), call.plan.traits.launches, dtype_name(call.args[0]))
 
 
-def _index_kernels(table: OpTableBuilder, plan: Plan, index: torch.Tensor, device: torch.device) -> list[Kernel]:
+def _index_kernels(table: OpTableBuilder, index: torch.Tensor, device: torch.device) -> list[Kernel]:
     kernels: list[Kernel] = []
     if index.device != device and index.dim() > 0:
         kernels += [Kernel(table.host_copy("copy_", bytes_of(index), dtype_name(index)), 0, True, True)]
@@ -116,87 +113,83 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, list | tuple) else []
 
 
-def _embedding(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    return _gather(table, plan, (args[0], args[1]), {}, out)
+def _embedding(call: Call) -> list[Kernel]:
+    return _gather(call.on((call.args[0], call.args[1]), call.out))
 
 
-def _embedding_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _embedding_backward(call: Call) -> list[Kernel]:
     """Fills the table of gradients with zeros, then adds rows; many indices are sorted first (Embedding.cu).
 
     Sorted rows are summed by segments in fp32 and written once per distinct row.
     """
-    gradient, indices = args[0], args[1]
+    gradient, indices = call.args[0], call.args[1]
     count = prod(shape_of(indices))
-    moved, whole = bytes_of(gradient), bytes_of(out)
+    moved, whole = bytes_of(gradient), bytes_of(call.out)
     touched = min(moved, whole)
     if count <= _EMBEDDING["unsorted_indices"]:
         read = moved + count * _INDEX + touched
-        return memory(table, plan, read, whole + touched, 2, dtype_name(gradient))
-    passes = -(-max(1, as_int(args[2]).bit_length()) // _SORT["radix_bits"])
+        return memory(call, read, whole + touched, 2, dtype_name(gradient))
+    passes = -(-max(1, as_int(call.args[2]).bit_length()) // _SORT["radix_bits"])
     sorted_bytes = count * 2 * _INDEX
     read = moved + passes * sorted_bytes + sorted_bytes
     launches = 1 + passes + _SORT["launches"] + _EMBEDDING["segment_launches"]
     partial = touched // gradient.itemsize * _FP32
     written = whole + touched + passes * sorted_bytes
-    return memory(
-        table, plan, read + partial, written + partial, launches, dtype_name(gradient), 2 * sorted_bytes + partial
-    )
+    return memory(call, read + partial, written + partial, launches, dtype_name(gradient), 2 * sorted_bytes + partial)
 
 
-def _scatter(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _scatter(call: Call) -> list[Kernel]:
     """scatter, index_add, index_copy and related operators: (self, dim, index, values); added rows are read too."""
-    target, index = args[0], args[2]
-    values = plan.argument("src", args, kwargs)
-    values = plan.argument("source", args, kwargs) if values is None else values
+    target, index = call.args[0], call.args[2]
+    values = call.argument("src")
+    values = call.argument("source") if values is None else values
     count = prod(shape_of(index))
-    if plan.name.startswith("index_"):
+    if call.name.startswith("index_"):
         sizes = shape_of(target)
-        count = count * prod(sizes) // max(1, sizes[args[1]]) if sizes else 1
+        count = count * prod(sizes) // max(1, sizes[call.args[1]]) if sizes else 1
     hit = count * target.itemsize
-    adds = "add" in plan.name or "reduce" in plan.name or plan.argument("reduce", args, kwargs) is not None
+    adds = "add" in call.name or "reduce" in call.name or call.argument("reduce") is not None
     read = bytes_of(index) + (hit if values is not None else 0) + (hit if adds else 0)
-    return _onto(table, plan, target, read, min(hit, bytes_of(target)) if not adds else hit, 1)
+    return _onto(call, target, read, min(hit, bytes_of(target)) if not adds else hit, 1)
 
 
-def _onto(
-    table: OpTableBuilder, plan: Plan, target: torch.Tensor, read: int, written: int, launches: int
-) -> list[Kernel]:
+def _onto(call: Call, target: torch.Tensor, read: int, written: int, launches: int) -> list[Kernel]:
     """Writes into `target`, or into a copy of it where the op is not in place."""
-    if not plan.name.endswith("_"):
+    if not call.name.endswith("_"):
         whole = bytes_of(target)
         read, written, launches = read + whole, written + whole, launches + 1
-    return memory(table, plan, read, written, launches, dtype_name(target))
+    return memory(call, read, written, launches, dtype_name(target))
 
 
-def _index_put(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _index_put(call: Call) -> list[Kernel]:
     """Accumulating puts sort their indices first (index_put_with_sort_kernel); masks with one value fill in place."""
-    target, values = args[0], args[2]
-    indices = _tensors(args[1])
-    adds = bool(plan.argument("accumulate", args, kwargs)) or "accumulate" in plan.name
+    target, values = call.args[0], call.args[2]
+    indices = _tensors(call.args[1])
+    adds = bool(call.argument("accumulate")) or "accumulate" in call.name
     if not adds and as_int(values.numel()) == 1 and all(index.dtype == torch.bool for index in indices):
         read = bytes_of(target) + sum([bytes_of(index) for index in indices])
-        return _onto(table, plan, target, read, bytes_of(target), 1)
-    kernels = [kernel for index in indices for kernel in _index_kernels(table, plan, index, target.device)]
+        return _onto(call, target, read, bytes_of(target), 1)
+    kernels = [kernel for index in indices for kernel in _index_kernels(call.table, index, target.device)]
     moved = prod(shape_of(values)) * target.itemsize
     read = moved + sum([bytes_of(index) for index in indices])
     if not adds:
-        return kernels + _onto(table, plan, target, read, moved, 1)
+        return kernels + _onto(call, target, read, moved, 1)
     count = max([prod(shape_of(index)) for index in indices], default=0)
     passes = -(-max(1, prod(shape_of(target)).bit_length()) // _SORT["radix_bits"])
     sorting = count * 2 * _INDEX * passes
-    return kernels + _onto(table, plan, target, read + moved + sorting, moved + sorting, passes + _SORT["launches"] + 1)
+    return kernels + _onto(call, target, read + moved + sorting, moved + sorting, passes + _SORT["launches"] + 1)
 
 
-def _fill_then_copy(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _fill_then_copy(call: Call) -> list[Kernel]:
     """Writes zeros everywhere, then the argument's elements in their place: backward passes of slices, padding."""
-    moved = bytes_of(args[0])
-    return memory(table, plan, moved, bytes_of(out) + moved, 2, dtype_name(out))
+    moved = bytes_of(call.args[0])
+    return memory(call, moved, bytes_of(call.out) + moved, 2, dtype_name(call.out))
 
 
-def _copy_then_copy(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _copy_then_copy(call: Call) -> list[Kernel]:
     """Copies the first argument and replaces a part of it by the second: slice_scatter and related operators."""
-    whole, part = bytes_of(args[0]), bytes_of(args[1])
-    return memory(table, plan, whole + part, bytes_of(out) + part, 2, dtype_name(out))
+    whole, part = bytes_of(call.args[0]), bytes_of(call.args[1])
+    return memory(call, whole + part, bytes_of(call.out) + part, 2, dtype_name(call.out))
 
 
 # -- softmax and losses ------------------------------------------------------------------------------------------
@@ -207,60 +200,60 @@ def _row_fits(tensor: torch.Tensor, dim: int) -> bool:
     return not sizes or sizes[dim] * tensor.itemsize <= _CUDA["softmax"]["shared_bytes"]
 
 
-def _softmax(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    x = args[0]
-    read = bytes_of(x) * (1 if _row_fits(x, args[1]) else 2)
-    return memory(table, plan, read, bytes_of(out), 1, dtype_name(x))
+def _softmax(call: Call) -> list[Kernel]:
+    x = call.args[0]
+    read = bytes_of(x) * (1 if _row_fits(x, call.args[1]) else 2)
+    return memory(call, read, bytes_of(call.out), 1, dtype_name(x))
 
 
-def _safe_softmax(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _safe_softmax(call: Call) -> list[Kernel]:
     """softmax, then rows without a finite score set to zero: eq, all and where, and the two scalars that they need."""
-    kernels = _softmax(table, plan_named(plan, "_softmax"), args, kwargs, out)
-    size, flags = bytes_of(out), prod(shape_of(out))
-    return kernels + memory(table, plan, 2 * size + flags, flags + size, 5, dtype_name(out), flags + size)
+    kernels = _softmax(call.named("_softmax"))
+    size, flags = bytes_of(call.out), prod(shape_of(call.out))
+    return kernels + memory(call, 2 * size + flags, flags + size, 5, dtype_name(call.out), flags + size)
 
 
-def _logsumexp(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _logsumexp(call: Call) -> list[Kernel]:
     """The kernels amax; abs, eq and masked_fill_ of it; sub, whose result exp_ changes in place; sum, log_ and add_."""
-    size, sums = bytes_of(args[0]), bytes_of(out)
-    return memory(table, plan, 4 * size + 5 * sums, 2 * size + 6 * sums, 9, dtype_name(out), size + sums)
+    size, sums = bytes_of(call.args[0]), bytes_of(call.out)
+    return memory(call, 4 * size + 5 * sums, 2 * size + 6 * sums, 9, dtype_name(call.out), size + sums)
 
 
-def _softmax_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _softmax_backward(call: Call) -> list[Kernel]:
     """softmax first multiplies gradient and output in a kernel with a result of its own; log_softmax does not."""
-    gradient, output, dim = args[0], args[1], args[2]
-    size, other, made = bytes_of(gradient), bytes_of(output), bytes_of(out)
+    gradient, output, dim = call.args[0], call.args[1], call.args[2]
+    size, other, made = bytes_of(gradient), bytes_of(output), bytes_of(call.out)
     again = 0 if _row_fits(gradient, dim) else size
-    if plan.name.startswith("_log"):
-        return memory(table, plan, size + other + again, made, 1, dtype_name(out))
-    return memory(table, plan, 2 * (size + other) + again, size + made, 2, dtype_name(out), workspace_bytes=size)
+    if call.name.startswith("_log"):
+        return memory(call, size + other + again, made, 1, dtype_name(call.out))
+    return memory(call, 2 * (size + other) + again, size + made, 2, dtype_name(call.out), workspace_bytes=size)
 
 
-def _nll_loss(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _nll_loss(call: Call) -> list[Kernel]:
     """Reads the targets and one score for each."""
-    scores, targets = args[0], args[1]
+    scores, targets = call.args[0], call.args[1]
     read = bytes_of(targets) + prod(shape_of(targets)) * scores.itemsize
-    return memory(table, plan, read, all_bytes(out), 1, dtype_name(scores))
+    return memory(call, read, all_bytes(call.out), 1, dtype_name(scores))
 
 
-def _nll_loss_backward(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _nll_loss_backward(call: Call) -> list[Kernel]:
     """Writes zeros everywhere, then one entry per target."""
-    targets = args[2]
+    targets = call.args[2]
     count = prod(shape_of(targets))
-    read = bytes_of(args[0]) + bytes_of(targets)
-    return memory(table, plan, read, bytes_of(out) + count * out.itemsize, 2, dtype_name(out))
+    read = bytes_of(call.args[0]) + bytes_of(targets)
+    return memory(call, read, bytes_of(call.out) + count * call.out.itemsize, 2, dtype_name(call.out))
 
 
 # -- sorting -----------------------------------------------------------------------------------------------------
 
 
-def _sort(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _sort(call: Call) -> list[Kernel]:
     """A radix sort of keys with their positions: every pass over 8 bits reads and writes both."""
-    keys = args[0]
+    keys = call.args[0]
     both = prod(shape_of(keys)) * (keys.itemsize + _INDEX)
     passes = keys.itemsize * 8 // _SORT["radix_bits"]
     read, written = bytes_of(keys) + passes * both, (passes + 1) * both
-    return memory(table, plan, read, written, passes + _SORT["launches"], dtype_name(keys), 2 * both)
+    return memory(call, read, written, passes + _SORT["launches"], dtype_name(keys), 2 * both)
 
 
 # -- lists of tensors --------------------------------------------------------------------------------------------
@@ -296,54 +289,54 @@ def _lists(args: Arguments) -> list[Any]:
     return [value for value in args if isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor)]
 
 
-def _foreach(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _foreach(call: Call) -> list[Kernel]:
     """Multi-tensor kernels; lists of mixed dtypes take one kernel per tensor, unless they are copied."""
-    lists = _lists(args)
+    lists = _lists(call.args)
     if not lists:
         return []
-    read, written = traffic(plan, args, kwargs, out)
-    reduces = plan.name in ("_foreach_norm", "_foreach_max", "_foreach_powsum")
-    depth = len(lists) + (1 if plan.writes_out and not reduces else 0)
-    mixed = plan.name != "_foreach_copy_" and any(len({t.dtype for t in tensors}) > 1 for tensors in lists)
+    read, written = traffic(call)
+    reduces = call.name in ("_foreach_norm", "_foreach_max", "_foreach_powsum")
+    depth = len(lists) + (1 if call.plan.writes_out and not reduces else 0)
+    mixed = call.name != "_foreach_copy_" and any(len({t.dtype for t in tensors}) > 1 for tensors in lists)
     if mixed:
         launches = len(lists[0])
     else:
-        scalars = any(isinstance(value, list | tuple) and value and isinstance(value[0], float) for value in args)
+        scalars = any(isinstance(value, list | tuple) and value and isinstance(value[0], float) for value in call.args)
         launches = multi_tensor_launches([as_int(t.numel()) for t in lists[0]], depth, scalars) + reduces
-    return memory(table, plan, read, written, max(1, launches), dtype_name(lists[0]))
+    return memory(call, read, written, max(1, launches), dtype_name(lists[0]))
 
 
-def _fused_optimizer(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _fused_optimizer(call: Call) -> list[Kernel]:
     """Reads and writes every list, except that gradients are written only where a loss scale is divided out, and step
     counters are only read."""
-    lists = _lists(args)
+    lists = _lists(call.args)
     if not lists:
         return []
-    read, written = traffic(plan, args, kwargs, out)
-    if plan.argument("grad_scale", args, kwargs) is None:
-        written -= all_bytes(args[1])
-    state = lists[: -1 if plan.argument("state_steps", args, kwargs) else None]
+    read, written = traffic(call)
+    if call.argument("grad_scale") is None:
+        written -= all_bytes(call.args[1])
+    state = lists[: -1 if call.argument("state_steps") else None]
     launches = multi_tensor_launches([as_int(t.numel()) for t in lists[0]], len(state))
-    return memory(table, plan, read, written, max(1, launches), dtype_name(lists[0]))
+    return memory(call, read, written, max(1, launches), dtype_name(lists[0]))
 
 
-def _cat(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-    read, written = traffic(plan, args, kwargs, out)
-    return memory(table, plan, read, written, -(-len(args[0]) // _CUDA["cat"]["tensors"]), dtype_name(out))
+def _cat(call: Call) -> list[Kernel]:
+    read, written = traffic(call)
+    return memory(call, read, written, -(-len(call.args[0]) // _CUDA["cat"]["tensors"]), dtype_name(call.out))
 
 
-def _gather_copy_in(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _gather_copy_in(call: Call) -> list[Kernel]:
     """FSDP2's copy of its shards into the buffer of an all-gather: a multi-tensor copy."""
-    shards, buffer = args[0], args[1]
+    shards, buffer = call.args[0], call.args[1]
     sizes = [as_int(shard.numel()) for shard in shards]
     launches = max(1, multi_tensor_launches(sizes, 2))
-    return memory(table, plan, all_bytes(shards), sum(sizes) * buffer.itemsize, launches, dtype_name(buffer))
+    return memory(call, all_bytes(shards), sum(sizes) * buffer.itemsize, launches, dtype_name(buffer))
 
 
-def _triton(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _triton(call: Call) -> list[Kernel]:
     """A Triton kernel of the user's: every tensor that it is given moves once."""
-    given = list(kwargs.get("kwargs", {}).values())
-    return memory(table, plan, all_bytes(given), 0, 1, dtype_name(given))
+    given = list(call.kwargs.get("kwargs", {}).values())
+    return memory(call, all_bytes(given), 0, 1, dtype_name(given))
 
 
 _EMBEDDING_BAG = ("_embedding_bag", "_embedding_bag_forward_only")

@@ -17,11 +17,13 @@ import torch
 from forerun.core.program.builder import OpTableBuilder
 from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.kernels.attention import ATTENTION_RULES
+from forerun.sources.trace.inside.kernels.cudnn import CUDNN_RULES
 from forerun.sources.trace.inside.kernels.gemm import GEMM_RULES
 from forerun.sources.trace.inside.kernels.memory import MEMORY_RULES
 from forerun.sources.trace.inside.kernels.opaque_costs import cost_of_call, kernels_of
 from forerun.sources.trace.inside.kernels.tensors import (
     Arguments,
+    Call,
     Kernel,
     Keywords,
     Plan,
@@ -36,10 +38,9 @@ from forerun.sources.trace.opaque import Rule as OpaqueRule
 
 __all__ = ["Kernel", "describe"]
 
-Rule = Callable[[OpTableBuilder, Plan, Arguments, Keywords, Any], list[Kernel]]
-_Described = Callable[[OpTableBuilder, Arguments, Keywords, Any], list[Kernel]]
+Rule = Callable[[Call], list[Kernel]]
 
-_OWN_RULES: dict[str, Rule] = {**MEMORY_RULES, **GEMM_RULES, **ATTENTION_RULES}
+_OWN_RULES: dict[str, Rule] = {**MEMORY_RULES, **GEMM_RULES, **CUDNN_RULES, **ATTENTION_RULES}
 """By name, or by "namespace::name" outside aten."""
 _OF_OTHERS = frozenset(
     ("prim", "profiler", "c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "_dtensor")
@@ -48,7 +49,7 @@ _OF_OTHERS = frozenset(
 _TRUSTED = frozenset(("aten", "prims", "fsdp", "inductor", "inductor_prims", "rngprims", "quantized_decomposed"))
 """The namespaces in which a pointwise or reduction tag is reliable."""
 
-_described: dict[Any, _Described] = {}
+_rules: dict[Any, tuple[Rule, Plan]] = {}
 
 
 def describe(table: OpTableBuilder, func: Any, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
@@ -59,10 +60,11 @@ def describe(table: OpTableBuilder, func: Any, args: Arguments, kwargs: Keywords
     empty tensors, queries) and for collectives, which the process group records. The tensors may be fake; none is read.
     Sizes that fake tensors leave open count by their hint.
     """
-    rule = _described.get(func)
-    if rule is None:
-        rule = _described[func] = _rule_of(func)
-    return rule(table, args, kwargs, out)
+    found = _rules.get(func)
+    if found is None:
+        found = _rules[func] = _rule_of(func)
+    rule, plan = found
+    return rule(Call(table, plan, args, kwargs, out))
 
 
 @cache
@@ -81,25 +83,23 @@ def _data() -> tuple[frozenset[str], dict[str, Traits]]:
     return frozenset(data["nothing"]), traits
 
 
-def _nothing(table: OpTableBuilder, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _nothing(call: Call) -> list[Kernel]:
     return []
 
 
-def _unless_view(plan: Plan, table: OpTableBuilder, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def _unless_view(call: Call) -> list[Kernel]:
     """A composite operator (reshape, contiguous) that returns a view where it can and a copy elsewhere."""
-    given, made = first_tensor(args), first_tensor(out)
+    given, made = first_tensor(call.args), first_tensor(call.out)
     if given is None or made is None or given.untyped_storage()._cdata == made.untyped_storage()._cdata:
         return []
-    return by_bytes(table, plan, args, kwargs, out)
+    return by_bytes(call)
 
 
-def _unwrapped(
-    result: Callable[[Any], Any], table: OpTableBuilder, args: Arguments, kwargs: Keywords, out: Any
-) -> list[Kernel]:
+def _unwrapped(result: Callable[[Any], Any], call: Call) -> list[Kernel]:
     """A higher-order operator that runs the operator it is given on the arguments that follow it."""
-    for index, value in enumerate(args):
+    for index, value in enumerate(call.args):
         if isinstance(value, torch._ops.OpOverload):
-            return describe(table, value, tuple(args[index + 1 :]), kwargs, result(out))
+            return describe(call.table, value, tuple(call.args[index + 1 :]), call.kwargs, result(call.out))
     return []
 
 
@@ -113,17 +113,18 @@ _WRAPPERS: dict[str, Callable[[Any], Any]] = {
 """Higher-order operators that run the operator that they are given, with the position of its result in theirs."""
 
 
-def _rule_of(func: Any) -> _Described:
+def _rule_of(func: Any) -> tuple[Rule, Plan]:
+    """Returns the rule of an operator and how the operator uses its arguments."""
     if not isinstance(func, torch._ops.OpOverload):
         return _rule_of_higher_order(str(getattr(func, "_name", func)))
     schema = func._schema
     described = rule_of(OPERATOR, schema.name)
     if described is not None and described.of_cost is not None:
-        return partial(_as_described, described, plan_of(schema.name, schema, Traits(), False))
+        return partial(_as_described, described), plan_of(schema.name, schema, Traits(), False)
     nothing, traits = _data()
     namespace, _, name = schema.name.partition("::")
     if namespace in _OF_OTHERS or (namespace == "aten" and name in nothing) or torch.Tag.inplace_view in func.tags:
-        return _nothing
+        return _nothing, plan_of(name, schema, Traits(), False)
     key = name if namespace == "aten" else schema.name
     own = _OWN_RULES.get(key)
     known = traits.get(key)
@@ -133,25 +134,23 @@ def _rule_of(func: Any) -> _Described:
     guessed = own is None and known is None and not trusted
     plan = plan_of(name, schema, known or Traits(), guessed)
     if own is not None:
-        return _bound(own, plan)
+        return own, plan
     if func.is_view:
         composite = torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "CompositeImplicitAutograd")
-        return partial(_unless_view, plan) if composite else _nothing
-    return _bound(by_bytes, plan)
+        return _unless_view if composite else _nothing, plan
+    return by_bytes, plan
 
 
-def _as_described(
-    rule: OpaqueRule, plan: Plan, table: OpTableBuilder, args: Arguments, kwargs: Keywords, out: Any
-) -> list[Kernel]:
+def _as_described(rule: OpaqueRule, call: Call) -> list[Kernel]:
     """An operator whose cost a user describes."""
-    cost = cost_of_call(rule, args, kwargs)
-    read, written = traffic(plan, args, kwargs, out)
+    cost = cost_of_call(rule, call.args, call.kwargs)
+    read, written = traffic(call)
     whole = replace(
         cost,
         bytes_read=read if cost.bytes_read is None else cost.bytes_read,
         bytes_written=written if cost.bytes_written is None else cost.bytes_written,
     )
-    return kernels_of(table, plan.name, whole, args, out)
+    return kernels_of(call.table, call.name, whole, call.args, call.out)
 
 
 def _tagged(namespace: str, name: str) -> bool:
@@ -162,16 +161,9 @@ def _tagged(namespace: str, name: str) -> bool:
     return any({torch.Tag.pointwise, torch.Tag.reduction} & set(overload.tags) for overload in overloads)
 
 
-def _rule_of_higher_order(name: str) -> _Described:
+def _rule_of_higher_order(name: str) -> tuple[Rule, Plan]:
     if name in _WRAPPERS:
-        return partial(_unwrapped, _WRAPPERS[name])
+        return partial(_unwrapped, _WRAPPERS[name]), plan_of(name, None, Traits(), False)
     own = _OWN_RULES.get(f"higher_order::{name}")
     guessed = own is None or name.startswith("triton")
-    return _bound(own or by_bytes, plan_of(name, None, Traits(), guessed))
-
-
-def _bound(rule: Rule, plan: Plan) -> _Described:
-    def described(table: OpTableBuilder, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
-        return rule(table, plan, args, kwargs, out)
-
-    return described
+    return own or by_bytes, plan_of(name, None, Traits(), guessed)

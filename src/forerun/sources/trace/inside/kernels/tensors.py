@@ -168,13 +168,6 @@ class Plan:
     traits: Traits
     guessed: bool
 
-    def argument(self, name: str, args: Arguments, kwargs: Keywords) -> Any:
-        """Returns the argument `name` of a call, or its default; None for a name that the schema lacks."""
-        index = self.position.get(name)
-        if index is not None and index < len(args):
-            return args[index]
-        return kwargs.get(name, self.defaults.get(name))
-
 
 def plan_of(name: str, schema: Any, traits: Traits, guessed: bool) -> Plan:
     """Returns the plan of an operator with this schema (None: a higher-order operator, all of whose tensors are
@@ -199,15 +192,43 @@ def plan_of(name: str, schema: Any, traits: Traits, guessed: bool) -> Plan:
     return Plan(name, position, defaults, use, keyword_use, fresh, traits, guessed)
 
 
-def plan_named(plan: Plan, name: str) -> Plan:
-    """Returns `plan` for rows of another name."""
-    return replace(plan, name=name)
+@dataclass(slots=True)
+class Call:
+    """One call of an operator, as a rule of its kernels sees it."""
+
+    table: OpTableBuilder
+    """Where the rows of its kernels go."""
+    plan: Plan
+    args: Arguments
+    kwargs: Keywords
+    out: Any
+    """What it returned."""
+
+    @property
+    def name(self) -> str:
+        """The operator's name, which its rows have."""
+        return self.plan.name
+
+    def argument(self, name: str) -> Any:
+        """Returns the argument `name`, or its default; None for a name that the schema lacks."""
+        index = self.plan.position.get(name)
+        if index is not None and index < len(self.args):
+            return self.args[index]
+        return self.kwargs.get(name, self.plan.defaults.get(name))
+
+    def named(self, name: str) -> Call:
+        """Returns the call with another name for its rows."""
+        return replace(self, plan=replace(self.plan, name=name))
+
+    def on(self, args: Arguments, out: Any) -> Call:
+        """Returns a call of the same operator on `args` alone, which returned `out`."""
+        return Call(self.table, self.plan, args, {}, out)
 
 
-def traffic(plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> tuple[int, int]:
+def traffic(call: Call) -> tuple[int, int]:
     """Returns the bytes read and written by a call: every tensor once, by its use."""
     read = written = 0
-    use = plan.use
+    plan, args, use = call.plan, call.args, call.plan.use
     known = len(use)
     for index, value in enumerate(args):
         if isinstance(value, _MOVED):
@@ -217,7 +238,7 @@ def traffic(plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> tuple[in
                 read += size
             if bits & WRITE:
                 written += size
-    for name, value in kwargs.items():
+    for name, value in call.kwargs.items():
         if isinstance(value, _MOVED):
             size = all_bytes(value)
             bits = plan.keyword_use.get(name, READ)
@@ -229,13 +250,12 @@ def traffic(plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> tuple[in
         if index < len(args):
             read += all_bytes(args[index])
     if plan.writes_out:
-        written += all_bytes(out)
+        written += all_bytes(call.out)
     return read, written
 
 
 def memory(
-    table: OpTableBuilder,
-    plan: Plan,
+    call: Call,
     read: float,
     written: float,
     launches: int,
@@ -246,11 +266,12 @@ def memory(
     """Returns one memory-bound row named after the operator; nothing where no byte moves."""
     if read + written <= 0:
         return []
-    row = table.memory(plan.name, read, written, launches, flops, dtype, plan.traits.kernel)
+    plan = call.plan
+    row = call.table.memory(plan.name, read, written, launches, flops, dtype, plan.traits.kernel)
     return [Kernel(row, workspace_bytes, sync=plan.traits.sync, guessed=plan.guessed)]
 
 
-def by_bytes(table: OpTableBuilder, plan: Plan, args: Arguments, kwargs: Keywords, out: Any) -> list[Kernel]:
+def by_bytes(call: Call) -> list[Kernel]:
     """The default rule: reads every input once and writes every output once."""
-    read, written = traffic(plan, args, kwargs, out)
-    return memory(table, plan, read, written, plan.traits.launches, dtype_name(out, args))
+    read, written = traffic(call)
+    return memory(call, read, written, call.plan.traits.launches, dtype_name(call.out, call.args))
