@@ -24,6 +24,7 @@ from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.schedule import stage_layers
 from forerun.sources.symbolic.segments import BACKWARD_EXCHANGE, FORWARD_EXCHANGE, cut
 from forerun.sources.symbolic.tape import Tape
+from forerun.sources.symbolic.tape_blocks import backward_block, forward_block, transit_blocks
 from forerun.sources.symbolic.weights import Gathering, Weights
 
 
@@ -149,18 +150,18 @@ def _section_unit(name: str, section: Section, split: bool) -> Unit:
     unit = tape_unit(name, section.tape, section.weights, split, gathering)
     if not kernels.plan.expert_overlap:
         return unit
-    backward = section.tape.backward_block(late=True)[0].build(unit.backward.name)
+    backward = backward_block(section.tape, late=True)[0].build(unit.backward.name)
     forward_pieces, backward_pieces = cut(unit.forward, FORWARD_EXCHANGE), cut(backward, BACKWARD_EXCHANGE)
     return replace(unit, forward_pieces=tuple(forward_pieces), backward_pieces=tuple(backward_pieces))
 
 
 def tape_unit(name: str, tape: Tape, weights: Weights, split: bool = False, gathering: Gathering | None = None) -> Unit:
     """Returns the unit of a finished tape; with `split` weight gradients are a separate block."""
-    forward = tape.forward_block().build(name + ".forward")
-    backward, weight_backward = tape.backward_block(split)
+    forward = forward_block(tape).build(name + ".forward")
+    backward, weight_backward = backward_block(tape, split)
     leaving = returning = None
     if tape.offload:
-        gone, back = tape.transit_blocks()
+        gone, back = transit_blocks(tape)
         leaving, returning = gone.build(name + ".leaving"), back.build(name + ".returning")
     return Unit(
         name,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from forerun.describe.plan.plan import Plan, RecomputedModule
-from forerun.sources.symbolic.attention import SHARED, attention
+from forerun.sources.symbolic.attention import attention
 from forerun.sources.symbolic.expert import experts
 from forerun.sources.symbolic.feed_forward import feed_forward
 from forerun.sources.symbolic.kernels import PlanKernels, TransformerKernels
 from forerun.sources.symbolic.linear import Section
+from forerun.sources.symbolic.queries_keys_values import SHARED
 from forerun.sources.symbolic.recurrence import scan
 from forerun.sources.symbolic.tape import Region, Tape, TapeOp, keep_nothing
 from forerun.sources.symbolic.weights import Weights

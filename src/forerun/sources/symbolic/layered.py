@@ -345,7 +345,7 @@ class _UnitTape:
         The first of these operations to run backward makes the gradient, each other one adds to it.
         """
         seen: set[str] = set()
-        sizes = self.tape._sizes()
+        sizes = self.tape.sizes()
         for op in reversed(self.tape.ops):
             if op.gradless:
                 continue

@@ -1,0 +1,65 @@
+"""The fused attention kernel: its shapes, the tensors that it reads, keeps and makes, and its operation on a tape."""
+
+from __future__ import annotations
+
+from forerun.core.program.kinds import Attention
+from forerun.describe.kernels.attention import attention_kernel
+from forerun.sources.symbolic.linear import Section
+from forerun.sources.symbolic.queries_keys_values import attention_bytes, query_names
+from forerun.sources.symbolic.shapes import ceil_div
+from forerun.sources.symbolic.tape import Stage, TapeOp
+
+
+def kernel_name(section: Section) -> str:
+    """Returns the name of the plan's attention kernel, or of the stack's."""
+    kernels = section.kernels
+    return kernels.stack.attention_kernel(kernels.plan.attention, kernels.architecture)
+
+
+def _kind(section: Section) -> str:
+    """Returns the kind of the fused kernel: `attention`, or `core` where checkpointing by operation drops it."""
+    unknown = kernel_name(section) in section.kernels.stack.op_policy_misses
+    return "core" if unknown else "attention"
+
+
+def kernel_op(
+    section: Section, seq_q: int, seq_kv: int, causal: bool, heads: int, kv_heads: int, share: float = 1.0
+) -> tuple[int, int]:
+    """Returns the op numbers of the forward and backward kernel; the average rank executes `share` of the FLOPs."""
+    kernels, s = section.kernels, section.kernels.shapes
+    kernel = kernel_name(section)
+    add = kernels.ops.attention
+    window = kernels.model.sliding_window
+    if window and window < seq_kv and causal:
+        seq_kv, causal = window, False
+    batch, chunk, indexer = kernels.plan.micro_batch, kernels.model.attention_chunk, kernels.model.indexer
+    if chunk and chunk < min(seq_q, seq_kv):
+        batch, seq_q, seq_kv = batch * ceil_div(seq_q, chunk), chunk, chunk
+    if indexer and indexer.top_k < seq_kv:
+        seq_kv, causal = indexer.top_k, False
+    sizes = (batch, heads, kv_heads, seq_q, seq_kv, s.head_dim, int(causal))
+    forward, backward = (Attention(*sizes, backward=turn, v_head_dim=s.v_head_dim) for turn in (0, 1))
+    return (
+        add("attention.kernel", forward, kernel, kernels.wide_dtype, share=share),
+        add("attention.kernel.backward", backward, kernel, kernels.wide_dtype, share=share),
+    )
+
+
+def kernel_tensors(section: Section) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
+    """Returns the tensors that the kernel reads and keeps, and those it makes as (name, bytes).
+
+    It makes the output, and fp32 statistics of each query and head.
+    """
+    s = section.kernels.shapes
+    _, _, out = attention_bytes(section)
+    reads = tuple(dict.fromkeys(query_names(section)))
+    statistics = attention_kernel(kernel_name(section)).keeps
+    return reads, (("o", out), *((name, s.tokens * s.heads * 4) for name in statistics))
+
+
+def kernel_tape_op(section: Section, forward: list[Stage], backward: list[Stage], module: int) -> TapeOp:
+    """Returns the operation of fused attention that runs these kernels (and transfers) in either direction."""
+    reads, makes = kernel_tensors(section)
+    saves = (*reads, *(name for name, _ in makes))
+    kind = _kind(section)
+    return TapeOp("attention.kernel", kind, module, forward, backward, reads=reads, saves=saves, makes=makes)

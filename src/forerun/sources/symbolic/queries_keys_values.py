@@ -1,0 +1,203 @@
+"""Queries, keys and values: their projections, norms, rotary embedding and copies."""
+
+from __future__ import annotations
+
+from forerun.describe.model.parameters import qk_norm_widths
+from forerun.describe.model.spec import IndexerSpec
+from forerun.sources.symbolic.linear import Product, Section
+from forerun.sources.symbolic.shapes import ceil_div
+from forerun.sources.symbolic.tape import TapeOp, on_compute
+from forerun.sources.symbolic.weights import Matrix
+
+SHARED = ("k.shared", "v.shared")
+"""keys and values that an earlier layer has made"""
+
+
+def queries_keys_values(section: Section, x: str, module: int) -> None:
+    """Writes what an attention kernel reads (`query_names`) from the normed input `x`."""
+    if section.kernels.model.mla:
+        _latent_projections(section, x, module)
+    else:
+        _projections(section, x, module)
+    _rope_and_norms(section, module)
+    _repeat_kv(section, module)
+    _layout_copies(section, module)
+
+
+def attention_bytes(section: Section) -> tuple[int, int, int]:
+    """Returns the bytes of queries, of keys (or of values of equal width), and of the attention output."""
+    s = section.kernels.shapes
+    return (
+        s.tokens * s.heads * s.head_dim * s.act_bytes,
+        s.tokens * s.kv_heads * s.head_dim * s.act_bytes,
+        s.tokens * s.heads * s.v_head_dim * s.act_bytes,
+    )
+
+
+def _projections(section: Section, x: str, module: int) -> None:
+    kernels, s = section.kernels, section.kernels.shapes
+    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    own, gates = not kernels.model.shared_kv, kernels.model.attention_gate
+    if kernels.stack.fused_qkv:
+        width = q * (1 + gates) + 2 * kv * own
+        section.column("attention.qkv", x, s.hidden, [("attention.qkv", "q", width)], kernels.model.qkv_bias, module)
+        apart = [q * (1 + gates), *[kv] * (2 * own)]  # an optimizer of matrices takes the parts one by one
+        section.weights.shapes[-1:] = [Matrix(rows, s.hidden) for rows in apart]
+    else:
+        outs = [("attention.q", "q", q), ("attention.k", "k", kv), ("attention.v", "v", kv)]
+        outs = [*outs[: 1 + 2 * own], *([("attention.gate_in", "gate", q)] if gates else [])]
+        section.column("attention.qkv", x, s.hidden, outs, kernels.model.qkv_bias, module)
+
+
+def _latent_projections(section: Section, x: str, module: int) -> None:
+    """Writes the projections of multi-head latent attention: low-rank down (replicated over tp), norms, up."""
+    s, mla = section.kernels.shapes, section.kernels.model.mla
+    assert mla is not None
+    tokens = s.tokens_sp
+    query = x
+    section.fan_out("attention.down", x, tokens * s.hidden, 2, module)
+    if mla.q_lora_rank:
+        section.weights.add_matrix(s.hidden, mla.q_lora_rank)
+        section.linear(Product("attention.q_down", x, "q_low", s.hidden, mla.q_lora_rank, False, module), tokens)
+        section.norm("attention.q_norm", "q_low", "q_normed", tokens, module, mla.q_lora_rank)
+        query = "q_normed"
+    section.column(
+        "attention.q_up",
+        query,
+        mla.q_lora_rank or s.hidden,
+        [("attention.q_up", "q", s.heads * s.head_dim)],
+        False,
+        module,
+    )
+    width = mla.kv_lora_rank + mla.qk_rope_dim
+    section.weights.add_matrix(s.hidden, width)
+    section.linear(Product("attention.kv_down", x, "kv_low", s.hidden, width, False, module), tokens)
+    section.norm("attention.kv_norm", "kv_low", "kv_normed", tokens, module, mla.kv_lora_rank)
+    up = s.heads * (mla.qk_nope_dim + mla.v_head_dim)
+    section.column("attention.kv_up", "kv_normed", mla.kv_lora_rank, [("attention.kv_up", "kv", up)], False, module)
+    indexer = section.kernels.model.indexer
+    if indexer:
+        _indexer(section, indexer, x, query, module)
+    keys = s.tokens * s.heads * s.head_dim * s.act_bytes
+    values = s.tokens * s.heads * s.v_head_dim * s.act_bytes
+    elements = s.tokens * s.heads * (s.head_dim + s.v_head_dim)
+    section.pointwise(
+        "attention.assemble", "copy", elements, "fused", ("kv",), (("k", keys), ("v", values)), module=module
+    )
+
+
+def _indexer(section: Section, indexer: IndexerSpec, x: str, query: str, module: int) -> None:
+    """Writes the scores of all keys for each query, and the choice of the keys that the attention reads.
+
+    Its parameters are whole on every tensor-parallel rank.
+    """
+    kernels, s, mla = section.kernels, section.kernels.shapes, section.kernels.model.mla
+    rank, width = (mla.q_lora_rank if mla else None) or s.hidden, indexer.head_dim
+    products = (("q", query, rank, indexer.heads * width), ("k", x, s.hidden, width), ("w", x, s.hidden, indexer.heads))
+    for name, read, n_in, n_out in products:
+        section.weights.add_matrix(n_in, n_out)
+        product = Product(f"attention.indexer_{name}", read, f"indexer.{name}", n_in, n_out, False, module)
+        section.linear(product, s.tokens)
+    section.weights.vectors.append(2 * width)
+    batch, keys = kernels.plan.micro_batch * indexer.heads, kernels.plan.seq_len // 2  # the causal half
+    scores, dk, dq = (
+        kernels.ops.gemm(f"attention.indexer{role}", s.seq, n, k, batch, 0, kernels.wide_dtype)
+        for role, n, k in (("", keys, width), (".dk", width, keys), (".dq", width, keys))
+    )
+    pairs = s.tokens * keys
+    chosen = kernels.traffic("attention.indexer_top_k", pairs * 4, s.tokens * indexer.top_k * 4, 2)
+    section.tape.add(
+        TapeOp(
+            "attention.indexer",
+            "attention",
+            module,
+            [*on_compute(scores), *chosen],
+            on_compute(dk, dq),
+            reads=("indexer.q", "indexer.k", "indexer.w"),
+            saves=("indexer.q", "indexer.k", "indexer.w"),
+            makes=(("indexer.chosen", s.tokens * indexer.top_k * 4),),
+        )
+    )
+
+
+def _rope_and_norms(section: Section, module: int) -> None:
+    kernels, s = section.kernels, section.kernels.shapes
+    q, kv, _ = attention_bytes(section)
+    fused, own = kernels.stack.fused_qkv and not kernels.model.mla, not kernels.model.shared_kv
+    rotated = s.heads + s.kv_heads * own
+    elements = s.tokens * s.head_dim * rotated
+    makes: tuple[tuple[str, int], ...] = (("q.normed", q), ("k.normed", kv))[: 1 + own]
+    reads: tuple[str, ...] = ("q",) if fused or not own else ("q", "k")
+    if kernels.model.qk_norm:
+        section.weights.vectors += _qk_norm_vectors(section)
+        section.pointwise(
+            "attention.qk_norm", kernels.model.norm, elements, kernels.stack.norm, reads, makes, reads, module
+        )
+        reads = ("q.normed", "k.normed")[: 1 + own]
+    makes = (("q.rotated", q), ("k.rotated", kv))[: 1 + own]
+    if fused and own:  # rotation copies queries and keys out of the fused projection; values stay in it
+        makes = (*makes, ("v", kv))
+    if kernels.model.position == "rope":
+        if kernels.model.mla:
+            elements = s.tokens * kernels.model.mla.qk_rope_dim * rotated
+        section.pointwise("attention.rope", "rope", elements, kernels.stack.rope, reads, makes, module=module)
+    else:
+        section.tape.add(TapeOp("attention.split", "view", module, [], [], reads=reads, makes=()))
+
+
+def _qk_norm_vectors(section: Section) -> list[int]:
+    """Returns the elements of the weights (and biases) of the norms on queries and keys."""
+    model = section.kernels.model
+    if model.mla:
+        return [section.kernels.shapes.head_dim] * 2
+    local = section.tp if model.qk_norm_over == "all_heads" else 1
+    weights = [ceil_div(width, local) for width in qk_norm_widths(model) if width]
+    biased = model.norm == "layernorm" and model.norm_bias and model.qk_norm_over == "head"
+    return weights * (1 + biased)
+
+
+def query_names(section: Section) -> tuple[str, str, str]:
+    """Returns the names of the tensors that the attention kernel reads: queries, keys, values."""
+    query, key, value = _projected_names(section)
+    return (query, "k.repeated", "v.repeated") if repeats_kv(section) else (query, key, value)
+
+
+def _projected_names(section: Section) -> tuple[str, str, str]:
+    """Returns the names of queries, keys and values before key and value heads are repeated."""
+    kernels = section.kernels
+    fused = kernels.stack.fused_qkv and not kernels.model.mla
+    if kernels.model.shared_kv:
+        rotated = kernels.model.position == "rope"
+        return "q.rotated" if rotated else "q.normed" if kernels.model.qk_norm else "q", *SHARED
+    if kernels.model.position == "rope":
+        return "q.rotated", "k.rotated", "v"
+    if kernels.model.qk_norm:
+        return "q.normed", "k.normed", "q" if fused else "v"
+    return ("q", "q", "q") if fused else ("q", "k", "v")
+
+
+def repeats_kv(section: Section) -> bool:
+    """Whether key and value heads are copied to the number of query heads; a compiler fuses the copies away."""
+    kernels, s = section.kernels, section.kernels.shapes
+    return kernels.stack.repeat_kv and s.heads != s.kv_heads and not kernels.model.mla and not kernels.plan.compile
+
+
+def _repeat_kv(section: Section, module: int) -> None:
+    """Writes the copies of key and value heads, which the kernel keeps for the backward pass."""
+    if not repeats_kv(section):
+        return
+    kernels, s = section.kernels, section.kernels.shapes
+    keys, values = s.tokens * s.heads * s.head_dim, s.tokens * s.heads * s.v_head_dim
+    forward, backward = kernels.pattern("copy", keys + values, "composed")
+    makes = (("k.repeated", keys * s.act_bytes), ("v.repeated", values * s.act_bytes))
+    reads = tuple(dict.fromkeys(_projected_names(section)[1:]))
+    section.tape.add(TapeOp("attention.repeat_kv", "pointwise", module, forward, backward, reads=reads, makes=makes))
+
+
+def _layout_copies(section: Section, module: int) -> None:
+    kernels, s = section.kernels, section.kernels.shapes
+    copies = kernels.stack.qkv_copies
+    if not copies:
+        return
+    forward, backward = kernels.pattern("copy", copies * s.tokens * s.heads * s.head_dim, "fused")
+    section.tape.add(TapeOp("attention.layout_in", "pointwise", module, forward, backward))
