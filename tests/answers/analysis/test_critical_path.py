@@ -120,6 +120,12 @@ def test_ties_go_to_the_own_stream_then_to_the_first_predecessor_then_to_the_hos
     block.node(1, after=[1, 0])
     found, _ = path(block.build("b"), [10, 1])
     assert found.node.tolist() == [2, 3]
+    first_of_all = BlockBuilder()
+    first_of_all.node(0)
+    first_of_all.node(0, Stream.REDUCE)
+    first_of_all.node(1, after=[1])
+    found, _ = path(first_of_all.build("b"), [10, 1])
+    assert found.node.tolist() == [0, 2]
     apart = BlockBuilder()
     apart.node(0, Stream.REDUCE)
     apart.node(0, Stream.GATHER)

@@ -96,6 +96,17 @@ def test_a_stream_keeps_its_order_where_nodes_take_no_time() -> None:
     assert [(row["node"], row["event"]) for row in rows] == [(0, "start"), (0, "end"), (1, "start"), (1, "end")]
 
 
+def test_every_class_counts_its_own_nodes() -> None:
+    blocks = [BlockBuilder(), BlockBuilder()]
+    for number, block in enumerate(blocks):
+        for _ in range(2 + number):
+            block.node(0)
+    both = program([block.build("b") for block in blocks], [[0], [1]])
+    rows = History([iteration(both, [5], [0] * N_OPS)]).to_rows()
+    counted = [(row["rank_class"], row["node"]) for row in rows if row["event"] == "start"]
+    assert sorted(counted) == [("class 0", 0), ("class 0", 1), ("class 1", 0), ("class 1", 1), ("class 1", 2)]
+
+
 def test_a_dataframe_has_the_same_rows() -> None:
     block = BlockBuilder()
     block.node(0, Stream.GATHER)

@@ -11,8 +11,9 @@ from forerun.answers.analysis.setup import RankKind, Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
 from forerun.answers.experiment.advice.advise import LEAST_GAIN, advise
 from forerun.answers.experiment.advice.candidates import _zero_stages as other_zero_stages
+from forerun.answers.experiment.advice.machine import devices as other_devices
 from forerun.answers.experiment.description.read import changed, read_experiment
-from forerun.answers.experiment.request import Prices, Request
+from forerun.answers.experiment.request import Prices, Request, Thresholds
 from forerun.common.errors import ForerunError
 from forerun.core.network.patterns_catalog import pattern_of
 from forerun.describe.cluster.catalog import load_cluster
@@ -62,6 +63,7 @@ def check(request, advice):
             assert gain > LEAST_GAIN, each.title
         elif each.aim == "memory":
             assert gain >= 0
+            assert base.peak_reserved_gib > request.thresholds.memory * base.memory_limit_gib
             assert again.peak_reserved_gib < base.peak_reserved_gib - 0.1 * base.memory_limit_gib
         else:
             assert each.after.dollars_per_million_samples < (1 - LEAST_GAIN) * each.before.dollars_per_million_samples
@@ -232,6 +234,28 @@ def test_unlike_gpus_get_batches_that_take_as_long():
 def test_other_zero_stages_are_for_one_axis_of_data_parallel_ranks(plan, stages):
     setup = request_of("mixtral-8x7b", H100, seq_len=512, stack="deepspeed", **plan).setup
     assert set(other_zero_stages(setup)) == stages
+
+
+def test_a_run_is_told_how_to_free_memory_from_its_threshold_of_memory_on():
+    plan = dict(seq_len=16384, micro_batch=2, dp_replicate=4, zero_stage=0, compile=True, stack="pytorch")
+    request = request_of("llama-3.2-1b", H100, **plan)
+    base = simulate_setup(request.setup)
+    share = base.prediction.peak_reserved_gib / base.prediction.memory_limit_gib
+    freeing = [
+        {each.kind for each in advise(replace(request, thresholds=Thresholds(memory=at)), base, plans=0)
+         if each.aim == "memory"}
+        for at in (0.99 * share, 1.01 * share)
+    ]  # fmt: skip
+    assert freeing == [{"sharding"}, set()]
+
+
+def test_the_fastest_devices_are_tried_whatever_they_cost_and_good_value_however_slow():
+    request = request_of("llama-3.2-1b", A100, seq_len=2048, micro_batch=4, dp_shard=8)
+    priced = replace(request, prices=Prices(by_name={"b200-sxm-180gb": 1000.0, "rtx-4090": 0.001}))
+    tried = [each.setup.cluster.device.name for each in other_devices(priced)]
+    assert {"b200-sxm-180gb", "rtx-4090"} <= set(tried)
+    assert tried.index("b200-sxm-180gb") < tried.index("rtx-4090")
+    assert A100.device.name not in tried
 
 
 def test_a_run_on_one_gpu_is_told_nothing_of_networks():

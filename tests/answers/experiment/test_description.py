@@ -74,6 +74,24 @@ def test_network_bandwidth_is_in_bits_and_memory_bandwidth_in_bytes():
     assert "intra_node_bandwidth_gbps 2400: 2400 Gb/s = 300 GB/s for each GPU and direction in a node of 4" in told
 
 
+def test_a_given_bandwidth_keeps_the_latency_of_the_clusters_own_network():
+    own = load_cluster("aws-p4d").links[1]
+    given = described(hardware={"gpu_model": "aws-p4d", "network_bandwidth_gbps": 80}, training={"num_nodes": 2})
+    inter = given.setup.cluster.links[1]
+    assert (inter.kind, inter.latency_s, inter.bytes_per_s) == (own.kind, own.latency_s, 10e9)
+
+
+def test_a_node_without_a_network_gets_one_with_its_bandwidth():
+    toy = {"name": "toy", "architecture": "ampere", "peak_tflops": {"bf16": 100}, "memory_gib": 40}
+    toy |= {"memory_gb_s": 1000, "multiprocessors": 108, "power_w": 400}
+    node = {"device": toy, "gpus_per_node": 4, "intra_node": {"kind": "nvlink", "gb_s": 100}, "host_gb_s": 25}
+    keys = {"gpu_model": None, "cluster": {"name": "node", **node}}
+    assert len(described(hardware=keys).setup.cluster.links) == 1
+    given = described(hardware={**keys, "network_bandwidth_gbps": 80}, training={"num_nodes": 2}).setup
+    assert (given.n_gpus, given.cluster.links[1].bytes_per_s) == (8, 10e9)
+    assert 0 < given.cluster.links[1].latency_s < 1e-4
+
+
 @pytest.mark.parametrize(("memory_gb", "gib"), [(80, None), (40, 40), (79.25, None), (160, 160), (24, 24)])
 def test_memory_as_it_is_sold_is_all_of_it_and_anything_else_is_gib(memory_gb, gib):
     own = load_device("a100").memory_bytes
