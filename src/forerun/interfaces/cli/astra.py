@@ -48,7 +48,7 @@ class Semantics(str, Enum):
 
 @dataclass(frozen=True)
 class FileOptions:
-    """The files of a replay, with ASTRA-sim's names for the options."""
+    """Names the files of a replay; the options have ASTRA-sim's names."""
 
     workload_configuration: Annotated[
         str | None, typer.Option(help="Prefix of the traces: <prefix>.<rank>.et, also .gz or .zst.")
@@ -94,7 +94,7 @@ class FileOptions:
 
 @dataclass(frozen=True)
 class AcceptedOptions:
-    """Options of ASTRA-sim that are accepted so that its command lines run, and change nothing."""
+    """Accepts options of ASTRA-sim that change nothing here, so that its command lines run."""
 
     comm_scale: Annotated[float, typer.Option(help="Accepted; without effect, as in ASTRA-sim.", hidden=True)] = 1.0
     compute_scale: Annotated[float, typer.Option(help="Accepted; without effect, as in ASTRA-sim.", hidden=True)] = 1.0
@@ -154,7 +154,7 @@ def astra(
 
 @dataclass(frozen=True)
 class _How:
-    """How traces are replayed."""
+    """Says how traces are replayed."""
 
     semantics: Semantics
     release: Release

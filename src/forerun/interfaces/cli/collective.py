@@ -39,7 +39,7 @@ _MANY_NPUS = 1024
 
 
 class Backend(str, Enum):
-    """Whether messages wait for each other."""
+    """Says whether messages wait for each other."""
 
     auto = "auto"
     unaware = "unaware"
@@ -47,7 +47,7 @@ class Backend(str, Enum):
 
 
 class Optimization(str, Enum):
-    """How an all-reduce goes through several dimensions."""
+    """Says how an all-reduce goes through several dimensions."""
 
     baseline = "baseline"
     localBWAware = "localBWAware"
@@ -55,7 +55,7 @@ class Optimization(str, Enum):
 
 @dataclass(frozen=True)
 class SizeOptions:
-    """The sizes to simulate: some, a range, or both."""
+    """Says which sizes are simulated: some, a range, or both."""
 
     size: Annotated[
         list[str] | None, typer.Option("--bytes", help="Size, such as 64MiB, 1GB or 1048576; can be repeated.")
@@ -65,7 +65,7 @@ class SizeOptions:
     factor: Annotated[float, typer.Option(min=1.01, help="Ratio of neighbouring sizes of the range.")] = 2.0
 
     def bytes(self) -> list[int]:
-        """All sizes. Raises ForerunError where there is none."""
+        """Returns all sizes. Raises ForerunError where there is none."""
         sizes = [parse_bytes(text) for text in self.size or ()]
         if self.first is not None or self.last is not None:
             if self.first is None or self.last is None:
@@ -80,7 +80,7 @@ class SizeOptions:
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """The network: written on the command line, or a file."""
+    """Says which network it is, on the command line or in a file."""
 
     topology: Annotated[
         str | None, typer.Option(help="Network, as ring:8,switch:4@50/500 (GB/s and ns), innermost dimension first.")
@@ -117,7 +117,7 @@ class NetworkOptions:
 
 @dataclass(frozen=True)
 class SystemOptions:
-    """How a collective is cut into chunks and scheduled: keys of ASTRA-sim's system file."""
+    """Says how a collective is cut into chunks and scheduled, by the keys of ASTRA-sim's system file."""
 
     splits: Annotated[int, typer.Option(min=1, help="Chunks that a collective is cut into.")] = 4
     active: Annotated[int, typer.Option(min=1, help="Chunks that a dimension works on at the same time.")] = 1
@@ -141,7 +141,7 @@ class SystemOptions:
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """The groups in which collectives run; the whole network by default."""
+    """Says in which groups collectives run; without any, the whole network is one group."""
 
     group_size: Annotated[int | None, typer.Option(min=2, help="Ranks of a group; all groups run at once.")] = None
     stride: Annotated[int, typer.Option(min=1, help="Distance of neighbours in a group.")] = 1

@@ -35,7 +35,7 @@ from forerun.interfaces.report.records import to_json
 
 
 def spread(arguments: Sequence[str], several: Collection[str]) -> list[str]:
-    """`arguments` with the name repeated before each further value of the options in `several`.
+    """Returns `arguments` with the name repeated before each further value of the options in `several`.
 
     Values go on until the next option; what belongs to the command itself stands before.
     """
@@ -53,7 +53,7 @@ def spread(arguments: Sequence[str], several: Collection[str]) -> list[str]:
 
 
 class SpreadCommand(TyperCommand):
-    """A command whose list options take several values after one name."""
+    """Runs a command whose list options take several values after one name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments after repeating the name of such options."""
@@ -75,7 +75,7 @@ Out = Annotated[
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """What the studies share: changes of the experiment, and what becomes of the result."""
+    """Says what a study changes of the experiment, and what becomes of its result."""
 
     settings: Settings = None
     out: Out = None

@@ -20,7 +20,7 @@ _SCALED = "medium"
 
 @dataclass(frozen=True)
 class Chosen:
-    """An experiment and the study to run."""
+    """Holds an experiment and the study to run."""
 
     source: str
     """a file, or a preset's name"""
@@ -38,7 +38,7 @@ _EXAMPLE_WORDS = ", ".join(f"{each.number} {each.title}" for each in EXAMPLES.va
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The ways to name an experiment, and whether to study how it scales."""
+    """Says which experiment to run, and whether to study how it scales."""
 
     source: Annotated[
         str | None, typer.Argument(metavar="FILE|PRESET", help="YAML or JSON file, or a preset's name.")
@@ -56,7 +56,7 @@ class SourceOptions:
     ] = None
 
     def chosen(self) -> Chosen:
-        """What the argument and the options name together.
+        """Returns what the argument and the options name together.
 
         Raises ForerunError if none or several of them name an experiment, for --nodes without --scaling, and for
         --scaling with an example that is a comparison.

@@ -18,7 +18,7 @@ from forerun.interfaces.report.launch.tools import NOTES, TOOLS, check_tool, lau
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The tool that is to run the plan, and the folder for its files."""
+    """Names the tool that is to run the plan, and the folder for its files."""
 
     launch: Annotated[
         str | None, typer.Option(metavar="TOOL", help=f"Write the plan as files of this tool: {', '.join(TOOLS)}.")

@@ -14,7 +14,7 @@ from forerun.describe.plan.training_loop import CHECKPOINT_MODES, KINDS, Trainin
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """What the training loop does every n steps, and where its checkpoints go."""
+    """Says what the training loop does every n steps, and where its checkpoints go."""
 
     every: Annotated[
         str | None,
@@ -38,7 +38,7 @@ class LoopOptions:
     ] = None
 
     def loop(self, base: TrainingLoop) -> TrainingLoop:
-        """`base` with what the options change. Raises ForerunError for a value that is wrong."""
+        """Returns `base` with what the options change. Raises ForerunError for a value that is wrong."""
         loop = base if self.every is None else base.with_every(self.every)
         for option, value in (("--checkpoint-mode", self.checkpoint_mode), ("--storage", self.storage)):
             if value is not None and not loop.checkpoint:

@@ -21,9 +21,9 @@ _LARGEST = 1 << 50
 
 
 def whole_numbers(text: str, place: str) -> tuple[int, ...]:
-    """`64`, `64,96,128`, `64..1024` (doublings of 64), `64..1024:64` (steps of 64), or several of these with commas.
+    """Returns the numbers in `64`, `64,96,128`, `64..1024` (doublings of 64), or `64..1024:64` (steps of 64).
 
-    Ascending, each once. Raises ForerunError, which starts with `place`.
+    Commas join several of these. The numbers are ascending, each once. Raises ForerunError, which starts with `place`.
     """
     found = sorted({number for part in text.split(",") for number in _numbers(part.strip(), place)})
     if len(found) > _MOST:

@@ -31,7 +31,7 @@ def grouped(command: Command) -> Command:
 
 
 def with_parameters(wrapped: Callable[..., None], parameters: list[inspect.Parameter], command: Command) -> Command:
-    """`wrapped` in place of `command`, with these parameters for typer to read."""
+    """Returns `wrapped` in place of `command`, with these parameters for typer to read."""
     keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
     wrapped.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]

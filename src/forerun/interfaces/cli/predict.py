@@ -44,7 +44,7 @@ from forerun.interfaces.report.records import prediction_record, to_json
 
 @dataclass(frozen=True)
 class Subject:
-    """What is predicted: a model under a plan, or a saved program."""
+    """Says what is predicted: a model under a plan, or a saved program."""
 
     model: Annotated[
         str | None, typer.Argument(help="Preset (forerun models), config.json, its folder, or a YAML file.")
@@ -68,7 +68,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Written:
-    """What is shown of a prediction, and the files that it is written to."""
+    """Says what is shown of a prediction, and which files it is written to."""
 
     trace: Annotated[Path | None, typer.Option(help="Write the step as a Perfetto / Chrome trace.")] = None
     chakra: Annotated[

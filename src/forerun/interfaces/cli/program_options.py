@@ -29,7 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions that a step runs under beside model, plan and cluster."""
+    """Says under which conditions a step runs, beside model, plan and cluster."""
 
     memory_limit: Annotated[
         float | None,

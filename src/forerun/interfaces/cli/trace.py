@@ -25,7 +25,7 @@ _DEFAULT = Job("")
 
 @dataclass(frozen=True)
 class ScriptOptions:
-    """The program that is traced."""
+    """Names the program that is traced."""
 
     target: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="Training script, or a module's name with --module; unmodified.")
@@ -46,7 +46,7 @@ class ScriptOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The run that the program is told it is part of, and what is recorded of it."""
+    """Says which run the program is told it is part of, and what is recorded of it."""
 
     world_size: Annotated[int, typer.Option(min=1, help="Ranks of the run, as torchrun would start.")] = 1
     gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks of a node.")] = _DEFAULT.gpus_per_node
@@ -84,7 +84,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class LimitOptions:
-    """What a traced process may use."""
+    """Says what a traced process may use."""
 
     time_limit: Annotated[float, typer.Option(min=1, metavar="S", help="Seconds that a trace may take.")] = (
         Limits.time_s

@@ -30,7 +30,7 @@ _WIDTH = 180
 
 @dataclass(frozen=True)
 class TracedOptions:
-    """The judgement of traced programs in place of modelled ones."""
+    """Says how traced programs are judged in place of modelled ones."""
 
     traced: Annotated[
         bool, typer.Option("--traced", help="Trace the public program behind each row, and judge those predictions.")

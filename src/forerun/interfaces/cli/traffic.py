@@ -14,7 +14,7 @@ from forerun.core.network.network_file import read_network
 
 
 class Model(str, Enum):
-    """How messages share links."""
+    """Says how messages share links."""
 
     links = "links"
     flows = "flows"

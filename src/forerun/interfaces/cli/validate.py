@@ -34,7 +34,7 @@ PIPED_WIDTH = 160
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """The files that `validate` writes, and the form of what it prints."""
+    """Says which files `validate` writes, and in which form it prints."""
 
     out: Annotated[Path | None, typer.Option(help="Write one prediction per row to this CSV file.")] = None
     plots: Annotated[
