@@ -6,41 +6,33 @@ calls is overridden, so that a collective on device tensors is one recorded node
 * its bytes are the full buffer (nccl-tests): an all-gather's output, a reduce-scatter's or an all-to-all's whole input;
 * `async_op=False` runs on the current stream, `async_op=True` on the group's own stream, and `Work.wait` makes the
   current stream wait for it (torch 2.13, ProcessGroupNCCL.cpp, `collective`);
-* the sends and receives of a batch run on the group's stream; others have one stream per pair of ranks, unless the
-  group is bound to a device (`pointToPoint`, "eager initialization mode");
 * a barrier is an all-reduce of one float, and the host waits.
 
-Where data is real or known, a collective's result is computed as if every peer held the same data (`symmetric.py`), but
-sends and receives exchange it with the peer's process through the mailbox. Collectives on CPU tensors are not recorded.
+Where data is real or known, a collective's result is computed as if every peer held the same data (`symmetric.py`).
+Sends and receives (`point_to_point.py`) exchange it with the peer's process. Collectives on CPU tensors are not
+recorded.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
 
-from forerun.common.errors import ForerunError
 from forerun.core.program.types import Collective
 from forerun.sources.trace.inside.kernels.tensors import dtype_name
 from forerun.sources.trace.inside.ranks import functional, groups, objects, stores
 from forerun.sources.trace.inside.ranks.mailbox import Mailbox
+from forerun.sources.trace.inside.ranks.point_to_point import MessagingGroup, tensor_list
 from forerun.sources.trace.inside.ranks.symmetric import Values, own_chunk, reduced
-from forerun.sources.trace.inside.ranks.transport import Transport, no_peer
+from forerun.sources.trace.inside.ranks.transport import Transport
 from forerun.sources.trace.inside.ranks.work import Work
 from forerun.sources.trace.inside.recorder import Event, Recorder
 
 handle = functional.handle
-_dist: Any = dist
-_ProcessGroup: Any = _dist.ProcessGroup
 Answer = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-_SMALL = 1 << 12
-"""The largest integer message on the device, in elements, whose data is delivered, because the program may branch on
-it."""
 
 
 def install(
@@ -92,24 +84,18 @@ class _Backend:
         return None
 
 
-class VirtualGroup(_ProcessGroup):
+class VirtualGroup(MessagingGroup):
     """One process group. `ranks` are its global ranks, `rank` is this process's position among them."""
 
     def __init__(
         self, rank: int, ranks: Sequence[int], label: str, backends: dict[str, str], store: Any, options: Any = None
     ) -> None:
-        super().__init__(rank, len(ranks))
-        self.ranks, self.label, self._store = tuple(ranks), label, store
-        self.rank_, self.size_ = rank, len(ranks)
+        super().__init__(rank, ranks, label)
+        self._store = store
         self.backends = backends
         """The name of the backend for each device type."""
         self._options = options
         self._name = self._desc = ""
-        self._batch: list[tuple[bool, torch.Tensor, int, int]] | None = None
-        self._batch_works: list[Work] = []
-        self._sequence: dict[tuple[int, int, int], int] = {}
-        self._key = zlib.crc32(b",".join(b"%d" % r for r in self.ranks))
-        """A number for the group that all its members compute alike."""
 
     # -- what a group is --------------------------------------------------------------------------------------
 
@@ -209,8 +195,7 @@ class VirtualGroup(_ProcessGroup):
             event = self.record(name or kind.name.lower(), kind, nbytes, dtype_name(*moved), _asynchronous(opts))
         Transport.values.settle(inputs, outputs, answer)
         work = Work(event, outputs)
-        if self._batch is not None:
-            self._batch_works.append(work)
+        self.join_batch(work)
         return work
 
     def record(self, name: str, kind: Collective, nbytes: float, dtype: str, asynchronous: bool) -> Event:
@@ -226,19 +211,19 @@ class VirtualGroup(_ProcessGroup):
         return lambda values: [reduced(v.flatten().chunk(self.size_)[self.rank_], op, self.size_) for v in values]
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
-        tensors = _list(tensors)
+        tensors = tensor_list(tensors)
         return self.collect(Collective.ALL_REDUCE, tensors, tensors, self.reduction(_reduce_op(opts)), opts)
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Any, opts: Any = None) -> Work:
-        tensors = _list(tensors)
+        tensors = tensor_list(tensors)
         here = opts is None or opts.rootRank == self.rank_
         answer = self.reduction(_reduce_op(opts)) if here else _same
         return self.collect(Collective.BROADCAST, tensors, tensors, answer, opts, name="reduce")
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Work:
-        tensors = _list(tensors)
+        tensors = tensor_list(tensors)
         return self.collect(Collective.BROADCAST, tensors, tensors, _same, opts)
 
     def allgather(self, output_lists: Any, tensors: Any, opts: Any = None) -> Work:
@@ -247,7 +232,7 @@ class VirtualGroup(_ProcessGroup):
         def answer(values: list[torch.Tensor]) -> list[torch.Tensor]:
             return [_fit(v, t) for v, one in zip(values, output_lists, strict=True) for t in one]
 
-        return self.collect(Collective.ALL_GATHER, _list(tensors), outputs, answer, opts, sized=outputs)
+        return self.collect(Collective.ALL_GATHER, tensor_list(tensors), outputs, answer, opts, sized=outputs)
 
     def allgather_coalesced(self, output_lists: Any, tensors: Any, opts: Any = None) -> Work:
         by_tensor = [list(outputs) for outputs in zip(*output_lists, strict=True)]
@@ -266,12 +251,12 @@ class VirtualGroup(_ProcessGroup):
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def gather(self, output_lists: Any, tensors: Any, opts: Any = None) -> Work:
-        tensors, outputs = _list(tensors), [t for one in output_lists for t in one]
+        tensors, outputs = tensor_list(tensors), [t for one in output_lists for t in one]
         moved = outputs or tensors * self.size_
         return self.collect(Collective.ALL_GATHER, tensors, outputs, _copies(outputs), opts, sized=moved, name="gather")
 
     def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
-        outputs, inputs = _list(outputs), [t for one in input_lists for t in one]
+        outputs, inputs = tensor_list(outputs), [t for one in input_lists for t in one]
         mine = [inputs[self.rank_]] if inputs else outputs
         moved = inputs or outputs * self.size_
         return self.collect(Collective.ALL_GATHER, mine, outputs, _same, opts, sized=moved, name="scatter")
@@ -279,7 +264,7 @@ class VirtualGroup(_ProcessGroup):
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
         mine, moved = [one[self.rank_] for one in input_lists], [t for one in input_lists for t in one]
         answer = self.reduction(_reduce_op(opts))
-        return self.collect(Collective.REDUCE_SCATTER, mine, _list(outputs), answer, opts, sized=moved)
+        return self.collect(Collective.REDUCE_SCATTER, mine, tensor_list(outputs), answer, opts, sized=moved)
 
     def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any = None) -> Work:
         return self.reduce_scatter_tensor_coalesced([output], [tensor], opts)
@@ -320,104 +305,6 @@ class VirtualGroup(_ProcessGroup):
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Does nothing: it runs on the host."""
-
-    # -- messages -------------------------------------------------------------------------------------------------
-
-    def send(self, tensors: Any, peer: int, tag: int = 0) -> Work:
-        return self._message(True, _list(tensors)[0], peer, tag)
-
-    def recv(self, tensors: Any, peer: int, tag: int = 0) -> Work:
-        return self._message(False, _list(tensors)[0], peer, tag)
-
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """Receives from the next rank of the group, because the first sender is not known."""
-        Transport.recorder.note("a receive from any source is traced as one from the next rank of its group")
-        return self.recv(tensors, (self.rank_ + 1) % self.size_, tag)
-
-    def _start_coalescing(self, device: Any = None) -> None:
-        self._batch, self._batch_works = [], []
-
-    def _end_coalescing(self, device: Any = None) -> Work:
-        batch, works = self._batch or [], self._batch_works
-        self._batch = None
-        ordered = sorted(batch, key=lambda message: not message[0])
-        ends = {id(m): self._recorded(*m[:3], batched=True) for m in batch}
-        done = [self._deliver(*m, ends[id(m)]) for m in ordered] + works
-        events = [w.event for w in done if w.event is not None]
-        nodes: dict[int, int] = {}
-        for event in events:
-            for stream, node in event.nodes.items():
-                nodes[stream] = max(node, nodes.get(stream, -1))
-        merged = Event(nodes, events[0].step) if events else None
-
-        def finish() -> None:
-            for work in done:
-                work.wait()
-
-        return Work(merged, [t for w in done for t in w.result()], finish)
-
-    def _message(self, sends: bool, tensor: torch.Tensor, peer: int, tag: int) -> Work:
-        if self._batch is not None:
-            self._batch.append((sends, tensor, peer, tag))
-            return Work(None, [tensor])
-        return self._deliver(sends, tensor, peer, tag, self._recorded(sends, tensor, peer, batched=False))
-
-    def transfer(self, sends: bool, nbytes: int, dtype: str, peer: int, batched: bool = False) -> Event:
-        """Records a message to or from member `peer` of the group."""
-        label, ranks = self.label, self.ranks
-        if not batched and self.bound_device_id is None and self.size_ > 2:
-            low, high = sorted((self.rank_, peer))
-            label, ranks = f"p2p {label} {low}-{high}", (ranks[low], ranks[high])
-        return Transport.recorder.transfer(sends, label, ranks, self.ranks[peer], nbytes, dtype, True)
-
-    def _recorded(self, sends: bool, tensor: torch.Tensor, peer: int, batched: bool) -> Event | None:
-        if tensor.device.type != "cuda":
-            return None
-        return self.transfer(sends, tensor.numel() * tensor.element_size(), dtype_name(tensor), peer, batched)
-
-    def _deliver(self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, event: Event | None) -> Work:
-        """Exchanges the data with the peer's process where it is real or the program may branch on it."""
-        fake = isinstance(tensor, FakeTensor)
-        steers = tensor.numel() <= _SMALL and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
-        if fake and not (steers and tensor.device.type == "cuda"):
-            return Work(event, [tensor])
-        mailbox = Transport.mailbox
-        if mailbox is None:
-            if not fake:
-                raise ForerunError(no_peer("send" if sends else "recv", self.ranks[peer]))
-            return Work(event, [tensor])
-        key = self.next_key(sends, peer, tag)
-        if sends:
-            mailbox.send(self.ranks[peer], key, _payload(Transport.values.of(tensor)))
-            return Work(event, [tensor])
-
-        def fetch() -> None:
-            data = mailbox.receive(self.ranks[peer], key)
-            with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
-                value = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(tensor.dtype) if data else None
-                Transport.values.put(tensor, value)
-
-        work = Work(event, [tensor], fetch)
-        work.source = peer
-        return work
-
-    def next_key(self, sends: bool, peer: int, tag: int) -> str:
-        """Returns the name of the next message to or from `peer`, which both sides compute alike."""
-        counted = (int(sends), peer, tag)
-        number = self._sequence[counted] = self._sequence.get(counted, -1) + 1
-        return f"{self._key:x}/{self.size_}/{tag}/{number}"
-
-
-def _payload(value: torch.Tensor | None) -> bytes:
-    """Returns the bytes of a tensor; empty where its data is not known."""
-    if value is None:
-        return b""
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
-        return bytes(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-
-
-def _list(tensors: Any) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def _same(values: list[torch.Tensor]) -> list[torch.Tensor]:
