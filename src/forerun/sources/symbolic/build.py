@@ -15,7 +15,6 @@ from forerun.core.program.types import I64, Block, Category, Channel, Collective
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
-from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import DTYPE_BYTES
 from forerun.describe.stacks.catalog import load_stack
@@ -25,6 +24,7 @@ from forerun.sources.symbolic.activation_offload import ActivationOffload
 from forerun.sources.symbolic.data_parallel import REDUCED, DataParallel
 from forerun.sources.symbolic.exchanges import gathered_bytes, sharded
 from forerun.sources.symbolic.fsdp_units import Staged, Unit, staged_transformer
+from forerun.sources.symbolic.gradient_steps import GradientSteps
 from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.layered import staged_layers
 from forerun.sources.symbolic.mesh import groups_of
@@ -68,16 +68,12 @@ class _Builder:
         self.first, self.last = staged.stages[0][0][0], staged.stages[-1][-1][0]
         self._parts: dict[int, tuple[Any, ...]] = {}
         """what the parts of a unit share: all fields of Part after its layer"""
-        self._buckets: dict[tuple[int, ...], int] = {}
-        self._forgotten: dict[int, int] = {}
-        """bytes of a buffer -> number of the block that frees it"""
         self.wires = Wires(self.kernels, self._add)
         self.gather_again = stack.reuse_elements > 0 and plan.activation_checkpointing == "full"
         wider = DTYPE_BYTES[self.kernels.accumulate_dtype] > self.kernels.grad_bytes
         self.late = stack.late_accumulation and wider and not self.parallel.fsdp
         self.root = self._root() if stack.joint_ends and self.parallel.fsdp and plan.pp == 1 else None
-        self.reduces_every_microbatch = bool(rules.reduces_every_microbatch(plan, stack))
-        self.overlap_reduce = plan.overlap_grad_reduce and stack.grad_reduce_overlap
+        self.gradients = GradientSteps(self.kernels, self.parallel, self._add)
 
     def _add(self, block: Block | None) -> int:
         if block is None:
@@ -216,8 +212,8 @@ class _Builder:
         else:
             for part in reversed(parts):
                 steps.add(part.weights, part.layer)
-                self._gradients(steps, part, first, last)
-            self._let_go(steps)
+                self.gradients.take(steps, part, first, last)
+            self.gradients.let_go(steps)
 
     def _side_by_side(self, steps: Steps, turn: Turn, stages: list[list[Part]], ends: tuple[int, int]) -> None:
         """Appends a forward pass and a backward pass with its weight gradients, cut at their exchanges of tokens."""
@@ -233,11 +229,11 @@ class _Builder:
             steps.now = action.microbatch
             steps.add(block, part.layer)
             if done and not self.late:
-                self._gradients(steps, part, first, last)
+                self.gradients.take(steps, part, first, last)
         steps.now = backward.microbatch
         for part in back if self.late else ():
-            self._gradients(steps, part, first, last)
-        self._let_go(steps)
+            self.gradients.take(steps, part, first, last)
+        self.gradients.let_go(steps)
 
     def _segments(self, pieces: list[_Piece]) -> list[list[_Piece]]:
         """Groups pieces so that each group but the last ends with an exchange."""
@@ -346,7 +342,7 @@ class _Builder:
                 self._done(steps, part, first, last)
         for part in backward if self.late else [self.root] if self.root is not None else []:
             self._done(steps, part, first, last)
-        self._let_go(steps)
+        self.gradients.let_go(steps)
 
     def _done(self, steps: Steps, part: Part, first: bool, last: bool) -> None:
         """Frees a unit's parameters after its backward pass and reduces its gradients."""
@@ -355,57 +351,11 @@ class _Builder:
             if last_use is not None:
                 steps.add(last_use["close", 0, 0], part.layer)
         if not self.split:
-            self._gradients(steps, part, first, last)
+            self.gradients.take(steps, part, first, last)
 
     def _gather_ahead(self, steps: Steps, waiting: list[Part]) -> None:
         while waiting and steps.gathers - steps.opens < self.parallel.ahead:
             self._gather_again(steps, waiting.pop(0))
-
-    def _gradients(self, steps: Steps, part: Part, first: bool, last: bool) -> None:
-        around = part.parallel
-        if self.reduces_every_microbatch:
-            self._reduce(steps, part, "reduce_first" if first else "reduce")
-            return
-        if not self.parallel.fsdp:
-            steps.add(around["accumulate_first" if first else "accumulate", 0, 0], part.layer)
-            if last and self.overlap_reduce:
-                self._bucket(steps, part)
-        elif self.plan.n_microbatches == 1:
-            self._reduce(steps, part, "reduce_first")
-        else:
-            steps.add(around["accumulate_first" if first else "accumulate", 0, 0], part.layer)
-            if last:
-                self._reduce(steps, part, "reduce_accumulated")
-
-    def _reduce(self, steps: Steps, part: Part, action: data_parallel.Action) -> None:
-        steps.add(part.parallel[action, 0, steps.reducing], part.layer)
-        if self.parallel.buffers:
-            steps.reducing = part.unit.weights.gradients * self.parallel.reduce_bytes
-
-    def _let_go(self, steps: Steps) -> None:
-        """Frees the buffer of the last reduction at the end of the backward pass."""
-        if not steps.reducing:
-            return
-        if steps.reducing not in self._forgotten:
-            self._forgotten[steps.reducing] = self._add(self.parallel.let_go(steps.reducing))
-        steps.add(self._forgotten[steps.reducing])
-        steps.reducing = 0
-
-    def _bucket(self, steps: Steps, part: Part) -> None:
-        """Adds a unit's gradients to the bucket and reduces it when it is full."""
-        steps.bucket.append(part.unit)
-        size = sum(unit.weights.gradients for unit in steps.bucket) * self.parallel.reduce_bytes
-        if size >= self.parallel.bucket_bytes:
-            self._reduce_bucket(steps)
-
-    def _reduce_bucket(self, steps: Steps) -> None:
-        key = tuple(id(unit) for unit in steps.bucket)
-        if key not in self._buckets:
-            name = "reduce " + ", ".join(dict.fromkeys(unit.name for unit in steps.bucket))
-            weights = Weights.joined(unit.weights for unit in steps.bucket)
-            self._buckets[key] = self._add(self.parallel.reduce_replicated(name, weights, self.parallel.bucket_bytes))
-        steps.add(self._buckets[key])
-        steps.bucket.clear()
 
     # -- end of the step -----------------------------------------------------------------------------------------
 
@@ -413,10 +363,7 @@ class _Builder:
         """Appends the end of the step: remaining reductions, tied embeddings, the optimizer."""
         plan, kernels = self.plan, self.kernels
         steps.now = plan.n_microbatches
-        if steps.bucket:
-            self._reduce_bucket(steps)
-        if not self.parallel.fsdp and not self.overlap_reduce:
-            steps.add(self._add(self.parallel.reduce_replicated("reduce at the end", weights)))
+        self.gradients.finish(steps, weights)
         ends = {stage_rank(plan, 0), stage_rank(plan, plan.n_stages - 1)}
         if self.staged.tied and len(ends) == 2 and rank in ends:
             steps.add(self._add(self._tied_embedding_reduction(tuple(sorted(ends)))))
