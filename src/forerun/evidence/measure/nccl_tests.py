@@ -120,7 +120,6 @@ def _look_around(table: _Table, line: str) -> None:
         table.header = header
         return
     if re.search(r"#\s*nThread\b", line) or "Using devices" in line:
-        table.header = []
         table.members.clear()
     threads = _THREADS.search(line)
     if threads is not None:
