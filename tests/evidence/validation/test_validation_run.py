@@ -143,7 +143,8 @@ def test_report_figures(tmp_path: Path) -> None:
     assert report["memory_not_compared"] == {"unspecified(GB)": 1}
     assert report["out_of_memory"]["oom_found"] == 1
     assert [entry["id"] for entry in report["not_expressed"]] == ["row-2", "row-3"]
-    assert len(report["results"]) == 5
+    errors = [result["error"] for result in report["results"]]
+    assert errors == [pytest.approx(1 / 3), None, None, None, pytest.approx(-0.2)]
     assert json.loads(json.dumps(report, allow_nan=False)) == report
 
 

@@ -71,6 +71,16 @@ def test_of_eight_passes_in_flight_few_are_on_the_device(turn: Literal["layer", 
     assert away == pytest.approx(kept * passes / 8, rel=0.05)
 
 
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_the_copy_moves_what_leaves(share: float) -> None:
+    program = build(DENSE, plan(micro_batch=2, activation_offload=share, stack="megatron-core"), CLUSTER)
+    by_name = {block.name: block for block in program.blocks}
+    gone, back = by_name["layer.leaving"], by_name["layer.returning"]
+    assert sum(gone.tensor_bytes) == sum(back.tensor_bytes) > 0
+    copied = program.ops.bytes_comm[program.ops.is_host_copy]
+    assert copied.tolist() == [pytest.approx(sum(gone.tensor_bytes), abs=len(gone.tensor_bytes))]
+
+
 def activations(program: Program) -> int:
     """Most bytes of activations that are kept on the first rank between two steps."""
     cls = program.rank_classes[0]

@@ -74,6 +74,12 @@ def test_pieces_have_the_pairs_of_the_slowest_rank(balance):
     assert area(gathered) * gathered.share == pytest.approx(exact.sum(axis=1).mean(), rel=2 / seq)
 
 
+@pytest.mark.parametrize("seq", [2, 4, 16])
+def test_a_far_piece_of_chunks_from_both_ends_is_exact(seq):
+    piece = far_piece("head_tail", seq)
+    assert piece.queries * piece.keys == pairs("head_tail", 4, seq)[0, 1]
+
+
 def attention_flops(plan):
     program = build(MODEL, plan, H100)
     here = program.ops.kind == OpKind.ATTENTION

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from forerun.core.program.types import Category
 from forerun.core.program.validate import check
 from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.build import build
@@ -17,6 +18,7 @@ from .by_hand import (
     Held,
     Kernel,
     Node,
+    block_of,
     grouped,
     held_by,
     kept_by,
@@ -656,6 +658,19 @@ def test_a_window_caps_the_keys_of_each_query() -> None:
         (kernel,) = [k for k in kernels_of(program, "layer.forward") if k.name == "attention.kernel"]
         assert kernel.flops == 2 * HEADS * pairs * 2 * WIDTH
         assert kernel.moved == 2 * (2 * T * Q + 2 * keys * KV)
+
+
+@pytest.mark.parametrize("ep", [2, 4, 8])
+def test_a_rank_makes_gradients_of_its_own_experts(ep: int) -> None:
+    """The gradients of all other weights of the layer are whole on every rank."""
+    experts = 2 * 8 * 3 * H * 704
+
+    def made(degree: int) -> int:
+        block = block_of(build(MOE, plan(dp_shard=8, ep=degree, stack="torchtitan"), CLUSTER), "moe_layer.backward")
+        here = (block.tensor_category == Category.UNSHARDED) & (block.tensor_alloc >= 0) & (block.tensor_free < 0)
+        return int(block.tensor_bytes[here].sum())
+
+    assert made(1) - made(ep) == experts - experts // ep
 
 
 def test_experts_weighted_in_fp32_and_tokens_counted_first() -> None:
